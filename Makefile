@@ -1,0 +1,69 @@
+# Python and make are enough: every target first installs what it needs into .venv.
+
+PYTHON ?= python3
+VENV   ?= .venv
+# The release that the tests are run with; the package takes 2.11 to 2.15.
+# Another one, beside this one:  make test VENV=.venv-2.11 TORCH=torch==2.11.0
+TORCH  ?= torch==2.13.0
+
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# uv does not read pip's settings: where pip is told of a folder of wheels, tell uv too.
+ifdef PIP_FIND_LINKS
+empty :=
+comma := ,
+export UV_FIND_LINKS ?= $(subst $(empty) $(empty),$(comma),$(strip $(PIP_FIND_LINKS)))
+endif
+
+.PHONY: help test test-all lint bench demo clean
+
+help:
+	@echo "make demo      train a small model on the spot and draw where it looked"
+	@echo "make test      lint, types and all tests but the slow ones"
+	@echo "make test-all  the slow ones too"
+	@echo "make bench     measure attention on this machine, beside its peers"
+	@echo "make lint      ruff and mypy"
+	@echo "make clean     remove the environment and the caches (runs/ stays)"
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: lint
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: $(STAMP)
+	$(BIN)/python bench/attention.py
+
+demo: $(STAMP)
+	$(BIN)/python examples/first_map.py
+
+clean:
+	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests examples bench -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The stamp is written last, so an install that failed or was stopped is done again. torch goes
+# first and alone: so it is $(TORCH), and no other package gets to ask for another build of it.
+# uv where there is one; if it fails, pip starts from an empty environment.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("jumok needs Python 3.11 or newer, and $(PYTHON) is %d.%d. Name another one: make PYTHON=python3.12 ..." % sys.version_info[:2])'
+	@rm -f $@
+	@set -e; \
+	with_uv() { \
+	    uv venv --quiet --allow-existing --python "$(PYTHON)" $(VENV) && \
+	    uv pip install --python $(BIN)/python "$(TORCH)" && \
+	    uv pip install --python $(BIN)/python --editable ".[test]"; \
+	}; \
+	with_pip() { \
+	    $(PYTHON) -m venv $$1 $(VENV) && \
+	    $(BIN)/python -m pip install "$(TORCH)" && \
+	    $(BIN)/python -m pip install --editable ".[test]"; \
+	}; \
+	if ! command -v uv >/dev/null; then echo "Installing into $(VENV) with pip ..."; with_pip; \
+	elif ! with_uv; then echo "uv could not install this; trying pip ..."; with_pip --clear; fi
+	@touch $@

@@ -1,0 +1,1 @@
+"""The attention core: scores, masks, weights, and the fast paths. Imports nothing of jumok but its errors."""

@@ -1,0 +1,241 @@
+"""The keys and values of past steps: passed in, returned, never stored on a module.
+
+A cache never changes once made. ``append`` gives a new one, and the old one may be continued a second
+time, in another way. Rows of the batch may hold different numbers of keys (a *ragged* cache): each
+begins at the left, and what is appended is written at each row's own place::
+
+    lengths (2, 4)      append 2 tokens a row      lengths (4, 6)
+
+        a a · ·                  A A                 a a A A · ·
+        b b b b                  B B                 b b b b B B
+
+Shapes: ``B`` batch, ``Hk`` heads of the keys, ``K`` cached keys, ``T`` new tokens, ``D`` width of a head.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from jumok.attention import masks
+from jumok.attention.masks import Mask
+from jumok.errors import InputError
+
+__all__ = ["Cache"]
+
+Numbers = Sequence[int] | Tensor  # one for each row
+
+
+class Room:
+    """Keys and values with free places behind them, shared by a cache and those that continue it.
+
+    ``taken`` tells how much of each row belongs to the newest of these caches. Only that one may write
+    into the free places; whoever continues an older one takes a copy first, so that both stay right.
+    None: nobody may write, since the tensors are the caller's own or autograd's.
+    """
+
+    def __init__(self, key: Tensor, value: Tensor, taken: tuple[int, ...] | None) -> None:
+        self.key = key  # (B, Hk, places, D)
+        self.value = value  # (B, Hk, places, Dv)
+        self.taken = taken
+
+
+@dataclass(frozen=True, eq=False)
+class Cache:
+    """Keys and values of one attention layer. ``Cache()`` is empty; the first ``append`` gives it its sizes.
+
+    >>> past = Cache().append(torch.zeros(2, 3, 5, 8), torch.zeros(2, 3, 5, 8), lengths=[4, 5])
+    >>> past = past.append(torch.ones(2, 3, 1, 8), torch.ones(2, 3, 1, 8))
+    >>> past.lengths
+    (5, 6)
+    >>> past.key[:, 0, :, 0]
+    tensor([[0., 0., 0., 0., 1., 0.],
+            [0., 0., 0., 0., 0., 1.]])
+    """
+
+    lengths: tuple[int, ...] = ()  # how many keys each row holds; on the host, so that no GPU is waited for
+    room: Room | None = field(default=None, repr=False)
+
+    @property
+    def key(self) -> Tensor:
+        """``(B, Hk, K, D)``, K the largest of ``lengths``; what lies behind a row's length means nothing."""
+        return self._filled().key[:, :, : self.longest]
+
+    @property
+    def value(self) -> Tensor:
+        """``(B, Hk, K, Dv)``, as :attr:`key`."""
+        return self._filled().value[:, :, : self.longest]
+
+    @property
+    def longest(self) -> int:
+        """The number of keys of the longest row."""
+        return max(self.lengths, default=0)
+
+    @property
+    def offset(self) -> int | tuple[int, ...]:
+        """How many tokens lie before the next one: one number, or, where the rows differ, one for each."""
+        return self.lengths if _differ(self.lengths) else self.longest
+
+    def append(self, key: Tensor, value: Tensor, lengths: Numbers | None = None) -> Cache:
+        """A cache that holds ``key`` ``(B, Hk, T, D)`` and ``value`` ``(B, Hk, T, Dv)`` too.
+
+        ``lengths`` tells how many of the T new tokens of each row are real, counted from the left;
+        None: all of them.
+        """
+        self._check(key, value)
+        batch, new = key.shape[0], key.shape[2]
+        after = self._lengths_after(batch, new, lengths)
+        if self.room is None:
+            return Cache(after, Room(key, value, taken=None))
+        begin = self._begin(new, key.device)
+        if torch.is_grad_enabled():
+            # Autograd keeps tensors for the backward pass by reference: nothing may be written in place.
+            joined = _joined(self.key, key, begin), _joined(self.value, value, begin)
+            return Cache(after, Room(*joined, taken=None))
+        room = self._room_for(self.longest + new)
+        _write(room.key, key, begin)
+        _write(room.value, value, begin)
+        room.taken = after
+        return Cache(after, room)
+
+    def reorder(self, index: Numbers) -> Cache:
+        """The rows ``index`` of the batch, in that order; a row may be left out or come twice (beam search).
+
+        An index on a GPU is waited for only if the rows differ in length.
+        """
+        room = self._filled()
+        rows = torch.as_tensor(index)
+        if rows.dim() != 1 or (rows.numel() and (rows.is_floating_point() or rows.dtype == torch.bool)):
+            raise InputError(
+                "reorder(index) takes the numbers of the rows, whole numbers in one dimension; "
+                f"{rows.dtype} of shape {tuple(rows.shape)} came"
+            )
+        lengths = (self.longest,) * len(rows)
+        if rows.device.type == "cpu" or _differ(self.lengths):
+            known = rows.tolist()
+            for row in known:
+                if not 0 <= row < len(self.lengths):
+                    raise InputError(f"reorder(index) asks for row {row} of a batch of {len(self.lengths)}; "
+                                     "the first row is 0")  # fmt: skip
+            lengths = tuple(self.lengths[row] for row in known)
+        rows = _moved(rows.long(), room.key.device)
+        # The free places come along, so that the step that follows need not make new ones.
+        taken = None if torch.is_grad_enabled() else lengths
+        return Cache(lengths, Room(room.key.index_select(0, rows), room.value.index_select(0, rows), taken))
+
+    def causal(self, new: int, lengths: Numbers | None = None) -> Mask:
+        """The mask for ``new`` tokens about to be appended: each sees the past, itself, and nothing later.
+
+        ``lengths`` as in :meth:`append`. The layers of a model share this mask: make it once a step.
+
+        >>> Cache().causal(3)
+        causal()
+        >>> past = Cache().append(torch.zeros(2, 3, 5, 8), torch.zeros(2, 3, 5, 8), lengths=[4, 5])
+        >>> past.causal(2)
+        causal(offset=[4, 5]) & padding([6, 7])
+        """
+        batch = len(self.lengths) if self.room is not None or lengths is None else len(lengths)
+        before, after = self._lengths_before(batch), self._lengths_after(batch, new, lengths)
+        if not _differ(before) and all(b + new == a for b, a in zip(before, after, strict=True)):
+            return masks.causal()  # all rows alike: bottom-right says the same, and the fast paths know it
+        if new == 1:
+            return masks.padding(after)  # nothing is later than the only new token
+        return masks.causal(offset=before) & masks.padding(after)
+
+    @functools.cached_property
+    def padding(self) -> Mask | None:
+        """The mask for queries that may see all that is cached (cross-attention); None: none is needed."""
+        return masks.padding(self.lengths) if _differ(self.lengths) else None
+
+    def _filled(self) -> Room:
+        if self.room is None:
+            raise InputError("this cache is empty; append(key, value) gives one that is not")
+        return self.room
+
+    def _room_for(self, places: int) -> Room:
+        """Room for so many keys a row, which this cache may write into."""
+        room = self._filled()
+        have = room.key.shape[2]
+        # What was made in inference mode cannot be written outside of it.
+        writable = torch.is_inference_mode_enabled() or not room.key.is_inference()
+        if room.taken == self.lengths and places <= have and writable:
+            return room
+        free = max(places, 2 * have) - self.longest  # doubling: T steps copy O(T), not O(T²)
+        key, value = (F.pad(x, (0, 0, 0, free)) for x in (self.key, self.value))
+        return Room(key, value, self.lengths)
+
+    def _begin(self, new: int, device: torch.device) -> int | Tensor:
+        """Where the new tokens go: from one place on, or, where the rows differ, to places ``(B, T)``."""
+        if not _differ(self.lengths):
+            return self.longest
+        return _moved(torch.tensor(self.lengths)[:, None] + torch.arange(new), device)
+
+    def _lengths_before(self, batch: int) -> tuple[int, ...]:
+        return self.lengths or (0,) * batch
+
+    def _lengths_after(self, batch: int, new: int, lengths: Numbers | None) -> tuple[int, ...]:
+        before = self._lengths_before(batch)
+        if lengths is None:
+            return tuple(b + new for b in before)
+        added = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
+        if len(added) != batch or any(not isinstance(n, int) or not 0 <= n <= new for n in added):
+            raise InputError(
+                f"lengths {added} came with {batch} rows of {new} new tokens; "
+                f"expected a whole number from 0 to {new} for each row: how many of its tokens are real"
+            )
+        return tuple(b + n for b, n in zip(before, added, strict=True))
+
+    def _check(self, key: Tensor, value: Tensor) -> None:
+        if key.dim() != 4 or value.dim() != 4 or key.shape[:3] != value.shape[:3]:
+            raise InputError(
+                f"append: key {tuple(key.shape)} and value {tuple(value.shape)} came; expected "
+                "(batch, heads, tokens, width), with the same batch, heads and tokens in both"
+            )
+        if self.room is None:
+            return
+        for name, new, old in (("key", key, self.room.key), ("value", value, self.room.value)):
+            if (*new.shape[:2], new.shape[3]) != (*old.shape[:2], old.shape[3]):
+                raise InputError(
+                    f"append: a {name} of shape {tuple(new.shape)} came, but the cache holds a batch of "
+                    f"{old.shape[0]}, {old.shape[1]} heads and width {old.shape[3]}; a cache belongs to one "
+                    "layer and one batch: start from Cache() for another, or choose rows with reorder(index)"
+                )
+            if (new.dtype, new.device) != (old.dtype, old.device):
+                raise InputError(
+                    f"append: a {name} of {new.dtype} on {new.device} came, but the cache holds {old.dtype} "
+                    f"on {old.device}; bring them together with .to()"
+                )
+
+
+def _joined(old: Tensor, new: Tensor, begin: int | Tensor) -> Tensor:
+    """``new`` behind what each row of ``old`` holds, as a tensor of its own."""
+    if isinstance(begin, int):
+        return torch.cat([old, new], dim=2)
+    return F.pad(old, (0, 0, 0, new.shape[2])).scatter(2, _index(begin, new), new)
+
+
+def _write(room: Tensor, new: Tensor, begin: int | Tensor) -> None:
+    """``new`` into the free places behind what each row of ``room`` holds."""
+    if isinstance(begin, int):
+        room[:, :, begin : begin + new.shape[2]] = new
+    else:
+        room.scatter_(2, _index(begin, new), new)
+
+
+def _index(places: Tensor, new: Tensor) -> Tensor:
+    """The places ``(B, T)`` as ``scatter`` wants them: one for every number of ``new``."""
+    return places[:, None, :, None].expand_as(new)
+
+
+def _moved(numbers: Tensor, device: torch.device) -> Tensor:
+    """Numbers of the host on a device. CUDA has read them when the call returns, so there is no wait."""
+    return numbers.to(device, non_blocking=device.type == "cuda")
+
+
+def _differ(lengths: tuple[int, ...]) -> bool:
+    return len(set(lengths)) > 1

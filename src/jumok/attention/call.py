@@ -1,0 +1,195 @@
+"""One attention call, with everything about it checked and worked out once."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from numbers import Real
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from jumok.attention.masks import At, Dense, Mask, check_broadcast
+from jumok.attention.scores import DotScore, Key, Prepared, ScaledDot, Score, same_dtype
+from jumok.errors import InputError
+
+SCALED_DOT = ScaledDot()
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """The arguments of ``attend`` or ``weights`` after checking.
+
+    ``leading`` is what the leading dimensions of query, key and value broadcast to. With grouped queries
+    (four dimensions, Hq a multiple of Hk) it holds Hq, and ``group`` is Hq / Hk, else 1.
+    """
+
+    query: Tensor  # (…, Q, Dq)
+    key: Key  # (…, K, Dk), or prepared
+    value: Tensor | None  # (…, K, Dv)
+    score: Score
+    mask: Mask | None
+    bias: Tensor | None
+    scale: float | None
+    softcap: float | None
+    dropout: float
+    leading: torch.Size
+    group: int
+    at: At
+
+    @property
+    def dot(self) -> DotScore | None:
+        """The score when it is a dot product, which SDPA and FlexAttention can compute."""
+        return self.score if isinstance(self.score, DotScore) else None
+
+    @functools.cached_property
+    def visible(self) -> Mask | None:
+        """The mask, and what the bias blocks with -inf."""
+        if self.bias is None:
+            return self.mask
+        unblocked = Dense(torch.atleast_2d(self.bias.detach() != -torch.inf))
+        return unblocked if self.mask is None else self.mask & unblocked
+
+    def clean(self, x: Tensor) -> Tensor:
+        """``x``, ``(…, K, D)``, with zeros where no query may attend, so that nothing held there spreads.
+
+        Needed even though such keys get no weight: 0 · NaN is NaN, forward and in the gradients.
+        """
+        alive = None if self.visible is None else self.visible.keys_alive(self.at)
+        if alive is None:
+            return x
+        if self.group > 1 and alive.shape[1] > 1:  # a mask for every query head: a key lives if any of its heads sees it
+            alive = alive.unflatten(1, (-1, self.group)).any(2)
+        return x.where(alive[..., None], 0)
+
+    def prepared_keys(self) -> Tensor:
+        """The clean keys as the score compares them, ``(…, K, width)``."""
+        if isinstance(self.key, Prepared):
+            return self.clean(self.score.prepared(self.key))
+        return self.score.prepared(self.clean(self.key))
+
+    def clean_value(self) -> Tensor:
+        return self.clean(cast(Tensor, self.value))
+
+    def per_head(self, x: Tensor) -> Tensor:
+        """Keys or values with one head for every query head."""
+        return x.repeat_interleave(self.group, dim=1) if self.group > 1 else x
+
+    def dot_scale(self) -> float:
+        assert self.dot is not None
+        return self.dot.default_scale(self.query.shape[-1]) if self.scale is None else self.scale
+
+
+def checked(
+    query: Tensor,
+    key: Key,
+    value: Tensor | None,
+    score: Score | None,
+    mask: Mask | None,
+    bias: Tensor | None,
+    scale: float | None,
+    softcap: float | None,
+    dropout: float,
+) -> Call:
+    """Check the arguments of an attention call. Only shapes and types are looked at, so no GPU has to wait."""
+    keys = key.keys if isinstance(key, Prepared) else key
+    named = {"query": query, "key": keys} | ({} if value is None else {"value": value})
+    _check_tensors(named)
+    if value is not None and value.shape[-2] != keys.shape[-2]:
+        raise InputError(f"there are {keys.shape[-2]} keys but {value.shape[-2]} values; each key needs its value")
+    if score is None:
+        if isinstance(key, Prepared):
+            raise InputError(f"these keys were prepared by {key.made_by}; pass that score as score=")
+        score = SCALED_DOT
+    if not isinstance(score, Score):
+        raise InputError(f"score must be one of jumok.scores (an object, such as Dot()), not {score!r}")
+    score.check(query, key)
+    if not (_is_number(dropout) and 0 <= dropout < 1):
+        raise InputError(f"dropout={dropout!r}: a probability in [0, 1) is expected; 0 drops nothing")
+    if softcap is not None and not (_is_number(softcap) and softcap > 0):
+        raise InputError(f"softcap={softcap!r}: a positive number is expected, or None for none")
+    if scale is not None and not _is_number(scale):
+        raise InputError(f"scale={scale!r}: a number is expected, or None for the score's own")
+
+    leading, group = _leading(named)
+    at = At(len(leading), query.shape[-2], keys.shape[-2], query.device)
+    if mask is not None:
+        if not isinstance(mask, Mask):
+            raise InputError(
+                f"mask must be one of jumok.masks, not {type(mask).__name__}; "
+                "wrap a boolean tensor (True = may attend) with jumok.masks.tensor(t)"
+            )
+        mask.check(leading, at)
+    if bias is not None:
+        if not isinstance(bias, Tensor):
+            raise InputError(f"bias must be a tensor, {type(bias).__name__} came")
+        if not bias.is_floating_point():
+            raise InputError(f"bias is added to the scores and must be floating-point, {bias.dtype} came; "
+                             "a boolean mask goes through mask=jumok.masks.tensor(t)")  # fmt: skip
+        if bias.device != query.device:
+            raise InputError(f"bias is on {bias.device}, the query on {query.device}; move it with .to()")
+        check_broadcast("bias", bias.shape, (*leading, at.queries, at.keys))
+    return Call(query, key, value, score, mask, bias, scale, softcap, dropout, leading, group, at)
+
+
+def checked_mix(weights: Tensor, value: Tensor) -> int:
+    """Check the arguments of ``mix``; the number of heads of weights that share a head of values."""
+    named = {"weights": weights, "value": value}
+    _check_tensors(named)
+    if weights.shape[-1] != value.shape[-2]:
+        raise InputError(
+            f"the weights are for {weights.shape[-1]} keys, but there are {value.shape[-2]} values; "
+            "each key needs its value"
+        )
+    return _leading(named)[1]
+
+
+def _check_tensors(named: dict[str, Tensor]) -> None:
+    """Raise unless these are floating-point ``(…, length, width)`` of one dtype and on one device."""
+    first, like = next(iter(named.items()))
+    for name, x in named.items():
+        if not isinstance(x, Tensor):
+            raise InputError(f"{name} must be a tensor, {type(x).__name__} came")
+        if x.dim() < 2:
+            raise InputError(
+                f"{name} has shape {tuple(x.shape)}; at least (length, width) is expected: "
+                f"add a dimension with {name}[None] for a single vector"
+            )
+        if not x.is_floating_point():
+            raise InputError(f"{name} is {x.dtype}; floating-point is expected: convert with .float()")
+        if x.device != like.device:
+            raise InputError(
+                f"{name} is on {x.device}, the {first} on {like.device}; move them to one device with .to()"
+            )
+        if not same_dtype(x, like):
+            raise InputError(f"{name} is {x.dtype}, the {first} {like.dtype}; convert one with .to()")
+
+
+def _is_number(x: object) -> bool:
+    return isinstance(x, Real) and not isinstance(x, bool)
+
+
+def _leading(named: dict[str, Tensor]) -> tuple[torch.Size, int]:
+    """What the leading dimensions broadcast to, and how many heads of the first share one of the others."""
+    shapes = {name: x.shape[:-2] for name, x in named.items()}
+    first, *others = shapes
+    query, key = shapes[first], shapes[others[0]]
+    group = 1
+    if len(query) == 2 == len(key) and 1 < key[1] < query[1] and query[1] % key[1] == 0:
+        group = query[1] // key[1]
+        value = shapes.get("value", key)
+        if len(value) != 2 or value[1] != key[1]:
+            raise InputError(
+                f"grouped queries: the query has {query[1]} heads and the key {key[1]}, so the value must be "
+                f"(batch, {key[1]}, keys, width) too; {tuple(named['value'].shape)} came"
+            )
+        shapes |= {name: torch.Size([shapes[name][0], query[1]]) for name in others}
+    try:
+        return torch.broadcast_shapes(*shapes.values()), group
+    except RuntimeError:
+        listed = ", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items())
+        raise InputError(
+            f"the leading dimensions do not fit: {listed}. They must be equal or broadcast; "
+            f"with (batch, heads, ·, ·), {first} heads may also be a multiple of {others[0]} heads"
+        ) from None

@@ -1,0 +1,168 @@
+"""Attention: softmax(score(Q, K)) V. The only place where it happens.
+
+Shapes: ``…`` any leading dimensions (batch, heads), ``Q`` queries, ``K`` keys, ``D`` width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from jumok.attention import chunks, fused
+from jumok.attention.call import Call, checked, checked_mix
+from jumok.attention.fused import Explanation
+from jumok.attention.masks import Mask
+from jumok.attention.scores import Key, Prepared, Score, TanhScore, elements_a_row, why_no_kernel
+
+
+def attend(
+    query: Tensor,
+    key: Key,
+    value: Tensor,
+    *,
+    score: Score | None = None,
+    mask: Mask | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """For every query, the mean of the values weighted by how well the query fits their keys.
+
+    Equal to ``mix(weights(query, key, …), value)``, on the fastest path there is for the arguments;
+    :func:`explain` says which. A query that may attend to nothing gets zeros.
+
+    Args:
+        query: ``(…, Q, Dq)``.
+        key: ``(…, K, Dk)``, or what ``score.prepare(keys)`` gave.
+        value: ``(…, K, Dv)``. With four dimensions ``(B, H, ·, ·)``, query heads may be a multiple of
+            the heads of key and value (grouped queries).
+        score: one of :mod:`jumok.scores`; None is scaled dot-product.
+        mask: one of :mod:`jumok.masks`; True means "may attend".
+        bias: added to the scores, broadcasts to ``(…, Q, K)``; -inf counts as masked.
+        scale: the factor on the scores; None is 1/√D for scaled dot-product and 1 for the others.
+        softcap: ``softcap · tanh(score / softcap)``, before the bias.
+        dropout: the share of the weights that is dropped (always: pass 0 outside training).
+
+    Returns:
+        ``(…, Q, Dv)``
+
+    >>> query, key, value = torch.randn(2, 5, 8), torch.randn(2, 7, 8), torch.randn(2, 7, 3)
+    >>> attend(query, key, value, mask=jumok.masks.padding([4, 7])).shape
+    torch.Size([2, 5, 3])
+    """
+    call = checked(query, key, value, score, mask, bias, scale, softcap, dropout)
+    path = fused.choose(call).path
+    return _reference(call) if path is None else path.run(call)
+
+
+def weights(
+    query: Tensor,
+    key: Key,
+    *,
+    score: Score | None = None,
+    mask: Mask | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """How much each query attends to each key, ``(…, Q, K)``: rows sum to one, or to zero with nothing allowed.
+
+    The arguments are those of :func:`attend`.
+
+    >>> query, key = torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    >>> weights(query, key, score=jumok.scores.Dot(), mask=jumok.masks.padding(2))
+    tensor([[0.2689, 0.7311, 0.0000]])
+    """
+    call = checked(query, key, None, score, mask, bias, scale, softcap, 0.0)
+    return _weights(call, call.per_head(call.prepared_keys()), slice(0, call.at.queries))
+
+
+def mix(weights: Tensor, value: Tensor) -> Tensor:
+    """The values ``(…, K, Dv)`` mixed by the weights ``(…, Q, K)``: ``(…, Q, Dv)``.
+
+    A value that no query gives any weight never reaches the result, whatever it holds.
+
+    >>> mix(torch.tensor([[0.25, 0.75, 0.0]]), torch.tensor([[4.0], [8.0], [float("nan")]]))
+    tensor([[7.]])
+    """
+    group = checked_mix(weights, value)
+    if group > 1:
+        value = value.repeat_interleave(group, dim=1)
+    used = (weights.detach() != 0).any(-2)  # (…, K)
+    # A finite value stays even if unused: the gradient of a weight that is 0 (hard attention) depends on it.
+    return weights @ value.where(used[..., None] | value.isfinite(), 0)
+
+
+def explain(
+    query: Tensor,
+    key: Key,
+    value: Tensor,
+    *,
+    score: Score | None = None,
+    mask: Mask | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+) -> Explanation:
+    """Which path :func:`attend` takes for these arguments, and why not a faster one.
+
+    >>> q = torch.randn(1, 2, 3, 8)
+    >>> print(explain(q, q, q, mask=jumok.masks.causal()))
+    sdpa: PyTorch's scaled_dot_product_attention, causal by flag
+      not additive-step: it serves additive scores
+      not varlen: it runs on CUDA, and the tensors are on cpu
+    """
+    return fused.choose(checked(query, key, value, score, mask, bias, scale, softcap, dropout))
+
+
+# --------------------------------------------------------------------------------- the reference
+
+
+def _reference(call: Call) -> Tensor:
+    """softmax(score(Q, K)) V in plain PyTorch, some queries at a time so that memory stays bounded."""
+    keys, value = (call.per_head(x) for x in (call.prepared_keys(), call.clean_value()))
+
+    def rows(part: slice) -> Tensor:
+        weights = _weights(call, keys, part)
+        if call.dropout:
+            weights = torch.nn.functional.dropout(weights, call.dropout)
+        return weights @ value
+
+    each = call.leading.numel() * call.at.keys
+    if isinstance(call.score, TanhScore) and why_no_kernel(call.query) is not None:
+        each = elements_a_row(call.query, keys)
+    return chunks.by_rows(rows, call.at.queries, each)
+
+
+def _weights(call: Call, keys: Tensor, rows: slice) -> Tensor:
+    """The weights of some rows of queries, ``(…, rows, K)``; ``keys`` for every head. Softmax in float32 or more."""
+    scores = _scores(call, keys, rows)
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    allowed = None if call.mask is None else call.mask.block(call.at, rows)
+    if call.bias is not None:
+        bias = call.bias[..., rows, :] if call.bias.dim() > 1 and call.bias.shape[-2] > 1 else call.bias
+        scores = scores + bias
+        finite = bias != -torch.inf
+        allowed = finite if allowed is None else allowed & finite
+    if allowed is None:
+        return scores.softmax(-1).to(call.query.dtype)
+    # A row with nothing allowed is given equal scores, which have a softmax and a gradient, and is zeroed after.
+    alive = allowed.any(-1, keepdim=True)
+    blocked = torch.where(alive, -torch.inf, 0.0).to(scores.dtype)
+    weights = torch.where(allowed, scores, blocked).softmax(-1)
+    return weights.masked_fill(~alive, 0.0).to(call.query.dtype)
+
+
+def _scores(call: Call, keys: Tensor, rows: slice) -> Tensor:
+    """Scaled scores of some rows, in at least float32."""
+    query = call.query[..., rows, :]
+    if call.dot is not None:
+        scores = (query @ keys.transpose(-1, -2)) * call.dot_scale()
+    else:
+        scores = call.score(query, Prepared(keys, call.score.name))
+        if call.scale is not None:
+            scores = scores * call.scale
+    return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores

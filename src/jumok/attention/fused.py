@@ -1,0 +1,356 @@
+"""Which fast path serves an attention call, and the reason when none does.
+
+A path is a name, a test that says why it cannot serve a call, and a function that computes it. The
+paths stand in the order of speed; the first that can serve a call is taken. ``attend`` runs what
+:func:`choose` chose and ``explain`` prints it, so that the two never disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from jumok.attention import blocks, chunks
+from jumok.attention.call import Call
+from jumok.attention.masks import Dense, Documents, Mask, Window
+from jumok.attention.scores import Prepared, TanhScore, why_no_kernel
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Path:
+    """One way to compute attention."""
+
+    name: str
+    what: Callable[[Call], str]
+    why_not: Callable[[Call], str | None]
+    run: Callable[[Call], Tensor]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The path that a call takes, and why each faster one could not serve it."""
+
+    path: Path | None
+    name: str
+    what: str
+    refused: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}: {self.what}"]
+        lines += [f"  not {name}: {reason}" for name, reason in self.refused]
+        return "\n".join(lines)
+
+
+def choose(call: Call) -> Explanation:
+    """The fastest path that serves the call; ``path`` is None for the reference."""
+    refused = []
+    for path in PATHS:
+        reason = path.why_not(call)
+        if reason is None:
+            return Explanation(path, path.name, path.what(call), tuple(refused))
+        refused.append((path.name, reason))
+    return Explanation(None, "reference", _reference_what(call), tuple(refused))
+
+
+def _reference_what(call: Call) -> str:
+    if isinstance(call.score, TanhScore) and why_no_kernel(call.query) is None:
+        return "scores by our fused Triton kernel, then softmax and mix in PyTorch"
+    return "plain PyTorch, some queries at a time"
+
+
+# ------------------------------------------------------------------- additive attention, one query
+
+
+def _step_why_not(call: Call) -> str | None:
+    if not isinstance(call.score, TanhScore):
+        return "it serves additive scores"
+    reason = why_no_kernel(call.query)
+    if reason is not None:
+        return reason
+    if call.at.queries != 1:
+        return f"it serves one query a row, and there are {call.at.queries}"
+    if call.score.name == "LocationSensitive":
+        return "its keys change at every step"
+    for name in ("bias", "scale", "softcap"):
+        if getattr(call, name) is not None:
+            return f"it has no {name}"
+    if call.dropout:
+        return "it has no dropout"
+    key = call.key.keys if isinstance(call.key, Prepared) else call.key
+    value = cast(Tensor, call.value)
+    if not call.leading == key.shape[:-2] == value.shape[:-2] == call.query.shape[:-2]:
+        return "query, key and value must have equal leading dimensions"
+    return None
+
+
+def _step(call: Call) -> Tensor:
+    """Score, softmax and mix in one kernel. A loop over prepared keys gathers its gradients once, at its end."""
+    from jumok.attention.kernels.step import Shared
+
+    score, value = cast(TanhScore, call.score), cast(Tensor, call.value)
+    batch, keys = call.leading.numel(), call.at.keys
+
+    def shared(prepared: Tensor) -> Any:
+        return Shared(score.query_weight, prepared.reshape(batch, keys, -1), score.v, value.reshape(batch, keys, -1))
+
+    if isinstance(call.key, Prepared):
+        # The loop's shared part is kept with the prepared keys, for as long as they and this value live.
+        loop = (id(score), id(value), value._version, torch.is_grad_enabled())
+        if loop not in call.key.loops:
+            call.key.loops.clear()
+            call.key.loops[loop] = (shared(score.prepared(call.key)), value)
+        used = call.key.loops[loop][0]
+    else:
+        used = shared(call.prepared_keys())
+    allowed = None
+    if call.mask is not None:
+        block = call.mask.block
+        allowed = call.mask.remember(
+            ("step", call.at, call.leading),
+            lambda: block(call.at, slice(0, 1)).expand(*call.leading, 1, keys).reshape(batch, keys).contiguous(),
+        )
+    context, _ = used.step(call.query.reshape(batch, -1), allowed)
+    return cast(Tensor, context).reshape(*call.leading, 1, -1)
+
+
+# ---------------------------------------------------------------- packed documents: FlashAttention
+
+
+def _varlen_why_not(call: Call) -> str | None:
+    reason = _dot_kernel_why_not(call)
+    if reason is not None:
+        return reason
+    parts = () if call.mask is None else call.mask.parts()
+    packed = [part for part in parts if isinstance(part, Documents)]
+    others = [part for part in parts if not isinstance(part, Documents)]
+    if len(packed) != 1 or not packed[0].contiguous or packed[0].padded:
+        return "it serves packed documents, each in one piece and without padding"
+    if any(not (isinstance(part, Window) and part.is_causal) for part in others):
+        return "beside documents it knows only causal"
+    if call.at.queries != call.at.keys or call.at.leading != 2 or call.leading[0] != 1:
+        return "it serves self-attention of shape (1, heads, length, width)"
+    if call.query.dtype not in HALF:
+        return f"FlashAttention takes float16 and bfloat16, not {call.query.dtype}"
+    if call.query.shape[-1] != cast(Tensor, call.value).shape[-1] or call.query.shape[-1] > 256:
+        return "FlashAttention needs keys and values of one width, at most 256"
+    if call.softcap is not None or call.dropout or call.bias is not None:
+        return "it has no softcap, bias or dropout"
+    if call.group > 1:
+        return "it has no grouped queries"
+    return None
+
+
+def _varlen(call: Call) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    mask = cast(Mask, call.mask)
+    packed = next(part for part in mask.parts() if isinstance(part, Documents))
+    edges, longest = packed.remember(("edges", call.at.device), lambda: blocks.document_edges(packed, call.at.device))
+    q, k, v = (x.expand(*call.leading, *x.shape[-2:])[0].transpose(0, 1)  # (length, heads, width)
+               for x in (call.query, call.prepared_keys(), call.clean_value()))  # fmt: skip
+    is_causal = len(mask.parts()) > 1
+    out = varlen_attn(q, k, v, edges, edges, longest, longest, scale=call.dot_scale(), **_varlen_causal(is_causal))
+    return cast(Tensor, out).transpose(0, 1)[None]
+
+
+def _varlen_causal(is_causal: bool) -> dict[str, Any]:
+    return {"window_size": (-1, 0)} if is_causal else {}
+
+
+# -------------------------------------------------------------------------------- PyTorch's SDPA
+
+
+def _sdpa_why_not(call: Call) -> str | None:
+    if call.dot is None:
+        return "the score is no dot product"
+    if call.softcap is not None:
+        return "it has no softcap"
+    if call.at.queries == 0 or call.at.keys == 0:
+        return "there is nothing to attend to"
+    if call.at.device.type == "cpu":
+        return "its dropout on the CPU keeps all weights" if call.dropout else None
+    if call.query.dtype == torch.float64:
+        return "it has no float64 kernel on this device"
+    if call.bias is not None or call.mask is None or _flag(call) is not None:
+        return None
+    if _same_for_all_queries(call) or _is_tensor(call.mask) or _mask_is_small(call):
+        return None
+    return "the mask as a Q×K tensor would be larger than the query"
+
+
+def _sdpa_what(call: Call) -> str:
+    name = "PyTorch's scaled_dot_product_attention"
+    if call.mask is None and call.bias is None:
+        return name
+    if _flag(call) is not None:
+        return f"{name}, causal by flag"
+    if _same_for_all_queries(call) and call.bias is None:
+        return f"{name} with a mask of one row"
+    if call.at.device.type == "cpu" and call.bias is None:
+        return f"{name}, the mask made for some queries at a time"
+    return f"{name} with the mask as a tensor"
+
+
+def _flag(call: Call) -> dict[str, Any] | None:
+    """How SDPA can be told of the mask without any tensor; None when it cannot."""
+    if call.mask is None or call.bias is not None:
+        return None
+    causal = all(isinstance(part, Window) and part.is_causal for part in call.mask.parts())
+    if not causal:
+        return None
+    if call.at.queries == 1:
+        return {}  # the only query sees everything
+    return {"is_causal": True} if call.at.queries == call.at.keys else None
+
+
+def _same_for_all_queries(call: Call) -> bool:
+    band = None if call.mask is None else call.mask.band(call.at)
+    return band is not None and band.first.shape[-1] == band.last.shape[-1] == 1
+
+
+def _mask_is_small(call: Call) -> bool:
+    """Whether the mask's Q×K tensor takes less memory than the query.
+
+    Then memory stays O(length), and SDPA with it is several times faster than FlexAttention, whose launch alone
+    takes longer than attention over a batch of sentences (bench/attention.py).
+    """
+    mask = cast(Mask, call.mask)
+    band = mask.band(call.at)
+    rows = call.leading.numel() if band is None else band.first.shape[:-1].numel()
+    return rows * call.at.queries * call.at.keys <= call.query.numel()
+
+
+def _is_tensor(mask: Mask) -> bool:
+    return any(isinstance(leaf, Dense) for leaf in _leaves(mask))
+
+
+def _leaves(mask: Mask) -> list[Mask]:
+    inner = [getattr(mask, name) for name in ("a", "b") if isinstance(getattr(mask, name, None), Mask)]
+    return [leaf for part in inner for leaf in _leaves(part)] if inner else [mask]
+
+
+def _sdpa(call: Call) -> Tensor:
+    heads = _as_heads(call)
+    query, key, value = heads(call.query), heads(call.prepared_keys()), heads(call.clean_value())
+
+    def rows(part: slice, **mask: Any) -> Tensor:
+        out = F.scaled_dot_product_attention(
+            query[..., part, :],
+            key,
+            value,
+            dropout_p=call.dropout,
+            scale=call.dot_scale(),
+            enable_gqa=call.group > 1,
+            **mask,
+        )
+        return out if call.at.leading == 2 else out.reshape(*call.leading, *out.shape[-2:])
+
+    everything = slice(0, call.at.queries)
+    if call.mask is None and call.bias is None:
+        return rows(everything)
+    flag = _flag(call)
+    if flag is not None:
+        return rows(everything, **flag)
+
+    def masked(part: slice) -> Tensor:
+        allowed, alive, bias = _allowed(call, part)
+        # A row with nothing allowed may look everywhere here, which keeps the kernels finite, and is zeroed after.
+        tensor = allowed if alive is None else allowed | ~alive
+        if bias is not None:
+            tensor = torch.where(tensor, bias if alive is None else bias.where(alive, 0), -torch.inf)
+            tensor = tensor.to(call.query.dtype)
+        out = rows(part, attn_mask=heads(tensor))
+        return out if alive is None else out.where(alive, 0)
+
+    if call.at.device.type != "cpu" or (_same_for_all_queries(call) and call.bias is None):
+        return masked(everything)
+    return chunks.by_rows(masked, call.at.queries, call.leading.numel() * call.at.keys)
+
+
+def _allowed(call: Call, rows: slice) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The mask of some rows, which rows are alive (None: all, known), and the bias of those rows."""
+    if call.bias is None:
+        mask = cast(Mask, call.mask)
+        alive = mask.rows_alive(call.at)
+        if alive is not None:
+            alive = (alive[..., rows] if alive.shape[-1] > 1 else alive)[..., None]
+        return mask.block(call.at, rows), alive, None
+    bias = call.bias[..., rows, :] if call.bias.dim() > 1 and call.bias.shape[-2] > 1 else call.bias
+    allowed = bias != -torch.inf
+    if call.mask is not None:
+        allowed = allowed & call.mask.block(call.at, rows)
+    allowed = allowed.reshape(*[1] * (call.at.leading + 2 - allowed.dim()), *allowed.shape)
+    return allowed, allowed.any(-1, keepdim=True), bias
+
+
+def _as_heads(call: Call) -> Callable[[Tensor], Tensor]:
+    """How to bring ``(*leading, rows, D)`` to the four dimensions ``(batch, heads, rows, D)`` of SDPA."""
+    leading = call.leading
+
+    def four(x: Tensor) -> Tensor:
+        if x.dim() == 4 and x.shape[:-2] == leading:
+            return x
+        x = x.reshape(*[1] * (len(leading) + 2 - x.dim()), *x.shape)
+        if len(leading) < 2:
+            return x.reshape(*[1] * (2 - len(leading)), *x.shape)
+        if x.dtype != torch.bool and call.group == 1:  # a mask broadcasts by itself; keys and values need not
+            x = x.expand(*leading, *x.shape[-2:])
+        if len(leading) == 2:
+            return x
+        return x.expand(*leading[:-1], *x.shape[-3:]).flatten(0, len(leading) - 2)
+
+    return four
+
+
+# --------------------------------------------------------------------------------- FlexAttention
+
+
+def _dot_kernel_why_not(call: Call) -> str | None:
+    if call.dot is None:
+        return "the score is no dot product"
+    if call.at.device.type != "cuda":
+        return f"it runs on CUDA, and the tensors are on {call.at.device.type}"
+    return None
+
+
+def _flex_why_not(call: Call) -> str | None:
+    reason = _dot_kernel_why_not(call) or why_no_kernel(call.query)
+    if reason is not None:
+        return reason
+    if call.at.leading > 2:
+        return f"it takes at most batch and heads in front, and there are {call.at.leading} leading dimensions"
+    if call.mask is not None and _is_tensor(call.mask):
+        return "the mask is a tensor already"
+    if call.mask is not None and not blocks.is_structured(call.mask):
+        return f"{call.mask!r} has no structure that it could use"
+    if call.bias is not None or call.dropout:
+        return "it has no bias and no dropout here"
+    if min(call.at.queries, call.at.keys) == 0 or min(call.query.shape[-1], cast(Tensor, call.value).shape[-1]) < 16:
+        return "its kernels need widths of 16 and more"
+    return None
+
+
+def _flex(call: Call) -> Tensor:
+    heads = _as_heads(call)
+    query, key, value = (
+        heads(x) for x in (call.query, call.prepared_keys(), call.clean_value())
+    )
+    out = blocks.flex_attention(
+        query, key, value, call.mask, call.at, softcap=call.softcap, scale=call.dot_scale(), grouped=call.group > 1
+    )
+    return out.reshape(*call.leading, *out.shape[-2:])
+
+
+PATHS = (
+    Path("additive-step", lambda call: "score, softmax and mix in our one Triton kernel", _step_why_not, _step),
+    Path("varlen", lambda call: "FlashAttention over packed documents", _varlen_why_not, _varlen),
+    Path("sdpa", _sdpa_what, _sdpa_why_not, _sdpa),
+    Path("flex", lambda call: "FlexAttention, the block mask made from the mask's structure", _flex_why_not, _flex),
+)

@@ -1,0 +1,210 @@
+"""Multi-head attention: project, split into heads, attend, merge.
+
+Shapes: ``B`` batch, ``H`` heads of the queries, ``Hk`` heads of keys and values, ``Q`` queries, ``K`` keys,
+``D`` width of a head.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from jumok.attention.cache import Cache, Numbers
+from jumok.attention.core import attend
+from jumok.attention.masks import Mask
+from jumok.attention.scores import Score
+from jumok.errors import InputError
+
+__all__ = ["MultiHead"]
+
+
+class MultiHead(nn.Module):
+    """Several attentions side by side, each on its own projection of queries, keys and values.
+
+    A module is made for self-attention, or, with ``key_width``, for cross-attention. Nothing is kept on it
+    between calls:
+
+    - ``mha(x)``: self-attention of whole sequences.
+    - ``out, cache = mha.step(x, cache)``: self-attention of new tokens that follow those in the cache.
+    - ``mha(x, source)``: cross-attention. ``mha.prepare(source)`` may stand in for the source, so that its
+      keys and values are computed once for all steps.
+
+    Args:
+        width: of ``x``, and of the result.
+        heads: H, for the queries.
+        key_heads: Hk, for keys and values, each of which serves ``heads / key_heads`` queries' heads (grouped
+            queries; 1 is multi-query). None: as many as the queries have.
+        key_width: of the source of cross-attention. None: self-attention.
+        head_width: D; None is ``width / heads``.
+        bias: whether the projections add one.
+        dropout: the share of the attention weights that is dropped in training.
+        score: one of :mod:`jumok.scores` between vectors of width D, shared by all heads; None is scaled
+            dot-product.
+
+    >>> mha = MultiHead(width=12, heads=4, key_heads=2)
+    >>> x = torch.randn(2, 5, 12)
+    >>> whole = mha(x, mask=jumok.masks.causal())
+    >>> whole.shape
+    torch.Size([2, 5, 12])
+    >>> first, cache = mha.step(x[:, :3], Cache())
+    >>> rest, cache = mha.step(x[:, 3:], cache)
+    >>> torch.allclose(torch.cat([first, rest], dim=1), whole, atol=1e-6)
+    True
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        key_heads: int | None = None,
+        key_width: int | None = None,
+        head_width: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        score: Score | None = None,
+    ) -> None:
+        super().__init__()
+        key_heads = heads if key_heads is None else key_heads
+        _check_sizes(width, heads, key_heads, key_width, head_width)
+        if not 0 <= dropout < 1:
+            raise InputError(f"MultiHead(dropout={dropout}): a probability in [0, 1) is expected")
+        self.width, self.key_width = width, key_width
+        self.heads, self.key_heads = heads, key_heads
+        self.head_width = width // heads if head_width is None else head_width
+        self.dropout = dropout
+        self.score = score
+        query_size, key_size = heads * self.head_width, key_heads * self.head_width
+        if key_width is None:
+            # Queries, keys and values in one product, in this order.
+            self.project = nn.Linear(width, query_size + 2 * key_size, bias)
+        else:
+            self.project_query = nn.Linear(width, query_size, bias)
+            self.project_source = nn.Linear(key_width, 2 * key_size, bias)  # keys, values
+        self.merge = nn.Linear(query_size, width, bias)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Each projection on its own by Glorot's rule, the biases at zero."""
+        if self.key_width is None:
+            weights = self.project.weight.split([n * self.head_width for n in self._heads_of_all()])
+        else:
+            weights = (self.project_query.weight, *self.project_source.weight.chunk(2))
+        for weight in (*weights, self.merge.weight):
+            nn.init.xavier_uniform_(weight)
+        for layer in self.children():
+            if isinstance(layer, nn.Linear) and layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor, source: Tensor | Cache | None = None, *, mask: Mask | None = None) -> Tensor:
+        """Attend from ``x`` to itself, or to the source: ``(B, Q, width)``.
+
+        Args:
+            x: ``(B, Q, width)``.
+            source: of cross-attention, ``(B, K, key_width)``, or what :meth:`prepare` gave.
+            mask: one of :mod:`jumok.masks`, for weights ``(B, H, Q, K)``. Without one, all may attend to all,
+                but for the padding of a prepared source, which it knows itself.
+        """
+        if source is None:
+            return self._attend(*self._project_all(x), mask)
+        if not isinstance(source, Cache):
+            source = self.prepare(source)
+        query = self._project_query(x, source)
+        return self._attend(query, source.key, source.value, source.padding if mask is None else mask)
+
+    def step(
+        self, x: Tensor, cache: Cache, *, mask: Mask | None = None, lengths: Numbers | None = None
+    ) -> tuple[Tensor, Cache]:
+        """Self-attention of new tokens, one or several, that follow those in the cache.
+
+        Args:
+            x: the T new tokens, ``(B, T, width)``.
+            cache: what the step before returned; ``Cache()`` at the first.
+            mask: for weights ``(B, H, T, K)``, K the cached keys and the new ones. None is
+                ``cache.causal(T, lengths)``; a mask that is given takes its place.
+            lengths: how many of the new tokens of each row are real; None: all of them.
+
+        Returns:
+            ``(B, T, width)``, and the cache that holds the new tokens too.
+        """
+        query, key, value = self._project_all(x)
+        if mask is None:
+            mask = cache.causal(x.shape[1], lengths)
+        cache = cache.append(key, value, lengths)
+        return self._attend(query, cache.key, cache.value, mask), cache
+
+    def prepare(self, source: Tensor, lengths: Numbers | None = None) -> Cache:
+        """Keys and values of a source ``(B, K, key_width)``: computed once, used at every step.
+
+        ``lengths`` tells how many tokens of each row are real; None: all of them.
+        """
+        if self.key_width is None:
+            raise InputError(
+                "MultiHead was made for self-attention; to attend to a source, make it with the width of "
+                f"that source: MultiHead(…, key_width={source.shape[-1]})"
+            )
+        _check_input("source", source, "key_width", self.key_width)
+        key, value = self._split(self.project_source(source)).chunk(2, dim=1)
+        return Cache().append(key, value, lengths)
+
+    def _project_all(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries ``(B, H, Q, D)``, keys and values ``(B, Hk, Q, D)`` of self-attention."""
+        if self.key_width is not None:
+            raise InputError(
+                f"MultiHead(…, key_width={self.key_width}) was made for cross-attention: pass a source, as "
+                "in mha(x, source); for self-attention leave key_width out"
+            )
+        _check_input("x", x, "width", self.width)
+        query, key, value = self._split(self.project(x)).split(self._heads_of_all(), dim=1)
+        return query, key, value
+
+    def _project_query(self, x: Tensor, source: Cache) -> Tensor:
+        """The queries ``(B, H, Q, D)`` of cross-attention."""
+        _check_input("x", x, "width", self.width)
+        heads, width = source.key.shape[1], source.key.shape[3]
+        if self.key_width is None or (heads, width) != (self.key_heads, self.head_width):
+            raise InputError(
+                f"MultiHead: the source was prepared by another module, with {heads} heads of width {width}; "
+                "give this one what its own prepare(source) makes"
+            )
+        return self._split(self.project_query(x))
+
+    def _heads_of_all(self) -> list[int]:
+        """How many heads queries, keys and values have in the one product of self-attention."""
+        return [self.heads, self.key_heads, self.key_heads]
+
+    def _split(self, x: Tensor) -> Tensor:
+        """``(B, T, heads · D)`` to ``(B, heads, T, D)``."""
+        return x.unflatten(2, (-1, self.head_width)).transpose(1, 2)  # type: ignore[no-any-return]
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        mixed = attend(query, key, value, score=self.score, mask=mask, dropout=dropout)  # (B, H, Q, D)
+        merged: Tensor = self.merge(mixed.transpose(1, 2).flatten(2))
+        return merged
+
+
+def _check_sizes(
+    width: int, heads: int, key_heads: int, key_width: int | None, head_width: int | None
+) -> None:
+    sizes = {"width": width, "heads": heads, "key_heads": key_heads}
+    for name, size in {**sizes, "key_width": key_width, "head_width": head_width}.items():
+        if size is not None and size < 1:
+            raise InputError(f"MultiHead({name}={size}): 1 or more is expected")
+    if head_width is None and width % heads:
+        raise InputError(
+            f"MultiHead(width={width}, heads={heads}): the width does not divide into the heads; "
+            "change one of them, or give head_width="
+        )
+    if heads % key_heads:
+        raise InputError(
+            f"MultiHead(heads={heads}, key_heads={key_heads}): each key head serves equally many heads, "
+            "so heads must be a multiple of key_heads"
+        )
+
+
+def _check_input(name: str, x: Tensor, argument: str, width: int) -> None:
+    if x.dim() != 3 or x.shape[-1] != width:
+        raise InputError(
+            f"MultiHead: {name} of shape {tuple(x.shape)} came; expected (batch, length, {width}), with the "
+            f"{argument} that the module was made for; a single sequence goes in as {name}[None]"
+        )

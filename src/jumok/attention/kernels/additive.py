@@ -1,0 +1,435 @@
+"""Additive scores of many queries: score[i, j] = Σ_d v[d] · tanh(q[i, d] + k[j, d]), forward and backward.
+
+The B×Q×K×H sums are never stored: each program keeps its tile of the result in registers and walks along the
+axis that is summed over, so that no thread ever waits for another.
+
+    forward    a tile of scores [queries, keys], lanes along the keys; the walk is along d
+    backward   a tile of dq (or dk) [rows, d], lanes along d; the walk is along the keys (or queries)
+
+**Fewer special functions than elements.** The special function unit makes one tanh in the time of eight
+multiply-adds, so a plain kernel waits for it. With a = exp(2q) and b = exp(2k), made once a row,
+
+    tanh(q + k) = 1 - 2 / (1 + a·b)      and      v/x + w/y = (v·y + w·x) / (x·y):
+
+two elements share one reciprocal. The absolute error is that of float32 (about 1e-7), far below that of the
+instruction `tanh.approx` (5e-4). The products are finite while max|q| + max|k| < 22; the kernels look at that
+on the device, and take a tanh for every element otherwise. Float32 input always takes an accurate tanh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+ON_GPU = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter runs no inline assembly
+LARGEST_SUM = tl.constexpr(21.8)  # above it, the product of two (1 + exp(2x)) may leave float32
+TWO_LOG2_E = tl.constexpr(2.8853900817779268)  # exp(2x) = exp2(TWO_LOG2_E · x)
+RUN = tl.constexpr(32)  # float32 sums are added up in runs of this many, which keeps the rounding error small
+DEPTH = 16  # tiles of exponentials are padded to a multiple of this many d, so that no loop needs a mask
+
+
+class Forward(NamedTuple):
+    """Blocks of the forward kernel. A thread owns `queries` rows of `keys` / (32 · warps) columns."""
+
+    queries: int = 16
+    keys: int = 128
+    warps: int = 4
+    unroll: int = 4  # pairs of d a turn of the loop
+
+
+class Backward(NamedTuple):
+    """Blocks of the backward kernel. A thread owns `rows` rows of `width` / (32 · warps) columns of d."""
+
+    rows: int = 16
+    width: int = 128
+    warps: int = 4
+    unroll: int = 2  # pairs of rows of the other side a turn of the loop
+    programs: int = 1024  # the walk is split until there are about this many
+
+
+FORWARD = Forward()
+BACKWARD = Backward()
+
+
+# --- device functions ---------------------------------------------------------------------------------------
+
+
+@triton.jit
+def accurate_tanh(x):
+    """tanh to about one unit in the last place of float32."""
+    size = tl.abs(x)
+    y = x * x
+    # tanh(x)/x - 1 on |x| < 0.6, fitted for relative error (3e-9) by reweighted least squares
+    small = -0.005895157648728946
+    small = small * y + 0.02079597127233934
+    small = small * y - 0.05378383015244251
+    small = small * y + 0.13331924125058092
+    small = small * y - 0.3333329800204292
+    small = size + size * (y * small)
+    large = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * size))
+    magnitude = tl.where(size < 0.6, small, large)
+    return tl.where(x < 0.0, -magnitude, magnitude)
+
+
+@triton.jit
+def tanh(x, EXACT: tl.constexpr):
+    """tanh of float32: accurate where EXACT, else one instruction (relative error 5e-4)."""
+    if EXACT or not ON_GPU:
+        y = accurate_tanh(x)
+    else:
+        y = tl.inline_asm_elementwise(
+            "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return y
+
+
+@triton.jit
+def _reciprocal(x):
+    """1 / x to about one unit in the last place."""
+    if ON_GPU:
+        y = tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        y = 1.0 / x
+    return y
+
+
+@triton.jit
+def one_each(SIZE: tl.constexpr):
+    """0 … SIZE - 1, said to be aligned to nothing.
+
+    Otherwise the compiler gives each thread several neighbouring columns for the sake of wide loads, and so
+    only some of the rows of a tile; what all rows share would then be worked out many times over.
+    """
+    return tl.multiple_of(tl.arange(0, SIZE), 1)
+
+
+@triton.jit
+def _fits(peaks_ptr):
+    """May the exponentials be multiplied? False for NaN too."""
+    return tl.load(peaks_ptr) + tl.load(peaks_ptr + 1) < LARGEST_SUM
+
+
+# --- exponentials -------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _exponential_tile(x_ptr, out_ptr, peak_ptr, tile, d0, R, H, stride_b, stride_r, depth,
+                      BR: tl.constexpr, BD: tl.constexpr):  # fmt: skip
+    blocks = tl.cdiv(R, BR)
+    b = (tile // blocks).to(tl.int64)
+    row = (tile % blocks) * BR + tl.arange(0, BR)
+    d = d0 + tl.arange(0, BD)
+    inside = (row < R)[:, None] & (d < H)[None, :]
+    offset = b * stride_b + row.to(tl.int64)[:, None] * stride_r + d[None, :]
+    x = tl.load(x_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+    tl.atomic_max(peak_ptr, tl.max(tl.max(tl.abs(x), axis=1), axis=0), sem="relaxed")
+    place = (tile.to(tl.int64) * depth + d)[:, None] * BR + tl.arange(0, BR)[None, :]
+    tl.store(out_ptr + place, tl.trans(tl.exp2(x * TWO_LOG2_E)), mask=(d < depth)[:, None])
+
+
+@triton.jit
+def _exponentials_kernel(
+    q_ptr, k_ptr, exp_q_ptr, exp_k_ptr, peaks_ptr, Q, K, H, q_tiles, depth,
+    q_stride_b, q_stride_r, k_stride_b, k_stride_r, BQ: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """exp(2x) of q and k in tiles [tile, d, row], as the scores kernel reads them; and max|q|, max|k|."""
+    tile = tl.program_id(0)
+    d0 = tl.program_id(1) * BD
+    if tile < q_tiles:
+        _exponential_tile(q_ptr, exp_q_ptr, peaks_ptr, tile, d0, Q, H, q_stride_b, q_stride_r, depth, BQ, BD)
+    else:
+        tile -= q_tiles
+        _exponential_tile(
+            k_ptr, exp_k_ptr, peaks_ptr + 1, tile, d0, K, H, k_stride_b, k_stride_r, depth, BK, BD
+        )
+
+
+# --- forward ------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _paired_scores(q_at, k_at, v_ptr, H, depth, BQ: tl.constexpr, BK: tl.constexpr, UNROLL: tl.constexpr):
+    """Tile [BQ, BK] from tiles of exponentials [depth, BQ] and [depth, BK]: one reciprocal for two d."""
+    halves = tl.zeros((BQ, BK), tl.float32)  # Σ v / (1 + a·b)
+    total = 0.0  # Σ v
+    for d in range(0, depth, 2 * UNROLL):
+        for u in tl.static_range(0, 2 * UNROLL, 2):
+            v0 = tl.load(v_ptr + d + u, mask=d + u < H, other=0.0).to(tl.float32)
+            v1 = tl.load(v_ptr + d + u + 1, mask=d + u + 1 < H, other=0.0).to(tl.float32)
+            x = 1.0 + tl.load(q_at + u * BQ)[:, None] * tl.load(k_at + u * BK)[None, :]
+            y = 1.0 + tl.load(q_at + (u + 1) * BQ)[:, None] * tl.load(k_at + (u + 1) * BK)[None, :]
+            halves += (v0 * y + v1 * x) * _reciprocal(x * y)
+            total += v0 + v1
+        q_at += 2 * UNROLL * BQ
+        k_at += 2 * UNROLL * BK
+    return total - 2.0 * halves
+
+
+@triton.jit
+def _plain_scores(
+    q_at, k_at, v_ptr, q_inside, k_inside, H, BQ: tl.constexpr, BK: tl.constexpr, EXACT: tl.constexpr
+):
+    """Tile [BQ, BK] with a tanh for every element."""
+    score = tl.zeros((BQ, BK), tl.float32)
+    for d0 in range(0, H, RUN):
+        part = tl.zeros((BQ, BK), tl.float32)
+        for d in range(d0, tl.minimum(d0 + RUN, H)):
+            v = tl.load(v_ptr + d).to(tl.float32)
+            q = tl.load(q_at + d, mask=q_inside, other=0.0).to(tl.float32)
+            k = tl.load(k_at + d, mask=k_inside, other=0.0).to(tl.float32)
+            part += v * tanh(q[:, None] + k[None, :], EXACT)
+        score += part
+    return score
+
+
+@triton.jit
+def _scores_kernel(
+    q_ptr, k_ptr, v_ptr, exp_q_ptr, exp_k_ptr, peaks_ptr, out_ptr, Q, K, H, depth,
+    q_stride_b, q_stride_r, k_stride_b, k_stride_r,
+    BQ: tl.constexpr, BK: tl.constexpr, UNROLL: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    k_blocks = tl.cdiv(K, BK)
+    q_blocks = tl.cdiv(Q, BQ)
+    q_tile = (program // k_blocks).to(tl.int64)  # counts through the batch
+    b = q_tile // q_blocks
+    k_tile = b * k_blocks + program % k_blocks
+    row = (q_tile % q_blocks) * BQ + tl.arange(0, BQ)
+    column = (program % k_blocks).to(tl.int64) * BK + tl.arange(0, BK)
+
+    score = tl.zeros((BQ, BK), tl.float32)
+    fits = False
+    if not EXACT:
+        fits = _fits(peaks_ptr)
+    if fits:
+        q_at = exp_q_ptr + q_tile * depth * BQ + tl.arange(0, BQ)
+        k_at = exp_k_ptr + k_tile * depth * BK + one_each(BK)
+        score = _paired_scores(q_at, k_at, v_ptr, H, depth, BQ, BK, UNROLL)
+    else:
+        q_rows = q_ptr + b * q_stride_b + row * q_stride_r
+        k_rows = k_ptr + b * k_stride_b + column * k_stride_r
+        score = _plain_scores(q_rows, k_rows, v_ptr, row < Q, column < K, H, BQ, BK, EXACT)
+
+    offset = (b * Q + row)[:, None] * K + column[None, :]
+    tl.store(out_ptr + offset, score, mask=(row < Q)[:, None] & (column < K)[None, :])
+
+
+# --- backward -----------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _gradient_kernel(
+    x_ptr, y_ptr, v_ptr, g_ptr, peaks_ptr, dx_ptr, dv_ptr, R, S, H, share, g_rows,
+    x_stride_b, x_stride_r, y_stride_b, y_stride_r,
+    BR: tl.constexpr, BD: tl.constexpr, UNROLL: tl.constexpr, EXACT: tl.constexpr, WITH_DV: tl.constexpr,
+):  # fmt: skip
+    """dx[i, d] = v[d] · Σ_j g[j, i] · (1 - t²), dv[d] = Σ_ij g[j, i] · t, with t = tanh(x[i, d] + y[j, d]).
+
+    The score is symmetric in q and k, so the same kernel makes dq (y = k) and dk (y = q).
+    x (B, R, H), y (B, S, H); g (B, splits · share, g_rows), zero beyond S and R. dx (splits, B, R, H) and
+    dv (splits · B · row blocks, H) are partial sums over the `share` rows of y that a program walks along.
+    """
+    tile = tl.program_id(0)
+    split = tl.program_id(2)
+    splits = tl.num_programs(2)
+    blocks = tl.cdiv(R, BR)
+    batches = tl.num_programs(0) // blocks
+    b = (tile // blocks).to(tl.int64)
+    row = (tile % blocks).to(tl.int64) * BR + tl.arange(0, BR)
+    d = tl.program_id(1) * BD + one_each(BD)
+    inside = (row < R)[:, None] & (d < H)[None, :]
+
+    x = tl.load(x_ptr + b * x_stride_b + row[:, None] * x_stride_r + d[None, :], mask=inside, other=0.0).to(
+        tl.float32
+    )
+    first = split * share
+    last = tl.minimum(first + share, S)
+    y_at = y_ptr + b * y_stride_b + first.to(tl.int64) * y_stride_r + d
+    g_at = g_ptr + (b * splits * share + first) * g_rows + row
+
+    slope = tl.zeros((BR, BD), tl.float32)  # Σ_j g · (1 - t²)
+    value = tl.zeros((BR, BD), tl.float32)  # Σ_j g · t
+    fits = False
+    if not EXACT:
+        fits = _fits(peaks_ptr)
+    if fits:
+        exp_x = tl.exp2(x * TWO_LOG2_E)
+        for j in range(first, last, 2 * UNROLL):
+            for u in tl.static_range(0, 2 * UNROLL, 2):
+                g0 = tl.load(g_at + u * g_rows)[:, None]
+                g1 = tl.load(g_at + (u + 1) * g_rows)[:, None]
+                y0 = tl.load(y_at + u * y_stride_r, mask=(d < H) & (j + u < last), other=0.0)
+                y1 = tl.load(y_at + (u + 1) * y_stride_r, mask=(d < H) & (j + u + 1 < last), other=0.0)
+                p0 = 1.0 + exp_x * tl.exp2(y0.to(tl.float32) * TWO_LOG2_E)[None, :]
+                p1 = 1.0 + exp_x * tl.exp2(y1.to(tl.float32) * TWO_LOG2_E)[None, :]
+                r = _reciprocal(p0 * p1)
+                t0 = 0.5 - p1 * r  # half a tanh; the missing factors follow after the loop
+                t1 = 0.5 - p0 * r
+                slope += g0 * (0.25 - t0 * t0)
+                slope += g1 * (0.25 - t1 * t1)
+                if WITH_DV:
+                    value += g0 * t0
+                    value += g1 * t1
+            g_at += 2 * UNROLL * g_rows
+            y_at += 2 * UNROLL * y_stride_r
+        slope *= 4.0
+        value *= 2.0
+    else:
+        for j in range(first, last, RUN):
+            slope_part = tl.zeros((BR, BD), tl.float32)
+            value_part = tl.zeros((BR, BD), tl.float32)
+            for _ in range(j, tl.minimum(j + RUN, last)):
+                g = tl.load(g_at)[:, None]
+                y = tl.load(y_at, mask=d < H, other=0.0).to(tl.float32)
+                t = tanh(x + y[None, :], EXACT)
+                slope_part += g * (1.0 - t * t)
+                if WITH_DV:
+                    value_part += g * t
+                g_at += g_rows
+                y_at += y_stride_r
+            slope += slope_part
+            value += value_part
+
+    v = tl.load(v_ptr + d, mask=d < H, other=0.0).to(tl.float32)
+    dx_offset = ((split * batches + b) * R + row)[:, None] * H + d[None, :]
+    tl.store(dx_ptr + dx_offset, slope * v[None, :], mask=inside)
+    if WITH_DV:
+        dv_offset = (split * batches * blocks + tile).to(tl.int64) * H + d
+        tl.store(dv_ptr + dv_offset, tl.sum(value, axis=0), mask=d < H)
+
+
+# --- host ---------------------------------------------------------------------------------------------------
+
+
+def _padded(size: int, block: int) -> int:
+    return -(-size // block) * block
+
+
+def dense_rows(x: Tensor) -> Tensor:
+    """The kernels take any strides of batch and row, and consecutive d."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def scores_forward(q: Tensor, k: Tensor, v: Tensor, blocks: Forward = FORWARD) -> tuple[Tensor, Tensor]:
+    """Scores (B, Q, K) float32 of q (B, Q, H), k (B, K, H), v (H); and (max|q|, max|k|) for the backward."""
+    B, Q, H = q.shape
+    K = k.shape[1]
+    exact = q.dtype == torch.float32
+    scores = q.new_empty(B, Q, K, dtype=torch.float32)
+    peaks = q.new_zeros(2, dtype=torch.float32)
+    strides = (q.stride(0), q.stride(1), k.stride(0), k.stride(1))
+    BQ, BK = blocks.queries, blocks.keys
+    q_tiles, k_tiles = B * triton.cdiv(Q, BQ), B * triton.cdiv(K, BK)
+    depth = _padded(H, max(DEPTH, 2 * blocks.unroll))
+    exp_q = exp_k = peaks  # not read where exact
+    if not exact:
+        exp_q = q.new_empty(q_tiles, depth, BQ, dtype=torch.float32)
+        exp_k = q.new_empty(k_tiles, depth, BK, dtype=torch.float32)
+        grid = (q_tiles + k_tiles, triton.cdiv(depth, 64))
+        _exponentials_kernel[grid](
+            q, k, exp_q, exp_k, peaks, Q, K, H, q_tiles, depth, *strides, BQ=BQ, BK=BK, BD=64, num_warps=4
+        )
+    _scores_kernel[(q_tiles * triton.cdiv(K, BK),)](
+        q, k, v, exp_q, exp_k, peaks, scores, Q, K, H, depth, *strides,
+        BQ=BQ, BK=BK, UNROLL=blocks.unroll, EXACT=exact, num_warps=blocks.warps,
+    )  # fmt: skip
+    return scores, peaks
+
+
+def peaks_of(q: Tensor, k: Tensor) -> Tensor:
+    """(max|q|, max|k|) float32, NaN if there is one: what `scores_forward` returns beside the scores."""
+    infinity = float("inf")
+    return torch.stack([torch.linalg.vector_norm(x, infinity, dtype=torch.float32) for x in (q, k)])
+
+
+def scores_gradient(
+    x: Tensor,
+    y: Tensor,
+    v: Tensor,
+    grad: Tensor,
+    peaks: Tensor,
+    *,
+    with_dv: bool,
+    blocks: Backward = BACKWARD,
+) -> tuple[Tensor, Tensor | None]:
+    """dx (B, R, H) of x (B, R, H) against y (B, S, H), given grad (B, S, R); and dv (H) float32 if asked for.
+
+    Deterministic: partial sums are written, and added in a fixed order.
+    """
+    B, R, H = x.shape
+    S = y.shape[1]
+    rows, columns = triton.cdiv(R, blocks.rows), triton.cdiv(H, blocks.width)
+    splits = max(1, min(blocks.programs // (B * rows * columns), S // 32))
+    share = _padded(triton.cdiv(S, splits), 2 * blocks.unroll)
+    splits = triton.cdiv(S, share)
+    g_rows, g_steps = rows * blocks.rows, splits * share
+    if (g_rows, g_steps) != (R, S):
+        grad = torch.nn.functional.pad(grad, (0, g_rows - R, 0, g_steps - S))
+    dx = x.new_empty(splits, B, R, H, dtype=x.dtype if splits == 1 else torch.float32)
+    dv = x.new_empty(splits * B * rows if with_dv else 0, H, dtype=torch.float32)
+    _gradient_kernel[(B * rows, columns, splits)](
+        x, y, v, grad.contiguous(), peaks, dx, dv, R, S, H, share, g_rows,
+        x.stride(0), x.stride(1), y.stride(0), y.stride(1),
+        BR=blocks.rows, BD=blocks.width, UNROLL=blocks.unroll,
+        EXACT=x.dtype == torch.float32, WITH_DV=with_dv, num_warps=blocks.warps,
+    )  # fmt: skip
+    return dx[0] if splits == 1 else dx.sum(0).to(x.dtype), dv.sum(0) if with_dv else None
+
+
+def refuse_second_derivatives() -> None:
+    """Raise if the backward that calls this is to be differentiated: it would be taken for a constant."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "the additive attention kernels are differentiable once, and create_graph=True asks for more: "
+            "use the reference path, or leave create_graph out"
+        )
+
+
+class _AdditiveScores(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = dense_rows(q), dense_rows(k), v.contiguous()
+        scores, peaks = scores_forward(q, k, v)
+        ctx.save_for_backward(q, k, v, peaks)
+        return scores
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        refuse_second_derivatives()
+        q, k, v, peaks = ctx.saved_tensors
+        for_q, for_k, for_v = ctx.needs_input_grad
+        dq = dk = dv = None
+        if for_q:
+            with_dv = for_v and not for_k
+            dq, dv = scores_gradient(q, k, v, grad.transpose(1, 2), peaks, with_dv=with_dv)
+        if for_k or (for_v and not for_q):
+            dk, dv = scores_gradient(k, q, v, grad, peaks, with_dv=for_v)
+        return dq, dk if for_k else None, None if dv is None else dv.to(v.dtype)
+
+
+def untraced(function: Decorated) -> Decorated:
+    """Keep torch.compile out: the kernels are compiled already."""
+    return cast(Decorated, torch.compiler.disable(function))
+
+
+@untraced
+def additive_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Scores (B, Q, K) float32 with score[b, i, j] = Σ_d v[d] · tanh(q[b, i, d] + k[b, j, d]).
+
+    q (B, Q, H) projected queries and k (B, K, H) prepared keys, in bfloat16, float16 or float32; v (H) in the
+    same type or float32. Differentiable once in all three. The memory is that of the scores, never B×Q×K×H.
+    """
+    if 0 in (*q.shape, *k.shape):
+        touch = (q.sum() + k.sum() + v.sum()).float() * 0.0  # keeps the gradients (zero) flowing
+        return touch + q.new_zeros(q.shape[0], q.shape[1], k.shape[1], dtype=torch.float32)
+    with torch.cuda.device_of(q):
+        return cast(Tensor, _AdditiveScores.apply(q, k, v))

@@ -1,0 +1,391 @@
+"""Scores: how well a query fits a key.
+
+==================  ===========================================  =========================
+``Dot``             ``s · h``                                    Luong 2015
+``ScaledDot``       ``s · h / √D``                               Vaswani 2017
+``General``         ``s · W h``                                  Luong 2015
+``Additive``        ``v · tanh(W s + U h)``                      Bahdanau 2014
+``Concat``          ``v · tanh(W [s; h])``                       Luong 2015
+``LocationSensitive``  ``v · tanh(W s + U h + F f + b)``         Chorowski 2015, Tacotron 2
+==================  ===========================================  =========================
+
+Calling one gives the scores ``(…, Q, K)`` of queries ``(…, Q, Dq)`` and keys ``(…, K, Dk)``. What
+depends on the keys alone is computed once by ``prepare(keys)``; the result stands in for the keys at
+every later step. Nothing is kept on the module between calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jumok.attention import chunks
+from jumok.errors import InputError
+
+__all__ = ["Additive", "Concat", "Dot", "General", "LocationSensitive", "Prepared", "ScaledDot", "Score"]
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Keys as a score wants them, computed once per source by ``score.prepare(keys)``.
+
+    ``keys`` is ``(…, K, width)``. ``loops`` is where a decoding loop over these keys gathers its gradients.
+    ``maker`` is the score with the parameters that made them; None when it has none.
+    """
+
+    keys: Tensor
+    made_by: str
+    loops: dict[Any, Any] = field(default_factory=dict, repr=False)
+    maker: Score | None = field(default=None, repr=False)
+
+
+Key = Tensor | Prepared
+
+
+class Score(nn.Module):
+    """How well each query fits each key: ``score(query, key)`` is ``(…, Q, K)``."""
+
+    def prepare(self, keys: Tensor) -> Prepared:
+        """What is computed once per source; accepted in the place of the keys from then on."""
+        return Prepared(self.project_keys(keys), self.name, maker=self.maker)
+
+    def prepared(self, key: Key) -> Tensor:
+        """The prepared keys ``(…, K, width)``, prepared now if they were not yet."""
+        if isinstance(key, Tensor):
+            return self.project_keys(key)
+        self._check_maker(key)
+        return key.keys
+
+    def forward(self, query: Tensor, key: Key) -> Tensor:
+        raise NotImplementedError
+
+    def project_keys(self, keys: Tensor) -> Tensor:
+        """The part of the score that depends on the keys alone."""
+        return keys
+
+    def check(self, query: Tensor, key: Key) -> None:
+        """Raise when queries and keys such as these do not fit the score."""
+        ready = isinstance(key, Prepared)
+        if isinstance(key, Prepared):
+            self._check_maker(key)
+        keys = key.keys if isinstance(key, Prepared) else key
+        self.check_widths(query.shape[-1], keys.shape[-1], ready)
+        mine = next(self.parameters(), query)
+        if mine.device != query.device:
+            raise InputError(f"{self.name} is on {mine.device}, the query on {query.device}; move one with .to()")
+        if not same_dtype(mine, query):
+            raise InputError(f"{self.name} is {mine.dtype}, the query {query.dtype}; convert one with .to()")
+
+    def check_widths(self, query: int, key: int, ready: bool) -> None:
+        """Raise unless the score takes queries and keys (``ready``: prepared ones) of these widths."""
+
+    def _check_maker(self, key: Prepared) -> None:
+        if key.made_by != self.name:
+            raise InputError(f"these keys were prepared by {key.made_by}, but the score is {self.name}; "
+                             "call this score's own prepare(keys)")  # fmt: skip
+        if key.maker is not None and key.maker is not self.maker:
+            raise InputError(f"these keys were prepared by another {self.name}, with parameters of its own; "
+                             "call this score's own prepare(keys)")  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return type(self).__name__
+
+    @property
+    def maker(self) -> Score | None:
+        """The score itself if it has parameters: keys that it prepared are then for it alone."""
+        return None if next(self.parameters(), None) is None else self
+
+
+class DotScore(Score):
+    """The scores that are a dot product with the prepared keys: SDPA and its kernels serve them."""
+
+    def default_scale(self, width: int) -> float:
+        """The factor on the dot product of vectors of this width."""
+        return 1.0
+
+    def check_widths(self, query: int, key: int, ready: bool) -> None:
+        if query != key:
+            raise InputError(
+                f"the query has width {query}, the key {key}; a dot product needs equal widths: "
+                "use score=jumok.scores.General(query_width, key_width) or Additive for unequal ones"
+            )
+
+    def forward(self, query: Tensor, key: Key) -> Tensor:
+        keys = self.prepared(key)
+        self.check_widths(query.shape[-1], keys.shape[-1], ready=True)
+        scale = self.default_scale(query.shape[-1])
+        scores = query @ keys.transpose(-1, -2)
+        return scores if scale == 1.0 else scores * scale
+
+
+class Dot(DotScore):
+    """``s · h``.
+
+    >>> Dot()(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0]]))
+    tensor([[11., 17.]])
+    """
+
+
+class ScaledDot(DotScore):
+    """``s · h / √D``: what ``score=None`` means.
+
+    >>> ScaledDot()(torch.tensor([[1.0, 2.0, 0.0, 0.0]]), torch.tensor([[3.0, 4.0, 9.0, 9.0]]))
+    tensor([[5.5000]])
+    """
+
+    def default_scale(self, width: int) -> float:
+        return width**-0.5 if width else 1.0
+
+
+class General(DotScore):
+    """Luong's ``s · W h``, for queries and keys of different width. ``prepare`` computes ``W h``.
+
+    >>> General(query_width=3, key_width=5)(torch.ones(2, 3), torch.ones(4, 5)).shape
+    torch.Size([2, 4])
+    """
+
+    def __init__(self, query_width: int, key_width: int) -> None:
+        super().__init__()
+        self.key = nn.Linear(key_width, query_width, bias=False)
+
+    def check_widths(self, query: int, key: int, ready: bool) -> None:
+        _check_width(self.name, "query", query, self.key.out_features)
+        _check_width(self.name, "key", key, self.key.out_features if ready else self.key.in_features)
+
+    def project_keys(self, keys: Tensor) -> Tensor:
+        _check_width(self.name, "key", keys.shape[-1], self.key.in_features)
+        projected: Tensor = self.key(keys)
+        return projected
+
+
+class TanhScore(Score):
+    """The scores of the form ``v · tanh(query part + key part)``: our own kernels serve them."""
+
+    v: nn.Parameter  # (hidden,)
+
+    @property
+    def query_weight(self) -> Tensor:
+        """``(hidden, query_width)``."""
+        raise NotImplementedError
+
+    @property
+    def key_weight(self) -> Tensor:
+        """``(hidden, key_width)``."""
+        raise NotImplementedError
+
+    def check_widths(self, query: int, key: int, ready: bool) -> None:
+        _check_width(self.name, "query", query, self.query_weight.shape[1])
+        _check_width(self.name, "key", key, len(self.v) if ready else self.key_weight.shape[1])
+
+    def project_query(self, query: Tensor) -> Tensor:
+        _check_width(self.name, "query", query.shape[-1], self.query_weight.shape[1])
+        return nn.functional.linear(query, self.query_weight)
+
+    def project_keys(self, keys: Tensor) -> Tensor:
+        _check_width(self.name, "key", keys.shape[-1], self.key_weight.shape[1])
+        return nn.functional.linear(keys, self.key_weight)
+
+    def forward(self, query: Tensor, key: Key) -> Tensor:
+        return tanh_scores(self.project_query(query), self.prepared(key), self.v)
+
+
+class Additive(TanhScore):
+    """Bahdanau's ``v · tanh(W s + U h)``. ``prepare`` computes ``U h``.
+
+    >>> score = Additive(query_width=3, key_width=5, hidden=7)
+    >>> keys = score.prepare(torch.ones(2, 4, 5))
+    >>> score(torch.ones(2, 1, 3), keys).shape
+    torch.Size([2, 1, 4])
+    """
+
+    def __init__(self, query_width: int, key_width: int, hidden: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(query_width, hidden, bias=False)
+        self.key = nn.Linear(key_width, hidden, bias=False)
+        self.v = _vector(hidden)
+
+    @property
+    def query_weight(self) -> Tensor:
+        return self.query.weight
+
+    @property
+    def key_weight(self) -> Tensor:
+        return self.key.weight
+
+
+class Concat(TanhScore):
+    """Luong's ``v · tanh(W [s; h])``: one matrix over both, of which ``prepare`` applies the keys' half."""
+
+    def __init__(self, query_width: int, key_width: int, hidden: int) -> None:
+        super().__init__()
+        self.query_width = query_width
+        self.both = nn.Linear(query_width + key_width, hidden, bias=False)
+        self.v = _vector(hidden)
+
+    @property
+    def query_weight(self) -> Tensor:
+        return self.both.weight[:, : self.query_width]
+
+    @property
+    def key_weight(self) -> Tensor:
+        return self.both.weight[:, self.query_width :]
+
+
+class LocationSensitive(TanhScore):
+    """``v · tanh(W s + U h + F f + b)``, where ``f`` is a convolution over the weights of the steps before.
+
+    The weights so far are passed in: ``after(previous)`` gives the score of the next step, for use with
+    ``jumok.weights`` and ``jumok.attend``. ``previous`` is ``(…, K)``, or ``(…, channels, K)`` to look at
+    several kinds (Tacotron 2: the last step's weights and the sum of all of them).
+
+    >>> score = LocationSensitive(query_width=3, key_width=5, hidden=7)
+    >>> keys, query = score.prepare(torch.ones(2, 4, 5)), torch.ones(2, 1, 3)
+    >>> previous = torch.zeros(2, 4)
+    >>> score.after(previous)(query, keys).shape
+    torch.Size([2, 1, 4])
+    """
+
+    def __init__(
+        self, query_width: int, key_width: int, hidden: int, *, filters: int = 32, kernel: int = 31, channels: int = 1
+    ) -> None:
+        super().__init__()
+        if kernel % 2 == 0:
+            raise InputError(f"LocationSensitive(kernel={kernel}): the kernel must be odd, to have a middle")
+        self.query = nn.Linear(query_width, hidden, bias=False)
+        self.key = nn.Linear(key_width, hidden)
+        self.convolution = nn.Conv1d(channels, filters, kernel, padding=kernel // 2, bias=False)
+        self.location = nn.Linear(filters, hidden, bias=False)
+        self.v = _vector(hidden)
+
+    @property
+    def query_weight(self) -> Tensor:
+        return self.query.weight
+
+    @property
+    def key_weight(self) -> Tensor:
+        return self.key.weight
+
+    def project_keys(self, keys: Tensor) -> Tensor:
+        _check_width(self.name, "key", keys.shape[-1], self.key.in_features)
+        projected: Tensor = self.key(keys)
+        return projected
+
+    def after(self, previous: Tensor) -> Score:
+        """The score of the step that follows the weights ``previous``, ``(…, K)`` or ``(…, channels, K)``."""
+        return _Located(self, previous)
+
+    def forward(self, query: Tensor, key: Key, previous: Tensor | None = None) -> Tensor:
+        if previous is None:
+            raise InputError(
+                "LocationSensitive needs the weights of the steps before: pass score=location.after(previous); "
+                "zeros of shape (…, K) at the first step"
+            )
+        keys = self.prepared(key)
+        if self.convolution.in_channels == 1 and previous.dim() == keys.dim() - 1:  # (…, K), even if … ends in 1
+            previous = previous[..., None, :]
+        return tanh_scores(self.project_query(query), keys + self.location_part(previous, keys.shape[-2]), self.v)
+
+    def location_part(self, previous: Tensor, keys: int) -> Tensor:
+        """What the weights so far add to each key, ``(…, K, hidden)``."""
+        channels, came = self.convolution.in_channels, tuple(previous.shape)
+        if channels == 1 and previous.shape[-2:-1] != (1,):
+            previous = previous[..., None, :]
+        if previous.shape[-2:] != (channels, keys):
+            raise InputError(
+                f"LocationSensitive: previous weights of shape {came} came; expected "
+                f"{f'(…, {keys}) or ' if channels == 1 else ''}(…, {channels}, {keys}) for {keys} keys and "
+                f"{channels} channel(s): the weights of the step before, zeros at the first"
+            )
+        features = self.convolution(previous.reshape(-1, channels, keys))  # (N, filters, K)
+        added: Tensor = self.location(features.transpose(1, 2))  # (N, K, hidden)
+        return added.reshape(*previous.shape[:-2], keys, -1)
+
+
+class _Located(Score):
+    """A location-sensitive score together with the weights before it; lives for one step."""
+
+    def __init__(self, score: LocationSensitive, previous: Tensor) -> None:
+        super().__init__()
+        # Kept out of nn.Module's registry: this object only borrows the score, for one call.
+        object.__setattr__(self, "score", score)
+        self.previous = previous
+
+    @property
+    def name(self) -> str:
+        return "LocationSensitive"
+
+    @property
+    def maker(self) -> Score | None:
+        return self.score  # type: ignore[return-value]
+
+    def check(self, query: Tensor, key: Key) -> None:
+        self.score.check(query, key)  # type: ignore[operator, union-attr]
+
+    def project_keys(self, keys: Tensor) -> Tensor:
+        projected: Tensor = self.score.project_keys(keys)  # type: ignore[operator, union-attr]
+        return projected
+
+    def forward(self, query: Tensor, key: Key) -> Tensor:
+        scores: Tensor = self.score(query, key, self.previous)  # type: ignore[operator]
+        return scores
+
+
+def tanh_scores(query: Tensor, keys: Tensor, v: Tensor) -> Tensor:
+    """``v · tanh(query + key)`` for all pairs: ``(…, Q, H)`` and ``(…, K, H)`` give ``(…, Q, K)``.
+
+    The fused kernel where there is one; plain PyTorch, a few queries at a time, where not.
+    """
+    if why_no_kernel(query) is None:
+        from jumok.attention.kernels.additive import additive_scores
+
+        leading = torch.broadcast_shapes(query.shape[:-2], keys.shape[:-2])
+        flat = [x.expand(*leading, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (query, keys)]
+        return additive_scores(flat[0], flat[1], v).reshape(*leading, query.shape[-2], keys.shape[-2])
+
+    def rows(part: slice) -> Tensor:
+        pairs = query[..., part, None, :] + keys[..., None, :, :]  # (…, rows, K, H)
+        return pairs.tanh() @ v.to(pairs.dtype)
+
+    return chunks.by_rows(rows, query.shape[-2], elements_a_row(query, keys))
+
+
+def elements_a_row(query: Tensor, keys: Tensor) -> int:
+    """How large the intermediate of plain PyTorch is for each query row: B·K·H."""
+    leading = torch.broadcast_shapes(query.shape[:-2], keys.shape[:-2])
+    return leading.numel() * keys.shape[-2] * keys.shape[-1]
+
+
+def why_no_kernel(x: Tensor) -> str | None:
+    """Why our Triton kernels cannot serve a tensor such as ``x``; None when they can."""
+    if x.device.type != "cuda":
+        return f"the Triton kernels run on CUDA, and the tensors are on {x.device.type}"
+    if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"the Triton kernels take bfloat16, float16 and float32, not {x.dtype}"
+    return None if _has_triton() else "Triton is not installed"
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def same_dtype(x: Tensor, like: Tensor) -> bool:
+    """Whether two tensors can meet: one dtype, or autocast, which brings them to one."""
+    return x.dtype == like.dtype or torch.is_autocast_enabled(like.device.type)
+
+
+def _vector(hidden: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(hidden).uniform_(-(hidden**-0.5), hidden**-0.5))
+
+
+def _check_width(score: str, what: str, came: int, expected: int) -> None:
+    if came != expected:
+        raise InputError(f"{score}: the {what} has width {came}, but the score was made for {expected}; "
+                         f"give such a {what}, or make the score with {what}_width={came}")  # fmt: skip

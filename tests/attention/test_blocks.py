@@ -1,0 +1,142 @@
+"""Block masks and rules for FlexAttention, beside its own ``create_block_mask`` and its uncompiled self."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from jumok import attend, masks
+from jumok.attention import blocks
+
+CPU = torch.device("cpu")
+B, H, Q, K, D = 2, 3, 293, 401, 5  # three blocks of queries and four of keys; the last of each sticks out
+AT = masks.At(2, Q, K, CPU)
+
+
+def ids() -> Tensor:
+    """Documents of many lengths, some longer than a block, and padding behind the last."""
+    lengths = torch.tensor([3, 140, 1, 200, 31, 26])
+    return torch.arange(6).repeat_interleave(lengths).masked_fill(torch.arange(K) >= 375, -1)
+
+
+BANDS: dict[str, masks.Mask] = {
+    "padding": masks.padding([300, 17]),
+    "padding to the edge of a block": masks.padding([256, K]),
+    "nothing": masks.padding([0, 128]),
+    "padding of heads": masks.padding([[1, 128, 129], [256, 400, 401]]),
+    "left padding": masks.from_zero_one((torch.arange(K) >= torch.tensor([[150], [10]])).long()),
+    "causal": masks.causal(),
+    "causal, ragged": masks.causal([0, 108]),
+    "window": masks.window(37, 11),
+    "wide window": masks.window(260, 0),
+    "documents": masks.documents(ids()),
+    "causal documents": masks.causal() & masks.documents(ids()),
+    "causal, padding": masks.causal() & masks.padding([300, 17]),
+    "window, padding": masks.window(90, 90) & masks.padding([300, 200]),
+}
+STRUCTURED = BANDS | {
+    "prefix": masks.causal() | masks.padding([130, 40]),
+    "not causal": ~masks.causal(),
+    "not padding": ~masks.padding([300, 128]),
+    "two windows": masks.window(10, 10) | masks.window(0, 0, offset=-200),
+    "causal, not near": masks.causal() & ~masks.window(150, 0) & masks.padding([400, 300]),
+    "not both": ~(masks.causal() & masks.documents(ids())) | masks.padding(3),
+}
+
+
+def whole(mask: masks.Mask, at: masks.At = AT) -> Tensor:
+    """The mask as ``(B, H, Q, K)``."""
+    return mask.block(at, slice(0, at.queries)).expand(B, H, at.queries, at.keys)
+
+
+def tiled(mask: masks.Mask, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Which blocks have some allowed pair and which are full and whole, in truth; and what ``tiles`` says."""
+    padded = torch.nn.functional.pad(whole(mask), (0, -K % size, 0, -Q % size))
+    cut = padded.unflatten(-1, (-1, size)).unflatten(-3, (-1, size)).transpose(-2, -3)  # (…, Qb, Kb, size, size)
+    said = blocks.tiles(mask, AT, size)
+    shape = cut.shape[:-2]
+    return cut.any(-1).any(-1), cut.all(-1).all(-1), said.some.expand(shape), said.full.expand(shape)
+
+
+@pytest.mark.parametrize("size", [128, 16])
+@pytest.mark.parametrize("name", BANDS)
+def test_the_blocks_of_a_band_are_exact(name: str, size: int) -> None:
+    some, full, said_some, said_full = tiled(BANDS[name], size)
+    assert torch.equal(said_some, some)
+    assert torch.equal(said_full, full)
+
+
+@pytest.mark.parametrize("size", [128, 16])
+@pytest.mark.parametrize("name", STRUCTURED)
+def test_no_block_is_missed_and_none_is_full_that_is_not(name: str, size: int) -> None:
+    some, full, said_some, said_full = tiled(STRUCTURED[name], size)
+    assert not (some & ~said_some).any()
+    assert not (said_full & ~full).any()
+
+
+@pytest.mark.parametrize("name", STRUCTURED)
+def test_the_rule_says_what_the_mask_says(name: str) -> None:
+    rule = blocks.rule(STRUCTURED[name], AT)
+    places = torch.meshgrid(*(torch.arange(n) for n in (B, H, Q, K)), indexing="ij")
+    assert torch.equal(rule(*places), whole(STRUCTURED[name]))
+
+
+def listed(counts: Tensor, indices: Tensor) -> Tensor:
+    """The blocks of a list, ``(B, H, Qb, Kb)``, as a boolean map."""
+    taken = torch.arange(indices.shape[-1]) < counts[..., None]
+    empty = torch.zeros(indices.shape, dtype=torch.int)
+    return empty.scatter_add(-1, indices.long(), taken.int()).expand(B, H, -1, -1).bool()
+
+
+@pytest.mark.parametrize("name", BANDS)
+def test_the_block_mask_is_create_block_masks(name: str) -> None:
+    mask = BANDS[name]
+    theirs = create_block_mask(blocks.rule(mask, AT), B, H, Q, K, device="cpu")
+    ours = blocks.block_mask(mask, AT)
+
+    assert ours.shape[-2:] == theirs.shape[-2:]
+    their_full = listed(theirs.full_kv_num_blocks, theirs.full_kv_indices)
+    our_full = listed(ours.full_kv_num_blocks, ours.full_kv_indices)
+    their_some = their_full | listed(theirs.kv_num_blocks, theirs.kv_indices)
+    our_some = our_full | listed(ours.kv_num_blocks, ours.kv_indices)
+    assert torch.equal(our_some, their_some)
+    assert torch.equal(our_full, their_full & blocks._inside(AT, blocks.SIZE))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("name", STRUCTURED)
+def test_flex_attention_with_our_block_mask_gives_what_attend_gives(name: str) -> None:
+    mask = STRUCTURED[name]
+    query, key, value = (torch.randn(B, H, n, D, dtype=torch.float64) for n in (Q, K, K))
+    theirs = flex_attention(query, key, value, block_mask=blocks.block_mask(mask, AT))
+    torch.testing.assert_close(attend(query, key, value, mask=mask), theirs)
+
+
+@pytest.mark.parametrize("leading", [0, 1, 2])
+def test_fewer_leading_dimensions_stand_for_heads(leading: int) -> None:
+    mask = masks.causal() & masks.padding([3, 5, 7][: 3 if leading else 1] if leading < 2 else [3, 5])
+    mask = masks.causal() & masks.padding(3) if leading == 0 else mask
+    ours = blocks.block_mask(mask, masks.At(leading, 5, 7, CPU))
+    assert ours.shape == {0: (1, 1, 5, 7), 1: (1, 3, 5, 7), 2: (2, 1, 5, 7)}[leading]
+
+
+NOT_STRUCTURED: dict[str, Callable[[], masks.Mask]] = {
+    "tensor": lambda: masks.tensor(torch.ones(Q, K, dtype=torch.bool)),
+    "in pieces": lambda: masks.from_zero_one(torch.tensor([[1, 0, 1]])),
+    "documents in pieces": lambda: masks.documents([0, 1, 0]),
+    "part of it": lambda: masks.causal() & ~masks.tensor(torch.ones(Q, K, dtype=torch.bool)),
+}
+
+
+def test_what_is_made_of_bands_is_structured() -> None:
+    assert all(blocks.is_structured(mask) for mask in STRUCTURED.values())
+    assert not any(blocks.is_structured(make()) for make in NOT_STRUCTURED.values())
+
+
+def test_document_edges_are_cumulative_lengths() -> None:
+    edges, longest = blocks.document_edges(masks.documents([5, 5, 5, 2, 9, 9]), CPU)
+    assert edges.tolist() == [0, 3, 4, 6]
+    assert edges.dtype == torch.int32
+    assert longest == 3

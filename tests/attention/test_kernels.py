@@ -1,0 +1,371 @@
+"""The Triton kernels against float64 PyTorch: at most twice the error of plain PyTorch in the same precision.
+
+The same tests run twice: on a GPU where there is one, and everywhere in Triton's interpreter. That has to be
+chosen before Triton is imported, so `test_in_the_interpreter` starts this file again in a process of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="the kernels need Triton")
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if INTERPRETED:
+    # NumPy 2.4 no longer turns an array of one element into an int, on which Triton 3.6's interpreter relies.
+    import triton.runtime.interpreter as interpreter
+
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch(tensor, scope):
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch
+
+from jumok.attention.kernels import Shared, additive_scores  # noqa: E402
+from jumok.attention.kernels.step import Blocks  # noqa: E402
+
+ON_GPU = torch.cuda.is_available() and not INTERPRETED
+DEVICE = "cuda" if ON_GPU else "cpu"
+needs_gpu = pytest.mark.gpu  # skipped where there is none
+runs_kernels = (
+    pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning") if INTERPRETED else pytest.mark.gpu
+)
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+SMALL = Blocks(
+    reduce_width=8, reduce_tile=32, mix_width=16, mix_tile=64, warps=4
+)  # several tiles at prime sizes
+WHOLE, SPLIT = SMALL._replace(programs=1), SMALL._replace(programs=7)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
+    return (torch.randn(*shape) * scale).to(dtype).to(DEVICE)
+
+
+def agree(
+    ours: Sequence[Tensor], plain: Sequence[Tensor], exact: Sequence[Tensor], dtype: torch.dtype
+) -> None:
+    slack = 1e-6 if dtype == torch.float32 else torch.finfo(dtype).eps / 8
+    for at, (a, b, truth) in enumerate(zip(ours, plain, exact, strict=True)):
+        size = truth.norm() + 1e-30
+        error, allowed = (
+            ((a.double() - truth).norm() / size).item(),
+            ((b.double() - truth).norm() / size).item(),
+        )
+        assert error <= 2 * allowed + slack, f"result {at}: {error:.1e}, plain PyTorch {allowed:.1e}"
+
+
+def with_gradients(
+    function: Callable[..., Sequence[Tensor]],
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    dtype: torch.dtype,
+) -> list[Tensor]:
+    """Outputs, then the gradients of Σ weight · output."""
+    leaves = [x.detach().to(dtype).requires_grad_() for x in inputs]
+    outputs = function(*leaves)
+    torch.autograd.backward(outputs, [w.to(x.dtype) for x, w in zip(outputs, weights, strict=True)])
+    return [*(x.detach() for x in outputs), *(x.grad for x in leaves if x.grad is not None)]
+
+
+# --- many queries -------------------------------------------------------------------------------------------
+
+
+def plain_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (torch.tanh(q[:, :, None] + k[:, None]) * v).sum(-1)
+
+
+SIZES = [(2, 5, 7, 11), (1, 19, 131, 37)] + (
+    [(3, 67, 257, 1000), (2, 1, 50, 512), (1, 300, 64, 96)] if ON_GPU else []
+)
+
+
+@runs_kernels
+@pytest.mark.parametrize("scale", [1, 30])  # 30: beyond what the paired reciprocals can take
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_and_gradients(dtype: torch.dtype, size: tuple[int, int, int, int], scale: float) -> None:
+    torch.manual_seed(1)
+    B, Q, K, H = size
+    inputs = [random(B, Q, H, dtype=dtype, scale=scale), random(B, K, H, dtype=dtype), random(H, dtype=dtype)]
+    grad = [random(B, Q, K)]
+    ours = with_gradients(lambda *x: [additive_scores(*x)], inputs, grad, dtype)
+    plain = with_gradients(lambda *x: [plain_scores(*x)], inputs, grad, dtype)
+    exact = with_gradients(lambda *x: [plain_scores(*x)], inputs, grad, torch.float64)
+    assert ours[0].dtype == torch.float32
+    agree(ours, plain, exact, dtype)
+
+
+@runs_kernels
+def test_scores_of_any_strides_and_a_float32_v() -> None:
+    torch.manual_seed(2)
+    q = random(11, 2, 5, dtype=torch.float16).permute(1, 2, 0)
+    k = random(7, 2, 22, dtype=torch.float16).transpose(0, 1)[..., ::2]
+    v = random(11)
+    exact = plain_scores(q.double(), k.double(), v.double())
+    torch.testing.assert_close(additive_scores(q, k, v).double(), exact, rtol=1e-4, atol=1e-4)
+
+
+@runs_kernels
+def test_only_the_gradients_that_are_asked_for() -> None:
+    q, k, v = random(2, 3, 5), random(2, 7, 5), random(5)
+    for some in ([0], [1], [2], [0, 2], [1, 2], [0, 1]):
+        leaves = [x.clone().requires_grad_(at in some) for at, x in enumerate((q, k, v))]
+        wanted = [leaves[at] for at in some]
+        ours = torch.autograd.grad(additive_scores(*leaves).sin().sum(), wanted)
+        torch.testing.assert_close(ours, torch.autograd.grad(plain_scores(*leaves).sin().sum(), wanted))
+
+
+@runs_kernels
+@pytest.mark.parametrize("size", [(0, 3, 5, 7), (2, 0, 5, 7), (2, 3, 0, 7), (2, 3, 5, 0)])
+def test_scores_of_nothing(size: tuple[int, int, int, int]) -> None:
+    B, Q, K, H = size
+    leaves = [random(B, Q, H).requires_grad_(), random(B, K, H).requires_grad_(), random(H).requires_grad_()]
+    scores = additive_scores(*leaves)
+    assert scores.shape == (B, Q, K)
+    assert not scores.any()
+    scores.sum().backward()
+    assert all(x.grad is not None and not x.grad.any() for x in leaves)
+
+
+@runs_kernels
+def test_second_derivatives_are_refused() -> None:
+    q = random(2, 3, 5).requires_grad_()
+    context, _ = Shared(*(x.requires_grad_() for x in shared_inputs(torch.float32))).step(random(B, DQ))
+    for output in (additive_scores(q, random(2, 7, 5), random(5)), context):
+        with pytest.raises(RuntimeError, match="differentiable once"):
+            output.sum().backward(create_graph=True)
+
+
+# --- steps --------------------------------------------------------------------------------------------------
+
+B, K, H, DQ, DV, T = 3, 23, 11, 5, 13, 2
+
+
+def shared_inputs(dtype: torch.dtype) -> list[Tensor]:
+    """weight, keys, v, value"""
+    return [random(*shape, dtype=dtype) for shape in ((H, DQ), (B, K, H), (H,), (B, K, DV))]
+
+
+def plain_steps(
+    weight: Tensor, keys: Tensor, v: Tensor, value: Tensor, *queries: Tensor, allowed: Tensor | None = None
+) -> list[Tensor]:
+    """context, weights of every step."""
+    outputs = []
+    for query in queries:
+        score = (torch.tanh((query @ weight.T)[:, None] + keys) * v).sum(-1)
+        score = score if score.dtype == torch.float64 else score.float()
+        if allowed is not None:
+            score = score.masked_fill(~allowed, -1e30)
+        weights = score.softmax(-1)
+        if allowed is not None:
+            weights = weights.masked_fill(~allowed, 0)
+        outputs += [(weights.to(value.dtype)[:, None] @ value)[:, 0], weights]
+    return outputs
+
+
+def our_steps(*inputs: Tensor, allowed: Tensor | None = None, blocks: Blocks = SPLIT) -> list[Tensor]:
+    shared = Shared(*inputs[:4], blocks=blocks)
+    return [x for query in inputs[4:] for x in shared.step(query, allowed)]
+
+
+@runs_kernels
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("blocks", [WHOLE, SPLIT])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_steps_and_gradients(dtype: torch.dtype, blocks: Blocks, masked: bool) -> None:
+    torch.manual_seed(3)
+    inputs = shared_inputs(dtype) + [random(B, DQ, dtype=dtype) for _ in range(T)]
+    grads = [random(B, width) for _ in range(T) for width in (DV, K)]
+    allowed = None
+    if masked:
+        allowed = torch.rand(B, K, device=DEVICE) < 0.6
+        allowed[1] = False  # a row with nothing to attend to
+    ours = with_gradients(lambda *x: our_steps(*x, allowed=allowed, blocks=blocks), inputs, grads, dtype)
+    plain = with_gradients(lambda *x: plain_steps(*x, allowed=allowed), inputs, grads, dtype)
+    exact = with_gradients(lambda *x: plain_steps(*x, allowed=allowed), inputs, grads, torch.float64)
+    assert ours[0].dtype == dtype
+    assert ours[1].dtype == torch.float32
+    agree(ours, plain, exact, dtype)
+    if masked:
+        assert not ours[0][1].any()
+        assert not ours[1][1].any()
+
+
+@runs_kernels
+@pytest.mark.parametrize("blocks", [WHOLE, SPLIT])
+def test_what_is_not_allowed_never_arrives(blocks: Blocks) -> None:
+    torch.manual_seed(4)
+    allowed = torch.rand(B, K, device=DEVICE) < 0.5
+    allowed[2] = False
+    inputs = [*shared_inputs(torch.float32), random(B, DQ)]
+    grads = [random(B, DV), random(B, K)]
+    clean = with_gradients(
+        lambda *x: our_steps(*x, allowed=allowed, blocks=blocks), inputs, grads, torch.float32
+    )
+    for tensor in (inputs[1], inputs[3]):
+        tensor[~allowed] = float("nan")
+    dirty = with_gradients(
+        lambda *x: our_steps(*x, allowed=allowed, blocks=blocks), inputs, grads, torch.float32
+    )
+    torch.testing.assert_close(dirty, clean, rtol=0, atol=0)
+
+
+@runs_kernels
+def test_backward_twice_in_part_and_for_the_query_only() -> None:
+    torch.manual_seed(5)
+    leaves = [x.requires_grad_() for x in (*shared_inputs(torch.float32), *(random(B, DQ) for _ in range(2)))]
+    ours, plain = our_steps(*leaves), plain_steps(*leaves)
+
+    def gradients(outputs: Sequence[Tensor], of: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(
+            sum(x.sin().sum() for x in outputs), of, retain_graph=True, allow_unused=True
+        )
+
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    for _ in range(2):
+        torch.testing.assert_close(gradients(ours, leaves), gradients(plain, leaves), **close)
+    torch.testing.assert_close(
+        gradients(ours, leaves[4:]), gradients(plain, leaves[4:]), **close
+    )  # queries only
+    torch.testing.assert_close(gradients(ours[2:4], leaves[:4]), gradients(plain[2:4], leaves[:4]), **close)
+    torch.testing.assert_close(gradients(ours[0:1], leaves[:4]), gradients(plain[0:1], leaves[:4]), **close)
+    torch.testing.assert_close(gradients(ours[1:2], leaves[:3]), gradients(plain[1:2], leaves[:3]), **close)
+    for some in ([0], [1], [2], [3]):
+        of = [leaves[at] for at in some]
+        torch.testing.assert_close(gradients(ours, of), gradients(plain, of), **close)
+
+
+@runs_kernels
+def test_a_step_over_no_keys() -> None:
+    leaves = [random(*shape).requires_grad_() for shape in ((H, DQ), (B, 0, H), (H,), (B, 0, DV), (B, DQ))]
+    context, weights = Shared(*leaves[:4]).step(leaves[4])
+    assert context.shape == (B, DV)
+    assert weights.shape == (B, 0)
+    assert not context.any()
+    context.sum().backward()
+    assert leaves[4].grad is not None
+    assert not leaves[4].grad.any()
+
+
+@runs_kernels
+def test_a_loop_that_feeds_back() -> None:
+    torch.manual_seed(6)
+    leaves = [x.requires_grad_() for x in (*shared_inputs(torch.float32), random(DV, DQ), random(B, DQ))]
+
+    def loss(step: Callable[[Tensor], Sequence[Tensor]]) -> Tensor:
+        query, coverage = leaves[5], torch.zeros(B, K, device=DEVICE)
+        for _ in range(3):
+            context, weights = step(query)
+            query, coverage = torch.tanh(context @ leaves[4]), coverage + weights
+        return query.sum() + coverage.square().sum()
+
+    ours = torch.autograd.grad(loss(Shared(*leaves[:4], blocks=SPLIT).step), leaves)
+    plain = torch.autograd.grad(loss(lambda query: plain_steps(*leaves[:4], query)), leaves)
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
+
+
+@runs_kernels
+def test_nothing_is_kept() -> None:
+    gc.disable()  # a cycle would be found out only by the collector: it must not be needed
+    try:
+        for way in ("no_grad", "dropped", "backward", "query"):
+            leaves = [
+                x.requires_grad_(way != "no_grad") for x in (*shared_inputs(torch.float32), random(B, DQ))
+            ]
+            shared = Shared(*leaves[:4], blocks=SPLIT)
+            with torch.set_grad_enabled(way != "no_grad"):
+                context, weights = shared.step(leaves[4])
+                context, weights = shared.step(leaves[4] + context.sum())
+            assert context.requires_grad == (way != "no_grad")
+            if way == "backward":
+                (context.sum() + weights.sum()).backward()
+            if way == "query":
+                torch.autograd.grad(context.sum(), leaves[4])
+            watched = [
+                weakref.ref(shared),
+                weakref.ref(shared.ledger),
+                weakref.ref(context),
+                weakref.ref(leaves[1]),
+            ]
+            del shared, context, weights, leaves
+            assert [ref() for ref in watched] == [None] * 4, way
+    finally:
+        gc.enable()
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "size", [(80, 50, 1000, 600, 2000), (32, 400, 256, 256, 512), (1, 3001, 2048, 64, 40)]
+)
+def test_steps_at_real_sizes(size: tuple[int, int, int, int, int], dtype: torch.dtype) -> None:
+    torch.manual_seed(7)
+    B, K, H, DQ, DV = size
+    shapes = ((H, DQ), (B, K, H), (H,), (B, K, DV), (B, DQ), (B, DQ))
+    scales = (DQ**-0.5, 1.0, 3 * H**-0.5, 1.0, 1.0, 1.0)
+    inputs = [random(*shape, dtype=dtype, scale=scale) for shape, scale in zip(shapes, scales, strict=True)]
+    allowed = torch.arange(K, device=DEVICE) < torch.randint(K // 2, K, (B, 1), device=DEVICE)
+    grads = [random(B, width) for _ in range(2) for width in (DV, K)]
+    ours = with_gradients(lambda *x: our_steps(*x, allowed=allowed, blocks=Blocks()), inputs, grads, dtype)
+    plain = with_gradients(lambda *x: plain_steps(*x, allowed=allowed), inputs, grads, dtype)
+    exact = with_gradients(lambda *x: plain_steps(*x, allowed=allowed), inputs, grads, torch.float64)
+    agree(ours, plain, exact, dtype)
+
+
+@needs_gpu
+def test_steps_in_a_cuda_graph() -> None:
+    torch.manual_seed(8)
+    leaves = [x.requires_grad_() for x in (*shared_inputs(torch.float32), random(B, DQ), random(B, DQ))]
+
+    def run() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(sum(x.sin().sum() for x in our_steps(*leaves)), leaves)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    for _ in range(3):
+        with torch.no_grad():
+            for leaf in leaves:
+                leaf.copy_(torch.randn_like(leaf))
+        graph.replay()
+        torch.testing.assert_close(captured, run())
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
+def test_in_the_interpreter() -> None:
+    source = Path(__file__).resolve().parents[2] / "src"
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment["PYTHONPATH"] = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not gpu",
+        __file__,
+    ]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout

@@ -1,0 +1,311 @@
+"""The mask contract on every path, which path serves a call, and how much memory it takes."""
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import jumok
+from jumok import attend, explain, masks, scores
+from jumok.attention import chunks, fused
+
+B, H, Q, K, D, V = 2, 3, 5, 7, 17, 19
+
+
+# ------------------------------------------------------------------- the contract, on every path
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to compute ``attend``: what is passed along, and how close to float64 it must be."""
+
+    attend: Callable[..., Tensor]
+    device: str
+    dtype: torch.dtype
+    within: float
+
+    def inputs(self, *leading: int) -> tuple[Tensor, Tensor, Tensor]:
+        shapes = (Q, D), (K, D), (K, V)
+        query, key, value = (torch.randn(*leading, *s, dtype=self.dtype, device=self.device) for s in shapes)
+        return query, key, value
+
+    def close(self, one: Tensor, other: Tensor) -> None:
+        torch.testing.assert_close(one.to(other), other, rtol=self.within, atol=self.within)
+
+
+CPU_WAYS = ["sdpa", "sdpa in chunks", "bias", "bias in chunks", "reference", "reference in chunks"]
+GPU_WAYS = ["cuda", "cuda sdpa", "cuda flex", "cuda bias", "cuda reference"]
+
+
+@pytest.fixture(params=[*CPU_WAYS, *(pytest.param(name, marks=pytest.mark.gpu) for name in GPU_WAYS)])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
+    """All ways that this machine has."""
+    name = request.param
+    by_name = {path.name: path for path in fused.PATHS}
+    if "chunks" in name:
+        monkeypatch.setattr(chunks, "AT_ONCE", 1)
+    if "reference" in name:
+        monkeypatch.setattr(fused, "PATHS", ())
+    for only in ("sdpa", "flex"):
+        if only in name:  # it, or the reference where it cannot serve
+            monkeypatch.setattr(fused, "PATHS", (by_name[only],))
+    run = functools.partial(attend, bias=torch.zeros((), device="cuda" if "cuda" in name else "cpu"))
+    device, dtype, within = ("cuda", torch.float32, 3e-3) if "cuda" in name else ("cpu", torch.float64, 1e-10)
+    return Way(run if "bias" in name else attend, device, dtype, within)
+
+
+def with_gradients(run: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
+    """The result and the gradient of each input."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    out = run(*leaves)
+    return out.detach(), *torch.autograd.grad(out.sin().sum(), leaves)
+
+
+def whole(mask: masks.Mask) -> Tensor:
+    """The mask as ``(B, H, Q, K)``."""
+    at = masks.At(2, Q, K, torch.device("cpu"))
+    return mask.block(at, slice(0, Q)).expand(B, H, Q, K)
+
+
+def checkered() -> Tensor:
+    return torch.arange(H * Q * K).reshape(H, Q, K) % 4 > 0
+
+
+MASKS: dict[str, Callable[[], masks.Mask]] = {
+    "padding": lambda: masks.padding([0, 4]),
+    "padding of heads": lambda: masks.padding([[0, 3, 7], [2, 0, 1]]),
+    "left padding": lambda: masks.from_zero_one(torch.tensor([[0] * 7, [0, 0, 0, 1, 1, 1, 1]])),
+    "padding in pieces": lambda: masks.from_zero_one(torch.tensor([[0] * 7, [1, 0, 0, 1, 1, 0, 1]])),
+    "causal before the keys": lambda: masks.causal(offset=[-2, 1]),
+    "causal, padding": lambda: masks.causal() & masks.padding([0, 3]),
+    "window, causal": lambda: masks.window(1, 1, offset=-2) & masks.causal(offset=0),
+    "padded documents": lambda: masks.documents([-1, -1, 3, -1, 4, 4, -1]),
+    "documents in pieces": lambda: masks.documents([-1, 4, 3, -1, 4, 3, 5]) & ~masks.window(0, 0),
+    "neither": lambda: ~masks.causal() & masks.padding([6, 4]),
+    "either": lambda: masks.window(0, 0, offset=-1) | masks.window(0, 0, offset=-3),
+    "tensor": lambda: masks.tensor(checkered() & (torch.arange(K) != 4) & (torch.arange(Q) != 1)[:, None]),
+    "tensor, padding": lambda: masks.tensor(checkered()) & masks.padding([0, 4]),
+}
+every_mask = pytest.mark.parametrize("name", MASKS)
+
+
+def mask_for(way: Way, name: str) -> masks.Mask:
+    if way.device == "cuda" and "tensor" in name:  # a tensor is asked to be where the query is
+        return masks.tensor(whole(MASKS[name]()).cuda())
+    return MASKS[name]()
+
+
+@every_mask
+def test_a_query_with_nothing_allowed_gets_zeros_and_gives_none(
+    way: Way, plain: Callable[..., Tensor], name: str
+) -> None:
+    inputs, allowed = way.inputs(B, H), whole(MASKS[name]())
+    empty = ~allowed.any(-1)
+    assert empty.any(), "this mask shows nothing"
+
+    out, query, key, value = with_gradients(functools.partial(way.attend, mask=mask_for(way, name)), *inputs)
+
+    assert (out[empty.to(way.device)] == 0).all()
+    assert (query[empty.to(way.device)] == 0).all()
+    exact = with_gradients(
+        functools.partial(plain, allowed=allowed.to(way.device)), *(x.double() for x in inputs)
+    )
+    for one, other in zip((out, query, key, value), exact, strict=True):
+        way.close(one, other)
+
+
+@every_mask
+@pytest.mark.parametrize("held", [torch.nan, torch.inf], ids=str)
+def test_what_nobody_may_attend_to_never_spreads(way: Way, name: str, held: float) -> None:
+    query, key, value = way.inputs(B, H)
+    mask = mask_for(way, name)
+    unseen = ~whole(MASKS[name]()).any(-2).to(way.device)  # (B, H, K)
+    assert unseen.any(), "this mask shows nothing"
+    run = functools.partial(way.attend, mask=mask)
+
+    clean = with_gradients(run, query, key, value)
+    spoilt = with_gradients(run, query, *(x.masked_fill(unseen[..., None], held) for x in (key, value)))
+
+    for one, other in zip(spoilt, clean, strict=True):
+        way.close(one, other)
+    assert not spoilt[2][unseen].any()
+    assert not spoilt[3][unseen].any()
+
+
+def test_minus_infinity_in_a_bias_is_a_mask(way: Way) -> None:
+    query, key, value = way.inputs(B, H)
+    allowed = checkered().to(way.device)
+    allowed[:, 1], allowed[..., 3] = False, False  # a query without keys and a key without queries
+    numbers = torch.randn(H, Q, K, dtype=way.dtype, device=way.device)
+    key[..., 3, :], value[..., 3, :] = torch.nan, torch.nan
+
+    def run(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+        return attend(query, key, value, bias=bias.masked_fill(~allowed, -torch.inf))
+
+    def masked(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+        return attend(query, key, value, mask=masks.tensor(allowed), bias=bias)
+
+    inputs = query, key, value, numbers
+    for one, other in zip(with_gradients(run, *inputs), with_gradients(masked, *inputs), strict=True):
+        assert one.isfinite().all()
+        way.close(one, other)
+    assert not run(*inputs)[:, :, 1].any()
+
+
+def test_a_key_that_mask_and_bias_take_out_together_never_spreads(way: Way) -> None:
+    query, key, value = way.inputs(B, H)
+    bias = torch.zeros(Q, K, dtype=way.dtype, device=way.device)
+    bias[Q - 1, K - 1] = -torch.inf  # under causal the last query alone sees the last key
+    run = functools.partial(attend, mask=masks.causal(), bias=bias)
+    clean = with_gradients(run, query, key, value)
+    key[..., K - 1, :], value[..., K - 1, :] = torch.nan, torch.inf
+    for one, other in zip(with_gradients(run, query, key, value), clean, strict=True):
+        way.close(one, other)
+
+
+def test_grouped_queries_with_a_mask_of_every_head(way: Way, plain: Callable[..., Tensor]) -> None:
+    query, key, value = way.inputs(B, 6)[0], *way.inputs(B, 2)[1:]
+    lengths = torch.tensor([[1, 2, 0, 6, 3, 4], [5, 7, 2, 1, 1, 2]])
+    allowed = (torch.arange(K) < lengths[..., None, None]).to(way.device)
+    unseen = torch.arange(K) >= lengths.unflatten(1, (2, 3)).amax(2)[..., None]  # by no head of a group
+    key, value = (x.masked_fill(unseen[..., None].to(way.device), torch.nan) for x in (key, value))
+
+    ours = with_gradients(functools.partial(way.attend, mask=masks.padding(lengths)), query, key, value)
+
+    filled = (x.nan_to_num().double() for x in (query, key, value))
+    for one, other in zip(ours, with_gradients(functools.partial(plain, allowed=allowed), *filled), strict=True):
+        way.close(one, other)
+
+
+@pytest.mark.parametrize("leading", [(), (B,), (B, H), (B, 5, H), (B, 1, 5, H)], ids=str)
+def test_padding_of_the_first_dimension_serves_any_number_of_them(
+    way: Way, plain: Callable[..., Tensor], leading: tuple[int, ...]
+) -> None:
+    lengths = torch.tensor([0, 4] if leading else 4)
+    inputs = way.inputs(*leading)
+    out = way.attend(*inputs, mask=masks.causal() & masks.padding(lengths))
+    kept = torch.arange(K) < lengths.reshape(-1, *[1] * len(leading), 1)
+    allowed = (kept if leading else kept[0]) & masks.causal().dense(Q, K)
+    way.close(out, plain(*(x.double() for x in inputs), allowed.to(way.device)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@every_mask
+def test_the_contract_holds_in_low_precision(name: str, dtype: torch.dtype, in_chunks: None) -> None:
+    allowed = whole(MASKS[name]())
+    query, key, value = (torch.randn(B, H, n, w, dtype=dtype) for n, w in ((Q, D), (K, D), (K, V)))
+    unseen = ~allowed.any(-2)[..., None]
+    key, value = (x.masked_fill(unseen, torch.nan) for x in (key, value))
+    results = with_gradients(functools.partial(attend, mask=MASKS[name]()), query, key, value)
+    assert all(x.isfinite().all() for x in results)
+    assert not results[0][~allowed.any(-1)].any()
+    assert results[0].dtype == dtype
+
+
+# --------------------------------------------------------------------------- which path, and why
+
+
+def explained(**rest: Any) -> tuple[Any, Callable[[], Tensor]]:
+    """The explanation of a call and the call."""
+    query, key, value = torch.randn(B, H, Q, D), torch.randn(B, H, K, D), torch.randn(B, H, K, V)
+    arguments = {"query": query, "key": key, "value": value} | rest
+    return explain(**arguments), lambda: attend(**arguments)
+
+
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "plain": ({}, "sdpa: PyTorch's scaled_dot_product_attention\n"),
+    "square causal": ({"query": torch.randn(B, H, K, D), "mask": masks.causal()}, "sdpa: .*, causal by flag\n"),
+    "one causal query": ({"query": torch.randn(B, H, 1, D), "mask": masks.causal()}, "sdpa: .*by flag\n"),
+    "padding": ({"mask": masks.padding([3, 4])}, "sdpa: .* with a mask of one row\n"),
+    "causal": ({"mask": masks.causal()}, "sdpa: .*, the mask made for some queries at a time\n"),
+    "bias": ({"bias": torch.zeros(K)}, "sdpa: .* with the mask as a tensor\n"),
+    "softcap": ({"softcap": 2.0}, "reference: plain PyTorch.*\n.*not sdpa: it has no softcap\n"),
+    "dropout": ({"dropout": 0.5}, "reference: plain PyTorch.*\n.*not sdpa: its dropout on the CPU"),
+    "additive": ({"score": scores.Additive(D, D, 3)}, "reference: .*\n.*not sdpa: the score is no dot product\n"),
+    "no keys": ({"key": torch.zeros(0, D), "value": torch.zeros(0, V)}, "reference: .*nothing to attend to\n"),
+    "general": ({"score": scores.General(D, D)}, "sdpa: PyTorch's scaled_dot_product_attention\n"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_explain_says_which_path_and_why_not_a_faster_one(name: str) -> None:
+    explanation, _ = explained(**CASES[name][0])
+    assert re.match(CASES[name][1], f"{explanation}\n", re.DOTALL), str(explanation)
+    faster = [path.name for path in fused.PATHS]
+    reached = faster.index(explanation.name) if explanation.name in faster else len(faster)
+    assert [refused for refused, _ in explanation.refused] == faster[:reached]
+    listed = [f"  not {path}: {reason}" for path, reason in explanation.refused]
+    assert str(explanation).splitlines()[1:] == listed
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_attend_runs_the_path_that_explain_names(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+
+    def noting(name: str, run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda call: (taken.append(name), run(call))[1]
+
+    paths = tuple(replace(path, run=noting(path.name, path.run)) for path in fused.PATHS)
+    monkeypatch.setattr(fused, "PATHS", paths)
+    monkeypatch.setattr(jumok.attention.core, "_reference", noting("reference", jumok.attention.core._reference))
+    explanation, run = explained(**CASES[name][0])
+    run()
+    assert taken == [explanation.name]
+
+
+# -------------------------------------------------------------------------------------- memory
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the number of elements of the largest tensor that any operation gave."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        tensors = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        made = [x.untyped_storage().nbytes() // x.element_size() for x in tensors]
+        self.elements = max(self.elements, 0, *made)
+        return out
+
+
+def largest_tensor(length: int, heads: int, width: int, **rest: Any) -> int:
+    """Of a forward and a backward pass."""
+    inputs = [torch.randn(B, heads, length, width, requires_grad=True) for _ in range(3)]
+    with Largest() as seen:
+        attend(*inputs, **rest).sum().backward()
+    assert all(x.grad is not None for x in inputs)
+    return seen.elements
+
+
+def test_a_long_masked_call_never_makes_a_tensor_of_queries_times_keys() -> None:
+    length = 4096
+    mask = masks.causal() & masks.padding([1000, length])
+    assert largest_tensor(length, heads=8, width=8, mask=mask) <= length * length / 2
+
+
+def test_the_reference_stays_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    length, bound = 512, 1 << 17
+    monkeypatch.setattr(chunks, "AT_ONCE", bound)
+    mask = masks.causal() & masks.padding([100, length])
+    assert largest_tensor(length, heads=8, width=8, mask=mask, softcap=5.0) <= bound
+    assert largest_tensor(length, heads=1, width=8, mask=mask, score=scores.Additive(8, 8, 11)) <= bound
+
+
+def test_looking_for_empty_rows_and_keys_of_any_mask_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks, "LOOK_AT_ONCE", 1 << 14)
+    monkeypatch.setattr(chunks, "AT_ONCE", 1 << 17)
+    mask = masks.causal() | masks.window(0, 3)
+    assert largest_tensor(512, heads=8, width=8, mask=mask) <= 1 << 17
+    at = masks.At(2, 512, 512, torch.device("cpu"))
+    with Largest() as seen:
+        fresh = masks.causal() | ~masks.window(0, 3)
+        fresh.rows_alive(at), fresh.keys_alive(at)
+    assert seen.elements <= 1 << 14
