@@ -9,7 +9,7 @@ from torch import Tensor
 def _plain(
     query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None = None, bias: Tensor | float = 0.0
 ) -> Tensor:
-    """Scaled dot-product attention as the formula says it, with exp and a division; grouped heads repeated."""
+    """Scaled dot-product attention as the formula says, with exp and a division; grouped heads repeated."""
     if query.dim() == 4 == key.dim() and 1 < key.shape[1] < query.shape[1]:
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
     grown = (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5 + bias).exp()

@@ -31,6 +31,9 @@ BANDS: dict[str, masks.Mask] = {
     "causal, ragged": masks.causal([0, 108]),
     "window": masks.window(37, 11),
     "wide window": masks.window(260, 0),
+    "window past the end": masks.window(None, 300),
+    "causal past the end": masks.causal(offset=[350, 0]),
+    "window beside the keys": masks.window(20, 0, offset=[-280, 390]),
     "documents": masks.documents(ids()),
     "causal documents": masks.causal() & masks.documents(ids()),
     "causal, padding": masks.causal() & masks.padding([300, 17]),
@@ -54,7 +57,9 @@ def whole(mask: masks.Mask, at: masks.At = AT) -> Tensor:
 def tiled(mask: masks.Mask, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Which blocks have some allowed pair and which are full and whole, in truth; and what ``tiles`` says."""
     padded = torch.nn.functional.pad(whole(mask), (0, -K % size, 0, -Q % size))
-    cut = padded.unflatten(-1, (-1, size)).unflatten(-3, (-1, size)).transpose(-2, -3)  # (…, Qb, Kb, size, size)
+    cut = (
+        padded.unflatten(-1, (-1, size)).unflatten(-3, (-1, size)).transpose(-2, -3)
+    )  # (…, Qb, Kb, size, size)
     said = blocks.tiles(mask, AT, size)
     shape = cut.shape[:-2]
     return cut.any(-1).any(-1), cut.all(-1).all(-1), said.some.expand(shape), said.full.expand(shape)
@@ -114,12 +119,15 @@ def test_flex_attention_with_our_block_mask_gives_what_attend_gives(name: str) -
     torch.testing.assert_close(attend(query, key, value, mask=mask), theirs)
 
 
-@pytest.mark.parametrize("leading", [0, 1, 2])
-def test_fewer_leading_dimensions_stand_for_heads(leading: int) -> None:
-    mask = masks.causal() & masks.padding([3, 5, 7][: 3 if leading else 1] if leading < 2 else [3, 5])
-    mask = masks.causal() & masks.padding(3) if leading == 0 else mask
-    ours = blocks.block_mask(mask, masks.At(leading, 5, 7, CPU))
-    assert ours.shape == {0: (1, 1, 5, 7), 1: (1, 3, 5, 7), 2: (2, 1, 5, 7)}[leading]
+@pytest.mark.parametrize(
+    ("lengths", "leading", "shape"),
+    [(3, 0, (1, 1, 5, 7)), ([3, 5, 7], 1, (1, 3, 5, 7)), ([3, 5], 2, (2, 1, 5, 7))],
+)
+def test_a_single_leading_dimension_stands_for_heads(
+    lengths: int | list[int], leading: int, shape: tuple[int, ...]
+) -> None:
+    mask = masks.causal() & masks.padding(lengths)
+    assert blocks.block_mask(mask, masks.At(leading, 5, 7, CPU)).shape == shape
 
 
 NOT_STRUCTURED: dict[str, Callable[[], masks.Mask]] = {

@@ -268,12 +268,13 @@ def test_errors_say_what_came_and_what_was_expected(wrong, message: str) -> None
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @torch.no_grad()
 def test_the_gpu_is_never_waited_for() -> None:
     first, more = ([x.cuda() for x in tokens(3, new, new)] for new in (5, 1))
     index = torch.tensor([2, 0, 1]).cuda()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         for lengths in (None, [2, 5, 3]):
             cache = Cache().append(*first, lengths).append(*more)
             cache = cache.reorder([1, 0, 2] if lengths else index).append(*more)

@@ -190,7 +190,9 @@ def test_query_heads_share_keys_of_an_additive_score() -> None:
 
 
 @pytest.mark.parametrize("score", [None, scores.Additive(D, D, 3).double()], ids=["dot", "additive"])
-@pytest.mark.parametrize("mask", [None, masks.causal(), masks.padding([0, 0])], ids=["open", "causal", "padding"])
+@pytest.mark.parametrize(
+    "mask", [None, masks.causal(), masks.padding([0, 0])], ids=["open", "causal", "padding"]
+)
 def test_without_keys_every_query_gets_zeros(score: scores.Score | None, mask: masks.Mask | None) -> None:
     query, key, value = (x.requires_grad_() for x in qkv(B, H))
     out = attend(query, key[..., :0, :], value[..., :0, :], score=score, mask=mask)
@@ -202,7 +204,9 @@ def test_without_keys_every_query_gets_zeros(score: scores.Score | None, mask: m
 
 
 @pytest.mark.parametrize("score", [None, scores.Additive(D, D, 3).double()], ids=["dot", "additive"])
-@pytest.mark.parametrize("mask", [None, masks.causal(), masks.padding([4, 7])], ids=["open", "causal", "padding"])
+@pytest.mark.parametrize(
+    "mask", [None, masks.causal(), masks.padding([4, 7])], ids=["open", "causal", "padding"]
+)
 def test_without_queries_nothing_comes_out(score: scores.Score | None, mask: masks.Mask | None) -> None:
     query, key, value = qkv(B, H)
     assert attend(query[..., :0, :], key, value, score=score, mask=mask).shape == (B, H, 0, V)
@@ -301,7 +305,10 @@ def test_dropout_keeps_the_mean() -> None:
     query, key, value = qkv(B, H)
     many = (x.expand(4000, *x.shape) for x in (query, key, value))
     torch.testing.assert_close(
-        attend(*many, dropout=0.3).mean(0), attend(query, key, value), rtol=0, atol=0.1 * value.abs().max().item()
+        attend(*many, dropout=0.3).mean(0),
+        attend(query, key, value),
+        rtol=0,
+        atol=0.1 * value.abs().max().item(),
     )
 
 
@@ -336,7 +343,10 @@ BAD: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "a vector": (lambda: attend(q[0, 0, 0], k, v), ["query", "(8,)", "query[None]"]),
     "whole numbers": (lambda: attend(q.long(), k.long(), v.long()), ["query", "int64", ".float()"]),
     "widths": (lambda: attend(q, k[..., :3], v), ["query has width 8", "key 3", "General", "Additive"]),
-    "widths of a dot": (lambda: attend(q, k[..., :3], v, score=scores.Dot()), ["width 8", "key 3", "General"]),
+    "widths of a dot": (
+        lambda: attend(q, k[..., :3], v, score=scores.Dot()),
+        ["width 8", "key 3", "General"],
+    ),
     "query of a score": (
         lambda: attend(q, k, v, score=scores.Additive(5, 8, 3)),
         ["Additive", "query has width 8", "made for 5", "query_width=8"],
@@ -346,8 +356,14 @@ BAD: dict[str, tuple[Callable[[], Any], list[str]]] = {
         ["General", "key has width 8", "made for 5", "key_width=8"],
     ),
     "values": (lambda: attend(q, k, v[..., :4, :]), ["7 keys", "4 values"]),
-    "batches": (lambda: attend(q, k[:1].expand(3, 6, 7, 8), v), ["(2, 6, 5, 8)", "(3, 6, 7, 8)", "broadcast"]),
-    "heads": (lambda: attend(q, k[:, :4], v[:, :4]), ["(2, 6, 5, 8)", "(2, 4, 7, 8)", "multiple of key heads"]),
+    "batches": (
+        lambda: attend(q, k[:1].expand(3, 6, 7, 8), v),
+        ["(2, 6, 5, 8)", "(3, 6, 7, 8)", "broadcast"],
+    ),
+    "heads": (
+        lambda: attend(q, k[:, :4], v[:, :4]),
+        ["(2, 6, 5, 8)", "(2, 4, 7, 8)", "multiple of key heads"],
+    ),
     "heads of values": (lambda: attend(q, k[:, :3], v[:, :2]), ["6 heads", "key 3", "(2, 2, 7, 9)"]),
     "values without heads": (lambda: attend(q, k[:, :3], v[0, 0]), ["6 heads", "key 3", "(7, 9)"]),
     "key device": (lambda: attend(q, k.to("meta"), v), ["key is on meta", "query on cpu", ".to()"]),
@@ -427,7 +443,7 @@ def test_the_examples_in_the_docstrings_hold(name: str) -> None:
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 @pytest.mark.parametrize("name", ["none", "both", "any"])
 def test_compiled_attend_gives_the_same(name: str) -> None:
-    compiled = torch.compile(attend)
+    compiled = torch.compile(attend, fullgraph=True)
     mask = MASKS[name]
     for _ in range(2):  # what a mask remembers must not change anything
         inputs = [x.requires_grad_() for x in qkv(B, H, dtype=torch.float32)]

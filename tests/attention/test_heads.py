@@ -409,12 +409,13 @@ def test_steps_on_the_gpu_are_those_of_the_cpu(lengths: list[int] | None) -> Non
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @torch.no_grad()
 def test_equal_rows_never_wait_for_the_gpu() -> None:
     mha = MultiHead(64, 4).to("cuda", torch.bfloat16)
     prompt, step = (torch.randn(3, n, 64, device="cuda", dtype=torch.bfloat16) for n in (5, 1))
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         _, cache = mha.step(prompt, Cache())
         for _ in range(5):
             _, cache = mha.step(step, cache)

@@ -137,7 +137,9 @@ def test_from_zero_one_is_hugging_faces_mask(
     query, key, value = inputs()
     for extra in (masks.window(None, None), masks.causal()):  # transformers' mask: these columns, and causal
         allowed = kept.bool()[:, None, None, :] & extra.dense(Q, K)
-        torch.testing.assert_close(attend(query, key, value, mask=mask & extra), plain(query, key, value, allowed))
+        torch.testing.assert_close(
+            attend(query, key, value, mask=mask & extra), plain(query, key, value, allowed)
+        )
 
 
 def test_padding_on_one_side_needs_no_tensor_and_in_pieces_does() -> None:
@@ -145,6 +147,58 @@ def test_padding_on_one_side_needs_no_tensor_and_in_pieces_does() -> None:
     for name in ("right", "left", "both sides", "one row empty", "all empty"):
         assert masks.from_zero_one(torch.tensor(ZERO_ONE[name])).band(at) is not None
     assert masks.from_zero_one(torch.tensor(ZERO_ONE["in pieces"])).band(at) is None
+
+
+# ------------------------------------------------------------------- what is known beforehand
+
+
+def of_every_kind(queries: int) -> list[masks.Mask]:
+    """Masks with and without empty rows and unseen keys; documents where there are enough keys for them."""
+    left = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * K])
+    made = [masks.padding([7, 7]), masks.padding([4, 7]), masks.padding([0, 7]), masks.padding(3)]
+    made += [masks.from_zero_one(left), masks.from_zero_one(left.flip(0, 1)), masks.from_zero_one(left * 0)]
+    made += [masks.from_zero_one(torch.tensor([[1, 0, 1, 1, 0, 1, 0]] * B))]
+    made += [masks.causal(), masks.causal(0), masks.causal([-2, 9]), masks.window(1, 0), masks.window(0, 2)]
+    made += [masks.window(None, 1), masks.window(2, None), masks.window(1, 1, offset=[-3, 8])]
+    made += [masks.tensor(torch.arange(queries * K).reshape(queries, K) % 3 > 0)]
+    made += [masks.tensor(torch.arange(K) != 2), masks.tensor((torch.arange(queries) != 1)[:, None])]
+    if queries <= K:
+        packed = [[7, 7, 8, 8, 8, 9, 9], [-1, 7, 7, 8, 8, 8, -1], [1, 2, 1, 2, 2, 3, 1]]
+        made += [masks.documents(ids) for ids in packed]
+    return made
+
+
+@pytest.mark.parametrize("queries", [1, Q, K, 11])
+def test_rows_and_keys_alive_of_every_pair_of_masks(queries: int) -> None:
+    at = masks.At(2, queries, K, torch.device("cpu"))
+    every = torch.tensor(True)  # None: all of them
+
+    def check(mask: masks.Mask) -> None:
+        allowed = mask.block(at, slice(0, queries)).expand(B, H, queries, K)
+        for alive, seen in ((mask.rows_alive(at), allowed.any(-1)), (mask.keys_alive(at), allowed.any(-2))):
+            assert torch.equal((every if alive is None else alive).expand_as(seen), seen), mask
+
+    kinds = of_every_kind(queries)
+    for one in kinds:
+        check(one)
+        check(~one)
+        for other in kinds:
+            check(one & other)
+            check(one | other)
+
+
+def test_nothing_is_looked_at_where_it_is_known() -> None:
+    """The masks of training: no kernel runs only to find that there is no empty row."""
+    square = masks.At(2, K, K, torch.device("cpu"))
+    for mask in (
+        masks.causal(),
+        masks.causal() & masks.window(3, 0),
+        masks.causal() & masks.documents([0] * K),
+    ):
+        assert mask.rows_alive(square) is None
+        assert mask.keys_alive(square) is None
+    assert (masks.causal() & masks.padding([3, 7])).rows_alive(square) is None
+    assert masks.padding([7, 7]).keys_alive(square) is None
 
 
 # ----------------------------------------------------------------------- a mask never changes
@@ -201,16 +255,28 @@ def used(mask: masks.Mask, keys: int = K) -> Callable[[], Tensor]:
 
 
 BAD: dict[str, tuple[Callable[[], object], list[str]]] = {
-    "float tensor": (lambda: masks.tensor(torch.zeros(Q, K)), ["float32", "True = may attend", "from_additive"]),
+    "float tensor": (
+        lambda: masks.tensor(torch.zeros(Q, K)),
+        ["float32", "True = may attend", "from_additive"],
+    ),
     "0/1 tensor": (lambda: masks.tensor(torch.ones(B, K).long()), ["int64", "from_zero_one"]),
     "list as tensor": (lambda: masks.tensor([[True]]), ["list", "boolean tensor"]),
-    "float drop": (lambda: masks.from_drop(torch.zeros(Q, K)), ["float32", "boolean", "True means", "from_additive"]),
-    "bool additive": (lambda: masks.from_additive(torch.ones(Q, K).bool()), ["bool", "0 and -inf", "masks.tensor"]),
+    "float drop": (
+        lambda: masks.from_drop(torch.zeros(Q, K)),
+        ["float32", "boolean", "True means", "from_additive"],
+    ),
+    "bool additive": (
+        lambda: masks.from_additive(torch.ones(Q, K).bool()),
+        ["bool", "0 and -inf", "masks.tensor"],
+    ),
     "additive bias": (lambda: masks.from_additive(torch.randn(Q, K)), ["other than 0 and -inf", "bias="]),
     "not 0/1": (lambda: masks.from_zero_one(torch.tensor([[0, 2]])), ["2", "0 and 1", "masks.documents"]),
     "list as 0/1": (lambda: masks.from_zero_one([[0, 1]]), ["list", "tensor of 0 and 1", "(batch, keys)"]),
     "negative length": (lambda: masks.padding([3, -2]), ["padding(lengths)", "-2", "0 or more"]),
-    "float length": (lambda: masks.padding(torch.tensor([3.0, 2.0])), ["padding(lengths)", "whole", "float32"]),
+    "float length": (
+        lambda: masks.padding(torch.tensor([3.0, 2.0])),
+        ["padding(lengths)", "whole", "float32"],
+    ),
     "bool lengths": (lambda: masks.padding(torch.ones(B, K).bool()), ["whole", "bool", "from_zero_one"]),
     "words": (lambda: masks.padding(["a"]), ["padding(lengths)", "whole numbers", "list"]),
     "float offset": (lambda: masks.causal(1.5), ["causal(offset)", "whole", "float"]),
@@ -221,18 +287,36 @@ BAD: dict[str, tuple[Callable[[], object], list[str]]] = {
     "tensor &": (lambda: torch.ones(Q, K).bool() & masks.causal(), ["Tensor", "masks.tensor(t)"]),
     "| None": (lambda: masks.causal() | None, ["NoneType", "masks.tensor(t)"]),
     "too long": (used(masks.padding([3, 8])), ["length of 8", "7 keys", "real keys"]),
-    "lengths for 3": (used(masks.padding([3, 4, 5])), ["lengths", "(3,)", "(2, 3)", "from the left", "(batch,)"]),
+    "lengths for 3": (
+        used(masks.padding([3, 4, 5])),
+        ["lengths", "(3,)", "(2, 3)", "from the left", "(batch,)"],
+    ),
     "lengths (B, Q)": (used(masks.padding([[1] * Q] * B)), ["lengths", "(2, 5)", "(2, 3)", "(batch,)"]),
     "offsets for 3": (used(masks.causal([0, 1, 2])), ["offset", "(3,)", "(2, 3)", "(batch,)"]),
     "few ids": (used(masks.documents([0] * 6)), ["6 ids", "5 queries", "7 keys", "one id for every key"]),
     "more queries": (used(masks.documents([0] * 3), keys=3), ["3 ids", "5 queries", "3 keys"]),
     "ids for 3": (used(masks.documents([[0] * K] * 3)), ["documents(ids)", "(3,)", "(2, 3)"]),
     "short 0/1": (used(masks.from_zero_one(torch.ones(B, 5))), ["0/1 mask", "(2, 5)", "7 keys"]),
-    "long 0/1": (used(masks.from_zero_one(torch.tensor([[1, 1] + [0] * 6] * B))), ["0/1 mask", "(2, 8)", "7 keys"]),
-    "0/1 for 3": (used(masks.from_zero_one(torch.ones(3, K))), ["0/1 mask", "(3, 7)", "(2, 3)", "(batch, keys)"]),
-    "4-d 0/1": (used(masks.from_zero_one(torch.ones(B, 1, 1, K))), ["0/1 mask", "(2, 1, 1, 7)", "(batch, keys)"]),
-    "turned tensor": (used(masks.tensor(torch.ones(K, Q).bool())), ["(7, 5)", "(2, 3, 5, 7)", "from_zero_one"]),
-    "batch tensor": (used(masks.tensor(torch.ones(B, K).bool())), ["(2, 7)", "(2, 3, 5, 7)", "from_zero_one"]),
+    "long 0/1": (
+        used(masks.from_zero_one(torch.tensor([[1, 1] + [0] * 6] * B))),
+        ["0/1 mask", "(2, 8)", "7 keys"],
+    ),
+    "0/1 for 3": (
+        used(masks.from_zero_one(torch.ones(3, K))),
+        ["0/1 mask", "(3, 7)", "(2, 3)", "(batch, keys)"],
+    ),
+    "4-d 0/1": (
+        used(masks.from_zero_one(torch.ones(B, 1, 1, K))),
+        ["0/1 mask", "(2, 1, 1, 7)", "(batch, keys)"],
+    ),
+    "turned tensor": (
+        used(masks.tensor(torch.ones(K, Q).bool())),
+        ["(7, 5)", "(2, 3, 5, 7)", "from_zero_one"],
+    ),
+    "batch tensor": (
+        used(masks.tensor(torch.ones(B, K).bool())),
+        ["(2, 7)", "(2, 3, 5, 7)", "from_zero_one"],
+    ),
     "bad part": (used(masks.causal() & ~masks.padding([3, 8])), ["length of 8", "7 keys"]),
 }
 

@@ -46,9 +46,7 @@ def split(x: Tensor, heads: int | None) -> Tensor:
     return x if x.dim() == 4 else x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def position_mask(
-    inputs: dict[str, Tensor], attributes: dict[str, Any], queries: int
-) -> masks.Mask | None:
+def position_mask(inputs: dict[str, Tensor], attributes: dict[str, Any], queries: int) -> masks.Mask | None:
     """``is_causal``, the window and ``nonpad_kv_seqlen`` as one mask.
 
     The diagonal starts after the keys that precede the queries: the past, or what of an outside cache is

@@ -158,12 +158,13 @@ def test_errors_say_what_came_and_what_was_expected(wrong, message: str) -> None
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @kinds
 def test_the_gpu_is_never_waited_for(position: Position) -> None:
     position.to("cuda")
     x, ids = torch.zeros(B, T, D, device="cuda"), torch.zeros(T, device="cuda").long()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         for arguments in ({}, {"offset": 3}, {"offset": [3, 1]}, {"positions": within_documents(ids)}):
             assert position(x, **arguments).device == x.device
     finally:

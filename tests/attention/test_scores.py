@@ -152,6 +152,15 @@ def test_prepared_keys_give_what_keys_give(name: str) -> None:
 
 
 @every_score
+def test_the_scale_is_a_factor_on_the_scores(name: str) -> None:
+    score, query, key, _ = made(name)
+    now = at_a_step(score)
+    bare = now(query, key) * (WIDTH**0.5 if name == "ScaledDot" else 1)
+    torch.testing.assert_close(weights(query, key, score=now, scale=0.3), (0.3 * bare).softmax(-1))
+    torch.testing.assert_close(weights(query, key, score=now), now(query, key).softmax(-1))
+
+
+@every_score
 def test_gradients(name: str) -> None:
     score, query, key, value = made(name)
     inputs = [x.requires_grad_() for x in (query, key, value)]

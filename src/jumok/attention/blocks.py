@@ -23,7 +23,7 @@ SIZE = 128  # FlexAttention's block of queries and of keys
 class Tiles(NamedTuple):
     """For every block of queries and keys, ``(*leading, blocks of Q, blocks of K)``: may some, do all attend?
 
-    ``some`` may be true of an empty block and ``full`` false of a full one, which costs time and nothing else.
+    ``some`` may be true of an empty block and ``full`` false of a full one: that costs time, nothing else.
     """
 
     some: Tensor
@@ -57,8 +57,10 @@ def tiles(mask: Mask, at: At, size: int = SIZE) -> Tiles:
 
 
 def _band_tiles(band: Band, at: At, size: int) -> Tiles:
-    first, last = (x.expand(*x.shape[:-1], at.queries) for x in torch.broadcast_tensors(band.first, band.last))
-    empty = first > last
+    first, last = (
+        x.expand(*x.shape[:-1], at.queries) for x in torch.broadcast_tensors(band.first, band.last)
+    )
+    empty = first.clamp(min=0) > last.clamp(max=at.keys - 1)
     # Empty rows, and the rows that fill up the last block, begin behind the end and end before the beginning.
     first, last = first.masked_fill(empty, at.keys), last.masked_fill(empty, -1)
     short = -at.queries % size
@@ -148,8 +150,9 @@ def flex_attention(
 ) -> Tensor:
     """``(B, H, Q, D)`` attention by compiled FlexAttention."""
     blocks = None if mask is None else mask.remember(("flex", at), lambda: block_mask(mask, at))
-    # Each combination of dtype, head width and kind of shape is compiled once. Beyond PyTorch's usual limit of 8 it
-    # would quietly fall back to code that builds Q×K scores: the limit is raised, and reaching it is an error.
+    # Each combination of dtype, head width and kind of shape is compiled once. Beyond PyTorch's usual limit
+    # of 8 it would quietly fall back to code that builds Q×K scores: the limit is raised, and reaching it is
+    # an error.
     with torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True):
         out = _compiled()(
             query, key, value, score_mod=_softcap(softcap), block_mask=blocks, scale=scale, enable_gqa=grouped
@@ -176,7 +179,8 @@ def _softcap(softcap: float | None) -> Callable[..., Tensor] | None:
 
 
 def document_edges(packed: Documents, device: torch.device) -> tuple[Tensor, int]:
-    """Where each packed document begins, ``(documents + 1,)`` with the total at the end, and the longest one."""
+    """Where each packed document begins, ``(documents + 1,)`` with the total at the end, and the longest."""
     ids = packed.ids.reshape(-1)
-    begins = torch.cat([torch.tensor([0]), (ids[1:] != ids[:-1]).nonzero()[:, 0] + 1, torch.tensor([len(ids)])])
+    inner = (ids[1:] != ids[:-1]).nonzero()[:, 0] + 1
+    begins = torch.cat([torch.tensor([0]), inner, torch.tensor([len(ids)])])
     return begins.to(device=device, dtype=torch.int32), int(begins.diff().max())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from numbers import Real
 from typing import cast
@@ -37,19 +36,12 @@ class Call:
     leading: torch.Size
     group: int
     at: At
+    visible: Mask | None  # the mask, and what the bias blocks with -inf
 
     @property
     def dot(self) -> DotScore | None:
         """The score when it is a dot product, which SDPA and FlexAttention can compute."""
         return self.score if isinstance(self.score, DotScore) else None
-
-    @functools.cached_property
-    def visible(self) -> Mask | None:
-        """The mask, and what the bias blocks with -inf."""
-        if self.bias is None:
-            return self.mask
-        unblocked = Dense(torch.atleast_2d(self.bias.detach() != -torch.inf))
-        return unblocked if self.mask is None else self.mask & unblocked
 
     def clean(self, x: Tensor) -> Tensor:
         """``x``, ``(…, K, D)``, with zeros where no query may attend, so that nothing held there spreads.
@@ -59,7 +51,7 @@ class Call:
         alive = None if self.visible is None else self.visible.keys_alive(self.at)
         if alive is None:
             return x
-        if self.group > 1 and alive.shape[1] > 1:  # a mask for every query head: a key lives if any of its heads sees it
+        if self.group > 1 and alive.shape[1] > 1:  # a key lives if any query head of its group sees it
             alive = alive.unflatten(1, (-1, self.group)).any(2)
         return x.where(alive[..., None], 0)
 
@@ -92,12 +84,14 @@ def checked(
     softcap: float | None,
     dropout: float,
 ) -> Call:
-    """Check the arguments of an attention call. Only shapes and types are looked at, so no GPU has to wait."""
+    """Check the arguments of an attention call. Only shapes and types are looked at: no GPU has to wait."""
     keys = key.keys if isinstance(key, Prepared) else key
     named = {"query": query, "key": keys} | ({} if value is None else {"value": value})
     _check_tensors(named)
     if value is not None and value.shape[-2] != keys.shape[-2]:
-        raise InputError(f"there are {keys.shape[-2]} keys but {value.shape[-2]} values; each key needs its value")
+        raise InputError(
+            f"there are {keys.shape[-2]} keys but {value.shape[-2]} values; each key needs its value"
+        )
     if score is None:
         if isinstance(key, Prepared):
             raise InputError(f"these keys were prepared by {key.made_by}; pass that score as score=")
@@ -130,7 +124,15 @@ def checked(
         if bias.device != query.device:
             raise InputError(f"bias is on {bias.device}, the query on {query.device}; move it with .to()")
         check_broadcast("bias", bias.shape, (*leading, at.queries, at.keys))
-    return Call(query, key, value, score, mask, bias, scale, softcap, dropout, leading, group, at)
+    visible = _visible(mask, bias)
+    return Call(query, key, value, score, mask, bias, scale, softcap, dropout, leading, group, at, visible)
+
+
+def _visible(mask: Mask | None, bias: Tensor | None) -> Mask | None:
+    if bias is None:
+        return mask
+    unblocked = Dense(torch.atleast_2d(bias.detach() != -torch.inf))
+    return unblocked if mask is None else mask & unblocked
 
 
 def checked_mix(weights: Tensor, value: Tensor) -> int:

@@ -12,7 +12,7 @@ AT_ONCE = 1 << 25  # elements of the largest intermediate tensor
 
 
 def step(queries: int, elements_a_row: int) -> int:
-    """How many rows are worked on at a time when each needs an intermediate of ``elements_a_row`` elements."""
+    """How many rows are worked on at a time if each needs an intermediate of ``elements_a_row`` elements."""
     return max(1, min(queries, AT_ONCE // max(1, elements_a_row)))
 
 

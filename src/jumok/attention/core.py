@@ -66,7 +66,7 @@ def weights(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """How much each query attends to each key, ``(…, Q, K)``: rows sum to one, or to zero with nothing allowed.
+    """How much each query attends to each key, ``(…, Q, K)``: rows sum to one, or to zero with none allowed.
 
     The arguments are those of :func:`attend`.
 
@@ -137,7 +137,7 @@ def _reference(call: Call) -> Tensor:
 
 
 def _weights(call: Call, keys: Tensor, rows: slice) -> Tensor:
-    """The weights of some rows of queries, ``(…, rows, K)``; ``keys`` for every head. Softmax in float32 or more."""
+    """The weights of some rows, ``(…, rows, K)``; ``keys`` for every head. Softmax in at least float32."""
     scores = _scores(call, keys, rows)
     if call.softcap is not None:
         scores = call.softcap * torch.tanh(scores / call.softcap)
@@ -149,7 +149,7 @@ def _weights(call: Call, keys: Tensor, rows: slice) -> Tensor:
         allowed = finite if allowed is None else allowed & finite
     if allowed is None:
         return scores.softmax(-1).to(call.query.dtype)
-    # A row with nothing allowed is given equal scores, which have a softmax and a gradient, and is zeroed after.
+    # A row with nothing allowed is given equal scores, which have a softmax and a gradient, and zeroed after.
     alive = allowed.any(-1, keepdim=True)
     blocked = torch.where(alive, -torch.inf, 0.0).to(scores.dtype)
     weights = torch.where(allowed, scores, blocked).softmax(-1)

@@ -98,7 +98,7 @@ def causal(offset: Numbers | None = None) -> Mask:
 
 
 def window(left: int | None, right: int | None, offset: Numbers | None = None) -> Mask:
-    """A query may attend to ``left`` keys before it, itself, and ``right`` after it; None: to all on that side.
+    """A query may attend to ``left`` keys before it, itself, and ``right`` after it; None: all on that side.
 
     ``window(1, 0)`` with 4 queries and 4 keys, and ``window(1, 1)``::
 
@@ -111,7 +111,9 @@ def window(left: int | None, right: int | None, offset: Numbers | None = None) -
     """
     for side, reach in (("left", left), ("right", right)):
         if reach is not None and (isinstance(reach, bool) or not isinstance(reach, int) or reach < 0):
-            raise InputError(f"window({side}={reach!r}): give a whole number of keys, or None for all of them")
+            raise InputError(
+                f"window({side}={reach!r}): give a whole number of keys, or None for all of them"
+            )
     return Window(left, right, _offset("window(offset)", offset))
 
 
@@ -137,7 +139,7 @@ def documents(ids: Numbers) -> Mask:
 
 
 def tensor(allowed: Tensor) -> Mask:
-    """Any mask at all, as a boolean tensor that broadcasts to ``(…, Q, K)`` from the right; True = may attend.
+    """Any mask at all: a boolean tensor that broadcasts to ``(…, Q, K)`` from the right; True = may attend.
 
     The tensor is not copied: make a new mask rather than write into it afterwards.
     """
@@ -157,8 +159,8 @@ def from_drop(dropped: Tensor) -> Mask:
     """
     if not isinstance(dropped, Tensor) or dropped.dtype != torch.bool:
         raise InputError(
-            f"masks.from_drop() takes a boolean tensor in which True means: do not attend; {_kind(dropped)} came. "
-            "Additive masks (0 and -inf) go through masks.from_additive"
+            "masks.from_drop() takes a boolean tensor in which True means: do not attend; "
+            f"{_kind(dropped)} came. Additive masks (0 and -inf) go through masks.from_additive"
         )
     return tensor(~dropped)
 
@@ -170,8 +172,8 @@ def from_additive(added: Tensor) -> Mask:
     """
     if not isinstance(added, Tensor) or not added.is_floating_point():
         raise InputError(
-            f"masks.from_additive() takes a floating-point tensor of 0 and -inf; {_kind(added)} came. A boolean "
-            "mask goes through masks.tensor (True = may attend) or masks.from_drop (True = may not)"
+            f"masks.from_additive() takes a floating-point tensor of 0 and -inf; {_kind(added)} came. "
+            "A boolean mask goes through masks.tensor (True = may attend) or masks.from_drop (True = may not)"
         )
     dropped = added <= torch.finfo(added.dtype).min
     if not bool((dropped | (added == 0)).all()):
@@ -195,8 +197,8 @@ def from_zero_one(kept: Tensor) -> Mask:
     other = host[(host != 0) & (host != 1)]
     if other.numel():
         raise InputError(
-            f"masks.from_zero_one() takes 0 and 1, and found {other[0].item()}; an additive mask goes through "
-            "masks.from_additive, document numbers through masks.documents"
+            f"masks.from_zero_one() takes 0 and 1, and found {other[0].item()}; an additive mask goes "
+            "through masks.from_additive, document numbers through masks.documents"
         )
     host = host.to(torch.bool, copy=True)
     count = host.sum(-1)
@@ -318,6 +320,8 @@ class Mask:
         """What was worked out once for a size and a device holds for the mask's whole life."""
         memo: dict[Any, Any] = self.__dict__.setdefault("_memo", {})
         if key not in memo:
+            if torch.compiler.is_compiling():  # what a compiled graph makes is its own
+                return make()
             if len(memo) >= REMEMBERED:
                 del memo[next(iter(memo))]
             with torch.inference_mode(False):  # what is worked out in inference may be needed in training
@@ -356,7 +360,8 @@ class Span(Banded):
 
     def band(self, at: At) -> Band:
         def make() -> Band:
-            return Band(*(_aligned(x.to(at.device)[..., None], self.rank, at.leading) for x in (self.first, self.last)))
+            ends = (x.to(at.device)[..., None] for x in (self.first, self.last))
+            return Band(*(_aligned(x, self.rank, at.leading) for x in ends))
 
         return self.remember(("band", at), make)
 
@@ -518,7 +523,8 @@ class Dense(Mask):
     def check(self, leading: Sequence[int], at: At) -> None:
         if self.allowed.device != at.device:
             raise InputError(
-                f"the mask tensor is on {self.allowed.device}, the query on {at.device}; move the mask with .to()"
+                f"the mask tensor is on {self.allowed.device}, the query on {at.device}; "
+                "move the mask with .to()"
             )
         check_broadcast("the mask tensor", self.allowed.shape, (*leading, at.queries, at.keys))
 
@@ -615,7 +621,9 @@ class Not(Mask):
 
 
 def _sees_key_0(part: Mask) -> bool:
-    return (isinstance(part, Window) and part.left is None) or (isinstance(part, Span) and part.latest_first == 0)
+    if isinstance(part, Window):
+        return part.left is None
+    return isinstance(part, Span) and part.latest_first == 0
 
 
 def _rows(x: Tensor, rows: slice, dim: int) -> Tensor:
@@ -631,7 +639,7 @@ def _aligned(x: Tensor, rank: int, leading: int) -> Tensor:
 
 
 def _covered(band: Band, keys: int) -> Tensor:
-    """Which keys lie in some row's band: +1 where a band begins, −1 behind its end, summed up along the keys."""
+    """Which keys lie in some row's band: +1 where a band begins, −1 behind its end, summed along the keys."""
     first, last = torch.broadcast_tensors(band.first.clamp(min=0), band.last.clamp(max=keys - 1))
     some = (first <= last).int()
     edges = torch.zeros(*first.shape[:-1], keys + 1, dtype=torch.int32, device=first.device)
@@ -666,7 +674,9 @@ def _whole_numbers(name: str, given: Numbers) -> Tensor:
     try:
         numbers = torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{name}: whole numbers are expected, {type(given).__name__} came ({error})") from None
+        raise InputError(
+            f"{name}: whole numbers are expected, {type(given).__name__} came ({error})"
+        ) from None
     if numbers.numel() == 0:
         return numbers.long()
     if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
@@ -701,9 +711,9 @@ def _kind(x: object) -> str:
     return f"a tensor of {x.dtype} and shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
 
 
-def _fits(have: Sequence[int], leading: Sequence[int]) -> bool:
-    """Whether the dimensions that a mask has broadcast to those of the attention, from the left."""
-    return len(have) <= len(leading) and all(h in (1, w) for h, w in zip(have, leading, strict=False))
+def _fits(have: Sequence[int], want: Sequence[int]) -> bool:
+    """Whether the dimensions that are there broadcast to those that are wanted, from the left."""
+    return len(have) <= len(want) and all(h in (1, w) for h, w in zip(have, want, strict=False))
 
 
 def _check_leading(name: str, have: Sequence[int], leading: Sequence[int]) -> None:
@@ -717,8 +727,8 @@ def _check_leading(name: str, have: Sequence[int], leading: Sequence[int]) -> No
 def _check_zero_one(have: Sequence[int], leading: Sequence[int], at: At) -> None:
     if have[-1] != at.keys:
         raise InputError(
-            f"the 0/1 mask has shape {tuple(have)}, but there are {at.keys} keys; its last dimension is one number "
-            "for every key, those of a cache included"
+            f"the 0/1 mask has shape {tuple(have)}, but there are {at.keys} keys; its last dimension is one "
+            "number for every key, those of a cache included"
         )
     if not _fits(have[:-1], leading):
         raise InputError(
@@ -729,9 +739,8 @@ def _check_zero_one(have: Sequence[int], leading: Sequence[int], at: At) -> None
 
 def check_broadcast(name: str, have: Sequence[int], want: Sequence[int]) -> None:
     """Raise unless a tensor of shape ``have`` broadcasts to the scores' shape ``want``."""
-    fits = len(have) <= len(want) and all(h in (1, w) for h, w in zip(reversed(have), reversed(want), strict=False))
-    if not fits:
+    if not _fits(have[::-1], want[::-1]):
         raise InputError(
-            f"{name} has shape {tuple(have)}, but the scores have {tuple(want)}, to which it must broadcast from "
-            "the right; what is one number a key of a batch row goes through masks.padding or masks.from_zero_one"
+            f"{name} has shape {tuple(have)}, but the scores have {tuple(want)}, to which it must broadcast "
+            "from the right; a mask of shape (batch, keys) goes through masks.from_zero_one"
         )

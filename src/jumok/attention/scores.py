@@ -77,7 +77,9 @@ class Score(nn.Module):
         self.check_widths(query.shape[-1], keys.shape[-1], ready)
         mine = next(self.parameters(), query)
         if mine.device != query.device:
-            raise InputError(f"{self.name} is on {mine.device}, the query on {query.device}; move one with .to()")
+            raise InputError(
+                f"{self.name} is on {mine.device}, the query on {query.device}; move one with .to()"
+            )
         if not same_dtype(mine, query):
             raise InputError(f"{self.name} is {mine.dtype}, the query {query.dtype}; convert one with .to()")
 
@@ -253,7 +255,14 @@ class LocationSensitive(TanhScore):
     """
 
     def __init__(
-        self, query_width: int, key_width: int, hidden: int, *, filters: int = 32, kernel: int = 31, channels: int = 1
+        self,
+        query_width: int,
+        key_width: int,
+        hidden: int,
+        *,
+        filters: int = 32,
+        kernel: int = 31,
+        channels: int = 1,
     ) -> None:
         super().__init__()
         if kernel % 2 == 0:
@@ -284,13 +293,14 @@ class LocationSensitive(TanhScore):
     def forward(self, query: Tensor, key: Key, previous: Tensor | None = None) -> Tensor:
         if previous is None:
             raise InputError(
-                "LocationSensitive needs the weights of the steps before: pass score=location.after(previous); "
-                "zeros of shape (…, K) at the first step"
+                "LocationSensitive needs the weights of the steps before: pass "
+                "score=location.after(previous); zeros of shape (…, K) at the first step"
             )
         keys = self.prepared(key)
-        if self.convolution.in_channels == 1 and previous.dim() == keys.dim() - 1:  # (…, K), even if … ends in 1
+        if self.convolution.in_channels == 1 and previous.dim() == keys.dim() - 1:  # (…, K), even (…, 1, K)
             previous = previous[..., None, :]
-        return tanh_scores(self.project_query(query), keys + self.location_part(previous, keys.shape[-2]), self.v)
+        keys = keys + self.location_part(previous, keys.shape[-2])
+        return tanh_scores(self.project_query(query), keys, self.v)
 
     def location_part(self, previous: Tensor, keys: int) -> Tensor:
         """What the weights so far add to each key, ``(…, K, hidden)``."""
@@ -359,7 +369,7 @@ def tanh_scores(query: Tensor, keys: Tensor, v: Tensor) -> Tensor:
 def elements_a_row(query: Tensor, keys: Tensor) -> int:
     """How large the intermediate of plain PyTorch is for each query row: B·K·H."""
     leading = torch.broadcast_shapes(query.shape[:-2], keys.shape[:-2])
-    return leading.numel() * keys.shape[-2] * keys.shape[-1]
+    return int(leading.numel() * keys.shape[-2] * keys.shape[-1])
 
 
 def why_no_kernel(x: Tensor) -> str | None:

@@ -10,9 +10,8 @@ launch is needed. What all steps share (weight, keys, v, value) gets its gradien
 the last step, from what the steps wrote into a ledger: one large product instead of T small ones that each
 read and write the whole gradient.
 
-Each kernel walks over the keys of its split twice: once to sum along the width (scores; or dw), once to sum
-along the keys (context; or dq). What goes from the first walk to the second passes through global memory; a
-barrier makes it visible within the program.
+A step is so short that waiting is what costs. So each warp has keys of its own and needs no other while it walks
+over them: it loads a key and its value at once, sums within itself, and keeps its part of the result in registers.
 """
 
 from __future__ import annotations
@@ -29,18 +28,17 @@ from .additive import dense_rows, peaks_of, refuse_second_derivatives, scores_gr
 
 
 class Blocks(NamedTuple):
-    """Tiles are [keys, width], as wide as there is something to read, up to the widths given here."""
+    """How the work is cut up. A tile is some keys with all of their width; each warp has keys of its own."""
 
-    reduce_width: int = 512  # of the first walk, which sums along the width
-    reduce_tile: int = 4096  # elements
-    mix_width: int = 2048  # of the second walk, which sums along the keys
-    mix_tile: int = 8192
-    warps: int = 8
-    programs: int = 264  # rows are split until there are about this many: twice the processors of an H200
-    splits: int = 64  # but never into more, for the last program reads them all
+    elements: int = 64  # of a tile, for each thread
+    warps: int = 1
+    programs: int = 512  # rows are split until there are about this many: four for each processor of an H200
+    splits: int = 64  # but never into more, for the last program of a row reads what all of them wrote
 
 
 BLOCKS = Blocks()
+WIDEST = 4096  # H and Dv: a warp holds a key and a value whole
+LINE = 256  # columns that a warp reads at a time, 16 bytes a lane
 
 
 # --- kernels ------------------------------------------------------------------------------------------------
@@ -50,14 +48,25 @@ BLOCKS = Blocks()
 
 
 @triton.jit
-def _in_every_row(ptr, d, size, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """A vector, repeated in every row of a tile.
+def _columns(LINES: tl.constexpr, WIDTH: tl.constexpr):
+    """The columns of a tile [keys, LINES, WIDTH], as [1, LINES, WIDTH].
 
-    Each thread loads what it needs itself: handing the vector from thread to thread would cost two barriers.
+    In this shape the compiler lays a warp's lanes along a line and the warps along the keys. So a sum over all
+    columns stays within a warp, and the loops over the keys hardly need a barrier.
     """
-    pointers = tl.broadcast_to((ptr + d)[None, :], (ROWS, WIDTH))
-    inside = tl.broadcast_to((d < size)[None, :], (ROWS, WIDTH))
-    return tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
+    return (tl.arange(0, LINES) * WIDTH)[None, :, None] + tl.arange(0, WIDTH)[None, None, :]
+
+
+@triton.jit
+def _vector(ptr, columns, size):
+    return tl.load(ptr + columns, mask=columns < size, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _rows_of(ptr, b, units_b, units_r, row, last, columns, size, UNIT: tl.constexpr):
+    """Some rows of keys or values, [keys, lines, width]."""
+    at = ptr + (b * units_b + row * units_r)[:, None, None] * UNIT + columns
+    return tl.load(at, mask=(row < last)[:, None, None] & (columns < size), other=0.0)
 
 
 @triton.jit
@@ -75,18 +84,17 @@ def _is_last(counter_ptr, b, SPLITS: tl.constexpr):
 
 @triton.jit
 def _forward_kernel(
-    q_ptr, k_ptr, v_ptr, value_ptr, allowed_ptr, weights_ptr, context_ptr, precise_ptr,
-    parts_ptr, sums_ptr, counter_ptr,
-    K, share, h_units, d_units, k_units_b, k_units_r, value_units_b, value_units_r,
-    UNIT: tl.constexpr, SPLITS: tl.constexpr, LANES: tl.constexpr, EXACT: tl.constexpr,
-    MASKED: tl.constexpr, PRECISE: tl.constexpr,
-    RK: tl.constexpr, RW: tl.constexpr, MK: tl.constexpr, MW: tl.constexpr, CW: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, value_ptr, allowed_ptr, weights_ptr, context_ptr, precise_ptr, parts_ptr, sums_ptr,
+    counter_ptr, K, share, h_units, d_units, k_units_b, k_units_r, value_units_b, value_units_r,
+    UNIT: tl.constexpr, SPLITS: tl.constexpr, LANES: tl.constexpr, EXACT: tl.constexpr, MASKED: tl.constexpr,
+    PRECISE: tl.constexpr, ROWS: tl.constexpr, HL: tl.constexpr, HW: tl.constexpr, DL: tl.constexpr,
+    DW: tl.constexpr, CW: tl.constexpr, PW: tl.constexpr,
 ):  # fmt: skip
-    """softmax(Σ v · tanh(q + k)) and its mix of the values, in tiles [RK, RW] and [MK, MW].
+    """softmax(Σ v · tanh(q + k)) and its mix of the values, in tiles of ROWS keys.
 
-    The context is written once more, in float32, for the backward (PRECISE): rounded, it would push the
-    gradients of all scores of a row to the same side.
-    parts (B, SPLITS, D) and sums (B, SPLITS, 2: largest score, Σ exp) float32 are scratch.
+    Each of the ROWS places of the tile has a softmax of its own over the keys that pass through it; they are
+    put together after the loop. parts (B, SPLITS, D) and sums (B, SPLITS, 2: largest score, Σ exp) float32 are
+    scratch.
     """
     b = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
@@ -94,93 +102,92 @@ def _forward_kernel(
     last = tl.minimum(first + share, K)
     H = h_units * UNIT
     D = d_units * UNIT
-    k_at = k_ptr + b * k_units_b * UNIT
-    value_at = value_ptr + b * value_units_b * UNIT
+    h = _columns(HL, HW)
+    d = _columns(DL, DW)
+    q = _vector(q_ptr + b * H, h, H)
+    v = _vector(v_ptr, h, H)
     weights_at = weights_ptr + b * K
 
-    # Scores, kept in the place of the weights.
-    peak = -float("inf")
-    for k0 in range(first, last, RK):
-        row = k0 + tl.arange(0, RK)
+    peak = tl.full((ROWS,), -float("inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    mix = tl.zeros((ROWS, DL, DW), tl.float32)
+    row = first + tl.arange(0, ROWS)
+    k_next = _rows_of(k_ptr, b, k_units_b, k_units_r, row, last, h, H, UNIT)
+    value_next = _rows_of(value_ptr, b, value_units_b, value_units_r, row, last, d, D, UNIT)
+    for k0 in range(first, last, ROWS):
+        # The next keys and values are on their way while these are worked on. What is not allowed is loaded too,
+        # and dropped after that: so no load waits for the mask.
+        row = k0 + tl.arange(0, ROWS)
         there = row < last
         if MASKED:
             there = tl.load(allowed_ptr + b * K + row, mask=there, other=0) != 0
-        k_rows = k_at + (row.to(tl.int64) * k_units_r * UNIT)[:, None]
-        sums = tl.zeros((RK, RW), tl.float32)
-        for w in range(0, H, RW):
-            d = w + tl.arange(0, RW)
-            k = tl.load(k_rows + d[None, :], mask=there[:, None] & (d < H)[None, :], other=0.0).to(tl.float32)
-            q = _in_every_row(q_ptr + b * H, d, H, RK, RW)
-            v = _in_every_row(v_ptr, d, H, RK, RW)
-            sums += v * tanh(q + k, EXACT)
-        score = tl.where(there, tl.sum(sums, axis=1), -float("inf"))
-        tl.store(weights_at + row, score, mask=row < last)
-        peak = tl.maximum(peak, tl.max(score, axis=0))
-    peak = tl.where(peak == -float("inf"), 0.0, peak)  # nothing allowed: exp gives zeros, not NaN
-    tl.debug_barrier()
+        k, value = k_next, value_next
+        k_next = _rows_of(k_ptr, b, k_units_b, k_units_r, row + ROWS, last, h, H, UNIT)
+        value_next = _rows_of(value_ptr, b, value_units_b, value_units_r, row + ROWS, last, d, D, UNIT)
 
-    total = 0.0
-    for k0 in range(first, last, RK):
-        row = k0 + tl.arange(0, RK)
-        score = tl.load(weights_at + row, mask=row < last, other=-float("inf"))
-        total += tl.sum(tl.exp(score - peak), axis=0)
-    scale = 1.0
-    if SPLITS == 1:
-        scale = 1.0 / tl.where(total == 0.0, 1.0, total)
-
-    # The mix of this split's values.
-    for w in range(0, D, MW):
-        d = w + tl.arange(0, MW)
-        mixed = tl.zeros((MK, MW), tl.float32)
-        for k0 in range(first, last, MK):
-            row = k0 + tl.arange(0, MK)
-            score = tl.load(weights_at + row, mask=row < last, other=-float("inf"))
-            inside = (score != -float("inf"))[:, None] & (d < D)[None, :]
-            value_rows = value_at + (row.to(tl.int64) * value_units_r * UNIT)[:, None]
-            value = tl.load(value_rows + d[None, :], mask=inside, other=0.0).to(tl.float32)
-            mixed += tl.exp(score - peak)[:, None] * value
-        mix = tl.sum(mixed, axis=0) * scale
-        if SPLITS == 1:
-            tl.store(context_ptr + b * D + d, mix, mask=d < D)
-            if PRECISE:
-                tl.store(precise_ptr + b * D + d, mix, mask=d < D)
-        else:
-            tl.store(parts_ptr + (b * SPLITS + split) * D + d, mix, mask=d < D)
+        score = tl.sum(tl.sum(v * tanh(q + k.to(tl.float32), EXACT), axis=1), axis=1)
+        score = tl.where(there, score, -float("inf"))
+        tl.store(weights_at + row, score, mask=row < last)  # in the place of the weights, until the sum is known
+        new_peak = tl.maximum(peak, score)
+        level = tl.where(new_peak == -float("inf"), 0.0, new_peak)  # nothing allowed: exp gives 0, not NaN
+        shrink = tl.exp(peak - level)
+        part = tl.exp(score - level)
+        total = total * shrink + part
+        value = value.to(tl.float32)
+        if MASKED:
+            value = tl.where(there[:, None, None], value, 0.0)
+        mix = mix * shrink[:, None, None] + part[:, None, None] * value
+        peak = new_peak
+    highest = tl.max(peak, axis=0)
+    highest = tl.where(highest == -float("inf"), 0.0, highest)
+    factor = tl.exp(peak - highest)
+    row_total = tl.sum(total * factor, axis=0)
+    row_mix = tl.expand_dims(tl.sum(mix * factor[:, None, None], axis=0), 0)  # [1, DL, DW]
 
     if SPLITS == 1:
-        for k0 in range(0, K, RW):
-            row = k0 + tl.arange(0, RW)
-            score = tl.load(weights_at + row, mask=row < K, other=-float("inf"))
-            tl.debug_barrier()  # nobody reads the scores any more
-            tl.store(weights_at + row, tl.exp(score - peak) * scale, mask=row < K)
+        scale = 1.0 / tl.where(row_total == 0.0, 1.0, row_total)
+        tl.store(context_ptr + b * D + d, row_mix * scale, mask=d < D)
+        if PRECISE:
+            tl.store(precise_ptr + b * D + d, row_mix * scale, mask=d < D)
+        tl.debug_barrier()  # all scores are written
+        for k0 in range(0, K, CW):
+            key = k0 + tl.arange(0, CW)
+            score = tl.load(weights_at + key, mask=key < K, other=-float("inf"))
+            tl.debug_barrier()  # nobody reads these scores any more
+            tl.store(weights_at + key, tl.exp(score - highest) * scale, mask=key < K)
     else:
-        tl.store(sums_ptr + (b * SPLITS + split) * 2, peak)
-        tl.store(sums_ptr + (b * SPLITS + split) * 2 + 1, total)
+        tl.store(parts_ptr + (b * SPLITS + split) * D + d, row_mix, mask=d < D)
+        tl.store(sums_ptr + (b * SPLITS + split) * 2, highest)
+        tl.store(sums_ptr + (b * SPLITS + split) * 2 + 1, row_total)
         if _is_last(counter_ptr, b, SPLITS):
+            # Loads first, stores last: a load behind a store would wait for it.
+            key = tl.arange(0, CW)
+            score = tl.load(weights_at + key, mask=key < K, other=-float("inf"), cache_modifier=".cg")
             lane = tl.arange(0, LANES)
             sums_at = sums_ptr + (b * SPLITS + lane) * 2
             peaks = tl.load(sums_at, mask=lane < SPLITS, other=0.0, cache_modifier=".cg")
             totals = tl.load(sums_at + 1, mask=lane < SPLITS, other=0.0, cache_modifier=".cg")
             peaks = tl.where(totals == 0.0, -float("inf"), peaks)  # nothing allowed there
-            row_peak = tl.max(peaks, axis=0)
-            row_peak = tl.where(row_peak == -float("inf"), 0.0, row_peak)
-            factors = tl.exp(peaks - row_peak)
-            row_total = tl.sum(totals * factors, axis=0)
-            row_scale = 1.0 / tl.where(row_total == 0.0, 1.0, row_total)
+            highest = tl.max(peaks, axis=0)
+            highest = tl.where(highest == -float("inf"), 0.0, highest)
+            factors = tl.exp(peaks - highest)
+            all_total = tl.sum(totals * factors, axis=0)
+            row_scale = 1.0 / tl.where(all_total == 0.0, 1.0, all_total)
             factors *= row_scale
-            for w in range(0, D, CW):
-                d = w + tl.arange(0, CW)
-                parts_at = parts_ptr + (b * SPLITS + lane)[:, None] * D + d[None, :]
-                inside = (lane < SPLITS)[:, None] & (d < D)[None, :]
+            for w in range(0, D, PW):
+                c = w + tl.arange(0, PW)
+                parts_at = parts_ptr + (b * SPLITS + lane)[:, None] * D + c[None, :]
+                inside = (lane < SPLITS)[:, None] & (c < D)[None, :]
                 parts = tl.load(parts_at, mask=inside, other=0.0, cache_modifier=".cg")
-                mix = tl.sum(parts * factors[:, None], axis=0)
-                tl.store(context_ptr + b * D + d, mix, mask=d < D)
+                mixed = tl.sum(parts * factors[:, None], axis=0)
+                tl.store(context_ptr + b * D + c, mixed, mask=c < D)
                 if PRECISE:
-                    tl.store(precise_ptr + b * D + d, mix, mask=d < D)
-            for k0 in range(0, K, RW):
-                row = k0 + tl.arange(0, RW)
-                score = tl.load(weights_at + row, mask=row < K, other=-float("inf"), cache_modifier=".cg")
-                tl.store(weights_at + row, tl.exp(score - row_peak) * row_scale, mask=row < K)
+                    tl.store(precise_ptr + b * D + c, mixed, mask=c < D)
+            tl.store(weights_at + key, tl.exp(score - highest) * row_scale, mask=key < K)
+            for k0 in range(CW, K, CW):
+                more = k0 + tl.arange(0, CW)
+                rest = tl.load(weights_at + more, mask=more < K, other=-float("inf"), cache_modifier=".cg")
+                tl.store(weights_at + more, tl.exp(rest - highest) * row_scale, mask=more < K)
 
 
 @triton.jit
@@ -188,8 +195,8 @@ def _backward_kernel(
     q_ptr, k_ptr, v_ptr, value_ptr, weights_ptr, context_ptr, d_context_ptr, d_weights_ptr, ds_ptr, dq_ptr,
     parts_ptr, counter_ptr, K, share, h_units, d_units, k_units_b, k_units_r, value_units_b, value_units_r,
     UNIT: tl.constexpr, SPLITS: tl.constexpr, LANES: tl.constexpr, EXACT: tl.constexpr,
-    WITH_D_WEIGHTS: tl.constexpr,
-    RK: tl.constexpr, RW: tl.constexpr, MK: tl.constexpr, MW: tl.constexpr, CW: tl.constexpr,
+    WITH_D_WEIGHTS: tl.constexpr, ROWS: tl.constexpr, HL: tl.constexpr, HW: tl.constexpr, DL: tl.constexpr,
+    DW: tl.constexpr, CW: tl.constexpr, PW: tl.constexpr,
 ):  # fmt: skip
     """ds = w · (dw - Σ w · dw) with dw = dc · value, and dq = v · Σ_k ds · (1 - tanh²(q + k)).
 
@@ -201,66 +208,53 @@ def _backward_kernel(
     last = tl.minimum(first + share, K)
     H = h_units * UNIT
     D = d_units * UNIT
-    k_at = k_ptr + b * k_units_b * UNIT
-    value_at = value_ptr + b * value_units_b * UNIT
-
-    product = tl.zeros((RW,), tl.float32)
-    for w in range(0, D, RW):
-        d = w + tl.arange(0, RW)
-        dc = tl.load(d_context_ptr + b * D + d, mask=d < D, other=0.0).to(tl.float32)
-        product += dc * tl.load(context_ptr + b * D + d, mask=d < D, other=0.0).to(tl.float32)
+    h = _columns(HL, HW)
+    d = _columns(DL, DW)
+    q = _vector(q_ptr + b * H, h, H)
+    dc = _vector(d_context_ptr + b * D, d, D)
+    # Every warp works this out for itself, which saves the barriers.
+    each = tl.sum(tl.sum(tl.broadcast_to(dc * _vector(context_ptr + b * D, d, D), (ROWS, DL, DW)), axis=1), axis=1)
     if WITH_D_WEIGHTS:
-        for k0 in range(0, K, RW):
-            row = k0 + tl.arange(0, RW)
-            weight = tl.load(weights_ptr + b * K + row, mask=row < K, other=0.0)
-            product += weight * tl.load(d_weights_ptr + b * K + row, mask=row < K, other=0.0)
-    mean = tl.sum(product, axis=0)
+        mean = 0.0
+        for k0 in range(0, K, CW):
+            key = k0 + tl.arange(0, CW)
+            weight = tl.load(weights_ptr + b * K + key, mask=key < K, other=0.0)
+            mean += tl.sum(weight * tl.load(d_weights_ptr + b * K + key, mask=key < K, other=0.0), axis=0)
+        each += mean
 
-    # The gradient of the scores.
-    for k0 in range(first, last, RK):
-        row = k0 + tl.arange(0, RK)
-        weight = tl.load(weights_ptr + b * K + row, mask=row < last, other=0.0)
-        there = weight != 0.0  # what was not allowed has no weight
-        value_rows = value_at + (row.to(tl.int64) * value_units_r * UNIT)[:, None]
-        sums = tl.zeros((RK, RW), tl.float32)
-        for w in range(0, D, RW):
-            d = w + tl.arange(0, RW)
-            inside = there[:, None] & (d < D)[None, :]
-            value = tl.load(value_rows + d[None, :], mask=inside, other=0.0).to(tl.float32)
-            sums += _in_every_row(d_context_ptr + b * D, d, D, RK, RW) * value
-        dw = tl.sum(sums, axis=1)
+    slopes = tl.zeros((ROWS, HL, HW), tl.float32)
+    row = first + tl.arange(0, ROWS)
+    k_next = _rows_of(k_ptr, b, k_units_b, k_units_r, row, last, h, H, UNIT)
+    value_next = _rows_of(value_ptr, b, value_units_b, value_units_r, row, last, d, D, UNIT)
+    for k0 in range(first, last, ROWS):
+        row = k0 + tl.arange(0, ROWS)
+        there = row < last
+        weight = tl.load(weights_ptr + b * K + row, mask=there, other=0.0)
+        k, value = k_next, value_next
+        k_next = _rows_of(k_ptr, b, k_units_b, k_units_r, row + ROWS, last, h, H, UNIT)
+        value_next = _rows_of(value_ptr, b, value_units_b, value_units_r, row + ROWS, last, d, D, UNIT)
+        dw = tl.sum(tl.sum(dc * value.to(tl.float32), axis=1), axis=1)
         if WITH_D_WEIGHTS:
-            dw += tl.load(d_weights_ptr + b * K + row, mask=row < last, other=0.0)
-        tl.store(ds_ptr + b * K + row, tl.where(there, weight * (dw - mean), 0.0), mask=row < last)
-    tl.debug_barrier()
+            dw += tl.load(d_weights_ptr + b * K + row, mask=there, other=0.0)
+        used = weight != 0.0  # what was not allowed has no weight, and may hold anything
+        ds = tl.where(used, weight * (dw - each), 0.0)
+        tl.store(ds_ptr + b * K + row, ds, mask=there)
+        t = tanh(q + tl.where(used[:, None, None], k.to(tl.float32), 0.0), EXACT)
+        slopes += ds[:, None, None] * (1.0 - t * t)
+    dq = tl.expand_dims(tl.sum(slopes, axis=0), 0) * _vector(v_ptr, h, H)  # [1, HL, HW]
 
-    # The gradient of the query, from this split's keys.
-    for w in range(0, H, MW):
-        d = w + tl.arange(0, MW)
-        q = tl.load(q_ptr + b * H + d, mask=d < H, other=0.0).to(tl.float32)[None, :]
-        slopes = tl.zeros((MK, MW), tl.float32)
-        for k0 in range(first, last, MK):
-            row = k0 + tl.arange(0, MK)
-            ds = tl.load(ds_ptr + b * K + row, mask=row < last, other=0.0)
-            k_rows = k_at + (row.to(tl.int64) * k_units_r * UNIT)[:, None]
-            inside = (ds != 0.0)[:, None] & (d < H)[None, :]
-            t = tanh(q + tl.load(k_rows + d[None, :], mask=inside, other=0.0).to(tl.float32), EXACT)
-            slopes += ds[:, None] * (1.0 - t * t)
-        dq = tl.sum(slopes, axis=0) * tl.load(v_ptr + d, mask=d < H, other=0.0).to(tl.float32)
-        if SPLITS == 1:
-            tl.store(dq_ptr + b * H + d, dq, mask=d < H)
-        else:
-            tl.store(parts_ptr + (b * SPLITS + split) * H + d, dq, mask=d < H)
-
-    if SPLITS > 1:  # noqa: SIM102 (known when compiling: without splits the rest must not be there)
+    if SPLITS == 1:
+        tl.store(dq_ptr + b * H + h, dq, mask=h < H)
+    else:
+        tl.store(parts_ptr + (b * SPLITS + split) * H + h, dq, mask=h < H)
         if _is_last(counter_ptr, b, SPLITS):
             lane = tl.arange(0, LANES)
-            for w in range(0, H, CW):
-                d = w + tl.arange(0, CW)
-                parts_at = parts_ptr + (b * SPLITS + lane)[:, None] * H + d[None, :]
-                inside = (lane < SPLITS)[:, None] & (d < H)[None, :]
+            for w in range(0, H, PW):
+                c = w + tl.arange(0, PW)
+                parts_at = parts_ptr + (b * SPLITS + lane)[:, None] * H + c[None, :]
+                inside = (lane < SPLITS)[:, None] & (c < H)[None, :]
                 parts = tl.load(parts_at, mask=inside, other=0.0, cache_modifier=".cg")
-                tl.store(dq_ptr + b * H + d, tl.sum(parts, axis=0), mask=d < H)
+                tl.store(dq_ptr + b * H + c, tl.sum(parts, axis=0), mask=c < H)
 
 
 # --- gradients of what the steps share ----------------------------------------------------------------------
@@ -368,13 +362,10 @@ class _Step(torch.autograd.Function):
         return d_query, None, None, None
 
 
-def _tiles(blocks: Blocks, share: int, reduced: int, mixed: int) -> dict[str, int]:
-    """Tiles [RK, RW] and [MK, MW] of the two walks over `share` keys, of widths `reduced` and `mixed`."""
-    keys = triton.next_power_of_2(share)
-    rw = min(blocks.reduce_width, triton.next_power_of_2(max(reduced, 1)))
-    mw = min(blocks.mix_width, triton.next_power_of_2(max(mixed, 1)))
-    rk, mk = min(keys, blocks.reduce_tile // rw), min(keys, blocks.mix_tile // mw)
-    return {"RK": rk, "RW": rw, "MK": mk, "MW": mw}
+def _lines(columns: int) -> tuple[int, int]:
+    """In how many lines of what width a row of so many columns is read; both powers of two."""
+    width = min(LINE, triton.next_power_of_2(max(columns, 1)))
+    return triton.next_power_of_2(max(1, triton.cdiv(columns, width))), width
 
 
 class Shared:
@@ -397,22 +388,23 @@ class Shared:
 
         B, K, H = keys.shape
         D = value.shape[-1]
-        splits = min(triton.cdiv(blocks.programs, max(B, 1)), blocks.splits, triton.cdiv(K, 8))
-        share = max(1, triton.cdiv(K, max(splits, 1)))
+        HL, HW = _lines(H)
+        DL, DW = _lines(D)
+        if max(HL * HW, DL * DW) > WIDEST:
+            raise ValueError(f"the step kernels take {WIDEST} columns at most, and H is {H}, Dv is {D}")
+        most = triton.next_power_of_2(max(K, 1))
+        rows = min(max(blocks.warps, blocks.warps * 32 * blocks.elements // max(HL * HW, DL * DW)), most)
+        splits = max(1, min(triton.cdiv(blocks.programs, max(B, 1)), blocks.splits, triton.cdiv(K, rows)))
+        share = max(1, triton.cdiv(K, splits))
         self.splits = triton.cdiv(K, share)
         strides = (*self.keys.stride()[:2], *self.value.stride()[:2])
         unit = math.gcd(H, D, *strides, 8)
         self.sizes = (K, share, *(size // unit for size in (H, D, *strides)))
         lanes = triton.next_power_of_2(max(self.splits, 1))
-        constants = {
-            "UNIT": unit,
-            "SPLITS": self.splits,
-            "LANES": lanes,
-            "EXACT": keys.dtype == torch.float32,
-        }
-        constants |= {"CW": max(blocks.mix_tile // lanes // 4, 32), "num_warps": blocks.warps}
-        self.forward_constants = constants | _tiles(blocks, share, H, D)
-        self.backward_constants = constants | _tiles(blocks, share, D, H)
+        self.constants = {"UNIT": unit, "SPLITS": self.splits, "EXACT": keys.dtype == torch.float32}
+        self.constants |= {"ROWS": rows, "HL": HL, "HW": HW, "DL": DL, "DW": DW, "CW": 2 * LINE}
+        self.constants |= {"LANES": lanes, "PW": max(32, blocks.warps * 4096 // lanes)}
+        self.constants |= {"num_warps": blocks.warps}
         # Only the last program of a row reads the scratch, before the next launch writes it.
         parts = self.splits if self.splits > 1 else 0
         self.parts = keys.new_empty(B * parts * max(H, D), dtype=torch.float32)
@@ -444,7 +436,8 @@ class Shared:
         _forward_kernel[(B, self.splits)](
             q, self.keys, self.v, self.value, mask, weights, context, precise,
             self.parts, self.sums, self.counter, *self.sizes,
-            MASKED=allowed is not None, PRECISE=precise is not context, **self.forward_constants,
+            MASKED=allowed is not None, PRECISE=precise is not context,
+            **self.constants,
         )  # fmt: skip
         return context, precise, weights
 
@@ -460,6 +453,6 @@ class Shared:
         _backward_kernel[(B, self.splits)](
             q, self.keys, self.v, self.value, weights, context, d_context, more, ds, dq,
             self.parts, self.counter, *self.sizes,
-            WITH_D_WEIGHTS=d_weights is not None, **self.backward_constants,
+            WITH_D_WEIGHTS=d_weights is not None, **self.constants,
         )  # fmt: skip
         return ds, dq
