@@ -12,4 +12,4 @@ class InputError(JumokError, ValueError):
 
 
 class MissingExtra(JumokError, ImportError):
-    """A part of jumok needs a package that is not installed; the message names the command that installs it."""
+    """A part of jumok needs a package that is not installed; the message names the command for it."""

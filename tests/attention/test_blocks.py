@@ -9,10 +9,11 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from jumok import attend, masks
 from jumok.attention import blocks
+from jumok.attention.kinds import At
 
 CPU = torch.device("cpu")
 B, H, Q, K, D = 2, 3, 293, 401, 5  # three blocks of queries and four of keys; the last of each sticks out
-AT = masks.At(2, Q, K, CPU)
+AT = At(2, Q, K, CPU)
 
 
 def ids() -> Tensor:
@@ -49,7 +50,7 @@ STRUCTURED = BANDS | {
 }
 
 
-def whole(mask: masks.Mask, at: masks.At = AT) -> Tensor:
+def whole(mask: masks.Mask, at: At = AT) -> Tensor:
     """The mask as ``(B, H, Q, K)``."""
     return mask.block(at, slice(0, at.queries)).expand(B, H, at.queries, at.keys)
 
@@ -127,7 +128,7 @@ def test_a_single_leading_dimension_stands_for_heads(
     lengths: int | list[int], leading: int, shape: tuple[int, ...]
 ) -> None:
     mask = masks.causal() & masks.padding(lengths)
-    assert blocks.block_mask(mask, masks.At(leading, 5, 7, CPU)).shape == shape
+    assert blocks.block_mask(mask, At(leading, 5, 7, CPU)).shape == shape
 
 
 NOT_STRUCTURED: dict[str, Callable[[], masks.Mask]] = {

@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import jumok
 import jumok.attention
 from jumok import attend, masks, mix, scores, weights
+from jumok.attention.kinds import At
 
 LN2 = math.log(2)
 DOUBLE = torch.float64
@@ -174,7 +175,7 @@ def test_query_heads_share_key_heads(
 ) -> None:
     query, key, value = qkv(batches[0], 6)[0], *qkv(batches[1], heads)[1:]
     mask = masks.tensor(torch.rand(6, Q, K) < 0.7) & masks.padding(torch.tensor([[6], [5]]))
-    allowed = mask.block(masks.At(2, Q, K, query.device), slice(0, Q))
+    allowed = mask.block(At(2, Q, K, query.device), slice(0, Q))
 
     out = attend(query, key, value, mask=mask, softcap=softcap)
 
@@ -452,3 +453,15 @@ def test_compiled_attend_gives_the_same(name: str) -> None:
         pull = torch.randn_like(plain)
         for one, other in zip(*(torch.autograd.grad(x, inputs, pull) for x in (ours, plain)), strict=True):
             torch.testing.assert_close(one, other)
+
+
+def test_autocast_brings_mixed_types_together() -> None:
+    query, key, value = torch.randn(2, 5, 8), torch.randn(2, 7, 8).bfloat16(), torch.randn(2, 7, 3)
+    score = scores.Additive(8, 8, 11)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attend(query, key, value, mask=masks.padding([4, 7]))
+        prepared = score.prepare(key)
+        loop = attend(query[:, :1], prepared, value, score=score)
+    assert out.dtype == loop.dtype == torch.bfloat16
+    expected = attend(query, key.float(), value, mask=masks.padding([4, 7]))
+    torch.testing.assert_close(out.float(), expected, rtol=0.02, atol=0.02)

@@ -94,7 +94,7 @@ def test_self_attention_is_that_of_torch(bias: bool, causal: bool, padded: bool)
         mask = masks.causal()
         arguments["attn_mask"] = ~torch.ones(K, K, dtype=torch.bool).tril()
     if padded:
-        mask = masks.padding(LENGTHS) & mask if mask else masks.padding(LENGTHS)
+        mask = masks.padding(LENGTHS) & mask if mask is not None else masks.padding(LENGTHS)
         arguments["key_padding_mask"] = torch.arange(K) >= torch.tensor(LENGTHS)[:, None]
     expected, _ = peer(x, x, x, need_weights=False, **arguments)
     check_same(ours, peer, ours(x, mask=mask), expected, x)

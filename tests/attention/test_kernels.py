@@ -347,6 +347,36 @@ def test_steps_in_a_cuda_graph() -> None:
         torch.testing.assert_close(captured, run())
 
 
+# --- without a GPU ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("kernel", ["_forward_kernel", "_backward_kernel"])
+@pytest.mark.parametrize("splits", [1, 8])
+@pytest.mark.parametrize("kind", ["bf16", "fp32"])
+def test_the_step_kernels_compile_for_hopper(kernel: str, splits: int, kind: str) -> None:
+    """The interpreter lets pass what the compiler does not, and the compiler needs no GPU."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from jumok.attention.kernels import step
+
+    function = getattr(step, kernel)
+    constants = {"UNIT": 8, "SPLITS": splits, "LANES": splits, "EXACT": kind == "fp32", "MASKED": True}
+    constants |= {"PRECISE": True, "WITH_D_WEIGHTS": True, "ROWS": 2, "HL": 2, "HW": 256, "DL": 1, "DW": 128}
+    constants |= {"CW": 512, "PW": 256}
+    constants = {name: value for name, value in constants.items() if name in function.arg_names}
+    given = ("q_ptr", "k_ptr", "v_ptr", "value_ptr", "context_ptr", "d_context_ptr", "dq_ptr")
+    types = {name: f"*{kind}" if name in given else "*fp32" for name in function.arg_names if "_ptr" in name}
+    types |= {"allowed_ptr": "*i1", "counter_ptr": "*i32"}
+    signature = {
+        name: "constexpr" if name in constants else types.get(name, "i32") for name in function.arg_names
+    }
+    source = triton.compiler.ASTSource(function, signature, constexprs=constants)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1})
+    assert "tanh.approx" in compiled.asm["ptx"] or kind == "fp32"
+
+
 @pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
 def test_in_the_interpreter() -> None:
     source = Path(__file__).resolve().parents[2] / "src"

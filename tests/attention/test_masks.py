@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import jumok
 from jumok import attend, masks
+from jumok.attention.kinds import REMEMBERED, At
 
 B, H, Q, K, D = 2, 3, 5, 7, 11
 
@@ -57,7 +58,7 @@ def test_picture(name: str) -> None:
 
 
 def test_lengths_align_from_the_left_and_tensors_from_the_right() -> None:
-    at = masks.At(2, Q, K, torch.device("cpu"))
+    at = At(2, Q, K, torch.device("cpu"))
     everything = slice(0, Q)
     assert masks.padding([4, 7]).block(at, everything).shape == (B, 1, 1, K)
     assert masks.padding([[1, 2, 3], [4, 5, 6]]).block(at, everything).shape == (B, H, 1, K)
@@ -143,7 +144,7 @@ def test_from_zero_one_is_hugging_faces_mask(
 
 
 def test_padding_on_one_side_needs_no_tensor_and_in_pieces_does() -> None:
-    at = masks.At(2, Q, K, torch.device("cpu"))
+    at = At(2, Q, K, torch.device("cpu"))
     for name in ("right", "left", "both sides", "one row empty", "all empty"):
         assert masks.from_zero_one(torch.tensor(ZERO_ONE[name])).band(at) is not None
     assert masks.from_zero_one(torch.tensor(ZERO_ONE["in pieces"])).band(at) is None
@@ -170,7 +171,7 @@ def of_every_kind(queries: int) -> list[masks.Mask]:
 
 @pytest.mark.parametrize("queries", [1, Q, K, 11])
 def test_rows_and_keys_alive_of_every_pair_of_masks(queries: int) -> None:
-    at = masks.At(2, queries, K, torch.device("cpu"))
+    at = At(2, queries, K, torch.device("cpu"))
     every = torch.tensor(True)  # None: all of them
 
     def check(mask: masks.Mask) -> None:
@@ -189,7 +190,7 @@ def test_rows_and_keys_alive_of_every_pair_of_masks(queries: int) -> None:
 
 def test_nothing_is_looked_at_where_it_is_known() -> None:
     """The masks of training: no kernel runs only to find that there is no empty row."""
-    square = masks.At(2, K, K, torch.device("cpu"))
+    square = At(2, K, K, torch.device("cpu"))
     for mask in (
         masks.causal(),
         masks.causal() & masks.window(3, 0),
@@ -218,7 +219,7 @@ def test_a_mask_does_not_follow_the_numbers_it_was_made_of() -> None:
     before = [mask.dense(2, 3) for mask in made]
     for numbers in (lengths, offset, ids, kept):
         numbers.zero_()
-    at = [masks.At(mask.rank, 2, 3, torch.device("cpu")) for mask in made]
+    at = [At(mask.rank, 2, 3, torch.device("cpu")) for mask in made]
     after = [mask.block(a, slice(0, 2)).expand_as(b) for mask, a, b in zip(made, at, before, strict=True)]
     assert [x.tolist() for x in after] == [x.tolist() for x in before]
 
@@ -234,7 +235,7 @@ def test_a_mask_first_used_in_inference_can_be_trained_with() -> None:
 
 def test_a_mask_serves_many_sizes() -> None:
     mask = masks.causal() & masks.window(2, 0)
-    for size in range(1, 2 * masks.REMEMBERED):  # more than it keeps
+    for size in range(1, 2 * REMEMBERED):  # more than it keeps
         out = attend(torch.ones(size, D), torch.ones(size, D), torch.eye(size), mask=mask)
         assert torch.equal((out > 0).sum(-1), torch.arange(1, size + 1).clamp(max=3))
 
@@ -328,3 +329,15 @@ def test_bad_input_is_told_what_came_what_was_expected_and_the_fix(name: str) ->
         call()
     missing = [part for part in parts if part not in str(error.value)]
     assert not missing, f"{missing} not in: {error.value}"
+
+
+def test_and_between_masks_is_refused_since_it_would_drop_one() -> None:
+    with pytest.raises(jumok.InputError, match="combine with &"):
+        masks.causal() and masks.padding([2])
+
+
+def test_dense_takes_the_rank_of_the_attention() -> None:
+    per_head = torch.rand(3, 5, 7) > 0.5
+    mask = masks.tensor(per_head) & masks.padding([4, 7])
+    expected = per_head & (torch.arange(7) < torch.tensor([4, 7])[:, None, None, None])
+    assert torch.equal(mask.dense(5, 7, leading=2), expected)

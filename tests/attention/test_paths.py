@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 import jumok
 from jumok import attend, explain, masks, scores
-from jumok.attention import chunks, fused
+from jumok.attention import chunks, fused, kinds
+from jumok.attention.kinds import At
 
 B, H, Q, K, D, V = 2, 3, 5, 7, 17, 19
 
@@ -70,7 +71,7 @@ def with_gradients(run: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor,
 
 def whole(mask: masks.Mask) -> Tensor:
     """The mask as ``(B, H, Q, K)``."""
-    at = masks.At(2, Q, K, torch.device("cpu"))
+    at = At(2, Q, K, torch.device("cpu"))
     return mask.block(at, slice(0, Q)).expand(B, H, Q, K)
 
 
@@ -318,11 +319,11 @@ def test_the_reference_stays_within_its_bound(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_looking_for_empty_rows_and_keys_of_any_mask_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masks, "LOOK_AT_ONCE", 1 << 14)
+    monkeypatch.setattr(kinds, "LOOK_AT_ONCE", 1 << 14)
     monkeypatch.setattr(chunks, "AT_ONCE", 1 << 17)
     mask = masks.causal() | masks.window(0, 3)
     assert largest_tensor(512, heads=8, width=8, mask=mask) <= 1 << 17
-    at = masks.At(2, 512, 512, torch.device("cpu"))
+    at = At(2, 512, 512, torch.device("cpu"))
     with Largest() as seen:
         fresh = ~masks.causal() | ~masks.window(0, 3)
         assert fresh.rows_alive(at) is not None

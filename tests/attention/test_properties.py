@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from jumok import attend, masks, mix, weights
-from jumok.attention import blocks, chunks
+from jumok.attention import blocks, chunks, kinds
+from jumok.attention.kinds import At
 
 pytest.importorskip("hypothesis")
 
@@ -103,10 +104,10 @@ sizes = st.sampled_from([5, 1, 2, K])  # queries; never more than keys, which do
 
 
 @st.composite
-def masked(draw: Any, **kinds: Any) -> tuple[masks.Mask, Tensor, masks.At]:
+def masked(draw: Any, **kinds: Any) -> tuple[masks.Mask, Tensor, At]:
     queries = draw(sizes)
     mask, allowed = draw(any_mask(queries, **kinds))
-    return mask, allowed, masks.At(2, queries, K, CPU)
+    return mask, allowed, At(2, queries, K, CPU)
 
 
 def same(one: Tensor, other: Tensor) -> None:
@@ -125,7 +126,7 @@ def inputs(queries: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @some
 @given(masked())
-def test_a_mask_is_its_definition(drawn: tuple[masks.Mask, Tensor, masks.At]) -> None:
+def test_a_mask_is_its_definition(drawn: tuple[masks.Mask, Tensor, At]) -> None:
     mask, allowed, at = drawn
     assert torch.equal(mask.block(at, slice(0, at.queries)).expand_as(allowed), allowed)
     mask.check((B, H), at)
@@ -134,7 +135,7 @@ def test_a_mask_is_its_definition(drawn: tuple[masks.Mask, Tensor, masks.At]) ->
 @some
 @given(masked(), st.integers(0, K), st.integers(0, K))
 def test_some_rows_of_a_mask_are_those_rows(
-    drawn: tuple[masks.Mask, Tensor, masks.At], start: int, count: int
+    drawn: tuple[masks.Mask, Tensor, At], start: int, count: int
 ) -> None:
     mask, allowed, at = drawn
     part = slice(min(start, at.queries), min(start + count, at.queries))
@@ -143,7 +144,7 @@ def test_some_rows_of_a_mask_are_those_rows(
 
 @some
 @given(masked(structured=True))
-def test_a_band_is_the_mask(drawn: tuple[masks.Mask, Tensor, masks.At]) -> None:
+def test_a_band_is_the_mask(drawn: tuple[masks.Mask, Tensor, At]) -> None:
     mask, allowed, at = drawn
     band = mask.band(at)
     if band is not None:
@@ -155,11 +156,11 @@ def test_a_band_is_the_mask(drawn: tuple[masks.Mask, Tensor, masks.At]) -> None:
 @some
 @given(masked(), st.sampled_from([1, 40, 1 << 24]))
 def test_rows_and_keys_alive_are_those_with_something_allowed(
-    drawn: tuple[masks.Mask, Tensor, masks.At], at_once: int
+    drawn: tuple[masks.Mask, Tensor, At], at_once: int
 ) -> None:
     mask, allowed, at = drawn
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(masks, "LOOK_AT_ONCE", at_once)
+        patch.setattr(kinds, "LOOK_AT_ONCE", at_once)
         alive_rows, alive_keys = mask.rows_alive(at), mask.keys_alive(at)
     every = torch.tensor(True)  # None: all of them
     seen = allowed.any(-1), allowed.any(-2)
@@ -170,7 +171,7 @@ def test_rows_and_keys_alive_are_those_with_something_allowed(
 @some
 @given(masked(structured=True), st.sampled_from([2, 3, 4]))
 def test_tiles_miss_no_block_and_call_none_full_that_is_not(
-    drawn: tuple[masks.Mask, Tensor, masks.At], size: int
+    drawn: tuple[masks.Mask, Tensor, At], size: int
 ) -> None:
     mask, allowed, at = drawn
     if not blocks.is_structured(mask):
@@ -188,7 +189,7 @@ def test_tiles_miss_no_block_and_call_none_full_that_is_not(
 @some
 @given(masked(), st.sampled_from([torch.float64, torch.float32, torch.bfloat16]), st.booleans())
 def test_attend_is_mix_of_weights(
-    drawn: tuple[masks.Mask, Tensor, masks.At], dtype: torch.dtype, with_bias: bool
+    drawn: tuple[masks.Mask, Tensor, At], dtype: torch.dtype, with_bias: bool
 ) -> None:
     mask, allowed, at = drawn
     query, key, value = (x.detach().to(dtype) for x in inputs(at.queries))
@@ -209,7 +210,7 @@ def test_attend_is_mix_of_weights(
 @some
 @given(masked(), st.sampled_from([1, 30, 100]), st.booleans())
 def test_some_queries_at_a_time_give_the_same_result_and_gradients(
-    drawn: tuple[masks.Mask, Tensor, masks.At], at_once: int, reference: bool
+    drawn: tuple[masks.Mask, Tensor, At], at_once: int, reference: bool
 ) -> None:
     mask, _, at = drawn
     leaves = inputs(at.queries)
@@ -228,7 +229,7 @@ def test_some_queries_at_a_time_give_the_same_result_and_gradients(
 @some
 @given(masked(), st.permutations(range(K)))
 def test_the_order_of_the_keys_does_not_matter(
-    drawn: tuple[masks.Mask, Tensor, masks.At], order: list[int]
+    drawn: tuple[masks.Mask, Tensor, At], order: list[int]
 ) -> None:
     mask, allowed, at = drawn
     query, key, value = inputs(at.queries)

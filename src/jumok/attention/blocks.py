@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from jumok.attention.masks import All, At, Band, Banded, Documents, Either, Mask, Not
+from jumok.attention.kinds import All, At, Band, Banded, Documents, Either, Mask, Not
 
 SIZE = 128  # FlexAttention's block of queries and of keys
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from jumok.attention.masks import At, Dense, Mask, check_broadcast
+from jumok.attention.kinds import At, Dense, Mask, check_broadcast
 from jumok.attention.scores import DotScore, Key, Prepared, ScaledDot, Score, same_dtype
 from jumok.errors import InputError
 
@@ -88,6 +88,11 @@ def checked(
     keys = key.keys if isinstance(key, Prepared) else key
     named = {"query": query, "key": keys} | ({} if value is None else {"value": value})
     _check_tensors(named)
+    if torch.is_autocast_enabled(
+        query.device.type
+    ):  # then mixed types may come, and meet as in PyTorch's own
+        query, value = _autocast(query), None if value is None else _autocast(value)
+        key = replace(key, keys=_autocast(keys)) if isinstance(key, Prepared) else _autocast(key)
     if value is not None and value.shape[-2] != keys.shape[-2]:
         raise InputError(
             f"there are {keys.shape[-2]} keys but {value.shape[-2]} values; each key needs its value"
@@ -126,6 +131,10 @@ def checked(
         check_broadcast("bias", bias.shape, (*leading, at.queries, at.keys))
     visible = _visible(mask, bias)
     return Call(query, key, value, score, mask, bias, scale, softcap, dropout, leading, group, at, visible)
+
+
+def _autocast(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.to(torch.get_autocast_dtype(x.device.type))
 
 
 def _visible(mask: Mask | None, bias: Tensor | None) -> Mask | None:
@@ -177,6 +186,8 @@ def _leading(named: dict[str, Tensor]) -> tuple[torch.Size, int]:
     shapes = {name: x.shape[:-2] for name, x in named.items()}
     first, *others = shapes
     query, key = shapes[first], shapes[others[0]]
+    if all(shape == query for shape in shapes.values()):  # nearly always; the rest takes longer than a launch
+        return query, 1
     group = 1
     if len(query) == 2 == len(key) and 1 < key[1] < query[1] and query[1] % key[1] == 0:
         group = query[1] // key[1]

@@ -11,7 +11,7 @@ from torch import Tensor
 from jumok.attention import chunks, fused
 from jumok.attention.call import Call, checked, checked_mix
 from jumok.attention.fused import Explanation
-from jumok.attention.masks import Mask
+from jumok.attention.kinds import Mask
 from jumok.attention.scores import Key, Prepared, Score, TanhScore, elements_a_row, why_no_kernel
 
 

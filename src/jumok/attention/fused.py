@@ -17,10 +17,11 @@ from torch.nn import functional as F
 
 from jumok.attention import blocks, chunks
 from jumok.attention.call import Call
-from jumok.attention.masks import Dense, Documents, Mask, Window
+from jumok.attention.kinds import Dense, Documents, Mask, Window
 from jumok.attention.scores import Prepared, TanhScore, why_no_kernel
 
 HALF = (torch.float16, torch.bfloat16)
+LOOPS = 4  # values that a loop over the same prepared keys may take turns with
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Explanation:
 
 def choose(call: Call) -> Explanation:
     """The fastest path that serves the call; ``path`` is None for the reference."""
-    refused = []
+    refused: list[tuple[str, str]] = []
     for path in PATHS:
         reason = path.why_not(call)
         if reason is None:
@@ -83,28 +84,39 @@ def _step_why_not(call: Call) -> str | None:
             return f"it has no {name}"
     if call.dropout:
         return "it has no dropout"
+    from jumok.attention.kernels.step import WIDEST
+
     key = call.key.keys if isinstance(call.key, Prepared) else call.key
     value = cast(Tensor, call.value)
+    if max(call.score.v.shape[0], value.shape[-1]) > WIDEST:
+        return f"it holds widths of {WIDEST} at most"
     if not call.leading == key.shape[:-2] == value.shape[:-2] == call.query.shape[:-2]:
         return "query, key and value must have equal leading dimensions"
     return None
 
 
 def _step(call: Call) -> Tensor:
-    """Score, softmax and mix in one kernel. A loop over prepared keys gathers its gradients once, at its end."""
+    """Score, softmax and mix in one kernel. A loop over prepared keys gathers gradients once, at its end.
+
+    See :mod:`jumok.attention.kernels.step`.
+    """
     from jumok.attention.kernels.step import Shared
 
     score, value = cast(TanhScore, call.score), cast(Tensor, call.value)
     batch, keys = call.leading.numel(), call.at.keys
 
     def shared(prepared: Tensor) -> Any:
-        return Shared(score.query_weight, prepared.reshape(batch, keys, -1), score.v, value.reshape(batch, keys, -1))
+        return Shared(
+            score.query_weight, prepared.reshape(batch, keys, -1), score.v, value.reshape(batch, keys, -1)
+        )
 
     if isinstance(call.key, Prepared):
         # The loop's shared part is kept with the prepared keys, for as long as they and this value live.
-        loop = (id(score), id(value), value._version, torch.is_grad_enabled())
+        written = 0 if value.is_inference() else value._version
+        loop = (id(score), id(value), written, torch.is_grad_enabled())
         if loop not in call.key.loops:
-            call.key.loops.clear()
+            if len(call.key.loops) >= LOOPS:
+                call.key.loops.clear()
             call.key.loops[loop] = (shared(score.prepared(call.key)), value)
         used = call.key.loops[loop][0]
     else:
@@ -114,7 +126,9 @@ def _step(call: Call) -> Tensor:
         block = call.mask.block
         allowed = call.mask.remember(
             ("step", call.at, call.leading),
-            lambda: block(call.at, slice(0, 1)).expand(*call.leading, 1, keys).reshape(batch, keys).contiguous(),
+            lambda: (
+                block(call.at, slice(0, 1)).expand(*call.leading, 1, keys).reshape(batch, keys).contiguous()
+            ),
         )
     context, _ = used.step(call.query.reshape(batch, -1), allowed)
     return cast(Tensor, context).reshape(*call.leading, 1, -1)
@@ -132,6 +146,8 @@ def _varlen_why_not(call: Call) -> str | None:
     others = [part for part in parts if not isinstance(part, Documents)]
     if len(packed) != 1 or not packed[0].contiguous or packed[0].padded:
         return "it serves packed documents, each in one piece and without padding"
+    if packed[0].ids.numel() != call.at.keys:
+        return "it serves one packing for all heads"
     if any(not (isinstance(part, Window) and part.is_causal) for part in others):
         return "beside documents it knows only causal"
     if call.at.queries != call.at.keys or call.at.leading != 2 or call.leading[0] != 1:
@@ -152,11 +168,15 @@ def _varlen(call: Call) -> Tensor:
 
     mask = cast(Mask, call.mask)
     packed = next(part for part in mask.parts() if isinstance(part, Documents))
-    edges, longest = packed.remember(("edges", call.at.device), lambda: blocks.document_edges(packed, call.at.device))
+    edges, longest = packed.remember(
+        ("edges", call.at.device), lambda: blocks.document_edges(packed, call.at.device)
+    )
     q, k, v = (x.expand(*call.leading, *x.shape[-2:])[0].transpose(0, 1)  # (length, heads, width)
                for x in (call.query, call.prepared_keys(), call.clean_value()))  # fmt: skip
     is_causal = len(mask.parts()) > 1
-    out = varlen_attn(q, k, v, edges, edges, longest, longest, scale=call.dot_scale(), **_varlen_causal(is_causal))
+    out = varlen_attn(
+        q, k, v, edges, edges, longest, longest, scale=call.dot_scale(), **_varlen_causal(is_causal)
+    )
     return cast(Tensor, out).transpose(0, 1)[None]
 
 
@@ -218,8 +238,8 @@ def _same_for_all_queries(call: Call) -> bool:
 def _mask_is_small(call: Call) -> bool:
     """Whether the mask's Q×K tensor takes less memory than the query.
 
-    Then memory stays O(length), and SDPA with it is several times faster than FlexAttention, whose launch alone
-    takes longer than attention over a batch of sentences (bench/attention.py).
+    Then memory stays O(length), and SDPA with it is several times faster than FlexAttention, whose launch
+    alone takes longer than attention over a batch of sentences (bench/attention.py).
     """
     mask = cast(Mask, call.mask)
     band = mask.band(call.at)
@@ -261,7 +281,7 @@ def _sdpa(call: Call) -> Tensor:
 
     def masked(part: slice) -> Tensor:
         allowed, alive, bias = _allowed(call, part)
-        # A row with nothing allowed may look everywhere here, which keeps the kernels finite, and is zeroed after.
+        # A row with nothing allowed may look everywhere here, so that all stays finite; it is zeroed after.
         tensor = allowed if alive is None else allowed | ~alive
         if bias is not None:
             tensor = torch.where(tensor, bias if alive is None else bias.where(alive, 0), -torch.inf)
@@ -298,12 +318,10 @@ def _as_heads(call: Call) -> Callable[[Tensor], Tensor]:
         if x.dim() == 4 and x.shape[:-2] == leading:
             return x
         x = x.reshape(*[1] * (len(leading) + 2 - x.dim()), *x.shape)
-        if len(leading) < 2:
+        if x.dtype != torch.bool:  # a mask broadcasts by itself; keys and values need not
+            x = x.expand(*leading, -1, -1) if call.group == 1 else x.expand(leading[0], -1, -1, -1)
+        if len(leading) <= 2:
             return x.reshape(*[1] * (2 - len(leading)), *x.shape)
-        if x.dtype != torch.bool and call.group == 1:  # a mask broadcasts by itself; keys and values need not
-            x = x.expand(*leading, *x.shape[-2:])
-        if len(leading) == 2:
-            return x
         return x.expand(*leading[:-1], *x.shape[-3:]).flatten(0, len(leading) - 2)
 
     return four
@@ -325,32 +343,49 @@ def _flex_why_not(call: Call) -> str | None:
     if reason is not None:
         return reason
     if call.at.leading > 2:
-        return f"it takes at most batch and heads in front, and there are {call.at.leading} leading dimensions"
+        return (
+            f"it takes at most batch and heads in front, and there are {call.at.leading} leading dimensions"
+        )
     if call.mask is not None and _is_tensor(call.mask):
         return "the mask is a tensor already"
     if call.mask is not None and not blocks.is_structured(call.mask):
         return f"{call.mask!r} has no structure that it could use"
     if call.bias is not None or call.dropout:
         return "it has no bias and no dropout here"
-    if min(call.at.queries, call.at.keys) == 0 or min(call.query.shape[-1], cast(Tensor, call.value).shape[-1]) < 16:
+    if (
+        min(call.at.queries, call.at.keys) == 0
+        or min(call.query.shape[-1], cast(Tensor, call.value).shape[-1]) < 16
+    ):
         return "its kernels need widths of 16 and more"
     return None
 
 
 def _flex(call: Call) -> Tensor:
     heads = _as_heads(call)
-    query, key, value = (
-        heads(x) for x in (call.query, call.prepared_keys(), call.clean_value())
-    )
+    query, key, value = (heads(x) for x in (call.query, call.prepared_keys(), call.clean_value()))
     out = blocks.flex_attention(
-        query, key, value, call.mask, call.at, softcap=call.softcap, scale=call.dot_scale(), grouped=call.group > 1
+        query,
+        key,
+        value,
+        call.mask,
+        call.at,
+        softcap=call.softcap,
+        scale=call.dot_scale(),
+        grouped=call.group > 1,
     )
     return out.reshape(*call.leading, *out.shape[-2:])
 
 
 PATHS = (
-    Path("additive-step", lambda call: "score, softmax and mix in our one Triton kernel", _step_why_not, _step),
+    Path(
+        "additive-step", lambda call: "score, softmax and mix in our one Triton kernel", _step_why_not, _step
+    ),
     Path("varlen", lambda call: "FlashAttention over packed documents", _varlen_why_not, _varlen),
     Path("sdpa", _sdpa_what, _sdpa_why_not, _sdpa),
-    Path("flex", lambda call: "FlexAttention, the block mask made from the mask's structure", _flex_why_not, _flex),
+    Path(
+        "flex",
+        lambda call: "FlexAttention, the block mask made from the mask's structure",
+        _flex_why_not,
+        _flex,
+    ),
 )

@@ -355,6 +355,8 @@ def tanh_scores(query: Tensor, keys: Tensor, v: Tensor) -> Tensor:
     if why_no_kernel(query) is None:
         from jumok.attention.kernels.additive import additive_scores
 
+        if query.dim() == 3 and query.shape[0] == keys.shape[0] and keys.dim() == 3:
+            return additive_scores(query, keys, v)
         leading = torch.broadcast_shapes(query.shape[:-2], keys.shape[:-2])
         flat = [x.expand(*leading, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (query, keys)]
         return additive_scores(flat[0], flat[1], v).reshape(*leading, query.shape[-2], keys.shape[-2])

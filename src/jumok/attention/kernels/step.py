@@ -10,8 +10,9 @@ launch is needed. What all steps share (weight, keys, v, value) gets its gradien
 the last step, from what the steps wrote into a ledger: one large product instead of T small ones that each
 read and write the whole gradient.
 
-A step is so short that waiting is what costs. So each warp has keys of its own and needs no other while it walks
-over them: it loads a key and its value at once, sums within itself, and keeps its part of the result in registers.
+A step is so short that waiting is what costs. So each warp has keys of its own and needs no other while it
+walks over them: it loads the next key and value while it works on these, sums within itself, and keeps its
+part of the result in registers.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ LINE = 256  # columns that a warp reads at a time, 16 bytes a lane
 def _columns(LINES: tl.constexpr, WIDTH: tl.constexpr):
     """The columns of a tile [keys, LINES, WIDTH], as [1, LINES, WIDTH].
 
-    In this shape the compiler lays a warp's lanes along a line and the warps along the keys. So a sum over all
-    columns stays within a warp, and the loops over the keys hardly need a barrier.
+    In this shape the compiler lays a warp's lanes along a line and the warps along the keys. So a sum over
+    all columns stays within a warp, and the loops over the keys hardly need a barrier.
     """
     return (tl.arange(0, LINES) * WIDTH)[None, :, None] + tl.arange(0, WIDTH)[None, None, :]
 
@@ -93,8 +94,8 @@ def _forward_kernel(
     """softmax(Σ v · tanh(q + k)) and its mix of the values, in tiles of ROWS keys.
 
     Each of the ROWS places of the tile has a softmax of its own over the keys that pass through it; they are
-    put together after the loop. parts (B, SPLITS, D) and sums (B, SPLITS, 2: largest score, Σ exp) float32 are
-    scratch.
+    put together after the loop. parts (B, SPLITS, D) and sums (B, SPLITS, 2: largest score, Σ exp) float32
+    are scratch.
     """
     b = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
@@ -115,8 +116,8 @@ def _forward_kernel(
     k_next = _rows_of(k_ptr, b, k_units_b, k_units_r, row, last, h, H, UNIT)
     value_next = _rows_of(value_ptr, b, value_units_b, value_units_r, row, last, d, D, UNIT)
     for k0 in range(first, last, ROWS):
-        # The next keys and values are on their way while these are worked on. What is not allowed is loaded too,
-        # and dropped after that: so no load waits for the mask.
+        # The next keys and values are on their way while these are worked on. What is not allowed is loaded
+        # too, and dropped after that: so no load waits for the mask.
         row = k0 + tl.arange(0, ROWS)
         there = row < last
         if MASKED:
@@ -127,7 +128,9 @@ def _forward_kernel(
 
         score = tl.sum(tl.sum(v * tanh(q + k.to(tl.float32), EXACT), axis=1), axis=1)
         score = tl.where(there, score, -float("inf"))
-        tl.store(weights_at + row, score, mask=row < last)  # in the place of the weights, until the sum is known
+        tl.store(
+            weights_at + row, score, mask=row < last
+        )  # in the place of the weights, until the sum is known
         new_peak = tl.maximum(peak, score)
         level = tl.where(new_peak == -float("inf"), 0.0, new_peak)  # nothing allowed: exp gives 0, not NaN
         shrink = tl.exp(peak - level)
@@ -213,7 +216,9 @@ def _backward_kernel(
     q = _vector(q_ptr + b * H, h, H)
     dc = _vector(d_context_ptr + b * D, d, D)
     # Every warp works this out for itself, which saves the barriers.
-    each = tl.sum(tl.sum(tl.broadcast_to(dc * _vector(context_ptr + b * D, d, D), (ROWS, DL, DW)), axis=1), axis=1)
+    each = tl.sum(
+        tl.sum(tl.broadcast_to(dc * _vector(context_ptr + b * D, d, D), (ROWS, DL, DW)), axis=1), axis=1
+    )
     if WITH_D_WEIGHTS:
         mean = 0.0
         for k0 in range(0, K, CW):
