@@ -4,7 +4,7 @@
 
 additive   many queries at once with Bahdanau's score: v · tanh(W s + U h) for all pairs, softmax, mix
 dot        scaled dot-product attention, plain and with structured masks, beside PyTorch's own kernels
-step       one query at a time, each depends on the context before it, as in an RNN decoder
+step       one query at a time over prepared keys, as in an RNN decoder
 
 Read the ratios; below 1, ours is the faster. On CUDA everything is bfloat16. The floor is what the special
 function units need for one tanh a pair and hidden unit, at 16 a clock a multiprocessor; twice that for
@@ -177,24 +177,30 @@ def additive_tables(rows: list[Row]) -> None:
 
 # -------------------------------------------------------------------------------- additive, step by step
 
-STEP_LEAVES = ("key", "value", "W", "U", "v", "P")
+STEP_LEAVES = ("query", "key", "value", "W", "U", "v")
 
 
 @dataclass(frozen=True, eq=False)
 class Decoder:
-    """What a decoding loop works on. The query of a step is tanh(P · the context of the step before)."""
+    """What a decoding loop works on. The queries are there beforehand: the loop is attention alone."""
 
     steps: int
     score: jumok.scores.Additive
-    query: Tensor  # (B, Dq), of the first step
+    query: Tensor  # (steps, B, Dq)
     key: Tensor  # (B, K, Dv)
     value: Tensor
-    back: Tensor  # P, (Dv, Dq)
     lengths: Tensor | None
 
     @property
     def leaves(self) -> list[Tensor]:
-        return [self.key, self.value, self.score.query.weight, self.score.key.weight, self.score.v, self.back]
+        return [
+            self.query,
+            self.key,
+            self.value,
+            self.score.query.weight,
+            self.score.key.weight,
+            self.score.v,
+        ]
 
     @property
     def mask(self) -> jumok.masks.Mask | None:
@@ -202,12 +208,11 @@ class Decoder:
 
     def path(self) -> str:
         prepared = self.score.prepare(self.key)
-        return path(self.query[:, None], prepared, self.value, score=self.score, mask=self.mask)
+        return path(self.query[0, :, None], prepared, self.value, score=self.score, mask=self.mask)
 
     def in_float64(self) -> Decoder:
-        key, value, back = (x.detach().double().requires_grad_() for x in (self.key, self.value, self.back))
-        score = copy.deepcopy(self.score).double()
-        return Decoder(self.steps, score, self.query.double(), key, value, back, self.lengths)
+        query, key, value = (x.detach().double().requires_grad_() for x in (self.query, self.key, self.value))
+        return Decoder(self.steps, copy.deepcopy(self.score).double(), query, key, value, self.lengths)
 
 
 def step_sizes(plan: Plan) -> list[tuple[int, int, int, int, int]]:
@@ -220,13 +225,13 @@ def step_sizes(plan: Plan) -> list[tuple[int, int, int, int, int]]:
 
 def make_decoder(plan: Plan, size: tuple[int, int, int, int, int], masked: bool) -> Decoder:
     batch, keys, hidden, query_width, value_width = size
+    steps = 50 if plan.on_gpu else 10
     return Decoder(
-        steps=50 if plan.on_gpu else 10,
+        steps=steps,
         score=plan.additive(query_width, value_width, hidden),
-        query=plan.random(batch, query_width, grad=False),
+        query=plan.random(steps, batch, query_width),
         key=plan.random(batch, keys, value_width),
         value=plan.random(batch, keys, value_width),
-        back=(plan.random(value_width, query_width, grad=False) * value_width**-0.5).requires_grad_(),
         lengths=torch.randint(keys // 2, keys + 1, (batch,)) if masked else None,
     )
 
@@ -235,11 +240,10 @@ def ours_loop(d: Decoder) -> Run:
     mask = d.mask
 
     def run() -> list[Tensor]:
-        prepared, query, contexts = d.score.prepare(d.key), d.query, []
-        for _ in range(d.steps):
-            context = jumok.attend(query[:, None], prepared, d.value, score=d.score, mask=mask)[:, 0]
-            contexts.append(context)
-            query = torch.tanh(context @ d.back)
+        prepared, contexts = d.score.prepare(d.key), []
+        for query in d.query.unbind():
+            context = jumok.attend(query[:, None], prepared, d.value, score=d.score, mask=mask)
+            contexts.append(context[:, 0])
         return contexts_and_gradients(contexts, d.leaves)
 
     return run
@@ -247,35 +251,31 @@ def ours_loop(d: Decoder) -> Run:
 
 def plain_loop(d: Decoder, steps: Callable[..., Any], at_once: int) -> Run:
     """The same in plain PyTorch, where ``steps`` makes ``at_once`` steps in one call."""
-    key, value, w, u, v, p = d.leaves
+    query, key, value, w, u, v = d.leaves
     allowed = None
     if d.lengths is not None:
         allowed = torch.arange(key.shape[1], device=key.device) < d.lengths.to(key.device)[:, None]
 
     def run() -> list[Tensor]:
-        prepared, query, contexts = key @ u.T, d.query, []
-        for _ in range(0, d.steps, at_once):
-            more, query = steps(at_once, query, prepared, value, allowed, (w, v, p))
-            contexts += more
+        prepared, queries, contexts = key @ u.T, query.unbind(), []
+        for start in range(0, d.steps, at_once):
+            contexts += steps(queries[start : start + at_once], prepared, value, allowed, w, v)
         return contexts_and_gradients(contexts, d.leaves)
 
     return run
 
 
 def plain_steps(
-    count: int, query: Tensor, keys: Tensor, value: Tensor, allowed: Tensor | None, wvp: tuple[Tensor, ...]
-) -> tuple[list[Tensor], Tensor]:
-    """The contexts of some steps over prepared keys, and the query of the step after them."""
-    w, v, p = wvp
+    queries: Sequence[Tensor], keys: Tensor, value: Tensor, allowed: Tensor | None, w: Tensor, v: Tensor
+) -> list[Tensor]:
+    """The contexts of some steps over prepared keys."""
     contexts = []
-    for _ in range(count):
+    for query in queries:
         scores = torch.tanh((query @ w.T)[:, None, :] + keys) @ v  # (B, K)
         if allowed is not None:
             scores = scores.masked_fill(~allowed, -torch.inf)
-        context = torch.bmm(scores.softmax(-1)[:, None, :], value)[:, 0]
-        contexts.append(context)
-        query = torch.tanh(context @ p)
-    return contexts, query
+        contexts.append(torch.bmm(scores.softmax(-1)[:, None, :], value)[:, 0])
+    return contexts
 
 
 def contexts_and_gradients(contexts: list[Tensor], leaves: list[Tensor]) -> list[Tensor]:

@@ -44,7 +44,7 @@ runs_kernels = (
 )
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
-SMALL = Blocks(elements=1, warps=2)  # several tiles at prime sizes
+SMALL = Blocks(keys=1, warps=2)  # several tiles at prime sizes
 WHOLE, SPLIT = SMALL._replace(programs=1), SMALL._replace(programs=7)
 
 

@@ -58,11 +58,17 @@ class Call:
     def prepared_keys(self) -> Tensor:
         """The clean keys as the score compares them, ``(…, K, width)``."""
         if isinstance(self.key, Prepared):
-            return self.clean(self.score.prepared(self.key))
+            return self._clean_once("key", self.score.prepared(self.key))
         return self.score.prepared(self.clean(self.key))
 
     def clean_value(self) -> Tensor:
-        return self.clean(cast(Tensor, self.value))
+        return self._clean_once("value", cast(Tensor, self.value))
+
+    def _clean_once(self, what: str, x: Tensor) -> Tensor:
+        """``clean(x)``; with prepared keys, once for all steps that have the same mask."""
+        if self.visible is None or self.visible is not self.mask or not isinstance(self.key, Prepared):
+            return self.clean(x)
+        return self.key.remember((what, self.at), (x, self.mask), lambda: self.clean(x))
 
     def per_head(self, x: Tensor) -> Tensor:
         """Keys or values with one head for every query head."""

@@ -5,6 +5,8 @@ Shapes: ``…`` any leading dimensions (batch, heads), ``Q`` queries, ``K`` keys
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -149,6 +151,8 @@ def _weights(call: Call, keys: Tensor, rows: slice) -> Tensor:
         allowed = finite if allowed is None else allowed & finite
     if allowed is None:
         return scores.softmax(-1).to(call.query.dtype)
+    if call.bias is None and cast(Mask, call.mask).no_row_is_empty(call.at):
+        return scores.masked_fill(~allowed, -torch.inf).softmax(-1).to(call.query.dtype)
     # A row with nothing allowed is given equal scores, which have a softmax and a gradient, and zeroed after.
     alive = allowed.any(-1, keepdim=True)
     blocked = torch.where(alive, -torch.inf, 0.0).to(scores.dtype)

@@ -21,7 +21,6 @@ from jumok.attention.kinds import Dense, Documents, Mask, Window
 from jumok.attention.scores import Prepared, TanhScore, why_no_kernel
 
 HALF = (torch.float16, torch.bfloat16)
-LOOPS = 4  # values that a loop over the same prepared keys may take turns with
 
 
 @dataclass(frozen=True)
@@ -111,16 +110,10 @@ def _step(call: Call) -> Tensor:
         )
 
     if isinstance(call.key, Prepared):
-        # The loop's shared part is kept with the prepared keys, for as long as they and this value live.
-        written = 0 if value.is_inference() else value._version
-        loop = (id(score), id(value), written, torch.is_grad_enabled())
-        if loop not in call.key.loops:
-            if len(call.key.loops) >= LOOPS:
-                call.key.loops.clear()
-            call.key.loops[loop] = (shared(score.prepared(call.key)), value)
-        used = call.key.loops[loop][0]
+        prepared = call.key
+        loop = prepared.remember("loop", (score, value), lambda: shared(score.prepared(prepared)))
     else:
-        used = shared(call.prepared_keys())
+        loop = shared(call.prepared_keys())
     allowed = None
     if call.mask is not None:
         block = call.mask.block
@@ -130,7 +123,7 @@ def _step(call: Call) -> Tensor:
                 block(call.at, slice(0, 1)).expand(*call.leading, 1, keys).reshape(batch, keys).contiguous()
             ),
         )
-    context, _ = used.step(call.query.reshape(batch, -1), allowed)
+    context, _ = loop.step(call.query.reshape(batch, -1), allowed)
     return cast(Tensor, context).reshape(*call.leading, 1, -1)
 
 

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,18 +31,34 @@ from jumok.errors import InputError
 __all__ = ["Additive", "Concat", "Dot", "General", "LocationSensitive", "Prepared", "ScaledDot", "Score"]
 
 
+T = TypeVar("T")
+REMEMBERED = 8  # things that prepared keys keep for the steps over them; the oldest goes first
+
+
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """Keys as a score wants them, computed once per source by ``score.prepare(keys)``.
 
-    ``keys`` is ``(…, K, width)``. ``loops`` is where a decoding loop over these keys gathers its gradients.
-    ``maker`` is the score with the parameters that made them; None when it has none.
+    ``keys`` is ``(…, K, width)``. ``maker`` is the score with the parameters that made them; None when it has
+    none. What the steps of a loop over these keys share is kept with them, not on any module.
     """
 
     keys: Tensor
     made_by: str
-    loops: dict[Any, Any] = field(default_factory=dict, repr=False)
     maker: Score | None = field(default=None, repr=False)
+    _memo: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def remember(self, what: Hashable, of: tuple[Any, ...], make: Callable[[], T]) -> T:
+        """What ``make`` gives, made once for these keys and the things ``of``, while those do not change."""
+        written = tuple(x._version for x in of if isinstance(x, Tensor) and not x.is_inference())
+        key = (what, torch.is_grad_enabled(), written, *map(id, of))
+        if key not in self._memo:
+            if torch.compiler.is_compiling():
+                return make()
+            if len(self._memo) >= REMEMBERED:
+                del self._memo[next(iter(self._memo))]
+            self._memo[key] = (make(), of)  # with ``of``, so that no id is given to another meanwhile
+        return self._memo[key][0]  # type: ignore[no-any-return]
 
 
 Key = Tensor | Prepared
@@ -370,8 +387,10 @@ def tanh_scores(query: Tensor, keys: Tensor, v: Tensor) -> Tensor:
 
 def elements_a_row(query: Tensor, keys: Tensor) -> int:
     """How large the intermediate of plain PyTorch is for each query row: B·K·H."""
-    leading = torch.broadcast_shapes(query.shape[:-2], keys.shape[:-2])
-    return int(leading.numel() * keys.shape[-2] * keys.shape[-1])
+    leading = query.shape[:-2]
+    if leading != keys.shape[:-2]:
+        leading = torch.broadcast_shapes(leading, keys.shape[:-2])
+    return leading.numel() * keys.shape[-2] * keys.shape[-1]
 
 
 def why_no_kernel(x: Tensor) -> str | None:

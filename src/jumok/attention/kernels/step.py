@@ -31,7 +31,8 @@ from .additive import dense_rows, peaks_of, refuse_second_derivatives, scores_gr
 class Blocks(NamedTuple):
     """How the work is cut up. A tile is some keys with all of their width; each warp has keys of its own."""
 
-    elements: int = 64  # of a tile, for each thread
+    keys: int = 4  # of a tile, for each warp, …
+    elements: int = 64  # … unless that were more than so many for each thread
     warps: int = 1
     programs: int = 512  # rows are split until there are about this many: four for each processor of an H200
     splits: int = 64  # but never into more, for the last program of a row reads what all of them wrote
@@ -398,7 +399,8 @@ class Shared:
         if max(HL * HW, DL * DW) > WIDEST:
             raise ValueError(f"the step kernels take {WIDEST} columns at most, and H is {H}, Dv is {D}")
         most = triton.next_power_of_2(max(K, 1))
-        rows = min(max(blocks.warps, blocks.warps * 32 * blocks.elements // max(HL * HW, DL * DW)), most)
+        rows = min(blocks.keys, max(1, 32 * blocks.elements // max(HL * HW, DL * DW))) * blocks.warps
+        rows = min(rows, most)
         splits = max(1, min(triton.cdiv(blocks.programs, max(B, 1)), blocks.splits, triton.cdiv(K, rows)))
         share = max(1, triton.cdiv(K, splits))
         self.splits = triton.cdiv(K, share)
