@@ -243,7 +243,9 @@ def ours_loop(d: Decoder) -> Run:
         prepared, contexts = d.score.prepare(d.key), []
         for query in d.query.unbind():
             context = jumok.attend(query[:, None], prepared, d.value, score=d.score, mask=mask)
-            contexts.append(context[:, 0])
+            contexts.append(
+                context.squeeze(1)
+            )  # a view both ways, where [:, 0] would be copied in the backward
         return contexts_and_gradients(contexts, d.leaves)
 
     return run
@@ -274,7 +276,7 @@ def plain_steps(
         scores = torch.tanh((query @ w.T)[:, None, :] + keys) @ v  # (B, K)
         if allowed is not None:
             scores = scores.masked_fill(~allowed, -torch.inf)
-        contexts.append(torch.bmm(scores.softmax(-1)[:, None, :], value)[:, 0])
+        contexts.append(torch.bmm(scores.softmax(-1)[:, None, :], value).squeeze(1))
     return contexts
 
 

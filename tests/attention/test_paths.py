@@ -45,7 +45,13 @@ CPU_WAYS = ["sdpa", "sdpa in chunks", "bias", "bias in chunks", "reference", "re
 GPU_WAYS = ["cuda", "cuda flex", "cuda bias", "cuda reference"]
 
 
-@pytest.fixture(params=[*CPU_WAYS, *(pytest.param(name, marks=pytest.mark.gpu) for name in GPU_WAYS)])
+ON_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("default"),
+]  # torch warns of its own doings while it compiles
+
+
+@pytest.fixture(params=[*CPU_WAYS, *(pytest.param(name, marks=ON_GPU) for name in GPU_WAYS)])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
     """All ways that this machine has."""
     name = request.param

@@ -92,7 +92,7 @@ class Score(nn.Module):
             self._check_maker(key)
         keys = key.keys if isinstance(key, Prepared) else key
         self.check_widths(query.shape[-1], keys.shape[-1], ready)
-        mine = next(self.parameters(), query)
+        mine = query if self.a_parameter is None else self.a_parameter
         if mine.device != query.device:
             raise InputError(
                 f"{self.name} is on {mine.device}, the query on {query.device}; move one with .to()"
@@ -117,9 +117,14 @@ class Score(nn.Module):
         return type(self).__name__
 
     @property
+    def a_parameter(self) -> Tensor | None:
+        """One of its parameters, whose device and dtype stand for all; None when it has none."""
+        return None
+
+    @property
     def maker(self) -> Score | None:
         """The score itself if it has parameters: keys that it prepared are then for it alone."""
-        return None if next(self.parameters(), None) is None else self
+        return None if self.a_parameter is None else self
 
 
 class DotScore(Score):
@@ -178,6 +183,10 @@ class General(DotScore):
         _check_width(self.name, "query", query, self.key.out_features)
         _check_width(self.name, "key", key, self.key.out_features if ready else self.key.in_features)
 
+    @property
+    def a_parameter(self) -> Tensor | None:
+        return self.key.weight
+
     def project_keys(self, keys: Tensor) -> Tensor:
         _check_width(self.name, "key", keys.shape[-1], self.key.in_features)
         projected: Tensor = self.key(keys)
@@ -188,6 +197,10 @@ class TanhScore(Score):
     """The scores of the form ``v · tanh(query part + key part)``: our own kernels serve them."""
 
     v: nn.Parameter  # (hidden,)
+
+    @property
+    def a_parameter(self) -> Tensor | None:
+        return self.v
 
     @property
     def query_weight(self) -> Tensor:

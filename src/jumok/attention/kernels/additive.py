@@ -32,6 +32,7 @@ ON_GPU = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter run
 LARGEST_SUM = tl.constexpr(21.8)  # above it, the product of two (1 + exp(2x)) may leave float32
 TWO_LOG2_E = tl.constexpr(2.8853900817779268)  # exp(2x) = exp2(TWO_LOG2_E · x)
 RUN = tl.constexpr(32)  # float32 sums are added up in runs of this many, which keeps the rounding error small
+PARTS = 64  # of the rows of partial sums, which are added up side by side
 DEPTH = 16  # tiles of exponentials are padded to a multiple of this many d, so that no loop needs a mask
 
 
@@ -382,7 +383,13 @@ def scores_gradient(
         BR=blocks.rows, BD=blocks.width, UNROLL=blocks.unroll,
         EXACT=x.dtype == torch.float32, WITH_DV=with_dv, num_warps=blocks.warps,
     )  # fmt: skip
-    return dx[0] if splits == 1 else dx.sum(0).to(x.dtype), dv.sum(0) if with_dv else None
+    return dx[0] if splits == 1 else dx.sum(0).to(x.dtype), _sum_of_rows(dv) if with_dv else None
+
+
+def _sum_of_rows(x: Tensor) -> Tensor:
+    """``x.sum(0)`` in two steps: with many rows and few columns, one would leave most of the GPU idle."""
+    rows = len(x) // PARTS * PARTS
+    return x[:rows].unflatten(0, (PARTS, -1)).sum(1).sum(0) + x[rows:].sum(0) if rows else x.sum(0)
 
 
 def refuse_second_derivatives() -> None:
