@@ -113,8 +113,6 @@ def explain(
     >>> q = torch.randn(1, 2, 3, 8)
     >>> print(explain(q, q, q, mask=jumok.masks.causal()))
     sdpa: PyTorch's scaled_dot_product_attention, causal by flag
-      not additive-step: it serves additive scores
-      not varlen: it runs on CUDA, and the tensors are on cpu
     """
     return fused.choose(checked(query, key, value, score, mask, bias, scale, softcap, dropout))
 

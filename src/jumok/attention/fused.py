@@ -2,7 +2,8 @@
 
 A path is a name, a test that says why it cannot serve a call, and a function that computes it. The
 paths stand in the order of speed; the first that can serve a call is taken. ``attend`` runs what
-:func:`choose` chose and ``explain`` prints it, so that the two never disagree.
+:func:`choose` chose and ``explain`` prints it, so that the two never disagree. A path that is for other
+calls altogether says so with ``NOT_MEANT``, which nobody needs to be told.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from jumok.attention.call import Call
 from jumok.attention.kinds import Dense, Documents, Mask, Window
 from jumok.attention.scores import Prepared, TanhScore, why_no_kernel
 
+NOT_MEANT = ""
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -55,7 +57,8 @@ def choose(call: Call) -> Explanation:
         reason = path.why_not(call)
         if reason is None:
             return Explanation(path, path.name, path.what(call), tuple(refused))
-        refused.append((path.name, reason))
+        if reason != NOT_MEANT:
+            refused.append((path.name, reason))
     return Explanation(None, "reference", _reference_what(call), tuple(refused))
 
 
@@ -70,7 +73,7 @@ def _reference_what(call: Call) -> str:
 
 def _step_why_not(call: Call) -> str | None:
     if not isinstance(call.score, TanhScore):
-        return "it serves additive scores"
+        return NOT_MEANT
     reason = why_no_kernel(call.query)
     if reason is not None:
         return reason
@@ -131,11 +134,13 @@ def _step(call: Call) -> Tensor:
 
 
 def _varlen_why_not(call: Call) -> str | None:
+    parts = () if call.mask is None else call.mask.parts()
+    packed = [part for part in parts if isinstance(part, Documents)]
+    if call.dot is None or not packed:
+        return NOT_MEANT
     reason = _dot_kernel_why_not(call)
     if reason is not None:
         return reason
-    parts = () if call.mask is None else call.mask.parts()
-    packed = [part for part in parts if isinstance(part, Documents)]
     others = [part for part in parts if not isinstance(part, Documents)]
     if len(packed) != 1 or not packed[0].contiguous or packed[0].padded:
         return "it serves packed documents, each in one piece and without padding"
@@ -325,31 +330,30 @@ def _as_heads(call: Call) -> Callable[[Tensor], Tensor]:
 
 def _dot_kernel_why_not(call: Call) -> str | None:
     if call.dot is None:
-        return "the score is no dot product"
+        return NOT_MEANT
     if call.at.device.type != "cuda":
         return f"it runs on CUDA, and the tensors are on {call.at.device.type}"
     return None
 
 
 def _flex_why_not(call: Call) -> str | None:
-    reason = _dot_kernel_why_not(call) or why_no_kernel(call.query)
+    reason = _dot_kernel_why_not(call)
+    if reason is None:
+        reason = why_no_kernel(call.query)
     if reason is not None:
         return reason
     if call.at.leading > 2:
-        return (
-            f"it takes at most batch and heads in front, and there are {call.at.leading} leading dimensions"
-        )
+        return f"it takes batch and heads in front, and there are {call.at.leading} leading dimensions"
     if call.mask is not None and _is_tensor(call.mask):
         return "the mask is a tensor already"
     if call.mask is not None and not blocks.is_structured(call.mask):
         return f"{call.mask!r} has no structure that it could use"
     if call.bias is not None or call.dropout:
         return "it has no bias and no dropout here"
-    if (
-        min(call.at.queries, call.at.keys) == 0
-        or min(call.query.shape[-1], cast(Tensor, call.value).shape[-1]) < 16
-    ):
+    if min(call.query.shape[-1], cast(Tensor, call.value).shape[-1]) < 16:
         return "its kernels need widths of 16 and more"
+    if min(call.at.queries, call.at.keys) == 0:
+        return "there is nothing to attend to"
     return None
 
 
