@@ -360,6 +360,7 @@ def test_the_step_kernels_compile_for_hopper(kernel: str, splits: int, kind: str
     from triton.backends.compiler import GPUTarget
 
     from jumok.attention.kernels import step
+    from jumok.attention.kernels.additive import launched
 
     function = getattr(step, kernel)
     constants = {"UNIT": 8, "SPLITS": splits, "LANES": splits, "EXACT": kind == "fp32", "MASKED": True}
@@ -373,7 +374,7 @@ def test_the_step_kernels_compile_for_hopper(kernel: str, splits: int, kind: str
         name: "constexpr" if name in constants else types.get(name, "i32") for name in function.arg_names
     }
     source = triton.compiler.ASTSource(function, signature, constexprs=constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1})
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launched(1))
     assert "tanh.approx" in compiled.asm["ptx"] or kind == "fp32"
 
 

@@ -268,8 +268,10 @@ def _gradient_kernel(
             for u in tl.static_range(0, 2 * UNROLL, 2):
                 g0 = tl.load(g_at + u * g_rows)[:, None]
                 g1 = tl.load(g_at + (u + 1) * g_rows)[:, None]
-                y0 = tl.load(y_at + u * y_stride_r, mask=(d < H) & (j + u < last), other=0.0)
-                y1 = tl.load(y_at + (u + 1) * y_stride_r, mask=(d < H) & (j + u + 1 < last), other=0.0)
+                y0 = tl.load(y_at + u * y_stride_r, mask=d < tl.where(j + u < last, H, 0), other=0.0)
+                y1 = tl.load(
+                    y_at + (u + 1) * y_stride_r, mask=d < tl.where(j + u + 1 < last, H, 0), other=0.0
+                )
                 p0 = 1.0 + exp_x * tl.exp2(y0.to(tl.float32) * TWO_LOG2_E)[None, :]
                 p1 = 1.0 + exp_x * tl.exp2(y1.to(tl.float32) * TWO_LOG2_E)[None, :]
                 r = _reciprocal(p0 * p1)
@@ -311,6 +313,11 @@ def _gradient_kernel(
 # --- host ---------------------------------------------------------------------------------------------------
 
 
+def launched(warps: int) -> dict[str, Any]:
+    """How a kernel is compiled: a product and a sum are one instruction, on which its speed rests."""
+    return {"num_warps": warps, "enable_fp_fusion": True}
+
+
 def _padded(size: int, block: int) -> int:
     return -(-size // block) * block
 
@@ -337,11 +344,11 @@ def scores_forward(q: Tensor, k: Tensor, v: Tensor, blocks: Forward = FORWARD) -
         exp_k = q.new_empty(k_tiles, depth, BK, dtype=torch.float32)
         grid = (q_tiles + k_tiles, triton.cdiv(depth, 64))
         _exponentials_kernel[grid](
-            q, k, exp_q, exp_k, peaks, Q, K, H, q_tiles, depth, *strides, BQ=BQ, BK=BK, BD=64, num_warps=4
+            q, k, exp_q, exp_k, peaks, Q, K, H, q_tiles, depth, *strides, BQ=BQ, BK=BK, BD=64, **launched(4)
         )
     _scores_kernel[(q_tiles * triton.cdiv(K, BK),)](
         q, k, v, exp_q, exp_k, peaks, scores, Q, K, H, depth, *strides,
-        BQ=BQ, BK=BK, UNROLL=blocks.unroll, EXACT=exact, num_warps=blocks.warps,
+        BQ=BQ, BK=BK, UNROLL=blocks.unroll, EXACT=exact, **launched(blocks.warps),
     )  # fmt: skip
     return scores, peaks
 
@@ -381,7 +388,7 @@ def scores_gradient(
         x, y, v, grad.contiguous(), peaks, dx, dv, R, S, H, share, g_rows,
         x.stride(0), x.stride(1), y.stride(0), y.stride(1),
         BR=blocks.rows, BD=blocks.width, UNROLL=blocks.unroll,
-        EXACT=x.dtype == torch.float32, WITH_DV=with_dv, num_warps=blocks.warps,
+        EXACT=x.dtype == torch.float32, WITH_DV=with_dv, **launched(blocks.warps),
     )  # fmt: skip
     return dx[0] if splits == 1 else dx.sum(0).to(x.dtype), _sum_of_rows(dv) if with_dv else None
 

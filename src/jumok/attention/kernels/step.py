@@ -25,7 +25,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .additive import dense_rows, peaks_of, refuse_second_derivatives, scores_gradient, tanh, untraced
+from .additive import (
+    dense_rows,
+    launched,
+    peaks_of,
+    refuse_second_derivatives,
+    scores_gradient,
+    tanh,
+    untraced,
+)
 
 
 class Blocks(NamedTuple):
@@ -411,7 +419,7 @@ class Shared:
         self.constants = {"UNIT": unit, "SPLITS": self.splits, "EXACT": keys.dtype == torch.float32}
         self.constants |= {"ROWS": rows, "HL": HL, "HW": HW, "DL": DL, "DW": DW, "CW": 2 * LINE}
         self.constants |= {"LANES": lanes, "PW": max(32, blocks.warps * 4096 // lanes)}
-        self.constants |= {"num_warps": blocks.warps}
+        self.constants |= launched(blocks.warps)
         # Only the last program of a row reads the scratch, before the next launch writes it.
         parts = self.splits if self.splits > 1 else 0
         self.parts = keys.new_empty(B * parts * max(H, D), dtype=torch.float32)
