@@ -244,7 +244,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "causal": ({"mask": masks.causal()}, "sdpa: .*, the mask made for some queries at a time\n"),
     "bias": ({"bias": torch.zeros(K)}, "sdpa: .* with the mask as a tensor\n"),
     "softcap": ({"softcap": 2.0}, "reference: plain PyTorch.*\n.*not sdpa: it has no softcap\n"),
-    "dropout": ({"dropout": 0.5}, "reference: plain PyTorch.*\n.*not sdpa: its dropout on the CPU"),
+    "dropout": ({"dropout": 0.5}, "reference: plain PyTorch.*\n.*not sdpa: with dropout"),
     "additive": (
         {"score": scores.Additive(D, D, 3)},
         "reference: .*\n  not additive-step: .*on cpu\n  not sdpa: the score is no dot product\n",

@@ -100,7 +100,8 @@ def rule(mask: Mask, at: At) -> Rule:
 
 
 def _band_rule(band: Band, at: At) -> Rule:
-    first, last = (_four(x.int(), at).contiguous() for x in torch.broadcast_tensors(band.first, band.last))
+    ends = torch.broadcast_tensors(band.first, band.last)
+    first, last = (_four(x.clamp(-1, at.keys).int(), at).contiguous() for x in ends)
     # A dimension in which all is alike has one entry, which every index finds: i · 0.
     batch, head, query = (int(n > 1) for n in first.shape)
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from jumok.attention import masks
+from jumok.attention.kinds import moved
 from jumok.attention.masks import Mask
 from jumok.errors import InputError
 
@@ -123,7 +124,7 @@ class Cache:
                     raise InputError(f"reorder(index) asks for row {row} of a batch of {len(self.lengths)}; "
                                      "the first row is 0")  # fmt: skip
             lengths = tuple(self.lengths[row] for row in known)
-        rows = _moved(rows.long(), room.key.device)
+        rows = moved(rows.long(), room.key.device)
         # The free places come along, so that the step that follows need not make new ones.
         taken = None if torch.is_grad_enabled() else lengths
         return Cache(lengths, Room(room.key.index_select(0, rows), room.value.index_select(0, rows), taken))
@@ -173,7 +174,7 @@ class Cache:
         """Where the new tokens go: from one place on, or, where the rows differ, to places ``(B, T)``."""
         if not _differ(self.lengths):
             return self.longest
-        return _moved(torch.tensor(self.lengths)[:, None] + torch.arange(new), device)
+        return moved(torch.tensor(self.lengths)[:, None] + torch.arange(new), device)
 
     def _lengths_before(self, batch: int) -> tuple[int, ...]:
         return self.lengths or (0,) * batch
@@ -230,11 +231,6 @@ def _write(room: Tensor, new: Tensor, begin: int | Tensor) -> None:
 def _index(places: Tensor, new: Tensor) -> Tensor:
     """The places ``(B, T)`` as ``scatter`` wants them: one for every number of ``new``."""
     return places[:, None, :, None].expand_as(new)
-
-
-def _moved(numbers: Tensor, device: torch.device) -> Tensor:
-    """Numbers of the host on a device. CUDA has read them when the call returns, so there is no wait."""
-    return numbers.to(device, non_blocking=device.type == "cuda")
 
 
 def _differ(lengths: tuple[int, ...]) -> bool:

@@ -41,7 +41,7 @@ class Call:
     @property
     def dot(self) -> DotScore | None:
         """The score when it is a dot product, which SDPA and FlexAttention can compute."""
-        return self.score if isinstance(self.score, DotScore) else None
+        return self.score if isinstance(self.score, DotScore) and self.score.is_plain else None
 
     def clean(self, x: Tensor) -> Tensor:
         """``x``, ``(…, K, D)``, with zeros where no query may attend, so that nothing held there spreads.
@@ -65,10 +65,14 @@ class Call:
         return self._clean_once("value", cast(Tensor, self.value))
 
     def _clean_once(self, what: str, x: Tensor) -> Tensor:
-        """``clean(x)``; with prepared keys, once for all steps that have the same mask."""
-        if self.visible is None or self.visible is not self.mask or not isinstance(self.key, Prepared):
+        """``clean(x)``; with prepared keys, once for all steps that have the same mask.
+
+        Only while decoding: what has a gradient belongs to the graph of one step.
+        """
+        learning = torch.is_grad_enabled() and x.requires_grad
+        if self.bias is not None or learning or x.is_inference() or not isinstance(self.key, Prepared):
             return self.clean(x)
-        return self.key.remember((what, self.at), (x, self.mask), lambda: self.clean(x))
+        return self.key.remember((what, self.at, self.mask), (x,), lambda: self.clean(x))
 
     def per_head(self, x: Tensor) -> Tensor:
         """Keys or values with one head for every query head."""
@@ -94,9 +98,9 @@ def checked(
     keys = key.keys if isinstance(key, Prepared) else key
     named = {"query": query, "key": keys} | ({} if value is None else {"value": value})
     _check_tensors(named)
-    if torch.is_autocast_enabled(
-        query.device.type
-    ):  # then mixed types may come, and meet as in PyTorch's own
+    kind = query.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        # Then mixed types may come, and meet as they do in PyTorch's own functions.
         query, value = _autocast(query), None if value is None else _autocast(value)
         key = replace(key, keys=_autocast(keys)) if isinstance(key, Prepared) else _autocast(key)
     if value is not None and value.shape[-2] != keys.shape[-2]:

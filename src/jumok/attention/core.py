@@ -15,6 +15,7 @@ from jumok.attention.call import Call, checked, checked_mix
 from jumok.attention.fused import Explanation
 from jumok.attention.kinds import Mask
 from jumok.attention.scores import Key, Prepared, Score, TanhScore, elements_a_row, why_no_kernel
+from jumok.errors import InputError
 
 
 def attend(
@@ -53,7 +54,7 @@ def attend(
     >>> attend(query, key, value, mask=jumok.masks.padding([4, 7])).shape
     torch.Size([2, 5, 3])
     """
-    call = checked(query, key, value, score, mask, bias, scale, softcap, dropout)
+    call = checked(query, key, _given(value), score, mask, bias, scale, softcap, dropout)
     path = fused.choose(call).path
     return _reference(call) if path is None else path.run(call)
 
@@ -114,7 +115,13 @@ def explain(
     >>> print(explain(q, q, q, mask=jumok.masks.causal()))
     sdpa: PyTorch's scaled_dot_product_attention, causal by flag
     """
-    return fused.choose(checked(query, key, value, score, mask, bias, scale, softcap, dropout))
+    return fused.choose(checked(query, key, _given(value), score, mask, bias, scale, softcap, dropout))
+
+
+def _given(value: Tensor | None) -> Tensor:
+    if value is None:
+        raise InputError("value is None; give the values (…, K, Dv), or use weights() for the weights alone")
+    return value
 
 
 # --------------------------------------------------------------------------------- the reference
@@ -133,7 +140,8 @@ def _reference(call: Call) -> Tensor:
     each = call.leading.numel() * call.at.keys
     if isinstance(call.score, TanhScore) and why_no_kernel(call.query) is not None:
         each = elements_a_row(call.query, keys)
-    return chunks.by_rows(rows, call.at.queries, each)
+    uses = tuple(x for x in (call.query, keys, value, call.bias) if x is not None)
+    return chunks.by_rows(rows, call.at.queries, each, uses)
 
 
 def _weights(call: Call, keys: Tensor, rows: slice) -> Tensor:
@@ -162,7 +170,9 @@ def _scores(call: Call, keys: Tensor, rows: slice) -> Tensor:
     """Scaled scores of some rows, in at least float32."""
     query = call.query[..., rows, :]
     if call.dot is not None:
-        scores = (query @ keys.transpose(-1, -2)) * call.dot_scale()
+        if query.dtype == torch.float16:  # whose range a score may leave
+            query, keys = query.float(), keys.float()
+        scores = (query * call.dot_scale()) @ keys.transpose(-1, -2)
     else:
         scores = call.score(query, Prepared(keys, call.score.name))
         if call.scale is not None:

@@ -74,13 +74,15 @@ def _reference_what(call: Call) -> str:
 def _step_why_not(call: Call) -> str | None:
     if not isinstance(call.score, TanhScore):
         return NOT_MEANT
+    if not call.score.is_plain:
+        return "it serves Additive and Concat as they are"
     reason = why_no_kernel(call.query)
     if reason is not None:
         return reason
     if call.at.queries != 1:
         return f"it serves one query a row, and there are {call.at.queries}"
-    if call.score.name == "LocationSensitive":
-        return "its keys change at every step"
+    if call.at.keys == 0 or 0 in call.leading:
+        return "there is nothing to attend to"
     for name in ("bias", "scale", "softcap"):
         if getattr(call, name) is not None:
             return f"it has no {name}"
@@ -112,10 +114,16 @@ def _step(call: Call) -> Tensor:
             score.query_weight, prepared.reshape(batch, keys, -1), score.v, value.reshape(batch, keys, -1)
         )
 
-    if isinstance(call.key, Prepared):
+    loop = None
+    if isinstance(call.key, Prepared) and not _recomputing():
         prepared = call.key
-        loop = prepared.remember("loop", (score, value), lambda: shared(score.prepared(prepared)))
-    else:
+        what = ("loop", torch.cuda.current_stream(call.at.device))  # its scratch memory is for one stream
+        of = (*score.parameters(), prepared.keys, value)
+        loop = prepared.remember(what, of, lambda: shared(prepared.keys))
+        if loop.spent:  # a backward pass is through with it: this step begins another loop
+            prepared.forget()
+            loop = prepared.remember(what, of, lambda: shared(prepared.keys))
+    if loop is None:
         loop = shared(call.prepared_keys())
     allowed = None
     if call.mask is not None:
@@ -128,6 +136,11 @@ def _step(call: Call) -> Tensor:
         )
     context, _ = loop.step(call.query.reshape(batch, -1), allowed)
     return cast(Tensor, context).reshape(*call.leading, 1, -1)
+
+
+def _recomputing() -> bool:
+    """Inside a checkpoint each step must record the same in both of its runs, so that it shares nothing."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 # ---------------------------------------------------------------- packed documents: FlashAttention
@@ -152,8 +165,9 @@ def _varlen_why_not(call: Call) -> str | None:
         return "it serves self-attention of shape (1, heads, length, width)"
     if call.query.dtype not in HALF:
         return f"FlashAttention takes float16 and bfloat16, not {call.query.dtype}"
-    if call.query.shape[-1] != cast(Tensor, call.value).shape[-1] or call.query.shape[-1] > 256:
-        return "FlashAttention needs keys and values of one width, at most 256"
+    width = call.query.shape[-1]
+    if width != cast(Tensor, call.value).shape[-1] or width > 256 or width % 8:
+        return "FlashAttention needs keys and values of one width, at most 256 and a multiple of 8"
     if call.softcap is not None or call.dropout or call.bias is not None:
         return "it has no softcap, bias or dropout"
     if call.group > 1:
@@ -193,10 +207,10 @@ def _sdpa_why_not(call: Call) -> str | None:
     if call.at.queries == 0 or call.at.keys == 0:
         return "there is nothing to attend to"
     if call.at.device.type == "cpu":
-        return "its dropout on the CPU keeps all weights" if call.dropout else None
+        return "with dropout it computes all weights at once on the CPU" if call.dropout else None
     if call.query.dtype == torch.float64:
         return "it has no float64 kernel on this device"
-    if call.bias is not None or call.mask is None or _flag(call) is not None:
+    if call.mask is None or _flag(call) is not None:
         return None
     if _same_for_all_queries(call) or _is_tensor(call.mask) or _mask_is_small(call):
         return None
@@ -229,8 +243,7 @@ def _flag(call: Call) -> dict[str, Any] | None:
 
 
 def _same_for_all_queries(call: Call) -> bool:
-    band = None if call.mask is None else call.mask.band(call.at)
-    return band is not None and band.first.shape[-1] == band.last.shape[-1] == 1
+    return call.mask is not None and call.mask.same_for_all_queries()
 
 
 def _mask_is_small(call: Call) -> bool:
@@ -282,14 +295,22 @@ def _sdpa(call: Call) -> Tensor:
         # A row with nothing allowed may look everywhere here, so that all stays finite; it is zeroed after.
         tensor = allowed if alive is None else allowed | ~alive
         if bias is not None:
-            tensor = torch.where(tensor, bias if alive is None else bias.where(alive, 0), -torch.inf)
-            tensor = tensor.to(call.query.dtype)
+            bias = _narrowed(bias if alive is None else bias.where(alive, 0), call.query.dtype)
+            tensor = torch.where(tensor, bias, -torch.inf)
         out = rows(part, attn_mask=heads(tensor))
         return out if alive is None else out.where(alive, 0)
 
     if call.at.device.type != "cpu" or (_same_for_all_queries(call) and call.bias is None):
         return masked(everything)
-    return chunks.by_rows(masked, call.at.queries, call.leading.numel() * call.at.keys)
+    each = call.leading.numel() * call.at.keys
+    uses = tuple(x for x in (query, key, value, call.bias) if x is not None)
+    return chunks.by_rows(masked, call.at.queries, each, uses)
+
+
+def _narrowed(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bias in the query's type; what is out of its range becomes its largest number, not infinity."""
+    most = torch.finfo(dtype).max
+    return (bias.clamp(-most, most) if torch.finfo(bias.dtype).max > most else bias).to(dtype)
 
 
 def _allowed(call: Call, rows: slice) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -347,7 +368,7 @@ def _flex_why_not(call: Call) -> str | None:
     if call.mask is not None and _is_tensor(call.mask):
         return "the mask is a tensor already"
     if call.mask is not None and not blocks.is_structured(call.mask):
-        return f"{call.mask!r} has no structure that it could use"
+        return "the mask has no structure that it could use"
     if call.bias is not None or call.dropout:
         return "it has no bias and no dropout here"
     if min(call.query.shape[-1], cast(Tensor, call.value).shape[-1]) < 16:

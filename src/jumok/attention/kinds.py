@@ -10,19 +10,20 @@ nothing allowed, keys that nobody sees, blocks that are full or empty) follows f
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from jumok.attention.memo import Memo, may_keep
 from jumok.errors import InputError
 
 T = TypeVar("T")
 
 LOOK_AT_ONCE = 1 << 24  # mask elements held at one time when a mask that is no band is looked through
-REMEMBERED = 32  # sizes that a mask keeps what it worked out for; the oldest goes first
+REMEMBERED = 16  # things that a mask keeps, such as its band for one size; the oldest goes first
 
 
 class At(NamedTuple):
@@ -79,6 +80,10 @@ class Mask:
     def parts(self) -> tuple[Mask, ...]:
         """The masks of which this one is the ``&``."""
         return (self,)
+
+    def same_for_all_queries(self) -> bool:
+        """Whether every query of a row of the batch sees the same keys."""
+        return False
 
     def no_row_is_empty(self, at: At) -> bool:
         """True when it is known, without looking at numbers on a device, that every query has a key."""
@@ -157,17 +162,13 @@ class Mask:
         for start in range(0, at.queries, step):
             yield self.block(at, slice(start, min(start + step, at.queries)))
 
-    def remember(self, key: Any, make: Callable[[], T]) -> T:
+    def remember(self, key: Hashable, make: Callable[[], T]) -> T:
         """What was worked out once for a size and a device holds for the mask's whole life."""
-        memo: dict[Any, Any] = self.__dict__.setdefault("_memo", {})
-        if key not in memo:
-            if torch.compiler.is_compiling():  # what a compiled graph makes is its own
-                return make()
-            if len(memo) >= REMEMBERED:
-                del memo[next(iter(memo))]
-            with torch.inference_mode(False):  # what is worked out in inference may be needed in training
-                memo[key] = make()
-        return memo[key]  # type: ignore[no-any-return]
+        if not may_keep():
+            return make()
+        memo: Memo = self.__dict__.setdefault("_memo", Memo(REMEMBERED))
+        with torch.inference_mode(False):  # what is worked out in inference may be needed in training
+            return memo.remember(key, make)
 
 
 # ---------------------------------------------------------------------------- the kinds of mask
@@ -203,9 +204,12 @@ class Span(Banded):
     def rank(self) -> int:
         return self.first.dim()
 
+    def same_for_all_queries(self) -> bool:
+        return True
+
     def band(self, at: At) -> Band:
         def make() -> Band:
-            ends = (_moved(x, at.device)[..., None] for x in (self.first, self.last))
+            ends = (moved(x, at.device)[..., None] for x in (self.first, self.last))
             return Band(*(_aligned(x, self.rank, at.leading) for x in ends))
 
         return self.remember(("band", at), make)
@@ -242,8 +246,11 @@ class Keys(Mask):
     def rank(self) -> int:
         return self.allowed.dim() - 1
 
+    def same_for_all_queries(self) -> bool:
+        return True
+
     def block(self, at: At, rows: slice) -> Tensor:
-        on_device = self.remember(at.device, lambda: _moved(self.allowed, at.device))
+        on_device = self.remember(at.device, lambda: moved(self.allowed, at.device))
         return _aligned(on_device[..., None, :], self.rank, at.leading)
 
     def check(self, leading: Sequence[int], at: At) -> None:
@@ -271,10 +278,11 @@ class Window(Banded):
             if self.offset is None:
                 here = here + (at.keys - at.queries)
             else:
-                here = here + _moved(self.offset, at.device)[..., None]
+                here = here + moved(self.offset, at.device)[..., None]
             here = _aligned(here, self.rank, at.leading)
-            first = torch.zeros_like(here) if self.left is None else here - self.left
-            last = torch.full_like(here, at.keys - 1) if self.right is None else here + self.right
+            far = at.queries + at.keys  # no window needs to reach further, and larger numbers would overflow
+            first = torch.zeros_like(here) if self.left is None else here - min(self.left, far)
+            last = torch.full_like(here, at.keys - 1) if self.right is None else here + min(self.right, far)
             return Band(first, last)
 
         return self.remember(("band", at), make)
@@ -322,13 +330,13 @@ class Documents(Mask):
             begin, end = _document_edges(self.ids)
             real = self.ids >= 0
             edges = torch.where(real, begin, 0), torch.where(real, end, -1)  # padding: the empty band 0 … −1
-            ours = (_moved(x[..., at.keys - at.queries :], at.device) for x in edges)
+            ours = (moved(x[..., at.keys - at.queries :], at.device) for x in edges)
             return Band(*(_aligned(x, self.rank, at.leading) for x in ours))
 
         return self.remember(("band", at), make)
 
     def block(self, at: At, rows: slice) -> Tensor:
-        ids = self.remember(at.device, lambda: _moved(self.ids, at.device))
+        ids = self.remember(at.device, lambda: moved(self.ids, at.device))
         mine = ids[..., at.keys - at.queries :][..., rows]
         same = (mine[..., :, None] == ids[..., None, :]) & (mine >= 0)[..., :, None]
         return _aligned(same, self.rank, at.leading)
@@ -385,6 +393,9 @@ class _Pair(Mask):
     @property
     def rank(self) -> int:
         return max(self.a.rank, self.b.rank)
+
+    def same_for_all_queries(self) -> bool:
+        return self.a.same_for_all_queries() and self.b.same_for_all_queries()
 
     def check(self, leading: Sequence[int], at: At) -> None:
         self.a.check(leading, at)
@@ -452,6 +463,9 @@ class Not(Mask):
     def rank(self) -> int:
         return self.a.rank
 
+    def same_for_all_queries(self) -> bool:
+        return self.a.same_for_all_queries()
+
     def check(self, leading: Sequence[int], at: At) -> None:
         self.a.check(leading, at)
 
@@ -471,9 +485,9 @@ def _sees_key_0(part: Mask) -> bool:
     return isinstance(part, Span) and part.latest_first == 0
 
 
-def _moved(x: Tensor, device: torch.device) -> Tensor:
-    """``x`` on the device, without waiting for what the device is doing."""
-    return x.to(device, non_blocking=True)
+def moved(x: Tensor, device: torch.device) -> Tensor:
+    """Numbers of the host on a device. CUDA has read them when the call returns, so there is no wait."""
+    return x.to(device, non_blocking=device.type == "cuda")
 
 
 def _rows(x: Tensor, rows: slice, dim: int) -> Tensor:

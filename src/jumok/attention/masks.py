@@ -9,8 +9,8 @@ In the pictures a row is a query, a column is a key, ``■`` is allowed and ``·
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,8 +31,15 @@ __all__ = [
 ]
 
 Numbers = int | Sequence[Any] | Tensor
+Makes = TypeVar("Makes", bound=Callable[..., Mask])
 
 
+def _for_training_too(make: Makes) -> Makes:
+    """A mask that is made in inference mode may be used in training."""
+    return torch.inference_mode(False)(make)
+
+
+@_for_training_too
 def padding(lengths: Numbers) -> Mask:
     """Keys from ``lengths`` on are padding: nobody attends to them, whatever they hold.
 
@@ -51,6 +58,7 @@ def padding(lengths: Numbers) -> Mask:
     return Span(torch.zeros_like(given), given - 1, shortest=lowest, longest=highest, latest_first=0)
 
 
+@_for_training_too
 def causal(offset: Numbers | None = None) -> Mask:
     """A query may attend to itself and to what came before it.
 
@@ -67,6 +75,7 @@ def causal(offset: Numbers | None = None) -> Mask:
     return Window(None, 0, _offset("causal(offset)", offset))
 
 
+@_for_training_too
 def window(left: int | None, right: int | None, offset: Numbers | None = None) -> Mask:
     """A query may attend to ``left`` keys before it, itself, and ``right`` after it; None: all on that side.
 
@@ -87,6 +96,7 @@ def window(left: int | None, right: int | None, offset: Numbers | None = None) -
     return Window(left, right, _offset("window(offset)", offset))
 
 
+@_for_training_too
 def documents(ids: Numbers) -> Mask:
     """Packed sequences: a query may attend only within its own document.
 
@@ -154,6 +164,7 @@ def from_additive(added: Tensor) -> Mask:
     return tensor(~dropped)
 
 
+@_for_training_too
 def from_zero_one(kept: Tensor) -> Mask:
     """From Hugging Face's ``attention_mask``: ``(B, K)`` with 1 (or True) for real keys and 0 for padding.
 

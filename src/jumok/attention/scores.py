@@ -20,19 +20,20 @@ import functools
 import importlib.util
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from jumok.attention import chunks
+from jumok.attention.memo import Memo
 from jumok.errors import InputError
 
 __all__ = ["Additive", "Concat", "Dot", "General", "LocationSensitive", "Prepared", "ScaledDot", "Score"]
 
 
 T = TypeVar("T")
-REMEMBERED = 8  # things that prepared keys keep for the steps over them; the oldest goes first
+REMEMBERED = 4  # things that prepared keys keep for the steps over them; the oldest goes first
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,19 +47,19 @@ class Prepared:
     keys: Tensor
     made_by: str
     maker: Score | None = field(default=None, repr=False)
-    _memo: dict[Any, Any] = field(default_factory=dict, repr=False)
+    _memo: Memo = field(default_factory=lambda: Memo(REMEMBERED), repr=False)
 
-    def remember(self, what: Hashable, of: tuple[Any, ...], make: Callable[[], T]) -> T:
-        """What ``make`` gives, made once for these keys and the things ``of``, while those do not change."""
-        written = tuple(x._version for x in of if isinstance(x, Tensor) and not x.is_inference())
-        key = (what, torch.is_grad_enabled(), written, *map(id, of))
-        if key not in self._memo:
-            if torch.compiler.is_compiling():
-                return make()
-            if len(self._memo) >= REMEMBERED:
-                del self._memo[next(iter(self._memo))]
-            self._memo[key] = (make(), of)  # with ``of``, so that no id is given to another meanwhile
-        return self._memo[key][0]  # type: ignore[no-any-return]
+    def remember(self, what: Hashable, of: tuple[Tensor, ...], make: Callable[[], T]) -> T:
+        """What ``make`` gives, made once for these keys and the tensors ``of`` while those do not change."""
+        if torch.compiler.is_compiling():
+            return make()
+        state = tuple((x.requires_grad, 0 if x.is_inference() else x._version) for x in of)
+        key = (what, torch.is_grad_enabled(), state, *map(id, of))
+        return self._memo.remember(key, lambda: (make(), of))[0]  # with ``of``: so no id is given to another
+
+    def forget(self) -> None:
+        """Drop what the steps so far shared."""
+        self._memo.clear()
 
 
 Key = Tensor | Prepared
@@ -68,7 +69,11 @@ class Score(nn.Module):
     """How well each query fits each key: ``score(query, key)`` is ``(…, Q, K)``."""
 
     def prepare(self, keys: Tensor) -> Prepared:
-        """What is computed once per source; accepted in the place of the keys from then on."""
+        """What is computed once per source; accepted in the place of the keys from then on.
+
+        It is computed from all keys, padding too: NaN held there stays out of what is attended to, but gets
+        into the gradients of the score's parameters. Fill the padding with zeros first.
+        """
         return Prepared(self.project_keys(keys), self.name, maker=self.maker)
 
     def prepared(self, key: Key) -> Tensor:
@@ -119,7 +124,7 @@ class Score(nn.Module):
     @property
     def a_parameter(self) -> Tensor | None:
         """One of its parameters, whose device and dtype stand for all; None when it has none."""
-        return None
+        return next(self.parameters(), None)
 
     @property
     def maker(self) -> Score | None:
@@ -129,6 +134,11 @@ class Score(nn.Module):
 
 class DotScore(Score):
     """The scores that are a dot product with the prepared keys: SDPA and its kernels serve them."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is nothing but that; a subclass may compute what it likes."""
+        return type(self).forward is DotScore.forward
 
     def default_scale(self, width: int) -> float:
         """The factor on the dot product of vectors of this width."""
@@ -145,8 +155,8 @@ class DotScore(Score):
         keys = self.prepared(key)
         self.check_widths(query.shape[-1], keys.shape[-1], ready=True)
         scale = self.default_scale(query.shape[-1])
-        scores = query @ keys.transpose(-1, -2)
-        return scores if scale == 1.0 else scores * scale
+        # Scaled before the product, which in float16 might overflow.
+        return (query if scale == 1.0 else query * scale) @ keys.transpose(-1, -2)
 
 
 class Dot(DotScore):
@@ -216,6 +226,11 @@ class TanhScore(Score):
         _check_width(self.name, "query", query, self.query_weight.shape[1])
         _check_width(self.name, "key", key, len(self.v) if ready else self.key_weight.shape[1])
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is nothing but that, and its query part ``query_weight · query``: the step kernel's."""
+        return False
+
     def project_query(self, query: Tensor) -> Tensor:
         _check_width(self.name, "query", query.shape[-1], self.query_weight.shape[1])
         return nn.functional.linear(query, self.query_weight)
@@ -244,6 +259,10 @@ class Additive(TanhScore):
         self.v = _vector(hidden)
 
     @property
+    def is_plain(self) -> bool:
+        return type(self) is Additive and type(self.query) is nn.Linear
+
+    @property
     def query_weight(self) -> Tensor:
         return self.query.weight
 
@@ -260,6 +279,10 @@ class Concat(TanhScore):
         self.query_width = query_width
         self.both = nn.Linear(query_width + key_width, hidden, bias=False)
         self.v = _vector(hidden)
+
+    @property
+    def is_plain(self) -> bool:
+        return type(self) is Concat and type(self.both) is nn.Linear
 
     @property
     def query_weight(self) -> Tensor:
@@ -395,7 +418,7 @@ def tanh_scores(query: Tensor, keys: Tensor, v: Tensor) -> Tensor:
         pairs = query[..., part, None, :] + keys[..., None, :, :]  # (…, rows, K, H)
         return pairs.tanh() @ v.to(pairs.dtype)
 
-    return chunks.by_rows(rows, query.shape[-2], elements_a_row(query, keys))
+    return chunks.by_rows(rows, query.shape[-2], elements_a_row(query, keys), (query, keys, v))
 
 
 def elements_a_row(query: Tensor, keys: Tensor) -> int:
@@ -426,6 +449,8 @@ def same_dtype(x: Tensor, like: Tensor) -> bool:
 
 
 def _vector(hidden: int) -> nn.Parameter:
+    if hidden < 1:
+        raise InputError(f"hidden={hidden}: the score needs at least one hidden unit")
     return nn.Parameter(torch.empty(hidden).uniform_(-(hidden**-0.5), hidden**-0.5))
 
 

@@ -404,7 +404,7 @@ def refuse_second_derivatives() -> None:
     if torch.is_grad_enabled():
         raise RuntimeError(
             "the additive attention kernels are differentiable once, and create_graph=True asks for more: "
-            "use the reference path, or leave create_graph out"
+            "convert to float64, which plain PyTorch serves, or leave create_graph out"
         )
 
 

@@ -75,7 +75,7 @@ def _vector(ptr, columns, size):
 @triton.jit
 def _rows_of(ptr, b, units_b, units_r, row, last, columns, size, UNIT: tl.constexpr):
     """Some rows of keys or values, [keys, lines, width]."""
-    at = ptr + (b * units_b + row * units_r)[:, None, None] * UNIT + columns
+    at = ptr + (b * units_b + row.to(tl.int64) * units_r)[:, None, None] * UNIT + columns
     return tl.load(at, mask=(row < last)[:, None, None] & (columns < size), other=0.0)
 
 
@@ -294,6 +294,7 @@ class _Ledger:
     def __init__(self) -> None:
         self._entries: list[_Entry] = []
         self._task = -1
+        self.spent = False  # a backward pass took the entries, and with that perhaps freed the graph
 
     def add(self, entry: _Entry) -> None:
         task = torch._C._current_graph_task_id()
@@ -303,6 +304,7 @@ class _Ledger:
 
     def take(self) -> list[_Entry]:
         entries, self._entries = self._entries, []
+        self.spent = True
         return entries if self._task == torch._C._current_graph_task_id() else []
 
 
@@ -425,6 +427,11 @@ class Shared:
         self.parts = keys.new_empty(B * parts * max(H, D), dtype=torch.float32)
         self.sums = keys.new_empty(B * parts * 2, dtype=torch.float32)
         self.counter = keys.new_zeros(B if parts else 0, dtype=torch.int32)
+
+    @property
+    def spent(self) -> bool:
+        """Whether a backward pass went through all of it: further steps need another `Shared`."""
+        return self.ledger.spent
 
     @untraced
     def step(self, query: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
