@@ -347,6 +347,70 @@ def test_steps_in_a_cuda_graph() -> None:
         torch.testing.assert_close(captured, run())
 
 
+# --- through attend -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stepping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`attend` takes the step kernel, in the interpreter too."""
+    from jumok.attention import fused
+
+    if INTERPRETED:
+        monkeypatch.setattr(fused, "why_no_kernel", lambda x: None)
+
+
+@runs_kernels
+@pytest.mark.usefixtures("stepping")
+def test_a_loop_follows_its_parameters() -> None:
+    import jumok
+
+    score = jumok.scores.Additive(3, 5, 7).to(DEVICE)
+    query, value = random(2, 1, 3), random(2, 11, 5)
+    keys, mask = score.prepare(value), jumok.masks.padding([4, 11])
+
+    def both() -> tuple[Tensor, Tensor]:
+        fast = jumok.attend(query, keys, value, score=score, mask=mask)
+        return fast, jumok.mix(jumok.weights(query, keys, score=score, mask=mask), value)
+
+    assert jumok.explain(query, keys, value, score=score, mask=mask).name == "additive-step"
+    torch.testing.assert_close(*both(), rtol=1e-4, atol=1e-4)
+    score.v = torch.nn.Parameter(random(7))  # another parameter
+    torch.testing.assert_close(*both(), rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        score.v.mul_(3)  # the same one, changed
+    torch.testing.assert_close(*both(), rtol=1e-4, atol=1e-4)
+    score.requires_grad_(False)
+    assert not jumok.attend(
+        query, keys.__class__(keys.keys.detach(), keys.made_by, score), value, score=score
+    ).requires_grad
+    score.requires_grad_()
+    assert jumok.attend(query, keys, value, score=score).requires_grad
+
+
+@runs_kernels
+@pytest.mark.usefixtures("stepping")
+def test_a_backward_a_step_and_a_checkpoint_a_step() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    import jumok
+
+    score = jumok.scores.Additive(5, 5, 7).to(DEVICE)
+    value = random(2, 11, 5)
+    keys = score.prepare(value).keys.detach()
+    frozen = jumok.scores.Prepared(keys, "Additive", score)
+    for _ in range(2):  # truncated: each step is a graph of its own
+        jumok.attend(random(2, 1, 5), frozen, value, score=score).sum().backward()
+
+    def run(again: bool) -> Tensor:
+        h, prepared = torch.ones(2, 1, 5, device=DEVICE), score.prepare(value)
+        for _ in range(2):
+            step = lambda h: h + jumok.attend(h, prepared, value, score=score)  # noqa: E731
+            h = checkpoint(step, h, use_reentrant=False) if again else step(h)
+        return torch.autograd.grad(h.sum(), score.v)[0]
+
+    torch.testing.assert_close(run(True), run(False), rtol=1e-4, atol=1e-4)
+
+
 # --- without a GPU ------------------------------------------------------------------------------------------
 
 

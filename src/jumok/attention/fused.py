@@ -117,7 +117,7 @@ def _step(call: Call) -> Tensor:
     loop = None
     if isinstance(call.key, Prepared) and not _recomputing():
         prepared = call.key
-        what = ("loop", torch.cuda.current_stream(call.at.device))  # its scratch memory is for one stream
+        what = ("loop", _stream(call.at.device))  # its scratch memory is for one stream
         of = (*score.parameters(), prepared.keys, value)
         loop = prepared.remember(what, of, lambda: shared(prepared.keys))
         if loop.spent:  # a backward pass is through with it: this step begins another loop
@@ -136,6 +136,10 @@ def _step(call: Call) -> Tensor:
         )
     context, _ = loop.step(call.query.reshape(batch, -1), allowed)
     return cast(Tensor, context).reshape(*call.leading, 1, -1)
+
+
+def _stream(device: torch.device) -> Any:
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
 def _recomputing() -> bool:

@@ -254,6 +254,7 @@ class Additive(TanhScore):
 
     def __init__(self, query_width: int, key_width: int, hidden: int) -> None:
         super().__init__()
+        _check_hidden(hidden)
         self.query = nn.Linear(query_width, hidden, bias=False)
         self.key = nn.Linear(key_width, hidden, bias=False)
         self.v = _vector(hidden)
@@ -276,6 +277,7 @@ class Concat(TanhScore):
 
     def __init__(self, query_width: int, key_width: int, hidden: int) -> None:
         super().__init__()
+        _check_hidden(hidden)
         self.query_width = query_width
         self.both = nn.Linear(query_width + key_width, hidden, bias=False)
         self.v = _vector(hidden)
@@ -318,6 +320,7 @@ class LocationSensitive(TanhScore):
         channels: int = 1,
     ) -> None:
         super().__init__()
+        _check_hidden(hidden)
         if kernel % 2 == 0:
             raise InputError(f"LocationSensitive(kernel={kernel}): the kernel must be odd, to have a middle")
         self.query = nn.Linear(query_width, hidden, bias=False)
@@ -448,9 +451,12 @@ def same_dtype(x: Tensor, like: Tensor) -> bool:
     return x.dtype == like.dtype or torch.is_autocast_enabled(like.device.type)
 
 
-def _vector(hidden: int) -> nn.Parameter:
+def _check_hidden(hidden: int) -> None:
     if hidden < 1:
         raise InputError(f"hidden={hidden}: the score needs at least one hidden unit")
+
+
+def _vector(hidden: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(hidden).uniform_(-(hidden**-0.5), hidden**-0.5))
 
 
