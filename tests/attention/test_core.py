@@ -150,11 +150,11 @@ def test_any_leading_dimensions(plain: Callable[..., Tensor], leading: tuple[int
 BROADCAST = [
     ((B, H), (), ()),
     ((B, H), (H,), (B, 1)),
-    ((), (B, H), (1, H)),
+    ((1, 1), (B, H), (1, H)),
     ((B, 1), (1, H), (B, H)),
     ((5, 1, H), (1, B, 1), (B, H)),
     ((B,), (), (B,)),
-    ((), (), (B, H)),
+    ((1, 1), (), (B, H)),
 ]
 
 

@@ -374,7 +374,7 @@ def cross(heads: int = 4) -> MultiHead:
         (lambda: cross()(zeros(2, 5, 12), Cache()), "empty"),
         (
             lambda: cross()(zeros(2, 5, 12), cross(heads=3).prepare(zeros(2, 5, 7))),
-            "another module, with 3 heads",
+            "made by another module",
         ),
         (lambda: MultiHead(12, 4)(zeros(2, 5, 12), cross().prepare(zeros(2, 5, 7))), "another module"),
         (lambda: cross()(zeros(2, 5, 12), zeros(3, 5, 7)), "leading dimensions do not fit"),

@@ -241,3 +241,76 @@ def test_masks_of_growing_size_compile_few_times() -> None:
         x = torch.randn(B, length, D)
         torch.testing.assert_close(compiled(x), attend(x, x, x, mask=window))
     assert counted.frame_count <= 3
+
+
+# -------------------------------------------------------------- what fits by shape and is meant otherwise
+
+
+def test_a_decoder_state_without_its_query_dimension_is_refused() -> None:
+    _, key, value = inputs()
+    state, keys = torch.randn(B, D), scores.Dot().prepare(key)
+    for run in (
+        lambda: attend(state, key, value),
+        lambda: weights(state, keys, score=scores.Dot()),
+        lambda: mix(torch.rand(B, K), value),
+    ):
+        with pytest.raises(jumok.InputError, match=r"\[:, None\]"):
+            run()
+
+
+def test_keys_prepared_before_the_score_changed_are_refused() -> None:
+    query, key, value = inputs()
+    score = scores.Additive(D, D, 3)
+    with torch.no_grad():
+        keys = score.prepare(key)
+        attend(query, keys, value, score=score)
+        score.key.weight.mul_(2)
+        with pytest.raises(jumok.InputError, match="prepare\\(keys\\) again"):
+            attend(query, keys, value, score=score)
+
+
+def test_prepared_keys_follow_a_beam() -> None:
+    query, key, value = inputs()
+    score, rows = scores.Additive(D, D, 3), torch.tensor([1, 1, 0])
+    ours = attend(query[rows], score.prepare(key).reorder(rows), value[rows], score=score)
+    torch.testing.assert_close(ours, attend(query, key, value, score=score)[rows])
+
+
+def test_a_ragged_cache_keeps_what_is_behind_a_row_out_of_any_mask() -> None:
+    mha, x, new = jumok.MultiHead(12, 3).eval(), torch.randn(2, 7, 12), torch.randn(2, 1, 12)
+    _, cache = mha.step(x, jumok.Cache(), lengths=[7, 4])
+    with pytest.raises(jumok.InputError, match=r"offset=cache\.offset"):
+        mha.step(new, cache, mask=masks.window(2, 0))
+    out, _ = mha.step(new, cache, mask=masks.window(2, 0, offset=cache.offset))
+    for row, length in enumerate([7, 4]):
+        alone = torch.cat([x[row, :length], new[row]])[None]
+        torch.testing.assert_close(out[row : row + 1], mha(alone, mask=masks.window(2, 0))[:, -1:])
+
+
+def test_a_mask_beside_a_prepared_source_keeps_its_padding() -> None:
+    mha, x, source = jumok.MultiHead(12, 3, key_width=5).eval(), torch.randn(2, 4, 12), torch.randn(2, 7, 5)
+    both = masks.window(3, 3) & masks.padding(LENGTHS)
+    ours = mha(x, mha.prepare(source, lengths=LENGTHS), mask=masks.window(3, 3))
+    torch.testing.assert_close(ours, mha(x, source, mask=both))
+
+
+def test_layers_do_not_share_what_they_prepared() -> None:
+    one, other = (jumok.MultiHead(12, 3, key_width=5) for _ in range(2))
+    with pytest.raises(jumok.InputError, match="another module"):
+        other(torch.randn(2, 4, 12), one.prepare(torch.randn(2, 7, 5)))
+
+
+def test_multi_head_shows_its_weights() -> None:
+    mha, x, bias = jumok.MultiHead(12, 3, softcap=2.0).eval(), torch.randn(2, 5, 12), torch.randn(3, 5, 5)
+    shown = mha.weights(x, mask=masks.causal(), bias=bias)
+    assert shown.shape == (2, 3, 5, 5)
+    value = mha._project_all(x)[2]
+    mixed = mha.merge((shown @ value).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(mixed, mha(x, mask=masks.causal(), bias=bias))
+
+
+@pytest.mark.parametrize("low", [-1e4, -1e9, torch.finfo(torch.float16).min, -torch.inf])
+def test_additive_masks_as_they_are_found(low: float) -> None:
+    allowed = torch.rand(3, K) > 0.5
+    mask = masks.from_additive(torch.where(allowed, 0.0, low))
+    assert torch.equal(mask.dense(3, K), allowed)

@@ -50,6 +50,9 @@ class Room:
 class Cache:
     """Keys and values of one attention layer. ``Cache()`` is empty; the first ``append`` gives it its sizes.
 
+    Rows begin at the left: of a left-padded prompt, move each row's tokens to the left first, or pass the
+    mask of the whole row, padding and all, at every step.
+
     >>> past = Cache().append(torch.zeros(2, 3, 5, 8), torch.zeros(2, 3, 5, 8), lengths=[4, 5])
     >>> past = past.append(torch.ones(2, 3, 1, 8), torch.ones(2, 3, 1, 8))
     >>> past.lengths
@@ -61,6 +64,7 @@ class Cache:
 
     lengths: tuple[int, ...] = ()  # how many keys each row holds; on the host, so that no GPU is waited for
     room: Room | None = field(default=None, repr=False)
+    maker: object | None = field(default=None, repr=False)  # the layer that these are of, if one said so
 
     @property
     def key(self) -> Tensor:
@@ -92,17 +96,17 @@ class Cache:
         batch, new = key.shape[0], key.shape[2]
         after = self._lengths_after(batch, new, lengths)
         if self.room is None:
-            return Cache(after, Room(key, value, taken=None))
+            return Cache(after, Room(key, value, taken=None), self.maker)
         begin = self._begin(new, key.device)
         if torch.is_grad_enabled():
             # Autograd keeps tensors for the backward pass by reference: nothing may be written in place.
             joined = _joined(self.key, key, begin), _joined(self.value, value, begin)
-            return Cache(after, Room(*joined, taken=None))
+            return Cache(after, Room(*joined, taken=None), self.maker)
         room = self._room_for(self.longest + new)
         _write(room.key, key, begin)
         _write(room.value, value, begin)
         room.taken = after
-        return Cache(after, room)
+        return Cache(after, room, self.maker)
 
     def reorder(self, index: Numbers) -> Cache:
         """The rows ``index`` of the batch, in that order; a row may be left out or come twice (beam search).
@@ -127,7 +131,8 @@ class Cache:
         rows = moved(rows.long(), room.key.device)
         # The free places come along, so that the step that follows need not make new ones.
         taken = None if torch.is_grad_enabled() else lengths
-        return Cache(lengths, Room(room.key.index_select(0, rows), room.value.index_select(0, rows), taken))
+        key, value = (x.index_select(0, rows) for x in (room.key, room.value))
+        return Cache(lengths, Room(key, value, taken), self.maker)
 
     def causal(self, new: int, lengths: Numbers | None = None) -> Mask:
         """The mask for ``new`` tokens about to be appended: each sees the past, itself, and nothing later.
@@ -183,6 +188,8 @@ class Cache:
         before = self._lengths_before(batch)
         if lengths is None:
             return tuple(b + new for b in before)
+        if isinstance(lengths, int):
+            raise InputError(f"lengths={lengths} came; one number for each of the {batch} rows is expected")
         added = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
         if len(added) != batch or any(not isinstance(n, int) or not 0 <= n <= new for n in added):
             raise InputError(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from jumok.attention.kinds import At, Dense, Mask, check_broadcast
+from jumok.attention.memo import tracing
 from jumok.attention.scores import DotScore, Key, Prepared, ScaledDot, Score, same_dtype
 from jumok.errors import InputError
 
@@ -49,7 +50,7 @@ class Call:
         Needed even though such keys get no weight: 0 · NaN is NaN, forward and in the gradients.
         """
         alive = None if self.visible is None else self.visible.keys_alive(self.at)
-        if alive is None:
+        if alive is None or known_finite(x):
             return x
         if self.group > 1 and alive.shape[1] > 1:  # a key lives if any query head of its group sees it
             alive = alive.unflatten(1, (-1, self.group)).any(2)
@@ -124,11 +125,7 @@ def checked(
     leading, group = _leading(named)
     at = At(len(leading), query.shape[-2], keys.shape[-2], query.device)
     if mask is not None:
-        if not isinstance(mask, Mask):
-            raise InputError(
-                f"mask must be one of jumok.masks, not {type(mask).__name__}; "
-                "wrap a boolean tensor (True = may attend) with jumok.masks.tensor(t)"
-            )
+        _check_mask(mask)
         mask.check(leading, at)
     if bias is not None:
         if not isinstance(bias, Tensor):
@@ -145,6 +142,22 @@ def checked(
 
 def _autocast(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.to(torch.get_autocast_dtype(x.device.type))
+
+
+def _check_mask(mask: object) -> None:
+    if isinstance(mask, Mask):
+        return
+    mend = "wrap a boolean tensor (True = may attend) with jumok.masks.tensor(t)"
+    if callable(mask):
+        mend = f"call it: {getattr(mask, '__name__', 'mask')}(…)"
+    raise InputError(f"mask must be one of jumok.masks, not {type(mask).__name__}; {mend}")
+
+
+def known_finite(x: Tensor) -> bool:
+    """Whether all of ``x`` is finite, where a look at it costs little: on the CPU, outside of any tracing."""
+    if x.device.type != "cpu" or tracing() or torch._C._are_functorch_transforms_active():
+        return False
+    return bool(x.detach().sum().isfinite())
 
 
 def _visible(mask: Mask | None, bias: Tensor | None) -> Mask | None:
@@ -196,6 +209,13 @@ def _leading(named: dict[str, Tensor]) -> tuple[torch.Size, int]:
     shapes = {name: x.shape[:-2] for name, x in named.items()}
     first, *others = shapes
     query, key = shapes[first], shapes[others[0]]
+    if len(query) < max(len(shapes[name]) for name in others):
+        # It would broadcast, each row asked the queries of all: a decoder's state without its [:, None].
+        raise InputError(
+            f"{first} has shape {tuple(named[first].shape)}, {others[0]} {tuple(named[others[0]].shape)}: "
+            f"{first} has too few dimensions. One query a row is {first}[:, None]; the same for all rows "
+            f"is {first}[None]"
+        )
     if all(shape == query for shape in shapes.values()):  # nearly always; the rest takes longer than a launch
         return query, 1
     group = 1

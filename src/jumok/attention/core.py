@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from jumok.attention import chunks, fused
-from jumok.attention.call import Call, checked, checked_mix
+from jumok.attention.call import Call, checked, checked_mix, known_finite
 from jumok.attention.fused import Explanation
 from jumok.attention.kinds import Mask
 from jumok.attention.scores import Key, Prepared, Score, TanhScore, elements_a_row, why_no_kernel
@@ -35,6 +35,10 @@ def attend(
     Equal to ``mix(weights(query, key, …), value)``, on the fastest path there is for the arguments;
     :func:`explain` says which. A query that may attend to nothing gets zeros.
 
+    Coming from ``F.scaled_dot_product_attention``: ``attn_mask=t`` is ``mask=jumok.masks.tensor(t)`` (a float
+    one ``bias=t``), ``is_causal=True`` is ``mask=jumok.masks.causal(0)``, ``dropout_p`` is ``dropout``, and
+    grouped queries need no flag.
+
     Args:
         query: ``(…, Q, Dq)``.
         key: ``(…, K, Dk)``, or what ``score.prepare(keys)`` gave.
@@ -45,7 +49,7 @@ def attend(
         bias: added to the scores, broadcasts to ``(…, Q, K)``; -inf counts as masked.
         scale: the factor on the scores; None is 1/√D for scaled dot-product and 1 for the others.
         softcap: ``softcap · tanh(score / softcap)``, before the bias.
-        dropout: the share of the weights that is dropped (always: pass 0 outside training).
+        dropout: the share of the weights that is dropped, always: ``dropout=p if self.training else 0.0``.
 
     Returns:
         ``(…, Q, Dv)``
@@ -92,6 +96,8 @@ def mix(weights: Tensor, value: Tensor) -> Tensor:
     group = checked_mix(weights, value)
     if group > 1:
         value = value.repeat_interleave(group, dim=1)
+    if known_finite(value):
+        return weights @ value
     used = (weights.detach() != 0).any(-2)  # (…, K)
     # A finite value stays even if unused: the gradient of a weight that is 0 (hard attention) depends on it.
     return weights @ value.where(used[..., None] | value.isfinite(), 0)

@@ -6,10 +6,13 @@ Shapes: ``B`` batch, ``H`` heads of the queries, ``Hk`` heads of keys and values
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor, nn
 
 from jumok.attention.cache import Cache, Numbers
-from jumok.attention.core import attend
+from jumok.attention.core import attend, weights
+from jumok.attention.kinds import Window
 from jumok.attention.masks import Mask
 from jumok.attention.scores import Score
 from jumok.errors import InputError
@@ -25,6 +28,7 @@ class MultiHead(nn.Module):
 
     - ``mha(x)``: self-attention of whole sequences.
     - ``out, cache = mha.step(x, cache)``: self-attention of new tokens that follow those in the cache.
+    - ``mha.weights(x)``: where each head looks.
     - ``mha(x, source)``: cross-attention. ``mha.prepare(source)`` may stand in for the source, so that its
       keys and values are computed once for all steps.
 
@@ -39,6 +43,7 @@ class MultiHead(nn.Module):
         dropout: the share of the attention weights that is dropped in training.
         score: one of :mod:`jumok.scores` between vectors of width D, shared by all heads; None is scaled
             dot-product.
+        softcap: as in :func:`jumok.attend`.
 
     >>> mha = MultiHead(width=12, heads=4, key_heads=2)
     >>> x = torch.randn(2, 5, 12)
@@ -62,6 +67,7 @@ class MultiHead(nn.Module):
         bias: bool = True,
         dropout: float = 0.0,
         score: Score | None = None,
+        softcap: float | None = None,
     ) -> None:
         super().__init__()
         key_heads = heads if key_heads is None else key_heads
@@ -72,7 +78,7 @@ class MultiHead(nn.Module):
         self.heads, self.key_heads = heads, key_heads
         self.head_width = width // heads if head_width is None else head_width
         self.dropout = dropout
-        self.score = score
+        self.score, self.softcap = score, softcap
         query_size, key_size = heads * self.head_width, key_heads * self.head_width
         if key_width is None:
             # Queries, keys and values in one product, in this order.
@@ -95,24 +101,46 @@ class MultiHead(nn.Module):
             if isinstance(layer, nn.Linear) and layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
-    def forward(self, x: Tensor, source: Tensor | Cache | None = None, *, mask: Mask | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        source: Tensor | Cache | None = None,
+        *,
+        mask: Mask | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
         """Attend from ``x`` to itself, or to the source: ``(B, Q, width)``.
 
         Args:
             x: ``(B, Q, width)``.
             source: of cross-attention, ``(B, K, key_width)``, or what :meth:`prepare` gave.
-            mask: one of :mod:`jumok.masks`, for weights ``(B, H, Q, K)``. Without one, all may attend to all,
-                but for the padding of a prepared source, which it knows itself.
+            mask: one of :mod:`jumok.masks`, for weights ``(B, H, Q, K)``. Without one, all may attend to all.
+                The padding of a prepared source is kept out in any case.
+            bias: added to the scores, broadcasts to ``(B, H, Q, K)`` (T5's relative positions, ALiBi).
         """
-        if source is None:
-            return self._attend(*self._project_all(x), mask)
-        if not isinstance(source, Cache):
-            source = self.prepare(source)
-        query = self._project_query(x, source)
-        return self._attend(query, source.key, source.value, source.padding if mask is None else mask)
+        query, key, value, mask = self._project(x, source, mask)
+        return self._attend(query, key, value, mask, bias)
+
+    def weights(
+        self,
+        x: Tensor,
+        source: Tensor | Cache | None = None,
+        *,
+        mask: Mask | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Where each head looks, ``(B, H, Q, K)``: the weights that the same call of the module mixes by."""
+        query, key, _, mask = self._project(x, source, mask)
+        return weights(query, key, score=self.score, mask=mask, bias=bias, softcap=self.softcap)
 
     def step(
-        self, x: Tensor, cache: Cache, *, mask: Mask | None = None, lengths: Numbers | None = None
+        self,
+        x: Tensor,
+        cache: Cache,
+        *,
+        mask: Mask | None = None,
+        bias: Tensor | None = None,
+        lengths: Numbers | None = None,
     ) -> tuple[Tensor, Cache]:
         """Self-attention of new tokens, one or several, that follow those in the cache.
 
@@ -120,17 +148,33 @@ class MultiHead(nn.Module):
             x: the T new tokens, ``(B, T, width)``.
             cache: what the step before returned; ``Cache()`` at the first.
             mask: for weights ``(B, H, T, K)``, K the cached keys and the new ones. None is
-                ``cache.causal(T, lengths)``; a mask that is given takes its place.
+                ``cache.causal(T, lengths)``; a mask that is given takes its place, but what lies behind a
+                row's end stays out. Where rows differ in length, a mask needs to know where each begins:
+                ``masks.window(128, 0, offset=cache.offset)``.
+            bias: as in :meth:`forward`.
             lengths: how many of the new tokens of each row are real; None: all of them.
 
         Returns:
             ``(B, T, width)``, and the cache that holds the new tokens too.
         """
+        if not isinstance(cache, Cache):
+            raise InputError(
+                f"MultiHead.step: {type(cache).__name__} came as the cache; the first is Cache()"
+            )
+        self._check_maker(cache)
         query, key, value = self._project_all(x)
+        given = mask is not None
         if mask is None:
             mask = cache.causal(x.shape[1], lengths)
-        cache = cache.append(key, value, lengths)
-        return self._attend(query, cache.key, cache.value, mask), cache
+        elif isinstance(cache.offset, tuple) and any(_follows_the_end(part) for part in mask.parts()):
+            raise InputError(
+                f"MultiHead.step: the rows of the cache differ in length, so {mask!r} would begin at a wrong "
+                "place; give the mask offset=cache.offset"
+            )
+        cache = replace(cache, maker=self).append(key, value, lengths)
+        if given and cache.padding is not None:
+            mask = mask & cache.padding
+        return self._attend(query, cache.key, cache.value, mask, bias), cache
 
     def prepare(self, source: Tensor, lengths: Numbers | None = None) -> Cache:
         """Keys and values of a source ``(B, K, key_width)``: computed once, used at every step.
@@ -144,7 +188,27 @@ class MultiHead(nn.Module):
             )
         _check_input("source", source, "key_width", self.key_width)
         key, value = self._split(self.project_source(source)).chunk(2, dim=1)
-        return Cache().append(key, value, lengths)
+        return Cache(maker=self).append(key, value, lengths)
+
+    def _project(
+        self, x: Tensor, source: Tensor | Cache | None, mask: Mask | None
+    ) -> tuple[Tensor, Tensor, Tensor, Mask | None]:
+        """Queries, keys and values of a whole call, and its mask with the padding known to the source."""
+        if source is None:
+            return *self._project_all(x), mask
+        if not isinstance(source, Cache):
+            source = self.prepare(source)
+        query = self._project_query(x, source)
+        if source.padding is not None:
+            mask = source.padding if mask is None else mask & source.padding
+        return query, source.key, source.value, mask
+
+    def _check_maker(self, cache: Cache) -> None:
+        if cache.maker is not None and cache.maker is not self:
+            raise InputError(
+                "MultiHead: these keys and values were made by another module; each layer has a cache, and a "
+                "prepared source, of its own"
+            )
 
     def _project_all(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries ``(B, H, Q, D)``, keys and values ``(B, Hk, Q, D)`` of self-attention."""
@@ -160,6 +224,7 @@ class MultiHead(nn.Module):
     def _project_query(self, x: Tensor, source: Cache) -> Tensor:
         """The queries ``(B, H, Q, D)`` of cross-attention."""
         _check_input("x", x, "width", self.width)
+        self._check_maker(source)
         heads, width = source.key.shape[1], source.key.shape[3]
         if self.key_width is None or (heads, width) != (self.key_heads, self.head_width):
             raise InputError(
@@ -176,11 +241,26 @@ class MultiHead(nn.Module):
         """``(B, T, heads · D)`` to ``(B, heads, T, D)``."""
         return x.unflatten(2, (-1, self.head_width)).transpose(1, 2)  # type: ignore[no-any-return]
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> Tensor:
-        dropout = self.dropout if self.training else 0.0
-        mixed = attend(query, key, value, score=self.score, mask=mask, dropout=dropout)  # (B, H, Q, D)
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, bias: Tensor | None
+    ) -> Tensor:
+        mixed = attend(  # (B, H, Q, D)
+            query,
+            key,
+            value,
+            score=self.score,
+            mask=mask,
+            bias=bias,
+            softcap=self.softcap,
+            dropout=self.dropout if self.training else 0.0,
+        )
         merged: Tensor = self.merge(mixed.transpose(1, 2).flatten(2))
         return merged
+
+
+def _follows_the_end(part: Mask) -> bool:
+    """Whether the mask is aligned to the last key, wherever that is."""
+    return isinstance(part, Window) and part.offset is None
 
 
 def _check_sizes(

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from jumok.attention.memo import Memo, may_keep
+from jumok.attention.memo import Memo, capturing, tracing
 from jumok.errors import InputError
 
 T = TypeVar("T")
@@ -164,11 +164,11 @@ class Mask:
 
     def remember(self, key: Hashable, make: Callable[[], T]) -> T:
         """What was worked out once for a size and a device holds for the mask's whole life."""
-        if not may_keep():
+        if tracing():
             return make()
         memo: Memo = self.__dict__.setdefault("_memo", Memo(REMEMBERED))
         with torch.inference_mode(False):  # what is worked out in inference may be needed in training
-            return memo.remember(key, make)
+            return memo.remember(key, make, keep=not capturing())
 
 
 # ---------------------------------------------------------------------------- the kinds of mask
@@ -565,5 +565,6 @@ def check_broadcast(name: str, have: Sequence[int], want: Sequence[int]) -> None
     if not _fits(have[::-1], want[::-1]):
         raise InputError(
             f"{name} has shape {tuple(have)}, but the scores have {tuple(want)}, to which it must broadcast "
-            "from the right; a mask of shape (batch, keys) goes through masks.from_zero_one"
+            "from the right: (batch, keys) is t[:, None, None] for scores (batch, heads, queries, keys); a "
+            "0/1 mask of shape (batch, keys) goes through masks.from_zero_one"
         )

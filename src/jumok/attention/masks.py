@@ -2,7 +2,9 @@
 
 A mask says what is *allowed*: ``True`` means "may attend", as in ``F.scaled_dot_product_attention``.
 Masks combine with ``&``, ``|`` and ``~``. They stay structured (lengths, offsets, document numbers)
-until a path needs a tensor; ``dense(Q, K)`` shows one.
+until a path needs a tensor; ``dense(Q, K)`` shows one. Lengths, offsets and document numbers have the
+leading dimensions of the query, from the left; a tensor broadcasts to the scores from the right.
+Make masks outside of functions that ``torch.compile`` compiles: their numbers are looked at.
 
 In the pictures a row is a query, a column is a key, ``■`` is allowed and ``·`` is not.
 """
@@ -31,6 +33,7 @@ __all__ = [
 ]
 
 Numbers = int | Sequence[Any] | Tensor
+LOW = -1e4  # what additive masks have instead of -inf: -1e4, -1e9, the lowest number of some dtype
 Makes = TypeVar("Makes", bound=Callable[..., Mask])
 
 
@@ -71,6 +74,7 @@ def causal(offset: Numbers | None = None) -> Mask:
 
     ``offset`` says how many keys lie before the first query, one number or one for each row
     (ragged caches): query ``i`` sees the keys ``0 … i + offset``. Without it, ``offset`` is K − Q.
+    The ``is_causal=True`` of ``F.scaled_dot_product_attention`` is ``causal(0)``; the two agree where Q = K.
     """
     return Window(None, 0, _offset("causal(offset)", offset))
 
@@ -146,7 +150,7 @@ def from_drop(dropped: Tensor) -> Mask:
 
 
 def from_additive(added: Tensor) -> Mask:
-    """From a mask that is added to the scores, 0 where allowed and -inf (or the dtype's lowest) where not.
+    """From a mask that is added to the scores: 0 where allowed, -inf (or -10,000 and less) where not.
 
     Any other number would change the weights rather than mask: give such a tensor as ``bias``.
     """
@@ -155,7 +159,7 @@ def from_additive(added: Tensor) -> Mask:
             f"masks.from_additive() takes a floating-point tensor of 0 and -inf; {_kind(added)} came. "
             "A boolean mask goes through masks.tensor (True = may attend) or masks.from_drop (True = may not)"
         )
-    dropped = added <= torch.finfo(added.dtype).min
+    dropped = added <= LOW
     if not bool((dropped | (added == 0)).all()):
         raise InputError(
             "masks.from_additive() found numbers other than 0 and -inf, which shift the scores rather than "

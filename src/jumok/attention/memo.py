@@ -13,32 +13,36 @@ T = TypeVar("T")
 class Memo:
     """Results by key; the oldest goes first. Copies and pickles empty, for all of it can be made again."""
 
-    def __init__(self, keep: int) -> None:
-        self.keep = keep
+    def __init__(self, most: int) -> None:
+        self.most = most
         self._held: dict[Hashable, Any] = {}
 
-    def remember(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What ``make`` gives, from the first time on."""
+    def remember(self, key: Hashable, make: Callable[[], T], *, keep: bool = True) -> T:
+        """What ``make`` gives, from the first time on; what is made now is kept if ``keep``."""
         found = self._held.get(key, self)
         if found is not self:
             return found  # type: ignore[no-any-return]
         made = make()
-        while len(self._held) >= self.keep:
-            self._held.pop(next(iter(self._held), None), None)
-        self._held[key] = made
+        if keep:
+            while len(self._held) >= self.most:
+                self._held.pop(next(iter(self._held), None), None)
+            self._held[key] = made
         return made
 
     def clear(self) -> None:
         self._held.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Memo, (self.keep,)
+        return Memo, (self.most,)
 
 
-def may_keep() -> bool:
-    """Whether a tensor made now is one that can be used later: not traced, not fake, not of a CUDA graph."""
+def tracing() -> bool:
+    """Whether what is made now is a part of some other program, or fake: then it is of no use later."""
     if torch.compiler.is_compiling():
-        return False
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
-        return False
-    return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+        return True
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured: what is made now holds nothing until the graph runs."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

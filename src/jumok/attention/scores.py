@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from jumok.attention import chunks
-from jumok.attention.memo import Memo
+from jumok.attention.memo import Memo, capturing
 from jumok.errors import InputError
 
 __all__ = ["Additive", "Concat", "Dot", "General", "LocationSensitive", "Prepared", "ScaledDot", "Score"]
@@ -47,15 +47,24 @@ class Prepared:
     keys: Tensor
     made_by: str
     maker: Score | None = field(default=None, repr=False)
+    made_at: int = -1  # how often the maker's weight had been written to; -1: not known
     _memo: Memo = field(default_factory=lambda: Memo(REMEMBERED), repr=False)
 
     def remember(self, what: Hashable, of: tuple[Tensor, ...], make: Callable[[], T]) -> T:
         """What ``make`` gives, made once for these keys and the tensors ``of`` while those do not change."""
         if torch.compiler.is_compiling():
             return make()
-        state = tuple((x.requires_grad, 0 if x.is_inference() else x._version) for x in of)
-        key = (what, torch.is_grad_enabled(), state, *map(id, of))
+        state = tuple((x.requires_grad, version_of(x)) for x in of)
+        key = (what, torch.is_grad_enabled(), capturing(), state, *map(id, of))
         return self._memo.remember(key, lambda: (make(), of))[0]  # with ``of``: so no id is given to another
+
+    def reorder(self, index: Tensor) -> Prepared:
+        """The rows ``index`` of the batch, in that order; a row may come twice or never (beam search)."""
+        chosen = self.keys.index_select(0, index)
+        return Prepared(chosen, self.made_by, self.maker, self.made_at)
+
+    def __repr__(self) -> str:
+        return f"Prepared(keys {tuple(self.keys.shape)}, by {self.made_by})"
 
     def forget(self) -> None:
         """Drop what the steps so far shared."""
@@ -74,7 +83,9 @@ class Score(nn.Module):
         It is computed from all keys, padding too: NaN held there stays out of what is attended to, but gets
         into the gradients of the score's parameters. Fill the padding with zeros first.
         """
-        return Prepared(self.project_keys(keys), self.name, maker=self.maker)
+        if isinstance(keys, Prepared):
+            raise InputError(f"{self.name}.prepare: these keys are prepared already; pass them as they are")
+        return Prepared(self.project_keys(keys), self.name, self.maker, self.writes)
 
     def prepared(self, key: Key) -> Tensor:
         """The prepared keys ``(…, K, width)``, prepared now if they were not yet."""
@@ -115,11 +126,20 @@ class Score(nn.Module):
         if key.maker is not None and key.maker is not self.maker:
             raise InputError(f"these keys were prepared by another {self.name}, with parameters of its own; "
                              "call this score's own prepare(keys)")  # fmt: skip
+        known = key.maker is not None and key.made_at >= 0 and not torch.compiler.is_compiling()
+        if known and key.made_at != self.writes:
+            raise InputError(f"the parameters of {self.name} have changed since these keys were prepared (an "
+                             "optimizer's step?); call prepare(keys) again")  # fmt: skip
 
     @property
     def name(self) -> str:
         """What messages call it."""
         return type(self).__name__
+
+    @property
+    def writes(self) -> int:
+        """How often the parameters that ``prepare`` uses have been written to."""
+        return 0
 
     @property
     def a_parameter(self) -> Tensor | None:
@@ -197,6 +217,10 @@ class General(DotScore):
     def a_parameter(self) -> Tensor | None:
         return self.key.weight
 
+    @property
+    def writes(self) -> int:
+        return version_of(self.key.weight)
+
     def project_keys(self, keys: Tensor) -> Tensor:
         _check_width(self.name, "key", keys.shape[-1], self.key.in_features)
         projected: Tensor = self.key(keys)
@@ -211,6 +235,10 @@ class TanhScore(Score):
     @property
     def a_parameter(self) -> Tensor | None:
         return self.v
+
+    @property
+    def writes(self) -> int:
+        return version_of(self.key_weight)
 
     @property
     def query_weight(self) -> Tensor:
@@ -391,6 +419,10 @@ class _Located(Score):
     def maker(self) -> Score | None:
         return self.score  # type: ignore[return-value]
 
+    @property
+    def writes(self) -> int:
+        return self.score.writes  # type: ignore[union-attr, return-value]
+
     def check(self, query: Tensor, key: Key) -> None:
         self.score.check(query, key)  # type: ignore[operator, union-attr]
 
@@ -444,6 +476,11 @@ def why_no_kernel(x: Tensor) -> str | None:
 @functools.cache
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
+
+
+def version_of(x: Tensor) -> int:
+    """How often ``x`` was written to; -1 where nobody counts."""
+    return -1 if torch.compiler.is_compiling() or x.is_inference() else x._version
 
 
 def same_dtype(x: Tensor, like: Tensor) -> bool:
