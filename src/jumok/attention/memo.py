@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ class Memo:
     def __init__(self, most: int) -> None:
         self.most = most
         self._held: dict[Hashable, Any] = {}
+        self._lock = threading.Lock()
 
     def remember(self, key: Hashable, make: Callable[[], T], *, keep: bool = True) -> T:
         """What ``make`` gives, from the first time on; what is made now is kept if ``keep``."""
@@ -24,9 +26,10 @@ class Memo:
             return found  # type: ignore[no-any-return]
         made = make()
         if keep:
-            while len(self._held) >= self.most:
-                self._held.pop(next(iter(self._held), None), None)
-            self._held[key] = made
+            with self._lock:
+                while len(self._held) >= self.most:
+                    del self._held[next(iter(self._held))]
+                self._held[key] = made
         return made
 
     def clear(self) -> None:
