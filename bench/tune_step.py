@@ -1,8 +1,8 @@
-"""Which blocks serve the step kernels best on this GPU: microseconds of each kernel, for several ways to cut up.
+"""Which blocks serve the step kernels best on this GPU: microseconds of each kernel, for several of them.
 
     python bench/tune_step.py
 
-For whoever changes `jumok.attention.kernels.step`. Kernel times come from PyTorch's profiler, without launches.
+For whoever changes `jumok.attention.kernels.step`. The times are PyTorch's profiler's, without launches.
 """
 
 from __future__ import annotations
