@@ -314,3 +314,14 @@ def test_additive_masks_as_they_are_found(low: float) -> None:
     allowed = torch.rand(3, K) > 0.5
     mask = masks.from_additive(torch.where(allowed, 0.0, low))
     assert torch.equal(mask.dense(3, K), allowed)
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_location_weights_that_do_not_fit_are_refused(channels: int) -> None:
+    query, key, value = inputs()
+    score = scores.LocationSensitive(D, D, 3, channels=channels)
+    for wrong in (torch.zeros(B + 1, K), torch.zeros(B, 3, K), (torch.zeros(B, K),) * 2):
+        with pytest.raises(jumok.InputError, match="LocationSensitive"):
+            attend(query, key, value, score=score.after(wrong))  # type: ignore[arg-type]
+    shape = (B, K) if channels == 1 else (B, channels, K)
+    assert attend(query, key, value, score=score.after(torch.zeros(shape))).shape == (B, 1, V)

@@ -381,25 +381,33 @@ class LocationSensitive(TanhScore):
                 "score=location.after(previous); zeros of shape (…, K) at the first step"
             )
         keys = self.prepared(key)
-        if self.convolution.in_channels == 1 and previous.dim() == keys.dim() - 1:  # (…, K), even (…, 1, K)
-            previous = previous[..., None, :]
-        keys = keys + self.location_part(previous, keys.shape[-2])
+        keys = keys + self.location_part(self._checked(previous, keys))
         return tanh_scores(self.project_query(query), keys, self.v)
 
-    def location_part(self, previous: Tensor, keys: int) -> Tensor:
-        """What the weights so far add to each key, ``(…, K, hidden)``."""
-        channels, came = self.convolution.in_channels, tuple(previous.shape)
-        if channels == 1 and previous.shape[-2:-1] != (1,):
-            previous = previous[..., None, :]
-        if previous.shape[-2:] != (channels, keys):
+    def _checked(self, previous: object, keys: Tensor) -> Tensor:
+        """The weights so far as ``(…, channels, K)``, for prepared keys ``(…, K, hidden)``."""
+        channels, count = self.convolution.in_channels, keys.shape[-2]
+        if not isinstance(previous, Tensor):
             raise InputError(
-                f"LocationSensitive: previous weights of shape {came} came; expected "
-                f"{f'(…, {keys}) or ' if channels == 1 else ''}(…, {channels}, {keys}) for {keys} keys and "
-                f"{channels} channel(s): the weights of the step before, zeros at the first"
+                f"LocationSensitive: {type(previous).__name__} came as the weights so far, a tensor is "
+                "expected; several kinds of weights go in as torch.stack([last, total], dim=-2)"
             )
-        features = self.convolution(previous.reshape(-1, channels, keys))  # (N, filters, K)
+        shaped = previous[..., None, :] if channels == 1 and previous.dim() == keys.dim() - 1 else previous
+        fits = all(h in (1, w) for h, w in zip(shaped.shape[:-2], keys.shape[:-2], strict=False))
+        if shaped.dim() != keys.dim() or shaped.shape[-2:] != (channels, count) or not fits:
+            leading = "".join(f"{n}, " for n in keys.shape[:-2])
+            expected = f"({leading}{count})" if channels == 1 else f"({leading}{channels}, {count})"
+            raise InputError(
+                f"LocationSensitive: weights of shape {tuple(previous.shape)} came; expected {expected} "
+                f"for {count} keys and {channels} channel(s): those of the step before, zeros at the first"
+            )
+        return shaped
+
+    def location_part(self, previous: Tensor) -> Tensor:
+        """What the weights so far, ``(…, channels, K)``, add to each key: ``(…, K, hidden)``."""
+        features = self.convolution(previous.reshape(-1, *previous.shape[-2:]))  # (N, filters, K)
         added: Tensor = self.location(features.transpose(1, 2))  # (N, K, hidden)
-        return added.reshape(*previous.shape[:-2], keys, -1)
+        return added.reshape(*previous.shape[:-2], *added.shape[1:])
 
 
 class _Located(Score):
