@@ -282,7 +282,7 @@ def _sdpa(call: Call) -> Tensor:
             value,
             dropout_p=call.dropout,
             scale=call.dot_scale(),
-            enable_gqa=call.group > 1,
+            enable_gqa=key.shape[1] != query.shape[1],
             **mask,
         )
         return out if call.at.leading == 2 else out.reshape(*call.leading, *out.shape[-2:])
@@ -293,6 +293,10 @@ def _sdpa(call: Call) -> Tensor:
     flag = _flag(call)
     if flag is not None:
         return rows(everything, **flag)
+    if call.group > 1 and call.at.device.type == "cuda":
+        # PyTorch's kernels that know grouped queries take no mask tensor, but for one that keeps all weights:
+        # so each query head gets its keys.
+        key, value = call.per_head(key), call.per_head(value)
 
     def masked(part: slice) -> Tensor:
         allowed, alive, bias = _allowed(call, part)
