@@ -534,7 +534,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--section", choices=[*SECTIONS, "all"], default="all")
     parser.add_argument("--quick", action="store_true", help="a look only: fewer, smaller, less often")
-    parser.add_argument("--out", type=Path, help="the JSON file; bench/results/… unless --quick")
+    parser.add_argument("--out", type=Path, help="the JSON file; runs/bench/… unless --quick")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="no compiled PyTorch")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=280, help="what does not fit into them is left out")

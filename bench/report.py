@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 MIB = 2**20
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path("runs/bench")  # what is to be kept is copied to bench/results
 Run = Callable[[], Any]
 Row = dict[str, Any]  # section, case, pass, ways, and what else belongs to it
 Way = dict[str, Any]  # one measurement: ms, low, high, host_ms, mib, first_s; or error
