@@ -325,3 +325,13 @@ def test_location_weights_that_do_not_fit_are_refused(channels: int) -> None:
             attend(query, key, value, score=score.after(wrong))  # type: ignore[arg-type]
     shape = (B, K) if channels == 1 else (B, channels, K)
     assert attend(query, key, value, score=score.after(torch.zeros(shape))).shape == (B, 1, V)
+
+
+def test_padding_that_holds_huge_numbers_never_spreads() -> None:
+    query, key, value = (x[:, None] for x in inputs(3))
+    expected = attend(query, key, value, mask=masks.padding([4, 4]))
+    key[..., 4:, :], value[..., 4:, :] = 1e30, 3e38
+    query = query.requires_grad_()
+    ours = attend(query, key, value, mask=masks.padding([4, 4]))
+    torch.testing.assert_close(ours, expected)
+    assert torch.autograd.grad(ours.sum(), query)[0].isfinite().all()

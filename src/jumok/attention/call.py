@@ -11,7 +11,8 @@ from torch import Tensor
 
 from jumok.attention.kinds import At, Dense, Mask, check_broadcast
 from jumok.attention.memo import tracing
-from jumok.attention.scores import DotScore, Key, Prepared, ScaledDot, Score, same_dtype
+from jumok.attention.prepared import Key, Prepared
+from jumok.attention.scores import DotScore, ScaledDot, Score, same_dtype
 from jumok.errors import InputError
 
 SCALED_DOT = ScaledDot()
@@ -157,7 +158,8 @@ def known_finite(x: Tensor) -> bool:
     """Whether all of ``x`` is finite, where a look at it costs little: on the CPU, outside of any tracing."""
     if x.device.type != "cpu" or tracing() or torch._C._are_functorch_transforms_active():
         return False
-    return bool(x.detach().sum().isfinite())
+    # By the sum of the squares: numbers so large that a product with them overflows do not count as finite.
+    return bool(torch.linalg.vector_norm(x.detach()).isfinite())
 
 
 def _visible(mask: Mask | None, bias: Tensor | None) -> Mask | None:

@@ -14,7 +14,9 @@ from jumok.attention import chunks, fused
 from jumok.attention.call import Call, checked, checked_mix, known_finite
 from jumok.attention.fused import Explanation
 from jumok.attention.kinds import Mask
-from jumok.attention.scores import Key, Prepared, Score, TanhScore, elements_a_row, why_no_kernel
+from jumok.attention.prepared import Key, Prepared
+from jumok.attention.scores import Score, TanhScore
+from jumok.attention.tanh import elements_a_row, why_no_kernel
 from jumok.errors import InputError
 
 

@@ -19,7 +19,9 @@ from torch.nn import functional as F
 from jumok.attention import blocks, chunks
 from jumok.attention.call import Call
 from jumok.attention.kinds import Dense, Documents, Mask, Window
-from jumok.attention.scores import Prepared, TanhScore, why_no_kernel
+from jumok.attention.prepared import Prepared
+from jumok.attention.scores import TanhScore
+from jumok.attention.tanh import why_no_kernel
 
 NOT_MEANT = ""
 HALF = (torch.float16, torch.bfloat16)

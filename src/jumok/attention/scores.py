@@ -1,13 +1,13 @@
 """Scores: how well a query fits a key.
 
-==================  ===========================================  =========================
-``Dot``             ``s · h``                                    Luong 2015
-``ScaledDot``       ``s · h / √D``                               Vaswani 2017
-``General``         ``s · W h``                                  Luong 2015
-``Additive``        ``v · tanh(W s + U h)``                      Bahdanau 2014
-``Concat``          ``v · tanh(W [s; h])``                       Luong 2015
-``LocationSensitive``  ``v · tanh(W s + U h + F f + b)``         Chorowski 2015, Tacotron 2
-==================  ===========================================  =========================
+=====================  =================================  ==========================
+``Dot``                ``s · h``                          Luong 2015
+``ScaledDot``          ``s · h / √D``                     Vaswani 2017
+``General``            ``s · W h``                        Luong 2015
+``Additive``           ``v · tanh(W s + U h)``            Bahdanau 2014
+``Concat``             ``v · tanh(W [s; h])``             Luong 2015
+``LocationSensitive``  ``v · tanh(W s + U h + F f + b)``  Chorowski 2015, Tacotron 2
+=====================  =================================  ==========================
 
 Calling one gives the scores ``(…, Q, K)`` of queries ``(…, Q, Dq)`` and keys ``(…, K, Dk)``. What
 depends on the keys alone is computed once by ``prepare(keys)``; the result stands in for the keys at
@@ -16,62 +16,14 @@ every later step. Nothing is kept on the module between calls.
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
-from typing import TypeVar
-
 import torch
 from torch import Tensor, nn
 
-from jumok.attention import chunks
-from jumok.attention.memo import Memo, capturing
+from jumok.attention.prepared import Key, Prepared, version_of
+from jumok.attention.tanh import tanh_scores
 from jumok.errors import InputError
 
 __all__ = ["Additive", "Concat", "Dot", "General", "LocationSensitive", "Prepared", "ScaledDot", "Score"]
-
-
-T = TypeVar("T")
-REMEMBERED = 4  # things that prepared keys keep for the steps over them; the oldest goes first
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """Keys as a score wants them, computed once per source by ``score.prepare(keys)``.
-
-    ``keys`` is ``(…, K, width)``. ``maker`` is the score with the parameters that made them; None when it has
-    none. What the steps of a loop over these keys share is kept with them, not on any module.
-    """
-
-    keys: Tensor
-    made_by: str
-    maker: Score | None = field(default=None, repr=False)
-    made_at: int = -1  # how often the maker's weight had been written to; -1: not known
-    _memo: Memo = field(default_factory=lambda: Memo(REMEMBERED), repr=False)
-
-    def remember(self, what: Hashable, of: tuple[Tensor, ...], make: Callable[[], T]) -> T:
-        """What ``make`` gives, made once for these keys and the tensors ``of`` while those do not change."""
-        if torch.compiler.is_compiling():
-            return make()
-        state = tuple((x.requires_grad, version_of(x)) for x in of)
-        key = (what, torch.is_grad_enabled(), capturing(), state, *map(id, of))
-        return self._memo.remember(key, lambda: (make(), of))[0]  # with ``of``: so no id is given to another
-
-    def reorder(self, index: Tensor) -> Prepared:
-        """The rows ``index`` of the batch, in that order; a row may come twice or never (beam search)."""
-        chosen = self.keys.index_select(0, index)
-        return Prepared(chosen, self.made_by, self.maker, self.made_at)
-
-    def __repr__(self) -> str:
-        return f"Prepared(keys {tuple(self.keys.shape)}, by {self.made_by})"
-
-    def forget(self) -> None:
-        """Drop what the steps so far shared."""
-        self._memo.clear()
-
-
-Key = Tensor | Prepared
 
 
 class Score(nn.Module):
@@ -441,54 +393,6 @@ class _Located(Score):
     def forward(self, query: Tensor, key: Key) -> Tensor:
         scores: Tensor = self.score(query, key, self.previous)  # type: ignore[operator]
         return scores
-
-
-def tanh_scores(query: Tensor, keys: Tensor, v: Tensor) -> Tensor:
-    """``v · tanh(query + key)`` for all pairs: ``(…, Q, H)`` and ``(…, K, H)`` give ``(…, Q, K)``.
-
-    The fused kernel where there is one; plain PyTorch, a few queries at a time, where not.
-    """
-    if why_no_kernel(query) is None:
-        from jumok.attention.kernels.additive import additive_scores
-
-        if query.dim() == 3 and query.shape[0] == keys.shape[0] and keys.dim() == 3:
-            return additive_scores(query, keys, v)
-        leading = torch.broadcast_shapes(query.shape[:-2], keys.shape[:-2])
-        flat = [x.expand(*leading, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (query, keys)]
-        return additive_scores(flat[0], flat[1], v).reshape(*leading, query.shape[-2], keys.shape[-2])
-
-    def rows(part: slice) -> Tensor:
-        pairs = query[..., part, None, :] + keys[..., None, :, :]  # (…, rows, K, H)
-        return pairs.tanh() @ v.to(pairs.dtype)
-
-    return chunks.by_rows(rows, query.shape[-2], elements_a_row(query, keys), (query, keys, v))
-
-
-def elements_a_row(query: Tensor, keys: Tensor) -> int:
-    """How large the intermediate of plain PyTorch is for each query row: B·K·H."""
-    leading = query.shape[:-2]
-    if leading != keys.shape[:-2]:
-        leading = torch.broadcast_shapes(leading, keys.shape[:-2])
-    return leading.numel() * keys.shape[-2] * keys.shape[-1]
-
-
-def why_no_kernel(x: Tensor) -> str | None:
-    """Why our Triton kernels cannot serve a tensor such as ``x``; None when they can."""
-    if x.device.type != "cuda":
-        return f"the Triton kernels run on CUDA, and the tensors are on {x.device.type}"
-    if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"the Triton kernels take bfloat16, float16 and float32, not {x.dtype}"
-    return None if _has_triton() else "Triton is not installed"
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-def version_of(x: Tensor) -> int:
-    """How often ``x`` was written to; -1 where nobody counts."""
-    return -1 if torch.compiler.is_compiling() or x.is_inference() else x._version
 
 
 def same_dtype(x: Tensor, like: Tensor) -> bool:

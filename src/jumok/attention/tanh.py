@@ -1,0 +1,54 @@
+"""``v · tanh(query + key)`` for all pairs, the heart of the additive scores: by kernel, or in chunks."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+
+import torch
+from torch import Tensor
+
+from jumok.attention import chunks
+
+
+def tanh_scores(query: Tensor, keys: Tensor, v: Tensor) -> Tensor:
+    """``v · tanh(query + key)`` for all pairs: ``(…, Q, H)`` and ``(…, K, H)`` give ``(…, Q, K)``.
+
+    The fused kernel where there is one; plain PyTorch, a few queries at a time, where not.
+    """
+    if why_no_kernel(query) is None:
+        from jumok.attention.kernels.additive import additive_scores
+
+        if query.dim() == 3 and query.shape[0] == keys.shape[0] and keys.dim() == 3:
+            return additive_scores(query, keys, v)
+        leading = torch.broadcast_shapes(query.shape[:-2], keys.shape[:-2])
+        flat = [x.expand(*leading, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (query, keys)]
+        return additive_scores(flat[0], flat[1], v).reshape(*leading, query.shape[-2], keys.shape[-2])
+
+    def rows(part: slice) -> Tensor:
+        pairs = query[..., part, None, :] + keys[..., None, :, :]  # (…, rows, K, H)
+        return pairs.tanh() @ v.to(pairs.dtype)
+
+    return chunks.by_rows(rows, query.shape[-2], elements_a_row(query, keys), (query, keys, v))
+
+
+def elements_a_row(query: Tensor, keys: Tensor) -> int:
+    """How large the intermediate of plain PyTorch is for each query row: B·K·H."""
+    leading = query.shape[:-2]
+    if leading != keys.shape[:-2]:
+        leading = torch.broadcast_shapes(leading, keys.shape[:-2])
+    return leading.numel() * keys.shape[-2] * keys.shape[-1]
+
+
+def why_no_kernel(x: Tensor) -> str | None:
+    """Why our Triton kernels cannot serve a tensor such as ``x``; None when they can."""
+    if x.device.type != "cuda":
+        return f"the Triton kernels run on CUDA, and the tensors are on {x.device.type}"
+    if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"the Triton kernels take bfloat16, float16 and float32, not {x.dtype}"
+    return None if _has_triton() else "Triton is not installed"
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
