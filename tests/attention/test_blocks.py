@@ -36,6 +36,7 @@ BANDS: dict[str, masks.Mask] = {
     "causal past the end": masks.causal(offset=[350, 0]),
     "window beside the keys": masks.window(20, 0, offset=[-280, 390]),
     "documents": masks.documents(ids()),
+    "other documents": masks.documents(ids(), queries=ids()[..., :Q].flip(-1)),
     "causal documents": masks.causal() & masks.documents(ids()),
     "causal, padding": masks.causal() & masks.padding([300, 17]),
     "window, padding": masks.window(90, 90) & masks.padding([300, 200]),
@@ -145,7 +146,7 @@ def test_what_is_made_of_bands_is_structured() -> None:
 
 
 def test_document_edges_are_cumulative_lengths() -> None:
-    edges, longest = blocks.document_edges(masks.documents([5, 5, 5, 2, 9, 9]), CPU)
+    edges, longest = blocks.document_edges(torch.tensor([5, 5, 5, 2, 9, 9]), CPU)
     assert edges.tolist() == [0, 3, 4, 6]
     assert edges.dtype == torch.int32
     assert longest == 3

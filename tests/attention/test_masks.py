@@ -41,6 +41,9 @@ PICTURES: dict[str, tuple[masks.Mask, int, int, str]] = {
     "padded documents": (masks.documents([-1, 0, 0, -1]), 4, 4, "···· ·■■· ·■■· ····"),
     "documents in pieces": (masks.documents([0, 1, 0]), 3, 3, "■·■ ·■· ■·■"),
     "padding in pieces": (masks.documents([-1, 0, -1]), 3, 3, "··· ·■· ···"),
+    "from other documents": (masks.documents([7, 7, 8, 8, 8], queries=[7, 8, 8]), 3, 5, "■■··· ··■■■ ··■■■"),
+    "in another order": (masks.documents([7, 9, 9], queries=[9, 9, 8, 7, -1]), 5, 3, "·■■ ·■■ ··· ■·· ···"),
+    "to pieces": (masks.documents([7, 8, 7], queries=[8, 7]), 2, 3, "·■· ■·■"),
     "tensor": (masks.tensor(torch.tensor([[True, False], [False, True]])), 2, 2, "■· ·■"),
     "one row": (masks.tensor(torch.tensor([True, False])), 2, 2, "■· ■·"),
     "one column": (masks.tensor(torch.tensor([[True], [False]])), 2, 2, "■■ ··"),
@@ -163,6 +166,8 @@ def of_every_kind(queries: int) -> list[masks.Mask]:
     made += [masks.window(None, 1), masks.window(2, None), masks.window(1, 1, offset=[-3, 8])]
     made += [masks.tensor(torch.arange(queries * K).reshape(queries, K) % 3 > 0)]
     made += [masks.tensor(torch.arange(K) != 2), masks.tensor((torch.arange(queries) != 1)[:, None])]
+    asked = [(torch.arange(queries) % n - int(n == 5)).tolist() for n in (1, 2, 3, 5)]
+    made += [masks.documents([0, 0, 1, 1, 1, 2, 2], queries=ids) for ids in asked]
     if queries <= K:
         packed = [[7, 7, 8, 8, 8, 9, 9], [-1, 7, 7, 8, 8, 8, -1], [1, 2, 1, 2, 2, 3, 1]]
         made += [masks.documents(ids) for ids in packed]
@@ -283,6 +288,15 @@ BAD: dict[str, tuple[Callable[[], object], list[str]]] = {
     "float offset": (lambda: masks.causal(1.5), ["causal(offset)", "whole", "float"]),
     "window size": (lambda: masks.window(-1, 0), ["window(left=-1)", "whole number", "None"]),
     "window float": (lambda: masks.window(0, 1.5), ["window(right=1.5)", "whole number", "None"]),
+    "one query": (
+        lambda: masks.documents([3], queries=2),
+        ["documents(ids, queries)", "one id for every query", "(N,)"],
+    ),
+    "queries of another batch": (
+        lambda: masks.documents([[3]], queries=[2]),
+        ["documents(ids, queries)", "(1, 1)", "(1,)", "the same"],
+    ),
+    "few queries": (used(masks.documents([0] * 7, queries=[0] * 4)), ["4 queries", "there are 5"]),
     "one document": (lambda: masks.documents(3), ["documents(ids)", "one id for every key", "(N,)"]),
     "& tensor": (lambda: masks.causal() & torch.ones(Q, K).bool(), ["Tensor", "masks.tensor(t)"]),
     "tensor &": (lambda: torch.ones(Q, K).bool() & masks.causal(), ["Tensor", "masks.tensor(t)"]),

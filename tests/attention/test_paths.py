@@ -223,6 +223,30 @@ def test_the_contract_holds_in_low_precision(name: str, dtype: torch.dtype, in_c
     assert results[0].dtype == dtype
 
 
+PACKINGS: dict[str, Callable[[], tuple[masks.Mask, int]]] = {
+    "documents": lambda: (masks.documents([0] * 3 + [4] * 70 + [2] * 18), 91),
+    "causal documents": lambda: (masks.documents([0] * 3 + [4] * 70 + [2] * 18) & masks.causal(), 91),
+    "other documents": lambda: (
+        masks.documents([0] * 3 + [4] * 70 + [2] * 18, queries=[0] * 5 + [4] + [2] * 31),
+        37,
+    ),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PACKINGS)
+def test_packed_documents_by_flash_attention(name: str, plain: Callable[..., Tensor]) -> None:
+    mask, queries = PACKINGS[name]()
+    inputs = [torch.randn(1, H, n, 16, dtype=torch.bfloat16, device="cuda") for n in (queries, 91, 91)]
+    assert explain(*inputs, mask=mask).name == "varlen"
+    allowed = mask.dense(queries, 91).cuda()
+    ours = with_gradients(functools.partial(attend, mask=mask), *inputs)
+    usual = with_gradients(functools.partial(plain, allowed=allowed), *inputs)
+    exact = with_gradients(functools.partial(plain, allowed=allowed), *(x.double() for x in inputs))
+    for one, other, right in zip(ours, usual, exact, strict=True):
+        assert (one - right).abs().max() <= 2 * (other - right).abs().max()
+
+
 # --------------------------------------------------------------------------- which path, and why
 
 

@@ -62,8 +62,12 @@ def packed(draw: Any, queries: int) -> Drawn:
     if draw(st.booleans()):
         ids = ids.sort(-1).values  # every document in one piece
     theirs = rows(ids, 1)
+    asked = None
     mine = theirs[..., K - queries :, None]
-    return masks.documents(ids), (mine == theirs[..., None, :]) & (mine >= 0)
+    if draw(st.booleans()):  # other queries
+        asked = draw(numbers((*ids.shape[:-1], queries), -1, 3))
+        mine = rows(asked, 1)[..., None]
+    return masks.documents(ids, asked), (mine == theirs[..., None, :]) & (mine >= 0)
 
 
 @st.composite

@@ -179,9 +179,17 @@ def _softcap(softcap: float | None) -> Callable[..., Tensor] | None:
     return capped
 
 
-def document_edges(packed: Documents, device: torch.device) -> tuple[Tensor, int]:
+def document_edges(ids: Tensor, device: torch.device) -> tuple[Tensor, int]:
     """Where each packed document begins, ``(documents + 1,)`` with the total at the end, and the longest."""
-    ids = packed.ids.reshape(-1)
+    ids = ids.reshape(-1)
     inner = (ids[1:] != ids[:-1]).nonzero()[:, 0] + 1
     begins = torch.cat([torch.tensor([0]), inner, torch.tensor([len(ids)])])
     return begins.to(device=device, dtype=torch.int32), int(begins.diff().max())
+
+
+def same_order(packed: Documents) -> bool:
+    """Whether queries and keys hold the same documents in the same order, each in one piece."""
+    if packed.queries is None:
+        return packed.contiguous
+    keys, queries = (ids.reshape(-1).unique_consecutive() for ids in (packed.ids, packed.queries))
+    return packed.contiguous and torch.equal(keys, queries)

@@ -161,14 +161,18 @@ def _varlen_why_not(call: Call) -> str | None:
     if reason is not None:
         return reason
     others = [part for part in parts if not isinstance(part, Documents)]
-    if len(packed) != 1 or not packed[0].contiguous or packed[0].padded:
-        return "it serves packed documents, each in one piece and without padding"
+    if len(packed) != 1 or packed[0].padded or not _same_order(packed[0]):
+        return "it serves packed documents, each in one piece, in one order and without padding"
     if packed[0].ids.numel() != call.at.keys:
         return "it serves one packing for all heads"
     if any(not (isinstance(part, Window) and part.is_causal) for part in others):
         return "beside documents it knows only causal"
-    if call.at.queries != call.at.keys or call.at.leading != 2 or call.leading[0] != 1:
-        return "it serves self-attention of shape (1, heads, length, width)"
+    if call.at.leading != 2 or call.leading[0] != 1:
+        return "it serves the shape (1, heads, length, width)"
+    if packed[0].among_themselves and call.at.queries != call.at.keys:
+        return "it serves all queries of the documents, not the last ones alone"
+    if others and not packed[0].among_themselves:
+        return "from one packing to another it knows no causal"
     if call.query.dtype not in HALF:
         return f"FlashAttention takes float16 and bfloat16, not {call.query.dtype}"
     width = call.query.shape[-1]
@@ -186,20 +190,24 @@ def _varlen(call: Call) -> Tensor:
 
     mask = cast(Mask, call.mask)
     packed = next(part for part in mask.parts() if isinstance(part, Documents))
-    edges, longest = packed.remember(
-        ("edges", call.at.device), lambda: blocks.document_edges(packed, call.at.device)
-    )
+
+    def edges(of: str, ids: Tensor) -> tuple[Tensor, int]:
+        device = call.at.device
+        return packed.remember((of, "edges", device), lambda: blocks.document_edges(ids, device))
+
+    k_edges, k_longest = edges("keys", packed.ids)
+    q_edges, q_longest = (k_edges, k_longest) if packed.queries is None else edges("queries", packed.queries)
     q, k, v = (x.expand(*call.leading, *x.shape[-2:])[0].transpose(0, 1)  # (length, heads, width)
                for x in (call.query, call.prepared_keys(), call.clean_value()))  # fmt: skip
-    is_causal = len(mask.parts()) > 1
+    causal = {"window_size": (-1, 0)} if len(mask.parts()) > 1 else {}
     out = varlen_attn(
-        q, k, v, edges, edges, longest, longest, scale=call.dot_scale(), **_varlen_causal(is_causal)
+        q, k, v, q_edges, k_edges, q_longest, k_longest, scale=call.dot_scale(), **cast(Any, causal)
     )
     return cast(Tensor, out).transpose(0, 1)[None]
 
 
-def _varlen_causal(is_causal: bool) -> dict[str, Any]:
-    return {"window_size": (-1, 0)} if is_causal else {}
+def _same_order(packed: Documents) -> bool:
+    return packed.remember("same order", lambda: blocks.same_order(packed))
 
 
 # -------------------------------------------------------------------------------- PyTorch's SDPA

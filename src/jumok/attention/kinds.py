@@ -312,15 +312,22 @@ class Window(Banded):
 
 @dataclass(frozen=True, eq=False)
 class Documents(Mask):
-    """Packed sequences. A band when every document is in one piece."""
+    """Packed sequences. A band when every document's keys are in one piece."""
 
-    ids: Tensor  # (*leading, N), on the host
+    ids: Tensor  # (*leading, K), on the host
     contiguous: bool
     padded: bool  # some id is negative
+    queries: Tensor | None = None  # (*leading, Q), on the host; None: the queries are the last of the keys
+    matched: bool = True  # every query's document has a key, and every key's a query
 
     @property
     def rank(self) -> int:
         return self.ids.dim() - 1
+
+    @property
+    def among_themselves(self) -> bool:
+        """Whether the queries are the last of the keys, so that each finds itself."""
+        return self.queries is None
 
     def band(self, at: At) -> Band | None:
         if not self.contiguous:
@@ -328,35 +335,56 @@ class Documents(Mask):
 
         def make() -> Band:
             begin, end = _document_edges(self.ids)
-            real = self.ids >= 0
-            edges = torch.where(real, begin, 0), torch.where(real, end, -1)  # padding: the empty band 0 … −1
-            ours = (moved(x[..., at.keys - at.queries :], at.device) for x in edges)
-            return Band(*(_aligned(x, self.rank, at.leading) for x in ours))
+            mine = self._mine(self.ids, at)
+            if self.queries is None:
+                begin, end = (edge[..., at.keys - at.queries :] for edge in (begin, end))
+                real = mine >= 0
+            else:
+                some_key, found = _places(self.ids, mine)
+                begin, end = begin.gather(-1, some_key), end.gather(-1, some_key)
+                real = found & (mine >= 0)
+            edges = torch.where(real, begin, 0), torch.where(real, end, -1)  # nothing: the empty band 0 … −1
+            return Band(*(_aligned(moved(x, at.device), self.rank, at.leading) for x in edges))
 
         return self.remember(("band", at), make)
 
     def block(self, at: At, rows: slice) -> Tensor:
         ids = self.remember(at.device, lambda: moved(self.ids, at.device))
-        mine = ids[..., at.keys - at.queries :][..., rows]
+        mine = self._mine(ids, at)[..., rows]
         same = (mine[..., :, None] == ids[..., None, :]) & (mine >= 0)[..., :, None]
         return _aligned(same, self.rank, at.leading)
 
+    def _mine(self, ids: Tensor, at: At) -> Tensor:
+        """The document of each query, ``(*leading, Q)``, where ``ids`` are."""
+        queries = self.queries
+        if queries is None:
+            return ids[..., at.keys - at.queries :]
+        return self.remember(("queries", ids.device), lambda: moved(queries, ids.device))
+
     def check(self, leading: Sequence[int], at: At) -> None:
-        if self.ids.shape[-1] != at.keys or at.queries > at.keys:
+        if self.queries is not None and self.queries.shape[-1] != at.queries:
+            raise InputError(
+                f"documents(ids, queries) has the ids of {self.queries.shape[-1]} queries, but there are "
+                f"{at.queries}; give one id for every query"
+            )
+        if self.ids.shape[-1] != at.keys or (self.queries is None and at.queries > at.keys):
             raise InputError(
                 f"documents(ids) has {self.ids.shape[-1]} ids, but there are {at.queries} queries and "
-                f"{at.keys} keys; give one id for every key (the queries are the last of them)"
+                f"{at.keys} keys; give one id for every key (the queries are the last of them, unless "
+                "documents(ids, queries) says otherwise)"
             )
         _check_leading("documents(ids)", self.ids.shape[:-1], leading)
 
     def no_row_is_empty(self, at: At) -> bool:
-        return not self.padded
+        return not self.padded and self.matched
 
     def no_key_is_dead(self, at: At) -> bool:
-        return not self.padded and at.queries == at.keys
+        everyone = at.queries == at.keys if self.queries is None else self.matched
+        return not self.padded and everyone
 
     def __repr__(self) -> str:
-        return f"documents(<{tuple(self.ids.shape)} ids>)"
+        asked = "" if self.queries is None else f", queries=<{tuple(self.queries.shape)} ids>"
+        return f"documents(<{tuple(self.ids.shape)} ids>{asked})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -425,12 +453,12 @@ class All(_Pair):
         # when every part lets it see key 0.
         parts = self.parts()
         each = all(part.no_row_is_empty(at) for part in parts)
-        diagonal = all(isinstance(part, Window | Documents) for part in parts)
+        diagonal = all(_sees_itself(part) for part in parts)
         return each and (diagonal or all(_sees_key_0(part) for part in parts))
 
     def no_key_is_dead(self, at: At) -> bool:
         parts = self.parts()
-        diagonal = all(isinstance(part, Window | Documents) for part in parts)
+        diagonal = all(_sees_itself(part) for part in parts)
         return diagonal and at.queries == at.keys and all(part.no_key_is_dead(at) for part in parts)
 
     def __repr__(self) -> str:
@@ -510,6 +538,20 @@ def _covered(band: Band, keys: int) -> Tensor:
     edges.scatter_add_(-1, first.clamp(max=keys), some)
     edges.scatter_add_(-1, (last + 1).clamp(min=0), -some)
     return edges.cumsum(-1)[..., :keys] > 0
+
+
+def _sees_itself(part: Mask) -> bool:
+    """Whether, if it lets query i see anything, it lets it see the key of its own place."""
+    return isinstance(part, Window) or (isinstance(part, Documents) and part.among_themselves)
+
+
+def _places(ids: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Some place in ``ids`` (…, K) where each of ``wanted`` (…, Q) stands, and whether it does at all."""
+    if ids.shape[-1] == 0:
+        return torch.zeros_like(wanted), torch.zeros_like(wanted, dtype=torch.bool)
+    ordered, order = ids.sort(-1)
+    at = torch.searchsorted(ordered, wanted).clamp_max(ids.shape[-1] - 1)
+    return order.gather(-1, at), ordered.gather(-1, at) == wanted
 
 
 def _document_edges(ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -101,25 +101,39 @@ def window(left: int | None, right: int | None, offset: Numbers | None = None) -
 
 
 @_for_training_too
-def documents(ids: Numbers) -> Mask:
+def documents(ids: Numbers, queries: Numbers | None = None) -> Mask:
     """Packed sequences: a query may attend only within its own document.
 
-    ``documents([7, 7, 8, 8, 8])``::
+    ``documents([7, 7, 8, 8, 8])``, and ``documents([7, 7, 8, 8, 8], queries=[7, 8, 8])``::
 
-        ■ ■ · · ·
-        ■ ■ · · ·
-        · · ■ ■ ■
+        ■ ■ · · ·     ■ ■ · · ·
+        ■ ■ · · ·     · · ■ ■ ■
+        · · ■ ■ ■     · · ■ ■ ■
         · · ■ ■ ■
         · · ■ ■ ■
 
     One id for every key, ``(N,)`` or ``(*leading, N)``; with fewer queries than keys the queries are
-    the last ones. A negative id is padding: it attends to nothing and nothing attends to it.
+    the last ones. ``queries`` are the ids of other queries, with the same leading dimensions: attention
+    from packed translations to packed sources. A negative id is padding: it attends to nothing and nothing
+    attends to it.
     """
-    given = _whole_numbers("documents(ids)", ids)
-    if given.dim() == 0:
-        raise InputError("documents(ids) needs one id for every key, shape (N,) or (*leading, N)")
-    host = given.cpu()
-    return Documents(host, contiguous=_in_one_piece(host), padded=bool((host < 0).any()))
+    keys = _ids("documents(ids)", ids)
+    if queries is None:
+        return Documents(keys, contiguous=_in_one_piece(keys), padded=bool((keys < 0).any()))
+    asked = _ids("documents(ids, queries)", queries)
+    if asked.shape[:-1] != keys.shape[:-1]:
+        raise InputError(
+            f"documents(ids, queries): ids of shape {tuple(keys.shape)} came with queries of shape "
+            f"{tuple(asked.shape)}; all dimensions but the last are the same"
+        )
+    rows = zip(keys.reshape(-1, keys.shape[-1]), asked.reshape(-1, asked.shape[-1]), strict=True)
+    return Documents(
+        keys,
+        contiguous=_in_one_piece(keys),
+        padded=bool((keys < 0).any()) or bool((asked < 0).any()),
+        queries=asked,
+        matched=all(torch.equal(one.unique(), other.unique()) for one, other in rows),
+    )
 
 
 def tensor(allowed: Tensor) -> Mask:
@@ -198,6 +212,15 @@ def from_zero_one(kept: Tensor) -> Mask:
 
 
 # ------------------------------------------------------------------------- reading the arguments
+
+
+def _ids(name: str, given: Numbers) -> Tensor:
+    """Document numbers, on the host."""
+    ids = _whole_numbers(name, given)
+    if ids.dim() == 0:
+        what = "query" if "queries" in name else "key"
+        raise InputError(f"{name} needs one id for every {what}, shape (N,) or (*leading, N)")
+    return ids.cpu()
 
 
 def _in_one_piece(ids: Tensor) -> bool:

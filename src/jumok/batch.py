@@ -1,0 +1,190 @@
+"""What goes into a model, and what comes out of one: the types that data makes and models take.
+
+Sequences come in one of two layouts. *Padded*: a row each, filled up at the right. *Packed*: all of them end
+to end in a single row, so that no token is computed for padding. A model need not care: it asks the tokens
+for masks and positions, and these say the same in both::
+
+    padded                      packed
+
+    a a a ·                     a a a b b c c c c
+    b b · ·
+    c c c c
+
+Shapes: ``B`` sequences, ``L`` tokens of the longest; a packed row has ``(1, T)``, T all tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from jumok.attention import masks
+from jumok.attention.masks import Mask
+
+__all__ = ["BOS", "EOS", "IGNORE", "PAD", "SPECIAL", "UNK", "Loss", "Map", "Pairs", "Tokens"]
+
+# Every vocabulary of ours begins with these.
+SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
+PAD, UNK, BOS, EOS = range(len(SPECIAL))
+IGNORE = -100  # a label that does not count: what ``F.cross_entropy`` takes for one
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """Several sequences of token ids, padded or packed.
+
+    ``ids`` is ``(B, L)``, or ``(1, T)`` if packed; ``lengths`` (on the host) has one number a sequence, in
+    this order.
+
+    >>> Tokens.padded([[7, 8, 9], [5]]).ids
+    tensor([[7, 8, 9],
+            [5, 0, 0]])
+    >>> packed = Tokens.pack([[7, 8, 9], [5]])
+    >>> packed.ids, packed.positions
+    (tensor([[7, 8, 9, 5]]), tensor([[0, 1, 2, 0]]))
+    """
+
+    ids: Tensor
+    lengths: tuple[int, ...]
+    packed: bool = False
+
+    @classmethod
+    def padded(cls, sequences: Sequence[Sequence[int]], to: int = 0, fill: int = PAD) -> Tokens:
+        """One row a sequence, filled up at the right to the longest one, or ``to``."""
+        lengths = tuple(map(len, sequences))
+        ids = torch.full((len(sequences), max(to, *lengths, 0)), fill)
+        for row, sequence in zip(ids, sequences, strict=True):
+            row[: len(sequence)] = torch.as_tensor(sequence)
+        return cls(ids, lengths)
+
+    @classmethod
+    def pack(cls, sequences: Sequence[Sequence[int]], to: int = 0, fill: int = PAD) -> Tokens:
+        """All in one row. If they fall short of ``to`` tokens, one more sequence of ``fill`` fills it."""
+        lengths = tuple(map(len, sequences))
+        missing = max(0, to - sum(lengths))
+        ids = torch.tensor([*itertools.chain.from_iterable(sequences), *[fill] * missing])
+        return cls(ids[None], (*lengths, missing) if missing else lengths, packed=True)
+
+    def to(self, device: torch.device | str) -> Tokens:
+        return replace(self, ids=_moved(self.ids, device))
+
+    @functools.cached_property
+    def positions(self) -> Tensor | None:
+        """Where each token stands in its own sequence, ``(1, T)``; None: padded rows, all from 0 on."""
+        if not self.packed:
+            return None
+        return _moved(torch.cat([torch.arange(n) for n in self.lengths])[None], self.ids.device)
+
+    @functools.cached_property
+    def real(self) -> Tensor:
+        """``(B, L)``, True where a token belongs to a sequence; a packed row is full."""
+        if self.packed:
+            return torch.ones_like(self.ids, dtype=torch.bool)
+        lengths = _moved(torch.tensor(self.lengths), self.ids.device)
+        return torch.arange(self.ids.shape[1], device=self.ids.device) < lengths[:, None]
+
+    @functools.cached_property
+    def mask(self) -> Mask | None:
+        """For attention among these tokens, or, if padded, from anywhere to them. None: nothing is barred."""
+        if self.packed:
+            return masks.documents(self._numbers)
+        return None if min(self.lengths, default=0) == self.ids.shape[1] else masks.padding(self.lengths)
+
+    @functools.cached_property
+    def causal(self) -> Mask:
+        """For attention among these tokens, each to itself and what came before it."""
+        # Padding is at the right, where no real token looks; what padding itself sees, nobody reads.
+        return masks.documents(self._numbers) & masks.causal() if self.packed else masks.causal()
+
+    def seen_from(self, queries: Tokens) -> Mask | None:
+        """For attention of other tokens to these: each sequence to the one of the same number."""
+        return masks.documents(self._numbers, queries=queries._numbers) if self.packed else self.mask
+
+    @functools.cached_property
+    def _numbers(self) -> Tensor:
+        """The number of the sequence that each token of a packed row belongs to, ``(T,)``, on the host."""
+        return torch.repeat_interleave(torch.arange(len(self.lengths)), torch.tensor(self.lengths))
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Source and target sequences, to learn from.
+
+    ``target`` is what a decoder is given, ``labels`` (of the same shape) what it should say at each place::
+
+        source   w1 … wn </s>
+        target   <s>  v1 … vm
+        labels    v1 … vm </s>       IGNORE where the target is padding
+    """
+
+    source: Tokens
+    target: Tokens
+    labels: Tensor
+    count: int  # labels that count
+    index: tuple[int, ...] = ()  # the numbers of the examples in their data set
+
+    @classmethod
+    def of(
+        cls,
+        sources: Sequence[Sequence[int]],
+        targets: Sequence[Sequence[int]],
+        index: Sequence[int] = (),
+        *,
+        packed: bool = False,
+        to: tuple[int, int] = (0, 0),
+    ) -> Pairs:
+        """From plain token ids, without special tokens; ``to`` as in ``padded`` and ``pack``, for either side.
+
+        >>> pairs = Pairs.of([[7, 8]], [[9]])
+        >>> pairs.source.ids, pairs.target.ids, pairs.labels
+        (tensor([[7, 8, 3]]), tensor([[2, 9]]), tensor([[9, 3]]))
+        """
+        make = Tokens.pack if packed else Tokens.padded
+        filled = [[*source, EOS] for source in sources], [[*target, EOS] for target in targets]
+        if packed and any(to):  # a sequence that fills up is on both sides or on none, so that they match
+            to = max(to[0], sum(map(len, filled[0])) + 1), max(to[1], sum(map(len, filled[1])) + 1)
+        return cls(
+            source=make(filled[0], to[0]),
+            target=make([[BOS, *target] for target in targets], to[1]),
+            labels=make(filled[1], to[1], fill=IGNORE).ids,
+            count=sum(len(target) + 1 for target in targets),
+            index=tuple(index),
+        )
+
+    def to(self, device: torch.device | str) -> Pairs:
+        return replace(
+            self,
+            source=self.source.to(device),
+            target=self.target.to(device),
+            labels=_moved(self.labels, device),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """What training makes smaller: the sum over ``count`` places. ``parts`` are further sums, to be told."""
+
+    total: Tensor  # a number, with its graph
+    count: int
+    parts: dict[str, Tensor] = field(default_factory=dict)  # without graph
+
+
+@dataclass(frozen=True, eq=False)
+class Map:
+    """Where one attention of a model looked: weights ``(B, H, Q, K)``, the rows of each sequence padded.
+
+    Row t belongs to the step that says label t. ``name`` is the module's, as in ``named_modules()``.
+    """
+
+    name: str
+    weights: Tensor
+
+
+def _moved(x: Tensor, device: torch.device | str) -> Tensor:
+    """On the device; to a GPU without waiting."""
+    return x.to(device, non_blocking=torch.device(device).type == "cuda")
