@@ -138,7 +138,7 @@ class Pairs:
         packed: bool = False,
         to: tuple[int, int] = (0, 0),
     ) -> Pairs:
-        """From plain token ids, without special tokens; ``to`` as in ``padded`` and ``pack``, for either side.
+        """From plain token ids, without special tokens; ``to`` as in ``padded`` and ``pack``, a side each.
 
         >>> pairs = Pairs.of([[7, 8]], [[9]])
         >>> pairs.source.ids, pairs.target.ids, pairs.labels
