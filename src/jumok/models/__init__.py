@@ -1,0 +1,1 @@
+"""The models: one system a file, its config beside it. Imports nothing of jumok but attention and batch."""

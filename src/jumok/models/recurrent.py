@@ -1,0 +1,176 @@
+"""Recurrent layers, GRU and LSTM: over whole sentences, and one step at a time.
+
+PyTorch's own layers hold the parameters and run whole sentences (cuDNN on a GPU). :class:`Steps` goes through
+the same layers word by word, for decoders whose input depends on what they saw a step before.
+
+A *hidden state* is a tuple, ``(h,)`` for a GRU and ``(h, c)`` for an LSTM, so that both are handled alike.
+Each part is ``(layers, B, width)`` for a whole stack and ``(B, width)`` for one layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from jumok.attention.kinds import moved
+from jumok.models.deferred import Deferred
+
+__all__ = ["Hidden", "Recurrent", "Steps", "read", "recurrent", "reversed_within", "run"]
+
+Recurrent = nn.GRU | nn.LSTM
+Hidden = tuple[Tensor, ...]
+
+
+def recurrent(
+    cell: Literal["gru", "lstm"],
+    inputs: int,
+    width: int,
+    layers: int = 1,
+    *,
+    bidirectional: bool = False,
+    dropout: float = 0.0,
+) -> Recurrent:
+    """Recurrent layers over ``(B, T, inputs)`` with dropout between them, ready to learn.
+
+    Recurrent weights start orthogonal, so that a state keeps its length from step to step. Biases start at
+    zero, but that of an LSTM's forget gate at one, so that it remembers until it learns to forget.
+    """
+    kind: type[Recurrent] = nn.GRU if cell == "gru" else nn.LSTM
+    between = dropout if layers > 1 else 0.0
+    rnn = kind(inputs, width, layers, batch_first=True, bidirectional=bidirectional, dropout=between)
+    for name, parameter in rnn.named_parameters():
+        if name.startswith("bias"):
+            nn.init.zeros_(parameter)
+            if cell == "lstm" and name.startswith("bias_ih"):
+                nn.init.ones_(parameter[width : 2 * width])  # the gates' order is i, f, g, o
+            continue
+        fill = nn.init.orthogonal_ if name.startswith("weight_hh") else nn.init.xavier_uniform_
+        for gate in parameter.split(width):
+            fill(gate)
+    return rnn
+
+
+# -------------------------------------------------------------------------------- whole sentences
+
+
+def run(rnn: Recurrent, x: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
+    """The last layer's states at all steps of ``x`` ``(B, T, inputs)``, and the hidden state after them."""
+    states, after = rnn(x, hidden if isinstance(rnn, nn.LSTM) else hidden[0])
+    return states, _as_hidden(after)
+
+
+def read(rnn: Recurrent, x: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Hidden]:
+    """As :func:`run`, from zeros, of sentences that are padded at the right. States of padding are zero.
+
+    The hidden state is that after each sentence's own last word; of the direction that reads backwards, after
+    its first. ``lengths`` are on the host, at least 1.
+    """
+    if min(lengths) == x.shape[1]:
+        states, hidden = rnn(x)
+        return states, _as_hidden(hidden)
+    # Sorted here rather than with enforce_sorted=False, which would wait for the GPU.
+    descending, order = torch.tensor(lengths).sort(descending=True, stable=True)
+    rows, back = moved(order, x.device), moved(order.argsort(), x.device)
+    packed = pack_padded_sequence(x.index_select(0, rows), descending, batch_first=True)
+    states, hidden = rnn(PackedSequence(packed.data, packed.batch_sizes, rows, back))
+    states, _ = pad_packed_sequence(states, batch_first=True, total_length=x.shape[1])
+    return states, _as_hidden(hidden)
+
+
+def _as_hidden(parts: Tensor | Hidden) -> Hidden:
+    return (parts,) if isinstance(parts, Tensor) else parts
+
+
+def reversed_within(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """The rows of ``x`` ``(B, T, D)`` from last word to first; padding stays at the right.
+
+    ``lengths`` ``(B,)`` are on the device; None: all rows are full.
+    """
+    if lengths is None:
+        return x.flip(1)
+    place = torch.arange(x.shape[1], device=x.device)
+    mirrored = lengths[:, None] - 1 - place
+    return x.take_along_dim(torch.where(mirrored >= 0, mirrored, place)[..., None], dim=1)
+
+
+# ----------------------------------------------------------------------------------- step by step
+
+
+class Steps:
+    """The layers of ``rnn`` (of one direction) one step at a time, for one loop.
+
+    The first layer's input is ``[known; fed]``. Its first ``known`` numbers are there for all steps before
+    the loop, and :meth:`prepare` multiplies them by the weights; the rest is ``fed`` step by step.
+    """
+
+    def __init__(self, rnn: Recurrent, known: int) -> None:
+        def of_layers(name: str) -> list[Tensor]:
+            return [getattr(rnn, f"{name}_l{layer}") for layer in range(rnn.num_layers)]
+
+        weights, biases = of_layers("weight_ih"), of_layers("bias_ih")
+        self.known = weights[0][:, :known], biases[0]
+        self.from_below = [Deferred(weights[0][:, known:]), *map(Deferred, weights[1:], biases[1:])]
+        self.from_before = list(map(Deferred, of_layers("weight_hh"), of_layers("bias_hh")))
+        self.cell = lstm_cell if isinstance(rnn, nn.LSTM) else gru_cell
+        self.dropout = rnn.dropout if rnn.training else 0.0
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """What the known inputs ``(B, T, known)`` give the first layer's gates, ``(B, T, gates)``."""
+        return F.linear(x, *self.known)
+
+    def __call__(self, prepared: Tensor, fed: Tensor, hidden: Sequence[Hidden]) -> list[Hidden]:
+        """The hidden state of each layer after a step, from those before it.
+
+        ``prepared`` ``(B, gates)`` is this step's part of what :meth:`prepare` gave.
+        """
+        gates = self.from_below[0](fed, plus=prepared)
+        after: list[Hidden] = []
+        for layer, before in enumerate(hidden):
+            if layer:
+                below = after[-1][0]
+                gates = self.from_below[layer](F.dropout(below, self.dropout) if self.dropout else below)
+            after.append(self.cell(gates, self.from_before[layer](before[0]), before))
+        return after
+
+
+def gru_cell(from_input: Tensor, from_state: Tensor, hidden: Hidden) -> Hidden:
+    """A GRU's step, given what its input and its state give the gates r, z and n, each ``(B, 3 · width)``.
+
+    ::
+
+        r = σ(W_r x + U_r h)    z = σ(W_z x + U_z h)    n = tanh(W_n x + r ∘ (U_n h))
+        h' = (1 − z) ∘ n + z ∘ h
+
+    As in cuDNN, the reset gate acts after the product with U_n (in Cho's and Bahdanau's papers before it,
+    which would need a second product after the first).
+    """
+    (h,) = hidden
+    h = h.to(from_input.dtype)
+    if from_input.is_cuda:  # the same in one kernel
+        return (torch._thnn_fused_gru_cell(from_input, from_state, h)[0],)  # type: ignore[attr-defined]
+    width = h.shape[-1]
+    (rz, n), (rz_of_state, n_of_state) = (x.split((2 * width, width), -1) for x in (from_input, from_state))
+    r, z = torch.sigmoid(rz + rz_of_state).chunk(2, -1)
+    return (torch.lerp(torch.tanh(torch.addcmul(n, r, n_of_state)), h, z),)
+
+
+def lstm_cell(from_input: Tensor, from_state: Tensor, hidden: Hidden) -> Hidden:
+    """An LSTM's step, given what its input and its state give the gates i, f, g, o, each ``(B, 4 · width)``.
+
+    ::
+
+        i, f, o = σ(W x + U h) of each    g = tanh(W_g x + U_g h)
+        c' = f ∘ c + i ∘ g    h' = o ∘ tanh(c')
+    """
+    c = hidden[1].to(from_input.dtype)
+    if from_input.is_cuda:  # the same in one kernel
+        h, c, _ = torch._thnn_fused_lstm_cell(from_input, from_state, c)  # type: ignore[attr-defined]
+        return h, c
+    i, f, g, o = (from_input + from_state).chunk(4, -1)
+    c = torch.addcmul(torch.sigmoid(f) * c, torch.sigmoid(i), torch.tanh(g))
+    return torch.sigmoid(o) * torch.tanh(c), c

@@ -1,0 +1,394 @@
+"""The convolutional model beside the formulas of its paper, and each way through it beside the others."""
+
+import copy
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from jumok.attention.positions import Learned, Sinusoid
+from jumok.batch import BOS, EOS, IGNORE, Pairs, Tokens
+from jumok.errors import InputError
+from jumok.models import convolutional
+from jumok.models.convolutional import Convolutional, ConvolutionalConfig
+
+SOURCE, TARGET = 23, 29  # words
+SMALL = ConvolutionalConfig(
+    embedding=7,
+    width=11,
+    kernel=3,
+    encoder_layers=2,
+    decoder_layers=3,
+    longest=17,
+    dropout=0.0,
+    smoothing=0.1,
+)
+SOURCES = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17]]
+TARGETS = [[4, 5], [6, 7, 8, 9, 10], [11], [12, 13, 14]]
+
+
+def small(**changes: Any) -> Convolutional:
+    torch.manual_seed(0)
+    config = dataclasses.replace(SMALL, **changes)
+    model = Convolutional(config, TARGET if config.tie == "all" else SOURCE, TARGET).double()
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases too, which begin at 0
+            parameter += 0.3 * torch.randn_like(parameter)
+    return model
+
+
+# --------------------------------------------------------------------------- the paper, word by word
+
+
+class Paper:
+    """Section 3 of Gehring 2017 for one sentence pair, in loops, with weights of a model of ours."""
+
+    def __init__(self, model: Convolutional) -> None:
+        self.model, self.config = model, model.config
+
+    @staticmethod
+    def linear(layer: nn.Linear, x: Tensor) -> Tensor:
+        """Weight normalisation: w = g · v / |v| for each output (Salimans and Kingma 2016)."""
+        if hasattr(layer, "parametrizations"):
+            g, v = layer.parametrizations.weight.original0, layer.parametrizations.weight.original1
+            weight = torch.stack([g[row] * v[row] / v[row].square().sum().sqrt() for row in range(len(v))])
+        else:
+            weight = layer.weight
+        return weight @ x + layer.bias
+
+    def convolution(self, layer: nn.Linear, window: list[Tensor]) -> Tensor:
+        both = self.linear(layer, torch.cat(window))
+        a, b = both[: len(both) // 2], both[len(both) // 2 :]
+        return a * torch.sigmoid(b)
+
+    def embedded(self, table: nn.Embedding, entry: Any, ids: list[int]) -> list[Tensor]:
+        found = []
+        for place, number in enumerate(ids):
+            if isinstance(entry.position, Learned):
+                position = entry.position.table.weight[place]
+            else:  # of the standard deviation of an embedding, 0.1
+                position = 0.1 * math.sqrt(2) * Sinusoid(7).vectors(torch.tensor(place)).double()
+            found.append(table.weight[number] + position)
+        return found
+
+    def logits(self, source: list[int], target: list[int]) -> Tensor:
+        model, half, kernel = self.model, math.sqrt(0.5), self.config.kernel
+        nothing = torch.zeros(self.config.width, dtype=torch.float64)
+        e = self.embedded(model.source_embedding, model.source_entry, source)
+        h = [self.linear(model.widen_source, x) for x in e]
+        for layer in model.encoder:
+            side = [nothing] * (kernel // 2)
+            padded = [*side, *h, *side]
+            new = [self.convolution(layer.convolve, padded[i : i + kernel]) for i in range(len(h))]
+            h = [half * (x + y) for x, y in zip(h, new, strict=True)]
+        z = [self.linear(model.narrow_source, x) for x in h]
+        for x in z:  # gradients of the encoder are scaled by the number of attention mechanisms
+            if x.requires_grad:
+                x.register_hook(lambda gradient: gradient / self.config.decoder_layers)
+        z = [x.clone() for x in z]
+
+        g = self.embedded(model.target_embedding, model.target_entry, target)
+        h = [self.linear(model.widen_target, x) for x in g]
+        for layer in model.decoder:
+            padded = [nothing] * (kernel - 1) + h
+            new = []
+            for i in range(len(h)):
+                y = self.convolution(layer.convolve, padded[i : i + kernel])
+                d = self.linear(layer.ask, y) + g[i]
+                a = torch.stack([d @ x for x in z]).softmax(0)
+                c = sum(a[j] * (z[j] + e[j]) for j in range(len(z)))
+                m = len(z)
+                c = m * math.sqrt(1 / m) * c
+                new.append(half * (y + self.linear(layer.take, c)))
+            h = [half * (x + y) for x, y in zip(h, new, strict=True)]
+        return torch.stack([self.linear(model.output, self.linear(model.narrow_target, x)) for x in h])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"kernel": 5}, {"kernel": 1}, {"tie": "target"}, {"tie": "all"}, {"positions": "sinusoid"}],
+    ids=str,
+)
+def test_equal_to_the_paper_in_value_and_gradients(changes: dict[str, Any]) -> None:
+    model = small(**changes)
+    paper = Paper(model)
+    loss = model.loss(Pairs.of(SOURCES, TARGETS))
+    expected = sum(
+        F.cross_entropy(
+            paper.logits([*source, EOS], [BOS, *target]),
+            torch.tensor([*target, EOS]),
+            label_smoothing=0.1,
+            reduction="sum",
+        )
+        for source, target in zip(SOURCES, TARGETS, strict=True)
+    )
+    torch.testing.assert_close(loss.total, expected)
+    assert loss.count == 15
+    names, of = zip(*model.named_parameters(), strict=True)
+    ours, theirs = torch.autograd.grad(loss.total, of), torch.autograd.grad(expected, of)
+    for name, got, want in zip(names, ours, theirs, strict=True):
+        torch.testing.assert_close(got, want, msg=lambda text, name=name: f"{name}: {text}")
+
+
+# ------------------------------------------------------------------------------------- beginning
+
+
+def test_weights_begin_with_the_variances_of_the_paper() -> None:
+    config = ConvolutionalConfig(embedding=64, width=128, kernel=3, dropout=0.25)
+    model = Convolutional(config, 997, 499)
+    kept = 0.75
+    expected = [
+        (model.source_embedding.weight, 0.1),
+        (model.target_embedding.weight, 0.1),
+        (model.source_entry.position.table.weight, 0.1),
+        (model.widen_source.weight, math.sqrt(kept / 64)),
+        (model.encoder[0].convolve.weight, math.sqrt(4 * kept / (3 * 128))),
+        (model.decoder[0].convolve.weight, math.sqrt(4 * kept / (3 * 128))),
+        (model.narrow_source.weight, math.sqrt(1 / 128)),
+        (model.decoder[0].ask.weight, math.sqrt(1 / 128)),
+        (model.decoder[0].take.weight, math.sqrt(1 / 64)),
+        (model.output.weight, math.sqrt(kept / 64)),
+    ]
+    for weight, deviation in expected:
+        assert weight.std().item() == pytest.approx(deviation, rel=0.03)
+    assert all(not one.any() for name, one in model.named_parameters() if name.endswith("bias"))
+
+
+def test_at_first_the_loss_is_that_of_guessing() -> None:
+    words = 211
+    batch = Pairs.of(*(torch.randint(4, words, (2, 13, 17)).tolist()))
+    loss = Convolutional(ConvolutionalConfig(embedding=64, width=64), words, words).eval().loss(batch)
+    assert loss.total.item() / loss.count == pytest.approx(math.log(words), abs=0.1)
+
+
+# --------------------------------------------------------------------------- padding and causality
+
+
+def log_p(model: Convolutional, source: list[int], target: list[int]) -> Tensor:
+    """Of all words at each place of one sentence, by steps over it alone: ``(T, V)``."""
+    with torch.no_grad():
+        state = model.start(Tokens.padded([[*source, EOS]]))
+        rows = []
+        for word in (BOS, *target):
+            logits, state = model.step(state, torch.tensor([word]))
+            rows.append(logits[0].log_softmax(-1))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 5])
+def test_padding_does_not_matter(kernel: int) -> None:
+    model = small(kernel=kernel).eval()
+    batch = Pairs.of(SOURCES, TARGETS, to=(11, 13))
+    for tokens in (batch.source, batch.target):
+        tokens.ids[~tokens.real] = 19  # whatever stands there
+    alone = [model.loss(Pairs.of([s], [t])).total for s, t in zip(SOURCES, TARGETS, strict=True)]
+    torch.testing.assert_close(model.loss(batch).total, sum(alone))
+    for row, one in enumerate(alone):
+        labels = torch.full_like(batch.labels, IGNORE)
+        labels[row] = batch.labels[row]
+        torch.testing.assert_close(model.loss(dataclasses.replace(batch, labels=labels)).total, one)
+
+
+def test_later_words_do_not_matter() -> None:
+    model = small().eval()
+    one, other = Pairs.of([[5, 6]], [[7, 8, 9]]), Pairs.of([[5, 6]], [[7, 8, 10]])
+    for batch in (one, other):
+        batch.labels[0] = torch.tensor([1, 1, 1, IGNORE])
+    torch.testing.assert_close(model.loss(one).total, model.loss(other).total)
+    for batch in (one, other):
+        batch.labels[0, 3] = 1
+    assert not torch.isclose(model.loss(one).total, model.loss(other).total)
+
+
+# ------------------------------------------------------------------------------------- decoding
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("changes", [{}, {"kernel": 5, "positions": "sinusoid"}, {"kernel": 1}], ids=str)
+def test_steps_are_teacher_forcing(changes: dict[str, Any], mode: Callable[[], Any]) -> None:
+    model = small(**changes).eval()
+    batch = Pairs.of(SOURCES, TARGETS)
+    nll = torch.zeros(())
+    with mode():
+        state = model.start(batch.source)
+        for place in range(batch.target.ids.shape[1]):
+            logits, state = model.step(state, batch.target.ids[:, place])
+            nll = nll + F.cross_entropy(logits, batch.labels[:, place], reduction="sum")
+    whole = model.loss(Pairs.of(SOURCES, TARGETS)).total
+    torch.testing.assert_close(nll.detach(), whole.detach(), check_dtype=False)
+
+
+def test_rows_may_repeat_vanish_and_change_places() -> None:
+    model = small().eval()
+    said: list[tuple[int, list[int]]] = [(row, []) for row in range(len(SOURCES))]
+    moves = [
+        [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3],  # three beams each, before the first word
+        [2, 0, 0, 4, 5, 3, 6, 6, 6, 11, 9, 10],  # within each
+        [0, 1, 2, 6, 7, 8, 9, 9, 10],  # one sentence is done
+        [8, 7, 1, 0, 4],  # anything at all
+        [3],
+        [0, 0],
+    ]
+    words = itertools.cycle([7, 11, 5, 13, 4, 17, 9])
+    with torch.inference_mode():
+        state = model.start(Tokens.padded([[*source, EOS] for source in SOURCES]))
+        ids = torch.full((len(SOURCES),), BOS)
+        for index in moves:
+            state = state.reorder(torch.tensor(index))
+            said = [(said[i][0], [*said[i][1]]) for i in index]
+            logits, state = model.step(state, ids[torch.tensor(index)])
+            for (source, past), row in zip(said, logits, strict=True):
+                torch.testing.assert_close(row.log_softmax(-1), log_p(model, SOURCES[source], past)[-1])
+            ids = torch.tensor([next(words) for _ in index])
+            for (_, past), word in zip(said, ids.tolist(), strict=True):
+                past.append(word)
+
+
+def test_the_source_is_copied_only_if_its_rows_change() -> None:
+    model = small().eval()
+    start = model.start(Pairs.of(SOURCES, TARGETS).source)
+    beams = start.reorder(torch.arange(4).repeat_interleave(3))
+    assert beams.source is start.source
+    assert beams.shared == 3
+    fewer = beams.reorder(torch.tensor([3, 5, 4, 11, 9, 10]))
+    assert fewer.source.lengths == (2, 3)
+    assert fewer.reorder(torch.tensor([], dtype=torch.long)).past[0].shape == (0, 2, 11)
+
+
+def test_maps_are_where_the_steps_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small().eval()
+    batch = Pairs.of(SOURCES, TARGETS)
+    maps = model.maps(batch)
+    names = dict(model.named_modules())
+    assert [names[one.name] for one in maps] == list(model.decoder)
+    used: list[Tensor] = []
+
+    def watched(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        used.append(convolutional.weights(query, key, **options))
+        return convolutional_attend(query, key, value, **options)
+
+    convolutional_attend = convolutional.attend
+    monkeypatch.setattr(convolutional, "attend", watched)
+    with torch.no_grad():
+        state = model.start(batch.source)
+        for place in range(batch.target.ids.shape[1]):
+            _, state = model.step(state, batch.target.ids[:, place])
+    assert [one.weights.shape for one in maps] == [(4, 1, 6, 8)] * 3
+    for number, found in enumerate(used):
+        place, layer = divmod(number, 3)
+        torch.testing.assert_close(found, maps[layer].weights[:, 0, place : place + 1])
+    for one in maps:
+        assert torch.equal(one.weights == 0, ~batch.source.real[:, None, None].expand(4, 1, 6, 8))
+
+
+# ------------------------------------------------------------------------------------- training
+
+
+def test_smoothing_and_dropout_are_for_training_only() -> None:
+    batch = Pairs.of(SOURCES, TARGETS)
+    model = small(dropout=0.5)
+    loss = model.loss(batch)
+    assert not torch.isclose(loss.total, loss.parts["nll"])
+    assert not torch.equal(loss.total, model.loss(batch).total)
+    loss = model.eval().loss(batch)
+    assert torch.equal(loss.total, loss.parts["nll"])
+    assert torch.equal(loss.total, model.loss(batch).total)
+
+
+def test_under_autocast_the_loss_is_near_and_gradients_are_float32() -> None:
+    model = small().float()
+    batch = Pairs.of(SOURCES, TARGETS)
+    exact = model.loss(batch).total
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model.loss(batch)
+        state = model.start(batch.source)
+        _, state = model.step(state, torch.full((4,), BOS))
+        model.step(state.reorder(torch.tensor([2, 0])), torch.tensor([5, 6]))
+    loss.total.backward()
+    assert loss.total.dtype == torch.float32
+    torch.testing.assert_close(loss.total, exact, rtol=0.02, atol=0.1)
+    assert all(one.grad is not None and one.grad.dtype == torch.float32 for one in model.parameters())
+
+
+def test_a_copy_is_the_same_model_and_its_own() -> None:
+    batch = Pairs.of(SOURCES, TARGETS)
+    for tie in ("none", "target", "all"):
+        model = small(tie=tie)
+        twin = copy.deepcopy(model)
+        torch.testing.assert_close(twin.loss(batch).total, model.loss(batch).total)
+        with torch.no_grad():
+            for parameter in twin.parameters():
+                parameter.zero_()
+        assert model.loss(batch).total.isfinite()
+        assert tie == "none" or model.output.weight is model.target_embedding.weight
+
+
+def test_it_learns_to_copy() -> None:
+    config = ConvolutionalConfig(
+        embedding=32, width=32, encoder_layers=1, decoder_layers=1, dropout=0.0, smoothing=0.0, longest=8
+    )
+    model = Convolutional(config, 12, 12)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+
+    def sentences() -> list[list[int]]:
+        return [torch.randint(4, 12, (int(n),)).tolist() for n in torch.randint(2, 7, (64,))]
+
+    for _ in range(200):
+        lines = sentences()
+        loss = model.loss(Pairs.of(lines, lines))
+        optimizer.zero_grad()
+        (loss.total / loss.count).backward()
+        optimizer.step()
+    lines = sentences()
+    with torch.inference_mode():
+        loss = model.eval().loss(Pairs.of(lines, lines))
+    assert loss.total.item() / loss.count < 0.1
+
+
+# --------------------------------------------------------------------------------- what is refused
+
+
+def test_longer_than_its_positions_is_refused() -> None:
+    model = small()
+    model.loss(Pairs.of([[5] * 16], [[6] * 16]))
+    for sides in (([[5] * 17], [[6]]), ([[5]], [[6] * 17])):
+        with pytest.raises(InputError, match=r"position 17.*0 … 16"):
+            model.loss(Pairs.of(*sides))
+    state = model.start(Tokens.padded([[5, EOS]]))
+    for _ in range(17):
+        _, state = model.step(state, torch.tensor([6]))
+    with pytest.raises(InputError, match="position 17"):
+        model.step(state, torch.tensor([6]))
+    small(positions="sinusoid").loss(Pairs.of([[5] * 40], [[6] * 40]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"kernel": 4}, "kernel=4"),
+        ({"width": 0}, "width=0"),
+        ({"longest": 0}, "longest=0"),
+        ({"dropout": 1.0}, "dropout=1.0"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        dataclasses.replace(SMALL, **changes)
+
+
+def test_tying_all_needs_one_vocabulary() -> None:
+    with pytest.raises(ValueError, match=r"23 source words and 29 target words"):
+        Convolutional(dataclasses.replace(SMALL, tie="all"), SOURCE, TARGET)
+
+
+def test_packed_tokens_are_refused() -> None:
+    model, packed = small(), Pairs.of(SOURCES, TARGETS, packed=True)
+    for refused in (model.loss, model.maps, lambda batch: model.start(batch.source)):
+        with pytest.raises(ValueError, match="padded"):
+            refused(packed)

@@ -1,0 +1,696 @@
+"""The recurrent encoder-decoders: by hand, beside a naive reading of the papers, and against themselves."""
+
+import dataclasses
+import doctest
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor, nn
+
+from jumok.batch import BOS, EOS, IGNORE, Pairs, Tokens
+from jumok.models import lookup, seq2seq
+from jumok.models.lookup import Lookup
+from jumok.models.recurrent import Steps, read, recurrent, reversed_within, run
+from jumok.models.seq2seq import Seq2Seq, Seq2SeqConfig
+
+SOURCE, TARGET = 11, 13  # vocabularies
+EXACT = {"rtol": 1e-9, "atol": 1e-9}
+
+SOURCES = [[4, 9, 5], [7], [10, 6]]
+TARGETS = [[5, 12], [4, 8, 11, 6, 10], [9]]  # the second is longer than its source
+
+SUTSKEVER = Seq2SeqConfig(
+    cell="lstm",
+    layers=2,
+    bidirectional=False,
+    reverse=True,
+    attention=None,
+    input_feeding=False,
+    readout="plain",
+)
+CHO = Seq2SeqConfig(bidirectional=False, attention=None)
+BAHDANAU = Seq2SeqConfig()
+LUONG = Seq2SeqConfig(
+    cell="lstm", layers=2, bidirectional=False, score="general", query="current", readout="tanh"
+)
+FAMILIES = {"sutskever": SUTSKEVER, "cho": CHO, "bahdanau": BAHDANAU, "luong": LUONG}
+
+
+def small(config: Seq2SeqConfig, **changes: Any) -> Seq2SeqConfig:
+    return dataclasses.replace(config, width=5, embedding=3, window=1, dropout=0.0, **changes)
+
+
+def combinations() -> Iterator[Seq2SeqConfig]:
+    """Every cell, reach, score, query and feeding; the other choices take turns."""
+    turn = itertools.count()
+
+    def one(**chosen: Any) -> Seq2SeqConfig:
+        n = next(turn)
+        both = n % 3 != 0 and chosen.get("score") != "dot"
+        plain = chosen["attention"] is None or (chosen["query"] == "previous" and chosen["input_feeding"])
+        readouts = ["maxout", "tanh", "plain"] if plain else ["maxout", "tanh"]
+        readout = readouts[n // 2 % len(readouts)]
+        more = {"layers": 1 + n % 2, "readout": readout, "tied": readout != "plain" and n % 5 == 0}
+        return small(BAHDANAU, bidirectional=both, reverse=not both and n % 2 == 0, **more, **chosen)
+
+    for cell, feeding in itertools.product(("gru", "lstm"), (True, False)):
+        for _ in range(5):
+            yield one(cell=cell, attention=None, input_feeding=feeding)
+        for reach, query in itertools.product(("global", "local-m", "local-p"), ("previous", "current")):
+            for score in ("dot", "scaled-dot", "general", "additive", "concat"):
+                yield one(cell=cell, attention=reach, score=score, query=query, input_feeding=feeding)
+
+
+def title(config: Seq2SeqConfig) -> str:
+    parts = [config.cell, config.attention or "fixed", config.score, config.query]
+    parts += [name for name in ("input_feeding", "bidirectional", "reverse", "tied") if getattr(config, name)]
+    return "-".join([*parts, config.readout, str(config.layers)])
+
+
+ALL = list(combinations())
+# Beside the naive one, which is slow: all of the global ones, and of the local ones each with one score.
+SOME = [c for n, c in enumerate(ALL) if c.attention in (None, "global") or n % 5 == n // 5 % 5]
+
+
+def made(config: Seq2SeqConfig) -> Seq2Seq:
+    model = Seq2Seq(config, SOURCE, TARGET).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))  # biases are not zero, scores not nearly equal
+    return model
+
+
+@pytest.fixture
+def batch() -> Pairs:
+    return Pairs.of(SOURCES, TARGETS)
+
+
+def told(model: Seq2Seq, batch: Pairs) -> Tensor:
+    """The logits of all steps, ``(B, T, V)``, of a model that is told the target."""
+    words = model.target_embedding(batch.target.ids)
+    _, readouts, _ = model.decoder(words, model.start(batch.source))
+    return model.generator(readouts)
+
+
+def test_the_grid_is_what_it_says() -> None:
+    assert len(ALL) == len(set(ALL)) == 2 * 2 * (5 + 3 * 2 * 5)
+    for field in ("cell", "layers", "bidirectional", "reverse", "readout", "tied", "query", "score"):
+        assert len({getattr(config, field) for config in SOME}) == len({getattr(c, field) for c in ALL}) > 1
+    local = {(c.cell, c.attention, c.query, c.input_feeding) for c in SOME}
+    assert len(local) >= 2 * 3 * 2 * 2
+
+
+def test_the_docstrings_are_right() -> None:
+    for module in (lookup, seq2seq):
+        found = doctest.testmod(module, extraglobs={"BOS": BOS})
+        assert found.attempted > 3
+        assert found.failed == 0
+
+
+# ------------------------------------------------------------------------------------------- by hand
+
+
+def zeroed(config: Seq2SeqConfig, words: dict[int, list[float]], said: list[float]) -> Seq2Seq:
+    """All zero, but embeddings of some source words and of BOS; and each cell's n is tanh of its input.
+
+    With gates of ½, a state is then halfway between the one before and n = tanh(x).
+    """
+    model = Seq2Seq(config, 5, 5).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        for word, embedding in words.items():
+            model.source_embedding.weight[word] = torch.tensor(embedding)
+        model.target_embedding.weight[BOS] = torch.tensor(said)
+        for rnn in (model.encoder, model.decoder.cells):
+            rnn.weight_ih_l0[4:6, :2] = torch.eye(2)  # rows of r, z and n, of two units each
+    return model
+
+
+LN2, LN3 = math.log(2), math.log(3)  # tanh(ln 2) = 0.6, tanh(ln 3) = 0.8, tanh(ln 3 / 2) = 0.5
+WORD = 4
+HAND = Seq2SeqConfig(width=2, embedding=2, bidirectional=False, dropout=0.0)
+
+
+def test_a_step_of_luong_by_hand() -> None:
+    # The encoder, from (0, 0): WORD is (ln 3, 0), so h̄_1 = ½ (0.8, 0) = (0.4, 0);
+    #                           EOS is (0, ln 3), so h̄_2 = ½ (0, 0.8) + ½ (0.4, 0) = (0.2, 0.4).
+    # The decoder goes on from there with BOS, (ln 3, 0): h_1 = ½ (0.8, 0) + ½ (0.2, 0.4) = (0.5, 0.2).
+    # h_1 · h̄_1 = 0.2 and h_1 · h̄_2 = 0.18; times 50 ln 3 they differ by ln 3: the weights are ¾ and ¼.
+    # c = ¾ (0.4, 0) + ¼ (0.2, 0.4) = (0.35, 0.1).
+    # W_c [h; c] = (c_1 ln 3 / 0.35, h_2 ln 2 / 0.2), so h̃ = (0.8, 0.6).
+    # The generator says 5 h̃_1 = 4 for WORD, 10 h̃_2 = 6 for UNK.
+    config = dataclasses.replace(HAND, score="general", query="current", readout="tanh")
+    model = zeroed(config, {WORD: [LN3, 0], EOS: [0, LN3]}, said=[LN3, 0])
+    with torch.no_grad():
+        model.decoder.attention.score.key.weight.copy_(50 * LN3 * torch.eye(2))
+        model.decoder.readout.state.weight.copy_(torch.tensor([[0, 0, LN3 / 0.35, 0], [0, LN2 / 0.2, 0, 0]]))
+        model.generator.weight.copy_(torch.tensor([[0, 0], [0, 10], [0, 0], [0, 0], [5, 0]]))
+    batch = Pairs.of([[WORD]], [[]])
+    logits, state = model.step(model.start(batch.source), torch.tensor([BOS]))
+    torch.testing.assert_close(logits, torch.tensor([[0, 6, 0, 0, 4.0]]).double())
+    torch.testing.assert_close(state.hidden[0], torch.tensor([[[0.5, 0.2]]]).double())
+    torch.testing.assert_close(state.fed, torch.tensor([[0.8, 0.6]]).double())
+    torch.testing.assert_close(model.maps(batch)[0].weights, torch.tensor([[[[0.75, 0.25]]]]).double())
+    # The only label is EOS, with the logit 0.
+    loss = model.loss(batch)
+    assert loss.total.item() == pytest.approx(math.log(3 + math.exp(6) + math.exp(4)))
+    assert loss.count == 1
+
+
+def test_a_step_of_bahdanau_by_hand() -> None:
+    # The encoder as above: h̄_1 = (0.4, 0), h̄_2 = s_0 = (0.2, 0.4).
+    # The first row of U h̄_j is h̄_j1 ln 3 / 0.4: ln 3 and ln 3 / 2, with tanh 0.8 and 0.5. With
+    # v = (ln 4 / 0.3, 0) the scores differ by ln 4: the weights are 0.8 and 0.2.
+    # c_1 = 0.8 (0.4, 0) + 0.2 (0.2, 0.4) = (0.36, 0.08).
+    # The cell's n = tanh(c_1 · (ln 3 / 0.36), c_2 · (ln 2 / 0.08)) = (0.8, 0.6), since BOS is (0, 0):
+    # s_1 = ½ (0.8, 0.6) + ½ (0.2, 0.4) = (0.5, 0.5).
+    # Readout: the larger one of 2 s_1 = 1 and 25 c_2 = 2 is 2. The generator says three times that for WORD.
+    model = zeroed(HAND, {WORD: [LN3, 0], EOS: [0, LN3]}, said=[0, 0])
+    with torch.no_grad():
+        score = model.decoder.attention.score
+        score.key.weight[0, 0] = LN3 / 0.4
+        score.v[0] = math.log(4) / 0.3
+        model.decoder.cells.weight_ih_l0[4, 2] = LN3 / 0.36
+        model.decoder.cells.weight_ih_l0[5, 3] = LN2 / 0.08
+        model.decoder.readout.state.weight.copy_(torch.tensor([[2, 0, 0, 0], [0, 0, 0, 25.0]]))
+        model.generator.weight[WORD] = 3
+    batch = Pairs.of([[WORD]], [[]])
+    logits, state = model.step(model.start(batch.source), torch.tensor([BOS]))
+    torch.testing.assert_close(logits, torch.tensor([[0, 0, 0, 0, 6.0]]).double())
+    torch.testing.assert_close(state.hidden[0], torch.tensor([[[0.5, 0.5]]]).double())
+    torch.testing.assert_close(model.maps(batch)[0].weights, torch.tensor([[[[0.8, 0.2]]]]).double())
+
+
+def test_a_fixed_context_by_hand() -> None:
+    # Read in reverse, EOS comes first: (0, 0.4), then WORD: ½ (0.8, 0) + ½ (0, 0.4) = (0.4, 0.2) = s_0.
+    # BOS is (0, ln 2): s_1 = ½ (0, 0.6) + ½ (0.4, 0.2) = (0.2, 0.4). UNK and WORD get 10 s_1.
+    config = dataclasses.replace(HAND, attention=None, input_feeding=False, readout="plain", reverse=True)
+    model = zeroed(config, {WORD: [LN3, 0], EOS: [0, LN3]}, said=[0, LN2])
+    with torch.no_grad():
+        model.generator.weight[1, 0] = model.generator.weight[WORD, 1] = 10
+    logits, _ = model.step(model.start(Tokens.padded([[WORD, EOS]])), torch.tensor([BOS]))
+    torch.testing.assert_close(logits, torch.tensor([[0, 2, 0, 0, 4.0]]).double())
+
+
+def test_local_windows_by_hand() -> None:
+    # All scores are equal. Step t sees those of the words t − 1 … t + 1 that are there; past the end, the
+    # last two.
+    look = Lookup("local-m", "general", width=2, annotation=3, window=1)
+    source = look.prepare(torch.zeros(2, 4, 3), *padding([4, 2]))
+    weights = look.weights(torch.zeros(2, 6, 2), source).detach()
+    half, third = 1 / 2, 1 / 3
+    long = [[half, half, 0, 0], [third, third, third, 0], [0, third, third, third], *[[0, 0, half, half]] * 3]
+    torch.testing.assert_close(weights, torch.tensor([long, [[half, half, 0, 0]] * 6]))
+    # Without padding it is the same, and asked one by one, with the number of the step.
+    torch.testing.assert_close(
+        look.weights(torch.zeros(1, 6, 2), look.prepare(torch.zeros(1, 4, 3))), weights[:1]
+    )
+    for t in range(6):
+        torch.testing.assert_close(look.weights(torch.zeros(2, 1, 2), source, t), weights[:, t : t + 1])
+
+
+def test_a_predicted_window_by_hand() -> None:
+    # v · tanh(W q) = 0, so p is in the middle: 2 of 4 words, 1 of 2. D = 2, so σ = 1: the bell is 1 at p,
+    # e^−½ one word away, e^−2 two. The softmax of equal scores is ¼ for four words in reach, ½ for two.
+    look = Lookup("local-p", "general", width=2, annotation=3, window=2)
+    nn.init.zeros_(look.place[2].weight)
+    source = look.prepare(torch.zeros(2, 4, 3), *padding([4, 2]))
+    one, two = math.exp(-1 / 2), math.exp(-2)
+    expected = [[[two / 4, one / 4, 1 / 4, one / 4]], [[one / 2, 1 / 2, 0, 0]]]
+    torch.testing.assert_close(look.weights(torch.ones(2, 1, 2), source).detach(), torch.tensor(expected))
+
+
+def padding(lengths: list[int]) -> tuple[Any, Tensor]:
+    return Tokens.padded([[1] * n for n in lengths]).mask, torch.tensor(lengths)
+
+
+# ---------------------------------------------------------------------- beside a naive reading of the papers
+
+
+class Naive:
+    """One sentence at a time, one vector at a time, without padding: the papers' equations as they stand."""
+
+    def __init__(self, model: Seq2Seq) -> None:
+        self.config = model.config
+        self.p = dict(model.named_parameters(remove_duplicate=False))
+
+    def cell(self, name: str, suffix: str, x: Tensor, hidden: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        w, u, b, d = (
+            self.p[f"{name}.{kind}_{suffix}"] for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        )
+        h = hidden[0]
+        if self.config.cell == "gru":
+            wr, wz, wn = (w @ x + b).chunk(3)
+            ur, uz, un = (u @ h + d).chunk(3)
+            r, z = torch.sigmoid(wr + ur), torch.sigmoid(wz + uz)
+            n = torch.tanh(wn + r * un)
+            return ((1 - z) * n + z * h,)
+        i, f, g, o = (w @ x + b + u @ h + d).chunk(4)
+        c = torch.sigmoid(f) * hidden[1] + torch.sigmoid(i) * torch.tanh(g)
+        return torch.sigmoid(o) * torch.tanh(c), c
+
+    def encode(self, source: list[int]) -> tuple[list[Tensor], list[tuple[Tensor, ...]], Tensor]:
+        """Annotations, the decoder's first hidden state by layer, and the last state of all."""
+        config = self.config
+        zero = (torch.zeros(config.width, dtype=torch.float64),) * (1 if config.cell == "gru" else 2)
+        xs = [self.p["source_embedding.weight"][word] for word in source]
+        if config.reverse:
+            xs = xs[::-1]
+        lasts = []
+        for layer in range(config.layers):
+            forward, hidden = [], zero
+            for x in xs:
+                hidden = self.cell("encoder", f"l{layer}", x, hidden)
+                forward.append(hidden[0])
+            lasts.append(hidden)
+            if config.bidirectional:
+                backward, hidden = [], zero
+                for x in xs[::-1]:
+                    hidden = self.cell("encoder", f"l{layer}_reverse", x, hidden)
+                    backward.insert(0, hidden[0])
+                forward = [torch.cat(pair) for pair in zip(forward, backward, strict=True)]
+            xs = forward
+        if not config.bidirectional:
+            return xs[::-1] if config.reverse else xs, lasts, lasts[-1][0]
+        last = torch.cat([lasts[-1][0], hidden[0]])
+        first = torch.tanh(self.p["bridge.weight"] @ last + self.p["bridge.bias"])
+        parts = [part.split(config.width) for part in first.chunk(len(zero))]
+        return xs, list(zip(*parts, strict=True)), last
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        p = {name.removeprefix("decoder.attention."): x for name, x in self.p.items()}
+        match self.config.score:
+            case "dot":
+                return q @ k
+            case "scaled-dot":
+                return (p["query.weight"] @ q) @ (p["key.weight"] @ k) / math.sqrt(self.config.width)
+            case "general":
+                return q @ p["score.key.weight"] @ k
+            case "additive":
+                return p["score.v"] @ torch.tanh(p["score.query.weight"] @ q + p["score.key.weight"] @ k)
+            case "concat":
+                return p["score.v"] @ torch.tanh(p["score.both.weight"] @ torch.cat([q, k]))
+
+    def attend(self, q: Tensor, annotations: list[Tensor], t: int) -> tuple[Tensor, Tensor]:
+        d, words = self.config.window, len(annotations)
+        places, centre = range(words), torch.tensor(0.0)
+        if self.config.attention == "local-m":
+            centre = torch.tensor(float(min(t, words - 1)))
+        if self.config.attention == "local-p":
+            w, v = self.p["decoder.attention.place.0.weight"], self.p["decoder.attention.place.2.weight"]
+            centre = words * torch.sigmoid(v @ torch.tanh(w @ q))[0]
+        if self.config.attention != "global":
+            places = [j for j in places if abs(j - centre.item()) <= d]
+        exps = {j: torch.exp(self.score(q, annotations[j])) for j in places}
+        weights = [exps[j] / sum(exps.values()) if j in exps else 0 * q.sum() for j in range(words)]
+        if self.config.attention == "local-p":
+            weights = [
+                a * torch.exp(-((j - centre) ** 2) / (2 * (d / 2) ** 2)) for j, a in enumerate(weights)
+            ]
+        return sum(a * h for a, h in zip(weights, annotations, strict=True)), torch.stack(weights)
+
+    def readout(self, state: Tensor, context: Tensor | None, y: Tensor) -> Tensor:
+        if self.config.readout == "plain":
+            return state
+        x = self.p["decoder.readout.state.weight"] @ (
+            state if context is None else torch.cat([state, context])
+        )
+        if self.config.readout == "tanh":
+            return torch.tanh(x)
+        x = x + self.p["decoder.readout.word.weight"] @ y + self.p["decoder.readout.word.bias"]
+        half = len(x) // 2
+        return torch.stack([torch.max(x[i], x[i + half]) for i in range(half)])
+
+    def __call__(self, source: list[int], target: list[int]) -> tuple[Tensor, list[Tensor]]:
+        """The loss of one pair, and where each step looked."""
+        config = self.config
+        annotations, hidden, last = self.encode([*source, EOS])
+        previous = torch.zeros(len(self.p["generator.weight"][0]), dtype=torch.float64)  # h̃
+        loss, maps = torch.zeros((), dtype=torch.float64), []
+        for t, (said, label) in enumerate(zip([BOS, *target], [*target, EOS], strict=True)):
+            y = self.p["target_embedding.weight"][said]
+            context = last if config.attention is None and config.input_feeding else None
+            if config.attention is not None and config.query == "previous":
+                context, weights = self.attend(hidden[-1][0], annotations, t)
+                maps.append(weights)
+            x = y
+            if config.input_feeding:
+                late = config.attention is not None and config.query == "current"
+                x = torch.cat([y, previous if late else context])
+            after = []
+            for layer in range(config.layers):
+                after.append(self.cell("decoder.cells", f"l{layer}", x, hidden[layer]))
+                x = after[-1][0]
+            hidden = after
+            if config.attention is not None and config.query == "current":
+                context, weights = self.attend(hidden[-1][0], annotations, t)
+                maps.append(weights)
+            previous = self.readout(hidden[-1][0], context, y)
+            logits = self.p["generator.weight"] @ previous + self.p["generator.bias"]
+            loss = loss + logits.exp().sum().log() - logits[label]
+        return loss, maps
+
+
+@pytest.mark.parametrize("config", SOME, ids=title)
+def test_loss_gradients_and_maps_are_those_of_the_papers(config: Seq2SeqConfig, batch: Pairs) -> None:
+    model = made(config)
+    parameters = dict(model.named_parameters())
+    naive = Naive(model)
+    losses, maps = zip(*(naive(*pair) for pair in zip(SOURCES, TARGETS, strict=True)), strict=True)
+    ours = model.loss(batch)
+    torch.testing.assert_close(ours.total, sum(losses), **EXACT)
+    assert ours.count == sum(len(target) + 1 for target in TARGETS)
+    mine, theirs = (torch.autograd.grad(x, list(parameters.values())) for x in (ours.total, sum(losses)))
+    for name, a, b in zip(parameters, mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, **EXACT, msg=lambda text, name=name: f"{name}: {text}")
+    found = model.maps(batch)
+    assert len(found) == (config.attention is not None)
+    for row, expected in enumerate(maps if found else ()):
+        weights = found[0].weights[row, 0]
+        steps, words = len(TARGETS[row]) + 1, len(SOURCES[row]) + 1
+        torch.testing.assert_close(weights[:steps, :words], torch.stack(expected), **EXACT)
+        assert not weights[steps:].any()
+        assert not weights[:, words:].any()
+
+
+# ------------------------------------------------------------------------------------- against itself
+
+
+@pytest.mark.parametrize("config", ALL, ids=title)
+@torch.no_grad()
+def test_step_by_step_it_says_and_sees_the_same(config: Seq2SeqConfig, batch: Pairs) -> None:
+    model = made(config)
+    expected = told(model, batch)
+    seen: list[Tensor] = []
+    if model.decoder.attention is not None:
+        model.decoder.attention.register_forward_pre_hook(lambda m, given: seen.append(m.weights(*given)))
+    state = model.start(batch.source)
+    for t, ids in enumerate(batch.target.ids.unbind(1)):
+        logits, state = model.step(state, ids)
+        assert logits.shape == (len(SOURCES), TARGET)
+        torch.testing.assert_close(logits, expected[:, t], **EXACT)
+    real = batch.target.real
+    for found in model.maps(batch):
+        assert found.name in dict(model.named_modules())
+        assert found.weights.shape == (
+            len(SOURCES),
+            1,
+            *batch.target.ids.shape[1:],
+            batch.source.ids.shape[1],
+        )
+        steps = torch.stack([one.squeeze(1) for one in seen[: real.shape[1]]], 1)
+        torch.testing.assert_close(found.weights[:, 0], steps * real[..., None], **EXACT)
+        sums = found.weights[:, 0].sum(-1)[real]
+        if config.attention == "local-p":
+            assert ((sums > 0) & (sums < 1)).all()
+        else:
+            torch.testing.assert_close(sums, torch.ones_like(sums))
+
+
+@pytest.mark.parametrize("config", ALL, ids=title)
+@torch.no_grad()
+def test_rows_can_be_repeated_dropped_and_permuted(config: Seq2SeqConfig, batch: Pairs) -> None:
+    model = made(config)
+    ids = batch.target.ids
+    state = model.start(batch.source)
+    for t in range(2):
+        _, state = model.step(state, ids[:, t])
+    index = torch.tensor([2, 0, 2, 1, 1])
+    expected, after = model.step(state, ids[:, 2])
+    again, moved = model.step(state.reorder(index), ids[index, 2])
+    torch.testing.assert_close(again, expected[index], **EXACT)
+    first, last = after.reorder(torch.tensor([1])), moved.reorder(torch.tensor([3]))
+    torch.testing.assert_close(model.step(first, ids[1:2, 3])[0], model.step(last, ids[1:2, 3])[0], **EXACT)
+    # The state that was there before is as it was.
+    torch.testing.assert_close(model.step(state, ids[:, 2])[0], expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
+def test_padding_is_never_read(config: Seq2SeqConfig, batch: Pairs) -> None:
+    model = made(small(config))
+    wide = Pairs.of(SOURCES, TARGETS, to=(9, 11))
+    wide.source.ids[~wide.source.real] = 8
+    wide.target.ids[~wide.target.real] = 8
+    total = model.loss(batch).total
+    torch.testing.assert_close(model.loss(wide).total, total, **EXACT)
+    alone = [model.loss(Pairs.of([s], [t])).total for s, t in zip(SOURCES, TARGETS, strict=True)]
+    torch.testing.assert_close(torch.stack(alone).sum(), total, **EXACT)
+    for one, other in zip(model.maps(wide), model.maps(batch), strict=True):
+        steps, words = other.weights.shape[2:]
+        torch.testing.assert_close(one.weights[:, :, :steps, :words], other.weights, **EXACT)
+
+
+@pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
+def test_smoothing_and_dropout_are_for_training(config: Seq2SeqConfig, batch: Pairs) -> None:
+    changed = dataclasses.replace(small(config), smoothing=0.3)
+    model = made(changed)
+    loss, logits = model.loss(batch), told(model, batch)
+    flat = logits.flatten(0, 1), batch.labels.flatten()
+    entropy = nn.CrossEntropyLoss(ignore_index=IGNORE, reduction="sum")
+    torch.testing.assert_close(loss.total, entropy(*flat), **EXACT)
+    smoothed = model.train().loss(batch)
+    entropy.label_smoothing = 0.3
+    torch.testing.assert_close(smoothed.total, entropy(*flat), **EXACT)
+    torch.testing.assert_close(smoothed.parts["nll"], loss.total.detach(), **EXACT)
+    assert not smoothed.parts["nll"].requires_grad
+    noisy = Seq2Seq(dataclasses.replace(changed, dropout=0.5, layers=2), SOURCE, TARGET)
+    assert noisy.loss(batch).total != noisy.loss(batch).total
+    assert noisy.eval().loss(batch).total == noisy.loss(batch).total
+
+
+def test_nothing_stays_on_the_module(batch: Pairs) -> None:
+    model = made(small(LUONG))
+    before = {name: set(vars(module)) for name, module in model.named_modules()}
+    state = model.start(batch.source)
+    model.step(state, batch.target.ids[:, 0])
+    model.loss(batch)
+    model.maps(batch)
+    assert before == {name: set(vars(module)) for name, module in model.named_modules()}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        state.said = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
+def test_bfloat16_autocast_comes_close(config: Seq2SeqConfig, batch: Pairs) -> None:
+    model = made(small(config)).float()
+    expected = model.loss(batch).total
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model.loss(batch).total
+        state = model.start(batch.source)
+        for ids in batch.target.ids.unbind(1)[:2]:
+            logits, state = model.step(state.reorder(torch.arange(3)), ids)
+    assert logits.isfinite().all()
+    torch.testing.assert_close(loss, expected, rtol=0.02, atol=0)
+    loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_it_learns_to_reverse() -> None:
+    torch.manual_seed(3)
+    sources = [torch.randint(4, 10, (n,)).tolist() for n in range(1, 7) for _ in range(8)]
+    batch = Pairs.of(sources, [source[::-1] for source in sources])
+    model = Seq2Seq(Seq2SeqConfig(width=32, embedding=16, dropout=0.0), 10, 10)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(100):
+        optimizer.zero_grad()
+        loss = model.loss(batch)
+        (loss.total / loss.count).backward()
+        optimizer.step()
+    assert loss.total / loss.count < 0.05
+    with torch.no_grad():
+        state, ids, said = model.start(batch.source), torch.full((len(sources),), BOS), []
+        for _ in range(7):
+            logits, state = model.step(state, ids)
+            ids = logits.argmax(-1)
+            said.append(ids)
+    for row, source in zip(torch.stack(said, 1).tolist(), sources, strict=True):
+        assert row[: len(source) + 1] == [*source[::-1], EOS]
+    # It looks where the word is: for label t at the t-th word from the end.
+    weights = model.maps(batch)[0].weights[:, 0]
+    right = [weights[b, t].argmax() == len(s) - 1 - t for b, s in enumerate(sources) for t in range(len(s))]
+    assert sum(right) > 0.8 * len(right)
+
+
+# ------------------------------------------------------------------------------------ recurrent layers
+
+CELLS = ["gru", "lstm"]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_steps_are_the_whole_sentence_word_by_word(cell: Any) -> None:
+    rnn = recurrent(cell, inputs=7, width=5, layers=3).double()
+    x, y = torch.randn(2, 11, 3).double(), torch.randn(2, 11, 4).double()
+    hidden = tuple(torch.randn(3, 2, 5).double() for _ in range(1 if cell == "gru" else 2))
+    states, after = run(rnn, torch.cat([x, y], -1), hidden)
+    steps, tops = Steps(rnn, known=3), []
+    now = list(zip(*(part.unbind(0) for part in hidden), strict=True))
+    for gates, fed in zip(steps.prepare(x).unbind(1), y.unbind(1), strict=True):
+        now = steps(gates, fed, now)
+        tops.append(now[-1][0])
+    torch.testing.assert_close(torch.stack(tops, 1), states, **EXACT)
+    for mine, theirs in zip(zip(*now, strict=True), after, strict=True):
+        torch.testing.assert_close(torch.stack(mine), theirs, **EXACT)
+    slope = torch.randn_like(states)
+    mine, theirs = (
+        torch.autograd.grad((out * slope).sum(), list(rnn.parameters()))
+        for out in (torch.stack(tops, 1), states)
+    )
+    torch.testing.assert_close(mine, theirs, **EXACT)
+
+
+def test_dropout_between_layers_is_there_step_by_step_too() -> None:
+    rnn = recurrent("gru", inputs=3, width=5, layers=2, dropout=0.9)
+    hidden = [(torch.ones(2, 5),)] * 2
+    fed, gates = torch.ones(2, 3), torch.zeros(2, 15)
+    assert not torch.equal(Steps(rnn, 0)(gates, fed, hidden)[1][0], Steps(rnn, 0)(gates, fed, hidden)[1][0])
+    rnn.eval()
+    assert torch.equal(Steps(rnn, 0)(gates, fed, hidden)[1][0], Steps(rnn, 0)(gates, fed, hidden)[1][0])
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("cell", CELLS)
+def test_sentences_are_read_as_if_alone(cell: Any, bidirectional: bool) -> None:
+    rnn = recurrent(cell, inputs=3, width=5, layers=2, bidirectional=bidirectional).double()
+    lengths = [2, 7, 1, 4, 1, 3]  # sorting these and undoing that are different permutations
+    x = torch.randn(len(lengths), 7, 3).double()
+    states, hidden = read(rnn, x, lengths)
+    for row, n in enumerate(lengths):
+        alone, last = read(rnn, x[row : row + 1, :n], [n])
+        torch.testing.assert_close(states[row, :n], alone[0], **EXACT)
+        assert not states[row, n:].any()
+        for mine, theirs in zip(hidden, last, strict=True):
+            torch.testing.assert_close(mine[:, row], theirs[:, 0], **EXACT)
+
+
+def test_rows_are_reversed_within_their_lengths() -> None:
+    x = torch.tensor([[1, 2, 3], [4, 5, 0], [6, 0, 0]])[..., None]
+    assert reversed_within(x, torch.tensor([3, 2, 1]))[..., 0].tolist() == [[3, 2, 1], [5, 4, 0], [6, 0, 0]]
+    assert reversed_within(x, None)[..., 0].tolist() == [[3, 2, 1], [0, 5, 4], [0, 0, 6]]
+
+
+def test_layers_start_orthogonal_and_an_lstm_remembering() -> None:
+    rnn = recurrent("lstm", inputs=3, width=5, layers=2, bidirectional=True)
+    for gate in rnn.weight_hh_l1_reverse.split(5):
+        torch.testing.assert_close(gate @ gate.t(), torch.eye(5), rtol=0, atol=1e-5)
+    assert (rnn.bias_ih_l0 + rnn.bias_hh_l0).tolist() == [0.0] * 5 + [1.0] * 5 + [0.0] * 10
+
+
+# -------------------------------------------------------------------------------------------- choices
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"width": 0}, "width=0"),
+        ({"layers": -1}, "layers=-1"),
+        ({"window": 0}, "window=0"),
+        ({"dropout": 1.0}, "dropout=1.0"),
+        ({"smoothing": -0.1}, "smoothing=-0.1"),
+        ({"reverse": True}, "both ways"),
+        ({"score": "dot"}, "score='general'"),
+        ({"query": "current", "readout": "plain"}, "readout='tanh'"),
+        ({"input_feeding": False, "readout": "plain"}, "readout='tanh'"),
+        ({"tied": True, "width": 5, "readout": "plain"}, "make them equal"),
+    ],
+)
+def test_choices_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Seq2SeqConfig(**changes)
+    with pytest.raises(ValidationError, match=message):
+        TypeAdapter(Seq2SeqConfig).validate_python(changes)
+
+
+def test_a_recipe_can_hold_the_choices() -> None:
+    adapter = TypeAdapter(Seq2SeqConfig)
+    for config in (*FAMILIES.values(), *ALL):
+        assert adapter.validate_python(dataclasses.asdict(config)) == config
+    for wrong in (
+        {"cells": "gru"},
+        {"cell": "rnn"},
+        {"width": "wide"},
+        {"attention": "local"},
+        {"kind": "other"},
+    ):
+        with pytest.raises(ValidationError):
+            adapter.validate_python(wrong)
+
+
+def test_tied_weights_are_one() -> None:
+    model = Seq2Seq(small(BAHDANAU, tied=True), SOURCE, TARGET)
+    assert model.generator.weight is model.target_embedding.weight
+    assert model.source_embedding.weight.shape == (SOURCE, 3)
+
+
+def test_what_cannot_be_read_is_refused() -> None:
+    model = made(small(BAHDANAU))
+    with pytest.raises(ValueError, match="packed=False"):
+        model.loss(Pairs.of(SOURCES, TARGETS, packed=True))
+    for empty in (Tokens.padded([[5], []]), Tokens.padded([])):
+        with pytest.raises(ValueError, match="at least one token"):
+            model.start(empty)
+
+
+def test_one_word_to_one_word() -> None:
+    for config in FAMILIES.values():
+        loss = made(small(config)).loss(Pairs.of([[]], [[]]))
+        assert loss.count == 1
+        assert loss.total.isfinite()
+
+
+# --------------------------------------------------------------------------------------------- on a GPU
+
+
+def gpu_loss(model: Seq2Seq, batch: Pairs) -> list[Tensor]:
+    total = model.loss(batch).total
+    return [total.detach(), *torch.autograd.grad(total, list(model.parameters()))]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", SOME, ids=title)
+def test_the_gpu_says_the_same(config: Seq2SeqConfig, batch: Pairs) -> None:
+    model = made(config).float()
+    expected = gpu_loss(model, batch)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        found = gpu_loss(model.cuda(), batch.to("cuda"))
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
+def test_the_gpu_is_never_waited_for(config: Seq2SeqConfig, batch: Pairs) -> None:
+    model = Seq2Seq(small(config), SOURCE, TARGET).cuda()
+    batch = batch.to("cuda")
+    gpu_loss(model, batch)  # kernels are compiled and tuned
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.autocast("cuda", torch.bfloat16):
+            gpu_loss(model, batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [BAHDANAU, LUONG], ids=["bahdanau", "luong"])
+def test_a_batch_without_padding_is_captured_in_a_cuda_graph(config: Seq2SeqConfig) -> None:
+    model = Seq2Seq(small(config), SOURCE, TARGET).cuda()
+    batch = Pairs.of([[4, 5, 6]] * 3, [[7, 8]] * 3).to("cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            gpu_loss(model, batch)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = gpu_loss(model, batch)
+    batch.source.ids.copy_(torch.randint(4, SOURCE, batch.source.ids.shape))
+    graph.replay()
+    for mine, theirs in zip(captured, gpu_loss(model, batch), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)

@@ -1,0 +1,529 @@
+"""The Transformer beside PyTorch's own layers, and each way through it beside the others."""
+
+import copy
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from jumok.attention.heads import MultiHead
+from jumok.attention.positions import Sinusoid
+from jumok.batch import BOS, IGNORE, Pairs, Tokens
+from jumok.models.sharing import sources_after
+from jumok.models.transformer import FeedForward, Join, Transformer, TransformerConfig
+
+SOURCE, TARGET = 23, 29  # words
+SMALL = TransformerConfig(
+    width=14, heads=2, feed_forward=19, encoder_layers=2, decoder_layers=3, dropout=0.0, smoothing=0.1
+)
+SOURCES = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17]]
+TARGETS = [[4, 5], [6, 7, 8, 9, 10], [11], [12, 13, 14]]
+
+
+def small(seed: int = 0, **changes: Any) -> Transformer:
+    torch.manual_seed(seed)
+    config = dataclasses.replace(SMALL, **changes)
+    model = Transformer(config, TARGET if config.tie == "all" else SOURCE, TARGET).double()
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and norms too, which begin at 0 and 1
+            parameter += 0.3 * torch.randn_like(parameter)
+    return model
+
+
+def log_p(model: Transformer, source: list[int], target: list[int]) -> Tensor:
+    """The log-probabilities of all words at each place of one sentence alone, as in the loss: ``(T, V)``."""
+    hidden: list[Tensor] = []
+    hook = model.output.register_forward_pre_hook(lambda _, args: hidden.append(args[0]))
+    model.loss(Pairs.of([source], [target]))
+    hook.remove()
+    return model.output.logits(hidden[0]).detach().log_softmax(-1)
+
+
+def each_label(model: Transformer, batch: Pairs) -> Tensor:
+    """What each label that counts costs, in order."""
+    costs = []
+    for place in (batch.labels.flatten() != IGNORE).nonzero()[:, 0]:
+        labels = torch.full_like(batch.labels, IGNORE)
+        labels.view(-1)[place] = batch.labels.view(-1)[place]
+        costs.append(model.loss(dataclasses.replace(batch, labels=labels)).parts["nll"])
+    return torch.stack(costs)
+
+
+# ------------------------------------------------------------------------- PyTorch's own layers
+
+
+class Oracle:
+    """The same model of ``nn.TransformerEncoderLayer`` and ``nn.TransformerDecoderLayer``."""
+
+    def __init__(self, model: Transformer) -> None:
+        config = self.config = model.config
+        self.model = model
+        first = config.norm == "pre"
+        common = {
+            "d_model": config.width,
+            "nhead": config.heads,
+            "dim_feedforward": config.feed_forward,
+            "dropout": 0.0,
+            "activation": {"relu": F.relu, "gelu": F.gelu, "swish": F.silu}[config.activation],
+            "batch_first": True,
+            "norm_first": first,
+            "dtype": torch.float64,
+        }
+        norm = nn.LayerNorm(config.width, dtype=torch.float64) if first else None
+        self.encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(**common), config.encoder_layers, norm, enable_nested_tensor=False
+        )
+        self.decoder = nn.TransformerDecoder(
+            nn.TransformerDecoderLayer(**common), config.decoder_layers, copy.deepcopy(norm)
+        )
+        self.pairs = list(self._pairs())
+        with torch.no_grad():
+            for ours, theirs in self.pairs:
+                theirs.copy_(ours)
+
+    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Our parameter and theirs."""
+        for ours, theirs in zip(self.model.encoder, self.encoder.layers, strict=True):
+            yield from self._own(ours.attention, theirs.self_attn)
+            yield from self._fed(ours.feed_forward, theirs)
+        for ours, theirs in zip(self.model.decoder, self.decoder.layers, strict=True):
+            yield from self._own(ours.attention, theirs.self_attn)
+            width, cross = self.config.width, ours.source_attention
+            for part in ("weight", "bias"):
+                query, rest = getattr(theirs.multihead_attn, f"in_proj_{part}").split([width, 2 * width])
+                yield getattr(cross.project_query, part), query
+                yield getattr(cross.project_source, part), rest
+            yield from _both(cross.merge, theirs.multihead_attn.out_proj)
+            yield from self._fed(ours.feed_forward, theirs)
+        yield from self._norms(
+            self.model.source_entry.norm,
+            [[layer.feed_forward.join_attention, layer.feed_forward.join] for layer in self.model.encoder],
+            [[layer.norm1, layer.norm2] for layer in self.encoder.layers],
+            self.encoder.norm,
+        )
+        yield from self._norms(
+            self.model.target_entry.norm,
+            [
+                [layer.join, layer.feed_forward.join_attention, layer.feed_forward.join]
+                for layer in self.model.decoder
+            ],
+            [[layer.norm1, layer.norm2, layer.norm3] for layer in self.decoder.layers],
+            self.decoder.norm,
+        )
+
+    @staticmethod
+    def _own(ours: MultiHead, theirs: nn.MultiheadAttention) -> Iterator[tuple[Tensor, Tensor]]:
+        yield ours.project.weight, theirs.in_proj_weight
+        yield ours.project.bias, theirs.in_proj_bias
+        yield from _both(ours.merge, theirs.out_proj)
+
+    @staticmethod
+    def _fed(ours: FeedForward, theirs: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from _both(ours.widen, theirs.linear1)
+        yield from _both(ours.narrow, theirs.linear2)
+
+    @staticmethod
+    def _norms(first: Any, ours: list[list[Join]], theirs: list[list[Any]], last: Any) -> Iterator[Any]:
+        """In order. With the norm first, theirs stand one place further: before a sublayer, not after."""
+        own = [join.norm for layer in ours for join in layer]
+        other = [norm for layer in theirs for norm in layer]
+        if first is not None:
+            own, other = [first, *own], [*other, last]
+        for one, another in zip(own, other, strict=True):
+            yield from _both(one, another)
+
+    def loss(self, batch: Pairs, smoothing: float) -> Tensor:
+        scale, position = math.sqrt(self.config.width), Sinusoid(self.config.width)
+        source = self.model.source_embedding(batch.source.ids) * scale
+        target = self.model.target_embedding(batch.target.ids) * scale
+        padding = ~batch.source.real
+        encoded = self.encoder(source + position(source), src_key_padding_mask=padding)
+        length = target.shape[1]
+        hidden = self.decoder(
+            target + position(target),
+            encoded,
+            tgt_mask=torch.ones(length, length, dtype=torch.bool).triu(1),
+            memory_key_padding_mask=padding,
+        )
+        logits = F.linear(hidden, self.model.output.weight)
+        return F.cross_entropy(
+            logits.flatten(0, 1), batch.labels.flatten(), label_smoothing=smoothing, reduction="sum"
+        )
+
+
+def _both(ours: Any, theirs: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    yield ours.weight, theirs.weight
+    yield ours.bias, theirs.bias
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "swish"])
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("tie", ["none", "target", "all"])
+def test_equal_to_the_layers_of_torch(norm: str, activation: str, tie: str) -> None:
+    model = small(norm=norm, activation=activation, tie=tie)
+    oracle = Oracle(model)
+    batch = Pairs.of(SOURCES, TARGETS)
+    loss = model.loss(batch)
+    expected = oracle.loss(batch, smoothing=0.1)
+    torch.testing.assert_close(loss.total, expected)
+    torch.testing.assert_close(loss.parts["nll"], oracle.loss(batch, smoothing=0.0).detach())
+    assert loss.count == sum(len(target) + 1 for target in TARGETS)
+
+    ours = torch.autograd.grad(loss.total, [*model.parameters()])
+    named = dict(zip(map(id, model.parameters()), ours, strict=True))
+    whole = [*oracle.encoder.parameters(), *oracle.decoder.parameters()]
+    shared = [model.source_embedding.weight, model.target_embedding.weight]
+    theirs = torch.autograd.grad(expected, [*whole, *shared])
+    for parameter, gradient in zip(shared, theirs[len(whole) :], strict=True):
+        torch.testing.assert_close(named[id(parameter)], gradient)
+    # Written over their values, so that the same pairs show the gradients.
+    with torch.no_grad():
+        for parameter, gradient in zip(whole, theirs, strict=False):
+            parameter.copy_(gradient)
+    for mine, gradient in oracle.pairs:
+        torch.testing.assert_close(named[id(mine)], gradient.detach())
+
+
+# ------------------------------------------------------------------------------------- by hand
+
+
+def test_by_hand_one_word_one_layer() -> None:
+    """With all projections at zero each layer only norms: what is left are embedding, position and output."""
+    config = TransformerConfig(
+        width=2, heads=1, feed_forward=1, encoder_layers=1, decoder_layers=1, dropout=0.0, smoothing=0.0
+    )
+    model = Transformer(config, 5, 5).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.zero_()
+        model.output.weight[3] = torch.tensor([0.5, -0.5])
+    # <s> is 0, and its place 0 is (sin 0, cos 0) = (0, 1): normed (−1, 1). The logit of </s> is −1, others 0.
+    loss = model.loss(Pairs.of([[4]], [[]]))
+    assert loss.total.item() == pytest.approx(math.log(4 + math.exp(-1)) + 1, abs=1e-4)
+
+
+def test_equal_words_at_first_the_loss_is_that_of_guessing() -> None:
+    words = 211
+    batch = Pairs.of(*(torch.randint(4, words, (2, 13, 17)).tolist()))
+    for norm, tie in itertools.product(("post", "pre"), ("none", "target", "all")):
+        config = TransformerConfig(width=64, heads=4, feed_forward=128, norm=norm, tie=tie)
+        loss = Transformer(config, words, words).eval().loss(batch)
+        # A hidden state has length √width and a word's vector a variance of 1/width: logits ~ N(0, 1).
+        assert loss.total.item() / loss.count == pytest.approx(math.log(words) + 0.5, abs=0.35)
+
+
+def test_embeddings_and_projections_begin_as_they_should() -> None:
+    model = Transformer(TransformerConfig(width=64, heads=4, feed_forward=256, tie="none"), 997, 499)
+    for table in (model.source_embedding.weight, model.target_embedding.weight, model.output.weight):
+        assert table.std().item() == pytest.approx(64**-0.5, rel=0.02)
+    assert model.encoder[0].feed_forward.widen.weight.abs().max().item() <= math.sqrt(6 / (64 + 256))
+    assert all(not parameter.any() for name, parameter in model.named_parameters() if name.endswith("bias"))
+
+
+# ------------------------------------------------------------------------------ packed and padded
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("to", [(0, 0), (20, 23)])
+def test_packed_is_padded(norm: str, to: tuple[int, int]) -> None:
+    model = small(norm=norm)
+    padded, packed = Pairs.of(SOURCES, TARGETS), Pairs.of(SOURCES, TARGETS, packed=True, to=to)
+    one, other = model.loss(padded), model.loss(packed)
+    torch.testing.assert_close(other.total, one.total)
+    torch.testing.assert_close(other.parts["nll"], one.parts["nll"])
+    assert one.count == other.count
+    of = [*model.parameters()]
+    for got, want in zip(
+        torch.autograd.grad(other.total, of), torch.autograd.grad(one.total, of), strict=True
+    ):
+        torch.testing.assert_close(got, want)
+    with torch.no_grad():
+        torch.testing.assert_close(each_label(model, packed), each_label(model, padded))
+
+
+def test_packed_is_padded_in_float32() -> None:
+    model = small().float().eval()
+    with torch.no_grad():
+        got = each_label(model, Pairs.of(SOURCES, TARGETS, packed=True))
+        torch.testing.assert_close(got, each_label(model, Pairs.of(SOURCES, TARGETS)), rtol=1e-5, atol=1e-5)
+
+
+def test_packed_in_another_order_costs_the_same() -> None:
+    model = small().eval()
+    order = [2, 0, 3, 1]
+    mixed = Pairs.of([SOURCES[i] for i in order], [TARGETS[i] for i in order], packed=True)
+    torch.testing.assert_close(model.loss(mixed).total, model.loss(Pairs.of(SOURCES, TARGETS)).total)
+
+
+def test_padding_does_not_matter() -> None:
+    model = small().eval()
+    alone = torch.cat(
+        [
+            each_label(model, Pairs.of([source], [target]))
+            for source, target in zip(SOURCES, TARGETS, strict=True)
+        ]
+    )
+    batch = Pairs.of(SOURCES, TARGETS, to=(11, 13))
+    torch.testing.assert_close(each_label(model, batch), alone)
+    for tokens in (batch.source, batch.target):
+        tokens.ids[~tokens.real] = 19  # whatever stands there
+    torch.testing.assert_close(each_label(model, batch), alone)
+
+
+def test_later_words_do_not_matter() -> None:
+    model = small().eval()
+    one, other = (log_p(model, [5, 6], target) for target in ([7, 8, 9], [7, 8, 10]))
+    torch.testing.assert_close(one[:3], other[:3])
+    assert not torch.allclose(one[3], other[3])
+
+
+# ------------------------------------------------------------------------------------- decoding
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_steps_are_teacher_forcing(norm: str, mode: Callable[[], Any]) -> None:
+    model = small(norm=norm).eval()
+    whole = [log_p(model, source, target) for source, target in zip(SOURCES, TARGETS, strict=True)]
+    batch = Pairs.of(SOURCES, TARGETS)
+    with mode():
+        state = model.start(batch.source)
+        for place in range(batch.target.ids.shape[1]):
+            logits, state = model.step(state, batch.target.ids[:, place])
+            for row, expected in enumerate(whole):
+                if place < len(expected):
+                    torch.testing.assert_close(logits[row].log_softmax(-1), expected[place])
+
+
+def test_rows_may_repeat_vanish_and_change_places() -> None:
+    """Rows are followed with all that they said, and looked up one by one."""
+    model = small().eval()
+    said: list[tuple[int, list[int]]] = [(row, []) for row in range(len(SOURCES))]
+    moves = [
+        [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3],  # three beams each, before the first word
+        [2, 0, 0, 4, 5, 3, 6, 6, 6, 11, 9, 10],  # within each
+        [0, 1, 2, 6, 7, 8, 9, 9, 10],  # one sentence is done
+        [8, 7, 1, 0, 4],  # anything at all
+        [3],
+        [0, 0],
+    ]
+    words = itertools.cycle([7, 11, 5, 13, 4, 17, 9])
+    with torch.inference_mode():
+        state = model.start(Tokens.padded([[*source, 3] for source in SOURCES]))
+        ids = torch.full((len(SOURCES),), BOS)
+        for index in moves:
+            state = state.reorder(torch.tensor(index))
+            said = [(said[i][0], [*said[i][1]]) for i in index]
+            ids = ids[torch.tensor(index)]
+            logits, state = model.step(state, ids)
+            for (source, past), row in zip(said, logits, strict=True):
+                torch.testing.assert_close(row.log_softmax(-1), log_p(model, SOURCES[source], past)[-1])
+            ids = torch.tensor([next(words) for _ in index])
+            for (_, past), word in zip(said, ids.tolist(), strict=True):
+                past.append(word)
+
+
+def test_the_source_is_copied_only_if_its_rows_change() -> None:
+    model = small().eval()
+    with torch.no_grad():
+        start = model.start(Pairs.of(SOURCES, TARGETS).source)
+        beams = start.reorder(torch.arange(4).repeat_interleave(3))
+        assert beams.source is start.source
+        assert beams.shared == 3
+        _, state = model.step(beams, torch.full((12,), BOS))
+        within = state.reorder(torch.tensor([2, 2, 0, 3, 4, 5, 8, 7, 6, 9, 9, 9]))
+        assert within.source is start.source
+        fewer = within.reorder(torch.tensor([3, 4, 5, 9, 10, 11]))
+        assert [len(cache.lengths) for cache in fewer.source] == [2] * 3
+        assert fewer.source[0].lengths == (2, 3)
+        assert len(fewer.reorder(torch.tensor([], dtype=torch.long)).said[0].lengths) == 0
+
+
+@pytest.mark.parametrize(
+    ("index", "shared", "expected"),
+    [
+        ([0, 1, 2], 1, ([0, 1, 2], 1)),
+        ([2, 2, 0, 0], 1, ([2, 0], 2)),
+        ([1, 1, 1, 1, 0, 0], 1, ([1, 1, 0], 2)),
+        ([5, 3, 4, 0, 1, 2], 3, ([1, 0], 3)),
+        ([0, 5], 3, ([0, 1], 1)),
+        ([], 3, ([], 1)),
+    ],
+)
+def test_which_sources_rows_need(index: list[int], shared: int, expected: tuple[list[int], int]) -> None:
+    assert sources_after(index, shared) == expected
+
+
+def test_an_old_state_may_be_continued_again() -> None:
+    model = small().eval()
+    with torch.inference_mode():
+        state = model.start(Pairs.of(SOURCES, TARGETS).source)
+        _, state = model.step(state, torch.full((4,), BOS))
+        first, _ = model.step(state, torch.tensor([4, 5, 6, 7]))
+        model.step(state, torch.tensor([9, 9, 9, 9]))
+        again, _ = model.step(state, torch.tensor([4, 5, 6, 7]))
+    assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_maps_are_where_the_steps_looked(norm: str) -> None:
+    model = small(norm=norm).eval()
+    batch = Pairs.of(SOURCES, TARGETS)
+    maps = model.maps(batch)
+    names = dict(model.named_modules())
+    assert [names[one.name] for one in maps] == [layer.source_attention for layer in model.decoder]
+    asked: list[list[tuple[Any, ...]]] = [[] for _ in maps]
+    for layer, calls in zip(model.decoder, asked, strict=True):
+        layer.source_attention.register_forward_pre_hook(lambda _, args, calls=calls: calls.append(args))
+    with torch.no_grad():
+        state = model.start(batch.source)
+        for place in range(batch.target.ids.shape[1]):
+            _, state = model.step(state, batch.target.ids[:, place])
+        for layer, calls, found in zip(model.decoder, asked, maps, strict=True):
+            assert found.weights.shape == (4, 2, 6, 8)
+            for place, (x, source) in enumerate(calls):
+                torch.testing.assert_close(
+                    layer.source_attention.weights(x, source)[:, :, 0], found.weights[:, :, place]
+                )
+            assert torch.equal(found.weights == 0, ~batch.source.real[:, None, None].expand(4, 2, 6, 8))
+            torch.testing.assert_close(found.weights.sum(-1), torch.ones(4, 2, 6, dtype=torch.float64))
+
+
+# ------------------------------------------------------------------------------------- training
+
+
+def test_smoothing_and_dropout_are_for_training_only() -> None:
+    batch = Pairs.of(SOURCES, TARGETS)
+    model = small(smoothing=0.3)
+    loss = model.loss(batch)
+    assert not torch.isclose(loss.total, loss.parts["nll"])
+    assert not loss.parts["nll"].requires_grad
+    loss = model.eval().loss(batch)
+    assert torch.equal(loss.total, loss.parts["nll"])
+    for name in ("dropout", "attention_dropout", "activation_dropout"):
+        model = small(**{name: 0.5})
+        assert not torch.equal(model.loss(batch).total, model.loss(batch).total), name
+        model.eval()
+        assert torch.equal(model.loss(batch).total, model.loss(batch).total), name
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_under_autocast_the_loss_is_near_and_gradients_are_float32(packed: bool) -> None:
+    model = small().float()
+    batch = Pairs.of(SOURCES, TARGETS, packed=packed)
+    exact = model.loss(batch).total
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model.loss(batch)
+    loss.total.backward()
+    assert loss.total.dtype == torch.float32
+    torch.testing.assert_close(loss.total, exact, rtol=0.02, atol=0.1)
+    assert all(one.grad is not None and one.grad.dtype == torch.float32 for one in model.parameters())
+
+
+def test_steps_under_autocast_are_near() -> None:
+    model = small().float().eval()
+    source = Pairs.of(SOURCES, TARGETS).source
+    with torch.inference_mode():
+        exact, _ = model.step(model.start(source), torch.full((4,), BOS))
+        with torch.autocast("cpu", torch.bfloat16):
+            state = model.start(source)
+            logits, state = model.step(state, torch.full((4,), BOS))
+            model.step(state.reorder(torch.tensor([2, 0])), torch.tensor([5, 6]))
+    torch.testing.assert_close(logits.float(), exact, rtol=0.05, atol=0.2)
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_compiled_once_for_all_batches() -> None:
+    """What differs from batch to batch, masks and lengths, is no part of what is compiled."""
+    graphs: list[Any] = []
+
+    def counted(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model = small()
+    plain = copy.deepcopy(model)
+    torch.compiler.reset()
+    model.compile(backend=counted)
+    sizes = []
+    for rows in range(1, 5):
+        batch = Pairs.of(SOURCES[:rows], TARGETS[:rows], packed=True, to=(20, 20))
+        torch.testing.assert_close(model.loss(batch).total, plain.loss(batch).total)
+        sizes.append(len(graphs))
+    assert sizes == [4] * 4  # of Entry, Join, FeedForward and Output: layers share theirs
+    model.eval()
+    state = model.start(Pairs.of(SOURCES, TARGETS).source)
+    model.step(state, torch.full((4,), BOS))
+    assert len(graphs) == 4  # while decoding nothing is compiled
+    torch.compiler.reset()
+
+
+def test_it_learns_to_copy() -> None:
+    config = TransformerConfig(
+        width=32, heads=2, feed_forward=64, encoder_layers=1, decoder_layers=1, dropout=0.0, smoothing=0.0,
+        tie="all",
+    )  # fmt: skip
+    model = Transformer(config, 12, 12)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+
+    def sentences() -> list[list[int]]:
+        return [torch.randint(4, 12, (int(n),)).tolist() for n in torch.randint(2, 7, (64,))]
+
+    for _ in range(200):
+        lines = sentences()
+        loss = model.loss(Pairs.of(lines, lines))
+        optimizer.zero_grad()
+        (loss.total / loss.count).backward()
+        optimizer.step()
+    lines = sentences()
+    with torch.inference_mode():
+        loss = model.eval().loss(Pairs.of(lines, lines))
+    assert loss.total.item() / loss.count < 0.1
+
+
+# --------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"width": 10, "heads": 3}, "width=10"),
+        ({"heads": 0}, "heads=0"),
+        ({"decoder_layers": 0}, "decoder_layers=0"),
+        ({"dropout": 1.0}, "dropout=1.0"),
+        ({"smoothing": -0.1}, "smoothing=-0.1"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        dataclasses.replace(SMALL, **changes)
+
+
+def test_tying_all_needs_one_vocabulary() -> None:
+    with pytest.raises(ValueError, match=r"23 source words and 29 target words"):
+        Transformer(dataclasses.replace(SMALL, tie="all"), SOURCE, TARGET)
+
+
+def test_tied_embeddings_are_one_parameter() -> None:
+    counts = {tie: sum(p.numel() for p in small(tie=tie).parameters()) for tie in ("none", "target", "all")}
+    assert counts["none"] - counts["target"] == TARGET * 14
+    assert counts["target"] - counts["all"] == SOURCE * 14
+    model = small(tie="all")
+    assert model.source_embedding is model.target_embedding
+    twin = copy.deepcopy(model)
+    assert twin.output.weight is twin.target_embedding.weight
+
+
+def test_packed_tokens_are_refused_where_rows_matter() -> None:
+    model, packed = small(), Pairs.of(SOURCES, TARGETS, packed=True)
+    with pytest.raises(ValueError, match="padded"):
+        model.start(packed.source)
+    with pytest.raises(ValueError, match="padded"):
+        model.maps(packed)
