@@ -258,7 +258,8 @@ def test_the_source_is_copied_only_if_its_rows_change() -> None:
     assert beams.shared == 3
     fewer = beams.reorder(torch.tensor([3, 5, 4, 11, 9, 10]))
     assert fewer.source.lengths == (2, 3)
-    assert fewer.reorder(torch.tensor([], dtype=torch.long)).past[0].shape == (0, 2, 11)
+    none = fewer.reorder(torch.tensor([], dtype=torch.long))
+    assert model.step(none, torch.tensor([], dtype=torch.long))[0].shape == (0, TARGET)
 
 
 def test_maps_are_where_the_steps_looked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,7 +199,8 @@ class Source:
 
     def look(self, query: Tensor) -> Tensor:
         """The context ``(N, T, E)`` of queries of this shape; N / B neighbouring rows share a sentence."""
-        asked = query.reshape(self.keys.shape[0], -1, query.shape[-1])
+        sentences = self.keys.shape[0]
+        asked = query.reshape(sentences, query.shape[:2].numel() // max(1, sentences), query.shape[2])
         return (self.scale * attend(asked, self.keys, self.values, score=DOT, mask=self.mask)).view_as(query)
 
     def reorder(self, rows: Sequence[int]) -> Source:
