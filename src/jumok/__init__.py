@@ -1,6 +1,10 @@
 """jumok (주목, Korean for *attention*): attention for PyTorch that you can read, trust and look at."""
 
+from __future__ import annotations
+
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
 from jumok.attention import masks, positions, scores
 from jumok.attention.cache import Cache
@@ -13,6 +17,21 @@ try:
 except PackageNotFoundError:  # used from a source tree
     __version__ = "0+source"
 
+
+def load(folder: str | Path, device: str = "auto") -> Any:
+    """The trained model of a run, ready to use: it has ``.model`` and ``.tokenizer``.
+
+    >>> translator = jumok.load("runs/bahdanau")  # doctest: +SKIP
+    >>> translator.translate("this is an example sentence").text  # doctest: +SKIP
+    '이것은 예문이다'
+    """
+    from jumok.run import Run
+    from jumok.tasks import of
+
+    run = Run.open(folder)
+    return of(run.recipe.task).load(run, device)
+
+
 __all__ = [
     "Cache",
     "InputError",
@@ -21,6 +40,7 @@ __all__ = [
     "MultiHead",
     "attend",
     "explain",
+    "load",
     "masks",
     "mix",
     "positions",

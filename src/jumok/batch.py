@@ -74,6 +74,7 @@ class Tokens:
         return replace(self, ids=_moved(self.ids, device))
 
     @functools.cached_property
+    @torch.inference_mode(False)
     def positions(self) -> Tensor | None:
         """Where each token stands in its own sequence, ``(1, T)``; None: padded rows, all from 0 on."""
         if not self.packed:
@@ -81,10 +82,11 @@ class Tokens:
         return _moved(torch.cat([torch.arange(n) for n in self.lengths])[None], self.ids.device)
 
     @functools.cached_property
+    @torch.inference_mode(False)  # what is first asked for in inference may be used in training
     def real(self) -> Tensor:
         """``(B, L)``, True where a token belongs to a sequence; a packed row is full."""
         if self.packed:
-            return torch.ones_like(self.ids, dtype=torch.bool)
+            return torch.ones(self.ids.shape, dtype=torch.bool, device=self.ids.device)
         lengths = _moved(torch.tensor(self.lengths), self.ids.device)
         return torch.arange(self.ids.shape[1], device=self.ids.device) < lengths[:, None]
 

@@ -100,11 +100,13 @@ class _Output(torch.autograd.Function):
                     continue
                 # The gradient of the logits: p − (1 − smoothing) · [the label] − smoothing / V.
                 slope = log_p.exp_().scatter_(1, said, right.exp() + (smoothing - 1))
-                slope = (slope.sub_(smoothing / words) if smoothing else slope).to(low)
+                if smoothing:
+                    slope.sub_(smoothing / words)
+                if by_bias is not None:
+                    by_bias += (counts.to(high).t() @ slope)[0]  # a product: it copies nothing
+                slope = slope.to(low)
                 by_hidden.append((slope @ narrow).where(counts, 0).to(hidden.dtype))
                 by_weight += slope.t() @ here
-                if by_bias is not None:
-                    by_bias += slope.where(counts, 0).sum(0, dtype=high)
         if by_weight is not None:
             ctx.save_for_backward(torch.cat(by_hidden), by_weight, by_bias)
         ctx.mark_non_differentiable(plain)

@@ -260,6 +260,8 @@ class Seq2Seq(nn.Module):
     torch.Size([2, 13])
     """
 
+    compiles = False  # torch.compile would unroll the loop over the target
+
     def __init__(self, config: Seq2SeqConfig, source_vocabulary: int, target_vocabulary: int) -> None:
         super().__init__()
         self.config = config

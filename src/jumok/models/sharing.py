@@ -10,23 +10,36 @@ as it is::
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Sequence
+
+import torch
+from torch import Tensor
 
 __all__ = ["sources_after"]
 
 
-def sources_after(index: Sequence[int], shared: int) -> tuple[list[int], int]:
+def sources_after(index: Tensor, sources: Sequence[int] | None, shared: int) -> tuple[list[int], int]:
     """Which sources the rows ``index`` need, in order, and how many rows share each then.
 
-    ``shared`` is how many share each now.
+    ``shared`` is how many share each now; ``sources`` is what the caller knows of the index: it comes in as
+    many equal runs, each of rows of one of these. If the caller knows nothing (None), each row gets a source
+    of its own; to find it, an index on a GPU is waited for.
 
-    >>> sources_after([0, 0, 2, 4, 4, 3], shared=3)  # rows of the sources 0 and 1
-    ([0, 1], 3)
-    >>> sources_after([1, 3, 4], shared=3)
-    ([0, 1, 1], 1)
+    >>> sources_after(torch.tensor([5, 3, 3, 0, 0, 2]), [1, 0], shared=3)
+    ([1, 0], 3)
+    >>> sources_after(torch.tensor([5, 3, 3, 0, 0, 2]), None, shared=3)
+    ([1, 1, 1, 0, 0, 0], 1)
     """
-    runs = [(source, len(list(run))) for source, run in itertools.groupby(row // shared for row in index)]
-    each = math.gcd(*(times for _, times in runs)) or 1
-    return [source for source, times in runs for _ in range(times // each)], each
+    if sources is None:
+        return (index // shared).tolist(), 1
+    known, runs = list(sources), len(sources)
+    fits = index.numel() % runs == 0 if runs else not index.numel()
+    if fits and index.device.type == "cpu":  # where a look costs nothing
+        owners = index.view(runs, -1) // shared if runs else index
+        fits = bool((owners == torch.tensor(known, dtype=torch.long).view(runs, -1)).all())
+    if not fits:
+        raise ValueError(
+            f"reorder: an index of {index.numel()} rows came with {runs} sources; expected equally many rows "
+            f"of each source, side by side and in the order of the sources; {shared} rows share each now"
+        )
+    return known, index.numel() // runs if runs else 1

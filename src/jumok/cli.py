@@ -1,0 +1,255 @@
+"""The command line: parses and delegates. Heavy imports stay inside the commands."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+from jumok.errors import InputError, JumokError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(
+    name="jumok",
+    help="Train, run and look into attention models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="Public data sets.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+TEXT_FILES = (".txt", ".tsv", ".csv", ".jsonl", ".gz", ".en", ".de", ".fr", ".ko")  # what a typo may be of
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+Beam = Annotated[int | None, typer.Option(min=1, help="Hypotheses side by side; 1 is greedy.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")]
+
+
+@app.command()
+def train(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A name (see `jumok recipes`) or a YAML file.")
+    ],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="key=value …")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder. Otherwise runs/RECIPE.")] = None,
+) -> None:
+    """Train a model; on a run that is there, go on with it."""
+    from jumok import recipe as recipes
+    from jumok.run import Run
+    from jumok.tasks import of
+
+    chosen = recipes.load(recipe, overrides or [])
+    run = Run.start(out or Path("runs") / recipe.removesuffix(".yaml").removesuffix(".yml"), chosen)
+    of(chosen.task).train(run, _console())
+
+
+@app.command("run")
+def predict(
+    run: RunFolder,
+    text: Annotated[str | None, typer.Argument(help="A text, or a file; without it, standard input.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write there, not to standard output.")] = None,
+    beam: Beam = None,
+    n_best: Annotated[int, typer.Option(min=1, help="So many translations of each line.")] = 1,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw at random rather than search.")] = False,
+    temperature: Annotated[float, typer.Option(help="Of --sample.")] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Of --sample: only so many words; 0: all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Of --sample: only the likeliest words of this total.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of --sample.")] = 1,
+    alignments: Annotated[
+        bool, typer.Option("--alignments", help="Add the word links, as in 0-0 1-2.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A JSON object a line, with all that is known.")
+    ] = False,
+    picture: Annotated[
+        Path | None, typer.Option("--map", help="Draw the attention map of a text (PNG).")
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Predict for a text, a file or standard input: a line out for every line in."""
+    from jumok.run import Run
+    from jumok.tasks import of
+
+    opened = Run.open(run)
+    task = of(opened.recipe.task)
+    search = task.Search(
+        beam=beam, n_best=n_best, sample=sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+    )
+    predictor = task.load(opened, device)
+    with _lines(text) as lines, _output(out) as write:
+        for prediction in predictor.predict(
+            lines, search, align=alignments or as_json or picture is not None
+        ):
+            for line in prediction.lines(n_best=n_best > 1, alignments=alignments, as_json=as_json):
+                write(line)
+            if picture is not None:
+                print(f"map: {predictor.draw(prediction, picture)}", file=sys.stderr)
+                picture = None  # of the first line
+
+
+@app.command("eval")
+def evaluate(
+    run: RunFolder,
+    split: Annotated[str, typer.Option(help="test or valid.")] = "test",
+    beam: Beam = None,
+    device: Device = "auto",
+) -> None:
+    """Score a run on its test data; figures and outputs go into the run's folder."""
+    from jumok.run import Run
+    from jumok.tasks import of
+
+    opened = Run.open(run)
+    task = of(opened.recipe.task)
+    task.evaluate(task.load(opened, device), split, task.Search(beam=beam), _console())
+
+
+@app.command()
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN RUN …", help="The first is compared with the others.")
+    ],
+    split: Annotated[str, typer.Option(help="test or valid.")] = "test",
+    out: Annotated[Path, typer.Option(help="The folder for the figure and the table.")] = Path(
+        "runs/compare"
+    ),
+    device: Device = "auto",
+) -> None:
+    """Compare runs on the same test data: scores with intervals, significance, and scores by length."""
+    from jumok.run import Run
+    from jumok.tasks import of
+
+    opened = [Run.open(run) for run in runs]
+    if len(opened) < 2:
+        raise InputError("one run came; compare takes two or more")
+    tasks = {one.recipe.task for one in opened}
+    if len(tasks) > 1:
+        raise InputError(
+            f"these runs have different tasks ({', '.join(sorted(tasks))}); compare like with like"
+        )
+    of(tasks.pop()).compare(opened, split, out, device, _console())
+
+
+@app.command()
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Show this one.")] = None,
+    copy: Annotated[Path | None, typer.Option(help="Write it to a file of yours, to change it.")] = None,
+) -> None:
+    """List the recipes that come with jumok, show one, or copy it."""
+    from jumok import recipe as known
+
+    if name is None:
+        for one, path in known.listed().items():
+            print(f"{one:<34} {known.summary(path)}")
+        return
+    text = known.find(name).read_text(encoding="utf-8")
+    if copy is None:
+        print(text, end="")
+    elif copy.exists():
+        raise InputError(f"{copy} is there already; give another name")
+    else:
+        copy.write_text(text, encoding="utf-8")
+        print(f"written to {copy}; train it with: jumok train {copy}")
+
+
+@app.command()
+def export(
+    run: RunFolder,
+    out: Annotated[Path, typer.Argument(help="The folder to make.")],
+    to: Annotated[str, typer.Option(help="hf: a Hugging Face Marian folder, for Transformer runs.")] = "hf",
+) -> None:
+    """Write a run in another format."""
+    from jumok.run import Run
+    from jumok.tasks import of
+
+    opened = Run.open(run)
+    of(opened.recipe.task).load(opened, "cpu").export(to, out)
+    print(f"written to {out}")
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="The data set.")],
+    into: Annotated[Path | None, typer.Option(help="The folder. Otherwise JUMOK_DATA, or data/.")] = None,
+    mirror: Annotated[
+        str | None, typer.Option(help="A URL or folder to take the files from instead.")
+    ] = None,
+) -> None:
+    """Fetch a public data set from where it was published, and check it."""
+    from jumok.data import fetch
+
+    fetch.get(name, into=into, mirror=mirror, console=_console())
+
+
+def main() -> None:
+    """Run a command. What went wrong is told in a line or two, with a status that is not zero."""
+    try:
+        app(standalone_mode=True)
+    except JumokError as error:
+        print(f"jumok: {error}", file=sys.stderr)
+        sys.exit(getattr(error, "status", 1))
+    except BrokenPipeError:  # as in `jumok run … | head`
+        sys.stderr.close()
+        sys.exit(0)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+@contextlib.contextmanager
+def _lines(text: str | None) -> Iterator[Iterator[str]]:
+    """The lines of a file, of standard input, or the one text itself."""
+    path = None if text is None else Path(text)
+    if path is None:
+        if sys.stdin.isatty():
+            print("reading from standard input, a line each; end with Ctrl-D", file=sys.stderr)
+        yield _decoded(sys.stdin.buffer, "standard input")
+    elif _is_file(path):
+        with path.open("rb") as file:
+            yield _decoded(file, str(path))
+    elif path.suffix and " " not in str(path) and (len(path.parts) > 1 or path.suffix in TEXT_FILES):
+        raise InputError(
+            f"there is no file {path}; to translate these very letters: echo {path} | jumok run …"
+        )
+    else:
+        yield iter(str(text).split("\n"))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a text that could not be a name
+        return False
+
+
+def _decoded(file: BinaryIO, name: str) -> Iterator[str]:
+    """Lines without their ends. Only a newline ends one: what else looks like an end belongs to the text."""
+    for number, line in enumerate(file, 1):
+        try:
+            yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{name}:{number}: this is not UTF-8 ({error.reason}); convert the file"
+            ) from None
+
+
+@contextlib.contextmanager
+def _output(path: Path | None) -> Iterator[Callable[[str], None]]:
+    """A function that writes a line, to a file that is renamed when whole, or to standard output."""
+    if path is None:
+        yield lambda line: print(line, flush=True)
+        return
+    from jumok.files import written
+
+    with written(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+        yield lambda line: print(line, file=file)

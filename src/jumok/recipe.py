@@ -1,0 +1,239 @@
+"""Recipes: everything that a training run depends on, in one YAML file.
+
+A recipe names a ``task`` and has the sections that this task knows (model, data, train, …). A recipe may
+begin from another one, ``base: transformer/multi30k-en-de``, and say only what differs. On the command line
+``key=value`` overrides follow, the key dotted and the value in YAML::
+
+    jumok train transformer/multi30k-en-de train.steps=500 model.width=128
+
+What does not fit is told by its key, and a key that nobody knows with the nearest one that is known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib.resources
+import re
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pydantic
+import yaml
+
+from jumok import tasks
+from jumok.errors import InputError
+
+__all__ = ["changed", "find", "listed", "load", "parse", "plain", "read", "summary", "write"]
+
+MOST_BASES = 8  # deeper than this, recipes begin from each other in a circle
+Tree = dict[str, Any]
+
+
+def load(name: str, overrides: Sequence[str] = ()) -> Any:
+    """A recipe by name or file, with overrides: the task's own ``Recipe``, checked."""
+    return parse(overridden(read(find(name)), overrides), name)
+
+
+def listed() -> dict[str, Path]:
+    """All recipes that come with jumok, by name."""
+    root = Path(str(importlib.resources.files("jumok") / "recipes"))
+    return {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
+
+
+def summary(path: Path) -> str:
+    """The first line of the comment at the head of a recipe."""
+    first = path.read_text(encoding="utf-8").partition("\n")[0]
+    return first.removeprefix("#").strip()
+
+
+def find(name: str) -> Path:
+    """The file of a recipe: by path, by name, or by the name of a model alone, which means its default."""
+    known = listed()
+    for spelled in (name, f"{name}/default"):
+        if spelled in known:
+            return known[spelled]
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        if path.is_file():
+            return path
+        raise InputError(f"there is no file {name}; `jumok recipes` lists the recipes that come with jumok")
+    near = difflib.get_close_matches(name, [*known, *{one.split("/")[0] for one in known}], n=3, cutoff=0.4)
+    meant = f"; did you mean {' or '.join(near)}?" if near else "."
+    raise InputError(f"there is no recipe {name!r}{meant} `jumok recipes` lists them; a file ends in .yaml")
+
+
+def read(path: Path, depth: int = 0) -> Tree:
+    """The recipe in a file as plain data, with what it begins from filled in."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = yaml.load(text, Loader=_Strict)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise InputError(f"{where}: this is not YAML: {getattr(error, 'problem', error)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    if not isinstance(tree, dict):
+        raise InputError(f"{path}: a recipe has sections, as in `model:` and `train:`; it holds {tree!r}")
+    base = tree.pop("base", None)
+    if base is None:
+        return tree
+    if depth == MOST_BASES:
+        raise InputError(f"{path}: base: {base!r} leads through {depth} recipes; do they begin in a circle?")
+    beside = path.parent / str(base)
+    return merged(read(beside if beside.is_file() else find(str(base)), depth + 1), tree)
+
+
+def merged(under: Tree, over: Tree) -> Tree:
+    """What ``over`` says, and what ``under`` says where ``over`` is silent.
+
+    A section of another ``kind`` takes the place of the whole: the settings of a GRU mean nothing to a
+    Transformer.
+    """
+    result = dict(under)
+    for key, value in over.items():
+        old = result.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        if both and value.get("kind", cast(Tree, old).get("kind")) == cast(Tree, old).get("kind"):
+            result[key] = merged(cast(Tree, old), value)
+        else:
+            result[key] = value
+    return result
+
+
+def overridden(tree: Tree, overrides: Sequence[str]) -> Tree:
+    """The recipe with ``key=value`` pairs from the command line.
+
+    >>> overridden({"train": {"steps": 5}}, ["train.steps=7", "data.train=[a.en, a.de]"])
+    {'train': {'steps': 7}, 'data': {'train': ['a.en', 'a.de']}}
+    """
+    for one in overrides:
+        key, equals, text = one.partition("=")
+        if not equals or not all(key.split(".")):
+            raise InputError(f"{one!r}: an override is key=value, as in train.steps=500")
+        try:
+            value: Any = yaml.load(text, Loader=_Strict)
+        except yaml.YAMLError:
+            value = text  # a text with a colon or a bracket in it, say
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        tree = merged(tree, value)
+    return tree
+
+
+def parse(tree: Mapping[str, Any], name: str = "this recipe") -> Any:
+    """The task's ``Recipe`` from plain data; all that does not fit is told at once."""
+    task = tree.get("task")
+    if task not in tasks.NAMES:
+        raise InputError(f"{name}: task: {task!r}; it is one of: {', '.join(tasks.NAMES)}")
+    schema = tasks.of(task).Recipe
+    try:
+        return pydantic.TypeAdapter(schema).validate_python(dict(tree))
+    except pydantic.ValidationError as error:
+        lines = list(dict.fromkeys(_told(problem, schema, tree) for problem in error.errors()))
+        raise InputError("\n".join([f"{name} does not fit:", *(f"  {line}" for line in lines)])) from None
+
+
+def plain(recipe: Any) -> Tree:
+    """The recipe as plain data, every value spelled out: ``parse(plain(recipe)) == recipe``."""
+    found: Tree = pydantic.TypeAdapter(type(recipe)).dump_python(recipe, mode="json")
+    return found
+
+
+def write(recipe: Any, *, header: str = "") -> str:
+    """The recipe as YAML."""
+    text: str = yaml.safe_dump(plain(recipe), sort_keys=False, allow_unicode=True, width=100)
+    return header + text
+
+
+def changed(before: Tree, after: Tree) -> Iterator[tuple[str, Any, Any]]:
+    """The dotted keys whose values differ, with both values; a missing one is None.
+
+    >>> list(changed({"train": {"steps": 5, "seed": 1}}, {"train": {"steps": 7, "seed": 1}}))
+    [('train.steps', 5, 7)]
+    """
+    for key in dict.fromkeys([*before, *after]):
+        old, new = before.get(key), after.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from ((f"{key}.{inner}", one, other) for inner, one, other in changed(old, new))
+        elif old != new:
+            yield key, old, new
+
+
+# --------------------------------------------------------------------------------- telling what is wrong
+
+
+def _told(problem: Any, schema: type, tree: Mapping[str, Any]) -> str:
+    """One line for one thing that pydantic found."""
+    keys = _keys(problem["loc"], tree, missing=problem["type"] == "missing")
+    dotted = ".".join(keys)
+    if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        known = _known(schema, keys[:-1], tree)
+        near = difflib.get_close_matches(keys[-1], known, n=1, cutoff=0.5)
+        meant = f"did you mean {'.'.join([*keys[:-1], near[0]])}?" if near else f"known: {', '.join(known)}"
+        return f"{dotted}: there is no such key; {meant}"
+    if problem["type"] == "missing":
+        return f"{dotted}: this is missing"
+    if problem["type"].startswith("union_tag"):
+        tags = problem["ctx"].get("expected_tags")
+        came = problem["input"].get("kind")
+        return f"{dotted}.kind: " + (f"{came!r} came; it is one of {tags}" if tags else "this is missing")
+    said = problem["msg"].removeprefix("Value error, ")
+    if not dotted:
+        return str(said)
+    came = problem.get("input")
+    is_section = isinstance(came, Mapping) or dataclasses.is_dataclass(came)
+    return f"{dotted}: {said}" if is_section else f"{dotted}: {came!r} came; {said[0].lower()}{said[1:]}"
+
+
+def _keys(path: Sequence[str | int], tree: Mapping[str, Any], *, missing: bool) -> list[str]:
+    """The keys of the file on the way to an error; pydantic's path also names kinds and types."""
+    keys: list[str] = []
+    here: Any = tree
+    for place, part in enumerate(path):
+        known = part in here if isinstance(here, Mapping) else isinstance(part, int)
+        if known or (missing and place == len(path) - 1):
+            keys.append(str(part))
+            here = here.get(part) if isinstance(here, Mapping) else None
+    return keys
+
+
+def _known(schema: Any, keys: Sequence[str], tree: Any) -> list[str]:
+    """The names of the fields of the section at ``keys``."""
+    for key in keys:
+        tree = tree.get(key, {}) if isinstance(tree, Mapping) else {}
+        hint = typing.get_type_hints(schema)[key]
+        sections = [one for one in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(one)]
+        kind = tree.get("kind") if isinstance(tree, Mapping) else None
+        schema = next((one for one in sections if getattr(one, "kind", None) == kind), sections[0])
+    return [field.name for field in dataclasses.fields(schema)]
+
+
+class _Strict(yaml.SafeLoader):
+    """Safe YAML in which a key may come once only, and 1e-3 is a number."""
+
+
+def _mapping(loader: _Strict, node: yaml.MappingNode) -> Tree:
+    found: Tree = {}
+    for key_node, value_node in node.value:
+        key = str(loader.construct_object(key_node, deep=True))
+        if key in found:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key {key!r} comes twice", key_node.start_mark
+            )
+        found[key] = loader.construct_object(value_node, deep=True)
+    return found
+
+
+def _number(loader: _Strict, node: yaml.ScalarNode) -> float:
+    return float(str(loader.construct_scalar(node)))
+
+
+_Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_Strict.add_constructor("!exponent", _number)
+_Strict.add_implicit_resolver(
+    "!exponent", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)

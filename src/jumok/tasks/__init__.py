@@ -1,0 +1,24 @@
+"""What jumok can be trained to do: one task, one module, and this list the only place that names them all.
+
+A task's module has
+
+- ``Recipe``: the sections of its recipes;
+- ``train(run, console)``: make or resume a run;
+- ``load(run, device)``: a predictor, with ``predict``, ``evaluate``, ``draw`` and ``export``;
+- ``Search``: what may be asked of ``predict``;
+- ``compare(runs, …)``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__all__ = ["NAMES", "of"]
+
+NAMES = ("translate",)
+
+
+def of(name: str) -> Any:
+    """The module of a task."""
+    return importlib.import_module(f"jumok.tasks.{name}")

@@ -1,0 +1,219 @@
+"""Which text a translation recipe means: what to train on, what to validate with, what to test on.
+
+A recipe may name all three. Where it names no validation or test data, so much is held out of the training
+data, chosen by the source sentence alone: a sentence that comes twice is never on both sides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from jumok.data import english_korean, links, moses, sources
+from jumok.data.files import written
+from jumok.data.links import Links
+from jumok.data.sources import Corpus, Example, Flaw, Part
+from jumok.errors import InputError
+
+__all__ = ["BUILT_IN", "DataConfig", "Split", "Texts"]
+
+BUILT_IN = "english-korean"
+MOST_HELD_OUT = 0.1  # of the training data, for each of validation and test
+SCALE = 1 << 64
+Named = str | list[str]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The ``data:`` section. How text is named is told in :mod:`jumok.data.sources`."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    train: Named = BUILT_IN
+    valid: Named | None = None  # None: held out of train
+    test: Named | None = None
+    gold: str | None = None  # pairs with hand-made word links, for the alignment error rate
+    gold_flipped: bool = False  # the links are written target first
+    source: str | int = 1  # a file's ending, or a column by name or number
+    target: str | int = 2
+    prepare: Literal["none", "moses-lower"] = "none"  # what papers on Multi30k do to the text
+    on_error: Literal["stop", "skip"] = "stop"
+    longest: int = 256  # tokens; pairs with a longer side are left out of training, and counted
+    held_out: int = 1000  # pairs for validation, and as many for test, where none are named
+    pairs: int = 100_000  # of the built-in data, for training
+    packed: Literal["auto"] | bool = "auto"  # sentences end to end; auto: where the model and a GPU can
+
+    def __post_init__(self) -> None:
+        for name in ("longest", "held_out", "pairs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: 1 or more is expected")
+        if self.prepare != "none" and not (isinstance(self.source, str) and isinstance(self.target, str)):
+            raise ValueError(
+                f"prepare={self.prepare!r} needs the languages: source and target name them, as in source: en"
+            )
+
+
+@dataclass(frozen=True)
+class Split:
+    """Pairs to validate or test with. ``links`` are the gold ones of each, where there are any."""
+
+    name: str
+    examples: list[Example]
+    links: list[Links] | None = None
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The text of a run. ``folder`` is the run's, where what was held out is kept."""
+
+    config: DataConfig
+    folder: Path
+
+    def train(self) -> Corpus:
+        """The training data, without what is held out; texts as the tokenizer gets them."""
+        config = self.config
+        if config.train == BUILT_IN:
+            return self._built_in_train()
+        whole = self._corpus(config.train, "train")
+        if config.valid is None or config.test is None:
+            share = self._share(whole)
+            if not all(path.is_file() for path in self._held_out.values()):
+                self._hold_out(whole, share)
+            held = share * len(self._held_out)
+            whole = _filtered(whole, f"without {held}", lambda pair: _draw(pair) >= held)
+        return self._prepared(whole)
+
+    def valid(self) -> Split:
+        """What training is watched with."""
+        return self._split("valid", self.config.valid)
+
+    def test(self) -> Split:
+        """What results are given on."""
+        return self._split("test", self.config.test)
+
+    def gold(self) -> Split | None:
+        """Pairs with word links, if the recipe names some."""
+        config = self.config
+        if config.gold is None:
+            return self.test() if config.train == BUILT_IN and config.test is None else None
+        examples = self._read(self._corpus(config.gold, "gold"))
+        found = links.read(links.find(config.gold), pairs=len(examples))
+        return Split("gold", examples, [one.flipped() if config.gold_flipped else one for one in found])
+
+    def prepared(self, text: str, side: Literal["source", "target"]) -> str:
+        """A text of a user's as the tokenizer gets it."""
+        if self.config.prepare == "none":
+            return text
+        return moses.prepare(text, str(getattr(self.config, side)))
+
+    def shown(self, text: str) -> str:
+        """A translation as a reader wants it: what ``prepared`` did to a text, undone as far as it can be."""
+        return text if self.config.prepare == "none" else moses.detokenise(text, str(self.config.target))
+
+    # ------------------------------------------------------------------------------------------------
+
+    @property
+    def _held_out(self) -> dict[str, Path]:
+        """The splits that are held out of the training data, and where they are kept."""
+        names = [name for name in ("valid", "test") if getattr(self.config, name) is None]
+        return {name: self.folder / "data" / f"{name}.jsonl" for name in names}
+
+    def _corpus(self, named: Named, split: str) -> Corpus:
+        config = self.config
+        return sources.find(
+            named, source=config.source, target=config.target, split=split, on_error=config.on_error
+        )
+
+    def _prepared(self, corpus: Corpus) -> Corpus:
+        if self.config.prepare == "none":
+            return corpus
+        return corpus.prepared(
+            self.config.prepare,
+            lambda text: self.prepared(text, "source"),
+            lambda text: self.prepared(text, "target"),
+        )
+
+    def _split(self, name: Literal["valid", "test"], named: Named | None) -> Split:
+        if named is not None:
+            return Split(name, self._read(self._corpus(named, name)))
+        if self.config.train == BUILT_IN:
+            pairs = list(getattr(self._sentences, name))
+            examples = [
+                Example(pair.english, pair.korean, f"{BUILT_IN}:{n}") for n, pair in enumerate(pairs, 1)
+            ]
+            return Split(name, examples, [_links(pair) for pair in pairs])
+        kept = self._held_out[name]
+        if not kept.is_file():
+            raise InputError(
+                f"{kept} is missing: the data that training held out; train again, or name data.{name}"
+            )
+        return Split(name, self._read(sources.find(str(kept), source="source", target="target")))
+
+    def _read(self, corpus: Corpus) -> list[Example]:
+        return list(corpus)
+
+    @property
+    def _sentences(self) -> english_korean.Splits:
+        """The built-in data."""
+        held = self.config.held_out
+        return english_korean.splits(train=self.config.pairs, valid=held, test=held)
+
+    def _built_in_train(self) -> Corpus:
+        drawn = self._sentences.train
+        return Corpus.made(repr(drawn), lambda: ((pair.english, pair.korean) for pair in drawn))
+
+    def _share(self, whole: Corpus) -> float:
+        """Which share of the data is held out for one split. It is written down, so that resuming agrees."""
+        path = self.folder / "data" / "held_out.json"
+        if path.is_file():
+            return float(json.loads(path.read_text(encoding="utf-8"))["share"])
+        count = sum(1 for _ in whole)
+        share = min(MOST_HELD_OUT, self.config.held_out / count)
+        with written(path) as file:
+            file.write(json.dumps({"pairs": count, "share": share}).encode())
+        return share
+
+    def _hold_out(self, whole: Corpus, share: float) -> None:
+        """Write what is held out to files of its own, where anybody can read it."""
+        paths = list(self._held_out.values())
+        kept: list[list[Example]] = [[] for _ in paths]
+        for pair in whole:
+            place = int(_draw(pair) / share)
+            if place < len(paths):
+                kept[place].append(pair)
+        for path, pairs in zip(paths, kept, strict=True):
+            if not pairs:
+                raise InputError(
+                    f"of so little training data nothing can be held out; name data.{path.stem}, "
+                    "or use some more pairs of sentences"
+                )
+            lines = (json.dumps({"source": p.source, "target": p.target}, ensure_ascii=False) for p in pairs)
+            with written(path) as file:
+                file.write("".join(f"{line}\n" for line in lines).encode())
+
+
+def _links(pair: english_korean.Pair) -> Links:
+    sure = frozenset(pair.links)
+    return Links(sure, sure | frozenset(pair.possible))
+
+
+def _filtered(corpus: Corpus, name: str, keep: Callable[[Example], bool]) -> Corpus:
+    """The same without some examples; ``name`` says which."""
+
+    def of(part: Part) -> Part:
+        def read() -> Iterator[Example | Flaw]:
+            return (one for one in part.read() if isinstance(one, Flaw) or keep(one))
+
+        return replace(part, name=f"{part.name}, {name}", read=read)
+
+    return replace(corpus, parts=tuple(map(of, corpus.parts)))
+
+
+def _draw(pair: Example) -> float:
+    """A number from 0 to 1 that the source sentence alone decides."""
+    digest = hashlib.blake2b(pair.source.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / SCALE

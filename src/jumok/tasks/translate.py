@@ -1,0 +1,222 @@
+"""The task of translation: its recipes, its training, and what the commands after training need of it."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+import pydantic
+import torch
+from rich.console import Console
+from torch import nn
+
+from jumok.data.batches import PairData
+from jumok.data.sources import Example
+from jumok.data.store import Store, prepare
+from jumok.data.text import TextConfig, Tokenizers
+from jumok.errors import InputError
+from jumok.metrics.translation import Tokenization
+from jumok.models.convolutional import Convolutional, ConvolutionalConfig
+from jumok.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from jumok.models.transformer import Transformer, TransformerConfig
+from jumok.run import Run
+from jumok.tasks.corpora import DataConfig, Split, Texts
+from jumok.tasks.evaluation import compare, evaluate, scored
+from jumok.tasks.translator import DecodeConfig, Search, Translator
+from jumok.training import Report, Settings, Summary, attention_health, joined, load_weights
+from jumok.training import train as train_model
+
+__all__ = ["Recipe", "Search", "Translator", "compare", "evaluate", "load", "make_model", "train"]
+
+MODELS: dict[str, Any] = {"seq2seq": Seq2Seq, "convolutional": Convolutional, "transformer": Transformer}
+Config = Seq2SeqConfig | ConvolutionalConfig | TransformerConfig
+SHOWN = 3  # sample translations a validation
+LOOKED_AT = 32  # sentences whose attention is measured at a validation
+
+
+@dataclass(frozen=True)
+class VectorsConfig:
+    """The ``vectors:`` section: files of word vectors (.vec, word2vec) that the embeddings begin from."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    source: str | None = None
+    target: str | None = None
+
+
+@dataclass(frozen=True)
+class ScoreConfig:
+    """The ``score:`` section: how BLEU finds the words of a translation."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    bleu: Tokenization | Literal["auto"] = "auto"  # auto: by the language, if ``data.target`` names one
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that a translation run depends on."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    task: Literal["translate"]
+    model: Annotated[Config, pydantic.Field(discriminator="kind")]
+    data: DataConfig = field(default_factory=DataConfig)
+    text: TextConfig = field(default_factory=TextConfig)
+    vectors: VectorsConfig = field(default_factory=VectorsConfig)
+    train: Settings = field(default_factory=Settings)
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    score: ScoreConfig = field(default_factory=ScoreConfig)
+
+
+def train(run: Run, console: Console) -> Summary:
+    """Train the model of a run, or go on with it, and say what comes next."""
+    recipe: Recipe = run.recipe
+    texts = Texts(recipe.data, run.folder)
+    with joined(recipe.train.device) as ranks:
+        if ranks.main:
+            _prepare(run, texts, console)
+        ranks.wait()
+        tokenizers = Tokenizers.load(run.folder)
+        store = Store.open(run.folder / "data" / "train")
+        data = PairData(
+            store,
+            tokens=recipe.train.tokens,
+            seed=recipe.train.seed,
+            packed=_is_packed(recipe, ranks.device),
+        )
+        torch.manual_seed(recipe.train.seed)
+        model = make_model(recipe, tokenizers)
+        if ranks.main:
+            console.print(_told(recipe, model, tokenizers, len(store)))
+            if recipe.vectors != VectorsConfig():
+                _begin_from_vectors(recipe, model, tokenizers, console)
+        summary = train_model(
+            model,
+            data,
+            recipe.train,
+            run.folder,
+            validate=_Validation(run, tokenizers, texts),
+            console=console,
+            ranks=ranks,
+        )
+    if ranks.main:
+        console.print(_next_commands(run), soft_wrap=True)
+    return summary
+
+
+def load(run: Run, device: str = "auto") -> Translator:
+    """The trained model of a run, ready to translate."""
+    tokenizers = Tokenizers.load(run.folder)
+    model = make_model(run.recipe, tokenizers)
+    load_weights(model, run.weights)
+    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    try:
+        model = model.to(place)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {device!r} cannot be used here: {error}") from None
+    return Translator(run, model.eval(), tokenizers, Texts(run.recipe.data, run.folder))
+
+
+def make_model(recipe: Recipe, tokenizers: Tokenizers) -> nn.Module:
+    """The model of a recipe, with new weights."""
+    try:
+        made = MODELS[recipe.model.kind](recipe.model, tokenizers.source.size, tokenizers.target.size)
+    except ValueError as error:
+        raise InputError(f"model: {error}") from None
+    assert isinstance(made, nn.Module)
+    return made
+
+
+# -------------------------------------------------------------------------------------- before training
+
+
+def _prepare(run: Run, texts: Texts, console: Console) -> None:
+    """Tokenizer and tokenised training data, unless they are there already."""
+    recipe: Recipe = run.recipe
+    corpus = texts.train()
+    try:
+        tokenizers = Tokenizers.load(run.folder)
+    except InputError:
+        with console.status("learning the vocabulary"):
+            tokenizers = Tokenizers.train(
+                (pair.source for pair in corpus), (pair.target for pair in corpus), recipe.text
+            )
+            tokenizers.save(run.folder)
+    with console.status("tokenising the training data"):
+        store = prepare(run.folder / "data" / "train", corpus, tokenizers, longest=recipe.data.longest)
+    if store.skipped.total:
+        console.print(f"Of the training data, {store.skipped}")
+
+
+def _begin_from_vectors(recipe: Recipe, model: Any, tokenizers: Tokenizers, console: Console) -> None:
+    from jumok.data.vectors import load_vectors
+
+    for side in ("source", "target"):
+        path = getattr(recipe.vectors, side)
+        if path is not None:
+            told = load_vectors(path, getattr(tokenizers, side), getattr(model, f"{side}_embedding"))
+            console.print(f"{side} vectors: {told}")
+
+
+def _is_packed(recipe: Recipe, device: torch.device) -> bool:
+    can = isinstance(recipe.model, TransformerConfig)
+    if recipe.data.packed == "auto":
+        fast = device.type == "cuda" and recipe.train.precision != "float32"
+        return can and fast and not getattr(recipe.model, "attention_dropout", 0.0)
+    if recipe.data.packed and not can:
+        raise InputError(
+            f"data.packed: true, but a {recipe.model.kind} model takes padded sentences: use auto"
+        )
+    return recipe.data.packed
+
+
+def _told(recipe: Recipe, model: nn.Module, tokenizers: Tokenizers, pairs: int) -> str:
+    weights = sum(weight.numel() for weight in model.parameters())
+    words = f"{tokenizers.source.size:,}"
+    if not tokenizers.joint:
+        words += f" and {tokenizers.target.size:,}"
+    return f"{recipe.model.kind}: {weights / 1e6:.1f} M weights, vocabulary of {words}, {pairs:,} pairs"
+
+
+def _next_commands(run: Run) -> str:
+    return "\n".join(
+        [
+            "Next:",
+            f'  jumok run {run.folder} "…"            translate a text, a file or standard input',
+            f"  jumok eval {run.folder}               score it on the test data",
+        ]
+    )
+
+
+# ------------------------------------------------------------------------------------------------- validation
+
+
+class _Validation:
+    """Judges a model on the validation data: BLEU of greedy translations, perplexity, attention's health."""
+
+    def __init__(self, run: Run, tokenizers: Tokenizers, texts: Texts) -> None:
+        self.run, self.tokenizers, self.texts = run, tokenizers, texts
+        self.examples: list[Example] | None = None  # read when first asked, by the process that validates
+
+    def __call__(self, model: nn.Module) -> Report:
+        if self.examples is None:
+            self.examples = self.texts.valid().examples
+        translator = Translator(self.run, model, self.tokenizers, self.texts)
+        found = scored(translator, Split("valid", self.examples), Search(beam=1))
+        figures = {"bleu": found.bleu.value, "chrf": found.chrf.value, "perplexity": found.perplexity}
+        maps, batch = translator.maps(self.examples[:LOOKED_AT])
+        weights = [one.weights for one in maps]
+        figures |= attention_health(weights, batch.target.lengths, batch.source.lengths)
+        pairs = itertools.islice(zip(self.examples, found.translations, strict=True), SHOWN)
+        samples = [
+            line
+            for example, translation in pairs
+            for line in (
+                f"  source  {example.source}",
+                f"  said    {translation.text}",
+                f"  wanted  {example.target}",
+            )
+        ]
+        return Report(figures, best="bleu", samples=samples)

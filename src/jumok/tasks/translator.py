@@ -1,0 +1,310 @@
+"""A trained translation model at work: text in, text out, with word links and maps; and how good it is."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from jumok import decoding
+from jumok.batch import EOS, Map, Pairs, Tokens
+from jumok.data.sources import Example
+from jumok.data.text import Tokenizers
+from jumok.decoding import Hypothesis
+from jumok.errors import InputError
+from jumok.metrics import alignment
+from jumok.metrics.alignment import Links
+from jumok.run import Run
+from jumok.tasks.corpora import Texts
+
+__all__ = ["DecodeConfig", "Search", "Translation", "Translator"]
+
+AT_ONCE = 1024  # lines that are read before any is translated, so that those of like length go together
+PAIRS_AT_ONCE = 64  # whose links are looked for together
+TOKENS = 8192  # source tokens times hypotheses in a batch
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """The ``decode:`` section: how to search, and which attention tells the word links."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    beam: int = 5
+    length_penalty: float = 1.0
+    coverage: float = 0.0  # how much leaving source words out counts against a translation
+    align_layer: int | None = None  # None: the only one, or the last but one
+    align_shift: bool = False  # the links of a word from the step after it, at which it is read
+
+    def __post_init__(self) -> None:
+        if self.beam < 1:
+            raise ValueError(f"beam={self.beam}: 1 or more is expected")
+        if self.length_penalty < 0 or self.coverage < 0:
+            raise ValueError("length_penalty and coverage are 0 or more")
+
+
+@dataclass(frozen=True)
+class Search:
+    """What one asks of a translation; None: what the recipe says."""
+
+    beam: int | None = None
+    n_best: int = 1
+    sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if self.sample and (self.beam is not None or self.n_best > 1):
+            raise InputError("--sample draws one translation; it goes with neither --beam nor --n-best")
+        if self.beam is not None and self.n_best > self.beam:
+            raise InputError(f"--n-best {self.n_best} needs a beam of as many; --beam {self.beam} came")
+
+
+@dataclass(frozen=True, eq=False)
+class Translation:
+    """One line and what became of it. Words are between spaces, of the text as the tokenizer gets it."""
+
+    number: int  # of the line, from 0
+    source: str
+    text: str  # as a reader wants it
+    source_words: list[str]
+    words: list[str]
+    score: float
+    finished: bool
+    others: tuple[Translation, ...] = ()  # of an n-best list, those behind the first
+    links: list[tuple[int, int]] | None = None  # (source word, word)
+    weights: Tensor | None = None  # (words, source words)
+
+    def lines(self, *, n_best: bool, alignments: bool, as_json: bool) -> Iterator[str]:
+        """As ``jumok run`` writes it: the text, or fields with ||| between them, or JSON."""
+        for one in (self, *self.others):
+            pharaoh = " ".join(f"{i}-{j}" for i, j in one.links or [])
+            if as_json:
+                known = {"source": one.source, "translation": one.text, "score": one.score}
+                known |= {"finished": one.finished, "source_words": one.source_words, "words": one.words}
+                yield json.dumps({"line": one.number, **known, "links": pharaoh}, ensure_ascii=False)
+            elif n_best:
+                fields = [str(one.number), one.text, f"{one.score:.4f}", *([pharaoh] if alignments else [])]
+                yield " ||| ".join(fields)
+            else:
+                yield f"{one.text} ||| {pharaoh}" if alignments else one.text
+
+
+class Translator:
+    """A model with its tokenizers.
+
+    >>> translator = jumok.load("runs/bahdanau")  # doctest: +SKIP
+    >>> translator.translate("this is an example sentence").text  # doctest: +SKIP
+    '이것은 예문이다'
+    """
+
+    def __init__(self, run: Run, model: Any, tokenizers: Tokenizers, texts: Texts) -> None:
+        self.run, self.model, self.tokenizers, self.texts = run, model, tokenizers, texts
+        self.decode: DecodeConfig = run.recipe.decode
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the source; that of the target is ``tokenizers.target``."""
+        return self.tokenizers.source
+
+    @property
+    def device(self) -> torch.device:
+        weight: Tensor = next(iter(self.model.parameters()))
+        return weight.device
+
+    # ----------------------------------------------------------------------------------------- translating
+
+    def translate(self, text: str, search: Search | None = None, *, align: bool = True) -> Translation:
+        """One text."""
+        return next(self.predict([text], search or Search(), align=align))
+
+    def predict(
+        self, lines: Iterable[str], search: Search, *, align: bool = False, at_once: int = AT_ONCE
+    ) -> Iterator[Translation]:
+        """A translation for every line, in their order."""
+        numbered = enumerate(lines)
+        generator = torch.Generator().manual_seed(search.seed)
+        while window := list(itertools.islice(numbered, at_once)):
+            prepared = [self.texts.prepared(line, "source") for _, line in window]
+            ids = self.tokenizers.source.encode(prepared)
+            found: dict[int, Translation] = {}
+            for batch in self._batches(ids, search):
+                hypotheses = self._search([ids[i] for i in batch], search, generator)
+                made = [
+                    self._translation(*window[i], prepared[i], best)
+                    for i, best in zip(batch, hypotheses, strict=True)
+                ]
+                if align:
+                    made = self._aligned(made, [ids[i] for i in batch], [best[0] for best in hypotheses])
+                found |= dict(zip(batch, made, strict=True))
+            yield from (found[i] for i in range(len(window)))
+
+    def _batches(self, ids: list[list[int]], search: Search) -> Iterator[list[int]]:
+        """The numbers of lines of like length, as many as fit together; the longest first."""
+        room = max(1, TOKENS // (1 if search.sample else search.beam or self.decode.beam))
+        order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
+        while order:
+            rows = max(1, room // (len(ids[order[0]]) + 1))
+            yield order[:rows]
+            order = order[rows:]
+
+    @torch.inference_mode()
+    def _search(
+        self, ids: list[list[int]], search: Search, generator: torch.Generator
+    ) -> list[list[Hypothesis]]:
+        source = Tokens.padded([[*one, EOS] for one in ids]).to(self.device)
+        beam = self.decode.beam if search.beam is None else search.beam
+        if search.sample:
+            drawn = decoding.sample(
+                self.model,
+                source,
+                temperature=search.temperature,
+                top_k=search.top_k or None,
+                top_p=search.top_p if search.top_p < 1 else None,
+                generator=generator,
+            )
+            return [[one] for one in drawn]
+        if beam == 1 and search.n_best == 1:
+            return [[one] for one in decoding.greedy(self.model, source)]
+        return decoding.beam(
+            self.model,
+            source,
+            size=max(beam, search.n_best),
+            n_best=search.n_best,
+            length_penalty=self.decode.length_penalty,
+            coverage=self._coverage(ids) if self.decode.coverage else None,
+        )
+
+    def _coverage(self, ids: list[list[int]]) -> decoding.Coverage:
+        def term(sentences: Sequence[int], said: Sequence[tuple[int, ...]]) -> Tensor:
+            sources = [ids[n] for n in sentences]
+            weights = self._weights(sources, said)
+            rows = torch.tensor([len(one) + 1 for one in said], device=weights.device)
+            real = torch.arange(weights.shape[1], device=weights.device) < rows[:, None]
+            return decoding.coverage_term(
+                weights * real[:, :, None], [len(one) + 1 for one in sources], self.decode.coverage
+            )
+
+        return term
+
+    def _translation(self, number: int, line: str, prepared: str, best: list[Hypothesis]) -> Translation:
+        first, *others = (self._one(number, line, prepared, hypothesis) for hypothesis in best)
+        return replace(first, others=tuple(others))
+
+    def _one(self, number: int, line: str, prepared: str, found: Hypothesis) -> Translation:
+        text = self.tokenizers.target.decode(found.ids)
+        return Translation(
+            number=number,
+            source=line,
+            text=self.texts.shown(text),
+            source_words=prepared.split(),
+            words=text.split(),
+            score=found.score,
+            finished=found.finished,
+        )
+
+    # --------------------------------------------------------------------------------------------- looking
+
+    def maps(self, pairs: Sequence[Example]) -> tuple[list[Map], Pairs]:
+        """All attention of the model while it says the targets of these pairs, and the batch they made."""
+        batch = self.batch(pairs)
+        with torch.inference_mode():
+            return self.model.maps(batch), batch
+
+    def batch(self, pairs: Sequence[Example]) -> Pairs:
+        """Pairs of texts as the model takes them, padded."""
+        sources = self.tokenizers.source.encode([self.texts.prepared(one.source, "source") for one in pairs])
+        targets = self.tokenizers.target.encode([self.texts.prepared(one.target, "target") for one in pairs])
+        return Pairs.of(sources, targets).to(self.device)
+
+    def align(self, pairs: Sequence[Example]) -> list[Links]:
+        """The word links of given pairs, by the attention while the model says the targets."""
+        found: list[Links] = []
+        for begin in range(0, len(pairs), PAIRS_AT_ONCE):
+            texts = [
+                (self.texts.prepared(one.source, "source"), self.texts.prepared(one.target, "target"))
+                for one in pairs[begin : begin + PAIRS_AT_ONCE]
+            ]
+            sources = self.tokenizers.source.encode([source for source, _ in texts])
+            targets = self.tokenizers.target.encode([target for _, target in texts])
+            for (source, target), weights in zip(texts, self._looked(sources, targets), strict=True):
+                rows, columns = self.tokenizers.target.words(target), self.tokenizers.source.words(source)
+                found.append(alignment.strongest(_of_words(weights, rows, columns)))
+        return found
+
+    def _aligned(
+        self, made: list[Translation], sources: list[list[int]], best: list[Hypothesis]
+    ) -> list[Translation]:
+        """Translations with the links and the map of each."""
+        if not self.has_maps:
+            return made
+        looked = self._looked(sources, [one.ids for one in best])
+        result = []
+        for one, source, found, weights in zip(made, sources, best, looked, strict=True):
+            rows = self.tokenizers.target.words_of(found.ids)
+            words = _of_words(weights, rows, self.tokenizers.source.words_of(source))
+            result.append(replace(one, weights=words, links=sorted(alignment.strongest(words))))
+        return result
+
+    @property
+    def has_maps(self) -> bool:
+        """Whether the model has any attention between source and target."""
+        return getattr(self.run.recipe.model, "attention", True) is not None
+
+    def _looked(self, sources: Sequence[Sequence[int]], said: Sequence[Sequence[int]]) -> list[Tensor]:
+        """How much each piece said looked at each of the source, ``(Q, K)`` for each pair, without EOS."""
+        weights = self._weights(sources, said)
+        shift = int(self.decode.align_shift)
+        return [
+            one[shift : shift + len(y), : len(x)].cpu()
+            for one, x, y in zip(weights, sources, said, strict=True)
+        ]
+
+    @torch.inference_mode()
+    def _weights(self, sources: Sequence[Sequence[int]], said: Sequence[Sequence[int]]) -> Tensor:
+        """The layer that tells links best, its heads averaged, ``(B, Q, K)``, with EOS and padding."""
+        maps = self.model.maps(Pairs.of(sources, said).to(self.device))
+        if not maps:
+            raise InputError(
+                "this model has no attention (a fixed context), so there are no links and no map"
+            )
+        layer = self.decode.align_layer
+        if layer is None:
+            layer = max(0, len(maps) - 2)
+        if not -len(maps) <= layer < len(maps):
+            raise InputError(
+                f"decode.align_layer is {layer}, and the model has {len(maps)} layers, from 0 on"
+            )
+        weights: Tensor = maps[layer].weights.float().mean(1)
+        return weights
+
+    def draw(self, translation: Translation, path: Path, title: str = "") -> Path:
+        """The map of a translation as a picture."""
+        from jumok.look.figures import heat_map
+
+        if translation.weights is None:
+            raise InputError("this model has no attention (a fixed context), so there is no map to draw")
+        return heat_map(translation.weights, translation.words, translation.source_words, path, title=title)
+
+    def export(self, to: str, folder: Path) -> None:
+        """Write the model in another format: ``hf``, a Marian folder."""
+        if to != "hf":
+            raise InputError(f"--to {to}: hf is what a translation run can be exported to")
+        from jumok.exchange.huggingface import export_marian
+
+        target = None if self.tokenizers.joint else self.tokenizers.target.inner
+        export_marian(self.model, folder, tokenizer=self.tokenizers.source.inner, target_tokenizer=target)
+
+
+def _of_words(weights: Tensor, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
+    """A map of pieces as one of words; -1 is a piece of no word."""
+    target, source = ([None if word < 0 else word for word in words] for words in (rows, columns))
+    return alignment.to_words(weights, target, source)

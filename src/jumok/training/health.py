@@ -1,0 +1,79 @@
+"""Is the attention alive? Figures of attention maps that tell, long before a score does.
+
+===================  ==================================================================================
+attention/entropy    how widely a query looks: 0 at one key only, 1 at all of its keys alike
+attention/peak       the largest weight of a query, on average
+attention/coverage   how much of the keys is looked at: the mean over keys of the sum they get, at most 1
+attention/uniform    the share of heads that look at everything alike, and so do nothing
+===================  ==================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from jumok.errors import InputError
+
+__all__ = ["attention_health"]
+
+UNIFORM = 0.99  # of the highest possible entropy
+
+
+@torch.no_grad()
+def attention_health(
+    maps: Sequence[Tensor], queries: Sequence[int], keys: Sequence[int] | None = None
+) -> dict[str, float]:
+    """The figures over all heads of all maps.
+
+    Args:
+        maps: weights ``(B, H, Q, K)``, one tensor a layer; what lies behind a row's lengths is not looked at.
+        queries: how many queries each of the B sequences has.
+        keys: how many keys; None: as many as queries, as in self-attention.
+
+    >>> uniform, sharp = torch.full((1, 1, 2, 2), 0.5), torch.eye(2)[None, None]
+    >>> figures = attention_health([torch.cat([uniform, sharp], dim=1)], queries=[2])
+    >>> [round(figure, 3) for figure in figures.values()]
+    [0.5, 0.75, 1.0, 0.5]
+    """
+    keys = queries if keys is None else keys
+    if not maps or not queries:
+        return {}
+    heads = [_figures(weights, queries, keys) for weights in maps]  # (H, 3) a layer
+    entropy, peak, coverage = torch.cat(heads).unbind(1)
+    return {
+        "attention/entropy": entropy.mean().item(),
+        "attention/peak": peak.mean().item(),
+        "attention/coverage": coverage.mean().item(),
+        "attention/uniform": (entropy > UNIFORM).double().mean().item(),
+    }
+
+
+def _figures(weights: Tensor, queries: Sequence[int], keys: Sequence[int]) -> Tensor:
+    """Entropy, peak and coverage of each head, ``(H, 3)``."""
+    if weights.dim() != 4 or not len(weights) == len(queries) == len(keys):
+        raise InputError(
+            f"attention_health: a map {tuple(weights.shape)} came with {len(queries)} lengths of queries and "
+            f"{len(keys)} of keys; expected (batch, heads, queries, keys) and a length for each of the batch"
+        )
+    rows, columns = (torch.tensor(lengths, device=weights.device) for lengths in (queries, keys))
+    asked = (torch.arange(weights.shape[2], device=weights.device) < rows[:, None])[:, None, :, None]
+    given = (torch.arange(weights.shape[3], device=weights.device) < columns[:, None])[:, None, None, :]
+    w = weights.double().where(asked & given, 0.0)  # (B, H, Q, K)
+    # One key alone leaves no choice: its entropy of 0 says nothing, and log 1 = 0 cannot be divided by.
+    choice = (asked[..., 0] & (columns > 1)[:, None, None]).expand(w.shape[:3])
+    entropy = torch.special.entr(w).sum(-1) / columns.clamp(min=2).log()[:, None, None]
+    covered = w.sum(2).clamp(max=1.0)  # (B, H, K)
+    means = (
+        _mean(entropy, choice),
+        _mean(w.amax(-1), asked[..., 0].expand(w.shape[:3])),
+        _mean(covered, given[:, :, 0].expand(covered.shape)),
+    )
+    return torch.stack(means, dim=1)
+
+
+def _mean(x: Tensor, counts: Tensor) -> Tensor:
+    """For each head ``(H,)``, over the batch and what counts of it."""
+    return x.where(counts, 0.0).sum((0, 2)) / counts.sum((0, 2)).clamp(min=1)

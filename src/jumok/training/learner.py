@@ -1,0 +1,121 @@
+"""A model with all that makes it learn: its loss over all processes, its optimiser, one step at a time.
+
+Nothing here waits for the GPU: what a step came to stays on the device, as a row of numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from jumok.training import weights
+from jumok.training.distributed import Ranks, gathered, spread, syncing
+from jumok.training.optimizer import clipped_norm, make_optimizer, moments, restore_moments
+from jumok.training.prefetch import Work
+from jumok.training.schedule import share
+from jumok.training.settings import Settings
+
+__all__ = ["COLUMNS", "Learner", "reseed"]
+
+COLUMNS = ("total", "count", "norm")  # of a row; the model's further sums follow
+
+
+def reseed(device: torch.device, seed: int, step: int, rank: int) -> None:
+    """Begin the random numbers (dropout) of one step in one process: a function of these numbers only.
+
+    Seeded anew, a step does not depend on what was drawn before it, by a validation, say. It comes out the
+    same again, and no state of a generator needs to be saved for that.
+    """
+    mixed = int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0])
+    # Not torch.manual_seed: where there is no GPU, it puts down a traceback at each call, and keeps them all.
+    torch.default_generator.manual_seed(mixed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(mixed)
+
+
+class Learner:
+    """``last`` is the number of the last step, for the schedules that end there."""
+
+    def __init__(self, model: nn.Module, settings: Settings, ranks: Ranks, last: int | None) -> None:
+        self.settings, self.ranks, self.last = settings, ranks, last
+        self.model = model.to(ranks.device).train()
+        # What is in shards cannot be validated by one process alone: the first keeps a whole model for it.
+        sharded = settings.parallel == "fsdp" and ranks.world > 1
+        self._copy = copy.deepcopy(model).cpu() if sharded and ranks.main else None
+        self.objective = spread(model, ranks, settings.parallel)
+        self.optimizer = make_optimizer(model, settings)
+        self.parts: list[str] = []  # the names of the model's further sums, from the first step on
+        on_gpu = ranks.device.type == "cuda"
+        self.compiled = settings.compile is True or (
+            settings.compile == "auto" and on_gpu and getattr(model, "compiles", True)
+        )
+        if self.compiled:  # a model with a way of its own to compile itself knows best
+            (self.objective if type(model).compile is nn.Module.compile else model).compile()
+        low = settings.precision == "bf16" or (settings.precision == "auto" and on_gpu)
+        self._autocast = torch.autocast(ranks.device.type, torch.bfloat16, enabled=low)
+        # From the first step on that is not finite this is 1, and the optimiser changes nothing any more.
+        self._bad = torch.zeros((), device=ranks.device)
+        self.optimizer.found_inf = self._bad  # type: ignore[attr-defined]
+
+    def rate(self, number: int) -> float:
+        """The learning rate of step ``number``, the first of which is 1."""
+        return self.settings.learning_rate * share(self.settings, number, self.last)
+
+    def step(self, work: Work, number: int) -> Tensor:
+        """Learn from one batch. A row of the sums over all processes, as ``COLUMNS`` and ``parts`` say."""
+        ranks, turns = self.ranks, len(work.parts)
+        reseed(ranks.device, self.settings.seed, number, ranks.rank)
+        own = sum(batch.count * weight for batch, weight in work.parts)
+        count = torch.full((), own, dtype=torch.float64, device=ranks.device)
+        count = ranks.sum(count).clamp(min=1)
+        sums = []
+        for turn, (batch, weight) in enumerate(work.parts, 1):
+            with syncing(self.objective, now=turn == turns):
+                with self._autocast:
+                    total, parts = self.objective(batch.to(ranks.device))
+                # DDP and FSDP take the mean over the processes, where the sum is meant.
+                (total * (weight * ranks.world / count).to(total.dtype)).backward()
+            self.parts = self.parts or sorted(parts)
+            row = [total.detach(), *(parts[name] for name in self.parts)]
+            sums.append(torch.stack([x.double() for x in row]) * weight)
+        whole = ranks.sum(torch.stack(sums).sum(0))
+        norm = clipped_norm(self.model.parameters(), self.settings.clip).double()
+        self._bad += (~torch.isfinite(whole[0] + norm)) & (self._bad == 0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate(number)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return torch.cat([whole[:1], count[None], norm[None], whole[1:]])
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights, whole, in the first process; nothing in the others, which must call this too."""
+        return gathered(weights.weights(self.model), self.ranks)
+
+    def moments(self) -> dict[str, Tensor]:
+        """What the optimiser remembers; as :meth:`weights`."""
+        return gathered(moments(self.optimizer, self.model), self.ranks)
+
+    def restore(self, saved: Mapping[str, Tensor], remembered: Mapping[str, Tensor], source: str) -> None:
+        """Go on from what :meth:`weights` and :meth:`moments` gave, in every process."""
+        weights.set_weights(self.model, saved, source)
+        restore_moments(self.optimizer, self.model, remembered)
+
+    @contextlib.contextmanager
+    def judged(self, saved: Mapping[str, Tensor]) -> Iterator[nn.Module]:
+        """A whole model with these weights, in eval mode; for the first process only."""
+        model = self.model if self._copy is None else self._copy.to(self.ranks.device)
+        weights.set_weights(model, saved)
+        model.eval()
+        try:
+            with torch.no_grad():
+                yield model
+        finally:
+            model.train()
+            if self._copy is not None:
+                self._copy.cpu()

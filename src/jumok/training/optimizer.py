@@ -1,0 +1,77 @@
+"""The optimiser: made from the settings, and its numbers by name, to be saved and restored.
+
+Always PyTorch's fused ones. They are the fastest, on a CPU too, and they look at ``found_inf``, a flag on the
+device: where it is set, nothing changes, neither weights nor moments. So a gradient that is not finite never
+reaches the weights, and nobody waits for the GPU to find out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from jumok.errors import InputError
+from jumok.training.settings import Settings
+
+__all__ = ["clipped_norm", "make_optimizer", "moments", "restore_moments"]
+
+
+def make_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
+    """Over the parameters that learn; weight decay for matrices only, not for biases and norms."""
+    learned = [p for p in model.parameters() if p.requires_grad]
+    if not learned:
+        raise InputError("nothing to train: the model has no parameters that require a gradient")
+    matrices, vectors = [p for p in learned if p.dim() > 1], [p for p in learned if p.dim() <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    if settings.optimizer == "sgd":
+        return SGD(groups, settings.learning_rate, momentum=settings.momentum, fused=True)
+    kind = AdamW if settings.optimizer == "adamw" else Adam
+    return kind(groups, settings.learning_rate, settings.betas, settings.eps, fused=True)
+
+
+def moments(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """All that the optimiser remembers, as ``what/parameter``: ``exp_avg/encoder.weight``."""
+    return {
+        f"{what}/{name}": value
+        for name, parameter in model.named_parameters()
+        for what, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)  # SGD without momentum remembers None
+    }
+
+
+def restore_moments(optimizer: Optimizer, model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """The counterpart of :func:`moments`; sharded parameters take their share."""
+    parameters = dict(model.named_parameters())
+    _check({key.partition("/")[2] for key in saved}, parameters)
+    optimizer.state.clear()
+    for key, value in saved.items():
+        what, _, name = key.partition("/")
+        parameter = parameters[name]
+        if isinstance(parameter, DTensor) and value.shape == parameter.shape:
+            mesh, placements = parameter.device_mesh, parameter.placements
+            value = distribute_tensor(value.to(parameter.device), mesh, placements, src_data_rank=None)
+        optimizer.state[parameter][what] = value.to(parameter.device, copy=True)
+
+
+def _check(names: Iterable[str], parameters: Mapping[str, nn.Parameter]) -> None:
+    if unknown := sorted(set(names) - set(parameters)):
+        raise InputError(
+            f"the optimiser's state was saved by another model: this one has no {', '.join(unknown[:5])}"
+        )
+
+
+@torch.no_grad()
+def clipped_norm(parameters: Iterable[nn.Parameter], longest: float) -> Tensor:
+    """The length of the whole gradient, on the device. It is then cut to ``longest``; 0: left as it is."""
+    learned = [p for p in parameters if p.grad is not None]
+    norm = nn.utils.get_total_norm([p.grad for p in learned if p.grad is not None])
+    if longest:
+        nn.utils.clip_grads_with_norm_(learned, longest, norm)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

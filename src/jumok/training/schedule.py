@@ -1,0 +1,47 @@
+"""The learning rate of each step, as a share of the highest one: pure functions of the step's number.
+
+===============  ============================================================================================
+constant         the highest
+inverse_sqrt     falls as 1/√step: the schedule of the Transformer's paper ("Noam"), whose ``width**-0.5`` is
+                 ``learning_rate * warmup**0.5`` here
+linear           falls in a straight line, to 0 behind the last step
+cosine           falls along half a wave, to 0 behind the last step
+===============  ============================================================================================
+
+All begin with a warm-up, a straight line up from 0; ``warmup=0`` leaves it out.
+"""
+
+from __future__ import annotations
+
+import math
+
+from jumok.training.settings import Settings
+
+__all__ = ["last_step", "share"]
+
+
+def share(settings: Settings, step: int, last: int | None) -> float:
+    """What share of ``settings.learning_rate`` step number ``step`` (the first is 1) of ``last`` has.
+
+    >>> settings = Settings(schedule="linear", warmup=2, steps=6)
+    >>> [share(settings, step, last=6) for step in range(1, 7)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+    warmup = settings.warmup
+    if step <= warmup:
+        return step / warmup
+    if settings.schedule == "constant":
+        return 1.0
+    if settings.schedule == "inverse_sqrt":
+        return math.sqrt(max(warmup, 1) / step)
+    if last is None:
+        raise ValueError(f"the {settings.schedule} schedule needs to know the last step")
+    # Counted from 0, so that the last step still learns something. Whoever trains longer than planned: not.
+    done = min((step - 1 - warmup) / max(last - warmup, 1), 1.0)
+    return 1 - done if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+
+
+def last_step(settings: Settings, steps_an_epoch: int) -> int | None:
+    """The number of the last step; None: only time or patience will tell."""
+    bounds = [settings.steps, settings.epochs and settings.epochs * steps_an_epoch]
+    return min((bound for bound in bounds if bound), default=None)

@@ -1,0 +1,195 @@
+"""Weights and states on the disk: whole, or not there."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+from training_toy import PointData, Toy, judge, lines, quick, same, state
+
+from jumok.errors import InputError
+from jumok.files import remove, remove_leftovers, written
+from jumok.training import load_weights, save_weights, train
+from jumok.training.weights import average, read, set_weights, weights, write
+
+
+def test_a_tied_tensor_is_written_once_and_is_tied_again_when_read(tmp_path: Path) -> None:
+    model, path = Toy(seed=3), tmp_path / "model.safetensors"
+    save_weights(model, path)
+    with safe_open(path, "pt") as file:
+        assert set(file.keys()) == set(model.state_dict()) - {"again.weight"}
+        assert file.metadata() == {"format": "pt"}
+    other = Toy(seed=4)
+    assert not torch.equal(other.again.weight, model.again.weight)
+    load_weights(other, path)
+    assert torch.equal(other.again.weight, model.again.weight)
+    assert other.again.weight is other.outer.weight
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_weights_may_be_of_any_kind_and_layout(tmp_path: Path) -> None:
+    model = nn.Module()
+    model.turned = nn.Parameter(torch.randn(5, 3, dtype=torch.float64).T)  # not contiguous
+    model.short = nn.Parameter(torch.randn(7).bfloat16())
+    model.register_buffer("steps", torch.tensor(2**40))
+    model.register_buffer("nothing", torch.empty(0, 3))
+    path = tmp_path / "w.safetensors"
+    save_weights(model, path)
+    before = {name: tensor.clone() for name, tensor in weights(model).items()}
+    with torch.no_grad():
+        for tensor in weights(model).values():
+            tensor.zero_()
+    load_weights(model, path)
+    assert same(weights(model), before)
+
+
+def test_a_file_may_be_read_by_those_whom_the_umask_lets(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    save_weights(Toy(), tmp_path / "model.safetensors")
+    assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "text"])
+def test_a_file_that_is_not_whole_is_told(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "model.safetensors"
+    save_weights(Toy(), path)
+    if damage == "missing":
+        path.unlink()
+    elif damage == "short":
+        path.write_bytes(path.read_bytes()[:-10])
+    else:
+        path.write_text("hello")
+    with pytest.raises(InputError, match=r"model.safetensors is not (there|a whole safetensors file)"):
+        load_weights(Toy(), path)
+
+
+def test_names_that_do_not_fit_are_told_and_nothing_is_changed() -> None:
+    model = Toy()
+    before = model.inner.weight.clone()
+    tensors = {name: tensor + 1 for name, tensor in weights(model).items()}
+    tensors["nobody"] = tensors.pop("read.bias")
+    with pytest.raises(InputError, match=r"read.bias is missing; nobody is of no use here"):
+        set_weights(model, tensors)
+    assert torch.equal(model.inner.weight, before)
+
+
+def test_the_mean_is_taken_in_float64(tmp_path: Path) -> None:
+    """In float32, 2²⁴ + 1 is 2²⁴: the ones would be lost."""
+    for number, value in enumerate([2.0**24, 1.0, 1.0, -(2.0**24)]):
+        write({"x": torch.tensor([value]), "n": torch.tensor([number])}, tmp_path / str(number))
+    mean = average([tmp_path / str(number) for number in range(4)])
+    assert mean["x"].item() == 0.5
+    assert mean["x"].dtype == torch.float32
+    assert mean["n"].tolist() == [3]  # whole numbers have no mean: those of the last
+
+
+def test_what_fails_on_the_way_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def fail() -> None:
+        with written(path) as part:
+            part.write_text("new")
+            raise RuntimeError("the disk is full")
+
+    with pytest.raises(RuntimeError, match="full"):
+        fail()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+    (tmp_path / ".file.part").mkdir()  # left by someone who was killed
+    with written(path) as part:
+        part.write_text("new")
+    assert path.read_text() == "new"
+
+
+def test_leftovers_are_taken_away(tmp_path: Path) -> None:
+    (tmp_path / ".a.part").write_text("")
+    (tmp_path / ".b.part" / "deep").mkdir(parents=True)
+    (tmp_path / "c").write_text("")
+    remove_leftovers(tmp_path)
+    remove(tmp_path / "nobody")
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+# ---------------------------------------------------------------------------------- a whole run
+
+SETTINGS = quick(steps=8, save_every=4, validate_every=2, average=2, schedule="constant")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    train(Toy(0.3), PointData(), SETTINGS, tmp_path / "run", validate=judge)
+    return tmp_path / "run"
+
+
+def go_on(run: Path, steps: int = 12) -> None:
+    longer = quick(steps=steps, save_every=4, validate_every=2, average=2, schedule="constant")
+    train(Toy(0.3, seed=4), PointData(), longer, run, validate=judge)
+
+
+def test_only_what_is_needed_is_kept(run: Path) -> None:
+    kept = sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file())
+    assert kept == [
+        "metrics.jsonl",
+        "model.safetensors",
+        "state/00000008/model.safetensors",
+        "state/00000008/optimizer.safetensors",
+        "state/00000008/state.json",
+        "state/validated/00000006.safetensors",
+        "state/validated/00000008.safetensors",
+    ]
+    keys = read(run / "state/00000008/optimizer.safetensors").keys()
+    assert "exp_avg/inner.weight" in keys
+    assert "exp_avg_sq/again.weight" not in keys  # tied
+
+
+@pytest.mark.parametrize("damage", ["no json", "torn json", "no weights", "short optimizer", "empty"])
+def test_a_newer_state_that_is_not_whole_is_passed_over(run: Path, damage: str) -> None:
+    """As if a disk had lost what it was given: the older one is taken, and the damaged one goes."""
+    newest = run / "state" / "00000008"
+    damaged = run / "state" / "00000012"
+    shutil.copytree(newest, damaged)
+    if damage == "no json":
+        (damaged / "state.json").unlink()
+    elif damage == "torn json":
+        (damaged / "state.json").write_text((damaged / "state.json").read_text()[:-40])
+    elif damage == "no weights":
+        (damaged / "model.safetensors").unlink()
+    elif damage == "short optimizer":
+        path = damaged / "optimizer.safetensors"
+        path.write_bytes(path.read_bytes()[:-1])
+    else:
+        shutil.rmtree(damaged)
+        damaged.mkdir()
+    go_on(run)
+    (only,) = (run / "state").glob("0*")
+    assert json.loads((only / "state.json").read_text())["standing"]["step"] == 12
+    assert [line["step"] for line in lines(run, "train")] == list(range(1, 13))
+
+
+def test_a_run_with_no_whole_state_is_not_begun_anew_by_itself(run: Path) -> None:
+    (run / "state" / "00000008" / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"damaged: .*model.safetensors has 0 bytes, \d+ were written"):
+        go_on(run)
+    assert (run / "model.safetensors").exists()
+
+
+def test_a_half_written_state_is_never_seen(run: Path) -> None:
+    before = state(run)
+    shutil.copytree(run / "state" / "00000008", run / "state" / ".00000010.part")
+    (run / "state" / "notes.txt").write_text("what a user puts there stays there")
+    train(Toy(0.3), PointData(), SETTINGS, run, validate=judge)
+    assert same(state(run), before)
+    go_on(run)
+    assert not list((run / "state").glob(".*"))
+    assert (run / "state" / "notes.txt").exists()
+
+
+def test_a_later_format_is_refused(run: Path) -> None:
+    path = run / "state" / "00000008" / "state.json"
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(InputError, match="has format 2; this version of jumok reads 1"):
+        go_on(run)

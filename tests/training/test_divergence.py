@@ -1,0 +1,132 @@
+"""Losses that are not finite or explode: caught, told, and kept away from the weights."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from training_toy import PointData, Points, Toy, judge, lines, quick, same, state
+
+from jumok.batch import Loss
+from jumok.training import Diverged, train
+from jumok.training.divergence import LASTING, Trend
+
+
+class Bad(Toy):
+    """At step ``at`` (counted from 1) the loss is ``value``, or its gradient is."""
+
+    def __init__(self, at: int, value: float = math.nan, only_gradient: bool = False) -> None:
+        super().__init__()
+        self.at, self.value, self.only_gradient, self.calls = at, value, only_gradient, 0
+
+    def loss(self, batch: Points) -> Loss:
+        self.calls += self.training
+        loss = super().loss(batch)
+        if self.calls == self.at and self.training:
+            bad = loss.total * self.value
+            return Loss(
+                loss.total + bad - bad.detach() if self.only_gradient else bad, batch.count, loss.parts
+            )
+        return loss
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("log_every", [1, 10])
+def test_what_is_not_finite_never_reaches_the_weights(
+    tmp_path: Path, optimizer: str, value: float, log_every: int
+) -> None:
+    how = {"optimizer": optimizer, "momentum": 0.5 if optimizer == "sgd" else 0.0, "weight_decay": 0.1}
+    good = Toy()
+    train(good, PointData(), quick(steps=6, **how), tmp_path / "good")
+    bad = Bad(at=7, value=value)
+    settings = quick(steps=20, save_every=4, log_every=log_every, **how)
+    with pytest.raises(Diverged) as found:
+        train(bad, PointData(), settings, tmp_path / "bad")
+    assert found.value.step == 7
+    assert found.value.examples == tuple(PointData().batches(1)[1].tolist())  # the second of the second epoch
+    # The weights in memory are those of step 6, however late it was found out.
+    assert torch.equal(bad.read.weight, good.read.weight)
+    assert torch.equal(bad.inner.bias, good.inner.bias)
+
+
+def test_the_message_tells_what_where_and_what_to_try(tmp_path: Path) -> None:
+    settings = quick(steps=20, save_every=4, clip=0.0, validate_every=2, average=0)
+    with pytest.raises(Diverged) as found:
+        train(Bad(at=7), PointData(), settings, tmp_path, validate=judge)
+    message = str(found.value)
+    losses = [line["loss"] for line in lines(tmp_path, "train")]
+    assert message.startswith("step 7: the loss or its gradient is not finite: loss nan, gradient norm nan.")
+    assert ", ".join(f"{loss:.4g}" for loss in losses[:6]) in message
+    assert "The batch had 7 examples, with the numbers " + str(found.value.examples)[1:-1] in message
+    assert f"the state of step 6 in {tmp_path / 'state'}" in message
+    for advice in ("learning_rate=0.003", "warmup=500", "clip=1.0", "precision=float32"):
+        assert advice in message
+
+
+def test_the_last_good_state_and_the_best_weights_stay(tmp_path: Path) -> None:
+    settings = quick(steps=6, save_every=3, validate_every=6, average=0, schedule="constant")
+    train(Toy(), PointData(), settings, tmp_path, validate=judge)
+    before = state(tmp_path)
+    longer = quick(steps=50, save_every=100, log_every=7, average=0, validate_every=50, schedule="constant")
+    with pytest.raises(Diverged):
+        train(Bad(at=3), PointData(), longer, tmp_path, validate=judge)
+    assert same(state(tmp_path), before)
+    # The same run with a model that is well goes on from there.
+    train(Toy(), PointData(), longer, tmp_path, validate=judge)
+    told = [line["step"] for line in lines(tmp_path, "train")]
+    assert told == [1, 2, 3, 4, 5, 6, 7, 14, 21, 28, 35, 42, 49, 50]
+
+
+def test_a_gradient_that_is_not_finite_is_enough(tmp_path: Path) -> None:
+    with pytest.raises(Diverged, match=r"gradient norm (inf|nan)"):
+        train(Bad(at=2, value=math.inf, only_gradient=True), PointData(), quick(), tmp_path)
+
+
+def test_a_bad_step_just_before_a_save_or_a_validation_is_not_saved(tmp_path: Path) -> None:
+    def validate(model: nn.Module) -> None:
+        raise AssertionError("a model that is not well is not validated")
+
+    settings = quick(steps=20, save_every=4, validate_every=4, log_every=100)
+    with pytest.raises(Diverged):
+        train(Bad(at=4), PointData(), settings, tmp_path, validate=validate)  # type: ignore[arg-type]
+    (saved,) = (tmp_path / "state").glob("0*")
+    assert saved.name == "00000000"
+
+
+class Exploding(Toy):
+    """From step ``at`` on the loss is ten thousand times what it should be."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at, self.calls = at, 0
+
+    def loss(self, batch: Points) -> Loss:
+        self.calls += 1
+        loss = super().loss(batch)
+        return Loss(loss.total * (1e4 if self.calls >= self.at else 1), loss.count)
+
+
+def test_a_loss_that_explodes_is_caught_unless_one_says_otherwise(tmp_path: Path) -> None:
+    settings = quick(steps=LASTING + 20, log_every=10)
+    with pytest.raises(Diverged, match=f"exploded.*for {LASTING} steps over 5 times") as found:
+        train(Exploding(at=11), PointData(), settings, tmp_path / "caught")
+    assert found.value.step == 10 + LASTING
+    calm = quick(steps=LASTING + 20, log_every=10, explode=0.0)
+    assert train(Exploding(at=11), PointData(), calm, tmp_path / "let").steps == LASTING + 20
+
+
+def test_what_counts_as_exploding() -> None:
+    def verdict(losses: list[float]) -> int | None:
+        trend = Trend()
+        return next((i for i, loss in enumerate(losses) if trend.add(loss, 1.0, factor=5.0)), None)
+
+    assert verdict([2.0] * 100 + [11.0] * LASTING) == 99 + LASTING
+    assert verdict([2.0] * 100 + [9.0] * 500) is None  # worse, but no five times
+    assert verdict(([2.0] * 10 + [50.0] * (LASTING - 1)) * 5) is None  # bad patches, each with an end
+    assert verdict([8.0] + [0.001] * 2000 + [0.1] * 500) is None  # a hundred times, and still well
+    assert verdict([-3.0] * 100 + [-2.0] * 100) is None  # log densities may be below 0
+    assert verdict([-3.0] * 100 + [500.0] * LASTING) == 99 + LASTING
+    assert verdict([1.0, math.nan]) == 1
+    assert verdict([math.inf]) == 0

@@ -1,0 +1,68 @@
+"""Figures of attention maps, by hand."""
+
+import math
+
+import pytest
+import torch
+
+from jumok.errors import InputError
+from jumok.training import attention_health
+
+UNIFORM, SHARP = torch.full((1, 1, 2, 2), 0.5), torch.eye(2)[None, None]
+
+
+def test_by_hand() -> None:
+    weights = torch.tensor([[[[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]]]])  # 2 queries, 3 keys
+    figures = attention_health([weights], queries=[2], keys=[3])
+    entropy = 1.5 * math.log(2)  # ½ log 2 + 2 · ¼ log 4, and 0 for the second
+    assert figures["attention/entropy"] == pytest.approx(entropy / math.log(3) / 2)
+    assert figures["attention/peak"] == pytest.approx(0.75)
+    assert figures["attention/coverage"] == pytest.approx((1 + 0.25 + 0.25) / 3)  # 1.5 is no more than 1
+    assert figures["attention/uniform"] == 0
+
+
+def test_heads_that_do_nothing_are_counted_over_all_layers() -> None:
+    figures = attention_health([torch.cat([UNIFORM, SHARP], 1), SHARP, SHARP], queries=[2])
+    assert figures["attention/uniform"] == 0.25
+    assert figures["attention/entropy"] == pytest.approx(0.25)
+
+
+def test_padding_is_not_looked_at() -> None:
+    torch.manual_seed(0)
+    short = torch.randn(1, 3, 2, 5).softmax(-1)
+    long = torch.randn(1, 3, 7, 11).softmax(-1)
+    padded = torch.full((2, 3, 7, 11), math.nan)
+    padded[0, :, :2, :5], padded[1] = short[0], long[0]
+    both = attention_health([padded], queries=[2, 7], keys=[5, 11])
+    a, b = attention_health([short], [2], [5]), attention_health([long], [7], [11])
+    name = "attention/peak"  # a mean over queries
+    assert both[name] == pytest.approx((2 * a[name] + 7 * b[name]) / 9)
+    name = "attention/coverage"  # a mean over keys
+    assert both[name] == pytest.approx((5 * a[name] + 11 * b[name]) / 16)
+
+
+def test_a_single_key_leaves_no_choice_and_says_nothing() -> None:
+    weights = torch.zeros(2, 1, 2, 2)
+    weights[0, :, :, 0] = 1.0  # one key, looked at fully
+    weights[1] = 0.5
+    figures = attention_health([weights], queries=[2, 2], keys=[1, 2])
+    assert figures["attention/entropy"] == pytest.approx(1.0)
+    only = attention_health([weights[:1]], queries=[2], keys=[1])
+    assert (only["attention/entropy"], only["attention/uniform"]) == (0.0, 0.0)
+
+
+def test_no_maps_no_figures() -> None:
+    assert attention_health([], [3]) == {}
+    assert attention_health([torch.zeros(0, 2, 3, 5)], []) == {}
+
+
+def test_half_precision_maps_do() -> None:
+    figures = attention_health([UNIFORM.bfloat16()], queries=[2])
+    assert figures["attention/entropy"] == pytest.approx(1.0)
+
+
+def test_wrong_shapes_are_refused() -> None:
+    with pytest.raises(InputError, match=r"a map \(2, 2\) came with 1 lengths of queries"):
+        attention_health([torch.eye(2)], [2])
+    with pytest.raises(InputError, match="2 lengths of queries"):
+        attention_health([SHARP], [2, 2])

@@ -1,0 +1,451 @@
+"""The loop: steps that one can check by hand, and what happens between and after them."""
+
+import itertools
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from training_toy import PointData, Points, Toy, judge, lines, quick, same, state
+
+from jumok.batch import Loss
+from jumok.errors import InputError
+from jumok.training import Ranks, Report, load_weights, train
+from jumok.training.learner import Learner
+from jumok.training.optimizer import make_optimizer
+from jumok.training.prefetch import works
+from jumok.training.weights import read
+
+
+class Line(nn.Module):
+    """y = w x, from w = 0. For x = (1, 2), y = (2, 4): loss 20 / 2, slope Σ 2 (w x − y) x / 2 = −10."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1, 1, dtype=torch.float64))
+
+    def loss(self, batch: Points) -> Loss:
+        return Loss((self.w * batch.x - batch.y).square().sum(), batch.count)
+
+
+class TwoPoints(PointData):
+    def batches(self, epoch: int) -> list[np.ndarray]:
+        return [np.array([0, 1])]
+
+    def collate(self, index: np.ndarray) -> Points:
+        x = torch.tensor([1.0, 2.0], dtype=torch.float64)[torch.as_tensor(index)]
+        return Points(x, 2 * x, torch.ones(len(x)), len(x), tuple(index.tolist()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "weight"),
+    [
+        ({"optimizer": "sgd", "learning_rate": 0.1, "clip": 0.0}, 1.0),
+        ({"optimizer": "sgd", "learning_rate": 0.1, "clip": 5.0}, 0.5),  # the gradient cut to half
+        ({"optimizer": "sgd", "learning_rate": 0.1, "clip": 20.0}, 1.0),
+        ({"optimizer": "sgd", "learning_rate": 0.1, "clip": 0.0, "steps": 2}, 1.5),  # slope −5 at w = 1
+        ({"optimizer": "sgd", "learning_rate": 0.1, "clip": 0.0, "warmup": 4}, 0.25),
+        # With momentum ½: 1, then slope −5 + ½ · −10.
+        ({"optimizer": "sgd", "learning_rate": 0.1, "clip": 0.0, "momentum": 0.5, "steps": 2}, 2.0),
+        (
+            {"optimizer": "adam", "learning_rate": 0.1, "clip": 0.0},
+            0.1,
+        ),  # as long as the rate
+        ({"optimizer": "adam", "learning_rate": 0.1, "clip": 0.0, "eps": 10.0}, 0.05),  # 10 / (10 + 10)
+        ({"optimizer": "sgd", "learning_rate": 0.1, "clip": 0.0, "accumulate": 2}, 1.0),
+        ({"optimizer": "sgd", "learning_rate": 0.1, "clip": 0.0, "accumulate": 3}, 1.0),  # one part is empty
+    ],
+)
+def test_the_first_steps_by_hand(tmp_path: Path, changes: dict[str, Any], weight: float) -> None:
+    model = Line()
+    train(model, TwoPoints(), quick(**{"steps": 1, "schedule": "constant", **changes}), tmp_path)
+    assert model.w.item() == pytest.approx(weight, abs=1e-7)
+    first = lines(tmp_path, "train")[0]
+    assert (first["loss"], first["tokens"]) == (10.0, 2)
+    assert first["gradient_norm"] == 10.0  # before it is cut
+
+
+def test_weight_decay_shrinks_matrices_only(tmp_path: Path) -> None:
+    groups = make_optimizer(Toy(), quick(optimizer="adamw", weight_decay=0.1)).param_groups
+    decays = {parameter: group["weight_decay"] for group in groups for parameter in group["params"]}
+    assert sum(decay == 0.1 for decay in decays.values()) == 5  # inner, two layers, outer = again, read
+    assert all(decay == (0.1 if parameter.dim() > 1 else 0.0) for parameter, decay in decays.items())
+
+
+def test_a_frozen_parameter_stays_and_a_frozen_model_is_refused(tmp_path: Path) -> None:
+    model = Toy()
+    model.read.bias.requires_grad_(False).fill_(0.25)
+    train(model, PointData(), quick(steps=3, optimizer="adamw", weight_decay=0.1), tmp_path)
+    assert model.read.bias.tolist() == [0.25, 0.25]
+    with pytest.raises(InputError, match="nothing to train"):
+        train(Toy().requires_grad_(False), PointData(), quick(), tmp_path / "frozen")
+
+
+def test_the_parts_of_a_batch_add_up_to_the_whole_of_it(tmp_path: Path) -> None:
+    weights = []
+    for accumulate in (1, 2, 5):  # the last batch of an epoch has one example: parts of it are empty
+        model = Toy().double()
+        data = PointData(dtype=torch.float64)
+        train(model, data, quick(accumulate=accumulate), tmp_path / str(accumulate))
+        weights.append(torch.cat([p.flatten() for p in model.parameters()]).detach())
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(weights[2], weights[0], rtol=1e-10, atol=1e-10)
+
+
+def test_what_is_logged(tmp_path: Path) -> None:
+    train(Toy(), PointData(), quick(steps=13, log_every=4), tmp_path / "each 4")
+    train(Toy(), PointData(), quick(steps=13, log_every=1), tmp_path / "each")
+    four, one = lines(tmp_path / "each 4", "train"), lines(tmp_path / "each", "train")
+    assert [line["step"] for line in four] == [4, 8, 12, 13]
+    assert [line["epoch"] for line in four] == [1, 2, 3, 3]  # 5 batches each
+    assert [line["epoch"] for line in one] == [1] * 5 + [2] * 5 + [3] * 3
+    assert one[-1]["tokens"] == four[-1]["tokens"]
+    new = [b["tokens"] - a["tokens"] for a, b in itertools.pairwise([{"tokens": 0}, *one])]
+    mean = sum(line["loss"] * count for line, count in zip(one[:4], new, strict=False)) / sum(new[:4])
+    assert four[0]["loss"] == pytest.approx(mean, rel=1e-12)
+    assert four[0]["gradient_norm"] == pytest.approx(sum(line["gradient_norm"] for line in one[:4]) / 4)
+    assert one[8]["learning_rate"] == pytest.approx(0.01 / 3)  # inverse square root of 9
+    assert set(one[0]) == {
+        "event",
+        "step",
+        "epoch",
+        "loss",
+        "nll",
+        "learning_rate",
+        "gradient_norm",
+        "tokens",
+    }
+
+
+# ---------------------------------------------------------------------------------- validation
+
+
+def scripted(values: list[float], **how: Any) -> Any:
+    """A validation that finds these values, one after the other."""
+    left = iter(values)
+    return lambda model: Report({"score": next(left), "other": 1.0}, "score", **how)
+
+
+def test_the_best_weights_are_kept_and_patience_ends(tmp_path: Path) -> None:
+    seen: list[torch.Tensor] = []
+    values = scripted([1.0, 3.0, 2.0, 3.0, float("nan"), 9.0])
+
+    def validate(model: nn.Module) -> Report:
+        assert not model.training
+        assert not torch.is_grad_enabled()
+        seen.append(model.read.weight.clone())
+        return values(model)  # type: ignore[no-any-return]
+
+    model = Toy()
+    settings = quick(steps=100, validate_every=2, patience=3, average=0)
+    summary = train(model, PointData(), settings, tmp_path, validate=validate)
+    assert summary.reason == "3 validations in a row were no better"
+    assert (summary.steps, summary.epochs) == (10, 2)
+    assert summary.best is not None
+    assert (summary.best.step, summary.best.value, summary.best.averaged) == (4, 3.0, 0)
+    assert summary.best.figures == {"score": 3.0, "other": 1.0}
+    assert len(seen) == 5
+    assert torch.equal(model.read.weight, seen[1])  # the model holds the best
+    assert torch.equal(read(tmp_path / "model.safetensors")["read.weight"], seen[1])
+    told = [line["score"] for line in lines(tmp_path, "validation")]
+    assert told == [1.0, 3.0, 2.0, 3.0, None]  # JSON knows no NaN
+    assert [line["best"] for line in lines(tmp_path, "validation")] == [True, True, False, False, False]
+
+
+def test_lower_may_be_better(tmp_path: Path) -> None:
+    validate = scripted([3.0, 1.0, 2.0], higher_is_better=False)
+    summary = train(
+        Toy(), PointData(), quick(steps=3, validate_every=1, average=0), tmp_path, validate=validate
+    )
+    assert summary.best is not None
+    assert (summary.best.step, summary.best.value) == (2, 1.0)
+
+
+def test_validation_at_the_end_of_each_epoch_and_of_the_run(tmp_path: Path) -> None:
+    train(Toy(), PointData(), quick(steps=12, average=0), tmp_path, validate=judge)
+    assert [line["step"] for line in lines(tmp_path, "validation")] == [5, 10, 12]
+
+
+def test_the_average_by_hand(tmp_path: Path) -> None:
+    """The mean of the last three validated weights; it is kept where it does better."""
+    seen: list[torch.Tensor] = []
+
+    def better_when_averaged(model: nn.Module) -> Report:
+        seen.append(model.read.weight.clone())
+        return Report({"score": [5.0, 1.0, 2.0, 3.0, 6.0][len(seen) - 1]}, "score")
+
+    model = Toy()
+    settings = quick(steps=8, validate_every=2, average=3)
+    summary = train(model, PointData(), settings, tmp_path / "better", validate=better_when_averaged)
+    mean = (seen[1] + seen[2] + seen[3]) / 3
+    torch.testing.assert_close(seen[4], mean)
+    assert torch.equal(model.read.weight, seen[4])
+    assert summary.best is not None
+    assert (summary.best.value, summary.best.averaged) == (6.0, 3)
+    assert [line["event"] for line in lines(tmp_path / "better")][-1] == "average"
+
+    model, seen = Toy(), []
+    worse = scripted([5.0, 1.0, 2.0, 3.0, 4.0])
+    summary = train(model, PointData(), settings, tmp_path / "worse", validate=worse)
+    assert summary.best is not None
+    assert (summary.best.value, summary.best.step, summary.best.averaged) == (5.0, 2, 0)
+
+
+def test_averaging_leaves_the_state_alone(tmp_path: Path) -> None:
+    """A run that ended with an average goes on from its last weights, not from their mean."""
+    plain, averaged = tmp_path / "plain", tmp_path / "averaged"
+    train(Toy(), PointData(), quick(steps=9), plain)
+    train(Toy(), PointData(), quick(steps=5, validate_every=2, average=2), averaged, validate=judge)
+    train(Toy(), PointData(), quick(steps=9, validate_every=2, average=2), averaged, validate=judge)
+    a, b = state(plain), state(averaged)
+    assert same(*({n: x for n, x in s.items() if not n.startswith("best")} for s in (a, b)))
+
+
+def test_without_validation_the_newest_weights_are_the_best(tmp_path: Path) -> None:
+    model = Toy()
+    summary = train(model, PointData(), quick(), tmp_path)
+    assert summary.best is None
+    other = Toy(seed=4)
+    load_weights(other, tmp_path / "model.safetensors")
+    assert torch.equal(other.read.weight, model.read.weight)
+    with pytest.raises(InputError, match="patience needs a validation"):
+        train(Toy(), PointData(), quick(steps=None), tmp_path / "endless")
+
+
+def test_a_validation_that_fails_loses_no_step(tmp_path: Path) -> None:
+    def failing(model: nn.Module) -> Report:
+        raise MemoryError("too long a sentence")
+
+    settings = quick(steps=6, validate_every=4, save_every=100, average=0)
+    with pytest.raises(MemoryError):
+        train(Toy(0.3), PointData(), settings, tmp_path / "failed", validate=failing)
+    assert (tmp_path / "failed" / "state" / "00000004").exists()
+    for folder in ("failed", "whole"):
+        train(Toy(0.3), PointData(), settings, tmp_path / folder, validate=judge)
+    assert lines(tmp_path / "failed") == lines(tmp_path / "whole")
+    assert same(state(tmp_path / "failed"), state(tmp_path / "whole"))
+
+
+def test_figures_may_be_numbers_of_any_kind(tmp_path: Path) -> None:
+    def odd(model: nn.Module) -> Report:
+        return Report({"a": np.float32(0.5), "b": torch.tensor(2), "c": 3}, "a")  # type: ignore[dict-item]
+
+    summary = train(Toy(), PointData(), quick(steps=2), tmp_path, validate=odd)
+    assert summary.best is not None
+    assert summary.best.figures == {"a": 0.5, "b": 2.0, "c": 3.0}
+
+
+def test_a_report_names_its_figure() -> None:
+    with pytest.raises(ValueError, match="best='blue' is not one of the figures: bleu"):
+        Report({"bleu": 1.0}, "blue")
+
+
+# ----------------------------------------------------------------------------- ends and goes on
+
+
+def test_a_finished_run_is_left_as_it_is_and_a_longer_one_goes_on(tmp_path: Path) -> None:
+    settings = quick(steps=7, schedule="constant")
+    first = train(Toy(0.3), PointData(), settings, tmp_path / "a")
+    before = state(tmp_path / "a"), lines(tmp_path / "a")
+    model = Toy(0.3, seed=4)
+    again = train(model, PointData(), settings, tmp_path / "a")
+    assert again == first
+    assert same(state(tmp_path / "a"), before[0])
+    assert lines(tmp_path / "a") == before[1]
+    assert torch.equal(model.read.weight, before[0]["best: read.weight"])
+
+    longer = quick(steps=17, schedule="constant")
+    train(Toy(0.3, seed=4), PointData(), longer, tmp_path / "a")
+    train(Toy(0.3), PointData(), longer, tmp_path / "b")
+    assert same(state(tmp_path / "a"), state(tmp_path / "b"))
+    assert lines(tmp_path / "a") == lines(tmp_path / "b")
+
+
+def test_epochs_and_minutes_end_a_run(tmp_path: Path) -> None:
+    summary = train(Toy(), PointData(), quick(steps=None, epochs=2), tmp_path / "epochs")
+    assert (summary.steps, summary.epochs, summary.reason) == (10, 2, "all 2 epochs are done")
+    timed = quick(steps=None, minutes=0.005)
+    summary = train(Toy(), PointData(), timed, tmp_path / "minutes")
+    assert summary.seconds >= 0.3
+    assert summary.steps > 1
+    assert (
+        train(Toy(), PointData(), timed, tmp_path / "minutes") == summary
+    )  # time of earlier sessions counts
+
+
+def test_metrics_are_cut_to_what_the_state_knows(tmp_path: Path) -> None:
+    settings = quick(steps=10, save_every=4, schedule="constant")
+    train(Toy(0.3), PointData(), settings, tmp_path / "whole")
+
+    class Stop(PointData):
+        def collate(self, index: np.ndarray) -> Points:
+            if threading.current_thread() is threading.main_thread() and next(count) == 6:
+                raise RuntimeError("the power went")
+            return super().collate(index)
+
+    count = itertools.count()
+    broken = quick(steps=10, save_every=4, schedule="constant", prefetch=0)
+    with pytest.raises(RuntimeError, match="the power went"):
+        train(Toy(0.3), Stop(), broken, tmp_path / "broken")
+    metrics = tmp_path / "broken" / "metrics.jsonl"
+    assert [line["step"] for line in lines(tmp_path / "broken")] == [1, 2, 3, 4, 5, 6]
+    with metrics.open("a") as file:
+        file.write('{"event": "train", "st')  # torn in the middle
+    train(Toy(0.3), PointData(), settings, tmp_path / "broken")
+    assert lines(tmp_path / "broken") == lines(tmp_path / "whole")
+    assert same(state(tmp_path / "broken"), state(tmp_path / "whole"))
+
+
+def test_a_step_depends_on_no_random_number_drawn_elsewhere(tmp_path: Path) -> None:
+    """Validation that draws random numbers changes nothing; each step's dropout is its own."""
+
+    def drawing(model: nn.Module) -> Report:
+        torch.rand(17)
+        return judge(model)
+
+    often, never = tmp_path / "often", tmp_path / "never"
+    train(Toy(0.5), PointData(), quick(validate_every=1, average=0), often, validate=drawing)
+    torch.rand(3)
+    train(Toy(0.5), PointData(), quick(), never)
+    assert lines(often, "train") == lines(never, "train")
+    train(Toy(0.5), PointData(), quick(seed=2), tmp_path / "other")
+    assert lines(tmp_path / "other", "train") != lines(never, "train")
+
+
+def test_seeding_each_step_leaves_nothing_behind(tmp_path: Path) -> None:
+    """``torch.manual_seed`` without a GPU keeps a traceback of each call: a long run would eat the memory."""
+    queued = getattr(torch.cuda, "_queued_calls", [])
+    before = len(queued)
+    train(Toy(0.3), PointData(), quick(prefetch=0), tmp_path)
+    assert len(queued) < before + 11
+
+
+def test_tensorboard_files_are_written(tmp_path: Path) -> None:
+    board = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+    def with_samples(model: nn.Module) -> Report:
+        report = judge(model)
+        return Report(report.figures, report.best, samples=["<b>a</b> → b"])
+
+    settings = quick(tensorboard=True, steps=4, validate_every=2, average=0)
+    train(Toy(), PointData(), settings, tmp_path, validate=with_samples)
+    seen = board.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    losses = [event.value for event in seen.Scalars("train/loss")]
+    assert losses == pytest.approx([line["loss"] for line in lines(tmp_path, "train")])
+    assert [event.step for event in seen.Scalars("validation/error")] == [2, 4]
+
+
+# ----------------------------------------------------------------------------------- precision
+
+
+@pytest.mark.parametrize("precision", ["auto", "float32", "bf16"])
+def test_bf16_is_for_products_the_weights_stay_float32(tmp_path: Path, precision: str) -> None:
+    class Watched(Toy):
+        def loss(self, batch: Points) -> Loss:
+            kinds.add(self.inner(batch.x).dtype)
+            return super().loss(batch)
+
+    kinds: set[torch.dtype] = set()
+    model = Watched()
+    train(model, PointData(), quick(steps=2, precision=precision), tmp_path)
+    assert kinds == {torch.bfloat16 if precision == "bf16" else torch.float32}
+    assert model.inner.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("wish", "times"), [("auto", 0), (False, 0), (True, 1)])
+def test_a_model_may_compile_itself(tmp_path: Path, wish: Any, times: int) -> None:
+    class Own(Toy):
+        def compile(self, *args: Any, **how: Any) -> None:
+            calls.append(args)
+
+    calls: list[Any] = []
+    train(Own(), PointData(), quick(steps=2, compile=wish), tmp_path)
+    assert len(calls) == times  # "auto" is for GPUs
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_step_never_waits_for_the_gpu(optimizer: str) -> None:
+    ranks = Ranks(device=torch.device("cuda", 0))
+    learner = Learner(Toy(0.3), quick(optimizer=optimizer, compile=False, accumulate=2), ranks, last=None)
+    stream = works(PointData(), ranks, accumulate=2)
+    rows = [learner.step(next(stream), 1)]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        rows += [learner.step(next(stream), number) for number in (2, 3)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.stack(rows).isfinite().all()
+
+
+@pytest.mark.gpu
+def test_a_gpu_learns_the_same(tmp_path: Path) -> None:
+    how = {"precision": "float32", "compile": False}
+    for device in ("cpu", "cuda"):
+        train(Toy(), PointData(), quick(device=device, **how), tmp_path / device, validate=judge_anywhere)
+    for cpu, gpu in zip(lines(tmp_path / "cpu", "train"), lines(tmp_path / "cuda", "train"), strict=True):
+        assert gpu["loss"] == pytest.approx(cpu["loss"], rel=0.01)  # TF32
+
+
+def judge_anywhere(model: nn.Module) -> Report:
+    data = PointData()
+    points = data.collate(np.arange(len(data.x))).to(next(model.parameters()).device)
+    return Report({"error": model.loss(points).total.item()}, "error", higher_is_better=False)
+
+
+# --------------------------------------------------------------------------------------- data
+
+
+class Broken(PointData):
+    def collate(self, index: np.ndarray) -> Points:
+        if 13 in index:
+            raise InputError("example 13 is not well")
+        return super().collate(index)
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_an_error_in_the_data_comes_with_its_own_words(tmp_path: Path, prefetch: int) -> None:
+    before = threading.active_count()
+    with pytest.raises(InputError, match=r"^example 13 is not well$"):
+        train(Toy(), Broken(), quick(prefetch=prefetch), tmp_path)
+    assert threading.active_count() == before
+    at = [13 in index for index in PointData().batches(0)].index(True)
+    assert len(lines(tmp_path, "train")) == at  # every batch before it was used
+
+
+def test_no_data_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nothing to train on: epoch 1 has no batches"):
+        train(Toy(), Empty(), quick(), tmp_path)
+
+
+class Empty(PointData):
+    def batches(self, epoch: int) -> list[np.ndarray]:
+        return []
+
+
+def test_a_single_example_trains(tmp_path: Path) -> None:
+    summary = train(Toy(), PointData(length=1), quick(steps=None, epochs=3, accumulate=2), tmp_path)
+    assert (summary.steps, summary.labels) == (3, 3)
+
+
+def test_weights_of_another_model_are_refused_whole(tmp_path: Path) -> None:
+    train(Toy(), PointData(), quick(steps=2), tmp_path)
+    other = Toy()
+    other.read = nn.Linear(3, 7)
+    before = other.inner.weight.clone()
+    with pytest.raises(InputError, match=r"read.weight is \(2, 3\), \(7, 3\) is expected"):
+        train(other, PointData(), quick(steps=4), tmp_path)
+    assert torch.equal(other.inner.weight, before)
+    assert json.loads((tmp_path / "state" / "00000002" / "state.json").read_text())["standing"]["step"] == 2
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_stays() -> Iterator[None]:
+    before = threading.active_count()
+    yield
+    assert threading.active_count() <= before + 1  # TensorBoard may keep one of its own

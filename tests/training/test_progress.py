@@ -1,0 +1,110 @@
+"""What one sees: on a terminal a bar, elsewhere lines."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from torch import nn
+from training_toy import PointData, Toy, judge, quick
+
+from jumok.training import Report, train
+from jumok.training.checkpoint import Standing
+from jumok.training.progress import Display, clock
+
+
+def console(terminal: bool = False, width: int = 80) -> tuple[Console, io.StringIO]:
+    file = io.StringIO()
+    return Console(file=file, force_terminal=terminal, width=width, color_system=None), file
+
+
+def with_samples(model: nn.Module) -> Report:
+    figures = judge(model).figures | {"attention/entropy": 0.25}
+    return Report(figures, "error", higher_is_better=False, samples=["[red]a dog[/red] → 개", "[/oops]"])
+
+
+def test_plain_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
+    shown, file = console()
+    settings = quick(steps=6, log_every=3, validate_every=6, average=0)
+    train(Toy(), PointData(), settings, tmp_path, validate=with_samples, console=shown)
+    text = file.getvalue().splitlines()
+    assert text[0].startswith("epoch 1 · step 3/6 · loss ")
+    assert text[0].endswith(" left")
+    assert "lr 0.0058" in text[0]
+    assert text[1].startswith("epoch 2 · step 6/6 · loss ")
+    assert text[2] == "Validation of step 6"
+    assert "← best so far" in text[3]
+    assert text[4].split() == ["attention/entropy", "0.25"]
+    assert text[5].strip() == "[red]a dog[/red] → 개"  # data, never markup
+    assert text[6].strip() == "[/oops]"
+    assert text[7] == "Finished: all 6 steps are done."
+    assert text[8].startswith("Best: error ")
+    assert text[9].startswith("6 steps, 1 whole epochs, ")
+    assert str(tmp_path) in "".join(text[10:])
+    assert all(len(line) <= 80 for line in text[:10])
+
+
+def test_going_on_and_being_finished_are_told(tmp_path: Path) -> None:
+    train(Toy(), PointData(), quick(steps=2), tmp_path)
+    shown, file = console()
+    train(Toy(), PointData(), quick(steps=3), tmp_path, console=shown)
+    assert file.getvalue().startswith("Going on after step 2.\n")
+    shown, file = console()
+    train(Toy(), PointData(), quick(steps=3), tmp_path, console=shown)
+    assert file.getvalue() == "This run is finished already: all 3 steps are done.\n"
+
+
+def test_without_a_console_nothing_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(Toy(), PointData(), quick(), tmp_path, validate=with_samples)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_bar_fits_the_terminal(width: int) -> None:
+    shown, file = console(terminal=True, width=width)
+    standing = Standing(step=12_345, epoch=11, position=3, seconds=3000.0)
+    display = Display(shown, quick(steps=100_000), 100_000, Standing())
+    with display:
+        figures = {"loss": 2.3456, "tokens/s": 123_456.7, "learning_rate": 7.12e-4}
+        display.train(standing, figures)
+        display.advance(standing)
+        display._bar.refresh()  # type: ignore[union-attr]
+    text = file.getvalue()
+    assert "epoch 12 · step 12,345/100,000" in text
+    assert "loss 2.346" in text
+    assert "123,457 tokens/s" in text
+    assert ("lr 0.00071" in text) == (width == 120)
+    assert "5:55:01 left" in text  # 87,655 steps more at 3,000 / 12,345 s
+
+
+def test_time_left_is_that_of_the_nearest_bound() -> None:
+    standing = Standing(step=100, seconds=50.0)
+    both = Display(None, quick(steps=1000, minutes=2.0), 1000, Standing())
+    assert both._left(standing) == 70.0
+    steps = Display(None, quick(steps=1000), 1000, Standing())
+    assert steps._left(standing) == 450.0
+    resumed = Display(None, quick(steps=1000), 1000, Standing(step=80, seconds=30.0))
+    assert resumed._left(standing) == 900.0  # by the speed of this session
+    open_end = Display(None, quick(steps=None), None, Standing())
+    assert open_end._left(standing) is None
+    assert both._share(standing) == pytest.approx(50 / 120)
+
+
+def test_clock() -> None:
+    assert [clock(s) for s in (0, 59.6, 3599, 3600, 100_000)] == [
+        "0:00",
+        "1:00",
+        "59:59",
+        "1:00:00",
+        "27:46:40",
+    ]
+
+
+def test_a_missing_tensorboard_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    shown, file = console()
+    train(Toy(), PointData(), quick(steps=1, tensorboard=True), tmp_path, console=shown)
+    assert file.getvalue().splitlines()[0] == 'No TensorBoard files: pip install "jumok[train]" brings it.'
+    assert not (tmp_path / "tensorboard").exists()

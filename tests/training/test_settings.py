@@ -1,0 +1,96 @@
+"""The settings of a training: what they refuse, and the learning rates that they come to."""
+
+import math
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from jumok.training import Settings
+from jumok.training.schedule import last_step, share
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"steps": 0}, "steps=0: more than 0"),
+        ({"epochs": -1}, "epochs=-1"),
+        ({"minutes": float("nan")}, "minutes=nan"),
+        ({"patience": 0}, "nothing ends the training"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan"),
+        ({"betas": (0.9, 1.0)}, "betas="),
+        ({"momentum": 1.0}, "momentum=1.0"),
+        ({"clip": -1.0}, "clip=-1.0"),
+        ({"explode": 0.5}, "explode=0.5: 0, or more than 1"),
+        ({"accumulate": 0}, "accumulate=0"),
+        ({"log_every": 0}, "log_every=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"device": "gpu"}, "device='gpu': auto, cpu, cuda"),
+        ({"schedule": "cosine"}, "set steps or epochs"),
+        ({"schedule": "linear", "minutes": 3.0}, "set steps or epochs"),
+        ({"schedule": "linear", "steps": 100, "warmup": 100}, "warmup=100 must end before steps=100"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Settings(**changes)
+
+
+def test_a_recipe_is_validated_by_pydantic() -> None:
+    adapter = TypeAdapter(Settings)
+    settings = adapter.validate_python({"steps": "7", "betas": [0.8, 0.9], "compile": True})
+    assert (settings.steps, settings.betas, settings.compile) == (7, (0.8, 0.9), True)
+    assert adapter.validate_python({}) == Settings()
+    with pytest.raises(ValidationError, match="learning_rte"):
+        adapter.validate_python({"learning_rte": 0.1})
+    with pytest.raises(ValidationError, match="schedule"):
+        adapter.validate_python({"schedule": "noam"})
+    with pytest.raises(ValidationError, match="clip=-1"):
+        adapter.validate_python({"clip": -1})
+
+
+def shares(last: int | None = None, steps: int = 8, **changes: Any) -> list[float]:
+    settings = Settings(steps=steps, **changes)
+    return [round(share(settings, step, last), 4) for step in range(1, steps + 1)]
+
+
+def test_every_schedule_by_hand() -> None:
+    assert shares(schedule="constant", warmup=4) == [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
+    assert shares(schedule="constant", warmup=0) == [1] * 8
+    # √(2/3), √(2/4), …
+    assert shares(schedule="inverse_sqrt", warmup=2) == [0.5, 1, 0.8165, 0.7071, 0.6325, 0.5774, 0.5345, 0.5]
+    assert shares(schedule="linear", warmup=3, last=8) == [0.3333, 0.6667, 1, 1, 0.8, 0.6, 0.4, 0.2]
+    assert shares(schedule="linear", warmup=0, last=8)[0] == 1
+    half = [round((1 + math.cos(math.pi * x)) / 2, 4) for x in (0, 1 / 4, 1 / 2, 3 / 4)]
+    assert half == [1.0, 0.8536, 0.5, 0.1464]
+    assert shares(schedule="cosine", warmup=4, last=8) == [0.25, 0.5, 0.75, 1, *half]
+
+
+def test_the_papers_schedule_is_inverse_sqrt() -> None:
+    """width^-0.5 · min(step^-0.5, step · warmup^-1.5), with the highest rate given instead of the width."""
+    width, warmup = 512, 40
+    settings = Settings(learning_rate=(width * warmup) ** -0.5, warmup=warmup)
+    for step in (1, 7, 39, 40, 41, 100_000):
+        paper = width**-0.5 * min(step**-0.5, step * warmup**-1.5)
+        assert settings.learning_rate * share(settings, step, None) == pytest.approx(paper, rel=1e-12)
+
+
+def test_longer_than_planned_learns_nothing_more_and_breaks_nothing() -> None:
+    settings = Settings(schedule="cosine", warmup=0, epochs=2)
+    assert share(settings, 9, last=8) == 0
+    assert share(settings, 1000, last=8) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "last"),
+    [
+        ({"steps": 70}, 70),
+        ({"epochs": 3}, 15),
+        ({"steps": 7, "epochs": 3}, 7),
+        ({"steps": 70, "epochs": 3}, 15),
+        ({"minutes": 3.0}, None),
+    ],
+)
+def test_the_last_step_is_the_nearest_bound(changes: dict[str, Any], last: int | None) -> None:
+    assert last_step(Settings(**changes), steps_an_epoch=5) == last

@@ -1,0 +1,115 @@
+"""Ctrl-C and SIGTERM: saved, told, and gone on from."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import nn
+from training_toy import PointData, Points, Toy, judge, lines, quick, same, state
+
+from jumok.training import Interrupted, Report, train
+from jumok.training.signals import Signals
+
+HANDLERS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopping(PointData):
+    """Gets a signal while the batch of step ``at`` is made."""
+
+    def __init__(self, at: int, number: int = signal.SIGTERM, times: int = 1) -> None:
+        super().__init__()
+        self.at, self.number, self.times, self.made = at, number, times, 0
+
+    def collate(self, index: np.ndarray) -> Points:
+        self.made += 1
+        if self.made == self.at:
+            for _ in range(self.times):
+                os.kill(os.getpid(), self.number)
+        return super().collate(index)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_the_run_goes_on_to_the_bit(tmp_path: Path, number: int, status: int) -> None:
+    settings = quick(prefetch=0, save_every=100, log_every=3)
+    before = [signal.getsignal(handler) for handler in HANDLERS]
+    with pytest.raises(Interrupted, match="after step 5, and saved: the same command goes on") as stop:
+        train(Toy(0.3), Stopping(5, number), settings, tmp_path / "broken")
+    assert (stop.value.status, stop.value.signal, stop.value.step) == (status, number, 5)
+    assert [signal.getsignal(handler) for handler in HANDLERS] == before
+    assert (tmp_path / "broken" / "state" / "00000005").exists()
+    train(Toy(0.3, seed=4), PointData(), settings, tmp_path / "broken")
+    train(Toy(0.3), PointData(), settings, tmp_path / "whole")
+    assert lines(tmp_path / "broken") == lines(tmp_path / "whole")
+    assert same(state(tmp_path / "broken"), state(tmp_path / "whole"))
+
+
+def test_a_validation_is_not_waited_for_and_is_done_again(tmp_path: Path) -> None:
+    settings = quick(steps=6, validate_every=3, average=2)
+    ended = []
+
+    def slow(model: nn.Module) -> Report:
+        os.kill(os.getpid(), signal.SIGTERM)
+        ended.append(True)
+        return judge(model)
+
+    with pytest.raises(Interrupted, match="after step 3"):
+        train(Toy(0.3), PointData(), settings, tmp_path / "broken", validate=slow)
+    assert not ended
+    assert not lines(tmp_path / "broken", "validation")
+    for folder in ("broken", "whole"):
+        train(Toy(0.3), PointData(), settings, tmp_path / folder, validate=judge)
+    assert lines(tmp_path / "broken") == lines(tmp_path / "whole")
+    assert same(state(tmp_path / "broken"), state(tmp_path / "whole"))
+
+
+def test_a_signal_while_the_average_is_validated_saves_no_average(tmp_path: Path) -> None:
+    settings = quick(steps=6, validate_every=3, average=2)
+    calls = []
+
+    def last_is_slow(model: nn.Module) -> Report:
+        calls.append(True)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return judge(model)
+
+    with pytest.raises(Interrupted, match="after step 6"):
+        train(Toy(0.3), PointData(), settings, tmp_path / "broken", validate=last_is_slow)
+    for folder in ("broken", "whole"):
+        train(Toy(0.3), PointData(), settings, tmp_path / folder, validate=judge)
+    assert lines(tmp_path / "broken") == lines(tmp_path / "whole")
+    assert same(state(tmp_path / "broken"), state(tmp_path / "whole"))
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    before = [signal.getsignal(handler) for handler in HANDLERS]
+    with pytest.raises(KeyboardInterrupt):
+        train(Toy(), Stopping(5, signal.SIGINT, times=2), quick(prefetch=0, save_every=100), tmp_path)
+    assert not (tmp_path / "state" / "00000005").exists()
+    assert [signal.getsignal(handler) for handler in HANDLERS] == before
+
+
+def test_handlers_are_restored_after_an_error_too() -> None:
+    def mine(number: int, frame: object) -> None: ...
+
+    old = signal.signal(signal.SIGTERM, mine)
+    try:
+        with Signals():
+            assert signal.getsignal(signal.SIGTERM) is not mine
+        with pytest.raises(ZeroDivisionError), Signals():
+            _ = 1 // 0
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, old)
+
+
+def test_another_thread_trains_without_handlers(tmp_path: Path) -> None:
+    summaries = []
+    thread = threading.Thread(
+        target=lambda: summaries.append(train(Toy(), PointData(), quick(steps=3), tmp_path))
+    )
+    thread.start()
+    thread.join()
+    assert summaries[0].steps == 3

@@ -1,0 +1,117 @@
+"""What two processes do, started by torchrun: each case trains in a folder of its own under FOLDER.
+
+    torchrun --nproc-per-node 2 training_ranks.py FOLDER
+
+The last case fails in the second process only, so the whole command must fail, and not hang.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from training_toy import PointData, Points, Toy, judge, quick
+
+from jumok.errors import InputError
+from jumok.training import Diverged, Interrupted, Ranks, Report, Settings, joined, train
+
+DATA = {"length": 29, "size": 7, "dtype": torch.float64}  # batches of 7, 7, 7, 7 and 1
+CASES: dict[str, Settings] = {
+    "ddp": quick(),
+    "ddp in turns": quick(accumulate=2),
+    "ddp with sgd": quick(optimizer="sgd", momentum=0.9, clip=0.0),
+    "fsdp": quick(parallel="fsdp"),
+    "fsdp in turns": quick(parallel="fsdp", accumulate=2, weight_decay=0.01, optimizer="adamw"),
+}
+
+
+def cases(folder: Path, ranks: Ranks) -> None:
+    def validate(model: nn.Module) -> Report:
+        assert ranks.main
+        assert type(model) is Toy  # a plain model, that one process can use alone
+        return judge(model, PointData(**DATA))
+
+    def run(name: str, settings: Settings, data: PointData | None = None) -> Toy:
+        model = Toy(seed=3 + ranks.rank).double()  # all begin with the first one's weights
+        train(model, data or PointData(**DATA), settings, folder / name, validate=validate, ranks=ranks)
+        return model
+
+    for name, settings in CASES.items():
+        run(name, settings)
+    for kind in ("ddp", "fsdp"):  # stopped and gone on
+        run(f"{kind} again", quick(steps=4, parallel=kind))
+        model = run(f"{kind} again", quick(parallel=kind))
+        alike(model, ranks)
+    run("half", quick(steps=6))  # to be finished by one process
+
+    try:
+        run("signal", quick(steps=50, log_every=4), Signalled(ranks))
+    except Interrupted as stop:
+        (folder / f"interrupted {ranks.rank}").write_text(f"{stop.status} {stop.step}")
+    try:
+        run("diverged", quick(), Poisoned(ranks))
+    except Diverged as found:
+        (folder / f"diverged {ranks.rank}").write_text(f"{found.step} {sorted(found.examples)}")
+    run("broken", quick(), Broken(ranks))
+
+
+def alike(model: nn.Module, ranks: Ranks) -> None:
+    """All processes hold the same weights in the end."""
+    total = sum(whole(p).abs().sum() for p in model.parameters()).item()
+    highest, lowest = ranks.highest(total, -total)
+    assert highest == -lowest
+
+
+def whole(p: Tensor) -> Tensor:
+    return p.full_tensor() if hasattr(p, "full_tensor") else p
+
+
+class Signalled(PointData):
+    """Only the second process gets the signal; both stop, at the same step."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__(**DATA)
+        self.ranks, self.made = ranks, 0
+
+    def collate(self, index: np.ndarray) -> Points:
+        self.made += 1
+        if self.made == 11 and self.ranks.rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().collate(index)
+
+
+class Poisoned(PointData):
+    """One example that the second process gets is not a number; both must find out."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__(**DATA)
+        self.ranks, self.made = ranks, 0
+
+    def collate(self, index: np.ndarray) -> Points:
+        self.made += 1
+        points = super().collate(index)
+        if self.made == 3 and self.ranks.rank == 1:
+            points.y.fill_(float("nan"))
+        return points
+
+
+class Broken(PointData):
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__(**DATA)
+        self.ranks = ranks
+
+    def collate(self, index: np.ndarray) -> Points:
+        if self.ranks.rank == 1:
+            raise InputError("an example of the second process is not well")
+        return super().collate(index)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with joined("cpu") as among:
+        cases(Path(sys.argv[1]), among)
