@@ -16,6 +16,7 @@ Nothing in it is a pickle: a run from a stranger can be loaded.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,8 @@ class Run:
         """A new run, or, where the folder holds one, that run with its recipe as it may be changed."""
         folder = Path(folder)
         path = folder / "recipe.yaml"
+        if os.environ.get("RANK", "0") != "0":  # with torchrun, the first process sees to the folder
+            return cls(folder, recipe)
         if path.is_file():
             before, after = recipes.plain(cls.open(folder).recipe), recipes.plain(recipe)
             _refuse_changes(folder, before, after)

@@ -12,6 +12,7 @@ from torch import Tensor
 import jumok
 from jumok.attention import cache as module
 from jumok.attention.cache import Cache
+from jumok.attention.kinds import At
 from jumok.errors import InputError
 
 HEADS, WIDTH, VALUE_WIDTH = 2, 3, 5
@@ -187,6 +188,30 @@ def test_reorder_takes_the_lengths_along() -> None:
     assert torch.equal(beams.key, cache.key[[2, 2, 0, 1]])
     assert torch.equal(beams.value, cache.value[[2, 2, 0, 1]])
     assert beams.reorder([0, 1]).key.shape[2] == 2  # no longer than the longest that is left
+
+
+def test_cleaned_once_nothing_is_behind_the_end_of_a_row() -> None:
+    nan = (x.index_fill(2, torch.tensor([2, 3, 4]), torch.nan) for x in tokens(3, 5, 1))
+    cache = Cache().append(*nan, lengths=[1, 2, 0])
+    clean = cache.cleaned()
+    at = At(1, 1, 4, torch.device("cpu"))
+    for now, chosen in ((clean, [0, 1, 2]), (clean.reorder([2, 2, 0]), [2, 2, 0])):
+        for new, old in ((now.key, cache.key), (now.value, cache.value)):
+            assert new.shape[2] == max(now.lengths)
+            for row, origin in enumerate(chosen):
+                length = cache.lengths[origin]
+                assert torch.equal(new[row, :, :length], old[origin, :, :length])
+                assert not new[row, :, length:].any()
+        assert now.padding is not None
+        assert now.padding.no_key_is_dead(at)  # no step has to look for them
+    assert cache.padding is not None
+    assert not cache.padding.no_key_is_dead(at)
+    assert clean.cleaned() is clean
+    again = clean.append(*tokens(3, 2, 2), lengths=[1, 2, 0])
+    assert again.padding is not None
+    assert not again.padding.no_key_is_dead(at)  # what was appended may be anything
+    even = Cache().append(*tokens(2, 3, 0))
+    assert even.cleaned() is even
 
 
 def test_the_causal_mask_by_hand() -> None:

@@ -333,6 +333,19 @@ def test_a_prepared_source_follows_the_beams() -> None:
         torch.testing.assert_close(mha(x, beams)[row : row + 1], expected)
 
 
+@torch.no_grad()
+def test_a_prepared_source_has_zeros_for_padding() -> None:
+    mha = MultiHead(WIDTH, H, key_width=SOURCE)
+    source = torch.randn(B, K, SOURCE)
+    for row, length in enumerate(LENGTHS):
+        source[row, length:] = torch.nan
+    prepared = mha.prepare(source, LENGTHS)
+    for row, length in enumerate(LENGTHS):
+        assert not prepared.key[row, :, length:].any()
+        assert not prepared.value[row, :, length:].any()
+    assert mha(torch.randn(B, 1, WIDTH), prepared).isfinite().all()
+
+
 def test_nothing_is_kept_on_the_module() -> None:
     mha = MultiHead(WIDTH, H)
     before = dict(mha.__dict__), list(mha.state_dict())

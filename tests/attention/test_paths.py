@@ -198,6 +198,18 @@ def test_grouped_queries_with_a_mask_of_every_head(way: Way, plain: Callable[...
         way.close(one, other)
 
 
+@pytest.mark.parametrize("queries", [1, Q])
+def test_a_ready_mask_is_the_same_mask(way: Way, queries: int) -> None:
+    query, key, value = way.inputs(B, H)
+    allowed = torch.rand(B, 1, queries, K, device=way.device) < 0.5
+    allowed[..., 0] = True
+    added = torch.zeros(allowed.shape, device=way.device, dtype=way.dtype).masked_fill(~allowed, -torch.inf)
+    expected = way.attend(query, key, value, mask=masks.tensor(allowed))
+    for mask in (kinds.Ready(added), kinds.Ready(added) & masks.padding(K)):
+        way.close(way.attend(query, key, value, mask=mask), expected)
+    assert torch.equal(kinds.Ready(added).dense(queries, K, way.device), allowed)
+
+
 @pytest.mark.parametrize("leading", [(), (B,), (B, H), (B, 5, H), (B, 1, 5, H)], ids=str)
 def test_padding_of_the_first_dimension_serves_any_number_of_them(
     way: Way, plain: Callable[..., Tensor], leading: tuple[int, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -25,12 +25,17 @@ class Said:
 
     sentences: list[int]
     said: list[Prefix]
+    shared: int = 1  # rows of each source
 
-    def reorder(self, index: Tensor) -> Said:
+    def reorder(self, index: Tensor, sources: Sequence[int] | None = None) -> Said:
         rows = index.tolist()
         assert index.dim() == 1
         assert all(0 <= row < len(self.said) for row in rows)
-        return Said([self.sentences[row] for row in rows], [self.said[row] for row in rows])
+        assert sources is not None  # what a search knows, it says: else a GPU would be waited for
+        shared, rest = divmod(len(rows), len(sources))
+        assert not rest
+        assert [row // self.shared for row in rows] == [n for n in sources for _ in range(shared)]
+        return Said([self.sentences[row] for row in rows], [self.said[row] for row in rows], shared)
 
 
 @dataclass

@@ -253,12 +253,14 @@ def test_rows_may_repeat_vanish_and_change_places() -> None:
 def test_the_source_is_copied_only_if_its_rows_change() -> None:
     model = small().eval()
     start = model.start(Pairs.of(SOURCES, TARGETS).source)
-    beams = start.reorder(torch.arange(4).repeat_interleave(3))
+    assert start.reorder(torch.arange(4), range(4)) is start
+    beams = start.reorder(torch.arange(4).repeat_interleave(3), range(4))
     assert beams.source is start.source
     assert beams.shared == 3
-    fewer = beams.reorder(torch.tensor([3, 5, 4, 11, 9, 10]))
+    fewer = beams.reorder(torch.tensor([3, 5, 4, 11, 9, 10]), [1, 3])
     assert fewer.source.lengths == (2, 3)
-    none = fewer.reorder(torch.tensor([], dtype=torch.long))
+    assert fewer.reorder(torch.tensor([2, 3, 4])).source.lengths == (2, 3, 3)
+    none = fewer.reorder(torch.tensor([], dtype=torch.long), [])
     assert model.step(none, torch.tensor([], dtype=torch.long))[0].shape == (0, TARGET)
 
 

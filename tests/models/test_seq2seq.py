@@ -431,6 +431,33 @@ def test_rows_can_be_repeated_dropped_and_permuted(config: Seq2SeqConfig, batch:
     torch.testing.assert_close(model.step(state, ids[:, 2])[0], expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("config", ALL, ids=title)
+@torch.no_grad()
+def test_rows_that_stay_with_their_sentence_leave_the_source_where_it_is(
+    config: Seq2SeqConfig, batch: Pairs
+) -> None:
+    model = made(config)
+    ids = batch.target.ids
+    state = model.start(batch.source)
+    assert state.reorder(torch.arange(3), range(3)) is state
+    _, state = model.step(state, ids[:, 0])
+    beams = state.reorder(torch.tensor([0, 0, 1, 1, 2, 2]), range(3))
+    _, beams = model.step(beams, torch.tensor([4, 5, 6, 7, 4, 5]))
+    index = torch.tensor([1, 0, 2, 2, 5, 4])
+    known, plain = beams.reorder(index, range(3)), beams.reorder(index)
+    assert known.source is beams.source
+    said = torch.tensor([7, 6, 5, 4, 5, 6])
+    torch.testing.assert_close(model.step(known, said)[0], model.step(plain, said)[0], **EXACT)
+    index = torch.tensor([5, 5, 1, 0])
+    known, plain = known.reorder(index, [2, 0]), plain.reorder(index)
+    torch.testing.assert_close(model.step(known, said[:4])[0], model.step(plain, said[:4])[0], **EXACT)
+    if known.source is not None:
+        assert len(known.source.annotations) == 4
+    assert known.reorder(torch.tensor([1, 1, 2, 3]), range(2)).source is known.source
+    with pytest.raises(ValueError, match="4 rows came with 2 sources"):
+        known.reorder(torch.tensor([2, 2, 1, 0]), range(2))
+
+
 @pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
 def test_padding_is_never_read(config: Seq2SeqConfig, batch: Pairs) -> None:
     model = made(small(config))

@@ -334,32 +334,52 @@ def test_the_source_is_copied_only_if_its_rows_change() -> None:
     model = small().eval()
     with torch.no_grad():
         start = model.start(Pairs.of(SOURCES, TARGETS).source)
-        beams = start.reorder(torch.arange(4).repeat_interleave(3))
+        assert start.reorder(torch.arange(4), range(4)) is start
+        beams = start.reorder(torch.arange(4).repeat_interleave(3), range(4))
         assert beams.source is start.source
         assert beams.shared == 3
         _, state = model.step(beams, torch.full((12,), BOS))
-        within = state.reorder(torch.tensor([2, 2, 0, 3, 4, 5, 8, 7, 6, 9, 9, 9]))
+        within = state.reorder(torch.tensor([2, 2, 0, 3, 4, 5, 8, 7, 6, 9, 9, 9]), range(4))
         assert within.source is start.source
-        fewer = within.reorder(torch.tensor([3, 4, 5, 9, 10, 11]))
+        fewer = within.reorder(torch.tensor([3, 4, 5, 9, 10, 11]), [1, 3])
         assert [len(cache.lengths) for cache in fewer.source] == [2] * 3
         assert fewer.source[0].lengths == (2, 3)
-        none = fewer.reorder(torch.tensor([], dtype=torch.long))
-        assert model.step(none, torch.tensor([], dtype=torch.long))[0].shape == (0, TARGET)
+        alone = fewer.reorder(torch.tensor([2, 3, 4]))
+        assert alone.source[0].lengths == (2, 3, 3)
+        assert alone.shared == 1
+        for none in (
+            fewer.reorder(torch.tensor([], dtype=torch.long), []),
+            fewer.reorder(torch.tensor([], dtype=torch.long)),
+        ):
+            assert model.step(none, torch.tensor([], dtype=torch.long))[0].shape == (0, TARGET)
 
 
 @pytest.mark.parametrize(
-    ("index", "shared", "expected"),
+    ("index", "sources", "shared", "expected"),
     [
-        ([0, 1, 2], 1, ([0, 1, 2], 1)),
-        ([2, 2, 0, 0], 1, ([2, 0], 2)),
-        ([1, 1, 1, 1, 0, 0], 1, ([1, 1, 0], 2)),
-        ([5, 3, 4, 0, 1, 2], 3, ([1, 0], 3)),
-        ([0, 5], 3, ([0, 1], 1)),
-        ([], 3, ([], 1)),
+        ([0, 1, 2], range(3), 1, ([0, 1, 2], 1)),
+        ([2, 2, 0, 0], [2, 0], 1, ([2, 0], 2)),
+        ([1, 1, 1, 1, 0, 0], [1, 1, 0], 1, ([1, 1, 0], 2)),
+        ([5, 3, 4, 0, 1, 2], [1, 0], 3, ([1, 0], 3)),
+        ([0, 5], [0, 1], 3, ([0, 1], 1)),
+        ([0, 5, 4], None, 3, ([0, 1, 1], 1)),
+        ([], [], 3, ([], 1)),
+        ([], None, 3, ([], 1)),
     ],
 )
-def test_which_sources_rows_need(index: list[int], shared: int, expected: tuple[list[int], int]) -> None:
-    assert sources_after(index, shared) == expected
+def test_which_sources_rows_need(
+    index: list[int], sources: list[int] | None, shared: int, expected: tuple[list[int], int]
+) -> None:
+    assert sources_after(torch.tensor(index, dtype=torch.long), sources, shared) == expected
+
+
+@pytest.mark.parametrize(
+    ("index", "sources"),
+    [([0, 1, 2], [0, 1]), ([0, 1, 2, 3], [0, 1]), ([0, 1, 3, 3], [1, 0]), ([0], []), ([], [0, 1])],
+)
+def test_sources_that_rows_are_not_of_are_refused(index: list[int], sources: list[int]) -> None:
+    with pytest.raises(ValueError, match=f"{len(index)} rows came with {len(sources)} sources"):
+        sources_after(torch.tensor(index, dtype=torch.long), sources, shared=3)
 
 
 def test_an_old_state_may_be_continued_again() -> None:

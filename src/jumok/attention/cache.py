@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from jumok.attention import masks
-from jumok.attention.kinds import moved
+from jumok.attention.kinds import Span, moved
 from jumok.attention.masks import Mask
 from jumok.errors import InputError
 
@@ -65,6 +66,7 @@ class Cache:
     lengths: tuple[int, ...] = ()  # how many keys each row holds; on the host, so that no GPU is waited for
     room: Room | None = field(default=None, repr=False)
     maker: object | None = field(default=None, repr=False)  # the layer that these are of, if one said so
+    clean: bool = field(default=False, repr=False)  # known: behind each row's length there are zeros
 
     @property
     def key(self) -> Tensor:
@@ -132,7 +134,16 @@ class Cache:
         # The free places come along, so that the step that follows need not make new ones.
         taken = None if torch.is_grad_enabled() else lengths
         key, value = (x.index_select(0, rows) for x in (room.key, room.value))
-        return Cache(lengths, Room(key, value, taken), self.maker)
+        return Cache(lengths, Room(key, value, taken), self.maker, self.clean)
+
+    def cleaned(self) -> Cache:
+        """The same, with zeros behind each row's length: done once, so that no step has to see to it."""
+        if self.clean or not _differ(self.lengths):
+            return self
+        ends = moved(torch.tensor(self.lengths), self.key.device)
+        real = (torch.arange(self.longest, device=ends.device) < ends[:, None])[:, None, :, None]
+        key, value = (x.where(real, 0) for x in (self.key, self.value))
+        return Cache(self.lengths, Room(key, value, taken=None), self.maker, clean=True)
 
     def causal(self, new: int, lengths: Numbers | None = None) -> Mask:
         """The mask for ``new`` tokens about to be appended: each sees the past, itself, and nothing later.
@@ -156,7 +167,9 @@ class Cache:
     @functools.cached_property
     def padding(self) -> Mask | None:
         """The mask for queries that may see all that is cached (cross-attention); None: none is needed."""
-        return masks.padding(self.lengths) if _differ(self.lengths) else None
+        if not _differ(self.lengths):
+            return None
+        return replace(cast(Span, masks.padding(self.lengths)), clean=self.clean)
 
     def _filled(self) -> Room:
         if self.room is None:

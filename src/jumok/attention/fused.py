@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from jumok.attention import blocks, chunks
 from jumok.attention.call import Call
-from jumok.attention.kinds import Dense, Documents, Mask, Window
+from jumok.attention.kinds import Dense, Documents, Mask, Ready, Window
 from jumok.attention.prepared import Prepared
 from jumok.attention.scores import TanhScore
 from jumok.attention.tanh import why_no_kernel
@@ -112,9 +112,9 @@ def _step(call: Call) -> Tensor:
     batch, keys = call.leading.numel(), call.at.keys
 
     def shared(prepared: Tensor) -> Any:
-        return Shared(
-            score.query_weight, prepared.reshape(batch, keys, -1), score.v, value.reshape(batch, keys, -1)
-        )
+        # Under autocast the weight is still float32: converted once for the loop, not at every step.
+        weight = score.query_weight.to(prepared.dtype)
+        return Shared(weight, prepared.reshape(batch, keys, -1), score.v, value.reshape(batch, keys, -1))
 
     loop = None
     if isinstance(call.key, Prepared) and not _recomputing():
@@ -273,7 +273,7 @@ def _mask_is_small(call: Call) -> bool:
 
 
 def _is_tensor(mask: Mask) -> bool:
-    return any(isinstance(leaf, Dense) for leaf in _leaves(mask))
+    return any(isinstance(leaf, Dense | Ready) for leaf in _leaves(mask))
 
 
 def _leaves(mask: Mask) -> list[Mask]:
@@ -309,6 +309,8 @@ def _sdpa(call: Call) -> Tensor:
         key, value = call.per_head(key), call.per_head(value)
 
     def masked(part: slice) -> Tensor:
+        if isinstance(call.mask, Ready) and call.bias is None:
+            return rows(part, attn_mask=heads(call.mask.numbers(call.at, part)))
         allowed, alive, bias = _allowed(call, part)
         # A row with nothing allowed may look everywhere here, so that all stays finite; it is zeroed after.
         tensor = allowed if alive is None else allowed | ~alive

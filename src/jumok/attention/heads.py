@@ -188,7 +188,7 @@ class MultiHead(nn.Module):
             )
         _check_input("source", source, "key_width", self.key_width)
         key, value = self._split(self.project_source(source)).chunk(2, dim=1)
-        return Cache(maker=self).append(key, value, lengths)
+        return Cache(maker=self).append(key, value, lengths).cleaned()
 
     def _project(
         self, x: Tensor, source: Tensor | Cache | None, mask: Mask | None

@@ -90,7 +90,7 @@ class Mask:
         return False
 
     def no_key_is_dead(self, at: At) -> bool:
-        """True when it is known likewise that every key has a query."""
+        """True when it is known likewise that every key has a query, or that the others hold zeros."""
         return False
 
     def __and__(self, other: Mask) -> Mask:
@@ -199,6 +199,7 @@ class Span(Banded):
     longest: int  # … one more than the last key of any, …
     latest_first: int  # … and the latest first key
     keys: int | None = None  # how many keys a 0/1 mask was for
+    clean: bool = False  # known: the keys that no query sees hold zeros
 
     @property
     def rank(self) -> int:
@@ -228,7 +229,7 @@ class Span(Banded):
         return self.shortest > 0
 
     def no_key_is_dead(self, at: At) -> bool:
-        return self.shortest >= at.keys and at.queries > 0
+        return self.clean or (self.shortest >= at.keys and at.queries > 0)
 
     def __repr__(self) -> str:
         if self.keys is None:
@@ -411,6 +412,41 @@ class Dense(Mask):
 
     def __repr__(self) -> str:
         return f"tensor({tuple(self.allowed.shape)})"
+
+
+@dataclass(frozen=True, eq=False)
+class Ready(Mask):
+    """A tensor as SDPA adds it to scores, 0 or −inf, whose maker knows all that would have to be looked for.
+
+    Every query has a key, and the keys that none sees hold zeros. So a call takes it as it is, and computes
+    nothing. Aligned from the right.
+    """
+
+    added: Tensor  # (…, Q, K), in the type of the query
+
+    @property
+    def rank(self) -> int:
+        return self.added.dim() - 2
+
+    def block(self, at: At, rows: slice) -> Tensor:
+        return self.numbers(at, rows) == 0
+
+    def numbers(self, at: At, rows: slice) -> Tensor:
+        """As ``block``, 0 for True and −inf for False."""
+        part = _rows(self.added, rows, -2)
+        return part.reshape(*[1] * (at.leading - self.rank), *part.shape)
+
+    def check(self, leading: Sequence[int], at: At) -> None:
+        check_broadcast("the mask tensor", self.added.shape, (*leading, at.queries, at.keys))
+
+    def no_row_is_empty(self, at: At) -> bool:
+        return True
+
+    def no_key_is_dead(self, at: At) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return f"ready({tuple(self.added.shape)})"
 
 
 @dataclass(frozen=True, eq=False)

@@ -121,6 +121,7 @@ def _search(model: Model[S], source: Tokens, book: Book, *, unknown: bool) -> No
         steps.append(step)
         first = torch.arange(0, ids.numel(), ids.shape[1], device=device)  # row of each sentence in the state
         ids, totals, index = step.words, step.totals, step.parents + first[:, None]
+        sources: Sequence[int] = range(len(ids))
         if len(steps) == every or book.steps + len(steps) > book.limit:
             left = book.note(steps)
             steps = []
@@ -128,8 +129,8 @@ def _search(model: Model[S], source: Tokens, book: Book, *, unknown: bool) -> No
                 return
             if len(left) < len(ids):
                 kept = rules.moved(torch.tensor(left), device)
-                ids, totals, index = ids[kept], totals[kept], index[kept]
-        state = state.reorder(index.flatten())
+                ids, totals, index, sources = ids[kept], totals[kept], index[kept], left
+        state = state.reorder(index.flatten(), sources)
 
 
 def _step(logp: Tensor, totals: Tensor, size: int) -> Step:

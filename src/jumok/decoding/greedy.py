@@ -104,7 +104,7 @@ def walk(
         if 8 * len(left) <= 7 * len(going):
             going = [going[row] for row in left]
             index = rules.moved(torch.tensor(left), device)
-            state, ids, numbers = state.reorder(index), ids[index], numbers[index]
+            state, ids, numbers = state.reorder(index, left), ids[index], numbers[index]
     for row, path in zip(asked.rows, paths, strict=True):
         found[row] = path.hypothesis()
     return found

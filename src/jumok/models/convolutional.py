@@ -30,6 +30,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from jumok.attention import masks
 from jumok.attention.core import attend, weights
+from jumok.attention.kinds import moved
 from jumok.attention.masks import Mask
 from jumok.attention.positions import Learned, Position, Sinusoid
 from jumok.attention.scores import Dot
@@ -204,7 +205,7 @@ class Source:
         return (self.scale * attend(asked, self.keys, self.values, score=DOT, mask=self.mask)).view_as(query)
 
     def reorder(self, rows: Sequence[int]) -> Source:
-        index = torch.tensor(rows, dtype=torch.long, device=self.keys.device)
+        index = moved(torch.tensor(rows, dtype=torch.long), self.keys.device)
         keys, values = (x.index_select(0, index) for x in (self.keys, self.values))
         return Source(keys, values, tuple(self.lengths[row] for row in rows))
 
@@ -219,16 +220,19 @@ class State:
     said: int = 0
     shared: int = 1
 
-    def reorder(self, index: Tensor) -> State:
+    def reorder(self, index: Tensor, sources: Sequence[int] | None = None) -> State:
         """The rows ``index``, in that order; a row may come twice or never.
 
-        An index on a GPU is waited for, once; the source is copied only if its rows change.
+        ``sources``: the sources that go on, equally many rows of each, side by side. Then the source is
+        copied only if these change, and no GPU is waited for. Without, each row gets its own.
         """
-        rows, shared = sources_after(index.tolist(), self.shared)
+        rows, shared = sources_after(index, sources, self.shared)
         source = self.source
         if rows != list(range(len(source.lengths))):
             source = source.reorder(rows)
-        index = index.to(source.keys.device)
+        elif shared == self.shared == 1:
+            return self  # each row stays where it is
+        index = moved(index, source.keys.device)
         past = tuple(x.index_select(0, index) for x in self.past)
         return replace(self, source=source, past=past, shared=shared)
 

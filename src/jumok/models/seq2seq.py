@@ -31,6 +31,7 @@ what the generator reads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, cast
 
@@ -43,6 +44,7 @@ from jumok.models.deferred import Deferred
 from jumok.models.lookup import Lookup, Reach, ScoreName, Source
 from jumok.models.output import counted, smoothed_loss
 from jumok.models.recurrent import Hidden, Steps, read, recurrent, reversed_within, run
+from jumok.models.sharing import sources_after
 
 __all__ = ["Seq2Seq", "Seq2SeqConfig", "State"]
 
@@ -129,15 +131,27 @@ class State:
     source: Source | None = None  # what attention looks at; None without attention
     fed: Tensor | None = None  # (N, ·) what the next step's cell is fed, where that is known before it
     said: int = 0  # steps so far
+    shared: int = 1  # so many neighbouring rows continue the same sentence, and look at equal sources
 
-    def reorder(self, index: Tensor) -> State:
-        """The rows ``index``, in that order; a row may come twice or never."""
+    def reorder(self, index: Tensor, sources: Sequence[int] | None = None) -> State:
+        """The rows ``index``, in that order; a row may come twice or never.
+
+        ``sources``: the sentences that go on, equally many rows of each, side by side. If these are all of
+        them, with as many rows as before, what rows look at stays as it is.
+        """
+        stays, shared = False, 1
+        if sources is not None:
+            kept, shared = sources_after(index, sources, self.shared)
+            stays = shared == self.shared and kept == list(range(self.hidden[0].shape[1] // shared))
+        if stays and shared == 1:
+            return self  # each row stays where it is
         index = moved(index, self.hidden[0].device)
         return State(
             tuple(part.index_select(1, index) for part in self.hidden),
-            None if self.source is None else self.source.reorder(index),
+            self.source if stays or self.source is None else self.source.reorder(index),
             None if self.fed is None else self.fed.index_select(0, index),
             self.said,
+            shared,
         )
 
 
@@ -229,11 +243,11 @@ class Decoder(nn.Module):
             feds.append(fed)
         all_states, found = torch.stack(states, 1), torch.stack(feds, 1)
         readouts = self.readout(all_states, found, of_words) if asks_first else found
-        after = State(
-            tuple(torch.stack(part) for part in zip(*hidden, strict=True)),
-            state.source,
-            None if asks_first else fed,
-            state.said + len(states),
+        after = replace(
+            state,
+            hidden=tuple(torch.stack(part) for part in zip(*hidden, strict=True)),
+            fed=None if asks_first else fed,
+            said=state.said + len(states),
         )
         return all_states, readouts, after
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 __all__ = ["sources_after"]
@@ -32,14 +31,14 @@ def sources_after(index: Tensor, sources: Sequence[int] | None, shared: int) -> 
     """
     if sources is None:
         return (index // shared).tolist(), 1
-    known, runs = list(sources), len(sources)
-    fits = index.numel() % runs == 0 if runs else not index.numel()
-    if fits and index.device.type == "cpu":  # where a look costs nothing
-        owners = index.view(runs, -1) // shared if runs else index
-        fits = bool((owners == torch.tensor(known, dtype=torch.long).view(runs, -1)).all())
+    known, rows = list(sources), index.numel()
+    each = max(1, rows // max(1, len(known)))
+    fits = each * len(known) == rows
+    if fits and index.device.type == "cpu":  # where a look costs next to nothing
+        fits = (index // shared).tolist() == [source for source in known for _ in range(each)]
     if not fits:
         raise ValueError(
-            f"reorder: an index of {index.numel()} rows came with {runs} sources; expected equally many rows "
-            f"of each source, side by side and in the order of the sources; {shared} rows share each now"
+            f"reorder: an index of {rows} rows came with {len(known)} sources; expected equally many rows of "
+            f"each source, side by side and in the order of the sources; {shared} rows share each now"
         )
-    return known, index.numel() // runs if runs else 1
+    return known, each

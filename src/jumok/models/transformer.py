@@ -209,15 +209,18 @@ class State:
     source: tuple[Cache, ...]  # those of the source
     shared: int = 1
 
-    def reorder(self, index: Tensor) -> State:
+    def reorder(self, index: Tensor, sources: Sequence[int] | None = None) -> State:
         """The rows ``index``, in that order; a row may come twice or never.
 
-        An index on a GPU is waited for, once; the source is copied only if its rows change.
+        ``sources``: the sources that go on, equally many rows of each, side by side. Then the source's keys
+        are copied only if these change, and no GPU is waited for. Without, each row gets its own.
         """
         said, source = self.said, self.source
-        rows, shared = sources_after(index.tolist(), self.shared)
+        rows, shared = sources_after(index, sources, self.shared)
         if rows != list(range(len(source[0].lengths))):
             source = tuple(cache.reorder(torch.tensor(rows, dtype=torch.long)) for cache in source)
+        elif shared == self.shared == 1:
+            return self  # each row stays where it is
         if said[0].room is not None:  # before the first step, nothing was said
             index = index.to(said[0].key.device)
             said = tuple(cache.reorder(index) for cache in said)
@@ -281,7 +284,7 @@ class Transformer(nn.Module):
         def to_source(layer: DecoderLayer) -> Sublayer:
             return functools.partial(layer.source_attention, source=encoded, mask=mask)
 
-        hidden, labels = counted(self._decode(batch.target, to_source), batch)
+        hidden, labels = counted(self._told(batch.target, to_source), batch)
         total, plain = self.output(hidden, labels, self.config.smoothing if self.training else 0.0)
         return Loss(total, batch.count, {"nll": plain})
 
@@ -292,15 +295,24 @@ class Transformer(nn.Module):
             x, given = layer(x, given, source.mask)
         return given  # type: ignore[no-any-return]
 
-    def _decode(self, target: Tokens, to_source: Callable[[DecoderLayer], Sublayer]) -> Tensor:
-        """``(B, L, D)``: for each token of the target, what the output layer says the next word from."""
-        x, given = self.target_entry(self.target_embedding(target.ids), _places(target))
-        for layer in self.decoder:
-            to_past = functools.partial(layer.attention, mask=target.causal)
-            x, given = layer(x, given, to_past, to_source(layer))
-        return given  # type: ignore[no-any-return]
+    def _told(self, target: Tokens, to_source: Callable[[DecoderLayer], Sublayer]) -> Tensor:
+        """``(B, L, D)``: the decoder's output if it is told the target."""
+        to_past = (functools.partial(layer.attention, mask=target.causal) for layer in self.decoder)
+        return self.decode(target.ids, _places(target), to_past, map(to_source, self.decoder))
 
     # ------------------------------------------------------------------------------- decoding
+
+    def decode(
+        self, ids: Tensor, places: Tensor, to_past: Iterable[Sublayer], to_source: Iterable[Sublayer]
+    ) -> Tensor:
+        """``(B, L, D)``: for each of the tokens ``(B, L)``, what the output layer says the next word from.
+
+        ``places`` are their positions; ``to_past`` and ``to_source`` say for each layer how it attends.
+        """
+        x, given = self.target_entry(self.target_embedding(ids), places)
+        for layer, past, source in zip(self.decoder, to_past, to_source, strict=True):
+            x, given = layer(x, given, past, source)
+        return given  # type: ignore[no-any-return]
 
     def start(self, source: Tokens) -> State:
         """Encode the source, padded, and work out its keys and values once for all steps."""
@@ -312,14 +324,14 @@ class Transformer(nn.Module):
     def step(self, state: State, ids: Tensor) -> tuple[Tensor, State]:
         """The logits ``(N, V)`` of the next words; ``ids`` ``(N,)`` are those said last, BOS at first."""
         place = torch.full((1,), state.said[0].longest, device=ids.device)
-        x, given = self.target_entry(self.target_embedding(ids[:, None]), place)
-        said = []
-        for layer, past, source in zip(self.decoder, state.said, state.source, strict=True):
-            to_past = _Past(layer.attention, past)
-            to_source = functools.partial(_from_rows, layer.source_attention, source, state.shared)
-            x, given = layer(x, given, to_past, to_source)
-            said.append(to_past.cache)
-        return self.output.logits(given[:, 0]), State(tuple(said), state.source, state.shared)
+        past = [_Past(layer.attention, cache) for layer, cache in zip(self.decoder, state.said, strict=True)]
+        to_source = (
+            functools.partial(_from_rows, layer.source_attention, source, state.shared)
+            for layer, source in zip(self.decoder, state.source, strict=True)
+        )
+        given = self.decode(ids[:, None], place, past, to_source)
+        said = tuple(one.cache for one in past)
+        return self.output.logits(given[:, 0]), State(said, state.source, state.shared)
 
     @torch.no_grad()
     def maps(self, batch: Pairs) -> list[Map]:
@@ -335,7 +347,7 @@ class Transformer(nn.Module):
 
             return look
 
-        self._decode(batch.target, to_source)
+        self._told(batch.target, to_source)
         return [Map(f"decoder.{number}.source_attention", found) for number, found in enumerate(seen)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
@@ -11,10 +12,11 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from jumok.data import vectors
 from jumok.data.batches import PairData
 from jumok.data.sources import Example
 from jumok.data.store import Store, prepare
-from jumok.data.text import TextConfig, Tokenizers
+from jumok.data.text import TextConfig, Tokenizer, Tokenizers
 from jumok.errors import InputError
 from jumok.metrics.translation import Tokenization
 from jumok.models.convolutional import Convolutional, ConvolutionalConfig
@@ -90,8 +92,7 @@ def train(run: Run, console: Console) -> Summary:
         model = make_model(recipe, tokenizers)
         if ranks.main:
             console.print(_told(recipe, model, tokenizers, len(store)))
-            if recipe.vectors != VectorsConfig():
-                _begin_from_vectors(recipe, model, tokenizers, console)
+        _begin_from_vectors(recipe, model, tokenizers, console if ranks.main else None)
         summary = train_model(
             model,
             data,
@@ -140,9 +141,7 @@ def _prepare(run: Run, texts: Texts, console: Console) -> None:
         tokenizers = Tokenizers.load(run.folder)
     except InputError:
         with console.status("learning the vocabulary"):
-            tokenizers = Tokenizers.train(
-                (pair.source for pair in corpus), (pair.target for pair in corpus), recipe.text
-            )
+            tokenizers = Tokenizers.train(corpus, recipe.text)
             tokenizers.save(run.folder)
     with console.status("tokenising the training data"):
         store = prepare(run.folder / "data" / "train", corpus, tokenizers, longest=recipe.data.longest)
@@ -150,14 +149,15 @@ def _prepare(run: Run, texts: Texts, console: Console) -> None:
         console.print(f"Of the training data, {store.skipped}")
 
 
-def _begin_from_vectors(recipe: Recipe, model: Any, tokenizers: Tokenizers, console: Console) -> None:
-    from jumok.data.vectors import load_vectors
-
+def _begin_from_vectors(recipe: Recipe, model: Any, tokenizers: Tokenizers, console: Console | None) -> None:
     for side in ("source", "target"):
         path = getattr(recipe.vectors, side)
         if path is not None:
-            told = load_vectors(path, getattr(tokenizers, side), getattr(model, f"{side}_embedding"))
-            console.print(f"{side} vectors: {told}")
+            tokenizer: Tokenizer = getattr(tokenizers, side)
+            words = tokenizer.pieces(range(tokenizer.size))
+            found = vectors.fill(getattr(model, f"{side}_embedding"), words, vectors.read(Path(path), words))
+            if console is not None:
+                console.print(f"{found:,} of {len(words):,} {side} words begin from {path}")
 
 
 def _is_packed(recipe: Recipe, device: torch.device) -> bool:

@@ -1,0 +1,8 @@
+"""From files to batches.
+
+sources   what a recipe names → examples, one after the other       (formats, files: how they are read)
+text      sentences → token ids and back     (vocabulary: how it is learned; moses: Multi30k's own tokens)
+store     examples → token ids on disk, larger than memory if need be
+batches   token ids → batches by token count, in an order that seed and epoch decide
+links     gold word alignments;  vectors: pretrained word vectors;  fetch: public data sets
+"""

@@ -1,0 +1,189 @@
+"""Public data sets, fetched from where their makers put them, and checked.
+
+A file is downloaded under a temporary name, unzipped in passing to check its text, and only then given its
+name; one that is already there and right is kept. The checksum is of the *text*, so that it does not matter
+who zipped a file, and when. A mirror, a web address or a folder with the same files, may stand in for the
+origin.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.client
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import DownloadColumn, Progress, TaskID
+
+from jumok.data.files import data_folder, opened, written
+from jumok.data.formats import nearest
+from jumok.errors import InputError, JumokError
+
+__all__ = ["DATA_SETS", "DataSet", "File", "get"]
+
+AT_ONCE = 1 << 16  # bytes
+PATIENCE = 30.0  # seconds without a byte, after which a connection is given up
+Tell = Callable[[int, int | None], None]  # the bytes that have come, and that will in all, if that is known
+
+
+@dataclass(frozen=True)
+class File:
+    """A gzipped file of a data set: its name here, the SHA-256 of its text, its name there if another."""
+
+    name: str
+    sha256: str
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set: where it comes from, what it is, and what its makers say of its use."""
+
+    address: str
+    about: str
+    licence: str
+    files: tuple[File, ...]
+
+
+DATA_SETS = {
+    "multi30k": DataSet(
+        "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw",
+        "image captions in English, German and French: 29,000 to train, 1,014 to validate, 1,000 to test",
+        "none stated; the pictures are Flickr's, the text is for research (Elliott et al. 2016, 2017)",
+        (
+            File("train.en.gz", "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6"),
+            File("train.de.gz", "2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72"),
+            File("train.fr.gz", "5925a3c18f1587b6b54b87743106e6e8ab93618edb6f65d19eac0621f853a10d"),
+            File("val.en.gz", "1f2a23d992769b5b3d209b0a10dd0b77c08cceb1f20dfb97ed0aafa49d107227"),
+            File("val.de.gz", "660e09eb7e1da2f856ea13ee5ad3cf6d36b3d5b0b733c857e94c5747a3dfc660"),
+            File("val.fr.gz", "5304e444d842e962b2dda4d816b70b22a1765b15401642b7ca37a67477e708dc"),
+            File(
+                "test2016.en.gz",
+                "399a4382932c1aadd3ceb9bef1008d388a64c76d4ae4e9d4728c6f4301cac182",
+                "test_2016_flickr.en.gz",
+            ),
+            File(
+                "test2016.de.gz",
+                "4be6b5b3236b79c25475c6bb829800a7ce559e9ba7a1f6c2394fe4d40be46d16",
+                "test_2016_flickr.de.gz",
+            ),
+            File(
+                "test2016.fr.gz",
+                "cb3160d69b002bb638e66cc7612fcd56cb0af82eadc9c142dedc438afb885ef6",
+                "test_2016_flickr.fr.gz",
+            ),
+        ),
+    ),
+}
+# Data that recipes of ours use and that nobody offers in this form.
+ELSEWHERE = {
+    "europarl": "a split of our own of UDS-SFB-B6's direct Europarl, with Biçici's (2014) hand-aligned pairs",
+    "koen": "a split of our own of the Korean Python and Django documentation, the Bible and Tatoeba",
+    "hansards": "raeidsaqur/Hansard on GitHub, with the 447 hand-aligned pairs that awesome-align comes with",
+}
+
+
+def get(
+    name: str, into: Path | None = None, *, mirror: str | None = None, console: Console | None = None
+) -> Path:
+    """Fetch a data set into the folder ``into/NAME``, by default under ``JUMOK_DATA``; where it is.
+
+    ``mirror`` is the address or the folder of the same files, under their names of here or there. The
+    ``console`` shows how far it is.
+    """
+    data_set = _known(name)
+    place = (data_folder() if into is None else into) / name
+    address = (mirror or data_set.address).rstrip("/")
+    console = console or Console(quiet=True)
+    console.print(f"{name}: {data_set.about}\nfrom {address}\nlicence: {data_set.licence}", markup=False)
+    with Progress(*Progress.get_default_columns(), DownloadColumn(), console=console) as bars:
+        for file in data_set.files:
+            bar = bars.add_task(file.name, total=None)
+            if _sum_of(place / file.name) == file.sha256:
+                bars.update(bar, total=1, completed=1, visible=False)
+            else:
+                names = [file.origin or file.name, *([file.name] if mirror else [])]
+                tell = functools.partial(_show, bars, bar)
+                _fetch(file, place / file.name, [f"{address}/{one}" for one in names], tell)
+    console.print(f"It is in {place}; recipes name it {name}.", markup=False)
+    return place
+
+
+def _show(bars: Progress, bar: TaskID, came: int, size: int | None) -> None:
+    bars.update(bar, completed=came, total=size)
+
+
+def _known(name: str) -> DataSet:
+    if name in DATA_SETS:
+        return DATA_SETS[name]
+    if name in ELSEWHERE:
+        raise InputError(
+            f"{name} cannot be fetched: it is {ELSEWHERE[name]}. Put its files into a folder {name} under "
+            f"{data_folder()} (JUMOK_DATA may name another), and recipes find it there"
+        )
+    known = ", ".join(nearest(name, list(DATA_SETS)))
+    raise InputError(f"there is no data set {name!r} to fetch; there is: {known}")
+
+
+def _fetch(file: File, path: Path, addresses: list[str], tell: Tell) -> None:
+    """Download to a temporary name, check the text, rename."""
+    came = 0
+    with written(path) as out, _answer(addresses) as answer:
+        told = answer.headers.get("Content-Length", "")
+        size = int(told) if told.isdecimal() else None
+        try:
+            while chunk := answer.read(AT_ONCE):
+                came += len(chunk)
+                out.write(chunk)
+                tell(came, size)
+        except (OSError, http.client.HTTPException) as error:
+            raise JumokError(f"{answer.url}: the download broke off after {came} bytes: {error}") from None
+        if size is not None and came < size:
+            raise JumokError(f"{answer.url}: only {came} of {size} bytes came; try it again")
+        out.flush()
+        found = _sum_of(Path(out.name))
+        if found != file.sha256:
+            what = f"another text than expected (SHA-256 {found})" if found else "damaged"
+            raise JumokError(
+                f"{answer.url}: what came is {what}: its makers changed it, or something on the way did. "
+                "Nothing of it was kept"
+            )
+
+
+def _answer(addresses: list[str]) -> http.client.HTTPResponse:
+    """The first address that has something."""
+    for left, address in enumerate(addresses, 1 - len(addresses)):
+        try:
+            where = address if "://" in address else Path(address).absolute().as_uri()
+            answer: http.client.HTTPResponse = urllib.request.urlopen(where, timeout=PATIENCE)
+            return answer
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code != 404 or not left:
+                    raise JumokError(f"{address}: the server answers {error.code} {error.reason}") from None
+        except (OSError, http.client.HTTPException) as error:  # no network, no such host, no such file
+            if not left:
+                reason = getattr(error, "reason", None) or error
+                raise JumokError(
+                    f"{address} cannot be reached: {reason}. Are you online? Another place for the files, "
+                    "a web address or a folder, may be given with --mirror"
+                ) from None
+    raise InputError("there is no address to fetch from")
+
+
+def _sum_of(path: Path) -> str:
+    """The checksum of a file's text; of a damaged file, none."""
+    found = hashlib.sha256()
+    try:
+        with opened(path) as file:
+            while chunk := file.read(AT_ONCE):
+                found.update(chunk)
+    except (OSError, EOFError, zlib.error, InputError):
+        return ""
+    return found.hexdigest()

@@ -1,0 +1,308 @@
+"""Readers of parallel text, one for each format. Each goes through its file once, keeping next to nothing.
+
+A reader yields an :class:`Example` for every pair of sentences, and a :class:`Flaw` in the place of one that
+cannot be used. What becomes of flaws (stop, or skip and count) is decided by who reads, in ``sources.py``.
+
+The two *sides* of a pair are told by name or number: columns of a table (a name in its header, or a number,
+counted from 1), keys of a JSON object, languages of a translation.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import itertools
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jumok.data.files import lines, needed, opened
+from jumok.errors import InputError
+
+__all__ = ["TABLES", "Example", "Flaw", "Sides", "example", "hub", "nearest", "parallel", "table"]
+
+Sides = tuple[str | int, str | int]
+# What the two columns are often called, for a table that does not have the names asked for.
+COMMON = (("source", "target"), ("src", "tgt"))
+ROWS_AT_ONCE = 1024  # of a Parquet file
+END = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A sentence and its translation, and where they were found: ``file:line``."""
+
+    source: str
+    target: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    """Why there is no example at this place: the reason, the same for all such places, and the details."""
+
+    where: str
+    reason: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.reason}" + (f" ({self.detail})" if self.detail else "")
+
+
+Found = Example | Flaw
+
+
+def example(source: object, target: object, where: str) -> Found:
+    """An example of two texts, with no white space around them, if both can be used."""
+    texts = []
+    for side, text in (("source", source), ("target", target)):
+        if text is None:
+            return Flaw(where, f"an empty {side}")
+        if not isinstance(text, str):
+            return Flaw(where, f"a {side} that is no text", f"it is {text!r}"[:80])
+        text = text.strip()
+        if not text:
+            return Flaw(where, f"an empty {side}")
+        if "\0" in text:
+            return Flaw(where, "a NUL character", f"behind {text.partition(chr(0))[0][-20:]!r} of the {side}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # what was not UTF-8 is a lone surrogate now
+            byte = ord(text[error.start]) - 0xDC00
+            what = f"the byte 0x{byte:02x}" if 0x80 <= byte <= 0xFF else "half a surrogate pair"
+            return Flaw(where, "invalid UTF-8", f"{what} behind {text[: error.start][-20:]!r} of the {side}")
+        texts.append(text)
+    return Example(texts[0], texts[1], where)
+
+
+# ------------------------------------------------------------------------------------------------- tables
+
+
+def table(path: Path, sides: Sides) -> Iterator[Found]:
+    """The examples of one file; its name tells the format."""
+    return TABLES[ending(path)](path, sides)
+
+
+def ending(path: Path) -> str:
+    """What a file's name says of its format, without ``.gz``."""
+    return Path(path.name.removesuffix(".gz")).suffix.lower()
+
+
+Row = list[str] | Flaw
+
+
+def tsv(path: Path, sides: Sides) -> Iterator[Found]:
+    """Columns between tabs. A quote is a character like any other."""
+    return _columns(path, sides, _split_rows(path, "\t"))
+
+
+def bars(path: Path, sides: Sides) -> Iterator[Found]:
+    """``source ||| target``, as the tools for word alignment take it; columns by number only."""
+    return _columns(path, sides, _split_rows(path, "|||"))
+
+
+def comma(path: Path, sides: Sides) -> Iterator[Found]:
+    """Comma-separated values: quotes hold commas, line ends and doubled quotes together."""
+    return _columns(path, sides, _csv_rows(path))
+
+
+def _split_rows(path: Path, separator: str) -> Iterator[tuple[int, Row]]:
+    for number, line in enumerate(lines(path), 1):
+        yield number, _too_long(path, number) if line is None else line.split(separator)
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    # A line that is far too long is too long for a cell as well: the reader says so.
+    too_long = "x" * (csv.field_size_limit() + 1)
+    reader = csv.reader(((too_long if line is None else line) + "\n" for line in lines(path)), strict=True)
+    while True:
+        number = reader.line_num + 1  # where the row begins: it may have several lines
+        try:
+            yield number, next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            told = f"{error}, in lines {number} to {reader.line_num}; is a quote left open?"
+            yield number, Flaw(f"{path}:{number}", "not CSV", told)
+
+
+def _columns(path: Path, sides: Sides, rows: Iterator[tuple[int, Row]]) -> Iterator[Found]:
+    """The examples of rows of cells, each with the number of its line."""
+    places: tuple[int, int] | None = None
+    width = 0
+    for number, cells in rows:
+        where = f"{path}:{number}"
+        if isinstance(cells, Flaw):
+            yield cells
+        elif not any(cells) and len(cells) < 2:
+            continue  # an empty line says nothing
+        elif places is None:
+            places, has_header = _places(path, sides, [cell.strip() for cell in cells])
+            width = len(cells)
+            if not has_header:
+                yield example(cells[places[0]], cells[places[1]], where)
+        elif len(cells) != width:
+            yield Flaw(where, "another number of columns", f"{len(cells)}, and the first line has {width}")
+        else:
+            yield example(cells[places[0]], cells[places[1]], where)
+
+
+def _places(path: Path, sides: Sides, names: list[str]) -> tuple[tuple[int, int], bool]:
+    """Which columns hold the two sides, and whether the first line is a header."""
+    wanted = [side for side in sides if isinstance(side, str)]
+    for side in sides:
+        if isinstance(side, int) and not 1 <= side <= len(names):
+            raise InputError(f"{path} has {len(names)} columns; there is no column {side}")
+    if not wanted:  # by number: a header shows only where it has the usual names
+        a, b = (int(side) - 1 for side in sides)
+        return (a, b), any({names[a], names[b]} == set(usual) for usual in COMMON)
+    if all(name in names for name in wanted):
+        a, b = (side - 1 if isinstance(side, int) else names.index(side) for side in sides)
+        return (a, b), True
+    if len(wanted) == 2:
+        for one, other in COMMON:
+            if one in names and other in names:
+                return (names.index(one), names.index(other)), True
+        if len(names) == 2 and not any(name in names for name in wanted):
+            return (0, 1), False
+    missing = next(name for name in wanted if name not in names)
+    shown = ", ".join(repr(name[:30]) for name in nearest(missing, names)[:8])
+    raise InputError(
+        f"{path} has no column {missing!r}; its first line has {len(names)}: {shown}. "
+        "Name two columns of its header as source and target, or give their numbers, counted from 1"
+    )
+
+
+def jsonl(path: Path, sides: Sides) -> Iterator[Found]:
+    """A JSON object a line, the sides at its top or under ``translation``."""
+    for number, line in enumerate(lines(path), 1):
+        where = f"{path}:{number}"
+        if line is None:
+            yield _too_long(path, number)
+        elif line.strip():
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                yield Flaw(where, "not JSON", str(error))
+            else:
+                yield _keyed(row, sides, where)
+
+
+def _keyed(row: object, sides: Sides, where: str) -> Found:
+    """The example in a mapping, the sides at its top or under ``translation``."""
+    if not isinstance(row, Mapping):
+        return Flaw(where, "no JSON object", f"it is {row!r}"[:80])
+    nested = row.get("translation")
+    places = [row, nested] if isinstance(nested, Mapping) else [row]
+    for source, target in (sides, *COMMON):
+        for place in places:
+            if source in place and target in place:
+                return example(place[source], place[target], where)
+    names = [str(name) for place in places for name in place]
+    missing = next((side for side in sides if side not in names), sides[0])
+    return Flaw(where, f"no {missing!r}", f"there is: {', '.join(nearest(str(missing), names)[:8])}")
+
+
+def parquet(path: Path, sides: Sides) -> Iterator[Found]:
+    """Columns of a Parquet file, or fields of its column ``translation``; a row group is read at a time."""
+    arrow, reader = needed("pyarrow", "hub"), needed("pyarrow.parquet", "hub")
+    with tempfile.TemporaryFile() as unzipped, opened(path) as file:
+        source: Any = path
+        if path.suffix == ".gz":  # Parquet is read from its end
+            shutil.copyfileobj(file, unzipped)
+            source = unzipped
+        try:
+            with reader.ParquetFile(source) as opened_file:
+                names = [_parquet_column(path, sides, side, opened_file.schema_arrow) for side in (0, 1)]
+                columns = [".".join(name) for name in names]
+                begun = 0
+                for batch in opened_file.iter_batches(ROWS_AT_ONCE, columns=columns):
+                    one, other = (_texts(arrow, batch, name) for name in names)
+                    for number, pair in enumerate(zip(one, other, strict=True), begun + 1):
+                        yield example(*pair, f"{path}:{number}")
+                    begun += batch.num_rows
+        except (arrow.ArrowException, OSError) as error:
+            raise InputError(f"{path} cannot be read as Parquet: {error}") from None
+
+
+def _parquet_column(path: Path, sides: Sides, which: int, schema: Any) -> tuple[str, ...]:
+    """The way to the column of one side, as (name,) or ("translation", name)."""
+    side = sides[which]
+    if isinstance(side, int):
+        if not 1 <= side <= len(schema.names):
+            raise InputError(f"{path} has {len(schema.names)} columns; there is no column {side}")
+        return (schema.names[side - 1],)
+    nested = []
+    if "translation" in schema.names:
+        nested = [field.name for field in schema.field("translation").type]
+    for name in (side, *(pair[which] for pair in COMMON)):
+        if name in schema.names:
+            return (name,)
+        if name in nested:
+            return ("translation", name)
+    shown = ", ".join(nearest(side, [*schema.names, *nested])[:8])
+    raise InputError(f"{path} has no column {side!r}; it has: {shown}")
+
+
+def _texts(arrow: Any, batch: Any, name: tuple[str, ...]) -> Iterator[object]:
+    """A column as Python strings; what is not UTF-8 comes as lone surrogates, as from a text file."""
+    column = batch.column(name[0])
+    if len(name) == 2:
+        column = column.field(name[1])
+    if arrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if arrow.types.is_string(column.type) or arrow.types.is_large_string(column.type):
+        column = column.cast(arrow.large_binary())
+    for value in column.to_pylist():
+        yield value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+
+
+TABLES = {".tsv": tsv, ".csv": comma, ".jsonl": jsonl, ".parquet": parquet}
+
+
+# ------------------------------------------------------------------------------------- two files, the hub
+
+
+def parallel(source: Path, target: Path) -> Iterator[Found]:
+    """Two files of text: line n of the one is the translation of line n of the other."""
+    ones, others = lines(source), lines(target)
+    for number, (one, other) in enumerate(itertools.zip_longest(ones, others, fillvalue=END), 1):
+        if one is END or other is END:
+            more = number + sum(1 for _ in (others if one is END else ones))
+            counts = (number - 1, more) if one is END else (more, number - 1)
+            raise InputError(
+                f"{source} has {counts[0]} lines and {target} has {counts[1]}; line n of the one must be the "
+                "translation of line n of the other, and a line too many shifts all that follow it"
+            )
+        is_long = one is None or other is None
+        yield _too_long(source, number) if is_long else example(one, other, f"{source}:{number}")
+
+
+def hub(name: str, sides: Sides) -> Iterator[Found]:
+    """A data set of the Hugging Face hub, streamed: ``NAME[@REVISION][:CONFIGURATION[:SPLIT]]``."""
+    datasets = needed("datasets", "hub")
+    place, _, rest = name.partition(":")
+    configuration, _, split = rest.partition(":")
+    place, _, revision = place.partition("@")
+    try:
+        rows = datasets.load_dataset(
+            place, configuration or None, split=split or "train", revision=revision or None, streaming=True
+        )
+        for number, row in enumerate(rows, 1):
+            yield _keyed(row, sides, f"hub:{name}:{number}")
+    except Exception as error:  # of the network, the hub, the data set: a dozen kinds from four packages
+        told = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(f"hub:{name} cannot be read: {told[0]}") from error
+
+
+def _too_long(path: Path, number: int) -> Flaw:
+    return Flaw(f"{path}:{number}", "a line of more than 16 MiB")
+
+
+def nearest(name: str, names: Sequence[str]) -> list[str]:
+    """The names that are there, those most like the one asked for first."""
+    return sorted(names, key=lambda one: -difflib.SequenceMatcher(None, name.lower(), one.lower()).ratio())

@@ -1,0 +1,125 @@
+"""Which words translate which, as people marked it: gold links for the alignment error rate.
+
+Two kinds of file are read, gzipped or not, and told apart by their first line::
+
+    0-0 1p2 1-1        a line a pair (Pharaoh): i-j is a sure link, ipj or i?j a possible one
+    17 3 4 P           a line a link: the pair, counted from 1, two words, and S (sure, also if left out) or P
+
+Words are counted from 0 or from 1, and both are found in the wild. A 0 anywhere in the file says that it is
+from 0; say ``first`` where that is not to be guessed. What is returned counts from 0.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from jumok.data.files import data_folder, lines
+from jumok.data.formats import nearest
+from jumok.errors import InputError
+
+__all__ = ["Links", "find", "read"]
+
+PHARAOH = re.compile(r"(\d+)([-p?])(\d+)")
+NUMBERED = re.compile(r"(\d+)\s+(\d+)\s+(\d+)(?:\s+([SP]))?(?:\s+[\d.]+)?")
+
+
+@dataclass(frozen=True)
+class Links:
+    """The links of a pair of sentences: (source word, target word), from 0. What is sure is possible too."""
+
+    sure: frozenset[tuple[int, int]]
+    possible: frozenset[tuple[int, int]]
+
+    def flipped(self) -> Links:
+        """The same for the other direction of translation."""
+        return Links(*(frozenset((j, i) for i, j in links) for links in (self.sure, self.possible)))
+
+
+def find(name: str) -> Path:
+    """A file of links by its path, or that of a split: ``europarl/gold`` has ``gold.links.txt.gz``."""
+    for path in (Path(name), data_folder() / name):
+        for ending in ("", ".links", ".links.txt", ".links.gz", ".links.txt.gz"):
+            if (found := path.parent / f"{path.name}{ending}").is_file():
+                return found
+    folder = next((one for one in (Path(name).parent, (data_folder() / name).parent) if one.is_dir()), Path())
+    there = nearest(f"{Path(name).name}.links", [path.name for path in folder.iterdir() if path.is_file()])
+    raise InputError(
+        f"there are no links {name} or {name}.links.txt; {folder} holds: {', '.join(there[:10]) or 'nothing'}"
+    )
+
+
+def read(path: Path, *, first: int | None = None, pairs: int | None = None) -> list[Links]:
+    """The links of every pair of sentences, in order.
+
+    ``first`` is the number of a sentence's first word, 0 or 1; ``pairs`` how many pairs there are, where the
+    last of them may have no links.
+    """
+    count, found = _marks(path)
+    if pairs is not None:
+        if count > pairs:
+            raise InputError(f"{path} has links for pair {count}, and there are {pairs} pairs")
+        count = pairs
+    if first is None:
+        first = min((1, *(min(mark.source, mark.target) for mark in found)))
+    sure: list[set[tuple[int, int]]] = [set() for _ in range(count)]
+    possible: list[set[tuple[int, int]]] = [set() for _ in range(count)]
+    for mark in found:
+        link = mark.source - first, mark.target - first
+        if min(link) < 0:
+            raise InputError(f"{path}:{mark.line}: a word 0, where words are counted from {first}")
+        possible[mark.pair].add(link)
+        if mark.sure:
+            sure[mark.pair].add(link)
+    return [Links(frozenset(one), frozenset(other)) for one, other in zip(sure, possible, strict=True)]
+
+
+class Mark(NamedTuple):
+    """One link as it stands in the file; the pair is counted from 0."""
+
+    line: int
+    pair: int
+    source: int
+    target: int
+    sure: bool
+
+
+def _marks(path: Path) -> tuple[int, list[Mark]]:
+    """The number of pairs, and all links."""
+    marks: list[Mark] = []
+    numbered: bool | None = None
+    count = number = 0
+    for number, line in enumerate(lines(path), 1):
+        words = (line or "").split()
+        if numbered is None and words:
+            numbered = NUMBERED.fullmatch(" ".join(words)) is not None
+        if numbered:
+            marks += _numbered(path, number, words)
+            count = max([count, *(mark.pair + 1 for mark in marks[-1:])])
+        else:
+            marks += (_pharaoh(path, number, word) for word in words)
+    if not number:
+        raise InputError(f"{path} is empty")
+    return (count if numbered else number), marks
+
+
+def _numbered(path: Path, number: int, words: list[str]) -> list[Mark]:
+    if not words:
+        return []
+    match = NUMBERED.fullmatch(" ".join(words))
+    if match is None or match[1] == "0":
+        raise InputError(
+            f"{path}:{number}: {' '.join(words)!r}; a link is written as in 17 3 4 S, pairs from 1"
+        )
+    return [Mark(number, int(match[1]) - 1, int(match[2]), int(match[3]), match[4] != "P")]
+
+
+def _pharaoh(path: Path, number: int, word: str) -> Mark:
+    match = PHARAOH.fullmatch(word)
+    if match is None:
+        raise InputError(
+            f"{path}:{number}: {word!r}; a link is written as in 3-4, or 3p4 if it is only possible"
+        )
+    return Mark(number, number - 1, int(match[1]), int(match[3]), match[2] == "-")

@@ -1,0 +1,234 @@
+"""Batches: every example once, in an order that seed and epoch decide, within the budget."""
+
+import itertools
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jumok.batch import IGNORE, PAD, Pairs
+from jumok.data import batches as module
+from jumok.data.batches import Batches, PairData, batches, divide
+from jumok.data.sources import Corpus
+from jumok.data.store import Store, prepare
+from jumok.data.text import TextConfig, Tokenizer, Tokenizers
+from jumok.errors import InputError
+
+LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=80)
+
+
+def sides(lengths: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    both = np.array(lengths, np.int32)
+    return both[:, 0], both[:, 1]
+
+
+def plain(found: Batches) -> list[list[int]]:
+    return [batch.tolist() for batch in found]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@given(LENGTHS, st.integers(1, 120), st.integers(0, 99), st.integers(0, 3), st.sampled_from([7, 1 << 17]))
+def test_every_example_once_within_the_budget_in_an_order_of_seed_and_epoch(
+    packed: bool, lengths: list[tuple[int, int]], tokens: int, seed: int, epoch: int, window: int
+) -> None:
+    source, target = sides(lengths)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "WINDOW", window)
+        found = batches(source, target, tokens=tokens, seed=seed, epoch=epoch, packed=packed)
+        again = batches(source, target, tokens=tokens, seed=seed, epoch=epoch, packed=packed)
+    assert plain(found) == plain(again)
+    assert sorted(itertools.chain.from_iterable(plain(found))) == list(range(len(lengths)))
+    for batch in found:
+        assert len(batch) > 0
+        for side in (source[batch], target[batch]):
+            size = side.sum() if packed else side.max() * len(side)
+            assert size <= tokens or len(batch) == 1
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_another_epoch_or_seed_has_another_order(packed: bool) -> None:
+    lengths = np.arange(1, 98, dtype=np.int32)
+    orders = {
+        str(plain(batches(lengths, lengths, tokens=200, seed=seed, epoch=epoch, packed=packed)))
+        for seed, epoch in ((1, 0), (1, 1), (2, 0), (0, 1))
+    }
+    assert len(orders) == 4
+
+
+def test_the_batches_of_an_epoch_come_in_no_order_of_length() -> None:
+    lengths = np.repeat(np.arange(1, 51, dtype=np.int32), 20)
+    longest = [lengths[batch].max() for batch in batches(lengths, lengths, tokens=100, seed=3, epoch=0)]
+    rises = sum(a < b for a, b in itertools.pairwise(longest)) / len(longest)
+    assert 0.4 < rises < 0.6
+
+
+def test_batches_fill_their_budget() -> None:
+    chance = np.random.default_rng(0)
+    source = chance.integers(5, 30, 5000).astype(np.int32)
+    target = (source + chance.integers(-3, 4, 5000)).astype(np.int32)
+    for packed, fullest in ((False, 0.9), (True, 0.95)):
+        found = batches(source, target, tokens=1000, seed=1, epoch=0, packed=packed)
+        used = [
+            max(side[batch].sum() if packed else side[batch].max() * len(batch) for side in (source, target))
+            for batch in found
+        ]
+        assert np.mean(used) > fullest * 1000
+
+
+@pytest.mark.parametrize("tokens", [300, 3000])
+def test_like_lengths_go_together(tokens: int) -> None:
+    chance = np.random.default_rng(0)
+    source = np.clip(chance.normal(13, 4, 20_000).round(), 4, 40).astype(np.int32)
+    target = np.clip(source + chance.normal(0, 2, 20_000).round(), 4, 40).astype(np.int32)
+    found = batches(source, target, tokens=tokens, seed=1, epoch=0)
+    places = sum(len(b) * (int(source[b].max()) + int(target[b].max())) for b in found)
+    padding = 1 - (source.sum() + target.sum()) / places
+    assert padding < 0.05  # in an order of chance it would be a half
+
+
+def test_many_examples_take_little_time_and_memory() -> None:
+    lengths = np.random.default_rng(0).integers(3, 60, 300_000).astype(np.int32)
+    tracemalloc.start()
+    found = batches(lengths, lengths, tokens=4096, seed=1, epoch=0)
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(found) > 2000
+    assert kept < 6 * 300_000  # 4 bytes an example, and the batches' begins
+    assert peak < 60 * 300_000  # a window of 131,072 is sorted at a time
+
+
+def test_an_epoch_is_a_sequence() -> None:
+    lengths = np.full(11, 3, np.int32)
+    found = batches(lengths, lengths, tokens=9, seed=1, epoch=0)
+    assert len(found) == 4
+    assert plain(found) == [batch.tolist() for batch in found[:]]  # as for resuming: found[done:]
+    assert found[-1].tolist() == found[3].tolist()
+    with pytest.raises(IndexError):
+        found[4]
+    assert len(batches(lengths[:0], lengths[:0], tokens=9, seed=1, epoch=0)) == 0
+
+
+def test_mistakes_are_told() -> None:
+    lengths = np.full(5, 3, np.int32)
+    with pytest.raises(InputError, match="tokens=0: a batch needs a budget"):
+        batches(lengths, lengths, tokens=0, seed=1, epoch=0)
+    with pytest.raises(InputError, match="they must be as many"):
+        batches(lengths, lengths[:3], tokens=9, seed=1, epoch=0)
+    with pytest.raises(InputError, match="cannot be divided into 0 parts"):
+        divide(np.arange(5, dtype=np.uint32), lengths, lengths, 0)
+
+
+# --------------------------------------------------------------------------------------------------- parts
+
+
+@given(LENGTHS, st.integers(1, 9))
+def test_parts_make_up_the_batch_and_are_of_like_work(lengths: list[tuple[int, int]], count: int) -> None:
+    source, target = sides(lengths)
+    index = np.random.default_rng(0).permutation(len(lengths)).astype(np.uint32)
+    found = divide(index, source, target, count)
+    assert len(found) == count
+    assert sorted(np.concatenate(found).tolist()) == list(range(len(lengths)))
+    sizes = [len(part) for part in found]
+    assert max(sizes) - min(sizes) <= 1
+    assert (min(sizes) > 0) == (len(lengths) >= count)
+    work = [int((source[part] + target[part]).sum()) for part in found]
+    if len(lengths) >= count:
+        assert max(work) - min(work) <= max(a + b for a, b in lengths)
+
+
+# ------------------------------------------------------------------------------------------------ pair data
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    letters = Tokenizer.train(["abcdefghij"], TextConfig("characters", size=400))
+    chance = np.random.default_rng(5)
+    pairs = [
+        ("abcdefghij"[: chance.integers(1, 11)], "jihgfedcba"[: chance.integers(1, 11)]) for _ in range(101)
+    ]
+    path = tmp_path_factory.mktemp("store") / "s"
+    return prepare(path, Corpus.made("made", lambda: pairs), Tokenizers(letters, letters))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("index", [[0], [7, 3, 100, 7], range(101), []])
+def test_collate_makes_what_pairs_of_makes(store: Store, packed: bool, index: list[int]) -> None:
+    data = PairData(store, tokens=64, seed=1, packed=packed, multiple=16)
+    found = data.collate(index)
+    rows = [[side.tolist() for side in store[i]] for i in index]
+    to = (0, 0)
+    if packed:
+        totals = [sum(len(row[side]) + 1 for row in rows) + 1 for side in (0, 1)]  # one to fill
+        to = (-(-totals[0] // 16) * 16, -(-totals[1] // 16) * 16)
+    expected = Pairs.of([row[0] for row in rows], [row[1] for row in rows], list(index), packed=packed, to=to)
+    for name in ("source", "target"):
+        one, other = getattr(found, name), getattr(expected, name)
+        assert torch.equal(one.ids, other.ids.long())
+        assert (one.lengths, one.packed) == (other.lengths, other.packed)
+        assert one.ids.dtype == torch.int64
+    assert torch.equal(found.labels, expected.labels.long())
+    assert (found.count, found.index) == (expected.count, expected.index)
+
+
+def test_a_padded_batch_fits_the_budget_with_its_special_tokens(store: Store) -> None:
+    data = PairData(store, tokens=40, seed=1)
+    assert len(data) == 101
+    seen: list[int] = []
+    for index in data.batches(epoch=2):
+        pairs = data.collate(index)
+        assert pairs.source.ids.numel() <= 40
+        assert pairs.target.ids.numel() <= 40
+        assert pairs.count == sum(pairs.target.lengths)
+        seen += pairs.index
+    assert sorted(seen) == list(range(101))
+
+
+@pytest.mark.parametrize(("multiple", "shapes"), [(64, 1), (16, 6), (1000, 1), (1, 99)])
+def test_packed_rows_are_full_and_few_in_shape(store: Store, multiple: int, shapes: int) -> None:
+    data = PairData(store, tokens=64, seed=1, packed=True, multiple=multiple)
+    found = set()
+    count = 0
+    for index in data.batches(epoch=0):
+        pairs = data.collate(index)
+        found.add((pairs.source.ids.shape, pairs.target.ids.shape))
+        assert pairs.source.ids.shape[1] <= 64
+        assert 1 <= (pairs.source.ids == PAD).sum() <= multiple
+        assert 1 <= (pairs.labels == IGNORE).sum() <= multiple
+        assert len(pairs.source.lengths) == len(pairs.target.lengths) == len(index) + 1
+        count += pairs.count
+    assert len(found) <= shapes
+    assert count == store.target.lengths.sum() + len(store)
+
+
+def test_the_parts_of_a_batch_make_its_labels(store: Store) -> None:
+    data = PairData(store, tokens=200, seed=1)
+    for index in data.batches(epoch=0):
+        whole = data.collate(index).count
+        assert sum(data.collate(part).count for part in data.divide(index, 3)) == whole
+
+
+def test_a_multiple_of_nothing_is_refused(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="multiple=0"):
+        PairData(store, tokens=64, seed=1, multiple=0)
+    with pytest.raises(InputError, match="tokens=1"):
+        PairData(store, tokens=1, seed=1)
+
+
+def test_an_example_beyond_the_budget_is_a_batch_of_its_own(store: Store) -> None:
+    data = PairData(store, tokens=8, seed=1, packed=True, multiple=5)
+    for index in data.batches(epoch=0):
+        pairs = data.collate(index)
+        for tokens in (pairs.source, pairs.target):
+            places = tokens.ids.shape[1]
+            assert places <= 8 or (len(index) == 1 and places % 5 == 0)
+
+
+def test_the_batches_of_an_epoch_are_made_once(store: Store) -> None:
+    data = PairData(store, tokens=64, seed=1)
+    assert data.batches(3) is data.batches(3)
+    assert plain(data.batches(4)) != plain(data.batches(3))
+    assert plain(data.batches(4)) == plain(PairData(store, tokens=64, seed=1).batches(4))

@@ -1,0 +1,445 @@
+"""The built-in English→Korean data: sentences checked by hand, and what holds for all of them."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import doctest
+import functools
+import hashlib
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import pytest
+
+import jumok.data.english_korean as module
+from jumok.data.english_korean import Pair, Split, dice, generate, grammar, lexicon, phrases, predicates, split_of, splits
+from jumok.data.english_korean.dice import Dice
+from jumok.data.english_korean.grammar import sentence
+from jumok.data.english_korean.korean import Ending, Tense
+from jumok.data.english_korean.lexicon import Adjective, Goal, Noun, Place, Pronoun, Verb
+from jumok.data.english_korean.nominals import Determiner
+from jumok.data.english_korean.phrases import Link, Phrase, arrange, led, marked, said, trailed, unsaid
+from jumok.data.english_korean.predicates import Mood
+from jumok.errors import InputError
+
+T = TypeVar("T")
+
+# English, Korean, links: i-j is a sure one, ipj a possible one.
+BY_HAND = """
+this is an example sentence | 이것은 예문이다 | 0-0 1p1 3-1 4-1
+these are my books | 이것들은 나의 책이다 | 0-0 1p2 2-1 3-2
+that was not an apple | 저것은 사과가 아니었다 | 0-0 1p2 2-2 4-1
+it is bread | 그것은 빵이다 | 0-0 1p1 2-1
+minsu is a doctor | 민수는 의사이다 | 0-0 1p1 3-1
+they were teachers | 그들은 선생님이었다 | 0-0 1p1 2-1
+jiyoung was my friend | 지영은 나의 친구였다 | 0-0 1p2 2-1 3-2
+i am not a singer | 나는 가수가 아니다 | 0-0 1p2 2-2 4-1
+he became a lawyer | 그는 변호사가 되었다 | 0-0 1-2 3-1
+the house is very big | 집은 매우 크다 | 1-0 2p2 3-1 4-2
+the apples were not sweet | 사과는 달지 않았다 | 1-0 2p2 3-2 4-1
+the soup will be hot | 국은 뜨거울 것이다 | 1-0 2-2 3p1 4-1
+i read a book | 나는 책을 읽었다 | 0-0 1-2 3-1
+minsu reads the newspaper | 민수는 신문을 읽는다 | 0-0 1-2 3-1
+a student ate two apples | 학생이 사과 두 개를 먹었다 | 1-0 2-4 3-2 3-3 4-1
+i picked up one coin | 나는 동전 한 개를 주웠다 | 0-0 1-4 2p4 3-2 3-3 4-1
+she did not eat the banana | 그녀는 바나나를 먹지 않았다 | 0-0 1p3 2-3 3-2 5-1
+she does not love him | 그녀는 그를 사랑하지 않는다 | 0-0 1p3 2-3 3-2 4-1
+the teacher will not write the letter | 선생님은 편지를 쓰지 않을 것이다 | 1-0 2-4 3-3 4-2 6-1
+jihun will drink water | 지훈은 물을 마실 것이다 | 0-0 1-3 2-2 3-1
+my mother is making a cake | 나의 어머니는 케이크를 만들고 있다 | 0-0 1-1 2-4 3-3 5-2
+we were not sleeping | 우리는 자고 있지 않았다 | 0-0 1-2 2-3 3-1
+i can swim | 나는 수영할 수 있다 | 0-0 1-2 1-3 2-1
+yuna cannot play the piano | 유나는 피아노를 연주할 수 없다 | 0-0 1-3 1-4 2-2 4-1
+he could not find the key | 그는 열쇠를 찾을 수 없었다 | 0-0 1-3 2-4 3-2 5-1
+you must clean the room | 너는 방을 청소해야 한다 | 0-0 1-3 2-2 4-1
+the child had to help me | 아이는 나를 도와야 했다 | 1-0 2-3 3p3 4-2 5-1
+you must not open the window | 너는 창문을 열면 안 된다 | 0-0 1-4 2-3 3-2 5-1
+she does not know us | 그녀는 우리를 모른다 | 0-0 1p2 2-2 3-2 4-1
+he did not find the key | 그는 열쇠를 찾지 못했다 | 0-0 1p3 2-3 3-2 5-1
+i have a red hat | 나는 빨간 모자를 가지고 있다 | 0-0 1-3 1-4 3-1 4-2
+minsu and jiyoung play soccer | 민수와 지영은 축구를 한다 | 0-0 1p0 2-1 3-3 4-2
+he drinks milk or coffee | 그는 우유나 커피를 마신다 | 0-0 1-3 2-1 3p1 4-2
+she bought bread and cheese | 그녀는 빵과 치즈를 샀다 | 0-0 1-3 2-1 3p1 4-2
+i will sell honey and milk and meat | 나는 꿀과 우유와 고기를 팔 것이다 | 0-0 1-5 2-4 3-1 4p1 5-2 6p2 7-3
+junho waited for the bus at the station | 준호는 역에서 버스를 기다렸다 | 0-0 1-3 2p3 4-2 5p1 7-1
+we went to seoul by train yesterday | 우리는 어제 기차로 서울에 갔다 | 0-0 1-4 2p3 3-3 4p2 5-2 6-1
+sujin will return to busan next week | 수진은 다음 주에 부산으로 돌아갈 것이다 | 0-0 1-5 2-4 3p3 4-3 5-1 6-2
+they moved to seoul | 그들은 서울로 이사했다 | 0-0 1-2 2p1 3-1
+eunji lives in jeju | 은지는 제주에 산다 | 0-0 1-2 2p1 3-1
+the painter draws flowers with a pencil | 화가는 연필로 꽃을 그린다 | 1-0 2-3 3-2 4p1 6-1
+she wrote a letter with a pen | 그녀는 펜으로 편지를 썼다 | 0-0 1-3 3-2 4p1 6-1
+he studies korean hard with minji | 그는 민지와 함께 한국어를 열심히 공부한다 | 0-0 1-5 2-3 3-4 4-2 5-1
+the singer gave a flower to her | 가수는 그녀에게 꽃을 주었다 | 1-0 2-3 4-2 5p1 6-1
+they often listen to music | 그들은 자주 음악을 듣는다 | 0-0 1-1 2-3 3p3 4-2
+on sunday we baked bread | 일요일에 우리는 빵을 구웠다 | 0p0 1-0 2-1 3-3 4-2
+last year i visited the museum | 작년에 나는 박물관을 방문했다 | 0-0 1-0 2-1 3-3 5-2
+the man who wore the hat laughed loudly | 모자를 쓴 남자는 크게 웃었다 | 1-2 2p1 3-1 5-0 6-4 7-3
+i like the song that you sing | 나는 네가 부르는 노래를 좋아한다 | 0-0 1-4 3-3 4p2 5-1 6-2
+this is the house that my father will build | 이것은 나의 아버지가 지을 집이다 | 0-0 1p4 3-4 4p3 5-1 6-2 7p3 8-3
+haeun called the children who did not break the plate | 하은은 접시를 깨뜨리지 않은 아이들을 불렀다 | 0-0 1-5 3-4 4p3 5p3 6-3 7-2 9-1
+minsu ate rice and slept | 민수는 밥을 먹고 잤다 | 0-0 1-2 2-1 3p2 4-3
+she will read the book and write a letter | 그녀는 책을 읽고 편지를 쓸 것이다 | 0-0 1-5 2-2 4-1 5p2 6-4 8-3
+he opened the door but did not close the window | 그는 문을 열었지만 창문을 닫지 않았다 | 0-0 1-2 3-1 4p2 5p5 6-5 7-4 9-3
+the man works and the woman rests | 남자는 일하고 여자는 쉰다 | 1-0 2-1 3p1 5-2 6-3
+the egg was delicious but i ate rice | 달걀은 맛있었지만 나는 밥을 먹었다 | 1-0 2p1 3-1 4p1 5-2 6-4 7-3
+i went home because it rained | 비가 왔기 때문에 나는 집에 갔다 | 0-3 1-5 2-4 3-2 5-0 5-1
+i slept because i was tired | 나는 피곤했기 때문에 잤다 | 0-0 1-3 2-2 4p1 5-1
+the children laughed when minsu danced | 민수가 춤추었을 때 아이들은 웃었다 | 1-3 2-4 3-2 4-0 5-1
+we will be at home if it snows | 눈이 오면 우리는 집에 있을 것이다 | 0-2 1-5 2-4 3p3 4-3 5p1 7-0 7-1
+the cup is on the table | 컵은 탁자 위에 있다 | 1-0 2-3 3-2 5-1
+my key was not under the bed | 나의 열쇠는 침대 아래에 없었다 | 0-0 1-1 2p4 3-4 4-3 6-2
+there are three cats in front of the door | 문 앞에 고양이 세 마리가 있다 | 0p5 1-5 2-3 2-4 3-2 4p1 5-1 6p1 8-0
+the brave soldier is not at the hospital | 용감한 군인은 병원에 없다 | 1-0 2-1 3p3 4-3 5p2 7-2
+those dogs drink the milk | 저 개들은 우유를 마신다 | 0-0 1-1 2-3 4-2
+the teacher's son lost his wallet | 선생님의 아들은 그의 지갑을 잃어버렸다 | 1-0 2-1 3-4 4-2 5-3
+it will rain tomorrow | 내일 비가 올 것이다 | 1-3 2-1 2-2 3-0
+"""
+
+
+class DeadEnd(Exception):
+    """What is left to choose from does not occur in the sentence that is looked for."""
+
+
+class Leading(Dice):
+    """Dice that fall only on what one sentence says, on each of its words once, and in every way in turn.
+
+    ``path`` has, for each throw, which of the fitting options to take; throws beyond it take the first one.
+    """
+
+    def __init__(self, english: str, path: Sequence[int]) -> None:
+        self.left = collections.Counter(english.split())
+        self.path = path
+        self.taken: list[tuple[int, int]] = []  # the option taken, and out of how many
+
+    def chance(self, share: float) -> bool:
+        return self._take([share >= 0.5, share < 0.5] if 0 < share < 1 else [share >= 1])
+
+    def pick(self, options: Sequence[T]) -> T:
+        option, form = self._take([(one, form) for one in options for form in forms(one) if self._has(form)])
+        self.left.subtract(form)
+        return option
+
+    def weigh(self, options: Mapping[T, float]) -> T:
+        likely = sorted((one for one, weight in options.items() if weight), key=lambda one: -options[one])
+        return self._take([one for one in likely if one not in SAID_BY or any(map(self._has, SAID_BY[one]))])
+
+    def _has(self, words: tuple[str, ...]) -> bool:
+        return all(self.left[word] > 0 for word in words)
+
+    def _take(self, options: Sequence[T]) -> T:
+        if not options:
+            raise DeadEnd
+        number = self.path[len(self.taken)] if len(self.taken) < len(self.path) else 0
+        self.taken.append((number, len(options)))
+        return options[number]
+
+    def next_path(self) -> list[int] | None:
+        """The way after this one; None if this was the last."""
+        taken = self.taken
+        while taken and taken[-1][0] + 1 == taken[-1][1]:
+            taken.pop()
+        return [number for number, _ in taken[:-1]] + [taken[-1][0] + 1] if taken else None
+
+
+# Choices that show in a word.
+SAID_BY: dict[object, list[tuple[str]]] = {
+    Tense.FUTURE: [("will",)],
+    Mood.NOT: [("not",)],
+    Mood.GOING_ON: [("am",), ("is",), ("are",), ("was",), ("were",)],
+    Mood.NOT_GOING_ON: [("not",)],
+    Mood.CAN: [("can",), ("could",)],
+    Mood.CANNOT: [("cannot",), ("could",)],
+    Mood.MUST: [("must",), ("had",)],
+    Mood.MUST_NOT: [("must",)],
+    Determiner.THE: [("the",)],
+    Determiner.A: [("a",), ("an",)],
+    Ending.BECAUSE: [("because",)],
+    Ending.WHEN: [("when",)],
+    Ending.IF: [("if",)],
+}
+
+
+@functools.cache
+def forms(option: object) -> list[tuple[str, ...]]:
+    """The ways in which something of the lexicon may be said in English, word by word."""
+    match option:
+        case Noun():
+            ways = [option.english, option.plural or option.english, f"{option.english}'s"]
+        case Verb():
+            ways = [option.base, option.past, option.third, option.ing]
+        case Goal():
+            return forms(option.verb)
+        case Pronoun():
+            ways = [option.subject, option.object, option.possessive]
+        case Adjective():
+            ways = [option.english]
+        case Place():
+            return forms(option.what)
+        case Phrase():
+            return [option.english]
+        case (str() as name, _):
+            ways = [name, f"{name}'s"]
+        case (Phrase() | Verb() as first, *_):
+            return forms(first)
+        case _:
+            ways = [""]  # a number of clauses: as dice will
+    return [tuple(way.split()) for way in dict.fromkeys(ways)]
+
+
+def derivations(english: str, count: int = 2, runs: int = 20_000) -> Iterator[Phrase]:
+    """The ways in which the grammar says this sentence, the first few of them."""
+    path: list[int] | None = []
+    for _ in range(runs):
+        if path is None or count == 0:
+            return
+        dice = Leading(english, path)
+        with contextlib.suppress(DeadEnd):
+            phrase = sentence(dice)
+            if " ".join(phrase.english) == english:
+                count -= 1
+                yield phrase
+        path = dice.next_path()
+
+
+def by_hand() -> list[tuple[str, str, str]]:
+    rows = [line.split(" | ") for line in BY_HAND.strip().splitlines()]
+    return [(english, korean, links) for english, korean, links in rows]
+
+
+def written(sure: Sequence[Link], possible: Sequence[Link]) -> str:
+    links = [(i, j, "-") for i, j in sure] + [(i, j, "p") for i, j in possible]
+    return " ".join(f"{i}{kind}{j}" for i, j, kind in sorted(links))
+
+
+@pytest.mark.parametrize(("english", "korean", "links"), by_hand(), ids=[english for english, _, _ in by_hand()])
+def test_a_sentence_by_hand(english: str, korean: str, links: str) -> None:
+    found = list(derivations(english))
+    assert found, "the grammar does not say this"
+    assert {" ".join(phrase.korean) for phrase in found} == {korean}
+    assert {written(phrase.sure, phrase.possible) for phrase in found} == {links}
+
+
+@pytest.mark.parametrize("one", [module, dice, grammar, phrases, predicates])
+def test_the_examples_in_the_docstrings(one: object) -> None:
+    assert doctest.testmod(one).failed == 0  # type: ignore[arg-type]
+
+
+# What holds for all sentences
+
+
+COUNT = 50_000
+
+
+@pytest.fixture(scope="module")
+def pairs() -> list[Pair]:
+    return list(generate(seed=7, count=COUNT))
+
+
+def test_one_english_sentence_has_one_translation(pairs: list[Pair]) -> None:
+    translations: dict[str, tuple[object, ...]] = {}
+    for pair in pairs:
+        said = (pair.korean, pair.links, pair.possible)
+        assert translations.setdefault(pair.english, said) == said
+    # Too many to be learnt by heart: but for the short ones, hardly one is drawn twice.
+    long = [pair.english for pair in pairs if len(pair.english.split()) > 6]
+    assert len(set(long)) > 0.998 * len(long)
+    assert len(translations) > 0.95 * COUNT
+
+
+def test_every_korean_word_has_a_sure_link_and_nearly_always_one(pairs: list[Pair]) -> None:
+    words = links = 0
+    for pair in pairs:
+        english, korean = pair.english.split(), pair.korean.split()
+        for i, j in (*pair.links, *pair.possible):
+            assert 0 <= i < len(english)
+            assert 0 <= j < len(korean)
+        assert len({*pair.links, *pair.possible}) == len(pair.links) + len(pair.possible)
+        assert {j for _, j in pair.links} == set(range(len(korean)))
+        words, links = words + len(korean), links + len(pair.links)
+    assert links < 1.02 * words
+
+
+def test_only_articles_and_subjects_that_go_without_saying_have_no_link(pairs: list[Pair]) -> None:
+    alone: collections.Counter[str] = collections.Counter()
+    total = 0
+    for pair in pairs:
+        linked = {i for i, _ in (*pair.links, *pair.possible)}
+        english = pair.english.split()
+        alone.update(word for i, word in enumerate(english) if i not in linked)
+        total += len(english)
+    articles, subjects = {"the", "a", "an"}, {"it", "i", "you", "he", "she", "we", "they"}
+    assert set(alone) == articles | subjects
+    assert sum(alone[word] for word in articles) < 0.15 * total
+    assert sum(alone[word] for word in subjects) < 0.02 * total
+
+
+def test_words_are_plain(pairs: list[Pair]) -> None:
+    for pair in pairs:
+        assert re.fullmatch(r"[a-z]+('s)?( [a-z]+('s)?)*", pair.english)
+        assert re.fullmatch(r"[가-힣]+( [가-힣]+)*다", pair.korean)
+
+
+def test_lengths_are_3_to_50_words_and_mostly_5_to_20(pairs: list[Pair]) -> None:
+    lengths = [len(pair.english.split()) for pair in pairs]
+    shares = {low: sum(low <= n < low + 10 for n in lengths) / COUNT for low in (1, 11, 21, 31, 41)}
+    assert min(lengths) == 3
+    assert max(lengths) == 50
+    assert sum(5 <= n <= 20 for n in lengths) > 0.7 * COUNT
+    assert shares[11] > shares[21] > shares[31] > shares[41] > 0.01
+
+
+PARTICLES = {  # after a consonant, after a vowel
+    "은": "는", "이": "가", "을": "를", "과": "와", "이나": "나", "으로": "로",
+}  # fmt: skip
+
+
+def has_final(word: str) -> bool:
+    return (ord(word[-1]) - ord("가")) % 28 > 0
+
+
+def ends_in_rieul(word: str) -> bool:
+    return (ord(word[-1]) - ord("가")) % 28 == 8
+
+
+def test_every_particle_fits_what_it_follows(pairs: list[Pair]) -> None:
+    names = {written for _, written in lexicon.NAMES} | {one.korean for one in lexicon.PRONOUNS}
+    places = {place.what.korean[0] for place in lexicon.PROPER_PLACES if isinstance(place.what, Phrase)}
+    stems = {noun.korean for noun in lexicon.NOUNS.values()} | names | places | {"이것", "저것", "그것"}
+    stems |= {noun.counter for noun in lexicon.NOUNS.values() if noun.counter}
+    stems |= {stem + "들" for stem in stems}
+    seen: collections.Counter[tuple[str, bool, bool]] = collections.Counter()
+    for word in itertools.chain.from_iterable(pair.korean.split() for pair in pairs):
+        # The longest noun that the word begins with; what is left is a particle, or the word is no noun.
+        stem = next((word[:n] for n in range(len(word) - 1, 0, -1) if word[:n] in stems), None)
+        if stem is None:
+            continue
+        rest = word[len(stem) :]
+        closed = has_final(stem)
+        if rest in PARTICLES:
+            assert closed, word
+            assert not (rest == "으로" and ends_in_rieul(stem)), word
+        elif rest in PARTICLES.values():
+            assert not closed or (rest == "로" and ends_in_rieul(stem)), word
+        else:
+            continue
+        seen[rest, closed, ends_in_rieul(stem)] += 1
+    # Each of them was there, after each sound that it may follow.
+    for consonant, vowel in PARTICLES.items():
+        assert seen[vowel, False, False] > 0
+        assert seen[consonant, True, False] > 0
+        assert seen["로" if consonant == "으로" else consonant, True, True] > 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        r"\ba [aeiou]", r"\ban (?!honest)[^aeiou]", r"\bi (is|are|were|has|does)\b", r"\b(it|she) (am|are|were|have|do)\b",
+        r"^(you|we|they) (is|am|was|has|does)\b", r"\b(not|will|can|cannot|could|must) \w+s (the|a|an|my)\b", r"\b(\w+) \1\b",
+        r"\b(this|that|a|an|one) (\w+en|\w+[^s]s) (is|was|are|were)\b(?<!bus was)(?<!bus is)",
+        r"\b(know|알)지 않", r"\bthe (soccer|korean|music)\b", r"\bdid not \w+ed\b",
+    ],
+)  # fmt: skip
+def test_mistakes_that_are_not_made(pairs: list[Pair], wrong: str) -> None:
+    pattern = re.compile(wrong)
+    assert [pair for pair in pairs if pattern.search(pair.english) or pattern.search(pair.korean)] == []
+
+
+@pytest.mark.parametrize(
+    "word",
+    "not will can cannot must because when if but or who which that these with by there becomes every his her's".split()[:-1],
+)
+def test_every_construction_is_there(pairs: list[Pair], word: str) -> None:
+    assert sum(word in pair.english.split() for pair in pairs) >= 20
+
+
+# Seeds and splits
+
+
+def digest(pairs: Sequence[Pair]) -> str:
+    return hashlib.sha256("\n".join(map(repr, pairs)).encode()).hexdigest()[:16]
+
+
+def test_a_seed_gives_the_same_sentences_everywhere() -> None:
+    # Figures are compared on this data: if this changes, say so in the changelog.
+    assert digest(list(generate(seed=0, count=500))) == "?"
+    assert digest(list(generate(seed=1, count=500))) != digest(list(generate(seed=-1, count=500)))
+
+
+def test_sentences_come_one_by_one() -> None:
+    endless = generate(seed=3, count=10**12)
+    assert list(itertools.islice(endless, 5)) == list(generate(seed=3, count=5))
+    assert list(generate(seed=3, count=0)) == []
+
+
+@pytest.mark.parametrize("longest", [3, 4, 7, 50])
+def test_the_longest_sentence_may_be_given(longest: int) -> None:
+    found = list(generate(seed=5, count=50, longest=longest))
+    assert len(found) == 50
+    assert max(len(pair.english.split()) for pair in found) <= longest
+
+
+def test_no_sentence_is_in_two_splits() -> None:
+    small, large = splits(seed=1, train=2_000, valid=150, test=150), splits(seed=2, train=3_000)
+    train = {pair.english for data in (small, large) for pair in data.train}
+    valid, test = ([pair.english for pair in part] for part in (small.valid, small.test))
+    assert len(valid) == len(set(valid)) == len(test) == len(set(test)) == 150
+    assert not train & set(valid)
+    assert not train & set(test)
+    assert not set(valid) & set(test)
+    assert [split_of(english) for english in train] == [Split.TRAIN] * len(train)
+
+
+def test_a_split_is_the_same_at_every_walk_and_begins_alike_at_every_size() -> None:
+    few, many = splits(seed=4, train=20, valid=7, test=7), splits(seed=4, train=50, valid=20, test=20)
+    for part in ("train", "valid", "test"):
+        one, other = getattr(few, part), getattr(many, part)
+        assert list(one) == list(one) == list(other)[: len(one)]
+        assert len(list(one)) == len(one)
+    assert list(few.train) != list(splits(seed=5, train=20).train)
+
+
+def test_about_one_in_sixteen_is_for_testing(pairs: list[Pair]) -> None:
+    counts = collections.Counter(split_of(english) for english in {pair.english for pair in pairs})
+    total = sum(counts.values())
+    assert abs(counts[Split.TEST] / total - 1 / 16) < 0.005
+    assert abs(counts[Split.VALID] / total - 1 / 16) < 0.005
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(InputError, match="count is -1"):
+        generate(seed=0, count=-1)
+    with pytest.raises(InputError, match="longest is 2"):
+        generate(seed=0, count=1, longest=2)
+    with pytest.raises(InputError, match="count is -5"):
+        splits(test=-5)
+
+
+def test_more_than_there_are_is_refused_and_not_looked_for_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 500)
+    with pytest.raises(InputError, match="different sentences of up to 3 words"):
+        list(splits(test=100_000, longest=3).test)
+
+
+# Phrases
+
+
+def test_links_follow_the_words_wherever_they_go() -> None:
+    did_not = led("did", said("not", "않았다"))
+    eat = said("eat", "먹지")
+    apple = marked(said("apple", "사과"), module.korean.OBJECT) if hasattr(module, "korean") else said("apple", "사과를")
+    phrase = arrange([did_not, eat, unsaid("an"), apple], [apple, eat, did_not])
+    assert phrase == Phrase(("did", "not", "eat", "an", "apple"), ("사과를", "먹지", "않았다"), ((1, 2), (2, 1), (4, 0)), ((0, 2),))
+
+
+def test_words_without_a_word_of_their_own_lean_on_the_last_one() -> None:
+    assert trailed(said("wait", "기다린다"), "for") == Phrase(("wait", "for"), ("기다린다",), ((0, 0),), ((1, 0),))
+    assert led("in", said("the house", "큰 집에")).possible == ((0, 1),)
+
+
+def test_an_idiom_goes_word_by_word_if_it_has_as_many_in_both() -> None:
+    assert said("next week", "다음 주에").sure == ((0, 0), (1, 1))
+    assert said("example sentence", "예문").sure == ((0, 0), (1, 0))
+    assert said("can", "수 있다").sure == ((0, 0), (0, 1))

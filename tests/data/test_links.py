@@ -1,0 +1,69 @@
+"""Gold word alignments in the formats in which people publish them."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from jumok.data import links
+from jumok.data.links import Links
+from jumok.errors import InputError
+
+
+def put(path: Path, text: str) -> Path:
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+def test_pharaoh_with_possible_links_counted_from_0_or_from_1(tmp_path: Path) -> None:
+    expected = [
+        Links(frozenset({(0, 0)}), frozenset({(0, 0), (1, 2)})),
+        Links(frozenset(), frozenset()),
+        Links(frozenset({(4, 3)}), frozenset({(4, 3), (0, 1)})),
+    ]
+    from_0 = put(tmp_path / "a.txt", "0-0 1p2\n\n4-3 0?1\n")
+    from_1 = put(tmp_path / "b.txt.gz", "1-1 2p3\n\n5-4 1?2\n")
+    assert links.read(from_0) == links.read(from_1) == expected
+    assert links.read(from_1, first=0)[0].sure == {(1, 1)}
+    with pytest.raises(InputError, match=r"a\.txt:1: a word 0, where words are counted from 1"):
+        links.read(from_0, first=1)
+
+
+def test_a_link_a_line(tmp_path: Path) -> None:
+    path = put(tmp_path / "gold.txt", "1 0 0 S\n1 2 1 S \n3 5 6 P\n3 5 7\n")
+    assert links.read(path) == [
+        Links(frozenset({(0, 0), (2, 1)}), frozenset({(0, 0), (2, 1)})),
+        Links(frozenset(), frozenset()),
+        Links(frozenset({(5, 7)}), frozenset({(5, 6), (5, 7)})),
+    ]
+    assert len(links.read(path, pairs=5)) == 5
+    with pytest.raises(InputError, match="links for pair 3, and there are 2 pairs"):
+        links.read(path, pairs=2)
+
+
+def test_flipped_is_the_other_direction() -> None:
+    one = Links(frozenset({(0, 5)}), frozenset({(0, 5), (2, 3)}))
+    assert one.flipped() == Links(frozenset({(5, 0)}), frozenset({(5, 0), (3, 2)}))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("0-0 1:2\n", ":1: '1:2'; a link is written as in 3-4"),
+        ("1 0 0 S\n1 0 S\n", ":2: '1 0 S'; a link is written as in 17 3 4 S"),
+        ("1 0 0 S\n0 1 1 S\n", ":2: '0 1 1 S'.*pairs from 1"),
+        ("", "is empty"),
+    ],
+)
+def test_what_is_no_link_is_told_with_its_line(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        links.read(put(tmp_path / "gold.txt", text))
+
+
+def test_the_links_of_a_split_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "set").mkdir()
+    path = put(tmp_path / "set" / "gold.links.txt.gz", "0-0\n")
+    monkeypatch.setenv("JUMOK_DATA", str(tmp_path))
+    assert links.find("set/gold") == links.find(str(path)) == path
+    with pytest.raises(InputError, match=r"no links set/dev .*holds: gold\.links\.txt\.gz"):
+        links.find("set/dev")

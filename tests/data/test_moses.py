@@ -1,0 +1,38 @@
+"""Moses' tokens as papers on Multi30k use them."""
+
+import pytest
+
+from jumok.data import files, moses
+from jumok.errors import MissingExtra
+
+pytest.importorskip("sacremoses")
+
+
+@pytest.mark.parametrize(
+    ("language", "line", "tokens"),
+    [
+        ("en", " Two dogs' owner said: “Sit!” ", "two dogs &apos; owner said : &quot; sit ! &quot;"),
+        ("en", "It's 3.5 m, isn't it?", "it &apos;s 3.5 m , isn &apos;t it ?"),
+        ("de", "Ein Mann – z.B. Karl – läuft.", "ein mann - z.b. karl - läuft ."),
+        ("fr", "L’homme dit : « non » & part.", "l&apos; homme dit : &quot; non &quot; &amp; part ."),
+        ("en", "", ""),
+    ],
+)
+def test_lower_case_normal_signs_tokens_escaped(language: str, line: str, tokens: str) -> None:
+    assert moses.prepare(line, language) == tokens
+
+
+def test_detokenised_text_is_plain() -> None:
+    tokens = moses.prepare("A man's T-shirt says: “Hi!” & more (or less).", "en")
+    assert moses.detokenise(tokens, "en") == 'a man\'s t-shirt says: "hi!" & more (or less).'
+    assert moses.detokenise("l&apos; homme", "fr") == "l'homme"
+
+
+def test_without_sacremoses_the_command_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(module: str) -> object:
+        raise ImportError(f"No module named {module!r}")
+
+    moses._tools.cache_clear()
+    monkeypatch.setattr(files.importlib, "import_module", missing)
+    with pytest.raises(MissingExtra, match=r'sacremoses is needed for this: pip install "jumok\[train\]"'):
+        moses.prepare("x", "en")

@@ -1,0 +1,55 @@
+"""Small data sets of our own, under the names that the recipes know, and small runs."""
+
+import gzip
+import sys
+from pathlib import Path
+
+import pytest
+
+from jumok.run import Run
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from tasks_small import sentences, trained
+
+
+@pytest.fixture(scope="session")
+def data_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What JUMOK_DATA may name: folders like those of the real data, with sentences of our own."""
+    root = tmp_path_factory.mktemp("data")
+    splits = {
+        "multi30k": (("train", 60), ("val", 7), ("test2016", 11)),
+        "europarl": (("train", 60), ("dev", 7), ("test", 11), ("gold", 5)),
+    }
+    for name, parts in splits.items():
+        (root / name).mkdir()
+        for seed, (split, count) in enumerate(parts):
+            pairs = sentences(count, seed)
+            for language, texts in (
+                ("en", [p.english for p in pairs]),
+                ("de", [p.korean for p in pairs]),
+                ("fr", [p.korean for p in pairs]),
+            ):
+                text = "".join(f"{line}\n" for line in texts)
+                (root / name / f"{split}.{language}.gz").write_bytes(gzip.compress(text.encode()))
+            links = [f"{n} {k} {e} S" for n, p in enumerate(pairs, 1) for e, k in p.links]
+            if split == "gold":
+                (root / name / "gold.links.txt").write_text("".join(f"{line}\n" for line in links))
+    (root / "koen").mkdir()
+    for seed, (split, count) in enumerate((("train", 60), ("val", 7), ("test", 11))):
+        rows = [
+            "english\tkorean\tsource",
+            *(f"{p.english}\t{p.korean}\tours" for p in sentences(count, seed)),
+        ]
+        (root / "koen" / f"{split}.tsv").write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+    return root
+
+
+@pytest.fixture(scope="session")
+def bahdanau(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return trained(tmp_path_factory.mktemp("runs") / "bahdanau", "bahdanau")
+
+
+@pytest.fixture(scope="session")
+def transformer(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return trained(tmp_path_factory.mktemp("runs") / "transformer", "transformer")

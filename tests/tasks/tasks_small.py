@@ -1,0 +1,50 @@
+"""Recipes made small, and runs of them."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from jumok import recipe
+from jumok.data import english_korean
+from jumok.run import Run
+from jumok.tasks import translate
+
+# Small enough for a test; what a recipe is about stays as it is.
+SMALL = ["train.steps=3", "train.tokens=256", "train.validate_every=3", "train.log_every=1", "train.warmup=2"]
+SMALL += ["text.size=400", "train.device=cpu", "train.average=0", "train.tensorboard=false"]
+SIZES = {
+    "seq2seq": ["model.width=8", "model.embedding=8"],
+    "convolutional": [
+        "model.width=8",
+        "model.embedding=8",
+        "model.encoder_layers=2",
+        "model.decoder_layers=2",
+    ],
+    "transformer": [
+        "model.width=8",
+        "model.heads=2",
+        "model.feed_forward=16",
+        "model.encoder_layers=2",
+        "model.decoder_layers=2",
+    ],
+}
+
+
+def sentences(count: int, seed: int) -> list[english_korean.Pair]:
+    return list(itertools.islice(english_korean.generate(seed, count, longest=9), count))
+
+
+def small(name: str, *more: str) -> Any:
+    """A recipe made small."""
+    chosen = recipe.load(name)
+    sizes = SIZES[chosen.model.kind]
+    return recipe.load(name, [*SMALL, *sizes, "data.pairs=60", "data.held_out=11", *more])
+
+
+def trained(folder: Path, name: str, *more: str) -> Run:
+    """A small run."""
+    run = Run.start(folder, small(name, *more))
+    translate.train(run, Console(quiet=True))
+    return run

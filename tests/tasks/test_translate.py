@@ -1,0 +1,231 @@
+"""Translation from a recipe to a translated line, small: every recipe, every family, other people's data."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from tasks_small import small, trained
+
+import jumok
+from jumok import InputError, recipe
+from jumok.batch import EOS
+from jumok.data.sources import Example
+from jumok.run import Run
+from jumok.tasks import evaluation, translate
+from jumok.tasks.corpora import DataConfig, Texts
+from jumok.tasks.translator import Search
+
+QUIET = Console(quiet=True)
+
+
+@pytest.mark.parametrize("name", recipe.listed())
+def test_every_recipe_trains_translates_and_is_scored(
+    name: str, data_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUMOK_DATA", str(data_sets))
+    run = trained(tmp_path / "run", name)
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["train", "train", "train", "validation"]
+    translator = jumok.load(run.folder, "cpu")
+    found = evaluation.evaluate(translator, "test", Search(beam=2), QUIET)
+    kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
+    assert kept["bleu"]["value"] == found.bleu.value
+    assert kept["sentences"] == 11
+    assert len((run.folder / "eval" / "test.txt").read_text(encoding="utf-8").splitlines()) == 11
+    assert ("bleu_moses" in kept) == ("multi30k" in name)
+    has_gold = "default" in name or "europarl" in name
+    assert ("alignment" in kept) == (has_gold and not name.startswith("fixed"))
+    assert (run.folder / "figures" / "test-by-length.png").stat().st_size > 1000
+
+
+# ------------------------------------------------------------------------------------------- translating
+
+
+def test_order_and_empty_lines_are_kept_whatever_goes_together(bahdanau: Run) -> None:
+    translator = translate.load(bahdanau, "cpu")
+    lines = ["we walk", "", "the king sleeps because it snows in busan", "we walk", "  ", "i run"]
+    together = list(translator.predict(lines, Search()))
+    alone = [translator.translate(line) for line in lines]
+    one_at_a_time = list(translator.predict(iter(lines), Search(), at_once=1))
+    assert (
+        [one.text for one in together] == [one.text for one in alone] == [one.text for one in one_at_a_time]
+    )
+    assert [one.number for one in together] == list(range(6))
+    assert together[1].text == ""
+    assert together[0].text == together[3].text
+
+
+@pytest.mark.parametrize("name", ["bahdanau", "transformer"])
+def test_links_and_maps_belong_to_what_beam_search_found(name: str, request: pytest.FixtureRequest) -> None:
+    translator = translate.load(request.getfixturevalue(name), "cpu")
+    for one in translator.predict(["we walk to the market", "i run"], Search(beam=3), align=True):
+        assert one.weights is not None
+        assert one.weights.shape == (len(one.words), len(one.source_words))
+        assert one.links == sorted((int(row.argmax()), n) for n, row in enumerate(one.weights))
+        # The same by hand: the model is told the translation, and all its layers' maps are averaged by heads.
+        maps, batch = translator.maps([Example(one.source, " ".join(one.words), "")])
+        layer = maps[max(0, len(maps) - 2)].weights[0].mean(0)
+        assert layer.shape == (batch.target.lengths[0], batch.source.lengths[0])
+        assert float(one.weights.sum()) <= len(one.words) + 1e-4
+
+
+def test_links_of_given_pairs(bahdanau: Run) -> None:
+    translator = translate.load(bahdanau, "cpu")
+    pairs = [Example("we walk", "우리는 걷는다", ""), Example("i run", "나는 달린다", "")]
+    links = translator.align(pairs)
+    assert [sorted(target for _, target in one) for one in links] == [[0, 1], [0, 1]]
+    assert all(0 <= source < 2 for one in links for source, _ in one)
+
+
+def test_the_ways_to_search(bahdanau: Run) -> None:
+    translator = translate.load(bahdanau, "cpu")
+    [best] = translator.predict(["we walk to the market"], Search(beam=4, n_best=3))
+    scores = [best.score, *(other.score for other in best.others)]
+    assert len(scores) == 3
+    assert scores == sorted(scores, reverse=True)
+    drawn = [translator.translate("we walk", Search(sample=True, seed=5)).text for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    assert len({translator.translate("we walk", Search(sample=True, seed=n)).text for n in range(5)}) > 1
+
+
+def test_coverage_changes_how_translations_are_ranked(bahdanau: Run) -> None:
+    plain = translate.load(bahdanau, "cpu")
+    covering = translate.load(bahdanau, "cpu")
+    covering.decode = translate.DecodeConfig(coverage=5.0)
+    for translator in (plain, covering):  # hardly trained, it would say no EOS
+        translator.model.generator.bias.data[EOS] += 4
+    search = Search(beam=4, n_best=4)
+    one, other = (t.translate("we walk to the market", search, align=False) for t in (plain, covering))
+    assert other.score < one.score  # coverage is below 0 unless every word is covered
+
+
+def test_lines_as_the_command_writes_them(bahdanau: Run) -> None:
+    translator = translate.load(bahdanau, "cpu")
+    one = translator.translate("we walk", Search(beam=2, n_best=2))
+    pharaoh = " ".join(f"{i}-{j}" for i, j in one.links or [])
+    assert next(one.lines(n_best=False, alignments=True, as_json=False)) == f"{one.text} ||| {pharaoh}"
+    numbered = list(one.lines(n_best=True, alignments=False, as_json=False))
+    assert numbered[0] == f"0 ||| {one.text} ||| {one.score:.4f}"
+    assert len(numbered) == 2
+    told = json.loads(next(one.lines(n_best=False, alignments=False, as_json=True)))
+    assert told["translation"] == one.text
+    assert told["source_words"] == ["we", "walk"]
+
+
+# -------------------------------------------------------------------------------------------- own data
+
+
+def write_pairs(path: Path, count: int = 60) -> None:
+    rows = [f"{'word ' * (n % 7 + 1)}{n}\t{'wort ' * (n % 5 + 1)}{n}" for n in range(count)]
+    path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+
+
+def test_own_data_is_divided_and_nothing_is_on_two_sides(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "my.tsv", 400)
+    texts = Texts(DataConfig(train=str(tmp_path / "my.tsv"), held_out=20), tmp_path / "run")
+    train = {pair.source for pair in texts.train()}
+    valid, test = ({pair.source for pair in split.examples} for split in (texts.valid(), texts.test()))
+    assert len(train) + len(valid) + len(test) == 400
+    assert not train & valid
+    assert not train & test
+    assert not valid & test
+    assert 5 <= len(valid) <= 45
+    again = Texts(DataConfig(train=str(tmp_path / "my.tsv"), held_out=20), tmp_path / "run")
+    assert {pair.source for pair in again.train()} == train
+    assert {pair.source for pair in again.test().examples} == test
+
+
+def test_own_data_with_a_test_set_of_its_own(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "my.tsv", 200)
+    write_pairs(tmp_path / "test.tsv", 9)
+    config = DataConfig(train=str(tmp_path / "my.tsv"), test=str(tmp_path / "test.tsv"), held_out=20)
+    texts = Texts(config, tmp_path / "run")
+    assert len(list(texts.train())) + len(texts.valid().examples) == 200
+    assert len(texts.test().examples) == 9
+
+
+def test_own_data_trains(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "my.tsv")
+    run = trained(tmp_path / "run", "bahdanau", f"data.train={tmp_path / 'my.tsv'}", "data.held_out=5")
+    assert isinstance(translate.load(run, "cpu").translate("word 3").text, str)
+
+
+def test_too_little_data_is_told(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "my.tsv", 2)
+    texts = Texts(DataConfig(train=str(tmp_path / "my.tsv")), tmp_path / "run")
+    with pytest.raises(InputError, match="held out"):
+        texts.train()
+
+
+def test_word_vectors_are_where_the_embeddings_begin(tmp_path: Path) -> None:
+    (tmp_path / "words.vec").write_text("1 8\nking " + " ".join(["0.5"] * 8) + "\n", encoding="utf-8")
+    run = Run.start(
+        tmp_path / "run",
+        small("bahdanau", "text.kind=words", f"vectors.source={tmp_path / 'words.vec'}", "data.pairs=900"),
+    )
+    translate._prepare(run, Texts(run.recipe.data, run.folder), QUIET)
+    tokenizers = translate.Tokenizers.load(run.folder)
+    model = translate.make_model(run.recipe, tokenizers)
+    translate._begin_from_vectors(run.recipe, model, tokenizers, QUIET)
+    [king] = tokenizers.source.encode(["king"])[0]
+    assert torch.equal(model.source_embedding.weight[king], torch.full((8,), 0.5))
+
+
+# ------------------------------------------------------------------------------------ resuming, comparing
+
+
+def test_a_run_goes_on_to_the_same_weights_as_one_never_stopped(tmp_path: Path) -> None:
+    whole = trained(tmp_path / "whole", "bahdanau", "train.steps=6", "train.save_every=1")
+    trained(tmp_path / "broken", "bahdanau", "train.steps=2", "train.save_every=1")
+    broken = trained(tmp_path / "broken", "bahdanau", "train.steps=6", "train.save_every=1")
+    states = [sorted((run.folder / "state" / "00000006").glob("*.safetensors")) for run in (whole, broken)]
+    assert len(states[0]) == len(states[1]) == 2  # the model's weights and the optimizer's numbers
+    for one, other in zip(*states, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_compare_tells_scores_and_draws_the_curves(bahdanau: Run, transformer: Run, tmp_path: Path) -> None:
+    evaluation.compare([bahdanau, transformer], "test", tmp_path / "out", "cpu", QUIET)
+    told = json.loads((tmp_path / "out" / "test.json").read_text(encoding="utf-8"))
+    assert [one["name"] for one in told] == [str(bahdanau.folder), str(transformer.folder)]
+    assert told[0]["p"] is None
+    assert 0 <= told[1]["p"] <= 1
+    assert (tmp_path / "out" / "test-by-length.png").stat().st_size > 1000
+
+
+def test_compare_refuses_runs_on_other_data(bahdanau: Run, tmp_path: Path) -> None:
+    other = trained(tmp_path / "run", "bahdanau", "data.held_out=12")
+    with pytest.raises(InputError, match="same sentences"):
+        evaluation.compare([bahdanau, other], "test", tmp_path / "out", "cpu", QUIET)
+
+
+def test_what_cannot_be_asked_of_a_run(bahdanau: Run, tmp_path: Path) -> None:
+    translator = translate.load(bahdanau, "cpu")
+    with pytest.raises(InputError, match="test or valid"):
+        evaluation.evaluate(translator, "tset", Search(), QUIET)
+    with pytest.raises(InputError, match="hf"):
+        translator.export("tflite", tmp_path / "out")
+    with pytest.raises(InputError, match="cannot be used here"):
+        translate.load(bahdanau, "cuda:77")
+    moved = tmp_path / "moved"
+    shutil.copytree(bahdanau.folder, moved)
+    (moved / "model.safetensors").unlink()
+    with pytest.raises(InputError, match="first validation"):
+        jumok.load(moved)
+
+
+def test_a_fixed_context_has_no_links_and_says_so(tmp_path: Path) -> None:
+    translator = translate.load(trained(tmp_path / "run", "fixed"), "cpu")
+    one = translator.translate("we walk")
+    assert one.links is None
+    with pytest.raises(InputError, match="no attention"):
+        translator.draw(one, tmp_path / "map.png")
+
+
+def test_packed_sentences_are_for_models_that_can(tmp_path: Path) -> None:
+    trained(tmp_path / "packed", "transformer", "data.packed=true")
+    with pytest.raises(InputError, match="padded"):
+        trained(tmp_path / "run", "bahdanau", "data.packed=true")

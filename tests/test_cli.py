@@ -1,0 +1,168 @@
+"""The commands as people type them, typos included."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from jumok import cli
+
+SMALL = ["model.width=8", "model.embedding=8", "text.size=400", "data.pairs=60", "data.held_out=11"]
+SMALL += [
+    "train.tokens=256",
+    "train.steps=3",
+    "train.device=cpu",
+    "train.average=0",
+    "train.tensorboard=false",
+]
+
+
+class Said(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def jumok(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Said]:
+    """Runs a command in this process, in a folder of its own."""
+    monkeypatch.chdir(home)
+
+    def run(*words: str, stdin: str = "") -> Said:
+        monkeypatch.setattr(sys, "argv", ["jumok", *words])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return Said(int(ended.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+def test_train_run_eval_and_the_next_commands(jumok: Callable[..., Said], home: Path) -> None:
+    said = jumok("train", "bahdanau", *SMALL)
+    assert said.status == 0, said.err
+    assert "jumok run runs/bahdanau" in said.out
+    assert "jumok eval runs/bahdanau" in said.out
+
+    text = jumok("run", "runs/bahdanau", "we walk to the market")
+    assert text.status == 0
+    assert len(text.out.splitlines()) == 1
+
+    piped = jumok("run", "runs/bahdanau", "--alignments", stdin="we walk to the market\n\ni run\r\n")
+    lines = piped.out.split("\n")
+    assert len(lines) == 4
+    assert lines[0].startswith(text.out.rstrip("\n") + " ||| ")
+    assert lines[1] == " ||| "
+
+    (home / "in.txt").write_bytes("we walk to the market\n\nword\u0085word\n".encode())
+    file = jumok("run", "runs/bahdanau", "in.txt", "--out", "out.txt")
+    assert file.out == ""
+    assert (home / "out.txt").read_text(encoding="utf-8").split("\n")[0] == text.out.rstrip("\n")
+    assert (home / "out.txt").read_bytes().count(b"\n") == 3
+
+    scored = jumok("eval", "runs/bahdanau")
+    assert scored.status == 0
+    assert "alignment error rate" in scored.out
+    assert json.loads((home / "runs/bahdanau/eval/test.json").read_text(encoding="utf-8"))["sentences"] == 11
+
+    again = jumok("train", "bahdanau", *SMALL)
+    assert again.status == 0
+    assert "finished already" in again.out
+
+
+def test_a_map_as_a_picture_and_everything_as_json(jumok: Callable[..., Said], home: Path) -> None:
+    jumok("train", "bahdanau", *SMALL)
+    said = jumok("run", "runs/bahdanau", "we walk", "--json", "--map", "map.png")
+    assert json.loads(said.out)["source_words"] == ["we", "walk"]
+    assert "map.png" in said.err
+    assert (home / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_recipes_are_listed_shown_and_copied(jumok: Callable[..., Said], home: Path) -> None:
+    listed = jumok("recipes").out
+    assert "transformer/multi30k-en-de" in listed
+    shown = jumok("recipes", "bahdanau").out
+    assert "kind: seq2seq" in shown
+    assert jumok("recipes", "bahdanau", "--copy", "mine.yaml").status == 0
+    assert (home / "mine.yaml").read_text(encoding="utf-8") == shown
+    twice = jumok("recipes", "bahdanau", "--copy", "mine.yaml")
+    assert twice.status == 1
+    assert "already" in twice.err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["train", "bahdnau"], ["no recipe 'bahdnau'", "did you mean bahdanau"]),
+        (["train", "bahdanau", "model.widht=8"], ["model.widht", "did you mean model.width?"]),
+        (["train", "bahdanau", "data.train=nothing.tsv", "--out", "runs/x"], ["nothing.tsv"]),
+        (["run", "runs/nothing", "text"], ["no run runs/nothing"]),
+        (["run", "runs/bahdanau", "missing.txt"], ["no file missing.txt"]),
+        (["run", "runs/bahdanau", "text", "--sample", "--beam", "3"], ["--sample", "--beam"]),
+        (["eval", "runs/bahdanau", "--split", "tset"], ["tset", "test or valid"]),
+        (["compare", "runs/bahdanau"], ["two or more"]),
+        (["export", "runs/bahdanau", "there", "--to", "hf"], ["Transformer"]),
+        (["data", "get", "multi30"], ["multi30k"]),
+    ],
+)
+def test_what_went_wrong_is_told_without_a_traceback(
+    words: list[str], told: list[str], jumok: Callable[..., Said]
+) -> None:
+    jumok("train", "bahdanau", *SMALL)
+    said = jumok(*words)
+    assert said.status == 1
+    assert said.err.startswith("jumok: ")
+    assert "Traceback" not in said.err
+    for part in told:
+        assert part in said.err
+
+
+def test_text_that_is_not_utf_8_is_told_by_its_line(jumok: Callable[..., Said], home: Path) -> None:
+    jumok("train", "bahdanau", *SMALL)
+    (home / "latin.txt").write_bytes("gut\nschön\n".encode("latin-1"))
+    said = jumok("run", "runs/bahdanau", "latin.txt", "--out", "latin.out")
+    assert "latin.txt:2" in said.err
+    assert not (home / "latin.out").exists()
+
+
+def test_help_is_there_for_every_command(jumok: Callable[..., Said]) -> None:
+    for command in ("train", "run", "eval", "compare", "recipes", "export", "data"):
+        assert "Usage" in jumok(command, "--help").out
+
+
+def test_a_terminated_training_saves_and_goes_on(tmp_path: Path) -> None:
+    """The real thing: a process, a signal, its status, and the same command again."""
+    words = [sys.executable, "-m", "jumok", "train", "bahdanau", *SMALL, "train.log_every=1"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    long = [*words, "train.steps=100000", "train.epochs=null"]
+    with subprocess.Popen(long, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        metrics = tmp_path / "runs/bahdanau/metrics.jsonl"
+        for _ in range(600):
+            if metrics.is_file() and metrics.stat().st_size:
+                break
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        _, _ = process.communicate(timeout=60)
+    assert process.returncode == 143
+    steps = len(metrics.read_text().splitlines())
+    assert steps
+    more = [*words, f"train.steps={steps + 5}", "train.epochs=null"]
+    done = subprocess.run(more, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Going on after step" in done.stdout
