@@ -74,6 +74,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
             temporary.write_text("half", encoding="utf-8")
             raise RuntimeError
 
-    pytest.raises(RuntimeError, fail)
+    with pytest.raises(RuntimeError):
+        fail()
     assert path.read_text(encoding="utf-8") == "old"
     assert [one.name for one in path.parent.iterdir()] == ["text.txt"]

@@ -15,7 +15,18 @@ from typing import TypeVar
 import pytest
 
 import jumok.data.english_korean as module
-from jumok.data.english_korean import Pair, Split, dice, generate, grammar, lexicon, phrases, predicates, split_of, splits
+from jumok.data.english_korean import (
+    Pair,
+    Split,
+    dice,
+    generate,
+    grammar,
+    lexicon,
+    phrases,
+    predicates,
+    split_of,
+    splits,
+)
 from jumok.data.english_korean.dice import Dice
 from jumok.data.english_korean.grammar import sentence
 from jumok.data.english_korean.korean import Ending, Tense
@@ -26,6 +37,7 @@ from jumok.data.english_korean.predicates import Mood
 from jumok.errors import InputError
 
 T = TypeVar("T")
+RUNS = 20_000
 
 # English, Korean, links: i-j is a sure one, ipj a possible one.
 BY_HAND = """
@@ -104,18 +116,19 @@ class DeadEnd(Exception):
 
 
 class Leading(Dice):
-    """Dice that fall only on what one sentence says, on each of its words once, and in every way in turn.
+    """Dice that fall only on what one sentence says, on each of its words once, and never twice in the same way.
 
-    ``path`` has, for each throw, which of the fitting options to take; throws beyond it take the first one.
+    ``dead`` holds the ways that led nowhere, or that have been gone: the options taken, throw by throw.
     """
 
-    def __init__(self, english: str, path: Sequence[int]) -> None:
+    def __init__(self, english: str, seed: int, dead: set[tuple[int, ...]]) -> None:
+        super().__init__(seed)
         self.left = collections.Counter(english.split())
-        self.path = path
-        self.taken: list[tuple[int, int]] = []  # the option taken, and out of how many
+        self.dead = dead
+        self.way: tuple[int, ...] = ()
 
     def chance(self, share: float) -> bool:
-        return self._take([share >= 0.5, share < 0.5] if 0 < share < 1 else [share >= 1])
+        return self._take([True, False] if 0 < share < 1 else [share >= 1])
 
     def pick(self, options: Sequence[T]) -> T:
         option, form = self._take([(one, form) for one in options for form in forms(one) if self._has(form)])
@@ -123,42 +136,39 @@ class Leading(Dice):
         return option
 
     def weigh(self, options: Mapping[T, float]) -> T:
-        likely = sorted((one for one, weight in options.items() if weight), key=lambda one: -options[one])
-        return self._take([one for one in likely if one not in SAID_BY or any(map(self._has, SAID_BY[one]))])
+        return self._take([
+            one
+            for one, weight in options.items()
+            if weight and (one not in SAID_BY or any(self._has((word,)) for word in SAID_BY[one]))
+        ])  # fmt: skip
 
     def _has(self, words: tuple[str, ...]) -> bool:
         return all(self.left[word] > 0 for word in words)
 
     def _take(self, options: Sequence[T]) -> T:
-        if not options:
+        alive = [number for number in range(len(options)) if (*self.way, number) not in self.dead]
+        if not alive:
             raise DeadEnd
-        number = self.path[len(self.taken)] if len(self.taken) < len(self.path) else 0
-        self.taken.append((number, len(options)))
+        number = super().pick(alive)
+        self.way = (*self.way, number)
         return options[number]
-
-    def next_path(self) -> list[int] | None:
-        """The way after this one; None if this was the last."""
-        taken = self.taken
-        while taken and taken[-1][0] + 1 == taken[-1][1]:
-            taken.pop()
-        return [number for number, _ in taken[:-1]] + [taken[-1][0] + 1] if taken else None
 
 
 # Choices that show in a word.
-SAID_BY: dict[object, list[tuple[str]]] = {
-    Tense.FUTURE: [("will",)],
-    Mood.NOT: [("not",)],
-    Mood.GOING_ON: [("am",), ("is",), ("are",), ("was",), ("were",)],
-    Mood.NOT_GOING_ON: [("not",)],
-    Mood.CAN: [("can",), ("could",)],
-    Mood.CANNOT: [("cannot",), ("could",)],
-    Mood.MUST: [("must",), ("had",)],
-    Mood.MUST_NOT: [("must",)],
-    Determiner.THE: [("the",)],
-    Determiner.A: [("a",), ("an",)],
-    Ending.BECAUSE: [("because",)],
-    Ending.WHEN: [("when",)],
-    Ending.IF: [("if",)],
+SAID_BY = {
+    Tense.FUTURE: ["will"],
+    Mood.NOT: ["not"],
+    Mood.GOING_ON: ["am", "is", "are", "was", "were"],
+    Mood.NOT_GOING_ON: ["not"],
+    Mood.CAN: ["can", "could"],
+    Mood.CANNOT: ["cannot", "could"],
+    Mood.MUST: ["must", "had"],
+    Mood.MUST_NOT: ["must"],
+    Determiner.THE: ["the"],
+    Determiner.A: ["a", "an"],
+    Ending.BECAUSE: ["because"],
+    Ending.WHEN: ["when"],
+    Ending.IF: ["if"],
 }
 
 
@@ -189,19 +199,19 @@ def forms(option: object) -> list[tuple[str, ...]]:
     return [tuple(way.split()) for way in dict.fromkeys(ways)]
 
 
-def derivations(english: str, count: int = 2, runs: int = 20_000) -> Iterator[Phrase]:
+def derivations(english: str, count: int = 2) -> Iterator[Phrase]:
     """The ways in which the grammar says this sentence, the first few of them."""
-    path: list[int] | None = []
-    for _ in range(runs):
-        if path is None or count == 0:
-            return
-        dice = Leading(english, path)
+    dead: set[tuple[int, ...]] = set()
+    for seed in range(RUNS):
+        dice = Leading(english, seed, dead)
         with contextlib.suppress(DeadEnd):
             phrase = sentence(dice)
             if " ".join(phrase.english) == english:
-                count -= 1
                 yield phrase
-        path = dice.next_path()
+                count -= 1
+        dead.add(dice.way)
+        if () in dead or count == 0:
+            return
 
 
 def by_hand() -> list[tuple[str, str, str]]:
@@ -214,7 +224,9 @@ def written(sure: Sequence[Link], possible: Sequence[Link]) -> str:
     return " ".join(f"{i}{kind}{j}" for i, j, kind in sorted(links))
 
 
-@pytest.mark.parametrize(("english", "korean", "links"), by_hand(), ids=[english for english, _, _ in by_hand()])
+@pytest.mark.parametrize(
+    ("english", "korean", "links"), by_hand(), ids=[english for english, _, _ in by_hand()]
+)
 def test_a_sentence_by_hand(english: str, korean: str, links: str) -> None:
     found = list(derivations(english))
     assert found, "the grammar does not say this"
@@ -349,7 +361,29 @@ def test_mistakes_that_are_not_made(pairs: list[Pair], wrong: str) -> None:
 
 @pytest.mark.parametrize(
     "word",
-    "not will can cannot must because when if but or who which that these with by there becomes every his her's".split()[:-1],
+    [
+        "not",
+        "will",
+        "can",
+        "cannot",
+        "must",
+        "because",
+        "when",
+        "if",
+        "but",
+        "or",
+        "who",
+        "which",
+        "that",
+        "these",
+        "with",
+        "by",
+        "there",
+        "becomes",
+        "every",
+        "his",
+        "her's",
+    ][:-1],
 )
 def test_every_construction_is_there(pairs: list[Pair], word: str) -> None:
     assert sum(word in pair.english.split() for pair in pairs) >= 20
@@ -429,13 +463,24 @@ def test_more_than_there_are_is_refused_and_not_looked_for_forever(monkeypatch: 
 def test_links_follow_the_words_wherever_they_go() -> None:
     did_not = led("did", said("not", "않았다"))
     eat = said("eat", "먹지")
-    apple = marked(said("apple", "사과"), module.korean.OBJECT) if hasattr(module, "korean") else said("apple", "사과를")
+    apple = (
+        marked(said("apple", "사과"), module.korean.OBJECT)
+        if hasattr(module, "korean")
+        else said("apple", "사과를")
+    )
     phrase = arrange([did_not, eat, unsaid("an"), apple], [apple, eat, did_not])
-    assert phrase == Phrase(("did", "not", "eat", "an", "apple"), ("사과를", "먹지", "않았다"), ((1, 2), (2, 1), (4, 0)), ((0, 2),))
+    assert phrase == Phrase(
+        ("did", "not", "eat", "an", "apple"),
+        ("사과를", "먹지", "않았다"),
+        ((1, 2), (2, 1), (4, 0)),
+        ((0, 2),),
+    )
 
 
 def test_words_without_a_word_of_their_own_lean_on_the_last_one() -> None:
-    assert trailed(said("wait", "기다린다"), "for") == Phrase(("wait", "for"), ("기다린다",), ((0, 0),), ((1, 0),))
+    assert trailed(said("wait", "기다린다"), "for") == Phrase(
+        ("wait", "for"), ("기다린다",), ((0, 0),), ((1, 0),)
+    )
     assert led("in", said("the house", "큰 집에")).possible == ((0, 1),)
 
 

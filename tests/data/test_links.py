@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jumok.data import links
-from jumok.data.links import Links
+from jumok.data.links import Gold
 from jumok.errors import InputError
 
 
@@ -17,9 +17,9 @@ def put(path: Path, text: str) -> Path:
 
 def test_pharaoh_with_possible_links_counted_from_0_or_from_1(tmp_path: Path) -> None:
     expected = [
-        Links(frozenset({(0, 0)}), frozenset({(0, 0), (1, 2)})),
-        Links(frozenset(), frozenset()),
-        Links(frozenset({(4, 3)}), frozenset({(4, 3), (0, 1)})),
+        Gold(frozenset({(0, 0)}), frozenset({(0, 0), (1, 2)})),
+        Gold(frozenset(), frozenset()),
+        Gold(frozenset({(4, 3)}), frozenset({(4, 3), (0, 1)})),
     ]
     from_0 = put(tmp_path / "a.txt", "0-0 1p2\n\n4-3 0?1\n")
     from_1 = put(tmp_path / "b.txt.gz", "1-1 2p3\n\n5-4 1?2\n")
@@ -32,9 +32,9 @@ def test_pharaoh_with_possible_links_counted_from_0_or_from_1(tmp_path: Path) ->
 def test_a_link_a_line(tmp_path: Path) -> None:
     path = put(tmp_path / "gold.txt", "1 0 0 S\n1 2 1 S \n3 5 6 P\n3 5 7\n")
     assert links.read(path) == [
-        Links(frozenset({(0, 0), (2, 1)}), frozenset({(0, 0), (2, 1)})),
-        Links(frozenset(), frozenset()),
-        Links(frozenset({(5, 7)}), frozenset({(5, 6), (5, 7)})),
+        Gold(frozenset({(0, 0), (2, 1)}), frozenset({(0, 0), (2, 1)})),
+        Gold(frozenset(), frozenset()),
+        Gold(frozenset({(5, 7)}), frozenset({(5, 6), (5, 7)})),
     ]
     assert len(links.read(path, pairs=5)) == 5
     with pytest.raises(InputError, match="links for pair 3, and there are 2 pairs"):
@@ -42,8 +42,8 @@ def test_a_link_a_line(tmp_path: Path) -> None:
 
 
 def test_flipped_is_the_other_direction() -> None:
-    one = Links(frozenset({(0, 5)}), frozenset({(0, 5), (2, 3)}))
-    assert one.flipped() == Links(frozenset({(5, 0)}), frozenset({(5, 0), (3, 2)}))
+    one = Gold(frozenset({(0, 5)}), frozenset({(0, 5), (2, 3)}))
+    assert one.flipped() == Gold(frozenset({(5, 0)}), frozenset({(5, 0), (3, 2)}))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import math
 
 import pytest
 import torch
@@ -14,14 +13,10 @@ from jumok.errors import InputError
 from jumok.metrics import alignment as module
 from jumok.metrics.alignment import (
     Gold,
-    Health,
     above,
     alignment_score,
     flipped,
-    health,
     mutual,
-    parse_gold,
-    parse_links,
     strongest,
     to_words,
     write_links,
@@ -98,34 +93,9 @@ def test_links_are_of_one_map() -> None:
 LINKS = st.frozensets(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=20)
 
 
-@given(LINKS)
-def test_what_is_written_can_be_read(links) -> None:
-    assert parse_links(write_links(links)) == links
-    assert parse_gold(write_links(links)) == Gold(links)
-
-
 def test_the_format() -> None:
-    assert parse_links("") == parse_links(" \n") == frozenset()
     assert write_links(frozenset()) == ""
-    assert parse_links("10-2  3-11\n") == {(10, 2), (3, 11)}
-    gold = parse_gold("1-1 2p1 3-3", first=1)
-    assert gold.sure == {(0, 0), (2, 2)}
-    assert gold.possible == {(0, 0), (1, 0), (2, 2)}
-
-
-@pytest.mark.parametrize(
-    "line", ["0-0 1", "0–0", "a-b", "0-", "-1-2", "1-2-3", "0- 0", "1.0-2", "٣-٣", "0?1"]
-)
-def test_what_is_no_link(line: str) -> None:
-    with pytest.raises(InputError, match=r"gold\.txt, line 7: .* is no link"):
-        parse_links(line, where="gold.txt, line 7")
-
-
-def test_counting_from_one() -> None:
-    with pytest.raises(InputError, match=r"'0-1' is no link.*counted from 1: '1-1 2p3'"):
-        parse_links("0-1", first=1)
-    with pytest.raises(InputError, match="possible links"):
-        parse_links("0p1")
+    assert write_links(frozenset({(3, 11), (10, 2), (3, 2)})) == "3-2 3-11 10-2"
 
 
 def test_the_error_rate_by_hand() -> None:
@@ -169,41 +139,3 @@ def test_the_error_rate_is_a_rate(found, sure, possible) -> None:
     assert 0 <= score.error_rate <= 1
     assert 0 <= score.f1 <= 1
     assert alignment_score([sure], [Gold(sure, possible)]).error_rate == 0
-
-
-def test_health_by_hand() -> None:
-    even = torch.full((2, 3), 1 / 3)
-    sharp = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
-    assert health(even[None, None], [2], [3]) == Health(pytest.approx(math.log(3)), 1.0)  # 2/3 each
-    assert health(sharp[None, None], [2], [3]) == Health(0.0, pytest.approx(1 / 3))
-    both = health(torch.stack([even, sharp])[None], [2], [3])  # two heads
-    assert both.entropy == pytest.approx(math.log(3) / 2)
-    assert both.coverage == pytest.approx(4 / 6)
-    assert health(even[None, None, :1], [1], [3]).coverage == 0.0  # 1/3 is not half
-
-
-def test_health_looks_at_no_padding() -> None:
-    weights = torch.full((2, 1, 5, 7), 9.0)
-    weights[0, 0, :2, :3] = 1 / 3
-    weights[1, 0, :4, :5] = torch.eye(5)[:4]
-    found = health(weights, [2, 4], [3, 5])
-    assert found.entropy == pytest.approx(2 * math.log(3) / 6)  # six target words in all
-    assert found.coverage == pytest.approx((3 + 4) / 8)
-
-
-def test_health_of_something_else() -> None:
-    with pytest.raises(InputError, match=r"expected \(batch, heads, target, source\)"):
-        health(MAP, [5], [3])
-    with pytest.raises(InputError, match="2 target and 1 source lengths"):
-        health(MAP[None, None], [5, 5], [3])
-
-
-@pytest.mark.parametrize("target", [[0, 0], [0] * 6])
-def test_words_that_do_not_fit_the_map(target: list[int]) -> None:
-    with pytest.raises(InputError, match="a row for each"):
-        to_words(MAP, target, [0, 1, 2])
-
-
-def test_words_counted_from_below_zero() -> None:
-    with pytest.raises(InputError, match="counted from 0; -1 came"):
-        to_words(MAP, [0, 1, 2, 3, -1], [0, 1, 2])

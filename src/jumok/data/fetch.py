@@ -21,9 +21,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress, TaskID
 
-from jumok.data.files import data_folder, opened, written
+from jumok.data.files import data_folder, opened
 from jumok.data.formats import nearest
 from jumok.errors import InputError, JumokError
+from jumok.files import written
 
 __all__ = ["DATA_SETS", "DataSet", "File", "get"]
 
@@ -133,10 +134,25 @@ def _known(name: str) -> DataSet:
 
 def _fetch(file: File, path: Path, addresses: list[str], tell: Tell) -> None:
     """Download to a temporary name, check the text, rename."""
-    came = 0
-    with written(path) as out, _answer(addresses) as answer:
+    with written(path) as part, _answer(addresses) as answer:
         told = answer.headers.get("Content-Length", "")
         size = int(told) if told.isdecimal() else None
+        came = _download(answer, part, size, tell)
+        if size is not None and came < size:
+            raise JumokError(f"{answer.url}: only {came} of {size} bytes came; try it again")
+        found = _sum_of(part)
+        if found != file.sha256:
+            what = f"another text than expected (SHA-256 {found})" if found else "damaged"
+            raise JumokError(
+                f"{answer.url}: what came is {what}: its makers changed it, or something on the way did. "
+                "Nothing of it was kept"
+            )
+
+
+def _download(answer: http.client.HTTPResponse, path: Path, size: int | None, tell: Tell) -> int:
+    """Write what comes; how many bytes that is."""
+    came = 0
+    with path.open("wb") as out:
         try:
             while chunk := answer.read(AT_ONCE):
                 came += len(chunk)
@@ -144,16 +160,7 @@ def _fetch(file: File, path: Path, addresses: list[str], tell: Tell) -> None:
                 tell(came, size)
         except (OSError, http.client.HTTPException) as error:
             raise JumokError(f"{answer.url}: the download broke off after {came} bytes: {error}") from None
-        if size is not None and came < size:
-            raise JumokError(f"{answer.url}: only {came} of {size} bytes came; try it again")
-        out.flush()
-        found = _sum_of(Path(out.name))
-        if found != file.sha256:
-            what = f"another text than expected (SHA-256 {found})" if found else "damaged"
-            raise JumokError(
-                f"{answer.url}: what came is {what}: its makers changed it, or something on the way did. "
-                "Nothing of it was kept"
-            )
+    return came
 
 
 def _answer(addresses: list[str]) -> http.client.HTTPResponse:

@@ -1,4 +1,4 @@
-"""Files as they are found: plain or gzipped, read a line at a time, written whole or not at all."""
+"""Files as they are found: plain or gzipped, read a line at a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import gzip
 import importlib
 import io
 import os
-import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import BinaryIO, cast
 
 from jumok.errors import InputError, MissingExtra
 
-__all__ = ["data_folder", "lines", "needed", "opened", "synced", "written"]
+__all__ = ["data_folder", "lines", "needed", "opened"]
 
 GZIP = b"\x1f\x8b"
 BOM = b"\xef\xbb\xbf"
@@ -84,32 +83,3 @@ def _without_bom(path: Path, raw: bytes) -> bytes:
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise InputError(f"{path} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8 {path} > {path}.utf8")
     return raw.removeprefix(BOM)
-
-
-@contextlib.contextmanager
-def written(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to under a temporary name; it takes its own name, synced, when all went well."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", suffix=".tmp", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-        synced(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def synced(folder: Path) -> None:
-    """Have the names in a folder on the disk, where the system can do that."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

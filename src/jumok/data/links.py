@@ -20,22 +20,28 @@ from jumok.data.files import data_folder, lines
 from jumok.data.formats import nearest
 from jumok.errors import InputError
 
-__all__ = ["Links", "find", "read"]
+__all__ = ["Gold", "Links", "find", "read"]
 
 PHARAOH = re.compile(r"(\d+)([-p?])(\d+)")
 NUMBERED = re.compile(r"(\d+)\s+(\d+)\s+(\d+)(?:\s+([SP]))?(?:\s+[\d.]+)?")
 
 
+Links = frozenset[tuple[int, int]]  # (source word, target word), counted from 0
+
+
 @dataclass(frozen=True)
-class Links:
-    """The links of a pair of sentences: (source word, target word), from 0. What is sure is possible too."""
+class Gold:
+    """Links by people: those that they were sure of; those that they held possible, sure ones included."""
 
-    sure: frozenset[tuple[int, int]]
-    possible: frozenset[tuple[int, int]]
+    sure: Links
+    possible: Links = frozenset()
 
-    def flipped(self) -> Links:
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "possible", self.possible | self.sure)
+
+    def flipped(self) -> Gold:
         """The same for the other direction of translation."""
-        return Links(*(frozenset((j, i) for i, j in links) for links in (self.sure, self.possible)))
+        return Gold(*(frozenset((j, i) for i, j in links) for links in (self.sure, self.possible)))
 
 
 def find(name: str) -> Path:
@@ -51,7 +57,7 @@ def find(name: str) -> Path:
     )
 
 
-def read(path: Path, *, first: int | None = None, pairs: int | None = None) -> list[Links]:
+def read(path: Path, *, first: int | None = None, pairs: int | None = None) -> list[Gold]:
     """The links of every pair of sentences, in order.
 
     ``first`` is the number of a sentence's first word, 0 or 1; ``pairs`` how many pairs there are, where the
@@ -73,7 +79,7 @@ def read(path: Path, *, first: int | None = None, pairs: int | None = None) -> l
         possible[mark.pair].add(link)
         if mark.sure:
             sure[mark.pair].add(link)
-    return [Links(frozenset(one), frozenset(other)) for one, other in zip(sure, possible, strict=True)]
+    return [Gold(frozenset(one), frozenset(other)) for one, other in zip(sure, possible, strict=True)]
 
 
 class Mark(NamedTuple):

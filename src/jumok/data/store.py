@@ -29,11 +29,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from jumok.data.files import synced
 from jumok.data.formats import Flaw
 from jumok.data.sources import Corpus, Example, Skipped
 from jumok.data.text import Tokenizers
 from jumok.errors import InputError
+from jumok.files import sync
 
 __all__ = ["Column", "Store", "prepare"]
 
@@ -129,7 +129,7 @@ def prepare(
             json.dump(facts, file, ensure_ascii=False, indent=1)
             file.flush()
             os.fsync(file.fileno())
-        synced(temporary)
+        sync(temporary)
         _put(temporary, path, fingerprint)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -254,7 +254,7 @@ def _put(temporary: Path, path: Path, fingerprint: str) -> None:
             path.replace(old / path.name)
         temporary.chmod(0o755)
         temporary.replace(path)
-        synced(path.parent)
+        sync(path.parent)
     except OSError:
         if not _is(path, fingerprint):
             raise

@@ -29,10 +29,10 @@ import tokenizers
 from tokenizers import models
 
 from jumok.batch import BOS, EOS, PAD, SPECIAL, UNK
-from jumok.data.files import written
 from jumok.data.formats import Example
 from jumok.data.vocabulary import BYTES, SPACE, TextConfig, learned
 from jumok.errors import InputError
+from jumok.files import written
 
 __all__ = ["TextConfig", "Tokenizer", "Tokenizers"]
 
@@ -129,8 +129,8 @@ class Tokenizer:
 
     def save(self, path: Path) -> None:
         """As JSON, which the ``tokenizers`` library reads too."""
-        with written(path) as file:
-            file.write(self.inner.to_str(pretty=True).encode())
+        with written(path) as part:
+            part.write_text(self.inner.to_str(pretty=True), encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:

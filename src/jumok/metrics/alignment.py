@@ -6,33 +6,25 @@ word, target word), both counted from 0, the way the Pharaoh format writes them:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from jumok.data.links import Gold, Links
 from jumok.errors import InputError
 
 __all__ = [
     "AlignmentScore",
-    "Gold",
-    "Health",
     "Links",
     "above",
     "alignment_score",
     "flipped",
-    "health",
     "mutual",
-    "parse_gold",
-    "parse_links",
     "strongest",
     "to_words",
     "write_links",
 ]
-
-Links = frozenset[tuple[int, int]]  # (source word, target word)
 
 
 def to_words(weights: Tensor, target: Sequence[int | None], source: Sequence[int | None]) -> Tensor:
@@ -100,17 +92,6 @@ def flipped(links: Links) -> Links:
     return frozenset((target, source) for source, target in links)
 
 
-@dataclass(frozen=True)
-class Gold:
-    """Links by people: those that they were sure of; those that they held possible, sure ones included."""
-
-    sure: Links
-    possible: Links = frozenset()
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "possible", self.possible | self.sure)
-
-
 def write_links(links: Links) -> str:
     """In the Pharaoh format, by source word.
 
@@ -118,38 +99,6 @@ def write_links(links: Links) -> str:
     '0-0 1-2'
     """
     return " ".join(f"{source}-{target}" for source, target in sorted(links))
-
-
-def parse_links(line: str, *, first: int = 0, where: str = "links") -> Links:
-    """From the Pharaoh format, ``source-target``; ``first`` is the number of the first word, 0 or 1.
-
-    >>> sorted(parse_links("1-1 2-3", first=1))
-    [(0, 0), (1, 2)]
-    """
-    gold = parse_gold(line, first=first, where=where)
-    if gold.possible != gold.sure:
-        raise InputError(f"{where}: {line.strip()!r} has possible links; expected only source-target pairs")
-    return gold.sure
-
-
-def parse_gold(line: str, *, first: int = 0, where: str = "links") -> Gold:
-    """As :func:`parse_links`, with ``source-target`` for a sure link, ``sourceptarget`` for a possible one.
-
-    >>> gold = parse_gold("0-0 1p2")
-    >>> sorted(gold.sure), sorted(gold.possible)
-    ([(0, 0)], [(0, 0), (1, 2)])
-    """
-    links: dict[str, set[tuple[int, int]]] = {"-": set(), "p": set()}
-    for word in line.split():
-        match = re.fullmatch(r"([0-9]+)([-p])([0-9]+)", word)
-        pair = (int(match[1]) - first, int(match[3]) - first) if match else (-1, -1)
-        if match is None or min(pair) < 0:
-            raise InputError(
-                f"{where}: {word!r} is no link; expected source-target, or sourceptarget if only possible, "
-                f"the words counted from {first}: '{first}-{first} {first + 1}p{first + 2}'"
-            )
-        links[match[2]].add(pair)
-    return Gold(frozenset(links["-"]), frozenset(links["p"]))
 
 
 @dataclass(frozen=True)
@@ -196,42 +145,6 @@ def alignment_score(found: Iterable[Links], gold: Iterable[Gold]) -> AlignmentSc
     )
 
 
-@dataclass(frozen=True)
-class Health:
-    """Figures that tell early whether an attention learns to look, for logging while it trains.
-
-    ``entropy``: of a row, in nats, mean over target words and heads; log K means "everywhere alike", 0 "one
-    word". ``coverage``: the share of source words that get a weight of at least one half from all target
-    words together, mean over heads; it is low while all rows look at the same few words.
-    """
-
-    entropy: float
-    coverage: float
-
-
-def health(weights: Tensor, target_lengths: Sequence[int], source_lengths: Sequence[int]) -> Health:
-    """Of the maps ``(B, H, Q, K)`` of a batch, padded; only the first ``lengths`` rows and columns count.
-
-    >>> one = torch.eye(3)[None, None]
-    >>> health(one, [3], [3])
-    Health(entropy=0.0, coverage=1.0)
-    """
-    if weights.dim() != 4 or not len(weights) == len(target_lengths) == len(source_lengths):
-        raise InputError(
-            f"weights of shape {tuple(weights.shape)} came with {len(target_lengths)} target and "
-            f"{len(source_lengths)} source lengths; expected (batch, heads, target, source), and a length of "
-            "each kind for each row of the batch"
-        )
-    weights = weights.detach().float()
-    rows = _within(target_lengths, weights.shape[2], weights.device)  # (B, Q)
-    columns = _within(source_lengths, weights.shape[3], weights.device)  # (B, K)
-    weights = weights * (rows[:, None, :, None] & columns[:, None, None, :])
-    heads = weights.shape[1]
-    entropy = torch.special.entr(weights).sum() / (heads * rows.sum()).clamp(min=1)
-    covered = (weights.sum(2) >= 0.5).sum() / (heads * columns.sum()).clamp(min=1)
-    return Health(entropy.item(), covered.item())
-
-
 def _membership(words: Sequence[int | None], like: Tensor) -> Tensor:
     """``(pieces, words)``, 1 where a piece belongs to a word."""
     numbers = [word for word in words if word is not None]
@@ -240,10 +153,6 @@ def _membership(words: Sequence[int | None], like: Tensor) -> Tensor:
     members = like.new_zeros(len(words), max(numbers, default=-1) + 1)
     members[[piece for piece, word in enumerate(words) if word is not None], numbers] = 1
     return members
-
-
-def _within(lengths: Sequence[int], longest: int, device: torch.device) -> Tensor:
-    return (torch.arange(longest) < torch.tensor(lengths)[:, None]).to(device)
 
 
 def _check(weights: Tensor) -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from jumok.data import english_korean, links, moses, sources
-from jumok.data.files import written
-from jumok.data.links import Links
+from jumok.data.links import Gold
 from jumok.data.sources import Corpus, Example, Flaw, Part
 from jumok.errors import InputError
+from jumok.files import written
 
 __all__ = ["BUILT_IN", "DataConfig", "Split", "Texts"]
 
@@ -63,7 +63,7 @@ class Split:
 
     name: str
     examples: list[Example]
-    links: list[Links] | None = None
+    links: list[Gold] | None = None
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,9 @@ class Texts:
             examples = [
                 Example(pair.english, pair.korean, f"{BUILT_IN}:{n}") for n, pair in enumerate(pairs, 1)
             ]
-            return Split(name, examples, [_links(pair) for pair in pairs])
+            return Split(
+                name, examples, [Gold(frozenset(pair.links), frozenset(pair.possible)) for pair in pairs]
+            )
         kept = self._held_out[name]
         if not kept.is_file():
             raise InputError(
@@ -173,8 +175,8 @@ class Texts:
             return float(json.loads(path.read_text(encoding="utf-8"))["share"])
         count = sum(1 for _ in whole)
         share = min(MOST_HELD_OUT, self.config.held_out / count)
-        with written(path) as file:
-            file.write(json.dumps({"pairs": count, "share": share}).encode())
+        with written(path) as part:
+            part.write_text(json.dumps({"pairs": count, "share": share}), encoding="utf-8")
         return share
 
     def _hold_out(self, whole: Corpus, share: float) -> None:
@@ -192,13 +194,8 @@ class Texts:
                     "or use some more pairs of sentences"
                 )
             lines = (json.dumps({"source": p.source, "target": p.target}, ensure_ascii=False) for p in pairs)
-            with written(path) as file:
-                file.write("".join(f"{line}\n" for line in lines).encode())
-
-
-def _links(pair: english_korean.Pair) -> Links:
-    sure = frozenset(pair.links)
-    return Links(sure, sure | frozenset(pair.possible))
+            with written(path) as part:
+                part.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def _filtered(corpus: Corpus, name: str, keep: Callable[[Example], bool]) -> Corpus:

@@ -17,7 +17,7 @@ from jumok.data.sources import Example
 from jumok.errors import InputError
 from jumok.files import written
 from jumok.metrics import translation as metrics
-from jumok.metrics.alignment import AlignmentScore, Gold, alignment_score
+from jumok.metrics.alignment import AlignmentScore, alignment_score
 from jumok.metrics.significance import paired_bootstrap
 from jumok.metrics.translation import Bin, Bleu, Chrf, Score
 from jumok.run import Run
@@ -180,7 +180,7 @@ def _links_score(translator: Translator) -> AlignmentScore | None:
     if gold is None or gold.links is None or not translator.has_maps:
         return None
     links = translator.align(gold.examples)
-    return alignment_score(links, [Gold(one.sure, one.possible) for one in gold.links])
+    return alignment_score(links, gold.links)
 
 
 def _draw(translator: Translator, split: Split, found: Evaluation, folder: Path, name: str) -> list[Path]:

@@ -20,6 +20,8 @@ from jumok.decoding import Hypothesis
 from jumok.errors import InputError
 from jumok.metrics import alignment
 from jumok.metrics.alignment import Links
+from jumok.models.graphed import Graphed
+from jumok.models.transformer import Transformer
 from jumok.run import Run
 from jumok.tasks.corpora import Texts
 
@@ -109,6 +111,7 @@ class Translator:
     def __init__(self, run: Run, model: Any, tokenizers: Tokenizers, texts: Texts) -> None:
         self.run, self.model, self.tokenizers, self.texts = run, model, tokenizers, texts
         self.decode: DecodeConfig = run.recipe.decode
+        self._searched = _fast(model)
 
     @property
     def tokenizer(self) -> Any:
@@ -142,8 +145,12 @@ class Translator:
                     self._translation(*window[i], prepared[i], best)
                     for i, best in zip(batch, hypotheses, strict=True)
                 ]
-                if align:
-                    made = self._aligned(made, [ids[i] for i in batch], [best[0] for best in hypotheses])
+                if align and self.has_maps:
+                    looked = self._looked([ids[i] for i in batch], [best[0].ids for best in hypotheses])
+                    made = [
+                        self._aligned(one, weights, best[0].ids, prepared[i])
+                        for i, one, weights, best in zip(batch, made, looked, hypotheses, strict=True)
+                    ]
                 found |= dict(zip(batch, made, strict=True))
             yield from (found[i] for i in range(len(window)))
 
@@ -164,7 +171,7 @@ class Translator:
         beam = self.decode.beam if search.beam is None else search.beam
         if search.sample:
             drawn = decoding.sample(
-                self.model,
+                self._searched,
                 source,
                 temperature=search.temperature,
                 top_k=search.top_k or None,
@@ -173,9 +180,9 @@ class Translator:
             )
             return [[one] for one in drawn]
         if beam == 1 and search.n_best == 1:
-            return [[one] for one in decoding.greedy(self.model, source)]
+            return [[one] for one in decoding.greedy(self._searched, source)]
         return decoding.beam(
-            self.model,
+            self._searched,
             source,
             size=max(beam, search.n_best),
             n_best=search.n_best,
@@ -240,19 +247,11 @@ class Translator:
                 found.append(alignment.strongest(_of_words(weights, rows, columns)))
         return found
 
-    def _aligned(
-        self, made: list[Translation], sources: list[list[int]], best: list[Hypothesis]
-    ) -> list[Translation]:
-        """Translations with the links and the map of each."""
-        if not self.has_maps:
-            return made
-        looked = self._looked(sources, [one.ids for one in best])
-        result = []
-        for one, source, found, weights in zip(made, sources, best, looked, strict=True):
-            rows = self.tokenizers.target.words_of(found.ids)
-            words = _of_words(weights, rows, self.tokenizers.source.words_of(source))
-            result.append(replace(one, weights=words, links=sorted(alignment.strongest(words))))
-        return result
+    def _aligned(self, one: Translation, weights: Tensor, said: Sequence[int], source: str) -> Translation:
+        """A translation with its links and its map of words, from the map of pieces."""
+        rows, columns = self.tokenizers.target.words_of(said), self.tokenizers.source.words(source)
+        words = _of_words(weights, rows, columns)
+        return replace(one, weights=words, links=sorted(alignment.strongest(words)))
 
     @property
     def has_maps(self) -> bool:
@@ -302,6 +301,12 @@ class Translator:
 
         target = None if self.tokenizers.joint else self.tokenizers.target.inner
         export_marian(self.model, folder, tokenizer=self.tokenizers.source.inner, target_tokenizer=target)
+
+
+def _fast(model: Any) -> Any:
+    """What a search steps through: the model, or on a GPU its steps as CUDA graphs, where it has them."""
+    on_gpu = next(iter(model.parameters())).is_cuda
+    return Graphed(model) if on_gpu and isinstance(model, Transformer) else model
 
 
 def _of_words(weights: Tensor, rows: Sequence[int], columns: Sequence[int]) -> Tensor:

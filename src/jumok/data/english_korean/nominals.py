@@ -151,16 +151,16 @@ class Nominals:
 
     def several(self, nouns: Sequence[Noun], *, either: bool = False) -> Nominal:
         """Two or three of a kind: A and B, A와 B; or ``either`` of two: A or B, A나 B."""
-        kind = self.dice.pick(nouns).kind
+        kind = self.dice.pick(sorted({noun.kind for noun in nouns}))
         alike = [noun for noun in nouns if noun.kind == kind]
         count = 3 if len(alike) > 3 and not either and self.dice.chance(0.2) else 2
-        parts = [self._for_a_list(self.fresh(alike), ANY) for _ in range(count)]
+        parts = [self._for_a_list(alike, ANY) for _ in range(count)]
         joined = _list(parts, OR, "or") if either else _list(parts, AND, "and")
         return Nominal(joined, Agreement.PLURAL, many=True)
 
     def pair(self) -> Nominal:
         """Two people as one subject."""
-        parts = [self._for_a_list(self.fresh(lexicon.PEOPLE), KNOWN, plural=False) for _ in range(2)]
+        parts = [self._for_a_list(lexicon.PEOPLE, KNOWN, plural=False) for _ in range(2)]
         return Nominal(_list(parts, AND, "and"), Agreement.PLURAL, many=True)
 
     def fresh(self, options: Sequence[T]) -> T:
@@ -175,10 +175,10 @@ class Nominals:
         """From here on, these are not spoken of."""
         self._used |= set(taboo)
 
-    def _for_a_list(self, noun: Noun, which: Which, *, plural: bool | None = None) -> Phrase:
-        if noun.is_person and self.dice.chance(0.5):
+    def _for_a_list(self, nouns: Sequence[Noun], which: Which, *, plural: bool | None = None) -> Phrase:
+        if nouns[0].is_person and self.dice.chance(0.5):
             return self.name().phrase
-        return self.noun(noun, which, plural=plural).phrase
+        return self.noun(self.fresh(nouns), which, plural=plural).phrase
 
     def _before(
         self, noun: Noun, determiner: Determiner, plural: bool, first: str, which: Which
