@@ -19,10 +19,10 @@ endif
 .PHONY: help test test-all lint bench demo clean
 
 help:
-	@echo "make demo      train a small model on the spot and draw where it looked"
+	@echo "make demo      train a translation model on the spot, score it, draw where it looked"
 	@echo "make test      lint, types and all tests but the slow ones"
 	@echo "make test-all  the slow ones too"
-	@echo "make bench     measure attention on this machine, beside its peers"
+	@echo "make bench     measure this machine, beside the peers"
 	@echo "make lint      ruff and mypy"
 	@echo "make clean     remove the environment and the caches (runs/ stays)"
 
@@ -39,9 +39,13 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python bench/attention.py
+	$(BIN)/python bench/training.py
+	$(BIN)/python bench/decoding.py
 
 demo: $(STAMP)
-	$(BIN)/python examples/first_map.py
+	$(BIN)/jumok train bahdanau/demo --out runs/demo
+	$(BIN)/jumok eval runs/demo
+	$(BIN)/jumok run runs/demo "this is an example sentence" --alignments --map runs/demo/figures/example.png
 
 clean:
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -60,7 +60,7 @@ def test_a_run_of_another_format_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_weights_yet(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="first validation"):
+    with pytest.raises(InputError, match="hardly begun"):
         _ = Run.start(tmp_path / "run", load("bahdanau")).weights
 
 

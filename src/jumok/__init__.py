@@ -1,21 +1,50 @@
-"""jumok (주목, Korean for *attention*): attention for PyTorch that you can read, trust and look at."""
+"""jumok (주목, Korean for *attention*): attention models for PyTorch that you can read, trust and look at."""
 
 from __future__ import annotations
 
+import importlib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jumok.attention import masks, positions, scores
-from jumok.attention.cache import Cache
-from jumok.attention.core import attend, explain, mix, weights
-from jumok.attention.heads import MultiHead
 from jumok.errors import InputError, JumokError, MissingExtra
+
+if TYPE_CHECKING:
+    from jumok.attention import masks, positions, scores
+    from jumok.attention.cache import Cache
+    from jumok.attention.core import attend, explain, mix, weights
+    from jumok.attention.heads import MultiHead
 
 try:
     __version__ = version("jumok")
 except PackageNotFoundError:  # used from a source tree
     __version__ = "0+source"
+
+# Loaded when first asked for, so that `jumok --help` does not wait for torch.
+_HOMES = {
+    "Cache": "jumok.attention.cache",
+    "MultiHead": "jumok.attention.heads",
+    "attend": "jumok.attention.core",
+    "explain": "jumok.attention.core",
+    "mix": "jumok.attention.core",
+    "weights": "jumok.attention.core",
+    "masks": "jumok.attention",
+    "positions": "jumok.attention",
+    "scores": "jumok.attention",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'jumok' has no attribute {name!r}")
+    home = importlib.import_module(_HOMES[name])
+    found = getattr(home, name, None) or importlib.import_module(f"{_HOMES[name]}.{name}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
 
 
 def load(folder: str | Path, device: str = "auto") -> Any:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
+import queue
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO, NoReturn
 
 import typer
 
@@ -14,6 +18,12 @@ from jumok.errors import InputError, JumokError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+# Threads of torch wait for each other by spinning, by default for so long that one other busy process makes
+# training tens of times slower. This is read when torch is loaded, which the commands do.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+AT_ONCE = 1024  # lines that are translated together, so that those of like length share a batch
 
 app = typer.Typer(
     name="jumok",
@@ -39,16 +49,17 @@ def train(
         str, typer.Argument(metavar="RECIPE", help="A name (see `jumok recipes`) or a YAML file.")
     ],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="key=value …")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder. Otherwise runs/RECIPE.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder. Otherwise under runs/.")] = None,
 ) -> None:
     """Train a model; on a run that is there, go on with it."""
     from jumok import recipe as recipes
-    from jumok.run import Run
+    from jumok.run import Run, locked
     from jumok.tasks import of
 
     chosen = recipes.load(recipe, overrides or [])
-    run = Run.start(out or Path("runs") / recipe.removesuffix(".yaml").removesuffix(".yml"), chosen)
-    of(chosen.task).train(run, _console())
+    run = Run.start(out or recipes.folder_of(recipe), chosen)
+    with locked(run.folder) if run.is_mine else contextlib.nullcontext():
+        of(chosen.task).train(run, _console())
 
 
 @app.command("run")
@@ -84,15 +95,21 @@ def predict(
         beam=beam, n_best=n_best, sample=sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
     )
     predictor = task.load(opened, device)
-    with _lines(text) as lines, _output(out) as write:
-        for prediction in predictor.predict(
-            lines, search, align=alignments or as_json or picture is not None
-        ):
-            for line in prediction.lines(n_best=n_best > 1, alignments=alignments, as_json=as_json):
-                write(line)
-            if picture is not None:
-                print(f"map: {predictor.draw(prediction, picture)}", file=sys.stderr)
-                picture = None  # of the first line
+    align = alignments or as_json or picture is not None
+    if alignments or picture is not None:
+        predictor.check_maps()
+    done = 0
+    with _windows(text) as windows, _output(out) as write:
+        for lines in windows:
+            for prediction in predictor.predict(lines, search, align=align, first=done):
+                for line in prediction.lines(n_best=n_best > 1, alignments=alignments, as_json=as_json):
+                    write(line)
+                if not prediction.finished:
+                    print(f"line {prediction.number + 1}: cut off at the length limit", file=sys.stderr)
+                if picture is not None:
+                    print(f"map: {predictor.draw(prediction, picture)}", file=sys.stderr)
+                    picture = None  # of the first line
+            done += len(lines)
 
 
 @app.command("eval")
@@ -120,6 +137,7 @@ def compare(
     out: Annotated[Path, typer.Option(help="The folder for the figure and the table.")] = Path(
         "runs/compare"
     ),
+    beam: Beam = None,
     device: Device = "auto",
 ) -> None:
     """Compare runs on the same test data: scores with intervals, significance, and scores by length."""
@@ -134,7 +152,8 @@ def compare(
         raise InputError(
             f"these runs have different tasks ({', '.join(sorted(tasks))}); compare like with like"
         )
-    of(tasks.pop()).compare(opened, split, out, device, _console())
+    task = of(tasks.pop())
+    task.compare(opened, split, task.Search(beam=beam), out, device, _console())
 
 
 @app.command()
@@ -193,11 +212,21 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except JumokError as error:
-        print(f"jumok: {error}", file=sys.stderr)
-        sys.exit(getattr(error, "status", 1))
-    except BrokenPipeError:  # as in `jumok run … | head`
-        sys.stderr.close()
-        sys.exit(0)
+        _fail(str(error), getattr(error, "status", 1))
+    except OSError as error:  # a full disk, a folder that may not be written to
+        _fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+    except RuntimeError as error:
+        if "out of memory" not in str(error).lower():
+            raise
+        _fail(
+            "out of memory: take smaller batches, train.tokens=… with train.accumulate=…, or a smaller model "
+            f"({str(error).splitlines()[0]})"
+        )
+
+
+def _fail(message: str, status: int = 1) -> NoReturn:
+    print(f"jumok: {message}", file=sys.stderr)
+    sys.exit(status)
 
 
 def _console() -> Console:
@@ -207,22 +236,57 @@ def _console() -> Console:
 
 
 @contextlib.contextmanager
-def _lines(text: str | None) -> Iterator[Iterator[str]]:
-    """The lines of a file, of standard input, or the one text itself."""
+def _windows(text: str | None) -> Iterator[Iterator[list[str]]]:
+    """The lines of a file, of standard input, or the one text itself, so many at a time.
+
+    From standard input come those that are there: whoever types a line, or waits for its translation before
+    sending the next, gets it at once.
+    """
     path = None if text is None else Path(text)
     if path is None:
         if sys.stdin.isatty():
             print("reading from standard input, a line each; end with Ctrl-D", file=sys.stderr)
-        yield _decoded(sys.stdin.buffer, "standard input")
+        yield _as_they_come(_decoded(sys.stdin.buffer, "standard input"))
     elif _is_file(path):
-        with path.open("rb") as file:
-            yield _decoded(file, str(path))
+        from jumok.data.files import opened
+
+        with opened(path) as file:
+            lines = _decoded(file, str(path))
+            yield iter(lambda: list(itertools.islice(lines, AT_ONCE)), [])
     elif path.suffix and " " not in str(path) and (len(path.parts) > 1 or path.suffix in TEXT_FILES):
         raise InputError(
             f"there is no file {path}; to translate these very letters: echo {path} | jumok run …"
         )
     else:
-        yield iter(str(text).split("\n"))
+        yield iter([str(text).split("\n")])
+
+
+def _as_they_come(lines: Iterator[str]) -> Iterator[list[str]]:
+    """Lists of the lines that are there, one at least; a thread reads ahead."""
+    ready: queue.Queue[str | BaseException | None] = queue.Queue(AT_ONCE)
+
+    def read() -> None:
+        try:
+            for line in lines:
+                ready.put(line)
+            ready.put(None)
+        except BaseException as error:
+            ready.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    going = True
+    while going:
+        some: list[str] = []
+        while going and len(some) < AT_ONCE and (not some or not ready.empty()):
+            got = ready.get()
+            if isinstance(got, str):
+                some.append(got)
+                continue
+            going = False
+            if got is not None:
+                raise got
+        if some:
+            yield some
 
 
 def _is_file(path: Path) -> bool:
@@ -249,7 +313,11 @@ def _output(path: Path | None) -> Iterator[Callable[[str], None]]:
     if path is None:
         yield lambda line: print(line, flush=True)
         return
+    if path.exists() and not path.is_file():  # /dev/null, a pipe: not to be replaced
+        with path.open("w", encoding="utf-8", newline="\n") as file:
+            yield lambda line: print(line, file=file, flush=True)
+        return
     from jumok.files import written
 
-    with written(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+    with written(path.resolve()) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
         yield lambda line: print(line, file=file)

@@ -18,7 +18,7 @@ import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pydantic
 import yaml
@@ -26,7 +26,7 @@ import yaml
 from jumok import tasks
 from jumok.errors import InputError
 
-__all__ = ["changed", "find", "listed", "load", "parse", "plain", "read", "summary", "write"]
+__all__ = ["changed", "find", "folder_of", "listed", "load", "parse", "plain", "read", "summary", "write"]
 
 MOST_BASES = 8  # deeper than this, recipes begin from each other in a circle
 Tree = dict[str, Any]
@@ -34,7 +34,20 @@ Tree = dict[str, Any]
 
 def load(name: str, overrides: Sequence[str] = ()) -> Any:
     """A recipe by name or file, with overrides: the task's own ``Recipe``, checked."""
-    return parse(overridden(read(find(name)), overrides), name)
+    tree = read(find(name))
+    tree.pop("format", None)  # it may be a run's
+    return parse(overridden(tree, overrides), name)
+
+
+def folder_of(name: str) -> Path:
+    """Where a recipe's run goes unless told otherwise: no two recipes' runs lie in one another.
+
+    >>> folder_of("bahdanau").as_posix(), folder_of("transformer/multi30k-en-de").as_posix()
+    ('runs/bahdanau', 'runs/transformer-multi30k-en-de')
+    """
+    path = Path(name)
+    own = path.stem if path.suffix in (".yaml", ".yml") else name.removesuffix("/default").replace("/", "-")
+    return Path("runs") / own
 
 
 def listed() -> dict[str, Path]:
@@ -90,17 +103,18 @@ def read(path: Path, depth: int = 0) -> Tree:
 def merged(under: Tree, over: Tree) -> Tree:
     """What ``over`` says, and what ``under`` says where ``over`` is silent.
 
-    A section of another ``kind`` takes the place of the whole: the settings of a GRU mean nothing to a
-    Transformer.
+    A model of another ``kind`` takes the place of the whole section: the settings of a GRU mean nothing to
+    a Transformer.
     """
     result = dict(under)
     for key, value in over.items():
         old = result.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        if both and value.get("kind", cast(Tree, old).get("kind")) == cast(Tree, old).get("kind"):
-            result[key] = merged(cast(Tree, old), value)
-        else:
+        if not (isinstance(old, dict) and isinstance(value, dict)) or (
+            key == "model" and value.get("kind", old.get("kind")) != old.get("kind")
+        ):
             result[key] = value
+        else:
+            result[key] = merged(old, value)
     return result
 
 
@@ -110,6 +124,7 @@ def overridden(tree: Tree, overrides: Sequence[str]) -> Tree:
     >>> overridden({"train": {"steps": 5}}, ["train.steps=7", "data.train=[a.en, a.de]"])
     {'train': {'steps': 7}, 'data': {'train': ['a.en', 'a.de']}}
     """
+    together: Tree = {}
     for one in overrides:
         key, equals, text = one.partition("=")
         if not equals or not all(key.split(".")):
@@ -120,8 +135,8 @@ def overridden(tree: Tree, overrides: Sequence[str]) -> Tree:
             value = text  # a text with a colon or a bracket in it, say
         for part in reversed(key.split(".")):
             value = {part: value}
-        tree = merged(tree, value)
-    return tree
+        together = merged(together, value)
+    return merged(tree, together)
 
 
 def parse(tree: Mapping[str, Any], name: str = "this recipe") -> Any:
@@ -213,7 +228,7 @@ def _known(schema: Any, keys: Sequence[str], tree: Any) -> list[str]:
 
 
 class _Strict(yaml.SafeLoader):
-    """Safe YAML in which a key may come once only, and 1e-3 is a number."""
+    """Safe YAML in which a key comes once only, 1e-3 is a number, and ``no`` is Norwegian."""
 
 
 def _mapping(loader: _Strict, node: yaml.MappingNode) -> Tree:
@@ -234,6 +249,12 @@ def _number(loader: _Strict, node: yaml.ScalarNode) -> float:
 
 _Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 _Strict.add_constructor("!exponent", _number)
+BOOLEAN = "tag:yaml.org,2002:bool"
+_Strict.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in known if tag != BOOLEAN]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Strict.add_implicit_resolver(BOOLEAN, re.compile(r"^(?:true|True|false|False)$"), list("tTfF"))
 _Strict.add_implicit_resolver(
     "!exponent", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
 )

@@ -16,7 +16,9 @@ Nothing in it is a pickle: a run from a stranger can be loaded.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,20 +27,13 @@ from jumok import recipe as recipes
 from jumok.errors import InputError
 from jumok.files import written
 
-__all__ = ["FORMAT", "Run"]
+__all__ = ["FORMAT", "Run", "locked"]
 
 FORMAT = 1
-# These may differ when a run is resumed: they say how long to go on and how to show it, not what is learned.
+# These may differ when a run is resumed: how long to go on, where, and how it is shown; besides them all of
+# ``decode`` and ``score``, which come after training.
 MAY_CHANGE = (
-    "epochs",
-    "steps",
-    "minutes",
-    "patience",
-    "log_every",
-    "save_every",
-    "device",
-    "prefetch",
-    "tensorboard",
+    "epochs steps minutes patience log_every save_every tensorboard device prefetch accumulate compile"
 )
 
 
@@ -72,8 +67,9 @@ class Run:
         """A new run, or, where the folder holds one, that run with its recipe as it may be changed."""
         folder = Path(folder)
         path = folder / "recipe.yaml"
-        if os.environ.get("RANK", "0") != "0":  # with torchrun, the first process sees to the folder
-            return cls(folder, recipe)
+        run = cls(folder, recipe)
+        if not run.is_mine:
+            return run
         if path.is_file():
             before, after = recipes.plain(cls.open(folder).recipe), recipes.plain(recipe)
             _refuse_changes(folder, before, after)
@@ -82,22 +78,29 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         with written(path) as temporary:
             temporary.write_text(recipes.write(recipe, header=f"format: {FORMAT}\n"), encoding="utf-8")
-        return cls(folder, recipe)
+        return run
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process sees to the folder: with torchrun, the first one does."""
+        return os.environ.get("RANK", "0") == "0"
 
     @property
     def weights(self) -> Path:
         """The best weights so far."""
         path = self.folder / "model.safetensors"
         if not path.is_file():
-            raise InputError(
-                f"{self.folder} has no model.safetensors yet: training has not come to its first validation"
-            )
+            raise InputError(f"{self.folder} has no model.safetensors yet: its training has hardly begun")
         return path
 
 
 def _refuse_changes(folder: Path, before: dict[str, Any], after: dict[str, Any]) -> None:
-    allowed = {f"train.{key}" for key in MAY_CHANGE}
-    changes = [change for change in recipes.changed(before, after) if change[0] not in allowed]
+    allowed = {f"train.{key}" for key in MAY_CHANGE.split()}
+    changes = [
+        change
+        for change in recipes.changed(before, after)
+        if change[0] not in allowed and not change[0].startswith(("decode.", "score."))
+    ]
     if changes:
         told = "\n".join(f"  {key}: {old!r} then, {new!r} now" for key, old, new in changes)
         raise InputError(
@@ -108,8 +111,26 @@ def _refuse_changes(folder: Path, before: dict[str, Any], after: dict[str, Any])
 
 def _near(folder: Path) -> str:
     """The runs that are there, for a message."""
-    root = next((one for one in (folder.parent, Path("runs")) if one.is_dir()), None)
-    if root is None:
-        return "; `jumok train RECIPE` makes one"
-    found = sorted(str(path.parent) for path in root.rglob("recipe.yaml"))[:8]
-    return f"; under {root} there are: {', '.join(found)}" if found else "; `jumok train RECIPE` makes one"
+    for root in dict.fromkeys([folder.parent, Path("runs")]):
+        found = sorted(str(path.parent) for path in root.glob("*/recipe.yaml"))
+        if found:
+            return f"; there are: {', '.join(found[:8])}"
+    return "; `jumok train RECIPE` makes one"
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from training in the same folder, where files can be locked."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"another process is training in {folder}; wait for it, or give --out") from None
+        except OSError:  # a file system without locks
+            pass
+        yield

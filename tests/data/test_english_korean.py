@@ -9,7 +9,7 @@ import functools
 import hashlib
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import pytest
@@ -18,205 +18,282 @@ import jumok.data.english_korean as module
 from jumok.data.english_korean import (
     Pair,
     Split,
+    clauses,
     dice,
     generate,
     grammar,
+    korean,
     lexicon,
+    nominals,
     phrases,
     predicates,
     split_of,
     splits,
-)
+)  # fmt: skip
 from jumok.data.english_korean.dice import Dice
 from jumok.data.english_korean.grammar import sentence
-from jumok.data.english_korean.korean import Ending, Tense
 from jumok.data.english_korean.lexicon import Adjective, Goal, Noun, Place, Pronoun, Verb
-from jumok.data.english_korean.nominals import Determiner
 from jumok.data.english_korean.phrases import Link, Phrase, arrange, led, marked, said, trailed, unsaid
-from jumok.data.english_korean.predicates import Mood
 from jumok.errors import InputError
 
 T = TypeVar("T")
-RUNS = 20_000
 
-# English, Korean, links: i-j is a sure one, ipj a possible one.
+# English, Korean, and below them the links: i-j is a sure one, ipj a possible one.
 BY_HAND = """
-this is an example sentence | 이것은 예문이다 | 0-0 1p1 3-1 4-1
-these are my books | 이것들은 나의 책이다 | 0-0 1p2 2-1 3-2
-that was not an apple | 저것은 사과가 아니었다 | 0-0 1p2 2-2 4-1
-it is bread | 그것은 빵이다 | 0-0 1p1 2-1
-minsu is a doctor | 민수는 의사이다 | 0-0 1p1 3-1
-they were teachers | 그들은 선생님이었다 | 0-0 1p1 2-1
-jiyoung was my friend | 지영은 나의 친구였다 | 0-0 1p2 2-1 3-2
-i am not a singer | 나는 가수가 아니다 | 0-0 1p2 2-2 4-1
-he became a lawyer | 그는 변호사가 되었다 | 0-0 1-2 3-1
-the house is very big | 집은 매우 크다 | 1-0 2p2 3-1 4-2
-the apples were not sweet | 사과는 달지 않았다 | 1-0 2p2 3-2 4-1
-the soup will be hot | 국은 뜨거울 것이다 | 1-0 2-2 3p1 4-1
-i read a book | 나는 책을 읽었다 | 0-0 1-2 3-1
-minsu reads the newspaper | 민수는 신문을 읽는다 | 0-0 1-2 3-1
-a student ate two apples | 학생이 사과 두 개를 먹었다 | 1-0 2-4 3-2 3-3 4-1
-i picked up one coin | 나는 동전 한 개를 주웠다 | 0-0 1-4 2p4 3-2 3-3 4-1
-she did not eat the banana | 그녀는 바나나를 먹지 않았다 | 0-0 1p3 2-3 3-2 5-1
-she does not love him | 그녀는 그를 사랑하지 않는다 | 0-0 1p3 2-3 3-2 4-1
-the teacher will not write the letter | 선생님은 편지를 쓰지 않을 것이다 | 1-0 2-4 3-3 4-2 6-1
-jihun will drink water | 지훈은 물을 마실 것이다 | 0-0 1-3 2-2 3-1
-my mother is making a cake | 나의 어머니는 케이크를 만들고 있다 | 0-0 1-1 2-4 3-3 5-2
-we were not sleeping | 우리는 자고 있지 않았다 | 0-0 1-2 2-3 3-1
-i can swim | 나는 수영할 수 있다 | 0-0 1-2 1-3 2-1
-yuna cannot play the piano | 유나는 피아노를 연주할 수 없다 | 0-0 1-3 1-4 2-2 4-1
-he could not find the key | 그는 열쇠를 찾을 수 없었다 | 0-0 1-3 2-4 3-2 5-1
-you must clean the room | 너는 방을 청소해야 한다 | 0-0 1-3 2-2 4-1
-the child had to help me | 아이는 나를 도와야 했다 | 1-0 2-3 3p3 4-2 5-1
-you must not open the window | 너는 창문을 열면 안 된다 | 0-0 1-4 2-3 3-2 5-1
-she does not know us | 그녀는 우리를 모른다 | 0-0 1p2 2-2 3-2 4-1
-he did not find the key | 그는 열쇠를 찾지 못했다 | 0-0 1p3 2-3 3-2 5-1
-i have a red hat | 나는 빨간 모자를 가지고 있다 | 0-0 1-3 1-4 3-1 4-2
-minsu and jiyoung play soccer | 민수와 지영은 축구를 한다 | 0-0 1p0 2-1 3-3 4-2
-he drinks milk or coffee | 그는 우유나 커피를 마신다 | 0-0 1-3 2-1 3p1 4-2
-she bought bread and cheese | 그녀는 빵과 치즈를 샀다 | 0-0 1-3 2-1 3p1 4-2
-i will sell honey and milk and meat | 나는 꿀과 우유와 고기를 팔 것이다 | 0-0 1-5 2-4 3-1 4p1 5-2 6p2 7-3
-junho waited for the bus at the station | 준호는 역에서 버스를 기다렸다 | 0-0 1-3 2p3 4-2 5p1 7-1
-we went to seoul by train yesterday | 우리는 어제 기차로 서울에 갔다 | 0-0 1-4 2p3 3-3 4p2 5-2 6-1
-sujin will return to busan next week | 수진은 다음 주에 부산으로 돌아갈 것이다 | 0-0 1-5 2-4 3p3 4-3 5-1 6-2
-they moved to seoul | 그들은 서울로 이사했다 | 0-0 1-2 2p1 3-1
-eunji lives in jeju | 은지는 제주에 산다 | 0-0 1-2 2p1 3-1
-the painter draws flowers with a pencil | 화가는 연필로 꽃을 그린다 | 1-0 2-3 3-2 4p1 6-1
-she wrote a letter with a pen | 그녀는 펜으로 편지를 썼다 | 0-0 1-3 3-2 4p1 6-1
-he studies korean hard with minji | 그는 민지와 함께 한국어를 열심히 공부한다 | 0-0 1-5 2-3 3-4 4-2 5-1
-the singer gave a flower to her | 가수는 그녀에게 꽃을 주었다 | 1-0 2-3 4-2 5p1 6-1
-they often listen to music | 그들은 자주 음악을 듣는다 | 0-0 1-1 2-3 3p3 4-2
-on sunday we baked bread | 일요일에 우리는 빵을 구웠다 | 0p0 1-0 2-1 3-3 4-2
-last year i visited the museum | 작년에 나는 박물관을 방문했다 | 0-0 1-0 2-1 3-3 5-2
-the man who wore the hat laughed loudly | 모자를 쓴 남자는 크게 웃었다 | 1-2 2p1 3-1 5-0 6-4 7-3
-i like the song that you sing | 나는 네가 부르는 노래를 좋아한다 | 0-0 1-4 3-3 4p2 5-1 6-2
-this is the house that my father will build | 이것은 나의 아버지가 지을 집이다 | 0-0 1p4 3-4 4p3 5-1 6-2 7p3 8-3
-haeun called the children who did not break the plate | 하은은 접시를 깨뜨리지 않은 아이들을 불렀다 | 0-0 1-5 3-4 4p3 5p3 6-3 7-2 9-1
-minsu ate rice and slept | 민수는 밥을 먹고 잤다 | 0-0 1-2 2-1 3p2 4-3
-she will read the book and write a letter | 그녀는 책을 읽고 편지를 쓸 것이다 | 0-0 1-5 2-2 4-1 5p2 6-4 8-3
-he opened the door but did not close the window | 그는 문을 열었지만 창문을 닫지 않았다 | 0-0 1-2 3-1 4p2 5p5 6-5 7-4 9-3
-the man works and the woman rests | 남자는 일하고 여자는 쉰다 | 1-0 2-1 3p1 5-2 6-3
-the egg was delicious but i ate rice | 달걀은 맛있었지만 나는 밥을 먹었다 | 1-0 2p1 3-1 4p1 5-2 6-4 7-3
-i went home because it rained | 비가 왔기 때문에 나는 집에 갔다 | 0-3 1-5 2-4 3-2 5-0 5-1
-i slept because i was tired | 나는 피곤했기 때문에 잤다 | 0-0 1-3 2-2 4p1 5-1
-the children laughed when minsu danced | 민수가 춤추었을 때 아이들은 웃었다 | 1-3 2-4 3-2 4-0 5-1
-we will be at home if it snows | 눈이 오면 우리는 집에 있을 것이다 | 0-2 1-5 2-4 3p3 4-3 5p1 7-0 7-1
-the cup is on the table | 컵은 탁자 위에 있다 | 1-0 2-3 3-2 5-1
-my key was not under the bed | 나의 열쇠는 침대 아래에 없었다 | 0-0 1-1 2p4 3-4 4-3 6-2
-there are three cats in front of the door | 문 앞에 고양이 세 마리가 있다 | 0p5 1-5 2-3 2-4 3-2 4p1 5-1 6p1 8-0
-the brave soldier is not at the hospital | 용감한 군인은 병원에 없다 | 1-0 2-1 3p3 4-3 5p2 7-2
-those dogs drink the milk | 저 개들은 우유를 마신다 | 0-0 1-1 2-3 4-2
-the teacher's son lost his wallet | 선생님의 아들은 그의 지갑을 잃어버렸다 | 1-0 2-1 3-4 4-2 5-3
-it will rain tomorrow | 내일 비가 올 것이다 | 1-3 2-1 2-2 3-0
+this is an example sentence | 이것은 예문이다
+    0-0 1p1 3-1 4-1
+these are my books | 이것들은 나의 책이다
+    0-0 1p2 2-1 3-2
+that was not an apple | 저것은 사과가 아니었다
+    0-0 1p2 2-2 4-1
+it is bread | 그것은 빵이다
+    0-0 1p1 2-1
+minsu is a doctor | 민수는 의사이다
+    0-0 1p1 3-1
+they were teachers | 그들은 선생님이었다
+    0-0 1p1 2-1
+jiyoung was my friend | 지영은 나의 친구였다
+    0-0 1p2 2-1 3-2
+i am not a singer | 나는 가수가 아니다
+    0-0 1p2 2-2 4-1
+he became a lawyer | 그는 변호사가 되었다
+    0-0 1-2 3-1
+the house is very big | 집은 매우 크다
+    1-0 2p2 3-1 4-2
+the apples were not sweet | 사과는 달지 않았다
+    1-0 2p2 3-2 4-1
+the soup will be hot | 국은 뜨거울 것이다
+    1-0 2-2 3p1 4-1
+i read a book | 나는 책을 읽었다
+    0-0 1-2 3-1
+minsu reads the newspaper | 민수는 신문을 읽는다
+    0-0 1-2 3-1
+a student ate two apples | 학생이 사과 두 개를 먹었다
+    1-0 2-4 3-2 3-3 4-1
+i picked up one coin | 나는 동전 한 개를 주웠다
+    0-0 1-4 2p4 3-2 3-3 4-1
+she did not eat the banana | 그녀는 바나나를 먹지 않았다
+    0-0 1p3 2-3 3-2 5-1
+she does not love him | 그녀는 그를 사랑하지 않는다
+    0-0 1p3 2-3 3-2 4-1
+the teacher will not write the letter | 선생님은 편지를 쓰지 않을 것이다
+    1-0 2-4 3-3 4-2 6-1
+jihun will drink water | 지훈은 물을 마실 것이다
+    0-0 1-3 2-2 3-1
+my mother is making a cake | 나의 어머니는 케이크를 만들고 있다
+    0-0 1-1 2-4 3-3 5-2
+we were not sleeping | 우리는 자고 있지 않았다
+    0-0 1-2 2-3 3-1
+i can swim | 나는 수영할 수 있다
+    0-0 1-2 1-3 2-1
+yuna cannot play the piano | 유나는 피아노를 연주할 수 없다
+    0-0 1-3 1-4 2-2 4-1
+he could not find the key | 그는 열쇠를 찾을 수 없었다
+    0-0 1-3 2-4 3-2 5-1
+you must clean the room | 너는 방을 청소해야 한다
+    0-0 1-3 2-2 4-1
+the child had to help me | 아이는 나를 도와야 했다
+    1-0 2-3 3p3 4-2 5-1
+you must not open the window | 너는 창문을 열면 안 된다
+    0-0 1-4 2-3 3-2 5-1
+she does not know us | 그녀는 우리를 모른다
+    0-0 1p2 2-2 3-2 4-1
+he did not find the key | 그는 열쇠를 찾지 못했다
+    0-0 1p3 2-3 3-2 5-1
+i have a red hat | 나는 빨간 모자를 가지고 있다
+    0-0 1-3 1-4 3-1 4-2
+minsu and jiyoung play soccer | 민수와 지영은 축구를 한다
+    0-0 1p0 2-1 3-3 4-2
+he drinks milk or coffee | 그는 우유나 커피를 마신다
+    0-0 1-3 2-1 3p1 4-2
+she bought bread and cheese | 그녀는 빵과 치즈를 샀다
+    0-0 1-3 2-1 3p1 4-2
+i will sell honey and cheese and meat | 나는 꿀과 치즈와 고기를 팔 것이다
+    0-0 1-5 2-4 3-1 4p1 5-2 6p2 7-3
+junho waited for the bus at the station | 준호는 역에서 버스를 기다렸다
+    0-0 1-3 2p3 4-2 5p1 7-1
+we went to seoul by train yesterday | 우리는 어제 기차로 서울에 갔다
+    0-0 1-4 2p3 3-3 4p2 5-2 6-1
+sujin will return to busan next week | 수진은 다음 주에 부산으로 돌아갈 것이다
+    0-0 1-5 2-4 3p3 4-3 5-1 6-2
+they moved to seoul | 그들은 서울로 이사했다
+    0-0 1-2 2p1 3-1
+eunji lives in jeju | 은지는 제주에 산다
+    0-0 1-2 2p1 3-1
+the painter draws flowers with a pencil | 화가는 연필로 꽃을 그린다
+    1-0 2-3 3-2 4p1 6-1
+she wrote a letter with a pen | 그녀는 펜으로 편지를 썼다
+    0-0 1-3 3-2 4p1 6-1
+he studies korean hard with minji | 그는 민지와 함께 한국어를 열심히 공부한다
+    0-0 1-5 2-3 3-4 4-2 5-1
+the singer gave a flower to her | 가수는 그녀에게 꽃을 주었다
+    1-0 2-3 4-2 5p1 6-1
+they often listen to music | 그들은 자주 음악을 듣는다
+    0-0 1-1 2-3 3p3 4-2
+on sunday we baked bread | 일요일에 우리는 빵을 구웠다
+    0p0 1-0 2-1 3-3 4-2
+last year i visited the museum | 작년에 나는 박물관을 방문했다
+    0-0 1-0 2-1 3-3 5-2
+the man who wore the hat laughed loudly | 모자를 쓴 남자는 크게 웃었다
+    1-2 2p1 3-1 5-0 6-4 7-3
+i like the song that you sing | 나는 네가 부르는 노래를 좋아한다
+    0-0 1-4 3-3 4p2 5-1 6-2
+this is the house that my father will build | 이것은 나의 아버지가 지을 집이다
+    0-0 1p4 3-4 4p3 5-1 6-2 7p3 8-3
+haeun called the children who did not break the plate | 하은은 접시를 깨뜨리지 않은 아이들을 불렀다
+    0-0 1-5 3-4 4p3 5p3 6-3 7-2 9-1
+minsu ate rice and slept | 민수는 밥을 먹고 잤다
+    0-0 1-2 2-1 3p2 4-3
+she will read the book and write a letter | 그녀는 책을 읽고 편지를 쓸 것이다
+    0-0 1-5 2-2 4-1 5p2 6-4 8-3
+he opened the door but did not close the window | 그는 문을 열었지만 창문을 닫지 않았다
+    0-0 1-2 3-1 4p2 5p5 6-5 7-4 9-3
+minsu worked and she rested | 민수는 일했고 그녀는 쉬었다
+    0-0 1-1 2p1 3-2 4-3
+honey is sweet but i like bread | 꿀은 달지만 나는 빵을 좋아한다
+    0-0 1p1 2-1 3p1 4-2 5-4 6-3
+i went home because it rained | 비가 왔기 때문에 나는 집에 갔다
+    0-3 1-5 2-4 3-2 5-0 5-1
+i slept because i was tired | 나는 피곤했기 때문에 잤다
+    0-0 1-3 2-2 4p1 5-1
+the children laughed when minsu danced | 민수가 춤추었을 때 아이들은 웃었다
+    1-3 2-4 3-2 4-0 5-1
+we will be at home if it snows | 눈이 오면 우리는 집에 있을 것이다
+    0-2 1-5 2-4 3p3 4-3 5p1 7-0 7-1
+the cup is on the table | 컵은 탁자 위에 있다
+    1-0 2-3 3-2 5-1
+my key was not under the bed | 나의 열쇠는 침대 아래에 없었다
+    0-0 1-1 2p4 3-4 4-3 6-2
+there are three cats in front of the door | 문 앞에 고양이 세 마리가 있다
+    0p5 1-5 2-3 2-4 3-2 4p1 5-1 6p1 8-0
+the brave soldier is not at the hospital | 용감한 군인은 병원에 없다
+    1-0 2-1 3p3 4-3 5p2 7-2
+those dogs drink the milk | 저 개들은 우유를 마신다
+    0-0 1-1 2-3 4-2
+the teacher's son lost his wallet | 선생님의 아들은 그의 지갑을 잃어버렸다
+    1-0 2-1 3-4 4-2 5-3
+it will rain tomorrow | 내일 비가 올 것이다
+    1-3 2-1 2-2 3-0
 """
 
 
 class DeadEnd(Exception):
-    """What is left to choose from does not occur in the sentence that is looked for."""
+    """What the grammar is about to say is no part of the sentence that is looked for."""
 
 
 class Leading(Dice):
-    """Dice that fall only on what one sentence says, on each of its words once, and never twice in the same way.
+    """Dice that fall only on words of one sentence, and never twice in the same way.
 
-    ``dead`` holds the ways that led nowhere, or that have been gone: the options taken, throw by throw.
+    ``dead`` holds the ways that have been gone: the options taken, throw by throw.
     """
 
     def __init__(self, english: str, seed: int, dead: set[tuple[int, ...]]) -> None:
         super().__init__(seed)
-        self.left = collections.Counter(english.split())
+        self.text = f" {english} "
         self.dead = dead
         self.way: tuple[int, ...] = ()
 
     def chance(self, share: float) -> bool:
-        return self._take([True, False] if 0 < share < 1 else [share >= 1])
+        return self._take({True: share, False: 1 - share})
 
     def pick(self, options: Sequence[T]) -> T:
-        option, form = self._take([(one, form) for one in options for form in forms(one) if self._has(form)])
-        self.left.subtract(form)
-        return option
+        fitting = [one for one in options if self._may_say(forms(one))]
+        return fitting[self._take(dict.fromkeys(range(len(fitting)), 1.0))]
 
     def weigh(self, options: Mapping[T, float]) -> T:
-        return self._take([
-            one
-            for one, weight in options.items()
-            if weight and (one not in SAID_BY or any(self._has((word,)) for word in SAID_BY[one]))
-        ])  # fmt: skip
+        return self._take({one: share for one, share in options.items() if self._may_be(one)})
 
-    def _has(self, words: tuple[str, ...]) -> bool:
-        return all(self.left[word] > 0 for word in words)
+    def _may_be(self, option: object) -> bool:
+        """False of a kind of sentence that would need other words: seen here, this need not be tried."""
+        needed = {
+            grammar._chain: ["and"],
+            grammar._contrast: ["but"],
+            grammar._subordinate: ["because", "when", "if"],
+        }
+        if isinstance(option, int):
+            return option <= 1 + sum(self.text.count(f" {word} ") for word in ("and", "but"))
+        return option not in needed or self._may_say(tuple(needed[option]))
 
-    def _take(self, options: Sequence[T]) -> T:
-        alive = [number for number in range(len(options)) if (*self.way, number) not in self.dead]
-        if not alive:
+    def _may_say(self, ways: tuple[str, ...]) -> bool:
+        return not ways or any(f" {way} " in self.text for way in ways)
+
+    def _take(self, options: Mapping[T, float]) -> T:
+        alive = {
+            number: share
+            for number, share in enumerate(options.values())
+            if share > 0 and (*self.way, number) not in self.dead
+        }
+        if not alive or len(self.way) > 150:
             raise DeadEnd
-        number = super().pick(alive)
+        number = super().weigh(alive)
         self.way = (*self.way, number)
-        return options[number]
-
-
-# Choices that show in a word.
-SAID_BY = {
-    Tense.FUTURE: ["will"],
-    Mood.NOT: ["not"],
-    Mood.GOING_ON: ["am", "is", "are", "was", "were"],
-    Mood.NOT_GOING_ON: ["not"],
-    Mood.CAN: ["can", "could"],
-    Mood.CANNOT: ["cannot", "could"],
-    Mood.MUST: ["must", "had"],
-    Mood.MUST_NOT: ["must"],
-    Determiner.THE: ["the"],
-    Determiner.A: ["a", "an"],
-    Ending.BECAUSE: ["because"],
-    Ending.WHEN: ["when"],
-    Ending.IF: ["if"],
-}
+        return list(options)[number]
 
 
 @functools.cache
-def forms(option: object) -> list[tuple[str, ...]]:
-    """The ways in which something of the lexicon may be said in English, word by word."""
+def forms(option: object) -> tuple[str, ...]:
+    """The ways in which something of the lexicon may be said in English."""
     match option:
         case Noun():
-            ways = [option.english, option.plural or option.english, f"{option.english}'s"]
+            return (option.english, option.plural or option.english, f"{option.english}'s")
         case Verb():
-            ways = [option.base, option.past, option.third, option.ing]
-        case Goal():
-            return forms(option.verb)
+            return (option.base, option.past, option.third, option.ing)
         case Pronoun():
-            ways = [option.subject, option.object, option.possessive]
+            return (option.subject, option.object, option.possessive)
         case Adjective():
-            ways = [option.english]
-        case Place():
-            return forms(option.what)
+            return (option.english,)
         case Phrase():
-            return [option.english]
+            return (" ".join(option.english),)
         case (str() as name, _):
-            ways = [name, f"{name}'s"]
+            return (name, f"{name}'s")
         case (Phrase() | Verb() as first, *_):
             return forms(first)
-        case _:
-            ways = [""]  # a number of clauses: as dice will
-    return [tuple(way.split()) for way in dict.fromkeys(ways)]
+        case Goal():
+            return forms(option.verb)
+        case Place():
+            return forms(option.what)
+    return ()  # which of some clauses, nouns of which kind: that is no word
 
 
-def derivations(english: str, count: int = 2) -> Iterator[Phrase]:
-    """The ways in which the grammar says this sentence, the first few of them."""
-    dead: set[tuple[int, ...]] = set()
-    for seed in range(RUNS):
-        dice = Leading(english, seed, dead)
-        with contextlib.suppress(DeadEnd):
-            phrase = sentence(dice)
-            if " ".join(phrase.english) == english:
-                yield phrase
-                count -= 1
-        dead.add(dice.way)
-        if () in dead or count == 0:
-            return
+@pytest.fixture
+def derivations(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Iterator[Phrase]]:
+    """The ways in which the grammar says a sentence; whatever it puts together must be a part of it."""
+
+    def search(english: str) -> Iterator[Phrase]:
+        def within(function: Callable[..., Phrase]) -> Callable[..., Phrase]:
+            def checked(*arguments: object) -> Phrase:
+                phrase = function(*arguments)
+                if f" {' '.join(phrase.english)} " not in f" {english} ":
+                    raise DeadEnd
+                return phrase
+
+            return checked
+
+        for name in ("said", "unsaid", "arrange"):
+            checked = within(getattr(phrases, name))
+            for place in (phrases, predicates, nominals, clauses, grammar):
+                if hasattr(place, name):
+                    monkeypatch.setattr(place, name, checked)
+        dead: set[tuple[int, ...]] = set()
+        for seed in range(20_000):
+            dice = Leading(english, seed, dead)
+            with contextlib.suppress(DeadEnd):
+                phrase = sentence(dice)
+                if " ".join(phrase.english) == english:
+                    yield phrase
+            dead.add(dice.way)
+            if () in dead:
+                return
+
+    return search
 
 
 def by_hand() -> list[tuple[str, str, str]]:
-    rows = [line.split(" | ") for line in BY_HAND.strip().splitlines()]
-    return [(english, korean, links) for english, korean, links in rows]
+    lines = BY_HAND.strip().splitlines()
+    pairs = [line.split(" | ") for line in lines[::2]]
+    return [
+        (english, korean, links.strip()) for (english, korean), links in zip(pairs, lines[1::2], strict=True)
+    ]
 
 
 def written(sure: Sequence[Link], possible: Sequence[Link]) -> str:
@@ -227,11 +304,13 @@ def written(sure: Sequence[Link], possible: Sequence[Link]) -> str:
 @pytest.mark.parametrize(
     ("english", "korean", "links"), by_hand(), ids=[english for english, _, _ in by_hand()]
 )
-def test_a_sentence_by_hand(english: str, korean: str, links: str) -> None:
-    found = list(derivations(english))
-    assert found, "the grammar does not say this"
-    assert {" ".join(phrase.korean) for phrase in found} == {korean}
-    assert {written(phrase.sure, phrase.possible) for phrase in found} == {links}
+def test_a_sentence_by_hand(
+    english: str, korean: str, links: str, derivations: Callable[[str], Iterator[Phrase]]
+) -> None:
+    phrase = next(derivations(english), None)
+    assert phrase is not None, "the grammar does not say this"
+    assert " ".join(phrase.korean) == korean
+    assert written(phrase.sure, phrase.possible) == links
 
 
 @pytest.mark.parametrize("one", [module, dice, grammar, phrases, predicates])
@@ -303,9 +382,8 @@ def test_lengths_are_3_to_50_words_and_mostly_5_to_20(pairs: list[Pair]) -> None
     assert shares[11] > shares[21] > shares[31] > shares[41] > 0.01
 
 
-PARTICLES = {  # after a consonant, after a vowel
-    "은": "는", "이": "가", "을": "를", "과": "와", "이나": "나", "으로": "로",
-}  # fmt: skip
+# After a consonant, after a vowel.
+PARTICLES = {"은": "는", "이": "가", "을": "를", "과": "와", "이나": "나", "으로": "로"}
 
 
 def has_final(word: str) -> bool:
@@ -346,47 +424,39 @@ def test_every_particle_fits_what_it_follows(pairs: list[Pair]) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "mistake",
     [
-        r"\ba [aeiou]", r"\ban (?!honest)[^aeiou]", r"\bi (is|are|were|has|does)\b", r"\b(it|she) (am|are|were|have|do)\b",
-        r"^(you|we|they) (is|am|was|has|does)\b", r"\b(not|will|can|cannot|could|must) \w+s (the|a|an|my)\b", r"\b(\w+) \1\b",
-        r"\b(this|that|a|an|one) (\w+en|\w+[^s]s) (is|was|are|were)\b(?<!bus was)(?<!bus is)",
-        r"\b(know|알)지 않", r"\bthe (soccer|korean|music)\b", r"\bdid not \w+ed\b",
+        r"\ba [aeiou]",
+        r"\ban (?!honest)[^aeiou]",
+        r"\bi (is|are|were|has|does)\b",
+        r"\b(it|she) (am|are|were|have|do)\b",
+        r"^(you|we|they) (is|am|was|has|does)\b",
+        r"\b(did|does|do) not \w+(ed|s)\b",
+        r"\b(will|cannot|must|could) \w+(ed|ting)\b",
+        r"\b(?!잘)(\w+) \1\b",
+        r"\bthe (soccer|korean|music|minsu|seoul)\b",
+        r"\b(these|those) (book|student|dog)\b",
+        r"\b(a|an|one|this) (books|students|dogs|men|children)\b",
+        r"알지 (않|못)",
+        # A verb does not do so: 먹지 않는다. An adjective is not so: 크지 않다.
+        rf"\b({'|'.join(verb.stem.text for verb in lexicon.TRANSITIVES if verb.base != 'have')})지 않다",
+        rf"\b({'|'.join(one.stem.text for one in lexicon.ADJECTIVES)})지 않는",
     ],
-)  # fmt: skip
-def test_mistakes_that_are_not_made(pairs: list[Pair], wrong: str) -> None:
-    pattern = re.compile(wrong)
-    assert [pair for pair in pairs if pattern.search(pair.english) or pattern.search(pair.korean)] == []
-
-
-@pytest.mark.parametrize(
-    "word",
-    [
-        "not",
-        "will",
-        "can",
-        "cannot",
-        "must",
-        "because",
-        "when",
-        "if",
-        "but",
-        "or",
-        "who",
-        "which",
-        "that",
-        "these",
-        "with",
-        "by",
-        "there",
-        "becomes",
-        "every",
-        "his",
-        "her's",
-    ][:-1],
 )
+def test_mistakes_that_are_not_made(pairs: list[Pair], mistake: str) -> None:
+    pattern = re.compile(mistake)
+    found = [pair for pair in pairs if pattern.search(pair.english) or pattern.search(pair.korean)]
+    assert found == []
+
+
+WORDS = (
+    "not will can cannot could must because when if but or who which that these with by there became every"
+)
+
+
+@pytest.mark.parametrize("word", WORDS.split())
 def test_every_construction_is_there(pairs: list[Pair], word: str) -> None:
-    assert sum(word in pair.english.split() for pair in pairs) >= 20
+    assert sum(word in pair.english.split() for pair in pairs) >= 50
 
 
 # Seeds and splits
@@ -398,7 +468,7 @@ def digest(pairs: Sequence[Pair]) -> str:
 
 def test_a_seed_gives_the_same_sentences_everywhere() -> None:
     # Figures are compared on this data: if this changes, say so in the changelog.
-    assert digest(list(generate(seed=0, count=500))) == "?"
+    assert digest(list(generate(seed=0, count=500))) == "8c3f934c3b791868"
     assert digest(list(generate(seed=1, count=500))) != digest(list(generate(seed=-1, count=500)))
 
 
@@ -452,7 +522,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 def test_more_than_there_are_is_refused_and_not_looked_for_forever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 500)
+    monkeypatch.setattr(module, "PATIENCE", 20)
     with pytest.raises(InputError, match="different sentences of up to 3 words"):
         list(splits(test=100_000, longest=3).test)
 
@@ -463,11 +533,7 @@ def test_more_than_there_are_is_refused_and_not_looked_for_forever(monkeypatch: 
 def test_links_follow_the_words_wherever_they_go() -> None:
     did_not = led("did", said("not", "않았다"))
     eat = said("eat", "먹지")
-    apple = (
-        marked(said("apple", "사과"), module.korean.OBJECT)
-        if hasattr(module, "korean")
-        else said("apple", "사과를")
-    )
+    apple = marked(said("apple", "사과"), korean.OBJECT)
     phrase = arrange([did_not, eat, unsaid("an"), apple], [apple, eat, did_not])
     assert phrase == Phrase(
         ("did", "not", "eat", "an", "apple"),

@@ -15,7 +15,7 @@ from jumok.batch import EOS
 from jumok.data.sources import Example
 from jumok.run import Run
 from jumok.tasks import evaluation, translate
-from jumok.tasks.corpora import DataConfig, Texts
+from jumok.tasks.corpora import BUILT_IN, DataConfig, Texts
 from jumok.tasks.translator import Search
 
 QUIET = Console(quiet=True)
@@ -36,7 +36,7 @@ def test_every_recipe_trains_translates_and_is_scored(
     assert kept["sentences"] == 11
     assert len((run.folder / "eval" / "test.txt").read_text(encoding="utf-8").splitlines()) == 11
     assert ("bleu_moses" in kept) == ("multi30k" in name)
-    has_gold = "default" in name or "europarl" in name
+    has_gold = run.recipe.data.train == BUILT_IN or "europarl" in name
     assert ("alignment" in kept) == (has_gold and not name.startswith("fixed"))
     assert (run.folder / "figures" / "test-by-length.png").stat().st_size > 1000
 
@@ -49,12 +49,13 @@ def test_order_and_empty_lines_are_kept_whatever_goes_together(bahdanau: Run) ->
     lines = ["we walk", "", "the king sleeps because it snows in busan", "we walk", "  ", "i run"]
     together = list(translator.predict(lines, Search()))
     alone = [translator.translate(line) for line in lines]
-    one_at_a_time = list(translator.predict(iter(lines), Search(), at_once=1))
+    one_at_a_time = [next(translator.predict([line], Search(), first=n)) for n, line in enumerate(lines)]
     assert (
         [one.text for one in together] == [one.text for one in alone] == [one.text for one in one_at_a_time]
     )
     assert [one.number for one in together] == list(range(6))
-    assert together[1].text == ""
+    assert together[1].text == together[4].text == ""
+    assert translator.translate(" we walk ").text == together[0].text
     assert together[0].text == together[3].text
 
 
@@ -188,7 +189,7 @@ def test_a_run_goes_on_to_the_same_weights_as_one_never_stopped(tmp_path: Path) 
 
 
 def test_compare_tells_scores_and_draws_the_curves(bahdanau: Run, transformer: Run, tmp_path: Path) -> None:
-    evaluation.compare([bahdanau, transformer], "test", tmp_path / "out", "cpu", QUIET)
+    evaluation.compare([bahdanau, transformer], "test", Search(beam=1), tmp_path / "out", "cpu", QUIET)
     told = json.loads((tmp_path / "out" / "test.json").read_text(encoding="utf-8"))
     assert [one["name"] for one in told] == [str(bahdanau.folder), str(transformer.folder)]
     assert told[0]["p"] is None
@@ -199,7 +200,39 @@ def test_compare_tells_scores_and_draws_the_curves(bahdanau: Run, transformer: R
 def test_compare_refuses_runs_on_other_data(bahdanau: Run, tmp_path: Path) -> None:
     other = trained(tmp_path / "run", "bahdanau", "data.held_out=12")
     with pytest.raises(InputError, match="same sentences"):
-        evaluation.compare([bahdanau, other], "test", tmp_path / "out", "cpu", QUIET)
+        evaluation.compare([bahdanau, other], "test", Search(), tmp_path / "out", "cpu", QUIET)
+
+
+def test_compare_refuses_a_run_twice(bahdanau: Run, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="twice"):
+        evaluation.compare([bahdanau, bahdanau], "test", Search(), tmp_path / "out", "cpu", QUIET)
+
+
+def test_data_that_changed_since_is_refused(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "my.tsv")
+    settings = (f"data.train={tmp_path / 'my.tsv'}", "data.held_out=5")
+    trained(tmp_path / "run", "bahdanau", *settings)
+    write_pairs(tmp_path / "my.tsv", 90)
+    with pytest.raises(InputError, match="the data has changed"):
+        trained(tmp_path / "run", "bahdanau", *settings, "train.steps=5")
+
+
+def test_a_line_too_long_for_learned_positions_is_refused_by_its_number(tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", "convolutional", "model.longest=200")
+    translator = translate.load(run, "cpu")
+    with pytest.raises(InputError, match=r"line 2 has 2\d\d tokens.*199 at most"):
+        list(translator.predict(["we walk", "x" * 211], Search()))
+    for one in translator.predict(["we walk to the market and run " * 5], Search()):
+        assert len(one.text) < 1000  # its 2 n + 20 tokens would be more than there are positions
+
+
+def test_every_hypothesis_has_its_links(bahdanau: Run) -> None:
+    best = translate.load(bahdanau, "cpu").translate("we walk", Search(beam=3, n_best=3))
+    for one in (best, *best.others):
+        assert one.links is not None
+        assert [target for _, target in sorted(one.links, key=lambda link: link[1])] == list(
+            range(len(one.words))
+        )
 
 
 def test_what_cannot_be_asked_of_a_run(bahdanau: Run, tmp_path: Path) -> None:
@@ -213,7 +246,7 @@ def test_what_cannot_be_asked_of_a_run(bahdanau: Run, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     shutil.copytree(bahdanau.folder, moved)
     (moved / "model.safetensors").unlink()
-    with pytest.raises(InputError, match="first validation"):
+    with pytest.raises(InputError, match="hardly begun"):
         jumok.load(moved)
 
 

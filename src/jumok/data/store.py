@@ -98,10 +98,12 @@ def prepare(
     tokenizers: Tokenizers,
     *,
     longest: int | None = None,
+    replace: bool = True,
     progress: Progress | None = None,
 ) -> Store:
     """The store of a corpus: the one at ``path`` if it was made of just this, else a new one in its place.
 
+    With ``replace=False`` a store that was made of something else is an error: somebody counts on it.
     Examples of more than ``longest`` tokens on either side are left out and counted. ``progress`` is told the
     number of examples read, from time to time.
     """
@@ -112,6 +114,11 @@ def prepare(
     if path.exists() and not (path / "store.json").is_file():
         raise InputError(
             f"{path} is there and is no store of token ids; it is left alone. Name another place"
+        )
+    if path.exists() and not replace:
+        raise InputError(
+            f"the data has changed since {path} was made of it, and a training has begun with that; "
+            "bring the data back, or begin anew in another folder"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(path)

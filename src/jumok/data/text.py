@@ -156,7 +156,8 @@ class Tokenizers:
 
     @classmethod
     def train(cls, examples: Iterable[Example], config: TextConfig) -> Tokenizers:
-        """From both sides of the examples, which are gone through once."""
+        """From both sides of the first ``config.pairs`` examples, which are gone through once."""
+        examples = itertools.islice(examples, config.pairs)
         if config.joint:
             both = Tokenizer.train((text for one in examples for text in (one.source, one.target)), config)
             return cls(both, both)

@@ -52,11 +52,14 @@ class TextConfig:
     joint: bool = True  # one vocabulary for both languages
     lower: bool = False
     bytes: bool = True  # spell what is not in the vocabulary in bytes (never in words)
+    pairs: int = 1_000_000  # that the vocabulary is learned from, the first ones
 
     def __post_init__(self) -> None:
         least = len(SPECIAL) + len(SPELLING) + (len(BYTES) if self.has_bytes else 0) + 1
         if self.size < least:
             raise InputError(f"size {self.size} is too small a vocabulary: {self.kind} needs {least} or more")
+        if self.pairs < 1:
+            raise InputError(f"pairs {self.pairs}: a vocabulary is learned from one pair or more")
 
     @property
     def has_bytes(self) -> bool:

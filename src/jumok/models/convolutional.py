@@ -257,6 +257,11 @@ class Convolutional(nn.Module):
     encoder: Sequence[EncoderLayer]
     decoder: Sequence[DecoderLayer]
 
+    @property
+    def longest(self) -> int | None:
+        """The most tokens of a sentence, the special one included; None: any number."""
+        return self.config.longest if self.config.positions == "learned" else None
+
     def __init__(self, config: ConvolutionalConfig, source_vocabulary: int, target_vocabulary: int) -> None:
         super().__init__()
         if config.tie == "all" and source_vocabulary != target_vocabulary:

@@ -4,9 +4,9 @@ A task's module has
 
 - ``Recipe``: the sections of its recipes;
 - ``train(run, console)``: make or resume a run;
-- ``load(run, device)``: a predictor, with ``predict``, ``evaluate``, ``draw`` and ``export``;
+- ``load(run, device)``: a predictor, with ``predict``, ``draw`` and ``export``;
 - ``Search``: what may be asked of ``predict``;
-- ``compare(runs, …)``.
+- ``evaluate(predictor, split, …)`` and ``compare(runs, …)``.
 """
 
 from __future__ import annotations

@@ -9,19 +9,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from jumok.data import english_korean, links, moses, sources
 from jumok.data.links import Gold
-from jumok.data.sources import Corpus, Example, Flaw, Part
+from jumok.data.sources import Corpus, Example, Flaw, Part, Skipped
 from jumok.errors import InputError
 from jumok.files import written
 
 __all__ = ["BUILT_IN", "DataConfig", "Split", "Texts"]
 
 BUILT_IN = "english-korean"
+GRAMMAR = 1  # another number for other sentences: tokenised ones are then made anew
 MOST_HELD_OUT = 0.1  # of the training data, for each of validation and test
 SCALE = 1 << 64
 Named = str | list[str]
@@ -64,6 +65,7 @@ class Split:
     name: str
     examples: list[Example]
     links: list[Gold] | None = None
+    skipped: Skipped = field(default_factory=Skipped)  # what could not be used
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,9 @@ class Texts:
         """Pairs with word links, if the recipe names some."""
         config = self.config
         if config.gold is None:
-            return self.test() if config.train == BUILT_IN and config.test is None else None
-        examples = self._read(self._corpus(config.gold, "gold"))
+            return None
+        # Links are counted by line: none may be left out.
+        examples = list(replace(self._corpus(config.gold, "gold"), on_error="stop"))
         found = links.read(links.find(config.gold), pairs=len(examples))
         return Split("gold", examples, [one.flipped() if config.gold_flipped else one for one in found])
 
@@ -139,7 +142,7 @@ class Texts:
 
     def _split(self, name: Literal["valid", "test"], named: Named | None) -> Split:
         if named is not None:
-            return Split(name, self._read(self._corpus(named, name)))
+            return self._read(name, self._corpus(named, name))
         if self.config.train == BUILT_IN:
             pairs = list(getattr(self._sentences, name))
             examples = [
@@ -153,10 +156,11 @@ class Texts:
             raise InputError(
                 f"{kept} is missing: the data that training held out; train again, or name data.{name}"
             )
-        return Split(name, self._read(sources.find(str(kept), source="source", target="target")))
+        return self._read(name, sources.find(str(kept), source="source", target="target"))
 
-    def _read(self, corpus: Corpus) -> list[Example]:
-        return list(corpus)
+    def _read(self, name: str, corpus: Corpus) -> Split:
+        skipped = Skipped()
+        return Split(name, list(corpus.read(skipped)), skipped=skipped)
 
     @property
     def _sentences(self) -> english_korean.Splits:
@@ -166,7 +170,9 @@ class Texts:
 
     def _built_in_train(self) -> Corpus:
         drawn = self._sentences.train
-        return Corpus.made(repr(drawn), lambda: ((pair.english, pair.korean) for pair in drawn))
+        return Corpus.made(
+            f"{drawn!r}, grammar {GRAMMAR}", lambda: ((pair.english, pair.korean) for pair in drawn)
+        )
 
     def _share(self, whole: Corpus) -> float:
         """Which share of the data is held out for one split. It is written down, so that resuming agrees."""

@@ -12,19 +12,20 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from jumok.data.sources import Example
 from jumok.errors import InputError
 from jumok.files import written
 from jumok.metrics import translation as metrics
 from jumok.metrics.alignment import AlignmentScore, alignment_score
-from jumok.metrics.significance import paired_bootstrap
+from jumok.metrics.significance import Compared, paired_bootstrap
 from jumok.metrics.translation import Bin, Bleu, Chrf, Score
 from jumok.run import Run
-from jumok.tasks.corpora import DataConfig, Split
+from jumok.tasks.corpora import Split
 from jumok.tasks.translator import Search, Translation, Translator
 
-__all__ = ["Evaluation", "compare", "evaluate", "scored"]
+__all__ = ["Evaluation", "bleu_of", "compare", "evaluate", "perplexity", "scored"]
 
 TOKENS = 8192  # of the target, in a batch whose loss is computed
 MAPS = 3  # drawn of a test set
@@ -38,11 +39,16 @@ class Evaluation:
     translations: list[Translation]
     bleu: Score
     chrf: Score
-    perplexity: float
     moses: Score | None  # BLEU of lower-cased Moses tokens, as papers on Multi30k give it
+    perplexity: float
     by_length: list[Bin]
-    cut: int  # translations that the length limit ended
     links: AlignmentScore | None = None
+    links_of: str = ""  # the split whose links these are
+
+    @property
+    def cut(self) -> int:
+        """Translations that the length limit ended."""
+        return sum(not one.finished for one in self.translations)
 
     def figures(self) -> dict[str, Any]:
         """As plain data."""
@@ -51,32 +57,31 @@ class Evaluation:
         found |= {"perplexity": self.perplexity, "sentences": len(self.translations), "cut_off": self.cut}
         found["bleu_by_length"] = [{**_plain(one), "label": one.label} for one in self.by_length]
         if self.links is not None:
-            found["alignment"] = _plain(self.links)
+            found["alignment"] = {**_plain(self.links), "of": self.links_of}
         return found
 
 
-def scored(translator: Translator, split: Split, search: Search) -> Evaluation:
+def scored(translator: Translator, split: Split, search: Search, metric: Bleu | None = None) -> Evaluation:
     """Translate a split and score it."""
+    metric = metric or bleu_of(translator.run)
     pairs = split.examples
     translations = list(translator.predict([pair.source for pair in pairs], search))
-    said = [one.text for one in translations]
-    config: DataConfig = translator.run.recipe.data
-    lower = config.prepare == "moses-lower"
-    bleu = _bleu(translator.run)
-    references = [pair.target for pair in pairs]
-    moses = None
-    if lower:
-        prepared = [translator.texts.prepared(one, "target") for one in references]
-        moses = Bleu("none").score([" ".join(one.words) for one in translations], prepared)
+    said, references = [one.text for one in translations], [pair.target for pair in pairs]
+    lower = translator.run.recipe.data.prepare == "moses-lower"
+    lengths = [len(pair.source.split()) for pair in pairs]
     return Evaluation(
         translations=translations,
-        bleu=bleu.score(said, references),
+        bleu=metric.score(said, references),
         chrf=Chrf(lowercase=lower).score(said, references),
-        perplexity=_perplexity(translator, pairs),
-        moses=moses,
-        by_length=metrics.by_length([len(p.source.split()) for p in pairs], said, references, metric=bleu),
-        cut=sum(not one.finished for one in translations),
+        moses=_moses_bleu(translator, translations, references) if lower else None,
+        perplexity=perplexity(translator, pairs),
+        by_length=metrics.by_length(lengths, said, references, metric=metric),
     )
+
+
+def _moses_bleu(translator: Translator, said: list[Translation], references: list[str]) -> Score:
+    prepared = [translator.texts.prepared(one, "target") for one in references]
+    return Bleu("none").score([" ".join(one.words) for one in said], prepared)
 
 
 def evaluate(translator: Translator, name: str, search: Search, console: Console) -> Evaluation:
@@ -84,70 +89,69 @@ def evaluate(translator: Translator, name: str, search: Search, console: Console
     split = _split(translator, name)
     with console.status(f"translating {len(split.examples):,} sentences"):
         found = scored(translator, split, search)
-        found = dataclasses.replace(found, links=_links_score(translator))
+        found = dataclasses.replace(found, **_links(translator, split))
     folder = translator.run.folder
     _write(folder / "eval" / f"{name}.txt", "".join(f"{one.text}\n" for one in found.translations))
-    told = {"split": name, "search": dataclasses.asdict(search), **found.figures()}
+    asked = {**dataclasses.asdict(search), "beam": search.beam or translator.decode.beam}
+    told = {"split": name, "search": asked, "decode": _plain(translator.decode), **found.figures()}
     _write(folder / "eval" / f"{name}.json", json.dumps(told, ensure_ascii=False, indent=1) + "\n")
     drawn = _draw(translator, split, found, folder / "figures", name)
     _show(found, split, console)
     for path in drawn:
-        console.print(f"figure: {path}")
+        console.print(f"figure: {path}", markup=False, soft_wrap=True)
     return found
 
 
-def compare(runs: Sequence[Run], split: str, out: Path, device: str, console: Console) -> None:
+def compare(
+    runs: Sequence[Run], split: str, search: Search, out: Path, device: str, console: Console
+) -> None:
     """Several runs on the same data: scores with intervals, significance, and their curves by length."""
     from jumok.look.figures import scores_by_length
     from jumok.tasks.translate import load
 
+    names = [str(run.folder) for run in runs]
+    if len(set(names)) < len(names):
+        raise InputError(f"a run comes twice: {', '.join(names)}; compare different ones")
+    metric = bleu_of(runs[0])  # the same for all
     found: dict[str, Evaluation] = {}
-    first: Split | None = None
-    metric = Bleu()
-    for run in runs:
-        name = str(run.folder)
+    first: list[tuple[str, str]] = []
+    for name, run in zip(names, runs, strict=True):
         translator = load(run, device)
         theirs = _split(translator, split)
-        if first is None:
-            first = theirs
-            metric = _bleu(run)
-        elif [(p.source, p.target) for p in theirs.examples] != [
-            (p.source, p.target) for p in first.examples
-        ]:
-            raise InputError(
-                f"{name} has other {split} data than {runs[0].folder}; compare on the same sentences"
-            )
+        pairs = [(pair.source, pair.target) for pair in theirs.examples]
+        first = first or pairs
+        if pairs != first:
+            raise InputError(f"{name} has other {split} data than {names[0]}; compare on the same sentences")
         with console.status(f"translating with {name}"):
-            found[name] = scored(translator, theirs, Search())
-    assert first is not None
-    references = [pair.target for pair in first.examples]
+            found[name] = scored(translator, theirs, search, metric)
     outputs = {name: [one.text for one in each.translations] for name, each in found.items()}
-    compared = paired_bootstrap(outputs, references, metric=metric)
-    table = Table(
-        "run", "BLEU", "95 %", "p", "chrF", "perplexity", title=f"{split}, {len(references):,} sentences"
+    compared = paired_bootstrap(outputs, [target for _, target in first], metric=metric)
+    console.print(_side_by_side(compared, found, f"{split}, {len(first):,} sentences"))
+    console.print(compared[0].score.signature, style="dim", soft_wrap=True)
+    figure = scores_by_length(
+        {name: each.by_length for name, each in found.items()}, out / f"{split}-by-length.png"
     )
+    told = [{**_plain(one), **found[one.name].figures()} for one in compared]
+    _write(out / f"{split}.json", json.dumps(told, ensure_ascii=False, indent=1) + "\n")
+    console.print(f"figure: {figure}\ndata: {out / f'{split}.json'}", markup=False, soft_wrap=True)
+
+
+def _side_by_side(compared: Sequence[Compared], found: dict[str, Evaluation], title: str) -> Table:
+    table = Table("run", "BLEU", "95 %", "p", "chrF", "perplexity", title=title)
     for one in compared:
         each = found[one.name]
-        p = "" if one.p is None else f"{one.p:.3f}"
-        interval = f"{one.low:.1f}–{one.high:.1f}"
         table.add_row(
-            one.name,
+            Text(one.name),
             f"{one.score.value:.2f}",
-            interval,
-            p,
+            f"{one.low:.1f}–{one.high:.1f}",
+            "" if one.p is None else f"{one.p:.3f}",
             f"{each.chrf.value:.1f}",
             f"{each.perplexity:.2f}",
         )
-    console.print(table)
-    console.print(compared[0].score.signature, style="dim")
-    curves = {name: each.by_length for name, each in found.items()}
-    figure = scores_by_length(curves, out / f"{split}-by-length.png")
-    told = [{**_plain(one), **found[one.name].figures()} for one in compared]
-    _write(out / f"{split}.json", json.dumps(told, ensure_ascii=False, indent=1) + "\n")
-    console.print(f"figure: {figure}\ndata: {out / f'{split}.json'}")
+    return table
 
 
-def _bleu(run: Run) -> Bleu:
+def bleu_of(run: Run) -> Bleu:
     """As the recipe says, or else as the language wants it."""
     asked, data = run.recipe.score.bleu, run.recipe.data
     tokens = metrics.tokenization_of(str(data.target)) if asked == "auto" else asked
@@ -162,7 +166,7 @@ def _split(translator: Translator, name: str) -> Split:
 
 
 @torch.inference_mode()
-def _perplexity(translator: Translator, pairs: Sequence[Example]) -> float:
+def perplexity(translator: Translator, pairs: Sequence[Example]) -> float:
     """Of the references, a token each."""
     nll, count = 0.0, 0
     order = sorted(pairs, key=lambda pair: len(pair.target))
@@ -175,12 +179,13 @@ def _perplexity(translator: Translator, pairs: Sequence[Example]) -> float:
     return metrics.perplexity(nll, count)
 
 
-def _links_score(translator: Translator) -> AlignmentScore | None:
-    gold = translator.texts.gold()
+def _links(translator: Translator, split: Split) -> dict[str, Any]:
+    """The score of the model's word links: on this split if its links are known, else on the gold pairs."""
+    gold = split if split.links is not None else translator.texts.gold()
     if gold is None or gold.links is None or not translator.has_maps:
-        return None
-    links = translator.align(gold.examples)
-    return alignment_score(links, gold.links)
+        return {}
+    found = translator.align(gold.examples)
+    return {"links": alignment_score(found, gold.links), "links_of": gold.name}
 
 
 def _draw(translator: Translator, split: Split, found: Evaluation, folder: Path, name: str) -> list[Path]:
@@ -215,6 +220,8 @@ def _show(found: Evaluation, split: Split, console: Console) -> None:
     if found.cut:
         table.add_row("cut off", f"{found.cut}", "translations that reached the length limit")
     console.print(table)
+    if split.skipped.total:
+        console.print(f"Of the {split.name} data, {split.skipped}", markup=False, soft_wrap=True)
 
 
 def _plain(one: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -14,7 +15,6 @@ from torch import nn
 
 from jumok.data import vectors
 from jumok.data.batches import PairData
-from jumok.data.sources import Example
 from jumok.data.store import Store, prepare
 from jumok.data.text import TextConfig, Tokenizer, Tokenizers
 from jumok.errors import InputError
@@ -24,7 +24,7 @@ from jumok.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from jumok.models.transformer import Transformer, TransformerConfig
 from jumok.run import Run
 from jumok.tasks.corpora import DataConfig, Split, Texts
-from jumok.tasks.evaluation import compare, evaluate, scored
+from jumok.tasks.evaluation import bleu_of, compare, evaluate, perplexity
 from jumok.tasks.translator import DecodeConfig, Search, Translator
 from jumok.training import Report, Settings, Summary, attention_health, joined, load_weights
 from jumok.training import train as train_model
@@ -92,7 +92,8 @@ def train(run: Run, console: Console) -> Summary:
         model = make_model(recipe, tokenizers)
         if ranks.main:
             console.print(_told(recipe, model, tokenizers, len(store)))
-        _begin_from_vectors(recipe, model, tokenizers, console if ranks.main else None)
+        if not _has_begun(run):
+            _begin_from_vectors(recipe, model, tokenizers, console if ranks.main else None)
         summary = train_model(
             model,
             data,
@@ -103,7 +104,7 @@ def train(run: Run, console: Console) -> Summary:
             ranks=ranks,
         )
     if ranks.main:
-        console.print(_next_commands(run), soft_wrap=True)
+        console.print(_next_commands(run), markup=False, soft_wrap=True)
     return summary
 
 
@@ -136,17 +137,27 @@ def make_model(recipe: Recipe, tokenizers: Tokenizers) -> nn.Module:
 def _prepare(run: Run, texts: Texts, console: Console) -> None:
     """Tokenizer and tokenised training data, unless they are there already."""
     recipe: Recipe = run.recipe
-    corpus = texts.train()
-    try:
-        tokenizers = Tokenizers.load(run.folder)
-    except InputError:
+    with console.status("reading the training data"):
+        corpus = texts.train()
+    if not any(run.folder.glob("tokenizer*.json")):
         with console.status("learning the vocabulary"):
-            tokenizers = Tokenizers.train(corpus, recipe.text)
-            tokenizers.save(run.folder)
+            Tokenizers.train(corpus, recipe.text).save(run.folder)
+    tokenizers = Tokenizers.load(run.folder)
     with console.status("tokenising the training data"):
-        store = prepare(run.folder / "data" / "train", corpus, tokenizers, longest=recipe.data.longest)
+        store = prepare(
+            run.folder / "data" / "train",
+            corpus,
+            tokenizers,
+            longest=recipe.data.longest,
+            replace=not _has_begun(run),
+        )
     if store.skipped.total:
-        console.print(f"Of the training data, {store.skipped}")
+        console.print(f"Of the training data, {store.skipped}", markup=False, soft_wrap=True)
+
+
+def _has_begun(run: Run) -> bool:
+    """Whether there is a state to go on from."""
+    return any((run.folder / "state").glob("*/state.json"))
 
 
 def _begin_from_vectors(recipe: Recipe, model: Any, tokenizers: Tokenizers, console: Console | None) -> None:
@@ -184,8 +195,8 @@ def _next_commands(run: Run) -> str:
     return "\n".join(
         [
             "Next:",
-            f'  jumok run {run.folder} "…"            translate a text, a file or standard input',
-            f"  jumok eval {run.folder}               score it on the test data",
+            f'  jumok run {shlex.quote(str(run.folder))} "…"    translate a text, a file or standard input',
+            f"  jumok eval {shlex.quote(str(run.folder))}       score it on the test data",
         ]
     )
 
@@ -198,25 +209,24 @@ class _Validation:
 
     def __init__(self, run: Run, tokenizers: Tokenizers, texts: Texts) -> None:
         self.run, self.tokenizers, self.texts = run, tokenizers, texts
-        self.examples: list[Example] | None = None  # read when first asked, by the process that validates
+        self.split: Split | None = None  # read when first asked, by the process that validates
+        self.translator: Translator | None = None  # kept while the model is the same: so are its CUDA graphs
 
     def __call__(self, model: nn.Module) -> Report:
-        if self.examples is None:
-            self.examples = self.texts.valid().examples
-        translator = Translator(self.run, model, self.tokenizers, self.texts)
-        found = scored(translator, Split("valid", self.examples), Search(beam=1))
-        figures = {"bleu": found.bleu.value, "chrf": found.chrf.value, "perplexity": found.perplexity}
-        maps, batch = translator.maps(self.examples[:LOOKED_AT])
+        if self.split is None:
+            self.split = self.texts.valid()
+        if self.translator is None or self.translator.model is not model:
+            self.translator = Translator(self.run, model, self.tokenizers, self.texts)
+        translator, pairs = self.translator, self.split.examples
+        said = list(translator.predict([pair.source for pair in pairs], Search(beam=1)))
+        bleu = bleu_of(self.run).score([one.text for one in said], [pair.target for pair in pairs])
+        figures = {"bleu": bleu.value, "perplexity": perplexity(translator, pairs)}
+        maps, batch = translator.maps(pairs[:LOOKED_AT])
         weights = [one.weights for one in maps]
         figures |= attention_health(weights, batch.target.lengths, batch.source.lengths)
-        pairs = itertools.islice(zip(self.examples, found.translations, strict=True), SHOWN)
         samples = [
             line
-            for example, translation in pairs
-            for line in (
-                f"  source  {example.source}",
-                f"  said    {translation.text}",
-                f"  wanted  {example.target}",
-            )
+            for pair, one in itertools.islice(zip(pairs, said, strict=True), SHOWN)
+            for line in (f"  source  {pair.source}", f"  said    {one.text}", f"  wanted  {pair.target}")
         ]
         return Report(figures, best="bleu", samples=samples)

@@ -28,7 +28,7 @@ from jumok.tasks.corpora import Texts
 __all__ = ["DecodeConfig", "Search", "Translation", "Translator"]
 
 AT_ONCE = 1024  # lines that are read before any is translated, so that those of like length go together
-PAIRS_AT_ONCE = 64  # whose links are looked for together
+WEIGHTS = 1 << 18  # of one head of one layer that are looked at together
 TOKENS = 8192  # source tokens times hypotheses in a batch
 
 
@@ -126,33 +126,45 @@ class Translator:
     # ----------------------------------------------------------------------------------------- translating
 
     def translate(self, text: str, search: Search | None = None, *, align: bool = True) -> Translation:
-        """One text."""
+        """One text, with its links and map."""
         return next(self.predict([text], search or Search(), align=align))
 
     def predict(
-        self, lines: Iterable[str], search: Search, *, align: bool = False, at_once: int = AT_ONCE
+        self, lines: Iterable[str], search: Search, *, align: bool = False, first: int = 0
     ) -> Iterator[Translation]:
-        """A translation for every line, in their order."""
-        numbered = enumerate(lines)
-        generator = torch.Generator().manual_seed(search.seed)
-        while window := list(itertools.islice(numbered, at_once)):
-            prepared = [self.texts.prepared(line, "source") for _, line in window]
+        """A translation for every line, in their order; ``first`` is the number of the first line."""
+        numbered = enumerate(lines, first)
+        generator = torch.Generator().manual_seed(search.seed + first)
+        while window := list(itertools.islice(numbered, AT_ONCE)):
+            prepared = [self.texts.prepared(line.strip(), "source") for _, line in window]
             ids = self.tokenizers.source.encode(prepared)
+            self._check_lengths([number for number, _ in window], ids)
             found: dict[int, Translation] = {}
             for batch in self._batches(ids, search):
                 hypotheses = self._search([ids[i] for i in batch], search, generator)
-                made = [
-                    self._translation(*window[i], prepared[i], best)
-                    for i, best in zip(batch, hypotheses, strict=True)
-                ]
+                looked: Sequence[Sequence[Tensor | None]]
                 if align and self.has_maps:
-                    looked = self._looked([ids[i] for i in batch], [best[0].ids for best in hypotheses])
-                    made = [
-                        self._aligned(one, weights, best[0].ids, prepared[i])
-                        for i, one, weights, best in zip(batch, made, looked, hypotheses, strict=True)
-                    ]
-                found |= dict(zip(batch, made, strict=True))
+                    looked = self._looked_all([ids[i] for i in batch], hypotheses)
+                else:
+                    looked = [[None] * len(some) for some in hypotheses]
+                for i, some, weights in zip(batch, hypotheses, looked, strict=True):
+                    found[i] = self._translation(*window[i], prepared[i], some, weights)
             yield from (found[i] for i in range(len(window)))
+
+    def _check_lengths(self, numbers: list[int], ids: list[list[int]]) -> None:
+        longest = getattr(self.model, "longest", None)
+        for number, one in zip(numbers, ids, strict=True):
+            if longest is not None and len(one) + 1 > longest:
+                raise InputError(
+                    f"line {number + 1} has {len(one)} tokens, and this model, which has learned positions, "
+                    f"takes {longest - 1} at most; divide the line into sentences"
+                )
+
+    def _limit(self, source: int) -> int:
+        """The most tokens of a translation."""
+        longest = getattr(self.model, "longest", None)
+        usual = decoding.twice_plus_20(source)
+        return usual if longest is None else min(usual, longest - 1)
 
     def _batches(self, ids: list[list[int]], search: Search) -> Iterator[list[int]]:
         """The numbers of lines of like length, as many as fit together; the longest first."""
@@ -177,10 +189,11 @@ class Translator:
                 top_k=search.top_k or None,
                 top_p=search.top_p if search.top_p < 1 else None,
                 generator=generator,
+                longest=self._limit,
             )
             return [[one] for one in drawn]
         if beam == 1 and search.n_best == 1:
-            return [[one] for one in decoding.greedy(self._searched, source)]
+            return [[one] for one in decoding.greedy(self._searched, source, longest=self._limit)]
         return decoding.beam(
             self._searched,
             source,
@@ -188,6 +201,7 @@ class Translator:
             n_best=search.n_best,
             length_penalty=self.decode.length_penalty,
             coverage=self._coverage(ids) if self.decode.coverage else None,
+            longest=self._limit,
         )
 
     def _coverage(self, ids: list[list[int]]) -> decoding.Coverage:
@@ -202,12 +216,24 @@ class Translator:
 
         return term
 
-    def _translation(self, number: int, line: str, prepared: str, best: list[Hypothesis]) -> Translation:
-        first, *others = (self._one(number, line, prepared, hypothesis) for hypothesis in best)
+    def _translation(
+        self, number: int, line: str, prepared: str, found: list[Hypothesis], looked: Sequence[Tensor | None]
+    ) -> Translation:
+        first, *others = (
+            self._one(number, line, prepared, hypothesis, weights)
+            for hypothesis, weights in zip(found, looked, strict=True)
+        )
         return replace(first, others=tuple(others))
 
-    def _one(self, number: int, line: str, prepared: str, found: Hypothesis) -> Translation:
+    def _one(
+        self, number: int, line: str, prepared: str, found: Hypothesis, looked: Tensor | None
+    ) -> Translation:
         text = self.tokenizers.target.decode(found.ids)
+        weights = links = None
+        if looked is not None:
+            rows, columns = self.tokenizers.target.words_of(found.ids), self.tokenizers.source.words(prepared)
+            weights = _of_words(looked, rows, columns)
+            links = sorted(alignment.strongest(weights))
         return Translation(
             number=number,
             source=line,
@@ -216,13 +242,21 @@ class Translator:
             words=text.split(),
             score=found.score,
             finished=found.finished,
+            links=links,
+            weights=weights,
         )
 
     # --------------------------------------------------------------------------------------------- looking
 
     def maps(self, pairs: Sequence[Example]) -> tuple[list[Map], Pairs]:
-        """All attention of the model while it says the targets of these pairs, and the batch they made."""
+        """All attention of the model while it says the targets of these pairs, and the batch they made.
+
+        Only of the first ones, if all would be too many weights.
+        """
         batch = self.batch(pairs)
+        first = next(_parts([[0] * n for n in batch.source.lengths], [[0] * n for n in batch.target.lengths]))
+        if first.stop < len(pairs):
+            batch = self.batch(pairs[first])
         with torch.inference_mode():
             return self.model.maps(batch), batch
 
@@ -234,38 +268,47 @@ class Translator:
 
     def align(self, pairs: Sequence[Example]) -> list[Links]:
         """The word links of given pairs, by the attention while the model says the targets."""
-        found: list[Links] = []
-        for begin in range(0, len(pairs), PAIRS_AT_ONCE):
-            texts = [
-                (self.texts.prepared(one.source, "source"), self.texts.prepared(one.target, "target"))
-                for one in pairs[begin : begin + PAIRS_AT_ONCE]
-            ]
-            sources = self.tokenizers.source.encode([source for source, _ in texts])
-            targets = self.tokenizers.target.encode([target for _, target in texts])
-            for (source, target), weights in zip(texts, self._looked(sources, targets), strict=True):
-                rows, columns = self.tokenizers.target.words(target), self.tokenizers.source.words(source)
-                found.append(alignment.strongest(_of_words(weights, rows, columns)))
+        texts = [
+            (self.texts.prepared(one.source, "source"), self.texts.prepared(one.target, "target"))
+            for one in pairs
+        ]
+        sources = self.tokenizers.source.encode([source for source, _ in texts])
+        targets = self.tokenizers.target.encode([target for _, target in texts])
+        found = []
+        for (source, target), weights in zip(texts, self._looked(sources, targets), strict=True):
+            rows, columns = self.tokenizers.target.words(target), self.tokenizers.source.words(source)
+            found.append(alignment.strongest(_of_words(weights, rows, columns)))
         return found
-
-    def _aligned(self, one: Translation, weights: Tensor, said: Sequence[int], source: str) -> Translation:
-        """A translation with its links and its map of words, from the map of pieces."""
-        rows, columns = self.tokenizers.target.words_of(said), self.tokenizers.source.words(source)
-        words = _of_words(weights, rows, columns)
-        return replace(one, weights=words, links=sorted(alignment.strongest(words)))
 
     @property
     def has_maps(self) -> bool:
         """Whether the model has any attention between source and target."""
         return getattr(self.run.recipe.model, "attention", True) is not None
 
+    def check_maps(self) -> None:
+        """Raise if it has none."""
+        if not self.has_maps:
+            raise InputError(
+                "this model has no attention (a fixed context), so there are no links and no map"
+            )
+
+    def _looked_all(self, sources: list[list[int]], found: list[list[Hypothesis]]) -> list[list[Tensor]]:
+        """The same for all hypotheses of each source."""
+        each = [source for source, some in zip(sources, found, strict=True) for _ in some]
+        looked = iter(self._looked(each, [hypothesis.ids for some in found for hypothesis in some]))
+        return [[next(looked) for _ in some] for some in found]
+
     def _looked(self, sources: Sequence[Sequence[int]], said: Sequence[Sequence[int]]) -> list[Tensor]:
         """How much each piece said looked at each of the source, ``(Q, K)`` for each pair, without EOS."""
-        weights = self._weights(sources, said)
         shift = int(self.decode.align_shift)
-        return [
-            one[shift : shift + len(y), : len(x)].cpu()
-            for one, x, y in zip(weights, sources, said, strict=True)
-        ]
+        found: list[Tensor] = []
+        for part in _parts(sources, said):
+            weights = self._weights(sources[part], said[part])
+            found += (
+                one[shift : shift + len(y), : len(x)].cpu()
+                for one, x, y in zip(weights, sources[part], said[part], strict=True)
+            )
+        return found
 
     @torch.inference_mode()
     def _weights(self, sources: Sequence[Sequence[int]], said: Sequence[Sequence[int]]) -> Tensor:
@@ -289,8 +332,9 @@ class Translator:
         """The map of a translation as a picture."""
         from jumok.look.figures import heat_map
 
+        self.check_maps()
         if translation.weights is None:
-            raise InputError("this model has no attention (a fixed context), so there is no map to draw")
+            raise InputError("this translation was made without its map: translate with align=True")
         return heat_map(translation.weights, translation.words, translation.source_words, path, title=title)
 
     def export(self, to: str, folder: Path) -> None:
@@ -307,6 +351,18 @@ def _fast(model: Any) -> Any:
     """What a search steps through: the model, or on a GPU its steps as CUDA graphs, where it has them."""
     on_gpu = next(iter(model.parameters())).is_cuda
     return Graphed(model) if on_gpu and isinstance(model, Transformer) else model
+
+
+def _parts(sources: Sequence[Sequence[int]], said: Sequence[Sequence[int]]) -> Iterator[slice]:
+    """Neighbours as many as have maps of bounded size together."""
+    begin = longest_x = longest_y = 0
+    for end, (x, y) in enumerate(zip(sources, said, strict=True)):
+        longest_x, longest_y = max(longest_x, len(x) + 1), max(longest_y, len(y) + 1)
+        if end > begin and (end + 1 - begin) * longest_x * longest_y > WEIGHTS:
+            yield slice(begin, end)
+            begin, longest_x, longest_y = end, len(x) + 1, len(y) + 1
+    if begin < len(sources):
+        yield slice(begin, len(sources))
 
 
 def _of_words(weights: Tensor, rows: Sequence[int], columns: Sequence[int]) -> Tensor:

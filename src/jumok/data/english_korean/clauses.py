@@ -41,7 +41,7 @@ from jumok.data.english_korean.nominals import (
     UNDESCRIBED,
     Nominal,
     Nominals,
-)  # fmt: skip
+)
 from jumok.data.english_korean.phrases import Phrase, arrange, led, marked, row, said, unsaid
 from jumok.data.english_korean.predicates import Form, Mood, adjectival, being_there, copular, verbal
 
@@ -216,7 +216,8 @@ class Clauses:
 
     def _going(self, scope: Scope, form: Form) -> Act:
         """goes to the school: 학교에 간다."""
-        goal = self.nominals.fresh(lexicon.GOALS)
+        goals = [goal for goal in lexicon.GOALS if not (goal.verb.feels and form.ending is Ending.WHEN)]
+        goal = self.nominals.fresh(goals)
         mood = self._mood(goal.verb, form)
         to = self._place(self.dice.pick(goal.places), goal.particle, towards=goal.towards)
         rides = goal.particle is AT and not goal.verb.feels  # 버스로 학교에: one 로 is enough
@@ -244,7 +245,7 @@ class Clauses:
         if parts.to is None and self.dice.chance(0.15):
             parts = replace(parts, place=self._place(self.dice.pick(lexicon.PLACES), IN))
         told = act.mood is Mood.SIMPLE and scope.tense is not Tense.FUTURE and verb.tells_tense(agreement)
-        if told and self.dice.chance(0.1):
+        if told and not scope.embedded and self.dice.chance(0.1):
             parts = replace(parts, often=self.dice.pick(lexicon.FREQUENCIES))
         return replace(act, parts=parts)
 
@@ -372,7 +373,7 @@ class Clauses:
     def _object(self, verb: Verb, *, lists: bool = False, relative: bool = False) -> Phrase | None:
         if not verb.objects:
             return None
-        if lists and not relative and self.dice.chance(0.12):
+        if lists and not relative and len(verb.objects) > 1 and self.dice.chance(0.12):
             what = self.nominals.several(verb.objects, either=self.dice.chance(0.2))
         else:
             what = self.nominals.any_of(verb.objects, relative=relative)

@@ -7,9 +7,9 @@ joins no noun phrases.
 
 >>> phrase = sentence(Dice(9))
 >>> " ".join(phrase.english)
-"this was not youngsoo's small tree"
+"this was not eunji's small tree"
 >>> " ".join(phrase.korean)
-'이것은 영수의 작은 나무가 아니었다'
+'이것은 은지의 작은 나무가 아니었다'
 """
 
 from __future__ import annotations

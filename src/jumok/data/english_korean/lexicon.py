@@ -16,10 +16,11 @@ from jumok.data.english_korean.korean import Group, Particle, Stem, Tense
 from jumok.data.english_korean.phrases import Phrase, led, marked, said, trailed
 
 __all__ = [
-    "ADJECTIVES", "ADJECTIVES_OF", "ANIMALS", "BECOME", "DATIVES", "DEGREES", "FEELINGS", "FOLK",
-    "FREQUENCIES", "GOALS", "INTRANSITIVES", "LYING", "NAMES", "NOUNS", "NOW", "NUMBERS", "PEOPLE",
-    "PERSONS", "PLACES", "POSITIONS", "PROFESSIONS", "PRONOUNS", "PROPER_PLACES", "RELATIONS", "RIDES",
-    "SHOWN", "THIRD_PERSONS", "TIMES", "TOOLS", "TOWNS", "TRANSITIVES", "VERBS_OF", "VERBS_TO", "WEATHER",
+    "ADJECTIVES", "ADJECTIVES_OF", "ANIMALS", "BECOME", "DATIVES", "DEGREES", "FEELINGS", "FIRST_PERSONS",
+    "FOLK", "FREQUENCIES", "GOALS", "INTRANSITIVES", "LYING", "NAMES", "NOUNS", "NOW", "NUMBERS",
+    "PEOPLE", "PERSONS", "PLACES", "POSITIONS", "PROFESSIONS", "PRONOUNS", "PROPER_PLACES", "RELATIONS",
+    "RIDES", "SHOWN", "THIRD_PERSONS", "TIMES", "TOOLS", "TOWNS", "TRANSITIVES", "VERBS_OF", "VERBS_TO",
+    "WEATHER",
     "Adjective", "Goal", "Noun", "Place", "Pronoun", "Verb", "nouns",
 ]  # fmt: skip
 
@@ -226,6 +227,7 @@ PRONOUNS: Final = [
     Pronoun(subject, object_, possessive, counterpart, Agreement[agreement], number == "many")
     for subject, object_, possessive, counterpart, agreement, number in _rows(words.PRONOUNS)
 ]
+FIRST_PERSONS: Final = [one for one in PRONOUNS if one.subject in ("i", "we")]
 THIRD_PERSONS: Final = [one for one in PRONOUNS if one.subject in ("he", "she", "they")]
 NUMBERS: Final = _pairs(words.NUMBERS)
 

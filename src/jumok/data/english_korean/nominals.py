@@ -128,6 +128,8 @@ class Nominals:
     def pronoun(self, *, subject: bool) -> Nominal:
         """he or him: 그."""
         one = self.fresh(lexicon.PRONOUNS)
+        if one in lexicon.FIRST_PERSONS:  # i do not meet us
+            self.keep_from(lexicon.FIRST_PERSONS)
         return Nominal(said(one.subject if subject else one.object, one.korean), one.agreement, one.many)
 
     def noun(
@@ -149,10 +151,9 @@ class Nominals:
         phrase = arrange([before, adjective, head, behind], [behind, *ours])
         return Nominal(phrase, agreement, plural, determiner not in (D.A, D.NUMBER))
 
-    def several(self, nouns: Sequence[Noun], *, either: bool = False) -> Nominal:
+    def several(self, nouns: tuple[Noun, ...], *, either: bool = False) -> Nominal:
         """Two or three of a kind: A and B, A와 B; or ``either`` of two: A or B, A나 B."""
-        kind = self.dice.pick(sorted({noun.kind for noun in nouns}))
-        alike = [noun for noun in nouns if noun.kind == kind]
+        alike = self.dice.pick(_of_a_kind(nouns))
         count = 3 if len(alike) > 3 and not either and self.dice.chance(0.2) else 2
         parts = [self._for_a_list(alike, ANY) for _ in range(count)]
         joined = _list(parts, OR, "or") if either else _list(parts, AND, "and")
@@ -227,7 +228,8 @@ class Nominals:
             return led("who" if noun.is_person else "that", arrange([doing, what], [what, doing]))
         who = self.any_of(lexicon.PEOPLE, subject=True)
         doing = self._before_noun(self.fresh(suffers), who.agreement)
-        word = "that" if noun.is_person or self.dice.chance(0.6) else "which"
+        other = "whom" if noun.is_person else "which"
+        word = other if who.phrase.english[0] == "that" or self.dice.chance(0.3) else "that"
         return led(word, row([marked(who.phrase, SUBJECT), doing]))
 
     def _before_noun(self, verb: Verb, agreement: Agreement) -> Phrase:
@@ -245,6 +247,14 @@ def _sorted(nouns: tuple[Noun, ...]) -> tuple[Sequence[Noun], Sequence[Noun], Se
     people = [noun for noun in nouns if noun.is_person]
     things = [noun for noun in nouns if not noun.is_person]
     return people, things, [noun for noun in nouns if noun.kind != "kin" and not noun.bare]
+
+
+@functools.cache
+def _of_a_kind(nouns: tuple[Noun, ...]) -> Sequence[tuple[Noun, ...]]:
+    """The kinds of which there are at least two; all of them as one, if there are none."""
+    names = dict.fromkeys(noun.kind for noun in nouns)
+    kinds = [tuple(noun for noun in nouns if noun.kind == name) for name in names]
+    return [kind for kind in kinds if len(kind) > 1] or [nouns]
 
 
 def _fitting(determiner: Determiner, noun: Noun) -> Determiner:

@@ -6,6 +6,7 @@ English puts its helpers before the verb, Korean behind it, so that most of thes
 
     읽지  않을  것이다       먹지 않았다          자고  있지  않다         갈  수 없다
 
+>>> from jumok.data.english_korean import lexicon
 >>> read = next(verb for verb in lexicon.TRANSITIVES if verb.base == "read")
 >>> will_not_read = verbal(read, Mood.NOT, Form(Agreement.SINGULAR, Tense.FUTURE))
 >>> will_not_read.korean, will_not_read.sure

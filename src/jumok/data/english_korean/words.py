@@ -199,7 +199,6 @@ red 빨갛다/ㅎ apple+hat+flower+car+bag+coat+umbrella+bird
 blue 파랗다/ㅎ bag+car+hat+door+box+shirt+bird+skirt+cup
 white 하얗다/ㅎ dog+cat+horse+rabbit+shirt+cup+plate+duck+flower+car
 black 까맣다/ㅎ cat+dog+horse+bag+car+umbrella+coat+pig+bird
-clean 깨끗하다 room+house+plate+cup+clothes+restaurant+water
 dirty 더럽다/ㅂ room+house+plate+cup+clothes+pig+bag
 delicious 맛있다 fruit+dish+food+coffee+tea+juice
 sweet 달다 fruit+honey+cookie+cake+juice
@@ -293,5 +292,5 @@ FEELINGS = "happy sad tired busy hungry"
 
 # What *this is* may be followed by; what lies about, and what one may be in a place.
 SHOWN = "things+plant+fruit+dish+food+drink+animal+furniture+vehicle+house+instrument"
-LYING = "text+tool+sheet+fruit+hat+cat+dog+phone+camera"
+LYING = "book+dictionary+letter+newspaper+tool+sheet+fruit+hat+cat+dog+phone+camera"
 FOLK = "man+woman+neighbor+friend+kin"
