@@ -379,7 +379,7 @@ def test_lengths_are_3_to_50_words_and_mostly_5_to_20(pairs: list[Pair]) -> None
     assert min(lengths) == 3
     assert max(lengths) == 50
     assert sum(5 <= n <= 20 for n in lengths) > 0.7 * COUNT
-    assert shares[11] > shares[21] > shares[31] > shares[41] > 0.01
+    assert shares[11] > shares[21] > shares[31] > shares[41] > 0.005
 
 
 # After a consonant, after a vowel.
@@ -468,7 +468,7 @@ def digest(pairs: Sequence[Pair]) -> str:
 
 def test_a_seed_gives_the_same_sentences_everywhere() -> None:
     # Figures are compared on this data: if this changes, say so in the changelog.
-    assert digest(list(generate(seed=0, count=500))) == "8c3f934c3b791868"
+    assert digest(list(generate(seed=0, count=500))) == "80e8adbe63dd050f"
     assert digest(list(generate(seed=1, count=500))) != digest(list(generate(seed=-1, count=500)))
 
 

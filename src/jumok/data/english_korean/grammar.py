@@ -24,7 +24,7 @@ from jumok.data.english_korean.predicates import Mood, bare, chained, verbal, wi
 __all__ = ["sentence"]
 
 TENSES = {Tense.PAST: 0.5, Tense.PRESENT: 0.3, Tense.FUTURE: 0.2}
-CLAUSES = {1: 0.77, 2: 0.12, 3: 0.045, 4: 0.03, 5: 0.02, 6: 0.015}
+CLAUSES = {1: 0.8, 2: 0.11, 3: 0.04, 4: 0.025, 5: 0.015, 6: 0.01}
 VERBS = [verb for verb in (*lexicon.TRANSITIVES, *lexicon.INTRANSITIVES) if not verb.feels]
 LASTING = [verb for verb in VERBS if verb.goes_on]
 
