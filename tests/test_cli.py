@@ -166,3 +166,19 @@ def test_a_terminated_training_saves_and_goes_on(tmp_path: Path) -> None:
     done = subprocess.run(more, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "Going on after step" in done.stdout
+
+
+def test_torchrun_trains_with_two_processes(tmp_path: Path) -> None:
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "jumok", "train"]
+    done = subprocess.run(
+        [sys.executable, *words, "bahdanau", *SMALL, "model.dropout=0", "--out", "two"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("jumok eval two") == 1  # one process talks
+    lines = (tmp_path / "two" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(lines[-1])["event"] == "validation"

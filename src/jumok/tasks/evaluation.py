@@ -213,7 +213,7 @@ def _show(found: Evaluation, split: Split, console: Console) -> None:
     links = found.links
     if links is not None:
         table.add_row(
-            "alignment error rate",
+            f"alignment error rate, {found.links_of}",
             f"{links.error_rate:.3f}",
             f"precision {links.precision:.3f}, recall {links.recall:.3f}",
         )
