@@ -19,13 +19,28 @@ def test_a_new_run_can_be_opened(tmp_path: Path) -> None:
 
 def test_the_same_recipe_resumes_and_may_go_on_longer(tmp_path: Path) -> None:
     Run.start(tmp_path / "run", load("bahdanau", ["train.steps=5"]))
+    begun(tmp_path / "run")
     Run.start(tmp_path / "run", load("bahdanau", ["train.steps=5"]))
     longer = Run.start(tmp_path / "run", load("bahdanau", ["train.steps=9", "train.device=cpu"]))
     assert Run.open(longer.folder).recipe.train.steps == 9
 
 
+def begun(folder: Path) -> None:
+    (folder / "state" / "00000001").mkdir(parents=True)
+    (folder / "state" / "00000001" / "state.json").write_text("{}", encoding="utf-8")
+
+
+def test_a_run_that_never_began_takes_another_recipe(tmp_path: Path) -> None:
+    Run.start(tmp_path / "run", load("bahdanau", ["data.train=typo.tsv"]))
+    (tmp_path / "run" / "tokenizer.json").write_text("{}", encoding="utf-8")
+    Run.start(tmp_path / "run", load("bahdanau", ["data.train=right.tsv"]))
+    assert not (tmp_path / "run" / "tokenizer.json").exists()
+    assert Run.open(tmp_path / "run").recipe.data.train == "right.tsv"
+
+
 def test_a_changed_recipe_is_refused_and_what_changed_is_named(tmp_path: Path) -> None:
     Run.start(tmp_path / "run", load("bahdanau"))
+    begun(tmp_path / "run")
     before = (tmp_path / "run" / "recipe.yaml").read_bytes()
     with pytest.raises(InputError) as caught:
         Run.start(tmp_path / "run", load("bahdanau", ["model.width=64", "train.seed=3"]))

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,13 +73,21 @@ class Run:
             return run
         if path.is_file():
             before, after = recipes.plain(cls.open(folder).recipe), recipes.plain(recipe)
-            _refuse_changes(folder, before, after)
+            if run.has_begun:
+                _refuse_changes(folder, before, after)
+            elif before != after:  # nothing was learned yet: what was made ready for it is made anew
+                _clear(folder)
         elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise InputError(f"{folder} is there and is no run; give another folder with --out")
         folder.mkdir(parents=True, exist_ok=True)
         with written(path) as temporary:
             temporary.write_text(recipes.write(recipe, header=f"format: {FORMAT}\n"), encoding="utf-8")
         return run
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a state to go on from."""
+        return any((self.folder / "state").glob("*/state.json"))
 
     @property
     def is_mine(self) -> bool:
@@ -109,12 +118,18 @@ def _refuse_changes(folder: Path, before: dict[str, Any], after: dict[str, Any])
         )
 
 
+def _clear(folder: Path) -> None:
+    for path in folder.glob("tokenizer*.json"):
+        path.unlink()
+    shutil.rmtree(folder / "data", ignore_errors=True)
+
+
 def _near(folder: Path) -> str:
     """The runs that are there, for a message."""
     for root in dict.fromkeys([folder.parent, Path("runs")]):
         found = sorted(str(path.parent) for path in root.glob("*/recipe.yaml"))
         if found:
-            return f"; there are: {', '.join(found[:8])}"
+            return f"; there are: {', '.join(found[:8])}" + (", …" if len(found) > 8 else "")
     return "; `jumok train RECIPE` makes one"
 
 

@@ -209,7 +209,7 @@ def test_a_flaw_stops_with_file_line_and_reason_or_is_skipped_and_counted(
     tmp_path: Path, line: bytes, reason: str
 ) -> None:
     path = put(tmp_path / "my.tsv", b"one\teins\n\n" + line + b"\nfour\tvier\n")
-    with pytest.raises(InputError, match=rf"my\.tsv:3: {reason}.*on_error: skip"):
+    with pytest.raises(InputError, match=rf"my\.tsv:3: {reason}.*data\.on_error=skip"):
         list(find(str(path), source="en", target="de"))
     skipped = Skipped()
     found = list(find(str(path), source="en", target="de", on_error="skip").read(skipped))

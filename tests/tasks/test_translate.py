@@ -145,6 +145,10 @@ def test_own_data_with_a_test_set_of_its_own(tmp_path: Path) -> None:
     config = DataConfig(train=str(tmp_path / "my.tsv"), test=str(tmp_path / "test.tsv"), held_out=20)
     texts = Texts(config, tmp_path / "run")
     assert len(list(texts.train())) + len(texts.valid().examples) == 200
+    both = Texts(DataConfig(train=str(tmp_path / "my.tsv"), held_out=20), tmp_path / "both")
+    both.train()
+    one, other = ([(p.source, p.target) for p in t.valid().examples] for t in (both, texts))
+    assert one == other  # whether or not there is a test set
     assert len(texts.test().examples) == 9
 
 

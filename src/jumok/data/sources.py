@@ -114,7 +114,9 @@ class Corpus:
                 elif self.on_error == "skip":
                     skipped.add(found)
                 else:
-                    raise InputError(f"{found}. Mend it, or leave such lines out and counted: on_error: skip")
+                    raise InputError(
+                        f"{found}. Mend it, or leave such lines out and counted: data.on_error=skip"
+                    )
         if not some:
             raise InputError(f"{', '.join(part.name for part in self.parts)}: no examples; {skipped}")
 

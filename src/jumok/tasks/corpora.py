@@ -23,6 +23,7 @@ __all__ = ["BUILT_IN", "DataConfig", "Split", "Texts"]
 
 BUILT_IN = "english-korean"
 GRAMMAR = 1  # another number for other sentences: tokenised ones are then made anew
+HELD_OUT = ("valid", "test")
 MOST_HELD_OUT = 0.1  # of the training data, for each of validation and test
 SCALE = 1 << 64
 Named = str | list[str]
@@ -85,8 +86,10 @@ class Texts:
             share = self._share(whole)
             if not all(path.is_file() for path in self._held_out.values()):
                 self._hold_out(whole, share)
-            held = share * len(self._held_out)
-            whole = _filtered(whole, f"without {held}", lambda pair: _draw(pair) >= held)
+            kept = [name not in self._held_out for name in HELD_OUT]
+            whole = _filtered(
+                whole, f"without {share} for {list(self._held_out)}", lambda pair: _is_kept(pair, share, kept)
+            )
         return self._prepared(whole)
 
     def valid(self) -> Split:
@@ -122,7 +125,7 @@ class Texts:
     @property
     def _held_out(self) -> dict[str, Path]:
         """The splits that are held out of the training data, and where they are kept."""
-        names = [name for name in ("valid", "test") if getattr(self.config, name) is None]
+        names = [name for name in HELD_OUT if getattr(self.config, name) is None]
         return {name: self.folder / "data" / f"{name}.jsonl" for name in names}
 
     def _corpus(self, named: Named, split: str) -> Corpus:
@@ -187,13 +190,13 @@ class Texts:
 
     def _hold_out(self, whole: Corpus, share: float) -> None:
         """Write what is held out to files of its own, where anybody can read it."""
-        paths = list(self._held_out.values())
-        kept: list[list[Example]] = [[] for _ in paths]
+        kept: dict[str, list[Example]] = {name: [] for name in HELD_OUT}
         for pair in whole:
             place = int(_draw(pair) / share)
-            if place < len(paths):
-                kept[place].append(pair)
-        for path, pairs in zip(paths, kept, strict=True):
+            if place < len(HELD_OUT):
+                kept[HELD_OUT[place]].append(pair)
+        for name, path in self._held_out.items():
+            pairs = kept[name]
             if not pairs:
                 raise InputError(
                     f"of so little training data nothing can be held out; name data.{path.stem}, "
@@ -214,6 +217,12 @@ def _filtered(corpus: Corpus, name: str, keep: Callable[[Example], bool]) -> Cor
         return replace(part, name=f"{part.name}, {name}", read=read)
 
     return replace(corpus, parts=tuple(map(of, corpus.parts)))
+
+
+def _is_kept(pair: Example, share: float, kept: list[bool]) -> bool:
+    """Whether a pair is trained on. Each split has its own part of the line from 0 to 1, used or not."""
+    place = int(_draw(pair) / share)
+    return place >= len(kept) or kept[place]
 
 
 def _draw(pair: Example) -> float:

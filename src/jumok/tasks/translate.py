@@ -92,7 +92,7 @@ def train(run: Run, console: Console) -> Summary:
         model = make_model(recipe, tokenizers)
         if ranks.main:
             console.print(_told(recipe, model, tokenizers, len(store)))
-        if not _has_begun(run):
+        if not run.has_begun:
             _begin_from_vectors(recipe, model, tokenizers, console if ranks.main else None)
         summary = train_model(
             model,
@@ -149,15 +149,10 @@ def _prepare(run: Run, texts: Texts, console: Console) -> None:
             corpus,
             tokenizers,
             longest=recipe.data.longest,
-            replace=not _has_begun(run),
+            replace=not run.has_begun,
         )
     if store.skipped.total:
         console.print(f"Of the training data, {store.skipped}", markup=False, soft_wrap=True)
-
-
-def _has_begun(run: Run) -> bool:
-    """Whether there is a state to go on from."""
-    return any((run.folder / "state").glob("*/state.json"))
 
 
 def _begin_from_vectors(recipe: Recipe, model: Any, tokenizers: Tokenizers, console: Console | None) -> None:

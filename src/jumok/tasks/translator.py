@@ -64,6 +64,8 @@ class Search:
     seed: int = 1
 
     def __post_init__(self) -> None:
+        if not 0 < self.top_p <= 1 or self.temperature <= 0:
+            raise InputError("--top-p is a share above 0 and at most 1, --temperature a number above 0")
         if self.sample and (self.beam is not None or self.n_best > 1):
             raise InputError("--sample draws one translation; it goes with neither --beam nor --n-best")
         if self.beam is not None and self.n_best > self.beam:
@@ -126,7 +128,9 @@ class Translator:
     # ----------------------------------------------------------------------------------------- translating
 
     def translate(self, text: str, search: Search | None = None, *, align: bool = True) -> Translation:
-        """One text, with its links and map."""
+        """One text, with its links and map; many of them by :meth:`predict`."""
+        if not isinstance(text, str):
+            raise InputError(f"translate takes one text, and {type(text).__name__} came; predict takes many")
         return next(self.predict([text], search or Search(), align=align))
 
     def predict(

@@ -292,7 +292,8 @@ class _Loop:
         remembered: dict[str, Tensor] = {}
         if self.checkpoints.saved != standing.step:
             saved, remembered = self.learner.weights(), self.learner.moments()
-            if self.ranks.main and standing.best is None:  # the newest, as long as none was found best
+            # The newest, as long as none was found best; but none that has learned nothing.
+            if self.ranks.main and standing.best is None and standing.step:
                 weights.write(saved, self.folder / "model.safetensors")
         if self.journal is not None:
             standing.seconds, standing.metrics = time.monotonic() - self.began, self.journal.sync()
