@@ -8,7 +8,7 @@ learns here, in less than half a minute on a CPU, to turn every one of these int
 Nobody tells it which letters matter. To write the month it has to find the month, wherever that
 stands, and its attention weights show that it does.
 
-    make demo        (or: python examples/first_map.py)
+    python examples/first_map.py
 """
 
 import random
