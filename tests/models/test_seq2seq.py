@@ -690,6 +690,7 @@ def test_the_gpu_says_the_same(config: Seq2SeqConfig, batch: Pairs) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
 def test_the_gpu_is_never_waited_for(config: Seq2SeqConfig, batch: Pairs) -> None:
     model = Seq2Seq(small(config), SOURCE, TARGET).cuda()

@@ -9,13 +9,14 @@ Each part is ``(layers, B, width)`` for a whole stack and ``(B, width)`` for one
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from jumok.attention.kinds import moved
 from jumok.models.deferred import Deferred
@@ -60,8 +61,7 @@ def recurrent(
 
 def run(rnn: Recurrent, x: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
     """The last layer's states at all steps of ``x`` ``(B, T, inputs)``, and the hidden state after them."""
-    states, after = rnn(x, hidden if isinstance(rnn, nn.LSTM) else hidden[0])
-    return states, _as_hidden(after)
+    return _through(rnn, x, hidden if isinstance(rnn, nn.LSTM) else hidden[0])
 
 
 def read(rnn: Recurrent, x: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Hidden]:
@@ -71,19 +71,22 @@ def read(rnn: Recurrent, x: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Hid
     its first. ``lengths`` are on the host, at least 1.
     """
     if min(lengths) == x.shape[1]:
-        states, hidden = rnn(x)
-        return states, _as_hidden(hidden)
-    # Sorted here rather than with enforce_sorted=False, which would wait for the GPU.
+        return _through(rnn, x)
+    # Sorted here, and sorted back here: with enforce_sorted=False, PyTorch would wait for the GPU.
     descending, order = torch.tensor(lengths).sort(descending=True, stable=True)
     rows, back = moved(order, x.device), moved(order.argsort(), x.device)
     packed = pack_padded_sequence(x.index_select(0, rows), descending, batch_first=True)
-    states, hidden = rnn(PackedSequence(packed.data, packed.batch_sizes, rows, back))
-    states, _ = pad_packed_sequence(states, batch_first=True, total_length=x.shape[1])
-    return states, _as_hidden(hidden)
+    states, hidden = _through(rnn, packed)
+    padded, _ = pad_packed_sequence(states, batch_first=True, total_length=x.shape[1])
+    return padded.index_select(0, back), tuple(part.index_select(1, back) for part in hidden)
 
 
-def _as_hidden(parts: Tensor | Hidden) -> Hidden:
-    return (parts,) if isinstance(parts, Tensor) else parts
+def _through(rnn: Recurrent, *given: Any) -> tuple[Any, Hidden]:
+    # cuDNN keeps what gradients need only in training. Those of a model at rest are for who looks into it.
+    at_rest = torch.is_grad_enabled() and not rnn.training
+    with torch.backends.cudnn.flags(enabled=False) if at_rest else contextlib.nullcontext():
+        states, hidden = rnn(*given)
+    return states, (hidden,) if isinstance(hidden, Tensor) else hidden
 
 
 def reversed_within(x: Tensor, lengths: Tensor | None) -> Tensor:
@@ -152,7 +155,7 @@ def gru_cell(from_input: Tensor, from_state: Tensor, hidden: Hidden) -> Hidden:
     (h,) = hidden
     h = h.to(from_input.dtype)
     if from_input.is_cuda:  # the same in one kernel
-        return (torch._thnn_fused_gru_cell(from_input, from_state, h)[0],)  # type: ignore[attr-defined]
+        return (torch.ops.aten._thnn_fused_gru_cell(from_input, from_state, h)[0],)
     width = h.shape[-1]
     (rz, n), (rz_of_state, n_of_state) = (x.split((2 * width, width), -1) for x in (from_input, from_state))
     r, z = torch.sigmoid(rz + rz_of_state).chunk(2, -1)
@@ -169,7 +172,7 @@ def lstm_cell(from_input: Tensor, from_state: Tensor, hidden: Hidden) -> Hidden:
     """
     c = hidden[1].to(from_input.dtype)
     if from_input.is_cuda:  # the same in one kernel
-        h, c, _ = torch._thnn_fused_lstm_cell(from_input, from_state, c)  # type: ignore[attr-defined]
+        h, c, _ = torch.ops.aten._thnn_fused_lstm_cell(from_input, from_state, c)
         return h, c
     i, f, g, o = (from_input + from_state).chunk(4, -1)
     c = torch.addcmul(torch.sigmoid(f) * c, torch.sigmoid(i), torch.tanh(g))
