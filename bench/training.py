@@ -40,7 +40,7 @@ from jumok.training.graphs import Gradients
 from jumok.training.prefetch import pinned
 
 # A way is left out where fewer seconds are left than it may take on a GPU, compiled or not.
-COMPILING, LAUNCHING = 100, 15
+COMPILING, LAUNCHING = 60, 15
 Objective = Callable[[Pairs], Tensor]  # from a batch on the device to the loss a label
 
 
@@ -119,21 +119,18 @@ def learning(
 ) -> Run:
     """A round of training steps; as a ``graph``, loss and gradients are one CUDA graph."""
 
-    def loss(batch: Pairs) -> Tensor:
+    def run(batch: Pairs, scale: Tensor | None = None) -> Tensor:
         with plan.autocast():
-            return objective(batch)
-
-    def launched(batch: Pairs) -> Tensor:
-        value = loss(batch)
-        value.backward()
+            value = objective(batch)
+        (value if scale is None else value * scale).backward()
         return value.detach()
 
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(learned, lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True)
-    gradients = Gradients(loss, learned, batches[0].to(plan.device)) if graph else launched
+    gradients = Gradients(run, learned, plan.device)
 
     def step(batch: Pairs) -> Tensor:
-        value = gradients(batch.to(plan.device))
+        value = gradients(batch, 1.0) if graph else run(batch.to(plan.device))
         optimizer.step()
         optimizer.zero_grad()
         return value
@@ -197,7 +194,7 @@ def transformer(report: Report, plan: Plan) -> None:
     }
     report.note(row, path=path(plan, config, packed[0]))
 
-    def our(batches: list[Pairs], compiled: bool) -> Ready:
+    def our(batches: list[Pairs], compiled: bool, graph: bool = False) -> Ready:
         model = copy.deepcopy(ours).to(plan.device).train()
         if compiled:
             model.compile()
@@ -206,7 +203,7 @@ def transformer(report: Report, plan: Plan) -> None:
             return model.loss(batch).total / batch.count
 
         start = start_of(plan, model, objective, batches[0])
-        return Ready(learning(plan, model, objective, batches), start)
+        return Ready(learning(plan, model, objective, batches, graph), start)
 
     def marian(batches: list[Pairs], compiler: Callable[..., Any] | None = None) -> Ready:
         model = load_marian(exported).to(plan.device).train()
@@ -223,9 +220,10 @@ def transformer(report: Report, plan: Plan) -> None:
         return Ready(learning(plan, model, learned, batches), start)
 
     ways = [
-        Way("ours", lambda: our(packed, plan.compile), plan.compile),
+        Way("ours", lambda: our(packed, plan.compile, plan.on_gpu), plan.compile),
         Way("marian", lambda: marian(padded)),
         Way("marian, compiled", lambda: marian(padded, torch.compile), True),
+        Way("ours, launched", lambda: our(packed, plan.compile), plan.compile),
         Way("ours, padded", lambda: our(padded, plan.compile), plan.compile),
         Way("ours, eager", lambda: our(packed, False)),
         Way("marian, compiled, fixed", lambda: marian(fixed, r.compiled), True),

@@ -17,16 +17,17 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from jumok.attention import masks
 from jumok.attention.masks import Mask
 
-__all__ = ["BOS", "EOS", "IGNORE", "PAD", "SPECIAL", "UNK", "Loss", "Map", "Pairs", "Tokens"]
+__all__ = ["BOS", "EOS", "IGNORE", "PAD", "SPECIAL", "UNK", "Loss", "Map", "Pairs", "Tokens", "rounded"]
 
 # Every vocabulary of ours begins with these.
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
@@ -45,13 +46,23 @@ class Tokens:
     tensor([[7, 8, 9],
             [5, 0, 0]])
     >>> packed = Tokens.pack([[7, 8, 9], [5]])
-    >>> packed.ids, packed.positions
-    (tensor([[7, 8, 9, 5]]), tensor([[0, 1, 2, 0]]))
+    >>> packed.ids, packed.positions, packed.edges
+    (tensor([[7, 8, 9, 5]]), tensor([[0, 1, 2, 0]]), tensor([0, 3, 4], dtype=torch.int32))
+
+    Tokens are *alike* if their :attr:`form` is the same. Then a model launches the same kernels for them, and
+    what differs lies in tensors: packed tokens have ``edges`` and ``positions``, and padded ones may have
+    their lengths as ``counts``. So a CUDA graph recorded with the ones serves the others.
     """
 
     ids: Tensor
     lengths: tuple[int, ...]
     packed: bool = False
+    # Of packed tokens:
+    edges: Tensor | None = None  # (sequences + 1,), where each begins, and the end
+    positions: Tensor | None = None  # (1, T), where each token stands in its own sequence
+    longest: int = 0  # the length of the longest, or more
+    # Of padded tokens that are alike to others:
+    counts: Tensor | None = None  # (B,), the lengths once more, on the device of the ids; all are at least 1
 
     @classmethod
     def padded(cls, sequences: Sequence[Sequence[int]], to: int = 0, fill: int = PAD) -> Tokens:
@@ -65,21 +76,41 @@ class Tokens:
     @classmethod
     def pack(cls, sequences: Sequence[Sequence[int]], to: int = 0, fill: int = PAD) -> Tokens:
         """All in one row. If they fall short of ``to`` tokens, one more sequence of ``fill`` fills it."""
-        lengths = tuple(map(len, sequences))
+        lengths = [len(sequence) for sequence in sequences]
         missing = max(0, to - sum(lengths))
         ids = torch.tensor([*itertools.chain.from_iterable(sequences), *[fill] * missing])
-        return cls(ids[None], (*lengths, missing) if missing else lengths, packed=True)
+        return cls.row(ids, [*lengths, missing] if missing else lengths)
+
+    @classmethod
+    def row(cls, ids: Tensor, lengths: Sequence[int], longest: int = 0) -> Tokens:
+        """Packed tokens from their ids ``(T,)``; ``longest`` is the most that a sequence has, or more."""
+        ends = np.cumsum(lengths)
+        begins = ends - lengths
+        positions = torch.from_numpy(np.arange(len(ids)) - np.repeat(begins, lengths))
+        edges = torch.from_numpy(np.append(begins, len(ids)).astype(np.int32))
+        most = max(longest, *lengths, 0)
+        return cls(ids[None], tuple(lengths), True, edges, positions[None], most)
 
     def to(self, device: torch.device | str) -> Tokens:
-        return replace(self, ids=_moved(self.ids, device))
+        there = [x if x is None else _moved(x, device) for x in (self.edges, self.positions, self.counts)]
+        edges, positions, counts = there
+        ids = _moved(self.ids, device)
+        return replace(self, ids=ids, edges=edges, positions=positions, counts=counts)
 
-    @functools.cached_property
-    @torch.inference_mode(False)
-    def positions(self) -> Tensor | None:
-        """Where each token stands in its own sequence, ``(1, T)``; None: padded rows, all from 0 on."""
-        if not self.packed:
+    def alike(self) -> Tokens:
+        """The same tokens with a :attr:`form`, in which no length of a single sequence counts."""
+        if self.packed:
+            return self
+        return replace(self, counts=_moved(torch.tensor(self.lengths), self.ids.device))
+
+    @property
+    def form(self) -> Hashable | None:
+        """All that decides which kernels a model launches. None: the length of every single sequence does."""
+        if self.edges is not None:
+            return self.ids.shape, len(self.edges), self.longest
+        if self.counts is None and self.mask is not None:
             return None
-        return _moved(torch.cat([torch.arange(n) for n in self.lengths])[None], self.ids.device)
+        return self.ids.shape, self.mask is None
 
     @functools.cached_property
     @torch.inference_mode(False)  # what is first asked for in inference may be used in training
@@ -87,30 +118,36 @@ class Tokens:
         """``(B, L)``, True where a token belongs to a sequence; a packed row is full."""
         if self.packed:
             return torch.ones(self.ids.shape, dtype=torch.bool, device=self.ids.device)
-        lengths = _moved(torch.tensor(self.lengths), self.ids.device)
-        return torch.arange(self.ids.shape[1], device=self.ids.device) < lengths[:, None]
+        places = torch.arange(self.ids.shape[1], device=self.ids.device)
+        return places < self.sizes[:, None]
+
+    @functools.cached_property
+    @torch.inference_mode(False)
+    def sizes(self) -> Tensor:
+        """The lengths on the device, ``(B,)``."""
+        return _moved(torch.tensor(self.lengths), self.ids.device) if self.counts is None else self.counts
 
     @functools.cached_property
     def mask(self) -> Mask | None:
         """For attention among these tokens, or, if padded, from anywhere to them. None: nothing is barred."""
-        if self.packed:
-            return masks.documents(self._numbers)
+        if self.edges is not None:
+            return masks.packed(self.edges, self.longest)
+        if self.counts is not None:
+            return masks.padding(self.counts, within=(1, self.ids.shape[1]))
         return None if min(self.lengths, default=0) == self.ids.shape[1] else masks.padding(self.lengths)
 
     @functools.cached_property
     def causal(self) -> Mask:
         """For attention among these tokens, each to itself and what came before it."""
         # Padding is at the right, where no real token looks; what padding itself sees, nobody reads.
-        return masks.documents(self._numbers) & masks.causal() if self.packed else masks.causal()
+        return self.mask & masks.causal() if self.packed and self.mask is not None else masks.causal()
 
     def seen_from(self, queries: Tokens) -> Mask | None:
         """For attention of other tokens to these: each sequence to the one of the same number."""
-        return masks.documents(self._numbers, queries=queries._numbers) if self.packed else self.mask
-
-    @functools.cached_property
-    def _numbers(self) -> Tensor:
-        """The number of the sequence that each token of a packed row belongs to, ``(T,)``, on the host."""
-        return torch.repeat_interleave(torch.arange(len(self.lengths)), torch.tensor(self.lengths))
+        if self.edges is None:
+            return self.mask
+        asking = queries.edges, queries.longest
+        return masks.packed(self.edges, self.longest, queries=asking[0], longest_query=asking[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,6 +195,16 @@ class Pairs:
             index=tuple(index),
         )
 
+    @property
+    def form(self) -> Hashable | None:
+        """As that of :class:`Tokens`, of both sides."""
+        forms = self.source.form, self.target.form
+        return None if None in forms else forms
+
+    def alike(self) -> Pairs:
+        """The same pairs with a :attr:`form`."""
+        return replace(self, source=self.source.alike(), target=self.target.alike())
+
     def to(self, device: torch.device | str) -> Pairs:
         return replace(
             self,
@@ -185,6 +232,20 @@ class Map:
 
     name: str
     weights: Tensor
+
+
+def rounded(number: int, least: int) -> int:
+    """The smallest of ``least`` · 1, 1½, 2, 3, 4, 6, 8, … that is not below the number.
+
+    >>> [rounded(number, 32) for number in (1, 32, 33, 49, 65, 97)]
+    [32, 32, 48, 64, 96, 128]
+    """
+    size = least
+    while size < number:
+        if (between := size * 3 // 2) >= number:
+            return between
+        size *= 2
+    return size
 
 
 def _moved(x: Tensor, device: torch.device | str) -> Tensor:

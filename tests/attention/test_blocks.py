@@ -1,6 +1,7 @@
 """Block masks and rules for FlexAttention, beside its own ``create_block_mask`` and its uncompiled self."""
 
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from jumok import attend, masks
 from jumok.attention import blocks
-from jumok.attention.kinds import At
+from jumok.attention.kinds import At, Documents
 
 CPU = torch.device("cpu")
 B, H, Q, K, D = 2, 3, 293, 401, 5  # three blocks of queries and four of keys; the last of each sticks out
@@ -37,6 +38,10 @@ BANDS: dict[str, masks.Mask] = {
     "window beside the keys": masks.window(20, 0, offset=[-280, 390]),
     "documents": masks.documents(ids()),
     "other documents": masks.documents(ids(), queries=ids()[..., :Q].flip(-1)),
+    "packed": masks.packed(torch.tensor([0, 3, 143, 143, 344, K])),
+    "packed, asked by others": masks.packed(
+        torch.tensor([0, 3, 143, 344, K]), queries=torch.tensor([0, 9, 200, 201, Q])
+    ),
     "causal documents": masks.causal() & masks.documents(ids()),
     "causal, padding": masks.causal() & masks.padding([300, 17]),
     "window, padding": masks.window(90, 90) & masks.padding([300, 200]),
@@ -146,7 +151,13 @@ def test_what_is_made_of_bands_is_structured() -> None:
 
 
 def test_document_edges_are_cumulative_lengths() -> None:
-    edges, longest = blocks.document_edges(torch.tensor([5, 5, 5, 2, 9, 9]), CPU)
-    assert edges.tolist() == [0, 3, 4, 6]
-    assert edges.dtype == torch.int32
-    assert longest == 3
+    ids = torch.tensor([5, 5, 5, 2, 9, 9])
+    alone = blocks.packing(cast(Documents, masks.documents(ids)), CPU)
+    assert alone.edges.tolist() == [0, 3, 4, 6]
+    assert alone.edges.dtype == torch.int32
+    assert alone.longest == 3
+    assert alone.queries is None
+    asked = blocks.packing(cast(Documents, masks.documents(ids, queries=torch.tensor([5, 2, 2, 9]))), CPU)
+    assert asked.queries is not None
+    assert asked.queries.tolist() == [0, 1, 3, 4]
+    assert asked.longest_query == 2

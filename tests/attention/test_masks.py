@@ -38,6 +38,15 @@ PICTURES: dict[str, tuple[masks.Mask, int, int, str]] = {
     "window ragged": (masks.window(1, 0, offset=[0, 2]), 1, 3, "■·· ·■■"),
     "documents": (masks.documents([7, 7, 8, 8, 8]), 5, 5, "■■··· ■■··· ··■■■ ··■■■ ··■■■"),
     "last of documents": (masks.documents([7, 7, 8, 8, 8]), 2, 5, "··■■■ ··■■■"),
+    "packed": (masks.packed(torch.tensor([0, 2, 2, 5])), 5, 5, "■■··· ■■··· ··■■■ ··■■■ ··■■■"),
+    "last of packed": (masks.packed(torch.tensor([0, 2, 5])), 2, 5, "··■■■ ··■■■"),
+    "packed, asked by others": (
+        masks.packed(torch.tensor([0, 2, 5]), queries=torch.tensor([0, 1, 3])),
+        3,
+        5,
+        "■■··· ··■■■ ··■■■",
+    ),
+    "nothing to see": (masks.packed(torch.tensor([0, 2, 2]), queries=torch.tensor([0, 1, 2])), 2, 2, "■■ ··"),
     "padded documents": (masks.documents([-1, 0, 0, -1]), 4, 4, "···· ·■■· ·■■· ····"),
     "documents in pieces": (masks.documents([0, 1, 0]), 3, 3, "■·■ ·■· ■·■"),
     "padding in pieces": (masks.documents([-1, 0, -1]), 3, 3, "··· ·■· ···"),
@@ -168,9 +177,12 @@ def of_every_kind(queries: int) -> list[masks.Mask]:
     made += [masks.tensor(torch.arange(K) != 2), masks.tensor((torch.arange(queries) != 1)[:, None])]
     asked = [(torch.arange(queries) % n - int(n == 5)).tolist() for n in (1, 2, 3, 5)]
     made += [masks.documents([0, 0, 1, 1, 1, 2, 2], queries=ids) for ids in asked]
+    asking = torch.tensor([0, queries // 3, queries // 2, queries])
+    made += [masks.packed(torch.tensor(edges), queries=asking) for edges in ([0, 2, 6, 7], [0, 0, 6, 7])]
     if queries <= K:
         packed = [[7, 7, 8, 8, 8, 9, 9], [-1, 7, 7, 8, 8, 8, -1], [1, 2, 1, 2, 2, 3, 1]]
         made += [masks.documents(ids) for ids in packed]
+        made += [masks.packed(torch.tensor([0, 2, 2, 3, 7]))]
     return made
 
 
@@ -308,6 +320,14 @@ BAD: dict[str, tuple[Callable[[], object], list[str]]] = {
     ),
     "lengths (B, Q)": (used(masks.padding([[1] * Q] * B)), ["lengths", "(2, 5)", "(2, 3)", "(batch,)"]),
     "offsets for 3": (used(masks.causal([0, 1, 2])), ["offset", "(3,)", "(2, 3)", "(batch,)"]),
+    "falling edges": (lambda: masks.packed(torch.tensor([0, 5, 3])), ["packed(edges)", "never fall", "5, 3"]),
+    "numbers for edges": (lambda: masks.packed(torch.ones(3)), ["packed(edges)", "(sequences + 1,)"]),
+    "too short": (lambda: masks.packed(torch.tensor([0, 5]), longest=4), ["5 tokens", "longest=4"]),
+    "more that ask": (
+        lambda: masks.packed(torch.tensor([0, 5]), queries=torch.tensor([0, 2, 4])),
+        ["1 sequences of keys", "2 of queries"],
+    ),
+    "few packed": (used(masks.packed(torch.tensor([0, 6]))), ["end at 6", "7 keys"]),
     "few ids": (used(masks.documents([0] * 6)), ["6 ids", "5 queries", "7 keys", "one id for every key"]),
     "more queries": (used(masks.documents([0] * 3), keys=3), ["3 ids", "5 queries", "3 keys"]),
     "ids for 3": (used(masks.documents([[0] * K] * 3)), ["documents(ids)", "(3,)", "(2, 3)"]),

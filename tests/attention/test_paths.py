@@ -242,6 +242,20 @@ PACKINGS: dict[str, Callable[[], tuple[masks.Mask, int]]] = {
         masks.documents([0] * 3 + [4] * 70 + [2] * 18, queries=[0] * 5 + [4] + [2] * 31),
         37,
     ),
+    "packed on the device": lambda: (masks.packed(torch.tensor([0, 3, 3, 73, 91, 91]).cuda(), 80), 91),
+    "causal, on the device": lambda: (
+        masks.packed(torch.tensor([0, 3, 3, 73, 91, 91]).cuda(), 80) & masks.causal(),
+        91,
+    ),
+    "others, on the device": lambda: (
+        masks.packed(
+            torch.tensor([0, 3, 3, 73, 91, 91]).cuda(),
+            80,
+            queries=torch.tensor([0, 5, 5, 6, 37, 37]).cuda(),
+            longest_query=64,
+        ),
+        37,
+    ),
 }
 
 
@@ -251,7 +265,7 @@ def test_packed_documents_by_flash_attention(name: str, plain: Callable[..., Ten
     mask, queries = PACKINGS[name]()
     inputs = [torch.randn(1, H, n, 16, dtype=torch.bfloat16, device="cuda") for n in (queries, 91, 91)]
     assert explain(*inputs, mask=mask).name == "varlen"
-    allowed = mask.dense(queries, 91).cuda()
+    allowed = mask.dense(queries, 91, "cuda")
     ours = with_gradients(functools.partial(attend, mask=mask), *inputs)
     usual = with_gradients(functools.partial(plain, allowed=allowed), *inputs)
     exact = with_gradients(functools.partial(plain, allowed=allowed), *(x.double() for x in inputs))

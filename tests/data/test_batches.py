@@ -2,7 +2,6 @@
 
 import itertools
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jumok.batch import IGNORE, PAD, Pairs
+from jumok.batch import EOS, IGNORE, PAD, Pairs, Tokens
 from jumok.data import batches as module
-from jumok.data.batches import Batches, PairData, batches, divide
+from jumok.data.batches import Batches, PairData, batches, divide, stepped
 from jumok.data.sources import Corpus
 from jumok.data.store import Store, prepare
 from jumok.data.text import TextConfig, Tokenizer, Tokenizers
@@ -154,17 +153,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return prepare(path, Corpus.made("made", lambda: pairs), Tokenizers(letters, letters))
 
 
-@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("index", [[0], [7, 3, 100, 7], range(101), []])
-def test_collate_makes_what_pairs_of_makes(store: Store, packed: bool, index: list[int]) -> None:
-    data = PairData(store, tokens=64, seed=1, packed=packed, multiple=16)
-    found = data.collate(index)
+def test_collate_makes_what_pairs_of_makes(store: Store, index: list[int]) -> None:
+    found = PairData(store, tokens=64, seed=1).collate(index)
     rows = [[side.tolist() for side in store[i]] for i in index]
-    to = (0, 0)
-    if packed:
-        totals = [sum(len(row[side]) + 1 for row in rows) + 1 for side in (0, 1)]  # one to fill
-        to = (-(-totals[0] // 16) * 16, -(-totals[1] // 16) * 16)
-    expected = Pairs.of([row[0] for row in rows], [row[1] for row in rows], list(index), packed=packed, to=to)
+    expected = Pairs.of([row[0] for row in rows], [row[1] for row in rows], list(index))
     for name in ("source", "target"):
         one, other = getattr(found, name), getattr(expected, name)
         assert torch.equal(one.ids, other.ids.long())
@@ -172,6 +165,69 @@ def test_collate_makes_what_pairs_of_makes(store: Store, packed: bool, index: li
         assert one.ids.dtype == torch.int64
     assert torch.equal(found.labels, expected.labels.long())
     assert (found.count, found.index) == (expected.count, expected.index)
+
+
+def sequences(tokens: Tokens) -> list[list[int]]:
+    """The sequences of a batch, without those that fill it up."""
+    if tokens.packed:
+        assert tokens.edges is not None
+        ends = tokens.edges.tolist()
+        rows = [tokens.ids[0, a:b].tolist() for a, b in itertools.pairwise(ends)]
+        return [row for row in rows if row and PAD not in row]
+    return [row[:n].tolist() for row, n in zip(tokens.ids, tokens.lengths, strict=True)]
+
+
+@pytest.mark.parametrize("index", [[0], [7, 3, 100, 7], range(101)])
+def test_packed_rows_hold_the_same_and_fillers_of_no_account(store: Store, index: list[int]) -> None:
+    packed = PairData(store, tokens=640, seed=1, packed=True).collate(index)
+    padded = PairData(store, tokens=640, seed=1).collate(index)
+    assert sequences(packed.source) == sequences(padded.source)
+    assert sequences(packed.target) == sequences(padded.target)
+    assert packed.labels[packed.labels != IGNORE].tolist() == padded.labels[padded.labels != IGNORE].tolist()
+    assert packed.count == padded.count == (packed.labels != IGNORE).sum()
+    for tokens in (packed.source, packed.target):
+        assert tokens.edges is not None
+        assert tokens.edges[-1] == tokens.ids.shape[1] == sum(tokens.lengths)
+        assert tokens.longest >= max(tokens.lengths)
+    # A filler on the one side meets one on the other: no query of it is without keys.
+    assert [n > 0 for n in packed.source.lengths] == [n > 0 for n in packed.target.lengths]
+
+
+def test_rows_that_are_alike_hold_the_same_and_fillers_of_no_account(store: Store) -> None:
+    data = PairData(store, tokens=64, seed=1, alike=True)
+    plain = PairData(store, tokens=64, seed=1)
+    seen: list[int] = []
+    for index in data.batches(epoch=0):
+        one, other = data.collate(index), plain.collate(index)
+        rows = len(index)
+        assert sequences(one.source)[:rows] == sequences(other.source)
+        assert sequences(one.target)[:rows] == sequences(other.target)
+        assert all(row == [EOS] for row in sequences(one.source)[rows:])
+        assert (one.labels[rows:] == IGNORE).all()
+        assert one.count == other.count
+        assert one.source.counts is not None
+        assert one.source.counts.tolist() == list(one.source.lengths)
+        assert one.target.ids.numel() <= 64
+        seen += one.index
+    assert sorted(seen) == list(range(101))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_forms_are_few(store: Store, packed: bool) -> None:
+    data = PairData(store, tokens=200, seed=1, packed=packed, alike=True)
+    batches = [data.collate(index) for epoch in range(9) for index in data.batches(epoch)]
+    forms = {batch.form for batch in batches}
+    assert None not in forms
+    assert len(forms) <= 9 < len(batches)
+
+
+def test_lengths_are_rounded_up_by_a_quarter_at_most() -> None:
+    lengths = np.arange(1, 3000)
+    found = stepped(lengths)
+    assert (found >= lengths).all()
+    assert (found[16:] < 1.25 * lengths[16:]).all()
+    assert np.array_equal(stepped(found), found)
+    assert len(set(found.tolist())) == 34
 
 
 def test_a_padded_batch_fits_the_budget_with_its_special_tokens(store: Store) -> None:
@@ -187,20 +243,15 @@ def test_a_padded_batch_fits_the_budget_with_its_special_tokens(store: Store) ->
     assert sorted(seen) == list(range(101))
 
 
-@pytest.mark.parametrize(("multiple", "shapes"), [(64, 1), (16, 6), (1000, 1), (1, 99)])
-def test_packed_rows_are_full_and_few_in_shape(store: Store, multiple: int, shapes: int) -> None:
-    data = PairData(store, tokens=64, seed=1, packed=True, multiple=multiple)
-    found = set()
+def test_packed_rows_fit_the_budget_and_are_full(store: Store) -> None:
+    data = PairData(store, tokens=640, seed=1, packed=True)
     count = 0
     for index in data.batches(epoch=0):
         pairs = data.collate(index)
-        found.add((pairs.source.ids.shape, pairs.target.ids.shape))
-        assert pairs.source.ids.shape[1] <= 64
-        assert 1 <= (pairs.source.ids == PAD).sum() <= multiple
-        assert 1 <= (pairs.labels == IGNORE).sum() <= multiple
-        assert len(pairs.source.lengths) == len(pairs.target.lengths) == len(index) + 1
+        assert pairs.source.ids.shape[1] <= 640
+        assert data.fillers <= (pairs.source.ids == PAD).sum() < data.multiple + data.fillers
+        assert data.fillers <= (pairs.labels == IGNORE).sum() < data.multiple + data.fillers
         count += pairs.count
-    assert len(found) <= shapes
     assert count == store.target.lengths.sum() + len(store)
 
 
@@ -211,20 +262,21 @@ def test_the_parts_of_a_batch_make_its_labels(store: Store) -> None:
         assert sum(data.collate(part).count for part in data.divide(index, 3)) == whole
 
 
-def test_a_multiple_of_nothing_is_refused(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="multiple=0"):
-        PairData(store, tokens=64, seed=1, multiple=0)
+def test_a_budget_of_nothing_is_refused(store: Store) -> None:
     with pytest.raises(InputError, match="tokens=1"):
         PairData(store, tokens=1, seed=1)
 
 
-def test_an_example_beyond_the_budget_is_a_batch_of_its_own(store: Store) -> None:
-    data = PairData(store, tokens=8, seed=1, packed=True, multiple=5)
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_example_beyond_the_budget_is_a_batch_of_its_own(store: Store, packed: bool) -> None:
+    data = PairData(store, tokens=8, seed=1, packed=packed, alike=True)
+    sizes = [len(index) for index in data.batches(epoch=0)]
+    assert sum(sizes) == 101
+    longest = max(max(store.source.lengths), max(store.target.lengths)) + 1
+    assert longest > 8
     for index in data.batches(epoch=0):
         pairs = data.collate(index)
-        for tokens in (pairs.source, pairs.target):
-            places = tokens.ids.shape[1]
-            assert places <= 8 or (len(index) == 1 and places % 5 == 0)
+        assert len(index) == 1 or max(map(sum, (pairs.source.lengths, pairs.target.lengths))) <= 8 + 64
 
 
 def test_the_batches_of_an_epoch_are_made_once(store: Store) -> None:

@@ -258,8 +258,8 @@ def test_the_source_is_copied_only_if_its_rows_change() -> None:
     assert beams.source is start.source
     assert beams.shared == 3
     fewer = beams.reorder(torch.tensor([3, 5, 4, 11, 9, 10]), [1, 3])
-    assert fewer.source.lengths == (2, 3)
-    assert fewer.reorder(torch.tensor([2, 3, 4])).source.lengths == (2, 3, 3)
+    assert fewer.source.tokens.lengths == (2, 3)
+    assert fewer.reorder(torch.tensor([2, 3, 4])).source.tokens.lengths == (2, 3, 3)
     none = fewer.reorder(torch.tensor([], dtype=torch.long), [])
     assert model.step(none, torch.tensor([], dtype=torch.long))[0].shape == (0, TARGET)
 

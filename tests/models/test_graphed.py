@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from jumok import decoding
-from jumok.batch import BOS, EOS, Tokens
+from jumok.batch import BOS, EOS, Tokens, rounded
 from jumok.decoding import rules
 from jumok.models import graphed
-from jumok.models.graphed import Graphed, Size, rounded
+from jumok.models.graphed import Graphed, Size
 from jumok.models.transformer import Transformer, TransformerConfig
 
 SOURCE, TARGET = 23, 29  # words
@@ -507,6 +507,7 @@ def test_recorded_searches_find_the_same() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_no_step_and_no_reordering_waits() -> None:
     model = on_cuda(torch.bfloat16)
     fast = Graphed(model)

@@ -97,6 +97,11 @@ def told(model: Seq2Seq, batch: Pairs) -> Tensor:
     return model.generator(readouts)
 
 
+def loss_and_gradients(model: Seq2Seq, batch: Pairs) -> list[Tensor]:
+    total = model.loss(batch).total
+    return [total.detach(), *torch.autograd.grad(total, list(model.parameters()))]
+
+
 def test_the_grid_is_what_it_says() -> None:
     assert len(ALL) == len(set(ALL)) == 2 * 2 * (5 + 3 * 2 * 5)
     for field in ("cell", "layers", "bidirectional", "reverse", "readout", "tied", "query", "score"):
@@ -580,15 +585,26 @@ def test_dropout_between_layers_is_there_step_by_step_too() -> None:
     assert torch.equal(Steps(rnn, 0)(gates, fed, hidden)[1][0], Steps(rnn, 0)(gates, fed, hidden)[1][0])
 
 
+@pytest.mark.parametrize("config", SOME, ids=title)
+def test_batches_that_are_alike_are_the_same_batches(config: Seq2SeqConfig, batch: Pairs) -> None:
+    model = made(config)
+    for mine, theirs in zip(
+        loss_and_gradients(model, batch.alike()), loss_and_gradients(model, batch), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, **EXACT)
+
+
+@pytest.mark.parametrize("alike", [False, True])
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("cell", CELLS)
-def test_sentences_are_read_as_if_alone(cell: Any, bidirectional: bool) -> None:
+def test_sentences_are_read_as_if_alone(cell: Any, bidirectional: bool, alike: bool) -> None:
     rnn = recurrent(cell, inputs=3, width=5, layers=2, bidirectional=bidirectional).double()
     lengths = [2, 7, 1, 4, 1, 3]  # sorting these and undoing that are different permutations
     x = torch.randn(len(lengths), 7, 3).double()
-    states, hidden = read(rnn, x, lengths)
+    tokens = Tokens.padded([[5] * n for n in lengths])
+    states, hidden = read(rnn, x, tokens.alike() if alike else tokens)
     for row, n in enumerate(lengths):
-        alone, last = read(rnn, x[row : row + 1, :n], [n])
+        alone, last = read(rnn, x[row : row + 1, :n], Tokens.padded([[5] * n]))
         torch.testing.assert_close(states[row, :n], alone[0], **EXACT)
         assert not states[row, n:].any()
         for mine, theirs in zip(hidden, last, strict=True):
@@ -673,18 +689,13 @@ def test_one_word_to_one_word() -> None:
 # --------------------------------------------------------------------------------------------- on a GPU
 
 
-def gpu_loss(model: Seq2Seq, batch: Pairs) -> list[Tensor]:
-    total = model.loss(batch).total
-    return [total.detach(), *torch.autograd.grad(total, list(model.parameters()))]
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("config", SOME, ids=title)
 def test_the_gpu_says_the_same(config: Seq2SeqConfig, batch: Pairs) -> None:
     model = made(config).float()
-    expected = gpu_loss(model, batch)
+    expected = loss_and_gradients(model, batch)
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        found = gpu_loss(model.cuda(), batch.to("cuda"))
+        found = loss_and_gradients(model.cuda(), batch.to("cuda"))
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-3, atol=1e-3)
 
@@ -695,11 +706,11 @@ def test_the_gpu_says_the_same(config: Seq2SeqConfig, batch: Pairs) -> None:
 def test_the_gpu_is_never_waited_for(config: Seq2SeqConfig, batch: Pairs) -> None:
     model = Seq2Seq(small(config), SOURCE, TARGET).cuda()
     batch = batch.to("cuda")
-    gpu_loss(model, batch)  # kernels are compiled and tuned
+    loss_and_gradients(model, batch)  # kernels are compiled and tuned
     torch.cuda.set_sync_debug_mode("error")
     try:
         with torch.autocast("cuda", torch.bfloat16):
-            gpu_loss(model, batch)
+            loss_and_gradients(model, batch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -713,12 +724,12 @@ def test_a_batch_without_padding_is_captured_in_a_cuda_graph(config: Seq2SeqConf
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
-            gpu_loss(model, batch)
+            loss_and_gradients(model, batch)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = gpu_loss(model, batch)
+        captured = loss_and_gradients(model, batch)
     batch.source.ids.copy_(torch.randint(4, SOURCE, batch.source.ids.shape))
     graph.replay()
-    for mine, theirs in zip(captured, gpu_loss(model, batch), strict=True):
+    for mine, theirs in zip(captured, loss_and_gradients(model, batch), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)

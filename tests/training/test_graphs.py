@@ -1,51 +1,92 @@
-"""Gradients as one CUDA graph: the same as launched, batch after batch; and without a GPU."""
+"""Gradients by CUDA graphs, one for each form of batch: the same as launched; and without a GPU."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from jumok.batch import Pairs
 from jumok.errors import InputError
+from jumok.models.convolutional import Convolutional, ConvolutionalConfig
 from jumok.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from jumok.training import graphs
+from jumok.models.transformer import Transformer, TransformerConfig
+from jumok.training import Settings, graphs
 from jumok.training.graphs import Gradients
 
 WORDS = 23
-SMALL = Seq2SeqConfig(width=7, embedding=5, dropout=0.0)
+CPU = torch.device("cpu")
+MODELS: dict[str, tuple[type[nn.Module], Any]] = {
+    "bahdanau": (Seq2Seq, Seq2SeqConfig(width=16, embedding=8, dropout=0.0)),
+    "luong": (
+        Seq2Seq,
+        Seq2SeqConfig(
+            cell="lstm", layers=2, width=16, embedding=8, dropout=0.0, score="general", query="current",
+            readout="tanh",
+        ),
+    ),
+    "convolutional": (Convolutional, ConvolutionalConfig(embedding=8, width=16, dropout=0.0)),
+    "transformer": (
+        Transformer,
+        TransformerConfig(
+            width=32, heads=2, feed_forward=16, encoder_layers=2, decoder_layers=2, dropout=0.0
+        ),
+    ),
+}  # fmt: skip
 
 
-def batch(seed: int, length: int = 5, rows: int = 3) -> Pairs:
+def batch(seed: int, rows: int = 3, *, packed: bool = False, longest: int = 7) -> Pairs:
+    """Sentences of many lengths, the first of them always the longest."""
     chance = torch.Generator().manual_seed(seed)
-    source, target = torch.randint(4, WORDS, (2, rows, length), generator=chance).tolist()
-    return Pairs.of(source, target)
+
+    def sentences() -> list[list[int]]:
+        lengths = [longest, *torch.randint(1, longest, (rows - 1,), generator=chance).tolist()]
+        return [torch.randint(4, WORDS, (n,), generator=chance).tolist() for n in lengths]
+
+    if not packed:
+        return Pairs.of(sentences(), sentences()).alike()
+    whole = Pairs.of(sentences(), sentences(), packed=True, to=((longest + 1) * rows + 1,) * 2)
+    source, target = (replace(side, longest=32) for side in (whole.source, whole.target))
+    return replace(whole, source=source, target=target)
 
 
-def model(device: str = "cpu") -> Seq2Seq:
+def model(name: str = "bahdanau") -> nn.Module:
     torch.manual_seed(3)
-    return Seq2Seq(SMALL, WORDS, WORDS).to(device)
+    kind, config = MODELS[name]
+    return kind(config, WORDS, WORDS)
 
 
-def objective(of: Seq2Seq) -> Callable[[Pairs], Tensor]:
-    return lambda batch: of.loss(batch).total / batch.count
+def running(of: nn.Module, low: bool = False) -> Callable[[Pairs, Tensor], Tensor]:
+    def run(batch: Pairs, scale: Tensor) -> Tensor:
+        with torch.autocast(batch.labels.device.type, torch.bfloat16, enabled=low):
+            total = of.loss(batch).total  # type: ignore[operator]
+        (total * scale).backward()
+        return total.detach()
+
+    return run
 
 
-def plain_gradients(of: Seq2Seq, batch: Pairs) -> list[Tensor]:
-    return list(torch.autograd.grad(objective(of)(batch), list(of.parameters())))
+def plain(of: nn.Module, batch: Pairs, low: bool = False) -> tuple[Tensor, list[Tensor]]:
+    """What should be found: the loss, and its gradients a label."""
+    of.zero_grad()
+    device = next(of.parameters()).device
+    value = running(of, low)(batch.to(device), torch.tensor(1 / batch.count, device=device))
+    return value, gradients_of(of)
 
 
-def found_gradients(of: Seq2Seq) -> list[Tensor]:
-    return [parameter.grad.clone() for parameter in of.parameters() if parameter.grad is not None]
+def gradients_of(model: nn.Module) -> list[Tensor]:
+    return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
 
 
-def check(one: Seq2Seq, gradients: Gradients, batches: list[Pairs]) -> None:
+def check(one: nn.Module, gradients: Gradients[Pairs], batches: list[Pairs]) -> None:
     """Value and gradients of each batch, whatever was in ``grad`` before, while the weights change."""
     optimizer = torch.optim.SGD(one.parameters(), lr=0.5)
     for number, each in enumerate(batches):
-        right, value = plain_gradients(one, each), objective(one)(each).detach()
-        torch.testing.assert_close(gradients(each), value)
-        torch.testing.assert_close(found_gradients(one), right)
+        value, right = plain(one, each)
+        torch.testing.assert_close(gradients(each, 1 / each.count), value)
+        torch.testing.assert_close(gradients_of(one), right)
         optimizer.step()
         if number % 2:
             optimizer.zero_grad()
@@ -53,90 +94,125 @@ def check(one: Seq2Seq, gradients: Gradients, batches: list[Pairs]) -> None:
 
 def test_without_a_gpu_the_gradients_are_launched() -> None:
     one = model()
-    check(one, Gradients(objective(one), one.parameters(), batch(0)), [batch(seed) for seed in range(4)])
+    check(one, Gradients(running(one), one.parameters(), CPU), [batch(seed) for seed in range(4)])
 
 
-def test_a_batch_of_another_form_is_launched(pretended: list[int]) -> None:
+@pytest.mark.parametrize("name", MODELS)
+def test_each_form_has_a_graph_from_its_second_batch_on(name: str, pretended: list[str]) -> None:
+    one = model(name)
+    gradients = Gradients(running(one), one.parameters(), CPU)
+    packed = name == "transformer"
+    several = [batch(seed, rows, packed=packed) for rows in (3, 2) for seed in range(4)]
+    check(one, gradients, several)
+    assert pretended == ["recorded", *["replayed"] * 3] * 2
+
+
+def test_what_has_no_form_is_launched(pretended: list[str]) -> None:
     one = model()
-    gradients = Gradients(objective(one), one.parameters(), batch(0))
-    check(one, gradients, [batch(1), batch(2, length=4), batch(3, rows=2), batch(4), batch(5)])
-    assert len(pretended) == 3  # replays
+    uneven = [Pairs.of([[5, 6], [7]], [[8], [9, 10]])] * 3
+    assert uneven[0].form is None
+    check(one, Gradients(running(one), one.parameters(), CPU), uneven)
+    assert not pretended
 
 
-def test_a_value_that_was_given_stays_when_the_next_batch_comes(pretended: list[int]) -> None:
+def test_forms_beyond_the_most_are_launched(pretended: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "MOST", 1)
     one = model()
-    gradients = Gradients(objective(one), one.parameters(), batch(0))
-    first = gradients(batch(1))
+    several = [batch(seed, rows) for seed in range(3) for rows in (3, 2)]
+    check(one, Gradients(running(one), one.parameters(), CPU), several)
+    assert pretended.count("recorded") == 1
+
+
+def test_a_recording_that_fails_is_told_and_all_is_launched(
+    pretended: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore words")
+
+    monkeypatch.setattr(Gradients, "_captured", refused)
+    one = model()
+    gradients = Gradients(running(one), one.parameters(), CPU)
+    check(one, gradients, [batch(seed) for seed in range(4)])
+    assert gradients.trouble == "operation not permitted when stream is capturing"
+
+
+def test_a_value_that_was_given_stays_when_the_next_batch_comes(pretended: list[str]) -> None:
+    one = model()
+    gradients = Gradients(running(one), one.parameters(), CPU)
+    gradients(batch(0), 1.0)
+    first = gradients(batch(1), 1.0)
     before = first.clone()
-    gradients(batch(2))
+    gradients(batch(2), 1.0)
     assert torch.equal(first, before)
-    assert len(pretended) == 2
 
 
-def test_the_example_is_left_alone(pretended: list[int]) -> None:
-    one, example = model(), batch(0)
-    gradients = Gradients(objective(one), one.parameters(), example)
-    gradients(batch(1))
-    assert torch.equal(example.source.ids, batch(0).source.ids)
-    assert torch.equal(example.labels, batch(0).labels)
-
-
-def test_parameters_that_do_not_learn_get_no_gradient() -> None:
-    one = model()
+def test_parameters_that_do_not_learn_get_no_gradient(pretended: list[str]) -> None:
+    one: Any = model()
     one.source_embedding.requires_grad_(False)
-    Gradients(objective(one), one.parameters(), batch(0))(batch(1))
+    gradients = Gradients(running(one), one.parameters(), CPU)
+    for seed in range(3):
+        gradients(batch(seed), 1.0)
     assert one.source_embedding.weight.grad is None
     assert one.target_embedding.weight.grad is not None
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_padding_is_refused(packed: bool) -> None:
-    one = model()
-    uneven = Pairs.of([[5, 6], [7]], [[8], [9]], packed=packed)
-    with pytest.raises(InputError, match="neither padded nor packed"):
-        Gradients(objective(one), one.parameters(), uneven)
+def test_when_steps_are_recorded() -> None:
+    gpu = torch.device("cuda")
+    assert graphs.wanted(Settings(steps=1), gpu, 1)
+    assert not graphs.wanted(Settings(steps=1), CPU, 1)
+    assert not graphs.wanted(Settings(steps=1), gpu, 2)
+    assert not graphs.wanted(Settings(steps=1, accumulate=2), gpu, 1)
+    assert not graphs.wanted(Settings(steps=1, graphs=False), gpu, 1)
+    with pytest.raises(InputError, match="on a GPU only"):
+        graphs.wanted(Settings(steps=1, graphs=True), CPU, 1)
 
 
 @pytest.fixture
-def pretended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A graph without a GPU: a replay runs all again and writes to where the first run's results are."""
-    replays: list[int] = []
+def pretended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Graphs without a GPU: a replay runs all again and writes to where the first run's results are."""
+    events: list[str] = []
 
-    def captured(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    def captured(_: Any, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        events.append("recorded")
         written = run()
-        parameters = run.__self__._parameters  # type: ignore[attr-defined]
-        places = [parameter.grad for parameter in parameters]
 
         def replay() -> None:
-            replays.append(1)
+            events.append("replayed")
             written.copy_(run())
-            for place, parameter in zip(places, parameters, strict=True):
-                place.copy_(parameter.grad)
 
         return replay, written
 
-    monkeypatch.setattr(graphs, "_captured", captured)
-    monkeypatch.setattr(graphs, "_on_gpu", lambda batch: True)
-    return replays
+    monkeypatch.setattr(Gradients, "_captured", captured)
+    monkeypatch.setattr(graphs, "_records", lambda device: True)
+    return events
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("low", [False, True])
-def test_a_replay_gives_what_launching_gives(low: bool) -> None:
-    one = model("cuda")
-
-    def loss(batch: Pairs) -> Tensor:
-        with torch.autocast("cuda", torch.bfloat16, enabled=low):
-            return one.loss(batch).total / batch.count
-
-    gradients = Gradients(loss, one.parameters(), batch(0).to("cuda"))
+@pytest.mark.parametrize("name", MODELS)
+def test_a_replay_gives_what_launching_gives(name: str, low: bool) -> None:
+    one = model(name).cuda()
+    gradients = Gradients(running(one, low), one.parameters(), torch.device("cuda"))
     optimizer = torch.optim.SGD(one.parameters(), lr=0.5)
-    for seed in range(4):
-        each = batch(seed).to("cuda")
-        value = loss(each)
-        right = torch.autograd.grad(value, list(one.parameters()))
-        torch.testing.assert_close(gradients(each), value.detach(), rtol=1e-2 if low else 1e-5, atol=1e-5)
-        for came, expected in zip(found_gradients(one), right, strict=True):
-            assert (came - expected).norm() <= (2e-2 if low else 1e-4) * expected.norm() + 1e-6
+    for seed in range(6):
+        each = batch(seed, rows=3 - seed % 2, packed=low and name == "transformer")
+        value, right = plain(one, each, low)
+        found = gradients(each, 1 / each.count)
+        torch.testing.assert_close(found, value, rtol=1e-2 if low else 1e-4, atol=1e-4)
+        for came, expected in zip(gradients_of(one), right, strict=True):
+            assert (came - expected).norm() <= (5e-2 if low else 1e-3) * expected.norm() + 1e-5
         optimizer.step()
         optimizer.zero_grad()
+    assert gradients.trouble is None
+
+
+@pytest.mark.gpu
+def test_dropout_differs_from_replay_to_replay_and_follows_the_seed() -> None:
+    torch.manual_seed(3)
+    one = Seq2Seq(Seq2SeqConfig(width=16, embedding=8, dropout=0.5), WORDS, WORDS).cuda()
+    gradients = Gradients(running(one), one.parameters(), torch.device("cuda"))
+    found = []
+    for seed in (1, 1, 1, 2, 1):
+        torch.cuda.manual_seed(seed)
+        found.append(gradients(batch(0), 1.0).item())
+    assert found[2] == found[4] != found[3]

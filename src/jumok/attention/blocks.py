@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from jumok.attention.kinds import All, At, Band, Banded, Documents, Either, Mask, Not
+from jumok.attention.kinds import All, At, Band, Banded, Documents, Either, Mask, Not, Packed
 
 SIZE = 128  # FlexAttention's block of queries and of keys
 
@@ -179,12 +179,17 @@ def _softcap(softcap: float | None) -> Callable[..., Tensor] | None:
     return capped
 
 
-def document_edges(ids: Tensor, device: torch.device) -> tuple[Tensor, int]:
-    """Where each packed document begins, ``(documents + 1,)`` with the total at the end, and the longest."""
-    ids = ids.reshape(-1)
-    inner = (ids[1:] != ids[:-1]).nonzero()[:, 0] + 1
-    begins = torch.cat([torch.tensor([0]), inner, torch.tensor([len(ids)])])
-    return begins.to(device=device, dtype=torch.int32), int(begins.diff().max())
+def packing(documents: Documents, device: torch.device) -> Packed:
+    """Documents that are in one piece each, told by their edges on a device."""
+
+    def edges(ids: Tensor) -> tuple[Tensor, int]:
+        ids = ids.reshape(-1)
+        inner = (ids[1:] != ids[:-1]).nonzero()[:, 0] + 1
+        begins = torch.cat([torch.tensor([0]), inner, torch.tensor([len(ids)])])
+        return begins.to(device=device, dtype=torch.int32), int(begins.diff().max())
+
+    asked = (None, 0) if documents.queries is None else edges(documents.queries)
+    return Packed(*edges(documents.ids), *asked)
 
 
 def same_order(packed: Documents) -> bool:

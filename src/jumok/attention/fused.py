@@ -18,13 +18,15 @@ from torch.nn import functional as F
 
 from jumok.attention import blocks, chunks
 from jumok.attention.call import Call
-from jumok.attention.kinds import Dense, Documents, Mask, Ready, Window
+from jumok.attention.kinds import Dense, Documents, Mask, Packed, Ready, Window, moved
 from jumok.attention.prepared import Prepared
 from jumok.attention.scores import TanhScore
 from jumok.attention.tanh import why_no_kernel
 
 NOT_MEANT = ""
 HALF = (torch.float16, torch.bfloat16)
+FLASH_WIDTH = 256
+ONE_WIDE_QUERY = f"for one query of more than {FLASH_WIDTH} numbers two products are faster"
 
 
 @dataclass(frozen=True)
@@ -154,16 +156,16 @@ def _recomputing() -> bool:
 
 def _varlen_why_not(call: Call) -> str | None:
     parts = () if call.mask is None else call.mask.parts()
-    packed = [part for part in parts if isinstance(part, Documents)]
+    packed = [part for part in parts if isinstance(part, Documents | Packed)]
     if call.dot is None or not packed:
         return NOT_MEANT
     reason = _dot_kernel_why_not(call)
     if reason is not None:
         return reason
-    others = [part for part in parts if not isinstance(part, Documents)]
-    if len(packed) != 1 or packed[0].padded or not _same_order(packed[0]):
+    others = [part for part in parts if not isinstance(part, Documents | Packed)]
+    if len(packed) != 1 or not _in_order(packed[0]):
         return "it serves packed documents, each in one piece, in one order and without padding"
-    if packed[0].ids.numel() != call.at.keys:
+    if isinstance(packed[0], Documents) and packed[0].ids.numel() != call.at.keys:
         return "it serves one packing for all heads"
     if any(not (isinstance(part, Window) and part.is_causal) for part in others):
         return "beside documents it knows only causal"
@@ -176,7 +178,7 @@ def _varlen_why_not(call: Call) -> str | None:
     if call.query.dtype not in HALF:
         return f"FlashAttention takes float16 and bfloat16, not {call.query.dtype}"
     width = call.query.shape[-1]
-    if width != cast(Tensor, call.value).shape[-1] or width > 256 or width % 8:
+    if width != cast(Tensor, call.value).shape[-1] or width > FLASH_WIDTH or width % 8:
         return "FlashAttention needs keys and values of one width, at most 256 and a multiple of 8"
     if call.softcap is not None or call.dropout or call.bias is not None:
         return "it has no softcap, bias or dropout"
@@ -188,15 +190,20 @@ def _varlen_why_not(call: Call) -> str | None:
 def _varlen(call: Call) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    mask = cast(Mask, call.mask)
-    packed = next(part for part in mask.parts() if isinstance(part, Documents))
+    mask, device = cast(Mask, call.mask), call.at.device
+    part = next(part for part in mask.parts() if isinstance(part, Documents | Packed))
+    packed = part
+    if isinstance(part, Documents):
+        packed = part.remember(("packing", device), lambda: blocks.packing(part, device))
+    packed = cast(Packed, packed)
 
-    def edges(of: str, ids: Tensor) -> tuple[Tensor, int]:
-        device = call.at.device
-        return packed.remember((of, "edges", device), lambda: blocks.document_edges(ids, device))
+    def edges(of: Tensor) -> Tensor:
+        return moved(of, device).to(torch.int32)
 
-    k_edges, k_longest = edges("keys", packed.ids)
-    q_edges, q_longest = (k_edges, k_longest) if packed.queries is None else edges("queries", packed.queries)
+    k_edges, k_longest = edges(packed.edges), packed.longest
+    q_edges, q_longest = k_edges, k_longest
+    if packed.queries is not None:
+        q_edges, q_longest = edges(packed.queries), packed.longest_query
     q, k, v = (x.expand(*call.leading, *x.shape[-2:])[0].transpose(0, 1)  # (length, heads, width)
                for x in (call.query, call.prepared_keys(), call.clean_value()))  # fmt: skip
     causal = {"window_size": (-1, 0)} if len(mask.parts()) > 1 else {}
@@ -206,8 +213,10 @@ def _varlen(call: Call) -> Tensor:
     return cast(Tensor, out).transpose(0, 1)[None]
 
 
-def _same_order(packed: Documents) -> bool:
-    return packed.remember("same order", lambda: blocks.same_order(packed))
+def _in_order(packed: Documents | Packed) -> bool:
+    if isinstance(packed, Packed):
+        return packed.matched
+    return not packed.padded and packed.remember("same order", lambda: blocks.same_order(packed))
 
 
 # -------------------------------------------------------------------------------- PyTorch's SDPA
@@ -224,11 +233,20 @@ def _sdpa_why_not(call: Call) -> str | None:
         return "with dropout it computes all weights at once on the CPU" if call.dropout else None
     if call.query.dtype == torch.float64:
         return "it has no float64 kernel on this device"
+    if _is_one_wide_query(call):
+        return ONE_WIDE_QUERY
     if call.mask is None or _flag(call) is not None:
         return None
     if _same_for_all_queries(call) or _is_tensor(call.mask) or _mask_is_small(call):
         return None
     return "the mask as a Q×K tensor would be larger than the query"
+
+
+def _is_one_wide_query(call: Call) -> bool:
+    """A step of a recurrent decoder. Beyond FlashAttention's widths, SDPA's gradient takes some 0.4 ms."""
+    return (
+        call.at.queries == 1 and max(call.query.shape[-1], cast(Tensor, call.value).shape[-1]) > FLASH_WIDTH
+    )
 
 
 def _sdpa_what(call: Call) -> str:
@@ -395,7 +413,7 @@ def _flex_why_not(call: Call) -> str | None:
         return "its kernels need widths of 16 and more"
     if min(call.at.queries, call.at.keys) == 0:
         return "there is nothing to attend to"
-    return None
+    return ONE_WIDE_QUERY if _is_one_wide_query(call) else None
 
 
 def _flex(call: Call) -> Tensor:

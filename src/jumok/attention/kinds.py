@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from jumok.attention.memo import Memo, capturing, tracing
+from jumok.attention.memo import Memo, capturing, recorded, tracing
 from jumok.errors import InputError
 
 T = TypeVar("T")
@@ -167,8 +167,12 @@ class Mask:
         if tracing():
             return make()
         memo: Memo = self.__dict__.setdefault("_memo", Memo(REMEMBERED))
+        keep = True
+        if capturing() and not memo.known(key):  # what is made now holds numbers only when its graph runs
+            recording = recorded()
+            key, keep = (recording, key), recording is not None
         with torch.inference_mode(False):  # what is worked out in inference may be needed in training
-            return memo.remember(key, make, keep=not capturing())
+            return memo.remember(key, make, keep=keep)
 
 
 # ---------------------------------------------------------------------------- the kinds of mask
@@ -389,6 +393,60 @@ class Documents(Mask):
 
 
 @dataclass(frozen=True, eq=False)
+class Packed(Banded):
+    """Packed sequences, told by where each begins: as FlashAttention takes them.
+
+    All numbers that differ from batch to batch are in tensors, on any device. What is known on the host is
+    enough to launch kernels: so a CUDA graph that was recorded with one packing serves another.
+    """
+
+    edges: Tensor  # (N + 1,), where the keys of each begin, and the end of all
+    longest: int  # of them, or more
+    queries: Tensor | None = None  # the edges of the queries; None: the queries are the last of the keys
+    longest_query: int = 0
+    matched: bool = True  # each query belongs to a sequence that has keys, and each key to one with queries
+
+    @property
+    def rank(self) -> int:
+        return 0
+
+    @property
+    def among_themselves(self) -> bool:
+        """Whether the queries are the last of the keys, so that each finds itself."""
+        return self.queries is None
+
+    def band(self, at: At) -> Band:
+        def make() -> Band:
+            edges = moved(self.edges, at.device).long()
+            place = torch.arange(at.queries, device=at.device)
+            if self.queries is None:
+                own, place = edges, place + (at.keys - at.queries)
+            else:
+                own = moved(self.queries, at.device).long()
+            mine = torch.searchsorted(own[1:], place, right=True)  # empty sequences are passed over
+            edges = torch.cat([edges, edges.new_zeros(1)])  # behind the last: from its end to −1, nothing
+            return Band(*(_aligned(x, 0, at.leading) for x in (edges[mine], edges[mine + 1] - 1)))
+
+        return self.remember(("band", at), make)
+
+    def check(self, leading: Sequence[int], at: At) -> None:
+        for name, edges, tokens in (("keys", self.edges, at.keys), ("queries", self.queries, at.queries)):
+            if edges is not None and edges.device.type == "cpu" and edges[-1] != tokens:
+                end = int(edges[-1])
+                raise InputError(f"the packed sequences end at {end}, and there are {tokens} {name}")
+
+    def no_row_is_empty(self, at: At) -> bool:
+        return self.matched
+
+    def no_key_is_dead(self, at: At) -> bool:
+        return self.matched and (not self.among_themselves or at.queries == at.keys)
+
+    def __repr__(self) -> str:
+        asked = "" if self.queries is None else f", queries=<{self.queries.numel() - 1} sequences>"
+        return f"packed(<{self.edges.numel() - 1} sequences>{asked})"
+
+
+@dataclass(frozen=True, eq=False)
 class Dense(Mask):
     """A boolean tensor, aligned from the right as tensors broadcast."""
 
@@ -578,7 +636,7 @@ def _covered(band: Band, keys: int) -> Tensor:
 
 def _sees_itself(part: Mask) -> bool:
     """Whether, if it lets query i see anything, it lets it see the key of its own place."""
-    return isinstance(part, Window) or (isinstance(part, Documents) and part.among_themselves)
+    return isinstance(part, Window) or (isinstance(part, Documents | Packed) and part.among_themselves)
 
 
 def _places(ids: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from jumok.attention.kinds import Dense, Documents, Keys, Mask, Span, Window
+from jumok.attention.kinds import Dense, Documents, Keys, Mask, Packed, Span, Window
 from jumok.errors import InputError
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "from_additive",
     "from_drop",
     "from_zero_one",
+    "packed",
     "padding",
     "tensor",
     "window",
@@ -43,7 +44,7 @@ def _for_training_too(make: Makes) -> Makes:
 
 
 @_for_training_too
-def padding(lengths: Numbers) -> Mask:
+def padding(lengths: Numbers, within: tuple[int, int] | None = None) -> Mask:
     """Keys from ``lengths`` on are padding: nobody attends to them, whatever they hold.
 
     ``padding([2, 4])``, 4 keys (the rows of each picture are all alike)::
@@ -53,7 +54,13 @@ def padding(lengths: Numbers) -> Mask:
 
     ``lengths`` has the leading dimensions of the attention, from the left: ``(B,)`` serves a query
     ``(B, Q, D)`` and a query ``(B, H, Q, D)``; ``(B, H)`` gives each head its own.
+
+    Lengths are looked at on the host. Those that lie on a GPU can stay there, and nothing waits for them, if
+    ``within`` says between which numbers they are: that is trusted.
     """
+    if within is not None:
+        there = torch.as_tensor(lengths)
+        return Span(torch.zeros_like(there), there - 1, *within, latest_first=0)
     given = _whole_numbers("padding(lengths)", lengths)
     lowest, highest = _extremes(given)
     if lowest < 0:
@@ -134,6 +141,58 @@ def documents(ids: Numbers, queries: Numbers | None = None) -> Mask:
         queries=asked,
         matched=all(torch.equal(one.unique(), other.unique()) for one, other in rows),
     )
+
+
+@_for_training_too
+def packed(
+    edges: Tensor,
+    longest: int | None = None,
+    *,
+    queries: Tensor | None = None,
+    longest_query: int | None = None,
+) -> Mask:
+    """Packed sequences, as :func:`documents`, told by where each begins and the last one ends.
+
+    ``packed(tensor([0, 2, 5]))``, and with ``queries=tensor([0, 1, 3])``::
+
+        ■ ■ · · ·     ■ ■ · · ·
+        ■ ■ · · ·     · · ■ ■ ■
+        · · ■ ■ ■     · · ■ ■ ■
+        · · ■ ■ ■
+        · · ■ ■ ■
+
+    These are the ``cu_seqlens`` of FlashAttention, ``(N + 1,)``; as there, ``longest`` is the length of the
+    longest sequence, or more. Numbers that lie on a GPU stay there and are trusted, and ``longest`` must be
+    told; those on the host are checked. ``queries`` are the edges of other queries, in as many sequences.
+    """
+    longest, lengths = _lengths("packed(edges)", edges, longest)
+    if queries is None:
+        return Packed(edges, longest)
+    longest_query, asking = _lengths("packed(queries)", queries, longest_query)
+    if queries.shape != edges.shape:
+        raise InputError(
+            f"packed(edges, queries): {edges.numel() - 1} sequences of keys came with "
+            f"{queries.numel() - 1} of queries; there is one for each"
+        )
+    matched = lengths is None or asking is None or torch.equal(lengths > 0, asking > 0)
+    return Packed(edges, longest, queries, longest_query, matched)
+
+
+def _lengths(name: str, edges: Tensor, longest: int | None) -> tuple[int, Tensor | None]:
+    """The longest sequence, and the lengths of all where the host knows them."""
+    if not isinstance(edges, Tensor) or edges.dim() != 1 or edges.is_floating_point() or len(edges) < 1:
+        raise InputError(f"{name}: whole numbers of shape (sequences + 1,) are expected; {_kind(edges)} came")
+    if edges.device.type != "cpu":
+        if longest is None:
+            raise InputError(f"{name} lie on {edges.device}: say how long the longest sequence is")
+        return longest, None
+    lengths = edges.diff()
+    if edges[0] != 0 or (lengths < 0).any():
+        raise InputError(f"{name} begin at 0 and never fall; {edges.tolist()[:8]} … came")
+    most = int(lengths.max()) if len(lengths) else 0
+    if longest is not None and longest < most:
+        raise InputError(f"{name}: a sequence has {most} tokens, more than longest={longest}")
+    return (most if longest is None else longest), lengths
 
 
 def tensor(allowed: Tensor) -> Mask:

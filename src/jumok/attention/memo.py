@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +19,9 @@ class Memo:
         self.most = most
         self._held: dict[Hashable, Any] = {}
         self._lock = threading.Lock()
+
+    def known(self, key: Hashable) -> bool:
+        return key in self._held
 
     def remember(self, key: Hashable, make: Callable[[], T], *, keep: bool = True) -> T:
         """What ``make`` gives, from the first time on; what is made now is kept if ``keep``."""
@@ -44,6 +48,25 @@ def tracing() -> bool:
     if torch.compiler.is_compiling():
         return True
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
+_recording: object | None = None
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[None]:
+    """Around the capture of one CUDA graph: what is remembered within it serves the rest of that graph."""
+    global _recording
+    before, _recording = _recording, object()
+    try:
+        yield
+    finally:
+        _recording = before
+
+
+def recorded() -> object | None:
+    """The recording that is going on; None: there is none, or one that nobody told us of."""
+    return _recording
 
 
 def capturing() -> bool:

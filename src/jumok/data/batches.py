@@ -22,8 +22,9 @@ from typing import Any, overload
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from jumok.batch import BOS, EOS, IGNORE, PAD, Pairs, Tokens
+from jumok.batch import BOS, EOS, IGNORE, PAD, Pairs, Tokens, rounded
 from jumok.data.store import Column, Store
 from jumok.errors import InputError
 
@@ -34,6 +35,7 @@ Lengths = NDArray[np.int32]
 Flat = tuple[
     NDArray[np.int64], NDArray[np.int64]
 ]  # the ids of many sequences end to end, and the length of each
+LEAST = 64  # tokens: a block of queries or keys, for the kernels of attention
 WINDOW = 1 << 17  # examples that are sorted together: enough for like lengths, few enough for chance
 
 
@@ -161,23 +163,26 @@ class PairData:
     >>> for index in data.batches(epoch=0):                     # doctest: +SKIP
     ...     pairs = data.collate(index)
 
-    ``packed``: a batch is one row of sequences end to end. The length of either side is then rounded up to a
-    multiple of ``multiple``, but not beyond ``tokens``, so that the same shapes come again and a compiled
-    model is not compiled anew; with ``multiple=tokens`` there is only one shape. At least one place is left
-    to fill: what fills up is a sequence on both sides, and so their numbers match.
+    The same sizes come again and again, so that what was compiled or recorded for one batch serves others:
+
+    ``packed``: a batch is one row of sequences end to end, and its length a multiple of 1/32 of ``tokens``.
+    What is missing is filled by sequences that do not count, equally many on both sides.
+
+    ``alike``: padded sentences have one of a few lengths (:func:`stepped`), and a batch as many rows as its
+    budget allows; some of them may be empty sentences that do not count.
     """
 
     def __init__(
-        self, store: Store, *, tokens: int, seed: int, packed: bool = False, multiple: int = 64
+        self, store: Store, *, tokens: int, seed: int, packed: bool = False, alike: bool = False
     ) -> None:
-        if multiple < 1:
-            raise InputError(f"multiple={multiple}: lengths are rounded up to a multiple of 1 or more")
         if tokens < 2:
             raise InputError(f"tokens={tokens}: a batch needs a budget of at least two tokens")
-        self.store, self.tokens, self.seed, self.packed, self.multiple = store, tokens, seed, packed, multiple
+        self.store, self.tokens, self.seed, self.packed, self.alike = store, tokens, seed, packed, alike
         # As they will be in a batch, with an end or a begin of sentence.
         self.source_lengths: Lengths = store.source.lengths + np.int32(1)
         self.target_lengths: Lengths = store.target.lengths + np.int32(1)
+        self.multiple = max(LEAST, tokens // 32)
+        self.fillers = self.multiple // LEAST + 2  # so that none is longer than LEAST
         self._latest: tuple[int, Batches] | None = None  # asked for again, the same need not be made again
 
     def __len__(self) -> int:
@@ -187,9 +192,11 @@ class PairData:
         """The batches of an epoch, in order."""
         latest = self._latest
         if latest is None or latest[0] != epoch:
-            budget = self.tokens - 1 if self.packed else self.tokens
-            lengths = self.source_lengths, self.target_lengths
-            made = batches(*lengths, tokens=budget, seed=self.seed, epoch=epoch, packed=self.packed)
+            budget = max(1, self.tokens - self.fillers) if self.packed else self.tokens
+            source, target = self.source_lengths, self.target_lengths
+            if self.alike and not self.packed:
+                source, target = stepped(source), stepped(target)
+            made = batches(source, target, tokens=budget, seed=self.seed, epoch=epoch, packed=self.packed)
             latest = self._latest = (epoch, made)
         return latest[1]
 
@@ -201,29 +208,62 @@ class PairData:
         """The examples of these numbers as a model takes them: what ``Pairs.of`` makes, only faster."""
         numbers = np.asarray(index, np.int64)
         source, target = (_taken(side, numbers) for side in (self.store.source, self.store.target))
-        totals = [int(lengths.sum()) + len(lengths) for _, lengths in (source, target)]
-        to = [self._rounded(total + 1) if self.packed else 0 for total in totals]
-        return Pairs(
-            source=self._tokens(_ended(*source), to[0]),
-            target=self._tokens(_begun(*target), to[1]),
-            labels=self._tokens(_ended(*target), to[1], fill=IGNORE).ids,
-            count=totals[1],
-            index=tuple(numbers.tolist()),
-        )
+        sides = _ended(*source), _begun(*target), _ended(*target)
+        make = self._packed if self.packed else self._padded
+        given, told, labels = make(*sides)
+        count = int(sides[2][1].sum())
+        return Pairs(given, told, labels, count, index=tuple(numbers.tolist()))
 
-    def _rounded(self, places: int) -> int:
-        rounded = -(-places // self.multiple) * self.multiple
-        return rounded if places > self.tokens else min(rounded, self.tokens)
+    def _packed(self, source: Flat, target: Flat, labels: Flat) -> tuple[Tokens, Tokens, Tensor]:
+        """Source and target in a row each, and the labels of the second."""
 
-    def _tokens(self, sequences: Flat, to: int, fill: int = PAD) -> Tokens:
-        ids, lengths = sequences
-        told = tuple(lengths.tolist())
-        if self.packed:
-            row = np.concatenate([ids, np.full(to - len(ids), fill)])
-            return Tokens(torch.from_numpy(row)[None], (*told, to - len(ids)), packed=True)
-        rows = np.full((len(told), max(told, default=0)), fill)
-        rows[np.arange(rows.shape[1]) < lengths[:, None]] = ids
-        return Tokens(torch.from_numpy(rows), told)
+        def row(ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tokens:
+            whole = -(-(len(ids) + self.fillers) // self.multiple) * self.multiple
+            cuts = np.linspace(len(ids), whole, self.fillers + 1).astype(np.int64)
+            sequences = len(lengths) + self.fillers
+            empty = np.zeros(rounded(sequences, LEAST) - sequences, np.int64)
+            every = np.concatenate([lengths, np.diff(cuts), empty])
+            longest = rounded(int(lengths.max(initial=0)), LEAST)
+            return Tokens.row(torch.from_numpy(_filled(ids, whole, PAD)), every.tolist(), longest)
+
+        given, told = row(*source), row(*target)
+        return given, told, torch.from_numpy(_filled(labels[0], told.ids.shape[1], IGNORE))[None]
+
+    def _padded(self, source: Flat, target: Flat, labels: Flat) -> tuple[Tokens, Tokens, Tensor]:
+        """The same in as many rows as there are sentences, or more."""
+        widths = [int(lengths.max(initial=0)) for _, lengths in (source, target)]
+        rows = len(source[1])
+        if self.alike:
+            widths = [int(stepped(np.array(width))) for width in widths]
+            rows = max(rows, self.tokens // max(widths))
+
+        def square(sequences: Flat, width: int, fill: int, filler: int) -> Tokens:
+            ids, lengths = sequences
+            more = rows - len(lengths)  # sentences of one word
+            lengths = np.concatenate([lengths, np.ones(more, np.int64)])
+            square = np.full((rows, width), fill)
+            square[np.arange(width) < lengths[:, None]] = np.concatenate([ids, np.full(more, filler)])
+            tokens = Tokens(torch.from_numpy(square), tuple(lengths.tolist()))
+            return tokens.alike() if self.alike else tokens
+
+        given, told = square(source, widths[0], PAD, EOS), square(target, widths[1], PAD, BOS)
+        return given, told, square(labels, widths[1], IGNORE, IGNORE).ids
+
+
+def stepped(lengths: Any) -> Any:
+    """Lengths, or one, rounded up to one of 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, …
+
+    >>> stepped(np.array([1, 4, 13, 33, 65]))
+    array([ 4,  4, 16, 40, 80])
+    """
+    lengths = np.asarray(lengths)
+    octave = np.exp2(np.ceil(np.log2(np.maximum(lengths, 1))))
+    step = np.maximum(4, octave / 8).astype(lengths.dtype)
+    return -(-lengths // step) * step
+
+
+def _filled(ids: NDArray[np.int64], to: int, fill: int) -> NDArray[np.int64]:
+    return np.concatenate([ids, np.full(to - len(ids), fill)])
 
 
 def _taken(column: Column, numbers: NDArray[np.int64]) -> Flat:

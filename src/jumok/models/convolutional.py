@@ -28,10 +28,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
-from jumok.attention import masks
 from jumok.attention.core import attend, weights
 from jumok.attention.kinds import moved
-from jumok.attention.masks import Mask
 from jumok.attention.positions import Learned, Position, Sinusoid
 from jumok.attention.scores import Dot
 from jumok.batch import Loss, Map, Pairs, Tokens
@@ -186,28 +184,25 @@ class Source:
 
     keys: Tensor  # z, (B, S, E)
     values: Tensor  # z + e
-    lengths: tuple[int, ...]
-
-    @functools.cached_property
-    def mask(self) -> Mask | None:
-        return None if min(self.lengths, default=0) == self.keys.shape[1] else masks.padding(self.lengths)
+    tokens: Tokens  # of which only the lengths matter from here on
 
     @functools.cached_property
     def scale(self) -> Tensor:
         """m √(1/m) for the m words of each sentence, ``(B, 1, 1)``."""
-        roots = torch.tensor(self.lengths, dtype=self.values.dtype).sqrt()[:, None, None]
-        return roots.to(self.values.device, non_blocking=self.values.is_cuda)
+        return self.tokens.sizes.to(self.values.dtype).sqrt()[:, None, None]
 
     def look(self, query: Tensor) -> Tensor:
         """The context ``(N, T, E)`` of queries of this shape; N / B neighbouring rows share a sentence."""
         sentences = self.keys.shape[0]
         asked = query.reshape(sentences, query.shape[:2].numel() // max(1, sentences), query.shape[2])
-        return (self.scale * attend(asked, self.keys, self.values, score=DOT, mask=self.mask)).view_as(query)
+        return (self.scale * attend(asked, self.keys, self.values, score=DOT, mask=self.tokens.mask)).view_as(
+            query
+        )
 
     def reorder(self, rows: Sequence[int]) -> Source:
         index = moved(torch.tensor(rows, dtype=torch.long), self.keys.device)
-        keys, values = (x.index_select(0, index) for x in (self.keys, self.values))
-        return Source(keys, values, tuple(self.lengths[row] for row in rows))
+        keys, values, ids = (x.index_select(0, index) for x in (self.keys, self.values, self.tokens.ids))
+        return Source(keys, values, Tokens(ids, tuple(self.tokens.lengths[row] for row in rows)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +223,7 @@ class State:
         """
         rows, shared = sources_after(index, sources, self.shared)
         source = self.source
-        if rows != list(range(len(source.lengths))):
+        if rows != list(range(len(source.tokens.lengths))):
             source = source.reorder(rows)
         elif shared == self.shared == 1:
             return self  # each row stays where it is
@@ -308,7 +303,7 @@ class Convolutional(nn.Module):
         z = self.narrow_source(x)
         # Every decoder layer sends a gradient back: the encoder gets their mean, the embeddings their sum.
         z = torch.lerp(z.detach(), z, 1 / len(self.decoder))
-        return Source(z, z + words, source.lengths)
+        return Source(z, z + words, source)
 
     def _decode(self, target: Tokens, look: Linear) -> Tensor:
         """``(B, T, E)``: for each token of the target, what the output layer says the next word from."""
@@ -349,7 +344,7 @@ class Convolutional(nn.Module):
         seen: list[Tensor] = []
 
         def look(query: Tensor) -> Tensor:
-            seen.append(weights(query, source.keys, score=DOT, mask=source.mask))
+            seen.append(weights(query, source.keys, score=DOT, mask=source.tokens.mask))
             return source.look(query)
 
         self._decode(batch.target, look)

@@ -34,11 +34,11 @@ from torch import Tensor
 from jumok.attention.cache import Cache, Numbers, Room
 from jumok.attention.heads import MultiHead
 from jumok.attention.kinds import Ready, moved
-from jumok.batch import Tokens
+from jumok.batch import Tokens, rounded
 from jumok.models.sharing import sources_after
 from jumok.models.transformer import Transformer
 
-__all__ = ["Graphed", "Size", "State", "rounded"]
+__all__ = ["Graphed", "Size", "State"]
 
 # The smallest sizes. On a GPU less would not be faster, and each size has a graph of its own.
 SOURCES, WORDS, PLACES = 8, 32, 32
@@ -51,20 +51,6 @@ class Size(NamedTuple):
     beams: int  # W
     words: int  # S
     places: int  # P
-
-
-def rounded(number: int, least: int) -> int:
-    """The smallest of ``least`` · 1, 1½, 2, 3, 4, 6, 8, … that is not below the number.
-
-    >>> [rounded(number, 32) for number in (1, 32, 33, 49, 65, 97)]
-    [32, 32, 48, 64, 96, 128]
-    """
-    size = least
-    while size < number:
-        if (between := size * 3 // 2) >= number:
-            return between
-        size *= 2
-    return size
 
 
 # ---------------------------------------------------------------------------------------- the memory

@@ -26,10 +26,11 @@ AT_ONCE_ON_CPU = 1 << 22  # … and where they should stay in the cache
 def counted(hidden: Tensor, batch: Pairs) -> tuple[Tensor, Tensor]:
     """Of hidden states ``(B, L, D)``, those with a label that counts, ``(N, D)``, and these labels ``(N,)``.
 
-    Where padding is comes from the lengths on the host, so that no GPU is waited for.
+    Where padding is comes from the lengths on the host, so that no GPU is waited for. Tokens that are alike
+    to others do not tell: there padding is carried along, and its label is IGNORE.
     """
     target, hidden, labels = batch.target, hidden.flatten(0, 1), batch.labels.flatten()
-    if target.mask is None or target.packed:  # no padding, or next to none
+    if target.form is not None:
         return hidden, labels
     real = torch.arange(target.ids.shape[1]) < torch.tensor(target.lengths)[:, None]
     places = real.flatten().nonzero()[:, 0].to(hidden.device, non_blocking=hidden.is_cuda)

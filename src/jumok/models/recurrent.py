@@ -10,6 +10,7 @@ Each part is ``(layers, B, width)`` for a whole stack and ``(B, width)`` for one
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -19,12 +20,15 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from jumok.attention.kinds import moved
+from jumok.batch import Tokens
 from jumok.models.deferred import Deferred
 
 __all__ = ["Hidden", "Recurrent", "Steps", "read", "recurrent", "reversed_within", "run"]
 
 Recurrent = nn.GRU | nn.LSTM
 Hidden = tuple[Tensor, ...]
+SURE = 100.0  # a gate with this input is open, with its negative closed, whatever else it is given
+ALIGNED = 8
 
 
 def recurrent(
@@ -64,16 +68,18 @@ def run(rnn: Recurrent, x: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
     return _through(rnn, x, hidden if isinstance(rnn, nn.LSTM) else hidden[0])
 
 
-def read(rnn: Recurrent, x: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Hidden]:
+def read(rnn: Recurrent, x: Tensor, tokens: Tokens) -> tuple[Tensor, Hidden]:
     """As :func:`run`, from zeros, of sentences that are padded at the right. States of padding are zero.
 
     The hidden state is that after each sentence's own last word; of the direction that reads backwards, after
-    its first. ``lengths`` are on the host, at least 1.
+    its first. ``tokens`` are those of which ``x`` ``(B, T, inputs)`` was made, at least one a sentence.
     """
-    if min(lengths) == x.shape[1]:
+    if tokens.mask is None:
         return _through(rnn, x)
+    if tokens.counts is not None:
+        return _pausing(rnn, x, tokens.counts)
     # Sorted here, and sorted back here: with enforce_sorted=False, PyTorch would wait for the GPU.
-    descending, order = torch.tensor(lengths).sort(descending=True, stable=True)
+    descending, order = torch.tensor(tokens.lengths).sort(descending=True, stable=True)
     rows, back = moved(order, x.device), moved(order.argsort(), x.device)
     packed = pack_padded_sequence(x.index_select(0, rows), descending, batch_first=True)
     states, hidden = _through(rnn, packed)
@@ -81,12 +87,67 @@ def read(rnn: Recurrent, x: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Hid
     return padded.index_select(0, back), tuple(part.index_select(1, back) for part in hidden)
 
 
+def _pausing(rnn: Recurrent, x: Tensor, counts: Tensor) -> tuple[Tensor, Hidden]:
+    """The same, where the host does not know the lengths ``counts`` ``(B,)``: cells pause at padding.
+
+    A further input says where padding is, and its fixed weights are so large that they alone decide: a GRU
+    keeps its state (z = 1), an LSTM its memory (f = 1, i = 0). So the direction that reads backwards comes to
+    a sentence's last word with the zeros it began with, and the other ends with what it knew there.
+    """
+    is_lstm, layers = isinstance(rnn, nn.LSTM), rnn.num_layers
+    padding = torch.arange(x.shape[1], device=x.device) >= counts[:, None]
+    paused = F.pad(padding[..., None].to(x.dtype), (0, ALIGNED - 1))  # tensor cores want whole eights
+    width = rnn.hidden_size
+    decided = x.new_zeros((4 if is_lstm else 3) * width, ALIGNED)  # gates i, f, g, o, or r, z, n
+    decided[width : 2 * width, 0] = SURE
+    if is_lstm:
+        decided[:width, 0] = -SURE
+    after: list[Hidden] = []
+    for layer in range(layers):
+        if layer and rnn.dropout and rnn.training:
+            x = F.dropout(x, rnn.dropout)
+        weights: list[Tensor] = []
+        for direction in ("", "_reverse")[: 1 + rnn.bidirectional]:
+            names = (
+                f"{what}_l{layer}{direction}" for what in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            )
+            from_input, *others = (getattr(rnn, name) for name in names)
+            weights += [torch.cat([from_input, decided.to(from_input.dtype)], 1), *others]
+        x, hidden = _layer(rnn, torch.cat([x, paused], -1), weights)
+        x = x.masked_fill(padding[..., None], 0.0)
+        if is_lstm:  # its memory was kept, but what it makes of it depends on the word
+            last = (counts - 1)[:, None, None].expand(-1, 1, width)
+            forwards = x[..., :width].gather(1, last)[:, 0]
+            hidden = torch.stack([forwards, *hidden[0][1:]]), hidden[1]
+        after.append(hidden)
+    return x, tuple(torch.cat(parts) for parts in zip(*after, strict=True))
+
+
+def _layer(rnn: Recurrent, x: Tensor, weights: list[Tensor]) -> tuple[Tensor, Hidden]:
+    """One layer of the kind of ``rnn`` with other weights, from zeros."""
+    directions = 1 + rnn.bidirectional
+    zeros = x.new_zeros(directions, x.shape[0], rnn.hidden_size)
+    rest = (weights, True, 1, 0.0, rnn.training, rnn.bidirectional, True)
+    with warnings.catch_warnings(), _differentiable(rnn):
+        # cuDNN likes weights that lie end to end. These are new each time, so they are copied anyway.
+        warnings.filterwarnings("ignore", message="RNN module weights are not part")
+        if isinstance(rnn, nn.LSTM):
+            states, h, c = torch.lstm(x, (zeros, zeros), *rest)
+            return states, (h, c)
+        states, h = torch.gru(x, zeros, *rest)
+        return states, (h,)
+
+
 def _through(rnn: Recurrent, *given: Any) -> tuple[Any, Hidden]:
-    # cuDNN keeps what gradients need only in training. Those of a model at rest are for who looks into it.
-    at_rest = torch.is_grad_enabled() and not rnn.training
-    with torch.backends.cudnn.flags(enabled=False) if at_rest else contextlib.nullcontext():
+    with _differentiable(rnn):
         states, hidden = rnn(*given)
     return states, (hidden,) if isinstance(hidden, Tensor) else hidden
+
+
+def _differentiable(rnn: Recurrent) -> contextlib.AbstractContextManager[None]:
+    # cuDNN keeps what gradients need only in training. Those of a model at rest are for who looks into it.
+    at_rest = torch.is_grad_enabled() and not rnn.training
+    return torch.backends.cudnn.flags(enabled=False) if at_rest else contextlib.nullcontext()
 
 
 def reversed_within(x: Tensor, lengths: Tensor | None) -> Tensor:

@@ -312,11 +312,11 @@ class Seq2Seq(nn.Module):
     def start(self, source: Tokens) -> State:
         """Read the source ``(B, S)``, and prepare what all steps of the decoder share."""
         _check("source", source)
-        lengths = None if source.mask is None else moved(torch.tensor(source.lengths), source.ids.device)
+        lengths = None if source.mask is None else source.sizes
         words = self.dropout(self.source_embedding(source.ids))
         if self.config.reverse:
             words = reversed_within(words, lengths)
-        annotations, hidden = read(self.encoder, words, source.lengths)  # (B, S, M)
+        annotations, hidden = read(self.encoder, words, source)  # (B, S, M)
         last = hidden[0][-1]
         if self.bridge is not None:  # s_0 = tanh(W_s [→h_S; ←h_1])
             last = torch.cat([hidden[0][-2], last], -1)

@@ -26,7 +26,7 @@ from jumok.run import Run
 from jumok.tasks.corpora import DataConfig, Split, Texts
 from jumok.tasks.evaluation import bleu_of, compare, evaluate, perplexity
 from jumok.tasks.translator import DecodeConfig, Search, Translator
-from jumok.training import Report, Settings, Summary, attention_health, joined, load_weights
+from jumok.training import Report, Settings, Summary, attention_health, graphs, joined, load_weights
 from jumok.training import train as train_model
 
 __all__ = ["Recipe", "Search", "Translator", "compare", "evaluate", "load", "make_model", "train"]
@@ -87,6 +87,7 @@ def train(run: Run, console: Console) -> Summary:
             tokens=recipe.train.tokens,
             seed=recipe.train.seed,
             packed=_is_packed(recipe, ranks.device),
+            alike=graphs.wanted(recipe.train, ranks.device, ranks.world),
         )
         torch.manual_seed(recipe.train.seed)
         model = make_model(recipe, tokenizers)

@@ -1,126 +1,167 @@
-"""Loss and gradients of a training step as one CUDA graph, for models whose time goes into launches.
+"""Training steps as CUDA graphs, for models whose time goes into launches.
 
-A recurrent decoder is a loop of some thousand small kernels, and Python takes several times as long to launch
-them as the GPU to run them. A graph is launched as a whole: recorded once, then replayed for every batch,
-which is copied to where the first one lay. ::
+A step of a small model is a thousand small kernels, and Python takes ten times as long to launch them as the
+GPU to run them. A graph is launched as a whole: recorded once, then replayed for every batch, which is copied
+to where the first one lay. ::
 
-    recorded    held batch ──► objective ──► backward ──► gradients       all at fixed addresses
+    recorded    held batch ──► loss ──► backward ──► gradients       all at fixed addresses
     replayed    new batch ─copy─► held batch, the same kernels again, the same places written
 
-What the host decides is recorded too: shapes, lengths, which kernel serves a call. So a graph is of use for
-batches of one *form*, without padding.
+What the host decides is recorded too: shapes, which kernel serves a call. So there is one graph for each
+*form* of batch (see :class:`jumok.batch.Tokens`). They share memory and gradients, for one runs at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from jumok.batch import Pairs
+from jumok.attention.memo import recording
 from jumok.errors import InputError
+from jumok.training.prefetch import Batch, each_tensor
+from jumok.training.settings import Settings
 
-__all__ = ["Gradients"]
+__all__ = ["Gradients", "wanted"]
 
-WARM_UPS = 3  # before a capture: libraries make their plans and workspaces at the first calls
+MOST = 256  # graphs; a form that comes after so many others is launched kernel by kernel
+WARM_UPS = 2  # before a recording: libraries make their plans and workspaces at the first calls
 
 
-class Gradients:
-    """The gradients of ``objective(batch)``, as one CUDA graph for batches of the form of an example.
+def wanted(settings: Settings, device: torch.device, processes: int) -> bool:
+    """Whether training is to be recorded, for which batches must be alike."""
+    can = device.type == "cuda" and processes == 1 and settings.accumulate == 1
+    if settings.graphs is True and not can:
+        raise InputError(
+            "train.graphs: true, but steps are recorded on a GPU only, in one process and without accumulate"
+        )
+    return can and settings.graphs is not False
 
-    A batch of another form, or any batch without a GPU, is launched kernel by kernel, with the same result.
+
+B = TypeVar("B", bound=Batch)
+
+
+@dataclass(frozen=True)
+class _Graph:
+    reads: list[Tensor]  # the tensors of a batch
+    writes: Tensor
+    replay: Callable[[], None]
+
+
+class Gradients(Generic[B]):
+    """What ``run(batch, scale)`` gives, and the gradients it leaves in the parameters; by graphs on a GPU.
+
+    The first batch of a form is launched kernel by kernel, and so are all without a form, or without a GPU.
 
     Args:
-        objective: from a batch to the number to make smaller, without ever waiting for the GPU. Autocast, if
-            it is wanted, goes inside.
-        parameters: whose gradients are wanted.
-        example: a batch as they will come, on the device of the parameters, without padding.
+        run: computes something of a batch on the device and calls ``backward``, without ever waiting for the
+            GPU. Autocast, if it is wanted, goes inside. ``scale`` is a number on the device.
+        parameters: whose gradients are wanted. They replace those that were there before.
+        device: of the parameters.
 
-    >>> def objective(batch: Pairs) -> Tensor:  # doctest: +SKIP
-    ...     with torch.autocast("cuda", torch.bfloat16):
-    ...         return model.loss(batch).total / batch.count
-    >>> gradients = Gradients(objective, model.parameters(), batch)  # doctest: +SKIP
-    >>> value = gradients(batch)  # doctest: +SKIP
+    >>> def run(batch: Pairs, scale: Tensor) -> Tensor:  # doctest: +SKIP
+    ...     total = model.loss(batch).total
+    ...     (total * scale).backward()
+    ...     return total.detach()
+    >>> gradients = Gradients(run, model.parameters(), device)  # doctest: +SKIP
+    >>> total = gradients(batch, 1 / batch.count)  # doctest: +SKIP
     >>> optimizer.step()  # doctest: +SKIP
     """
 
     def __init__(
-        self, objective: Callable[[Pairs], Tensor], parameters: Iterable[nn.Parameter], example: Pairs
+        self,
+        run: Callable[[B, Tensor], Tensor],
+        parameters: Iterable[nn.Parameter],
+        device: torch.device,
     ) -> None:
-        if example.source.mask is not None or example.target.mask is not None:
-            raise InputError(
-                "a CUDA graph keeps the lengths of the batch it was recorded with, and those of the example "
-                "differ from row to row: give one that is neither padded nor packed"
-            )
-        self._objective = objective
+        self.trouble: str | None = None  # why nothing is recorded any more
+        self._run, self.device = run, device
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self._form = _form(example)
-        self._replay: Callable[[], None] | None = None
-        if _on_gpu(example):
-            self._record(example)
+        self._scale = torch.zeros((), device=device)
+        self._met: set[Hashable] = set()
+        self._graphs: dict[Hashable, _Graph] = {}
+        self._own: list[Tensor] = []  # the gradients of all graphs, from the first one on
+        self._aside: tuple[Any, Any] | None = None  # the stream of recordings, and their memory
 
-    def __call__(self, batch: Pairs) -> Tensor:
-        """The value of the objective. The gradients take the place of those that were there before."""
-        if self._replay is None or _form(batch) != self._form:
-            return self._launched(batch)
-        for held, new in zip(_tensors(self._held), _tensors(batch), strict=True):
+    def __call__(self, batch: B, scale: float) -> Tensor:
+        """What ``run`` gives for the batch, on the host or the device; it is the caller's to keep."""
+        self._scale.fill_(scale)
+        form = batch.form if _records(self.device) else None
+        graph = self._graphs.get(form)
+        if graph is None and form in self._met and not self.trouble and len(self._graphs) < MOST:
+            graph = self._recorded(batch, form)
+        if graph is None:
+            if form is not None:
+                self._met.add(form)
+            for parameter in self._parameters:
+                parameter.grad = None
+            return self._run(batch.to(self.device), self._scale)
+        for held, new in zip(graph.reads, _tensors(batch), strict=True):
             held.copy_(new, non_blocking=True)
-        self._replay()
-        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
-            parameter.grad = gradient  # again: whoever cleared it let go of the graph's own
-        return self._value.clone()
+        self._use_own_gradients()
+        graph.replay()
+        return graph.writes.clone()
 
-    def _launched(self, batch: Pairs) -> Tensor:
-        for parameter in self._parameters:
-            parameter.grad = None
-        value = self._objective(batch)
-        value.backward()
-        return value.detach()
+    def _use_own_gradients(self) -> list[Tensor]:
+        self._own = self._own or [torch.zeros_like(parameter) for parameter in self._parameters]
+        for parameter, own in zip(self._parameters, self._own, strict=True):
+            parameter.grad = own
+        return self._own
 
-    def _again(self) -> Tensor:
-        return self._launched(self._held)
+    def _recorded(self, batch: B, form: Hashable) -> _Graph | None:
+        held = each_tensor(batch, lambda x: x.to(self.device, copy=True))
+        gradients = self._use_own_gradients()
 
-    def _record(self, example: Pairs) -> None:
-        self._held = _copy(example)
-        self._replay, self._value = _captured(self._again)
-        self._gradients = [parameter.grad for parameter in self._parameters]
+        def run() -> Tensor:
+            torch._foreach_zero_(gradients)
+            # A new object each time: what masks remember must be worked out within the graph.
+            return self._run(each_tensor(held, lambda x: x), self._scale)
 
+        try:
+            replay, written = self._captured(run)
+        except RuntimeError as error:
+            # The work goes on, only slower; and the next form would fare no better.
+            self.trouble = str(error).partition("\n")[0]
+            return None
+        self._graphs[form] = _Graph(_tensors(held), written, replay)
+        return self._graphs[form]
 
-def _captured(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-    """What replays ``run()``, and the tensor that every replay writes."""
-    main, side = torch.cuda.current_stream(), torch.cuda.Stream()
-    side.wait_stream(main)
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UPS):
-            run()
-    main.wait_stream(side)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    try:
-        # Threads that make the next batches ready may go on meanwhile.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            written = run()
-    finally:
-        torch.cuda.set_stream(main)  # a capture that fails leaves its own stream behind
-    return graph.replay, written
-
-
-def _on_gpu(batch: Pairs) -> bool:
-    return batch.labels.is_cuda
-
-
-def _form(batch: Pairs) -> tuple[object, ...]:
-    """All that the host knows of a batch."""
-    sides = (batch.source, batch.target)
-    return batch.count, *((side.ids.shape, side.lengths, side.packed, side.ids.device) for side in sides)
-
-
-def _tensors(batch: Pairs) -> tuple[Tensor, ...]:
-    return batch.source.ids, batch.target.ids, batch.labels
+    def _captured(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """What replays ``run()``, and the tensor that every replay writes."""
+        with torch.cuda.device(self.device):
+            if self._aside is None:
+                self._aside = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+            stream, pool = self._aside
+            here, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
+            stream.wait_stream(here)
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UPS):
+                    run()
+                torch.cuda.synchronize()
+                # Threads that make the next batches ready may go on meanwhile.
+                graph.capture_begin(pool, capture_error_mode="thread_local")
+                try:
+                    with recording():
+                        written = run()
+                finally:
+                    graph.capture_end()
+            here.wait_stream(stream)
+        return graph.replay, written
 
 
-def _copy(batch: Pairs) -> Pairs:
-    source, target = (replace(side, ids=side.ids.clone()) for side in (batch.source, batch.target))
-    return replace(batch, source=source, target=target, labels=batch.labels.clone())
+def _records(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+def _tensors(batch: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def add(x: Tensor) -> Tensor:
+        found.append(x)
+        return x
+
+    each_tensor(batch, add)
+    return found

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from jumok.training import weights
+from jumok.training import graphs, weights
 from jumok.training.distributed import Ranks, gathered, spread, syncing
 from jumok.training.optimizer import clipped_norm, make_optimizer, moments, restore_moments
-from jumok.training.prefetch import Work
+from jumok.training.prefetch import Batch, Work
 from jumok.training.schedule import share
 from jumok.training.settings import Settings
 
@@ -50,6 +50,8 @@ class Learner:
         self._copy = copy.deepcopy(model).cpu() if sharded and ranks.main else None
         self.objective = spread(model, ranks, settings.parallel)
         self.optimizer = make_optimizer(model, settings)
+        recorded = graphs.wanted(settings, ranks.device, ranks.world)
+        self._gradients = graphs.Gradients(self._run, model.parameters(), ranks.device) if recorded else None
         self.parts: list[str] = []  # the names of the model's further sums, from the first step on
         on_gpu = ranks.device.type == "cuda"
         self.compiled = settings.compile is True or (
@@ -69,22 +71,16 @@ class Learner:
 
     def step(self, work: Work, number: int) -> Tensor:
         """Learn from one batch. A row of the sums over all processes, as ``COLUMNS`` and ``parts`` say."""
-        ranks, turns = self.ranks, len(work.parts)
+        ranks = self.ranks
         reseed(ranks.device, self.settings.seed, number, ranks.rank)
         own = sum(batch.count * weight for batch, weight in work.parts)
         count = torch.full((), own, dtype=torch.float64, device=ranks.device)
         count = ranks.sum(count).clamp(min=1)
-        sums = []
-        for turn, (batch, weight) in enumerate(work.parts, 1):
-            with syncing(self.objective, now=turn == turns):
-                with self._autocast:
-                    total, parts = self.objective(batch.to(ranks.device))
-                # DDP and FSDP take the mean over the processes, where the sum is meant.
-                (total * (weight * ranks.world / count).to(total.dtype)).backward()
-            self.parts = self.parts or sorted(parts)
-            row = [total.detach(), *(parts[name] for name in self.parts)]
-            sums.append(torch.stack([x.double() for x in row]) * weight)
-        whole = ranks.sum(torch.stack(sums).sum(0))
+        if self._gradients is not None:
+            ((batch, weight),) = work.parts
+            whole = self._gradients(batch, weight / max(1, own))
+        else:
+            whole = self._turns(work, count)
         norm = clipped_norm(self.model.parameters(), self.settings.clip).double()
         self._bad += (~torch.isfinite(whole[0] + norm)) & (self._bad == 0)
         for group in self.optimizer.param_groups:
@@ -92,6 +88,30 @@ class Learner:
         self.optimizer.step()
         self.optimizer.zero_grad()
         return torch.cat([whole[:1], count[None], norm[None], whole[1:]])
+
+    def _turns(self, work: Work, count: Tensor) -> Tensor:
+        """The gradients of one part after the other, over all processes; the sums of their losses."""
+        ranks, turns = self.ranks, len(work.parts)
+        sums = []
+        for turn, (batch, weight) in enumerate(work.parts, 1):
+            with syncing(self.objective, now=turn == turns):
+                # DDP and FSDP take the mean over the processes, where the sum is meant.
+                row = self._run(batch.to(ranks.device), weight * ranks.world / count)
+            sums.append(row * weight)
+        return ranks.sum(torch.stack(sums).sum(0))
+
+    def _run(self, batch: Batch, scale: Tensor) -> Tensor:
+        """The gradients of a batch's loss, times ``scale``; a row of the loss and its parts."""
+        with self._autocast:
+            total, parts = self.objective(batch)
+        (total * scale.to(total.dtype)).backward()
+        self.parts = self.parts or sorted(parts)
+        return torch.stack([x.double() for x in (total.detach(), *(parts[name] for name in self.parts))])
+
+    @property
+    def trouble(self) -> str | None:
+        """Why steps are no longer recorded, though they were to be."""
+        return self._gradients.trouble if self._gradients is not None else None
 
     def weights(self) -> dict[str, Tensor]:
         """The weights, whole, in the first process; nothing in the others, which must call this too."""

@@ -109,6 +109,7 @@ class _Loop:
         self.time_is_up = self._time_is_up()
         self.pending: list[Tensor] = []  # rows of the last steps, still on the device
         self.places: list[tuple[int, int]] = []  # their epochs and positions
+        self.told_trouble = False
         self.compiling = self.learner.compiled  # until the first step is through
         self.display = Display(console, settings, self.last, self.standing)
         self.journal: Journal | None = None  # of the first process
@@ -163,6 +164,11 @@ class _Loop:
         standing.epoch, standing.position = work.next
         standing.parts = self.learner.parts
         standing.training += time.monotonic() - begun
+        if self.learner.trouble and not self.told_trouble:
+            self.told_trouble = True
+            self.display.note(
+                f"Steps are launched kernel by kernel: recording failed ({self.learner.trouble})."
+            )
         if self.compiling:
             self._look()  # waits for the step
             self.display.note(f"The first step took {time.monotonic() - begun:.1f} s, most of it compiling.")

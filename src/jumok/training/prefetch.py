@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol, Self, TypeVar
 
@@ -29,6 +29,10 @@ class Batch(Protocol):
     @property
     def count(self) -> int:
         """How many places the loss is a sum over."""
+
+    @property
+    def form(self) -> Hashable | None:
+        """Batches of the same form launch the same kernels; None: like no other. See :mod:`.graphs`."""
 
     def to(self, device: torch.device, /) -> Self: ...
 

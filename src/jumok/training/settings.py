@@ -54,6 +54,7 @@ class Settings:
     device: str = "auto"  # a GPU if there is one; or what torch calls it
     precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 on a GPU
     compile: Literal["auto"] | bool = "auto"  # auto: on a GPU, unless the model has compiles = False
+    graphs: Literal["auto"] | bool = "auto"  # steps as CUDA graphs; auto: on one GPU, unless it accumulates
     parallel: Literal["ddp", "fsdp"] = "ddp"  # with torchrun: weights whole on each process, or in shards
     prefetch: int = 4  # batches made ready while the one before is worked on
 

@@ -57,6 +57,10 @@ LINE = 256  # columns that a warp reads at a time, 16 bytes a lane
 # reads 16 bytes at a time where it can. Left alone, it looks for multiples of 16 only, and H = 1000 is none.
 
 
+# These differ from batch to batch, and a kernel compiled for each kind of number would be no faster.
+ANY_SIZE = ["K", "share", "k_units_b", "value_units_b"]
+
+
 @triton.jit
 def _columns(LINES: tl.constexpr, WIDTH: tl.constexpr):
     """The columns of a tile [keys, LINES, WIDTH], as [1, LINES, WIDTH].
@@ -92,7 +96,7 @@ def _is_last(counter_ptr, b, SPLITS: tl.constexpr):
     return last
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ANY_SIZE)
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, value_ptr, allowed_ptr, weights_ptr, context_ptr, precise_ptr, parts_ptr, sums_ptr,
     counter_ptr, K, share, h_units, d_units, k_units_b, k_units_r, value_units_b, value_units_r,
@@ -202,7 +206,7 @@ def _forward_kernel(
                 tl.store(weights_at + more, tl.exp(rest - highest) * row_scale, mask=more < K)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ANY_SIZE)
 def _backward_kernel(
     q_ptr, k_ptr, v_ptr, value_ptr, weights_ptr, context_ptr, d_context_ptr, d_weights_ptr, ds_ptr, dq_ptr,
     parts_ptr, counter_ptr, K, share, h_units, d_units, k_units_b, k_units_r, value_units_b, value_units_r,
