@@ -293,3 +293,9 @@ def test_a_direct_call_names_the_wrong_width(name: str) -> None:
         score(query[..., :6], key)
     with pytest.raises(jumok.InputError, match=r"(width|key) 1\b"):
         score(query, key[..., :1])
+
+
+def test_general_begins_with_scores_of_variance_one() -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(500, 320), torch.randn(500, 640)
+    assert scores.General(320, 640)(query, key).var().sqrt() == pytest.approx(1.0, rel=0.05)

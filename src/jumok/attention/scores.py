@@ -160,6 +160,9 @@ class General(DotScore):
     def __init__(self, query_width: int, key_width: int) -> None:
         super().__init__()
         self.key = nn.Linear(key_width, query_width, bias=False)
+        # If queries and keys have variance 1, so have the scores. Larger ones would begin as a hard choice,
+        # from which a model hardly learns to look elsewhere.
+        nn.init.normal_(self.key.weight, std=(query_width * key_width) ** -0.5)
 
     def check_widths(self, query: int, key: int, ready: bool) -> None:
         _check_width(self.name, "query", query, self.key.out_features)

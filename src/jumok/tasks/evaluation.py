@@ -199,7 +199,8 @@ def _draw(translator: Translator, split: Split, found: Evaluation, folder: Path,
         fit = [n for n, one in enumerate(found.translations) if 5 <= len(one.source_words) <= LONGEST_MAP]
         for n in fit[:MAPS]:
             one = translator.translate(split.examples[n].source)
-            drawn.append(translator.draw(one, folder / f"{name}-map-{n + 1}.png"))
+            if one.words:  # a model that has learned little may say nothing
+                drawn.append(translator.draw(one, folder / f"{name}-map-{n + 1}.png"))
     return drawn
 
 
