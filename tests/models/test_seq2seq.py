@@ -146,14 +146,15 @@ def test_a_step_of_luong_by_hand() -> None:
     # The encoder, from (0, 0): WORD is (ln 3, 0), so h̄_1 = ½ (0.8, 0) = (0.4, 0);
     #                           EOS is (0, ln 3), so h̄_2 = ½ (0, 0.8) + ½ (0.4, 0) = (0.2, 0.4).
     # The decoder goes on from there with BOS, (ln 3, 0): h_1 = ½ (0.8, 0) + ½ (0.2, 0.4) = (0.5, 0.2).
-    # h_1 · h̄_1 = 0.2 and h_1 · h̄_2 = 0.18; times 50 ln 3 they differ by ln 3: the weights are ¾ and ¼.
+    # h_1 · h̄_1 = 0.2 and h_1 · h̄_2 = 0.18. W is 50 √2 ln 3, and scores are over √2: they differ by ln 3, the
+    # weights are ¾ and ¼.
     # c = ¾ (0.4, 0) + ¼ (0.2, 0.4) = (0.35, 0.1).
     # W_c [h; c] = (c_1 ln 3 / 0.35, h_2 ln 2 / 0.2), so h̃ = (0.8, 0.6).
     # The generator says 5 h̃_1 = 4 for WORD, 10 h̃_2 = 6 for UNK.
     config = dataclasses.replace(HAND, score="general", query="current", readout="tanh")
     model = zeroed(config, {WORD: [LN3, 0], EOS: [0, LN3]}, said=[LN3, 0])
     with torch.no_grad():
-        model.decoder.attention.score.key.weight.copy_(50 * LN3 * torch.eye(2))
+        model.decoder.attention.score.key.weight.copy_(50 * math.sqrt(2) * LN3 * torch.eye(2))
         model.decoder.readout.state.weight.copy_(torch.tensor([[0, 0, LN3 / 0.35, 0], [0, LN2 / 0.2, 0, 0]]))
         model.generator.weight.copy_(torch.tensor([[0, 0], [0, 10], [0, 0], [0, 0], [5, 0]]))
     batch = Pairs.of([[WORD]], [[]])
@@ -296,7 +297,7 @@ class Naive:
             case "scaled-dot":
                 return (p["query.weight"] @ q) @ (p["key.weight"] @ k) / math.sqrt(self.config.width)
             case "general":
-                return q @ p["score.key.weight"] @ k
+                return q @ p["score.key.weight"] @ k / math.sqrt(self.config.width)
             case "additive":
                 return p["score.v"] @ torch.tanh(p["score.query.weight"] @ q + p["score.key.weight"] @ k)
             case "concat":

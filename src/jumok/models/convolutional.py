@@ -195,9 +195,8 @@ class Source:
         """The context ``(N, T, E)`` of queries of this shape; N / B neighbouring rows share a sentence."""
         sentences = self.keys.shape[0]
         asked = query.reshape(sentences, query.shape[:2].numel() // max(1, sentences), query.shape[2])
-        return (self.scale * attend(asked, self.keys, self.values, score=DOT, mask=self.tokens.mask)).view_as(
-            query
-        )
+        found = attend(asked, self.keys, self.values, score=DOT, mask=self.tokens.mask)
+        return (self.scale * found).reshape(query.shape)
 
     def reorder(self, rows: Sequence[int]) -> Source:
         index = moved(torch.tensor(rows, dtype=torch.long), self.keys.device)

@@ -58,8 +58,8 @@ class Source:
 class Lookup(nn.Module):
     """Where a decoder looks in the source, and what it finds there.
 
-    "scaled-dot" compares learned projections, ``(W_q q) · (W_k h̄) / √W``; the other scores are those of
-    :mod:`jumok.attention.scores`.
+    "scaled-dot" compares learned projections, ``(W_q q) · (W_k h̄) / √W``, and "general" is ``q · W h̄ / √W``;
+    the other scores are those of :mod:`jumok.attention.scores`.
 
     >>> look = Lookup("local-m", "general", width=3, annotation=5, window=1)
     >>> source = look.prepare(torch.zeros(2, 7, 5))
@@ -73,6 +73,9 @@ class Lookup(nn.Module):
         super().__init__()
         self.reach, self.window = reach, window
         self.score = _score(score, width, annotation)
+        # W of q · W h̄ could hold this factor itself. But Adam moves each of its numbers by the learning rate,
+        # whatever their size, and the scores with all of them: soon only one word would be looked at.
+        self.scale = width**-0.5 if score == "general" else None
         self.projected = score == "scaled-dot"
         if self.projected:
             self.query = nn.Linear(width, width, bias=False)
@@ -97,12 +100,15 @@ class Lookup(nn.Module):
         if self.reach == "local-p":
             return core.mix(self.weights(query, source, step), source.annotations)
         mask = self._visible(source, self._centre(query, source, step))
-        return core.attend(query, source.keys, source.annotations, score=self.score, mask=mask)
+        return core.attend(
+            query, source.keys, source.annotations, score=self.score, mask=mask, scale=self.scale
+        )
 
     def weights(self, query: Tensor, source: Source, step: int = 0) -> Tensor:
         """How much each step looks at each word, ``(N, Q, S)``; the arguments are those of ``forward``."""
         centre = self._centre(query, source, step)
-        weights = core.weights(query, source.keys, score=self.score, mask=self._visible(source, centre))
+        mask = self._visible(source, centre)
+        weights = core.weights(query, source.keys, score=self.score, mask=mask, scale=self.scale)
         if self.reach != "local-p" or centre is None:
             return weights
         sigma = self.window / 2

@@ -39,7 +39,6 @@ import torch
 from torch import Tensor, nn
 
 from jumok.attention.kinds import moved
-from jumok.attention.scores import General
 from jumok.batch import Loss, Map, Pairs, Tokens
 from jumok.models.deferred import Deferred
 from jumok.models.lookup import Lookup, Reach, ScoreName, Source
@@ -292,11 +291,10 @@ class Seq2Seq(nn.Module):
         self.bridge = nn.Linear(2 * width, parts * layers * width) if both else None
         self.decoder = Decoder(config)
         self.generator = nn.Linear(self.decoder.readout.width, target_vocabulary)
-        ready = {module.key for module in self.modules() if isinstance(module, General)}
         for module in self.modules():
             if isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=config.embedding**-0.5)
-            elif isinstance(module, nn.Linear) and module not in ready:
+            elif isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
