@@ -34,7 +34,7 @@ FORMAT = 1
 # These may differ when a run is resumed: how long to go on, where, and how it is shown; besides them all of
 # ``decode`` and ``score``, which come after training.
 MAY_CHANGE = (
-    "epochs steps minutes patience log_every save_every tensorboard device prefetch accumulate compile"
+    "epochs steps minutes patience log_every save_every tensorboard device prefetch accumulate compile graphs"
 )
 
 

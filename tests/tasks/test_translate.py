@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import load_file
 from tasks_small import small, trained
 
 import jumok
@@ -17,6 +18,7 @@ from jumok.run import Run
 from jumok.tasks import evaluation, translate
 from jumok.tasks.corpora import BUILT_IN, DataConfig, Texts
 from jumok.tasks.translator import Search
+from jumok.training import graphs
 
 QUIET = Console(quiet=True)
 
@@ -190,6 +192,25 @@ def test_a_run_goes_on_to_the_same_weights_as_one_never_stopped(tmp_path: Path) 
     assert len(states[0]) == len(states[1]) == 2  # the model's weights and the optimizer's numbers
     for one, other in zip(*states, strict=True):
         assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["bahdanau", "convolutional", "transformer"])
+def test_a_run_that_began_on_a_gpu_goes_on_elsewhere_with_the_same_batches(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as begun:
+        begun.setattr(graphs, "wanted", lambda *_: True)
+        begun.setattr(translate, "_is_packed", lambda recipe, _: name == "transformer")
+        whole = trained(tmp_path / "whole", name)
+        trained(tmp_path / "parts", name, "train.steps=2")
+    parts = trained(tmp_path / "parts", name)
+    plain = trained(tmp_path / "plain", name)
+    found = [
+        load_file(run.folder / "state" / "00000003" / "model.safetensors") for run in (whole, parts, plain)
+    ]
+    for key, weight in found[0].items():
+        torch.testing.assert_close(found[1][key], weight)
+    assert not all(torch.allclose(found[2][key], weight) for key, weight in found[0].items())
 
 
 def test_compare_tells_scores_and_draws_the_curves(bahdanau: Run, transformer: Run, tmp_path: Path) -> None:

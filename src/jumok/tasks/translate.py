@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from jumok.data.batches import PairData
 from jumok.data.store import Store, prepare
 from jumok.data.text import TextConfig, Tokenizer, Tokenizers
 from jumok.errors import InputError
+from jumok.files import written
 from jumok.metrics.translation import Tokenization
 from jumok.models.convolutional import Convolutional, ConvolutionalConfig
 from jumok.models.seq2seq import Seq2Seq, Seq2SeqConfig
@@ -26,7 +28,7 @@ from jumok.run import Run
 from jumok.tasks.corpora import DataConfig, Split, Texts
 from jumok.tasks.evaluation import bleu_of, compare, evaluate, perplexity
 from jumok.tasks.translator import DecodeConfig, Search, Translator
-from jumok.training import Report, Settings, Summary, attention_health, graphs, joined, load_weights
+from jumok.training import Ranks, Report, Settings, Summary, attention_health, graphs, joined, load_weights
 from jumok.training import train as train_model
 
 __all__ = ["Recipe", "Search", "Translator", "compare", "evaluate", "load", "make_model", "train"]
@@ -82,13 +84,8 @@ def train(run: Run, console: Console) -> Summary:
         ranks.wait()
         tokenizers = Tokenizers.load(run.folder)
         store = Store.open(run.folder / "data" / "train")
-        data = PairData(
-            store,
-            tokens=recipe.train.tokens,
-            seed=recipe.train.seed,
-            packed=_is_packed(recipe, ranks.device),
-            alike=graphs.wanted(recipe.train, ranks.device, ranks.world),
-        )
+        layout = _layout(run, ranks)
+        data = PairData(store, tokens=recipe.train.tokens, seed=recipe.train.seed, **layout)
         torch.manual_seed(recipe.train.seed)
         model = make_model(recipe, tokenizers)
         if ranks.main:
@@ -165,6 +162,22 @@ def _begin_from_vectors(recipe: Recipe, model: Any, tokenizers: Tokenizers, cons
             found = vectors.fill(getattr(model, f"{side}_embedding"), words, vectors.read(Path(path), words))
             if console is not None:
                 console.print(f"{found:,} of {len(words):,} {side} words begin from {path}")
+
+
+def _layout(run: Run, ranks: Ranks) -> dict[str, bool]:
+    """How batches are laid out. The machine decides when a run begins; elsewhere it goes on with the same."""
+    path = run.folder / "data" / "layout.json"
+    if run.has_begun and path.is_file():
+        kept: dict[str, bool] = json.loads(path.read_text(encoding="utf-8"))
+        return kept
+    layout = {
+        "packed": _is_packed(run.recipe, ranks.device),
+        "alike": graphs.wanted(run.recipe.train, ranks.device, ranks.world),
+    }
+    if ranks.main and not run.has_begun:
+        with written(path) as part:
+            part.write_text(json.dumps(layout), encoding="utf-8")
+    return layout
 
 
 def _is_packed(recipe: Recipe, device: torch.device) -> bool:
