@@ -157,6 +157,43 @@ def compare(
 
 
 @app.command()
+def align(
+    run: RunFolder,
+    pairs: Annotated[
+        list[str],
+        typer.Argument(metavar="PAIRS", help="A table, two files of text, a split of a data set, or -."),
+    ],
+    reverse: Annotated[Path | None, typer.Option(help="A run of the other direction.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write there, not to standard output.")] = None,
+    layer: Annotated[str, typer.Option(help="auto, or a number, counted from 0.")] = "auto",
+    head: Annotated[str, typer.Option(help="auto, mean, or a number.")] = "auto",
+    shift: Annotated[
+        bool | None, typer.Option(help="Links from the step after a word, which reads it; unsaid: auto.")
+    ] = None,
+    symmetry: Annotated[
+        str | None,
+        typer.Option(help="grow-diag (with --reverse), grow-diag-final-and, intersection, union, none."),
+    ] = None,
+    gold: Annotated[str | None, typer.Option(help="Links by people, to score with.")] = None,
+    gold_flipped: Annotated[
+        bool, typer.Option("--gold-flipped", help="They are written target first.")
+    ] = False,
+    on_error: Annotated[
+        str, typer.Option(help="stop, or skip: an empty line for what cannot be aligned.")
+    ] = "stop",
+    device: Device = "auto",
+) -> None:
+    """Link the words of given pairs of sentences: a line for every pair, as in 0-0 1-2."""
+    from jumok.tasks import linking
+
+    asked = linking.asked(layer, head, shift)
+    job = linking.Job(pairs, asked, symmetry, gold, gold_flipped, linking.on_error(on_error))
+    aligner = linking.aligner_of(run, reverse, device)
+    with _output(out) as write:
+        job.run(aligner, write, lambda line: print(line, file=sys.stderr))
+
+
+@app.command()
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Show this one.")] = None,
     copy: Annotated[Path | None, typer.Option(help="Write it to a file of yours, to change it.")] = None,

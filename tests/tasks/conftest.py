@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from jumok.look.align import View
 from jumok.run import Run
+from jumok.tasks.aligning import Aligner
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from tasks_planted import pairs, planted
 from tasks_small import sentences, trained
 
 
@@ -53,3 +56,27 @@ def bahdanau(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.fixture(scope="session")
 def transformer(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return trained(tmp_path_factory.mktemp("runs") / "transformer", "transformer")
+
+
+@pytest.fixture(scope="session")
+def word_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """Runs whose words are whole tokens; what they learned is not asked for."""
+    folder = tmp_path_factory.mktemp("words")
+    table = "".join(f"{one.source}\t{one.target}\n" for one in pairs(300, seed=1))
+    (folder / "table.tsv").write_text(f"low\thigh\n{table}", encoding="utf-8")
+    words = ["text.kind=words", f"data.train={folder / 'table.tsv'}", "data.held_out=30"]
+    there, back = ["data.source=low", "data.target=high"], ["data.source=high", "data.target=low"]
+    return {
+        "forth": trained(folder / "forth", "transformer", *words, *there),
+        "back": trained(folder / "back", "transformer", *words, *back),
+        "fixed": trained(folder / "fixed", "fixed", *words, *there),
+        "short": trained(folder / "short", "convolutional", *words, *there, "model.longest=12"),
+    }
+
+
+@pytest.fixture
+def both(word_runs: dict[str, Run]) -> Aligner:
+    """Two directions, each with one head that knows the links."""
+    return Aligner(
+        planted(word_runs["forth"], View(1, 2, True)), planted(word_runs["back"], View(0, 1, False))
+    )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from jumok.data import english_korean, links, moses, sources
+from jumok.data import english_korean, links, moses, sources, spelled
 from jumok.data.links import Gold
 from jumok.data.sources import Corpus, Example, Flaw, Part, Skipped
 from jumok.errors import InputError
@@ -42,15 +42,17 @@ class DataConfig:
     gold_flipped: bool = False  # the links are written target first
     source: str | int = 1  # a file's ending, or a column by name or number
     target: str | int = 2
-    prepare: Literal["none", "moses-lower"] = "none"  # what papers on Multi30k do to the text
+    # What papers on Multi30k do to the text; what makes raw text like that of hand-made word links.
+    prepare: Literal["none", "moses-lower", "spelled-out"] = "none"
     on_error: Literal["stop", "skip"] = "stop"
     longest: int = 256  # tokens; pairs with a longer side are left out of training, and counted
     held_out: int = 1000  # pairs for validation, and as many for test, where none are named
     pairs: int = 100_000  # of the built-in data, for training
+    joined: int = 1  # pairs come also as one with their neighbours, up to so many: sentences become longer
     packed: Literal["auto"] | bool = "auto"  # sentences end to end; auto: where the model and a GPU can
 
     def __post_init__(self) -> None:
-        for name in ("longest", "held_out", "pairs"):
+        for name in ("longest", "held_out", "pairs", "joined"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: 1 or more is expected")
         if self.prepare != "none" and not (isinstance(self.source, str) and isinstance(self.target, str)):
@@ -80,7 +82,7 @@ class Texts:
         """The training data, without what is held out; texts as the tokenizer gets them."""
         config = self.config
         if config.train == BUILT_IN:
-            return self._built_in_train()
+            return _joined(self._built_in_train(), config.joined)
         whole = self._corpus(config.train, "train")
         if config.valid is None or config.test is None:
             share = self._share(whole)
@@ -90,7 +92,7 @@ class Texts:
             whole = _filtered(
                 whole, f"without {share} for {list(self._held_out)}", lambda pair: _is_kept(pair, share, kept)
             )
-        return self._prepared(whole)
+        return _joined(self._prepared(whole), config.joined)
 
     def valid(self) -> Split:
         """What training is watched with."""
@@ -112,13 +114,15 @@ class Texts:
 
     def prepared(self, text: str, side: Literal["source", "target"]) -> str:
         """A text of a user's as the tokenizer gets it."""
-        if self.config.prepare == "none":
-            return text
-        return moses.prepare(text, str(getattr(self.config, side)))
+        language = str(getattr(self.config, side))
+        if self.config.prepare == "moses-lower":
+            return moses.prepare(text, language)
+        return spelled.prepare(text, language) if self.config.prepare == "spelled-out" else text
 
     def shown(self, text: str) -> str:
         """A translation as a reader wants it: what ``prepared`` did to a text, undone as far as it can be."""
-        return text if self.config.prepare == "none" else moses.detokenise(text, str(self.config.target))
+        is_moses = self.config.prepare == "moses-lower"
+        return moses.detokenise(text, str(self.config.target)) if is_moses else text
 
     # ------------------------------------------------------------------------------------------------
 
@@ -162,6 +166,8 @@ class Texts:
         return self._read(name, sources.find(str(kept), source="source", target="target"))
 
     def _read(self, name: str, corpus: Corpus) -> Split:
+        if self.config.prepare == "spelled-out":  # nothing undoes it: references are like the translations
+            corpus = self._prepared(corpus)
         skipped = Skipped()
         return Split(name, list(corpus.read(skipped)), skipped=skipped)
 
@@ -215,6 +221,30 @@ def _filtered(corpus: Corpus, name: str, keep: Callable[[Example], bool]) -> Cor
             return (one for one in part.read() if isinstance(one, Flaw) or keep(one))
 
         return replace(part, name=f"{part.name}, {name}", read=read)
+
+    return replace(corpus, parts=tuple(map(of, corpus.parts)))
+
+
+def _joined(corpus: Corpus, most: int) -> Corpus:
+    """The same, and behind every second pair the last two as one, behind every third the last three, …"""
+    if most == 1:
+        return corpus
+
+    def of(part: Part) -> Part:
+        def read() -> Iterator[Example | Flaw]:
+            waiting: dict[int, list[Example]] = {size: [] for size in range(2, most + 1)}
+            for one in part.read():
+                yield one
+                if isinstance(one, Flaw):
+                    continue
+                for size, some in waiting.items():
+                    some.append(one)
+                    if len(some) == size:
+                        source, target = " ".join(x.source for x in some), " ".join(x.target for x in some)
+                        yield Example(source, target, some[0].where)
+                        some.clear()
+
+        return replace(part, name=f"{part.name}, up to {most} joined", read=read)
 
     return replace(corpus, parts=tuple(map(of, corpus.parts)))
 

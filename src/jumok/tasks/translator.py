@@ -25,7 +25,7 @@ from jumok.models.transformer import Transformer
 from jumok.run import Run
 from jumok.tasks.corpora import Texts
 
-__all__ = ["DecodeConfig", "Search", "Translation", "Translator"]
+__all__ = ["DecodeConfig", "Search", "Translation", "Translator", "parts"]
 
 AT_ONCE = 1024  # lines that are read before any is translated, so that those of like length go together
 WEIGHTS = 1 << 18  # of one head of one layer that are looked at together
@@ -258,7 +258,7 @@ class Translator:
         Only of the first ones, if all would be too many weights.
         """
         batch = self.batch(pairs)
-        first = next(_parts([[0] * n for n in batch.source.lengths], [[0] * n for n in batch.target.lengths]))
+        first = next(parts([[0] * n for n in batch.source.lengths], [[0] * n for n in batch.target.lengths]))
         if first.stop < len(pairs):
             batch = self.batch(pairs[first])
         with torch.inference_mode():
@@ -306,7 +306,7 @@ class Translator:
         """How much each piece said looked at each of the source, ``(Q, K)`` for each pair, without EOS."""
         shift = int(self.decode.align_shift)
         found: list[Tensor] = []
-        for part in _parts(sources, said):
+        for part in parts(sources, said):
             weights = self._weights(sources[part], said[part])
             found += (
                 one[shift : shift + len(y), : len(x)].cpu()
@@ -357,7 +357,7 @@ def _fast(model: Any) -> Any:
     return Graphed(model) if on_gpu and isinstance(model, Transformer) else model
 
 
-def _parts(sources: Sequence[Sequence[int]], said: Sequence[Sequence[int]]) -> Iterator[slice]:
+def parts(sources: Sequence[Sequence[int]], said: Sequence[Sequence[int]]) -> Iterator[slice]:
     """Neighbours as many as have maps of bounded size together."""
     begin = longest_x = longest_y = 0
     for end, (x, y) in enumerate(zip(sources, said, strict=True)):

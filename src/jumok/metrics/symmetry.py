@@ -1,0 +1,88 @@
+"""Links of two directions made one: what both found, what either found, and what lies between.
+
+A model that says the target links every target word to one source word; one that says the source, the other
+way round. Neither can be right where a word belongs to several. Both are given here as links (source word,
+target word), the second ones flipped::
+
+    forth        back         intersection  grow-diag    union
+    ■ · · · ■    ■ · · · ·    ■ · · · ·     ■ · · · ·    ■ · · · ■
+    · · ■ · ·    · ■ ■ · ·    · · ■ · ·     · ■ ■ · ·    · ■ ■ · ·
+
+Rows are source words here. Growing takes in the link that stands beside one that both found and gives a
+target word its first link; the one at the right has no neighbour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jumok.data.links import Links
+
+__all__ = ["SYMMETRIES", "grow_diag", "grow_diag_final_and", "intersection", "union"]
+
+# Beside, above and below first, then across the corners, as Koehn lists them: it decides who comes first.
+NEIGHBOURS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))
+
+
+def intersection(forth: Links, back: Links) -> Links:
+    """The links that both found: few but sure."""
+    return forth & back
+
+
+def union(forth: Links, back: Links) -> Links:
+    """The links that either found: many, not all of them right."""
+    return forth | back
+
+
+def grow_diag(forth: Links, back: Links) -> Links:
+    """What both found, and from there neighbours that one found, as long as they link a word without links.
+
+    A neighbour is one word on in either sentence or in both (Och & Ney 2003; Koehn's procedure, in his order:
+    links are gone through by source word, then target word, again and again until none is added).
+
+    >>> sorted(grow_diag(frozenset({(0, 0), (1, 1), (2, 1)}), frozenset({(0, 0), (1, 1)})))
+    [(0, 0), (1, 1), (2, 1)]
+    """
+    either = forth | back
+    links = set(forth & back)
+    sources, targets = {source for source, _ in links}, {target for _, target in links}
+    order = sorted(either)  # all that can ever be a link
+    grown = True
+    while grown:
+        grown = False
+        for source, target in order:
+            if (source, target) not in links:
+                continue
+            for down, right in NEIGHBOURS:
+                one, other = near = (source + down, target + right)
+                if near in either and near not in links and (one not in sources or other not in targets):
+                    links.add(near)
+                    sources.add(one)
+                    targets.add(other)
+                    grown = True
+    return frozenset(links)
+
+
+def grow_diag_final_and(forth: Links, back: Links) -> Links:
+    """The same, and then every link that one of the two found between words that both have none yet.
+
+    >>> sorted(grow_diag_final_and(frozenset({(0, 0), (2, 5)}), frozenset({(0, 0), (2, 7)})))
+    [(0, 0), (2, 5)]
+    """
+    links = set(grow_diag(forth, back))
+    sources, targets = {source for source, _ in links}, {target for _, target in links}
+    for found in (forth, back):
+        for source, target in sorted(found):
+            if source not in sources and target not in targets:
+                links.add((source, target))
+                sources.add(source)
+                targets.add(target)
+    return frozenset(links)
+
+
+SYMMETRIES: dict[str, Callable[[Links, Links], Links]] = {
+    "grow-diag": grow_diag,
+    "grow-diag-final-and": grow_diag_final_and,
+    "intersection": intersection,
+    "union": union,
+}

@@ -1,0 +1,163 @@
+"""What ``jumok align`` does with files: pairs of sentences in, a line of links for each out, their score."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from jumok.data import formats, links, sources
+from jumok.data.files import lines
+from jumok.data.sources import Example, Flaw
+from jumok.errors import InputError
+from jumok.metrics.alignment import alignment_score, write_links
+from jumok.metrics.symmetry import SYMMETRIES
+from jumok.run import Run
+from jumok.tasks.aligning import SAMPLE, Aligned, Aligner, Asked, Chosen
+from jumok.tasks.corpora import DataConfig
+from jumok.tasks.translate import load
+
+__all__ = ["Job", "aligner_of", "asked", "on_error", "pairs_in"]
+
+TOLD = 20  # lines that could not be used are named one by one, up to so many
+Line = Callable[[str], None]
+OnError = Literal["stop", "skip"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be aligned, and how."""
+
+    pairs: Sequence[str]  # a table, two files of text, a split of a data set; - is standard input
+    asked: Asked
+    symmetry: str | None = None  # None: grow-diag, if there are two models
+    gold: str | None = None
+    gold_flipped: bool = False
+    on_error: OnError = "stop"  # skip: an empty line for what cannot be aligned
+
+    def run(self, aligner: Aligner, write: Line, tell: Line) -> None:
+        """Write a line for each pair, in their order, and tell what was chosen and how good it is."""
+        combine = self._combine(aligner)
+        gold = None if self.gold is None else links.find(self.gold)
+        coming = pairs_in(self.pairs, aligner.forth.run.recipe.data)
+        first = list(itertools.islice(coming, SAMPLE))
+        chosen = aligner.choose([one for one in first if isinstance(one, Example)], self.asked)
+        tell(f"links by {chosen}")
+        kept: list[Aligned] = []
+        left_out = 0
+        for found in self._found(aligner, itertools.chain(first, coming), chosen, combine):
+            if isinstance(found, Flaw):
+                left_out += 1
+                if left_out <= TOLD:
+                    tell(f"{found}: an empty line in its place")
+                found = Aligned(frozenset(), frozenset(), frozenset())
+            write(write_links(found.links))
+            if gold is not None:
+                kept.append(found)
+        if left_out > TOLD:
+            tell(f"{left_out:,} pairs in all could not be aligned, and have empty lines")
+        if gold is not None:
+            self._score(gold, kept, aligner, tell)
+
+    def _combine(self, aligner: Aligner) -> Callable[[links.Links, links.Links], links.Links] | None:
+        name = self.symmetry or ("none" if aligner.back is None else "grow-diag")
+        if name != "none" and name not in SYMMETRIES:
+            raise InputError(f"symmetry {name!r} came; it is one of {', '.join(SYMMETRIES)}, none")
+        if name != "none" and aligner.back is None:
+            raise InputError(f"--symmetry {name} makes one of two directions; name the other: --reverse RUN")
+        return SYMMETRIES.get(name)
+
+    def _found(
+        self,
+        aligner: Aligner,
+        pairs: Iterable[Example | Flaw],
+        chosen: Chosen,
+        combine: Callable[[links.Links, links.Links], links.Links] | None,
+    ) -> Iterator[Aligned | Flaw]:
+        """The pairs aligned, each flaw in its place."""
+        pairs = iter(pairs)
+        while window := list(itertools.islice(pairs, SAMPLE)):
+            checked = [one if isinstance(one, Flaw) else aligner.unfit(one) or one for one in window]
+            if self.on_error == "stop":
+                for one in checked:
+                    if isinstance(one, Flaw):
+                        raise InputError(
+                            f"{one}. Mend it, or have an empty line in its place: --on-error skip"
+                        )
+            good = [one for one in checked if isinstance(one, Example)]
+            aligned = aligner.align(good, chosen, combine)
+            yield from (one if isinstance(one, Flaw) else next(aligned) for one in checked)
+
+    def _score(self, gold: Path, kept: Sequence[Aligned], aligner: Aligner, tell: Line) -> None:
+        right = links.read(gold, pairs=len(kept))
+        if self.gold_flipped:
+            right = [one.flipped() for one in right]
+        told = {"links": [one.links for one in kept]}
+        if aligner.back is not None:
+            told["forth alone"] = [one.forth for one in kept]
+            told["back alone"] = [one.back or frozenset() for one in kept]
+        for name, found in told.items():
+            score = alignment_score(found, right)
+            tell(
+                f"{name}: alignment error rate {score.error_rate:.4f}, precision {score.precision:.3f}, "
+                f"recall {score.recall:.3f}"
+            )
+
+
+def asked(layer: str, head: str, shift: bool | None) -> Asked:
+    """From words of the command line."""
+
+    def number(name: str, text: str, words: Sequence[str]) -> int | None:
+        if text in words:
+            return None
+        if not text.isdecimal():
+            raise InputError(f"--{name} {text}: it is {' or '.join(words)}, or a number, counted from 0")
+        return int(text)
+
+    one, of_layer = number("layer", layer, ["auto"]), number("head", head, ["auto", "mean"])
+    heads: int | Literal["auto", "mean"] = "mean" if head == "mean" else "auto"
+    return Asked(one, heads if of_layer is None else of_layer, shift)
+
+
+def on_error(text: str) -> OnError:
+    """From the command line, too."""
+    if text not in ("stop", "skip"):
+        raise InputError(f"--on-error {text}: it is stop or skip")
+    return "skip" if text == "skip" else "stop"
+
+
+def aligner_of(run: Path, reverse: Path | None, device: str) -> Aligner:
+    """The models of runs."""
+    opened = [Run.open(one) for one in (run, reverse) if one is not None]
+    for one in opened:
+        if one.recipe.task != "translate":
+            raise InputError(f"{one.folder} is a run of the task {one.recipe.task}; translate has word links")
+    return Aligner(*(load(one, device) for one in opened))
+
+
+def pairs_in(names: Sequence[str], data: DataConfig) -> Iterator[Example | Flaw]:
+    """Pairs of sentences from files, as a recipe names them, or lines of ``source ||| target``."""
+    path = Path(names[0])
+    if len(names) > 2:
+        raise InputError(f"{len(names)} files came; name one with both sides, or one for each")
+    if names[0] == "-":
+        typed = (raw.decode("utf-8", "surrogateescape").rstrip("\r\n") for raw in sys.stdin.buffer)
+        return _lines(typed, "standard input")
+    if len(names) == 1 and path.exists() and not path.is_dir() and formats.ending(path) not in formats.TABLES:
+        return _lines(lines(path), names[0])
+    where = names[0] if len(names) == 1 else list(names)
+    corpus = sources.find(where, source=data.source, target=data.target)
+    return itertools.chain.from_iterable(part.read() for part in corpus.parts)
+
+
+def _lines(lines: Iterable[str | None], name: str) -> Iterator[Example | Flaw]:
+    for number, line in enumerate(lines, 1):
+        cells = (line or "").split("\t" if "\t" in (line or "") else "|||")
+        if len(cells) == 2:
+            yield formats.example(cells[0], cells[1], f"{name}:{number}")
+        else:
+            told = f"{len(cells)} columns; it is two texts with a tab or ||| between them"
+            yield Flaw(f"{name}:{number}", "no pair", told)

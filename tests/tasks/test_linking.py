@@ -1,0 +1,150 @@
+"""`jumok align` on files: what it reads, what it writes, and what it says of lines that are no pairs."""
+
+import io
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from tasks_planted import opposite, pairs, planted
+
+from jumok import InputError
+from jumok.data.sources import Example, Flaw
+from jumok.look.align import View
+from jumok.run import Run
+from jumok.tasks import linking
+from jumok.tasks.aligning import Aligner, Asked
+from jumok.tasks.corpora import DataConfig
+from jumok.tasks.linking import Job, pairs_in
+
+
+class Heard:
+    """What a job wrote and told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.told: list[str] = []
+
+    def of(self, job: Job, aligner: Aligner) -> "Heard":
+        job.run(aligner, self.lines.append, self.told.append)
+        return self
+
+
+def write(path: Path, some: Sequence[Example], between: str = "\t") -> str:
+    path.write_text("".join(f"{one.source}{between}{one.target}\n" for one in some), encoding="utf-8")
+    return str(path)
+
+
+def pharaoh(pair: Example) -> str:
+    return " ".join(f"{i}-{j}" for i, j in sorted(opposite(pair)))
+
+
+@pytest.mark.parametrize("form", ["tsv", "bars", "two", "stdin"])
+def test_pairs_come_from_a_table_bars_two_files_or_standard_input(
+    form: str, both: Aligner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = pairs(5, seed=9)
+    names = {
+        "tsv": lambda: [write(tmp_path / "p.tsv", some)],
+        "bars": lambda: [write(tmp_path / "p.txt", some, " ||| ")],
+        "two": lambda: [two(tmp_path / "a.low", some, 0), two(tmp_path / "a.high", some, 1)],
+        "stdin": lambda: ["-"],
+    }[form]()
+    text = Path(write(tmp_path / "typed", some)).read_bytes()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+    heard = Heard().of(Job(names, Asked()), both)
+    assert heard.lines == [pharaoh(one) for one in some]
+    assert heard.told[0].startswith(
+        "links by layer 1, head 2, shifted; back: layer 0, head 1, plain; chosen by"
+    )
+
+
+def two(path: Path, some: Sequence[Example], side: int) -> str:
+    path.write_text("".join(f"{(one.source, one.target)[side]}\n" for one in some), encoding="utf-8")
+    return str(path)
+
+
+def test_a_bad_line_stops_it_by_name_or_has_an_empty_line(both: Aligner, tmp_path: Path) -> None:
+    good = pairs(3)
+    lines = [f"{one.source}\t{one.target}" for one in good]
+    (tmp_path / "p.tsv").write_text("\n".join([lines[0], "ba\t", lines[1], "a\tb\tc", lines[2]]) + "\n")
+    job = Job([str(tmp_path / "p.tsv")], Asked())
+    with pytest.raises(InputError, match=r"p\.tsv:2: an empty target\. Mend it, or .* --on-error skip"):
+        Heard().of(job, both)
+    heard = Heard().of(Job([str(tmp_path / "p.tsv")], Asked(), on_error="skip"), both)
+    assert heard.lines == [pharaoh(good[0]), "", pharaoh(good[1]), "", pharaoh(good[2])]
+    assert any("p.tsv:2: an empty target" in one for one in heard.told)
+    assert any("p.tsv:4: another number of columns" in one for one in heard.told)
+
+
+def test_too_many_bad_lines_are_counted(both: Aligner, tmp_path: Path) -> None:
+    (tmp_path / "p.tsv").write_text("ba\tBA\n" + "ba\t\n" * 30)
+    heard = Heard().of(Job([str(tmp_path / "p.tsv")], Asked(), on_error="skip"), both)
+    assert heard.lines == ["0-0"] + [""] * 30
+    assert len(heard.told) == 1 + 20 + 1
+    assert heard.told[-1].startswith("30 pairs in all")
+
+
+def test_lines_that_are_no_pairs_are_told(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_bytes(b"a ||| b\nalone\n\xff\tb\na\tb ||| c\n\n")
+    found = list(pairs_in([str(tmp_path / "p.txt")], DataConfig()))
+    assert [type(one) for one in found] == [Example, Flaw, Flaw, Example, Flaw]
+    assert "p.txt:2: no pair (1 columns; it is two texts with a tab or ||| between them)" in str(found[1])
+    assert "p.txt:3: invalid UTF-8" in str(found[2])
+    with pytest.raises(InputError, match="3 files"):
+        pairs_in(["a", "b", "c"], DataConfig())
+    with pytest.raises(InputError, match="no file or data set"):
+        pairs_in(["missing.tsv"], DataConfig())
+
+
+def test_gold_links_tell_the_error_rate_of_each_direction(both: Aligner, tmp_path: Path) -> None:
+    some = pairs(20, seed=2)
+    name = write(tmp_path / "p.tsv", some)
+    (tmp_path / "gold").write_text("".join(f"{pharaoh(one)}\n" for one in some))
+    (tmp_path / "turned").write_text(
+        "".join(" ".join(f"{j}-{i}" for i, j in sorted(opposite(one))) + "\n" for one in some)
+    )
+    heard = Heard().of(Job([name], Asked(), gold=str(tmp_path / "gold")), both)
+    assert [one.partition(":")[0] for one in heard.told[1:]] == ["links", "forth alone", "back alone"]
+    assert all("error rate 0.0000, precision 1.000, recall 1.000" in one for one in heard.told[1:])
+    turned = Heard().of(Job([name], Asked(), gold=str(tmp_path / "turned"), gold_flipped=True), both)
+    assert turned.told == heard.told
+    (tmp_path / "short.tsv").write_text("ba\tBA\n")
+    with pytest.raises(InputError, match="there are 1 pairs"):
+        Heard().of(Job([str(tmp_path / "short.tsv")], Asked(), gold=str(tmp_path / "gold")), both)
+
+
+def test_symmetry_needs_two_directions_and_a_name_that_is_known(
+    both: Aligner, word_runs: dict[str, Run]
+) -> None:
+    alone = Aligner(planted(word_runs["forth"], View(0, 0)))
+    with pytest.raises(InputError, match="--reverse"):
+        Heard().of(Job(["-"], Asked(), symmetry="union"), alone)
+    with pytest.raises(InputError, match=r"'grow'.* grow-diag, "):
+        Heard().of(Job(["-"], Asked(), symmetry="grow"), both)
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (("auto", "auto", None), Asked()),
+        (("3", "mean", True), Asked(3, "mean", True)),
+        (("0", "7", False), Asked(0, 7, False)),
+    ],
+)
+def test_what_the_command_line_asks_for(words: tuple[str, str, bool | None], asked: Asked) -> None:
+    assert linking.asked(*words) == asked
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (lambda: linking.asked("last", "auto", None), "--layer last: it is auto, or a number"),
+        (lambda: linking.asked("-1", "auto", None), "--layer -1"),
+        (lambda: linking.asked("auto", "all", None), "--head all: it is auto or mean, or a number"),
+        (lambda: linking.on_error("go"), "--on-error go: it is stop or skip"),
+    ],
+)
+def test_what_it_cannot_ask_for(wrong: Callable[[], object], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        wrong()
