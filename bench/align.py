@@ -1,10 +1,10 @@
 """How good are word links by attention? Every layer, plain and shifted, and eflomal on the same words.
 
-    python bench/align.py RUN REVERSE [--section views|links|eflomal|all] [--quick] [--out file.json]
+    python bench/align.py RUN REVERSE [--gold NAME] [--section views|links|eflomal|all] [--out file.json]
 
 RUN and REVERSE are models of the two directions, such as `jumok train transformer/hansards-en-fr` and -fr-en
-make. Both align the sentences with gold links that RUN's recipe names (data.gold), and the alignment error
-rate (AER) tells how good they are. Nothing but the scores is taken from the gold links.
+make. Both align the sentences with gold links that --gold or else RUN's recipe (data.gold) names, and the
+alignment error rate (AER) tells how good they are. Nothing but the scores is taken from the gold links.
 
 views    the AER of every layer, its heads averaged, plain and shifted, beside what views are chosen by:
          agreement of the directions, consistency of the links
@@ -20,7 +20,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,19 @@ from report import Report, Row
 from jumok.data.links import Gold, Links
 from jumok.data.sources import Example
 from jumok.look.align import agreement, consistency, links_of, views
-from jumok.metrics.alignment import alignment_score, flipped
-from jumok.metrics.symmetry import SYMMETRIES
+from jumok.metrics.alignment import alignment_score, flipped, strongest
+from jumok.metrics.symmetry import SYMMETRIES, grow_diag, grow_diag_final_and, intersection, union
 from jumok.tasks.aligning import Aligner, Asked, look, turned
 from jumok.tasks.linking import aligner_of
 
 CHOSEN_BY = ("error_rate", "agreement", "consistency")  # and how good it is
+OF_LINKS = {
+    "grow-diag": grow_diag,
+    "grow-diag-final-and": grow_diag_final_and,
+    "intersection": intersection,
+    "union": union,
+}
+NAMES = ("forth", "back", "together", *OF_LINKS)
 Found = dict[str, list[Links]]  # by name: of all pairs
 READINGS = {"plain": Asked(shift=False), "shifted": Asked(shift=True), "chosen": Asked()}
 READINGS |= {f"{name}, means": Asked(head="mean", shift=asked.shift) for name, asked in READINGS.items()}
@@ -54,13 +61,14 @@ class Work:
         return {name: asdict(alignment_score(links, self.gold)) for name, links in found.items()}
 
 
-def work_of(run: Path, reverse: Path, device: str) -> Work:
+def work_of(run: Path, reverse: Path, gold_name: str | None, device: str) -> Work:
     aligner = aligner_of(run, reverse, device)
-    gold = aligner.forth.texts.gold()
+    texts = aligner.forth.texts
+    gold = (replace(texts, config=replace(texts.config, gold=gold_name)) if gold_name else texts).gold()
     if gold is None:  # the built-in sentences have links too
-        gold = aligner.forth.texts.test()
+        gold = texts.test()
     if gold.links is None:
-        raise SystemExit(f"the recipe of {run} names no gold links: data.gold")
+        raise SystemExit(f"the recipe of {run} names no gold links (data.gold): give --gold")
     return Work(aligner, gold.examples, gold.links)
 
 
@@ -101,14 +109,15 @@ def measure_links(report: Report, work: Work) -> None:
         row = report.row("links", name)
         try:
             chosen = work.aligner.choose(work.pairs, asked)
-            aligned = list(work.aligner.align(work.pairs, chosen, None))
+            maps = [(one, other) for one, other in work.aligner.maps(work.pairs, chosen) if other is not None]
         except Exception as error:
             report.failed(row, "attention", r.short(error))
             continue
-        found = combined([one.forth for one in aligned], [one.back or frozenset() for one in aligned])
+        found = {name: [symmetry(*pair) for pair in maps] for name, symmetry in SYMMETRIES.items()}
+        found |= {"forth": found.pop("none"), "back": [flipped(strongest(back)) for _, back in maps]}
         row["ways"] |= work.scores(found)
         report.note(row, chosen=str(chosen))
-        report.say(f"{name}: {chosen}")
+        report.say(f"{name}: {chosen.forth}; back: {chosen.back}")
 
 
 def measure_eflomal(report: Report, work: Work) -> None:
@@ -120,8 +129,9 @@ def measure_eflomal(report: Report, work: Work) -> None:
         report.failed(row, "eflomal", f"not installed ({error}); pip install eflomal, which needs a compiler")
         return
     texts = work.aligner.forth.texts
-    own = {pair.where.rpartition(":")[0] for pair in work.pairs}  # if they are trained on, they come once
-    learned = [pair for pair in texts.train() if pair.where.rpartition(":")[0].partition(",")[0] not in own]
+    own = {file_of(pair) for pair in work.pairs}  # if they are among the training text, they come once
+    text = replace(texts, config=replace(texts.config, joined=1)).train()
+    learned = [pair for pair in text if file_of(pair) not in own]
     sides = [[pair.source for pair in learned], [pair.target for pair in learned]]
     for pair in work.pairs:
         sides[0].append(same_words(pair.source, texts.prepared(pair.source, "source")))
@@ -136,8 +146,14 @@ def measure_eflomal(report: Report, work: Work) -> None:
             return
         took = time.perf_counter() - began
         forth, back = (read(Path(name), len(work.pairs)) for name in names)
-    row["ways"] |= work.scores(combined(forth, back))
+    pairs = list(zip(forth, back, strict=True))
+    made = {name: [combine(*pair) for pair in pairs] for name, combine in OF_LINKS.items()}
+    row["ways"] |= work.scores({"forth": forth, "back": back, **made})
     report.note(row, seconds=took, pairs=len(sides[0]))
+
+
+def file_of(pair: Example) -> str:
+    return pair.where.rpartition(":")[0]
 
 
 def same_words(text: str, prepared: str) -> str:
@@ -149,13 +165,6 @@ def read(path: Path, count: int) -> list[Links]:
     """The last lines of a file of links."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1][-count:]
     return [frozenset(tuple(map(int, link.split("-"))) for link in line.split()) for line in lines]  # type: ignore[misc]
-
-
-def combined(forth: list[Links], back: list[Links]) -> Found:
-    """Each direction, and the two made one."""
-    pairs = list(zip(forth, back, strict=True))
-    made = {name: [combine(*pair) for pair in pairs] for name, combine in SYMMETRIES.items()}
-    return {"forth": forth, "back": back, **made}
 
 
 SECTIONS: dict[str, Callable[[Report, Work], None]] = {
@@ -181,20 +190,20 @@ def show_views(rows: Sequence[Row]) -> None:
 
 
 def show_links(rows: Sequence[Row]) -> None:
-    names = ["forth", "back", *SYMMETRIES]
     lines = [
-        [row["case"], *(r.get(row["ways"], name, "error_rate") for name in names)]
+        [row["case"], *(r.get(row["ways"], name, "error_rate") for name in NAMES)]
         for row in rows
         if "forth" in row["ways"]
     ]
     if lines:
-        r.table("alignment error rate", ["", *names], lines)
+        r.table("alignment error rate", ["", *NAMES], lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run", type=Path, help="a run's folder")
     parser.add_argument("reverse", type=Path, help="that of the other direction")
+    parser.add_argument("--gold", help="sentences with links, such as hansards/gold")
     parser.add_argument("--section", choices=[*SECTIONS, "all"], default="all")
     parser.add_argument("--quick", action="store_true", help="write no file, unless --out names one")
     parser.add_argument("--out", type=Path, help="the JSON file; runs/bench/… unless --quick")
@@ -203,10 +212,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     report = Report("align", torch.device(chosen.device))
     report.out = chosen.out or (None if chosen.quick else r.RESULTS / f"align-{report.where}.json")
-    work = work_of(chosen.run, chosen.reverse, chosen.device)
+    work = work_of(chosen.run, chosen.reverse, chosen.gold, chosen.device)
     recipe = work.aligner.forth.run.recipe
     report.head |= {"runs": [str(chosen.run), str(chosen.reverse)], "model": asdict(recipe.model)}
-    report.head |= {"gold": recipe.data.gold, "sentences": len(work.pairs)}
+    report.head |= {"gold": chosen.gold or recipe.data.gold, "sentences": len(work.pairs)}
     report.say(f"{recipe.model.kind}, {len(work.pairs)} pairs with gold links")
     for name in SECTIONS if chosen.section == "all" else [chosen.section]:
         SECTIONS[name](report, work)

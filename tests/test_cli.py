@@ -94,6 +94,35 @@ def test_a_map_as_a_picture_and_everything_as_json(jumok: Callable[..., Said], h
     assert (home / "map.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_links_of_given_pairs_in_and_out_of_files(jumok: Callable[..., Said], home: Path) -> None:
+    jumok("train", "bahdanau", *SMALL)
+    lines = ["we walk to the market\t우리는 시장에 간다", "i run\t나는 달린다", "go\t가라"]
+    (home / "pairs.tsv").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    (home / "gold").write_text("0-0 4-1 1-2\n0-0 1-1\n0-0\n", encoding="utf-8")
+    said = jumok("align", "runs/bahdanau", "pairs.tsv", "--gold", "gold")
+    assert said.status == 0, said.err
+    found = said.out.splitlines()
+    assert [sorted(int(link.partition("-")[2]) for link in line.split()) for line in found] == [
+        [0, 1, 2],
+        [0, 1],
+        [0],
+    ]
+    assert "links by layer 0, mean of heads, " in said.err
+    assert "links: alignment error rate 0." in said.err
+    written = jumok("align", "runs/bahdanau", "pairs.tsv", "--out", "links.txt", "--no-shift", "--head", "0")
+    assert written.out == ""
+    plain = (home / "links.txt").read_text(encoding="utf-8").splitlines()
+    typed = jumok("align", "runs/bahdanau", "-", "--no-shift", "--head", "mean", stdin="\n".join(lines))
+    assert typed.out.splitlines() == plain
+
+    (home / "bad.tsv").write_text("we walk\t\n" + lines[1] + "\n", encoding="utf-8")
+    stopped = jumok("align", "runs/bahdanau", "bad.tsv", "--out", "bad.txt")
+    assert (stopped.status, "bad.tsv:1: an empty target" in stopped.err) == (1, True)
+    assert not (home / "bad.txt").exists()
+    skipped = jumok("align", "runs/bahdanau", "bad.tsv", "--on-error", "skip", "--no-shift")
+    assert skipped.out.splitlines() == ["", plain[1]]
+
+
 def test_recipes_are_listed_shown_and_copied(jumok: Callable[..., Said], home: Path) -> None:
     listed = jumok("recipes").out
     assert "transformer/multi30k-en-de" in listed
@@ -119,6 +148,10 @@ def test_recipes_are_listed_shown_and_copied(jumok: Callable[..., Said], home: P
         (["compare", "runs/bahdanau"], ["two or more"]),
         (["export", "runs/bahdanau", "there", "--to", "hf"], ["Transformer"]),
         (["data", "get", "multi30"], ["multi30k"]),
+        (["align", "runs/bahdanau", "missing.tsv"], ["missing.tsv"]),
+        (["align", "runs/bahdanau", "-", "--layer", "top"], ["--layer top", "auto"]),
+        (["align", "runs/bahdanau", "-", "--symmetry", "union"], ["--reverse RUN"]),
+        (["align", "runs/bahdanau", "-"], ["no pairs"]),
     ],
 )
 def test_what_went_wrong_is_told_without_a_traceback(
@@ -142,7 +175,7 @@ def test_text_that_is_not_utf_8_is_told_by_its_line(jumok: Callable[..., Said], 
 
 
 def test_help_is_there_for_every_command(jumok: Callable[..., Said]) -> None:
-    for command in ("train", "run", "eval", "compare", "recipes", "export", "data"):
+    for command in ("train", "run", "align", "eval", "compare", "recipes", "export", "data"):
         assert "Usage" in jumok(command, "--help").out
 
 

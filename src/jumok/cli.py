@@ -172,7 +172,10 @@ def align(
     ] = None,
     symmetry: Annotated[
         str | None,
-        typer.Option(help="grow-diag (with --reverse), grow-diag-final-and, intersection, union, none."),
+        typer.Option(
+            help="With --reverse: together (both maps as one), grow-diag, grow-diag-final-and, intersection, "
+            "union, none."
+        ),
     ] = None,
     gold: Annotated[str | None, typer.Option(help="Links by people, to score with.")] = None,
     gold_flipped: Annotated[

@@ -56,7 +56,7 @@ def test_picks_are_the_strongest_of_every_view_in_order() -> None:
 def test_agreement_is_the_f1_of_the_links_of_both_directions() -> None:
     # Two sentences. Forth: a view that links both words rightly and one that always looks at word 0.
     forth = [torch.tensor([[0, 1], [0, 0]]), torch.tensor([[1, 0, 0], [0, 0, 0]])]
-    # Back, from 2 and 2 source words: a view that returns every link, one that always looks at word 1, one silent.
+    # Back, from 2 and 2 words: a view that returns every link, one that looks at word 1, a silent one.
     back = [torch.tensor([[0, 1], [1, 1], [-1, -1]]), torch.tensor([[1, 0], [1, 1], [-1, -1]])]
     found = agreement(forth, back)
     assert found.shape == (2, 3)

@@ -3,10 +3,18 @@
 import random
 
 import pytest
+import torch
 
 from jumok.data.links import Links
-from jumok.metrics import symmetry
-from jumok.metrics.symmetry import SYMMETRIES, grow_diag, grow_diag_final_and, intersection, union
+from jumok.metrics.alignment import flipped, strongest
+from jumok.metrics.symmetry import (
+    SYMMETRIES,
+    grow_diag,
+    grow_diag_final_and,
+    intersection,
+    together,
+    union,
+)
 
 
 def drawn(picture: str) -> Links:
@@ -104,10 +112,30 @@ def test_the_procedure_as_it_is_written_down() -> None:
     assert differ > 20  # the cases tell the four apart
 
 
-def test_all_by_name_and_nothing_from_nothing() -> None:
-    assert set(SYMMETRIES) == {"grow-diag", "grow-diag-final-and", "intersection", "union"}
-    same = drawn("#.. .#. ..#")
-    for together in SYMMETRIES.values():
-        assert together(frozenset(), frozenset()) == frozenset()
-        assert together(same, same) == same
-    assert set(symmetry.__all__) >= {"grow_diag", "grow_diag_final_and", "intersection", "union"}
+def test_two_maps_as_one_settle_what_each_alone_could_not() -> None:
+    # Three target words, two source words. Forth is in doubt about word 1, and back knows it.
+    forth = torch.tensor([[0.9, 0.1], [0.5, 0.4], [0.4, 0.4]])
+    back = torch.tensor([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1]])
+    assert strongest(forth) == {(0, 0), (0, 1), (0, 2)}
+    assert together(forth, back) == {(0, 0), (1, 1)}
+    # One that is sure outweighs one that is not: 0.9 · 0.3 < 0.1 · 3 · 0.9 …
+    assert together(torch.tensor([[0.6, 0.4]]), torch.tensor([[0.2], [0.9]])) == {(1, 0)}
+    # … and where one says never, it is never.
+    assert together(torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0], [0.0]])) == frozenset()
+
+
+def test_all_by_name_from_two_maps() -> None:
+    torch.manual_seed(2)
+    forth, back = torch.rand(7, 5), torch.rand(5, 7)
+    one, other = strongest(forth), flipped(strongest(back))
+    classical = {"grow-diag": grow_diag, "grow-diag-final-and": grow_diag_final_and}
+    classical |= {"intersection": intersection, "union": union}
+    assert set(SYMMETRIES) == {"together", "none", *classical}
+    for name, combine in classical.items():
+        assert SYMMETRIES[name](forth, back) == combine(one, other)
+    assert SYMMETRIES["none"](forth, back) == one
+    assert SYMMETRIES["together"](forth, back) == together(forth, back) == flipped(together(back, forth))
+    same = torch.eye(4)
+    for symmetry in SYMMETRIES.values():
+        assert symmetry(same, same) == drawn("#... .#.. ..#. ...#")
+        assert symmetry(torch.zeros(0, 3), torch.zeros(3, 0)) == frozenset()

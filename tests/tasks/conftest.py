@@ -38,6 +38,17 @@ def data_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
             links = [f"{n} {k} {e} S" for n, p in enumerate(pairs, 1) for e, k in p.links]
             if split == "gold":
                 (root / name / "gold.links.txt").write_text("".join(f"{line}\n" for line in links))
+    (root / "hansards").mkdir()
+    for language, texts in (
+        ("en", [p.english for p in sentences(90, 0)]),
+        ("fr", [p.korean for p in sentences(90, 0)]),
+    ):
+        (root / "hansards" / f"train.{language}").write_text("".join(f"{line}\n" for line in texts))
+    gold = [p for p in sentences(9, 1) if "'" not in p.english]  # an apostrophe would be set apart
+    text = "".join(f"{p.english} ||| {p.korean}\n" for p in gold)
+    (root / "hansards" / "gold.en-fr.txt").write_text(text, encoding="utf-8")
+    lines = (" ".join(f"{e + 1}-{k + 1}" for e, k in p.links) for p in gold)
+    (root / "hansards" / "gold.links.txt").write_text("".join(f"{line}\n" for line in lines))
     (root / "koen").mkdir()
     for seed, (split, count) in enumerate((("train", 60), ("val", 7), ("test", 11))):
         rows = [

@@ -12,8 +12,8 @@ from jumok import InputError
 from jumok.batch import Map, Pairs
 from jumok.data.sources import Example
 from jumok.look.align import View
-from jumok.metrics.alignment import flipped
-from jumok.metrics.symmetry import intersection, union
+from jumok.metrics.alignment import flipped, strongest
+from jumok.metrics.symmetry import SYMMETRIES
 from jumok.run import Run
 from jumok.tasks import aligning, translate, translator
 from jumok.tasks.aligning import Aligner, Asked, Chosen, _owners, _Text
@@ -113,10 +113,13 @@ def test_it_streams(both: Aligner) -> None:
 def test_the_two_directions_are_made_one_as_asked(both: Aligner) -> None:
     chosen = Chosen(View(0, 0), View(1, 1), "")  # views that look anywhere
     some = pairs(5)
-    for combine in (intersection, union, None):
-        for one in both.align(some, chosen, combine):
-            assert one.back is not None
-            assert one.links == (combine(one.forth, one.back) if combine else one.forth)
+    for name, symmetry in SYMMETRIES.items():
+        for one, (forth, back) in zip(
+            both.align(some, chosen, symmetry), both.maps(some, chosen), strict=True
+        ):
+            assert back is not None
+            assert (one.forth, one.back) == (strongest(forth), flipped(strongest(back)))
+            assert one.links == SYMMETRIES[name](forth, back)
     assert both.back is not None
     back = Aligner(both.back).align([aligning.turned(one) for one in some], only(View(1, 1)))
     assert [one.back for one in both.align(some, chosen)] == [flipped(one.links) for one in back]

@@ -3,6 +3,7 @@
 import io
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from jumok import InputError
 from jumok.data.sources import Example, Flaw
 from jumok.look.align import View
 from jumok.run import Run
-from jumok.tasks import linking
+from jumok.tasks import linking, translate
 from jumok.tasks.aligning import Aligner, Asked
 from jumok.tasks.corpora import DataConfig
 from jumok.tasks.linking import Job, pairs_in
@@ -77,6 +78,26 @@ def test_a_bad_line_stops_it_by_name_or_has_an_empty_line(both: Aligner, tmp_pat
     assert any("p.tsv:4: another number of columns" in one for one in heard.told)
 
 
+def test_a_pair_too_long_for_the_model_is_a_bad_line(word_runs: dict[str, Run], tmp_path: Path) -> None:
+    aligner = Aligner(translate.load(word_runs["short"], "cpu"))
+    (tmp_path / "p.tsv").write_text("ba\tBA\n" + "ba " * 12 + "\tBA\nda\tDA\n")
+    with pytest.raises(InputError, match=r"p\.tsv:2: too long \(12 tokens"):
+        Heard().of(Job([str(tmp_path / "p.tsv")], Asked()), aligner)
+    heard = Heard().of(Job([str(tmp_path / "p.tsv")], Asked(), on_error="skip"), aligner)
+    assert heard.lines == ["0-0", "", "0-0"]
+
+
+def test_the_gold_links_of_the_recipe_are_turned_as_it_says(both: Aligner, tmp_path: Path) -> None:
+    some = pairs(9, seed=3)
+    turned = (" ".join(f"{j}-{i}" for i, j in sorted(opposite(one))) for one in some)
+    (tmp_path / "gold").write_text("".join(f"{line}\n" for line in turned))
+    run = both.forth.run
+    data = replace(run.recipe.data, gold=str(tmp_path / "gold"), gold_flipped=True)
+    both.forth.run = replace(run, recipe=replace(run.recipe, data=data))
+    heard = Heard().of(Job([write(tmp_path / "p.tsv", some)], Asked(), gold=str(tmp_path / "gold")), both)
+    assert "links: alignment error rate 0.0000" in heard.told[1]
+
+
 def test_too_many_bad_lines_are_counted(both: Aligner, tmp_path: Path) -> None:
     (tmp_path / "p.tsv").write_text("ba\tBA\n" + "ba\t\n" * 30)
     heard = Heard().of(Job([str(tmp_path / "p.tsv")], Asked(), on_error="skip"), both)
@@ -120,7 +141,7 @@ def test_symmetry_needs_two_directions_and_a_name_that_is_known(
     alone = Aligner(planted(word_runs["forth"], View(0, 0)))
     with pytest.raises(InputError, match="--reverse"):
         Heard().of(Job(["-"], Asked(), symmetry="union"), alone)
-    with pytest.raises(InputError, match=r"'grow'.* grow-diag, "):
+    with pytest.raises(InputError, match=r"'grow'.* together, grow-diag, "):
         Heard().of(Job(["-"], Asked(), symmetry="grow"), both)
 
 

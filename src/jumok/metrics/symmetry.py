@@ -1,8 +1,10 @@
 """Links of two directions made one: what both found, what either found, and what lies between.
 
-A model that says the target links every target word to one source word; one that says the source, the other
-way round. Neither can be right where a word belongs to several. Both are given here as links (source word,
-target word), the second ones flipped::
+A model that says the target has a map with a row for each target word, and links it to one source word; one
+that says the source has the opposite. Neither can be right where a word belongs to several.
+
+Best of all, the two maps are made one (:func:`together`): where one model is in doubt, the other may know.
+The classical ways know only the links of each, (source word, target word), and none of the doubt::
 
     forth        back         intersection  grow-diag    union
     ■ · · · ■    ■ · · · ·    ■ · · · ·     ■ · · · ·    ■ · · · ■
@@ -16,12 +18,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jumok.data.links import Links
+from torch import Tensor
 
-__all__ = ["SYMMETRIES", "grow_diag", "grow_diag_final_and", "intersection", "union"]
+from jumok.data.links import Links
+from jumok.metrics.alignment import flipped, mutual, strongest
+
+__all__ = ["SYMMETRIES", "Symmetry", "grow_diag", "grow_diag_final_and", "intersection", "together", "union"]
+
+# Makes links of two maps: target words by source words, and source words by target words.
+Symmetry = Callable[[Tensor, Tensor], Links]
 
 # Beside, above and below first, then across the corners, as Koehn lists them: it decides who comes first.
 NEIGHBOURS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))
+
+
+def together(forth: Tensor, back: Tensor) -> Links:
+    """The pairs that are the strongest both ways in the geometric mean of the two maps.
+
+    ``forth`` is ``(target words, source words)``, ``back`` the opposite.
+
+    >>> forth = torch.tensor([[0.6, 0.4], [0.6, 0.4]])  # both target words rather look at the first
+    >>> back = torch.tensor([[0.9, 0.1], [0.1, 0.9]])  # the other model knows better
+    >>> sorted(together(forth, back))
+    [(0, 0), (1, 1)]
+    """
+    return mutual((forth * back.T).sqrt())
 
 
 def intersection(forth: Links, back: Links) -> Links:
@@ -80,9 +101,15 @@ def grow_diag_final_and(forth: Links, back: Links) -> Links:
     return frozenset(links)
 
 
-SYMMETRIES: dict[str, Callable[[Links, Links], Links]] = {
-    "grow-diag": grow_diag,
-    "grow-diag-final-and": grow_diag_final_and,
-    "intersection": intersection,
-    "union": union,
+def _of_links(combine: Callable[[Links, Links], Links]) -> Symmetry:
+    return lambda forth, back: combine(strongest(forth), flipped(strongest(back)))
+
+
+SYMMETRIES: dict[str, Symmetry] = {
+    "together": together,
+    "grow-diag": _of_links(grow_diag),
+    "grow-diag-final-and": _of_links(grow_diag_final_and),
+    "intersection": _of_links(intersection),
+    "union": _of_links(union),
+    "none": lambda forth, _: strongest(forth),
 }

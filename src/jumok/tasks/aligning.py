@@ -20,10 +20,10 @@ from jumok.data.sources import Example, Flaw
 from jumok.errors import InputError, JumokError
 from jumok.look.align import Looked, View, agreement, consistency, views
 from jumok.metrics.alignment import Links, flipped, strongest
-from jumok.metrics.symmetry import grow_diag
+from jumok.metrics.symmetry import Symmetry, together
 from jumok.tasks.translator import Translator, parts
 
-__all__ = ["SAMPLE", "Aligned", "Aligner", "Asked", "Chosen", "look", "turned"]
+__all__ = ["AT_ONCE", "SAMPLE", "Aligned", "Aligner", "Asked", "Chosen", "look", "turned"]
 
 AT_ONCE = 1024  # pairs that are read before any is aligned, so that those of like length go together
 SAMPLE = 1000  # pairs that views are chosen by
@@ -125,21 +125,27 @@ class Aligner:
         return Chosen(mine.views[one], theirs.views[other], "as asked" if asked.is_settled else why)
 
     def align(
-        self,
-        pairs: Iterable[Example],
-        chosen: Chosen,
-        symmetry: Callable[[Links, Links], Links] | None = grow_diag,
+        self, pairs: Iterable[Example], chosen: Chosen, symmetry: Symmetry = together
     ) -> Iterator[Aligned]:
-        """The links of each pair, in their order; ``symmetry`` makes one of two, None keeps the first."""
+        """The links of each pair, in their order; ``symmetry`` makes one of two directions."""
+        for forth, back in self.maps(pairs, chosen):
+            links = strongest(forth)
+            if back is None:
+                yield Aligned(links, links)
+            else:
+                yield Aligned(symmetry(forth, back), links, flipped(strongest(back)))
+
+    def maps(self, pairs: Iterable[Example], chosen: Chosen) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """The maps behind them: ``(target words, source words)``, and the opposite from the other model."""
         waiting = iter(pairs)
         while window := list(itertools.islice(waiting, AT_ONCE)):
-            forth = _links(self.forth, window, chosen.forth)
-            if self.back is None or chosen.back is None:
-                yield from (Aligned(links, links) for links in forth)
-                continue
-            back = map(flipped, _links(self.back, [turned(one) for one in window], chosen.back))
-            for one, other in zip(forth, back, strict=True):
-                yield Aligned(symmetry(one, other) if symmetry else one, one, other)
+            forth = look(self.forth, window, functools.partial(Looked.map, view=chosen.forth))
+            back: Sequence[Tensor | None] = [None] * len(window)
+            if self.back is not None and (view := chosen.back) is not None:
+                back = look(
+                    self.back, [turned(one) for one in window], functools.partial(Looked.map, view=view)
+                )
+            yield from zip(forth, back, strict=True)
 
     def unfit(self, pair: Example) -> Flaw | None:
         """Why a pair cannot be aligned, if a model's learned positions do not reach far enough."""
@@ -168,10 +174,6 @@ class _Picks:
         known = views(*found[0][0])
         allowed = asked.of(known)
         return cls([known[n] for n in allowed], [picks[allowed] for _, picks in found])
-
-
-def _links(translator: Translator, pairs: Sequence[Example], view: View) -> list[Links]:
-    return look(translator, pairs, lambda looked: strongest(looked.map(view)))
 
 
 @torch.inference_mode()

@@ -14,9 +14,9 @@ from jumok.data.files import lines
 from jumok.data.sources import Example, Flaw
 from jumok.errors import InputError
 from jumok.metrics.alignment import alignment_score, write_links
-from jumok.metrics.symmetry import SYMMETRIES
+from jumok.metrics.symmetry import SYMMETRIES, Symmetry
 from jumok.run import Run
-from jumok.tasks.aligning import SAMPLE, Aligned, Aligner, Asked, Chosen
+from jumok.tasks.aligning import AT_ONCE, SAMPLE, Aligned, Aligner, Asked, Chosen
 from jumok.tasks.corpora import DataConfig
 from jumok.tasks.translate import load
 
@@ -33,22 +33,24 @@ class Job:
 
     pairs: Sequence[str]  # a table, two files of text, a split of a data set; - is standard input
     asked: Asked
-    symmetry: str | None = None  # None: grow-diag, if there are two models
+    symmetry: str | None = None  # how two directions are made one; None: together, if there are two
     gold: str | None = None
     gold_flipped: bool = False
     on_error: OnError = "stop"  # skip: an empty line for what cannot be aligned
 
     def run(self, aligner: Aligner, write: Line, tell: Line) -> None:
         """Write a line for each pair, in their order, and tell what was chosen and how good it is."""
-        combine = self._combine(aligner)
+        symmetry = self._symmetry(aligner)
         gold = None if self.gold is None else links.find(self.gold)
-        coming = pairs_in(self.pairs, aligner.forth.run.recipe.data)
+        coming = self._checked(pairs_in(self.pairs, aligner.forth.run.recipe.data), aligner)
         first = list(itertools.islice(coming, SAMPLE))
+        if not first:
+            raise InputError(f"there are no pairs of sentences in {' '.join(self.pairs)}")
         chosen = aligner.choose([one for one in first if isinstance(one, Example)], self.asked)
         tell(f"links by {chosen}")
         kept: list[Aligned] = []
         left_out = 0
-        for found in self._found(aligner, itertools.chain(first, coming), chosen, combine):
+        for found in _in_place(itertools.chain(first, coming), aligner, chosen, symmetry):
             if isinstance(found, Flaw):
                 left_out += 1
                 if left_out <= TOLD:
@@ -62,38 +64,26 @@ class Job:
         if gold is not None:
             self._score(gold, kept, aligner, tell)
 
-    def _combine(self, aligner: Aligner) -> Callable[[links.Links, links.Links], links.Links] | None:
-        name = self.symmetry or ("none" if aligner.back is None else "grow-diag")
-        if name != "none" and name not in SYMMETRIES:
-            raise InputError(f"symmetry {name!r} came; it is one of {', '.join(SYMMETRIES)}, none")
-        if name != "none" and aligner.back is None:
+    def _symmetry(self, aligner: Aligner) -> Symmetry:
+        name = self.symmetry or "together"
+        if name not in SYMMETRIES:
+            raise InputError(f"symmetry {name!r} came; it is one of {', '.join(SYMMETRIES)}")
+        if self.symmetry not in (None, "none") and aligner.back is None:
             raise InputError(f"--symmetry {name} makes one of two directions; name the other: --reverse RUN")
-        return SYMMETRIES.get(name)
+        return SYMMETRIES[name]
 
-    def _found(
-        self,
-        aligner: Aligner,
-        pairs: Iterable[Example | Flaw],
-        chosen: Chosen,
-        combine: Callable[[links.Links, links.Links], links.Links] | None,
-    ) -> Iterator[Aligned | Flaw]:
-        """The pairs aligned, each flaw in its place."""
-        pairs = iter(pairs)
-        while window := list(itertools.islice(pairs, SAMPLE)):
-            checked = [one if isinstance(one, Flaw) else aligner.unfit(one) or one for one in window]
-            if self.on_error == "stop":
-                for one in checked:
-                    if isinstance(one, Flaw):
-                        raise InputError(
-                            f"{one}. Mend it, or have an empty line in its place: --on-error skip"
-                        )
-            good = [one for one in checked if isinstance(one, Example)]
-            aligned = aligner.align(good, chosen, combine)
-            yield from (one if isinstance(one, Flaw) else next(aligned) for one in checked)
+    def _checked(self, pairs: Iterable[Example | Flaw], aligner: Aligner) -> Iterator[Example | Flaw]:
+        """The pairs, with a flaw for what cannot be aligned, if that is to be skipped."""
+        for one in pairs:
+            flaw = one if isinstance(one, Flaw) else aligner.unfit(one)
+            if flaw is not None and self.on_error == "stop":
+                raise InputError(f"{flaw}. Mend it, or have an empty line in its place: --on-error skip")
+            yield flaw or one
 
     def _score(self, gold: Path, kept: Sequence[Aligned], aligner: Aligner, tell: Line) -> None:
         right = links.read(gold, pairs=len(kept))
-        if self.gold_flipped:
+        data = aligner.forth.run.recipe.data
+        if self.gold_flipped or (self.gold == data.gold and data.gold_flipped):
             right = [one.flipped() for one in right]
         told = {"links": [one.links for one in kept]}
         if aligner.back is not None:
@@ -105,6 +95,16 @@ class Job:
                 f"{name}: alignment error rate {score.error_rate:.4f}, precision {score.precision:.3f}, "
                 f"recall {score.recall:.3f}"
             )
+
+
+def _in_place(
+    pairs: Iterable[Example | Flaw], aligner: Aligner, chosen: Chosen, symmetry: Symmetry
+) -> Iterator[Aligned | Flaw]:
+    """The pairs aligned, and each flaw where it stood."""
+    pairs = iter(pairs)
+    while window := list(itertools.islice(pairs, AT_ONCE)):
+        aligned = aligner.align((one for one in window if isinstance(one, Example)), chosen, symmetry)
+        yield from (one if isinstance(one, Flaw) else next(aligned) for one in window)
 
 
 def asked(layer: str, head: str, shift: bool | None) -> Asked:
