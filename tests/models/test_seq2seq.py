@@ -92,7 +92,7 @@ def batch() -> Pairs:
 
 def told(model: Seq2Seq, batch: Pairs) -> Tensor:
     """The logits of all steps, ``(B, T, V)``, of a model that is told the target."""
-    words = model.words(batch.target.ids)
+    words = model.target_embedding(batch.target.ids)
     _, readouts, _ = model.decoder(words, model.start(batch.source))
     return model.generator(readouts)
 
@@ -340,7 +340,7 @@ class Naive:
         previous = torch.zeros(len(self.p["generator.weight"][0]), dtype=torch.float64)  # h̃
         loss, maps = torch.zeros((), dtype=torch.float64), []
         for t, (said, label) in enumerate(zip([BOS, *target], [*target, EOS], strict=True)):
-            y = self.p["target_embedding.weight"][said] * (math.sqrt(config.embedding) if config.tied else 1)
+            y = self.p["target_embedding.weight"][said]
             context = last if config.attention is None and config.input_feeding else None
             if config.attention is not None and config.query == "previous":
                 context, weights = self.attend(hidden[-1][0], annotations, t)

