@@ -317,6 +317,19 @@ def test_edges_are_knocked_out_by_their_places_in_what_is_generated() -> None:
         equal(seen[1].weights(), out.attentions[1])  # the layer after it, whose input it changed
 
 
+def test_edges_are_knocked_out_of_all_beams() -> None:
+    model, layer = tiny("llama"), "model.layers.0.self_attn"
+    with knock_out(model, {layer: [1, (2, 1), (7, 3)]}), watch(model) as seen:
+        sequences = model.generate(ids(2, 5), max_new_tokens=NEW, num_beams=3, num_return_sequences=2)
+    weights = seen[layer].weights()
+    assert weights[:, 1].sum() == weights[:, :, 2, 1].sum() == weights[:, :, 7, 3].sum() == 0
+    model.set_attn_implementation("eager")
+    with torch.no_grad(), knock_out(model, {layer: [1, (2, 1), (7, 3)]}):
+        out = model(sequences[:, :-1], output_attentions=True)
+    equal(weights, out.attentions[0])
+    equal(seen[1].weights(), out.attentions[1])
+
+
 def test_a_translation_without_a_cache() -> None:
     model, given = tiny("t5"), inputs("t5")
     del given["decoder_input_ids"]

@@ -197,6 +197,13 @@ class Seen(Sequence[Entry]):
             raise InputError(f"{name!r} was not seen{why}")
         return found
 
+    def show(self, *, batch: int = 0, title: str = "") -> Any:
+        """The viewer, as the output of a notebook's cell."""
+        from jumok.look.scene import Scene
+        from jumok.look.widget import Viewer
+
+        return Viewer(Scene.of(self, batch=batch, title=title))
+
     @property
     def names(self) -> list[str]:
         """The names of the layers, each once."""

@@ -79,20 +79,43 @@ def stitched(
 def side_by_side(some: Sequence[Kept]) -> Kept:
     """Attentions of different lengths as one batch. What is beyond a shorter one's end attends to nothing."""
     queries, keys = (max(kept.shape[axis] for kept in some) for axis in (2, 3))
-    alike = len({(kept.shape[2:], kept.diagonal, kept.window) for kept in some}) == 1
-
-    def mask(kept: Kept) -> Tensor:
-        piece = _piece(Part.of(kept))
-        piece = piece.expand(kept.shape[0], -1, -1, -1)
-        beyond = False if piece.dtype == torch.bool else -torch.inf
-        return F.pad(piece, (0, keys - kept.shape[3], 0, queries - kept.shape[2]), value=beyond)
-
-    first = some[0]
     query = torch.cat([F.pad(kept.query, (0, 0, 0, queries - kept.shape[2])) for kept in some])
     key = torch.cat([F.pad(kept.key, (0, 0, 0, keys - kept.shape[3])) for kept in some])
-    if alike and all(kept.mask is None for kept in some):
-        return Kept(query, key, first.scale, first.softcap, None, first.diagonal, first.window)
-    return Kept(query, key, first.scale, first.softcap, torch.cat([mask(kept) for kept in some]))
+    first = some[0]
+    alike = len({(kept.shape[2:], kept.diagonal, kept.window) for kept in some}) == 1
+    mask, diagonal, window = None, first.diagonal, first.window
+    if not alike or any(kept.mask is not None for kept in some):
+        pieces = _of_one_kind([_piece(Part.of(kept)) for kept in some])
+        beyond = False if pieces[0].dtype == torch.bool else -torch.inf
+        mask = torch.cat(
+            [
+                F.pad(
+                    piece.expand(kept.shape[0], -1, -1, -1),
+                    (0, keys - kept.shape[3], 0, queries - kept.shape[2]),
+                    value=beyond,
+                )
+                for piece, kept in zip(pieces, some, strict=True)
+            ]
+        )
+        diagonal = window = None
+    return Kept(query, key, first.scale, first.softcap, mask, diagonal, window, _change_of_each(some))
+
+
+def _change_of_each(some: Sequence[Kept]) -> Change | None:
+    """The rules of attentions that stand side by side, each asked for its own rows of the batch."""
+    if all(kept.change is None for kept in some):
+        return None
+    owner = [(kept, row) for kept in some for row in range(kept.shape[0])]
+
+    def change(scores: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        kept, row = owner[int(b)]
+        if kept.change is None:
+            return scores
+        _, _, queries, keys = kept.shape  # beyond these, all is masked
+        at = torch.full_like(b, row), h, q.clamp(max=queries - 1), k.clamp(max=keys - 1)
+        return kept.change(scores, *at)
+
+    return change
 
 
 # ------------------------------------------------------------------------------- who sees what
@@ -133,16 +156,25 @@ def _band(part: Part, start: int) -> tuple[int, int | None] | None:
 
 def _canvas(parts: Sequence[Part], starts: Sequence[int], keys: int) -> Tensor:
     """The masks of all parts in one, ``(B or 1, H or 1, Q, K)``."""
-    pieces = [_piece(part) for part in parts]
-    added = [piece for piece in pieces if piece.dtype != torch.bool]
-    dtype, nothing = (added[0].dtype, -torch.inf) if added else (torch.bool, False)
-    batch, heads = (max(piece.shape[axis] for piece in pieces) for axis in (0, 1))
-    canvas = torch.full((batch, heads, starts[-1], keys), nothing, dtype=dtype, device=pieces[0].device)
+    pieces = _of_one_kind([_piece(part) for part in parts])
+    nothing = False if pieces[0].dtype == torch.bool else -torch.inf
+    batch = max(len(piece) for piece in pieces)
+    canvas = pieces[0].new_full((batch, pieces[0].shape[1], starts[-1], keys), nothing)
     for piece, part, start in zip(pieces, parts, starts, strict=False):
-        if added and piece.dtype == torch.bool:
-            piece = torch.where(piece, 0.0, -torch.inf).to(dtype)
         canvas[:, :, start : start + part.count, part.first : part.first + part.keys] = piece
     return canvas
+
+
+def _of_one_kind(masks: list[Tensor]) -> list[Tensor]:
+    """Masks ``(B or 1, H or 1, Q, K)`` with as many heads each, all of them boolean or all to be added."""
+    heads = max(mask.shape[1] for mask in masks)
+    masks = [mask.expand(-1, heads, -1, -1) for mask in masks]
+    added = next((mask.dtype for mask in masks if mask.dtype != torch.bool), None)
+    if added is None:
+        return masks
+    return [
+        torch.where(mask, 0.0, -torch.inf).to(added) if mask.dtype == torch.bool else mask for mask in masks
+    ]
 
 
 def _piece(part: Part) -> Tensor:
