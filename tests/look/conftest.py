@@ -77,6 +77,14 @@ class Shown:
                        return !store.asked.size && !store.wanted.size && maps.every((m) => !m.waiting); }"""
         )
 
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Wait for it: what is drawn comes a frame or two after it is known, later on a busy machine."""
+        for _ in range(200):
+            if holds():
+                return
+            self.page.wait_for_timeout(50)
+        raise AssertionError("it did not come to hold within 10 seconds")
+
     def ask(self, script: str, *given: Any) -> Any:
         """Of the viewer: `v` is the viewer, `map` its first map."""
         start = 'const v = document.querySelector("#viewer").jumok, map = v.maps[0];'

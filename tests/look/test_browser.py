@@ -282,8 +282,7 @@ def test_all_heads_are_small_maps_and_open_when_clicked(served: Show) -> None:
         const g = c.getContext("2d"), w = c.width;
         const at = (n) => [...g.getImageData(Math.floor((n + 0.5) * w / 7), 20, 1, 1).data];
         return [0, 1, 2, 3, 4, 5, 6].map(at); })()"""
-    columns = [darkness(colour[:3]) for colour in shown.ask(script)]
-    assert int(np.argmax(columns)) == 3
+    shown.until(lambda: np.argmax([darkness(colour[:3]) for colour in shown.ask(script)]) == 3)
     shown.page.click('.jm-small[data-layer="2"][data-head="1"]')
     shown.rest()
     assert shown.ask("[v.state.view, v.state.layer, v.state.head]") == ["map", 2, 1]
@@ -354,9 +353,12 @@ def test_a_picture_is_lit_where_a_word_looks(served: Show) -> None:
     assert right > left + 100
     shown.page.click('.jm-token[data-place="1"]')
     shown.page.wait_for_selector('.jm-token[data-place="1"].jm-is-pinned')
-    shown.page.wait_for_timeout(100)
-    right, left = shown.ask(light)
-    assert left > right + 100
+
+    def left_is_lighter() -> bool:
+        right, left = shown.ask(light)
+        return bool(left > right + 100)
+
+    shown.until(left_is_lighter)
     box = shown.page.locator(".jm-veil").bounding_box()
     shown.page.mouse.move(box["x"] + box["width"] / 6, box["y"] + 0.75 * box["height"])
     assert shown.page.inner_text(".jm-tip").split() == ["patch", "3", "3", "1"]
