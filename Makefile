@@ -41,6 +41,8 @@ bench: $(STAMP)
 	$(BIN)/python bench/attention.py
 	$(BIN)/python bench/training.py
 	$(BIN)/python bench/decoding.py
+	$(BIN)/python bench/look.py
+	$(BIN)/python bench/look_browser.py
 
 demo: $(STAMP)
 	$(BIN)/jumok train bahdanau/demo --out runs/demo

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from jumok.attention.cache import Cache
     from jumok.attention.core import attend, explain, mix, weights
     from jumok.attention.heads import MultiHead
+    from jumok.look.knock import knock_out
+    from jumok.look.watch import watch
 
 try:
     __version__ = version("jumok")
@@ -25,6 +27,8 @@ _HOMES = {
     "Cache": "jumok.attention.cache",
     "MultiHead": "jumok.attention.heads",
     "attend": "jumok.attention.core",
+    "knock_out": "jumok.look.knock",
+    "watch": "jumok.look.watch",
     "explain": "jumok.attention.core",
     "mix": "jumok.attention.core",
     "weights": "jumok.attention.core",
@@ -69,10 +73,12 @@ __all__ = [
     "MultiHead",
     "attend",
     "explain",
+    "knock_out",
     "load",
     "masks",
     "mix",
     "positions",
     "scores",
+    "watch",
     "weights",
 ]

@@ -197,6 +197,38 @@ def align(
 
 
 @app.command()
+def look(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="The folder of a run, or a Hugging Face folder.")
+    ],
+    text: Annotated[str, typer.Argument(help="What the model reads.")],
+    target: Annotated[str | None, typer.Option(help="What it says; otherwise what it would say.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write an .html file or a picture, rather than serve a page.")
+    ] = None,
+    layer: Annotated[str | None, typer.Option(help="Of --out: a layer by its name; * is anything.")] = None,
+    head: Annotated[int | None, typer.Option(min=0, help="Of --out: one head.")] = None,
+    port: Annotated[int, typer.Option(help="Of the page.")] = 8765,
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+    device: Device = "auto",
+) -> None:
+    """See where a model attends: in the browser, in an HTML file, in a picture."""
+    from jumok.look import folder, page, show
+    from jumok.run import Run
+    from jumok.tasks import of
+
+    if folder.is_folder(model):
+        scene = folder.look_into(model, text, target, device)
+    else:
+        run = Run.open(model)
+        scene = of(run.recipe.task).load(run, device).look(text, target)
+    if out is not None:
+        print(f"written to {show.save(scene, out, layer, head)}")
+    else:
+        page.serve(scene, port=port, open_browser=browser)
+
+
+@app.command()
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Show this one.")] = None,
     copy: Annotated[Path | None, typer.Option(help="Write it to a file of yours, to change it.")] = None,

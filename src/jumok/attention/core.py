@@ -60,9 +60,7 @@ def attend(
     >>> attend(query, key, value, mask=jumok.masks.padding([4, 7])).shape
     torch.Size([2, 5, 3])
     """
-    call = checked(query, key, _given(value), score, mask, bias, scale, softcap, dropout)
-    path = fused.choose(call).path
-    return _reference(call) if path is None else path.run(call)
+    return _attended(checked(query, key, _given(value), score, mask, bias, scale, softcap, dropout))
 
 
 def weights(
@@ -83,8 +81,7 @@ def weights(
     >>> weights(query, key, score=jumok.scores.Dot(), mask=jumok.masks.padding(2))
     tensor([[0.2689, 0.7311, 0.0000]])
     """
-    call = checked(query, key, None, score, mask, bias, scale, softcap, 0.0)
-    return _weights(call, call.per_head(call.prepared_keys()), slice(0, call.at.queries))
+    return _weighed(checked(query, key, None, score, mask, bias, scale, softcap, 0.0))
 
 
 def mix(weights: Tensor, value: Tensor) -> Tensor:
@@ -130,6 +127,18 @@ def _given(value: Tensor | None) -> Tensor:
     if value is None:
         raise InputError("value is None; give the values (…, K, Dv), or use weights() for the weights alone")
     return value
+
+
+# ------------------------------------------- every call, once checked: whoever watches, watches these
+
+
+def _attended(call: Call) -> Tensor:
+    path = fused.choose(call).path
+    return _reference(call) if path is None else path.run(call)
+
+
+def _weighed(call: Call) -> Tensor:
+    return _weights(call, call.per_head(call.prepared_keys()), slice(0, call.at.queries))
 
 
 # --------------------------------------------------------------------------------- the reference

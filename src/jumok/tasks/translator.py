@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from jumok.models.graphed import Graphed
 from jumok.models.transformer import Transformer
 from jumok.run import Run
 from jumok.tasks.corpora import Texts
+
+if TYPE_CHECKING:
+    from jumok.look.scene import Scene
 
 __all__ = ["DecodeConfig", "Search", "Translation", "Translator", "parts"]
 
@@ -340,6 +343,22 @@ class Translator:
         if translation.weights is None:
             raise InputError("this translation was made without its map: translate with align=True")
         return heat_map(translation.weights, translation.words, translation.source_words, path, title=title)
+
+    def look(self, text: str, target: str | None = None) -> Scene:
+        """All attention of the model while it says ``target``, or its own translation, for the viewer."""
+        from jumok.look.scene import Scene
+        from jumok.look.watch import watch
+
+        self.check_maps()
+        said = self.translate(text, align=False).text if target is None else target
+        batch = self.batch([Example(text, said, "the text")])
+        with torch.inference_mode(), watch(self.model, self.tokenizers) as seen:
+            self.model.loss(batch)
+        scene = Scene.of(seen, title=f"{text}  →  {said}")
+        # Between the two texts, a row is named by the word it says rather than by the one that it was told.
+        words = self.tokenizers.target.pieces(batch.labels[0].tolist())
+        layers = (replace(one, rows=words) if one.kind == "cross" else one for one in scene.layers)
+        return replace(scene, layers=tuple(layers))
 
     def export(self, to: str, folder: Path) -> None:
         """Write the model in another format: ``hf``, a Marian folder."""

@@ -1,0 +1,161 @@
+"""What exp(scores) sum up to in each row of dot-product attention, where no kernel told it.
+
+Here is also what the pooling kernel shares: how the work is cut, Q Kᵀ of a tile, and which pairs count.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2_E = math.log2(math.e)
+SHARED_MEMORY = 116 << 10  # bytes: no program needs more
+ON_GPU = tl.constexpr(not triton.knobs.runtime.interpret)
+
+
+class Blocks(NamedTuple):
+    """How a kernel cuts its work. (The polynomials, `unroll` and `programs` are the pooling kernel's.)"""
+
+    queries: int = 256  # of a tile; the more, the less often the keys are read
+    keys: int = 64
+    warps: int = 8
+    stages: int = 3  # blocks of keys on their way, for each of `unroll`
+    unroll: int = 2  # blocks of keys a turn of the loop, where a cell has so many
+    registers: int = 128  # of a thread at most: so few that two programs share a multiprocessor
+    polynomials: int = 1  # of four exponentials: 0, 1 or 2
+    programs: int = 2048  # the walk along the keys is split until there are about so many
+
+
+def fitting(query: Tensor, slots: int) -> Blocks:
+    """The blocks to take for queries ``(H, Q, D)`` in so many slots: as large as shared memory takes."""
+    row = max(16, triton.next_power_of_2(query.shape[-1])) * query.element_size()  # bytes
+    if query.dtype == torch.float32:
+        if row <= 256 and slots > 64:
+            return Blocks(queries=128, stages=2, unroll=1, polynomials=0)
+        return Blocks(queries=64, keys=32, warps=4, stages=2, unroll=1, registers=255, polynomials=0)
+    if row > 256:
+        return Blocks(queries=64, warps=4, stages=2, unroll=1, registers=224)
+    if slots <= 128:
+        return Blocks(queries=64, warps=4, stages=2)
+    return Blocks() if row <= 128 else Blocks(queries=128, warps=4, stages=2, registers=168)
+
+
+def launched(blocks: Blocks) -> dict[str, Any]:
+    """How a kernel is compiled: a product and a sum are one instruction, on which its speed rests."""
+    limit = {} if triton.knobs.runtime.interpret else {"maxnreg": blocks.registers}
+    return {"num_warps": blocks.warps, "num_stages": blocks.stages, "enable_fp_fusion": True, **limit}
+
+
+def shared_memory(device: torch.device) -> int:
+    """The bytes of shared memory that a program may use."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
+
+
+def dense(x: Tensor) -> Tensor:
+    """The kernels take any strides of head and row, and consecutive d."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+@triton.jit
+def products(q, k):
+    """Q Kᵀ of a tile; in float32, three products of tensor cores that together are nearly as exact."""
+    if not ON_GPU:  # the interpreter takes bfloat16 for whole numbers here
+        q, k = q.to(tl.float32), k.to(tl.float32)
+    return tl.dot(q, tl.trans(k), input_precision="tf32x3")
+
+
+@triton.jit
+def allowed(row, column, inside, alive_ptr, diagonal, window,
+             CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, ALIVE: tl.constexpr):  # fmt: skip
+    """Which pairs of a tile count, [rows, keys] or [1, keys]; `inside` says which columns there are."""
+    if ALIVE:
+        inside &= tl.load(alive_ptr + column, mask=inside, other=0) != 0
+    keep = inside[None, :]
+    if CAUSAL:
+        keep &= column[None, :] <= row[:, None] + diagonal
+    if WINDOWED:
+        keep &= column[None, :] > row[:, None] + (diagonal - window)
+    return keep
+
+
+@triton.jit(do_not_specialize=["R", "C", "diagonal", "window"])
+def _lse_kernel(
+    q_ptr, k_ptr, alive_ptr, out_ptr, R, C, factor, diagonal, window, heads_a_key,
+    q_stride_h, q_stride_r, k_stride_h, k_stride_r,
+    D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, ALIVE: tl.constexpr,
+):  # fmt: skip
+    """out[h, row] = log Σ exp(score), -inf where no key is allowed."""
+    h = tl.program_id(1).to(tl.int64)
+    block = tl.program_id(0)
+    if CAUSAL:
+        block = tl.num_programs(0) - 1 - block
+    row = block * BQ + tl.arange(0, BQ)
+    d = tl.arange(0, BD)
+    q_at = q_ptr + h * q_stride_h + row.to(tl.int64)[:, None] * q_stride_r + d[None, :]
+    q = tl.load(q_at, mask=(row < R)[:, None] & (d < D)[None, :], other=0.0)
+    k_ptr += h // heads_a_key * k_stride_h
+    first, last, clear = 0, C, C // BK * BK  # up to `clear` no column needs a check
+    if CAUSAL:
+        last = tl.minimum(C, tl.maximum((block + 1) * BQ + diagonal, 0))
+        clear = tl.minimum(clear, tl.maximum(block * BQ + diagonal + 1, 0) // BK * BK)
+    if WINDOWED:
+        first = tl.maximum(block * BQ + diagonal - window + 1, 0) // BK * BK
+    if WINDOWED or ALIVE:
+        clear = first
+    largest = tl.full((BQ,), float("-inf"), tl.float32)
+    total = tl.zeros((BQ,), tl.float32)
+    for part in tl.static_range(2):
+        for begin in range(first if part == 0 else clear, clear if part == 0 else last, BK):
+            column = begin + tl.arange(0, BK)
+            inside = column < C
+            k_at = k_ptr + column.to(tl.int64)[:, None] * k_stride_r + d[None, :]
+            if part == 0 and BD == D:
+                k = tl.load(k_at)
+            else:
+                k = tl.load(k_at, mask=inside[:, None] & (d < D)[None, :], other=0.0)
+            s = products(q, k) * factor
+            if part == 1:
+                keep = allowed(row, column, inside, alive_ptr, diagonal, window, CAUSAL, WINDOWED, ALIVE)
+                s = tl.where(keep, s, float("-inf"))
+            larger = tl.maximum(largest, tl.max(s, axis=1))
+            base = tl.where(larger == float("-inf"), 0.0, larger)  # nothing seen yet
+            total = total * tl.exp2(largest - base) + tl.sum(tl.exp2(s - base[:, None]), axis=1)
+            largest = larger
+    lse = (largest + tl.log2(tl.where(total > 0, total, 1.0))) * 0.6931471805599453
+    tl.store(out_ptr + h * R + row, lse, mask=row < R)
+
+
+def row_lse(
+    query: Tensor,
+    key: Tensor,
+    *,
+    scale: float,
+    diagonal: int | None = None,
+    window: int | None = None,
+    alive: Tensor | None = None,
+) -> Tensor:
+    """log Σ exp(score) of each row, ``(H, Q)`` float32, -inf where no key is allowed: for `pooled_maps`."""
+    (H, R, D), (G, C, _) = query.shape, key.shape
+    out = query.new_full((H, R), float("-inf"), dtype=torch.float32)
+    if 0 in (H, R, C):
+        return out
+    blocks = fitting(query, R)
+    BQ = blocks.queries
+    query, key = dense(query), dense(key)
+    with torch.cuda.device_of(query):
+        _lse_kernel[(triton.cdiv(R, BQ), H)](
+            query, key, out if alive is None else alive.contiguous(), out, R, C, scale * LOG2_E,
+            diagonal or 0, window or 0, H // G,
+            query.stride(0), query.stride(1), key.stride(0), key.stride(1),
+            D=D, BQ=BQ, BK=blocks.keys, BD=max(16, triton.next_power_of_2(D)), CAUSAL=diagonal is not None,
+            WINDOWED=window is not None, ALIVE=alive is not None,
+            **launched(blocks),
+        )  # fmt: skip
+    return out

@@ -1,0 +1,301 @@
+"""Pooled maps of dot-product attention: what the queries of a cell give to its keys, for many heads at once.
+
+One pass of Q Kᵀ, given what exp(scores) sum up to in each row (`row_lse` is a pass that finds that out). A
+program keeps a block of queries and walks along the keys; what a tile holds is summed in registers, and each
+cell is written once. Nothing is added up by atomics: the same input gives the same bits.
+
+**Cells in slots.** The sides of a tile are powers of two, and a cell has any size. So a cell is given a slot,
+a power of two of places, or whole blocks; where the cell is smaller, the last places stay empty. EVEN says
+that none does, across: then tiles need no check, but for those at the diagonal of a causal mask.
+
+**Two ways to an exponential.** The special function units of a multiprocessor make 16 a clock, and its tensor
+cores 32 scores of width 64: plain code waits for exponentials. So of four, POLYNOMIALS are made of
+multiplications and shifts instead (`_exp2_by_polynomial`). Float32 input always takes the accurate way.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jumok.attention.kernels.lse import LOG2_E, Blocks, allowed, dense, fitting, launched, products
+
+# Whatever these are, the same compiled kernel serves: a rectangle is of any size.
+COUNTS = [
+    "R",
+    "C",
+    "row_cells",
+    "col_cells",
+    "out_rows",
+    "one",
+    "diagonal",
+    "window",
+    "tall",
+    "wide",
+    "share",
+]
+
+
+# --- device functions ---------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _exp2_by_polynomial(y, one):
+    """2^(y - 383) without the special function unit, to a relative error of 7e-4, for y up to about 383.
+
+    Between 256 and 512 the last 15 bits of a float32 are its fraction, and the bits above them count the
+    whole numbers. Moved up by 8 places, they become the fraction and the exponent of another number: of
+    -2^n · (1 + f), where y - 383 = n + f. That is 2^(n + f) but for a factor 2^f / (1 + f), for which there
+    is a polynomial in 1 + f (the one with the smallest largest error). `one`, the bits of 1.0, comes as an
+    argument so that the two operations on bits become one instruction, which takes one constant only.
+    """
+    bits = tl.maximum(y, 257.0).to(tl.int32, bitcast=True) << 8
+    m = ((bits & 0x7FFFFF) | one).to(tl.float32, bitcast=True)  # 1 + f
+    factor = 0.10644569 * m - 0.70747582
+    factor = factor * m + 1.37730763
+    factor = factor * m - 1.77561476
+    return bits.to(tl.float32, bitcast=True) * factor
+
+
+@triton.jit
+def _quarters(x):
+    """[rows, keys] as four of [rows, keys / 16, 4]. A thread has all four in its registers: this is free."""
+    ROWS: tl.constexpr = x.shape[0]
+    SIXTEENS: tl.constexpr = x.shape[1] // 16
+    near, far = tl.split(tl.permute(tl.reshape(x, (ROWS, SIXTEENS, 2, 8)), (0, 1, 3, 2)))
+    a, b = tl.split(tl.reshape(near, (ROWS, SIXTEENS, 4, 2)))
+    c, d = tl.split(tl.reshape(far, (ROWS, SIXTEENS, 4, 2)))
+    return a, b, c, d
+
+
+@triton.jit
+def _clear_mass(s, factor, shift, one, POLYNOMIALS: tl.constexpr):
+    """2^(s · factor + shift) of a tile [rows, keys], summed by fours: [rows, keys / 16, 4]."""
+    a, b, c, d = _quarters(s)
+    shift = shift[:, None, None]
+    p = tl.exp2(a * factor + shift) + tl.exp2(c * factor + shift)
+    if POLYNOMIALS < 2:
+        p += tl.exp2(b * factor + shift)
+    else:
+        p += _exp2_by_polynomial(b * factor + (shift + 383.0), one)
+    if POLYNOMIALS < 1:
+        p += tl.exp2(d * factor + shift)
+    else:
+        p += _exp2_by_polynomial(d * factor + (shift + 383.0), one)
+    return p
+
+
+@triton.jit
+def _checked_mass(s, factor, shift, keep, FOURS: tl.constexpr):
+    """The same where not all pairs count; if not FOURS, nothing is summed."""
+    p = tl.where(keep, tl.exp2(s * factor + shift[:, None]), 0.0)
+    if FOURS:
+        a, b, c, d = _quarters(p)
+        p = (a + b) + (c + d)
+    return p
+
+
+@triton.jit
+def _cell_of(place, places, cells):
+    """The cell that a place lies in."""
+    return (((place + 1).to(tl.int64) * cells - 1) // places).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def _pooled_kernel(
+    q_ptr, k_ptr, lse_ptr, alive_ptr, row_starts_ptr, col_starts_ptr, out_ptr,
+    R, C, row_cells, col_cells, out_rows, factor, one, diagonal, window, heads_a_key, tall, wide, share,
+    q_stride_h, q_stride_r, k_stride_h, k_stride_r,
+    D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, UNROLL: tl.constexpr, ONE_TURN: tl.constexpr,
+    EVEN: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, ALIVE: tl.constexpr,
+    POLYNOMIALS: tl.constexpr,
+):  # fmt: skip
+    """out[h, row slot, column cell] = Σ of weights, where a row cell has `tall` row slots, or one.
+
+    Rows: a cell has HEIGHT places of a block, or `tall` blocks. Columns: WIDTH places, or `wide` blocks. The
+    walk goes by groups: the BK / WIDTH cells of a block, or the one cell of `wide` blocks. A program walks
+    along `share` of them.
+    """
+    DOWN: tl.constexpr = BQ // HEIGHT  # cells of a tile
+    ACROSS: tl.constexpr = BK // WIDTH
+    CLEAR: tl.constexpr = EVEN and not ALIVE  # only tiles at the diagonal are checked; else all are
+    EDGES: tl.constexpr = CAUSAL and CLEAR
+    FOURS: tl.constexpr = WIDTH >= 16
+    SOME: tl.constexpr = WIDTH // 4 if FOURS else WIDTH
+    h = tl.program_id(1).to(tl.int64)
+    block = tl.program_id(0)
+    if CAUSAL:
+        block = tl.num_programs(0) - 1 - block  # the longest walks first
+    slot = tl.arange(0, BQ)
+    cell = block // tall * DOWN + slot // HEIGHT
+    there = cell < row_cells
+    row = tl.load(row_starts_ptr + cell, mask=there, other=R) + (block % tall) * BQ + slot % HEIGHT
+    there &= row < tl.load(row_starts_ptr + cell + 1, mask=there, other=0)
+    d = tl.arange(0, BD)
+    q_at = q_ptr + h * q_stride_h + row.to(tl.int64)[:, None] * q_stride_r + d[None, :]
+    q = tl.load(q_at, mask=there[:, None] & (d < D)[None, :], other=0.0)
+    shift = -1.4426950408889634 * tl.load(lse_ptr + h * R + row, mask=there, other=float("inf"))
+    k_at = k_ptr + h // heads_a_key * k_stride_h + d[None, :]
+    place = tl.arange(0, BK)
+
+    # The groups that this program walks along; of these, the ones from `inner` to `outer` need no check.
+    first = tl.program_id(2) * share
+    last = tl.minimum(first + share, tl.cdiv(col_cells, ACROSS))
+    if CAUSAL:
+        top = tl.min(tl.where(there, row, R))
+        bottom = tl.max(tl.where(there, row, -1))
+        seen = tl.minimum(bottom + diagonal + 1, C)  # so many columns are seen by any row
+        last = tl.minimum(last, tl.where(seen > 0, _cell_of(seen - 1, C, col_cells) // ACROSS + 1, 0))
+        if WINDOWED:
+            hidden = tl.minimum(tl.maximum(top + diagonal - window + 1, 0), C - 1)
+            first = tl.maximum(first, _cell_of(hidden, C, col_cells) // ACROSS)
+    inner, outer = first, last
+    if EDGES:
+        columns = WIDTH * wide * ACROSS  # of a group
+        outer = tl.minimum(last, tl.maximum(top + diagonal + 1, 0) // columns)
+        if WINDOWED:
+            inner = tl.maximum(first, tl.cdiv(tl.maximum(bottom + diagonal - window + 1, 0), columns))
+            inner = tl.minimum(inner, last)
+        outer = tl.maximum(outer, inner)
+
+    for part in tl.static_range(0 if EDGES and WINDOWED else 1, 3 if EDGES else 2):
+        if part == 0:
+            begin, end = first, inner
+        elif part == 1:
+            begin, end = inner, outer
+        else:
+            begin, end = outer, last
+        mass = tl.zeros((BQ, BK // 16, 4) if FOURS else (BQ, BK), tl.float32)
+        group = begin
+        turn = 0
+        column = begin * (wide * BK) + place
+        even_at = k_at + column.to(tl.int64)[:, None] * k_stride_r
+        for _ in range((end - begin) * (wide // UNROLL)):
+            for u in tl.static_range(UNROLL):
+                if EVEN:
+                    inside = column < C
+                    now_at = even_at
+                else:
+                    at = group if ACROSS == 1 else group * ACROSS + place // WIDTH
+                    known = at < col_cells
+                    column = tl.load(col_starts_ptr + at, mask=known, other=C)
+                    column += (turn * UNROLL + u) * BK + place % WIDTH
+                    inside = column < tl.load(col_starts_ptr + at + 1, mask=known, other=0)
+                    now_at = k_at + column.to(tl.int64)[:, None] * k_stride_r
+                if EVEN and BD == D:
+                    k = tl.load(now_at)
+                else:
+                    k = tl.load(now_at, mask=inside[:, None] & (d < D)[None, :], other=0.0)
+                s = products(q, k)
+                if part == 1 and CLEAR and FOURS:
+                    mass += _clear_mass(s, factor, shift, one, POLYNOMIALS)
+                else:
+                    keep = allowed(row, column, inside, alive_ptr, diagonal, window, CAUSAL, WINDOWED, ALIVE)
+                    mass += _checked_mass(s, factor, shift, keep, FOURS)
+                if EVEN:
+                    column += BK
+                    even_at += BK * k_stride_r
+            turn += 1
+            if ONE_TURN or turn * UNROLL == wide:
+                out_row = h * out_rows + block * DOWN + tl.arange(0, DOWN)
+                out_at = out_ptr + out_row * col_cells + group * ACROSS
+                if ACROSS == 1:
+                    tl.store(out_at, tl.sum(tl.reshape(mass, (DOWN, HEIGHT * SOME)), axis=1))
+                else:
+                    across = tl.arange(0, ACROSS)[None, :]
+                    by_row = tl.sum(tl.reshape(mass, (BQ, ACROSS, SOME)), axis=2)
+                    cells = tl.sum(tl.reshape(by_row, (DOWN, HEIGHT, ACROSS)), axis=1)
+                    tl.store(out_at[:, None] + across, cells, mask=group * ACROSS + across < col_cells)
+                mass = tl.zeros(mass.shape, tl.float32)
+                turn = 0
+                group += 1
+
+
+# --- host ---------------------------------------------------------------------------------------------------
+
+
+class _Slots(NamedTuple):
+    """How cells lie in blocks: `size` places of a block for each, or `blocks` whole blocks."""
+
+    size: int
+    blocks: int
+    even: bool  # no place stays empty
+
+    @classmethod
+    def of(cls, places: int, cells: int, block: int) -> _Slots:
+        widest = -(-places // cells)
+        size = min(triton.next_power_of_2(widest), block)
+        blocks = -(-widest // size)
+        return cls(size, blocks, size * blocks * cells == places and places % block == 0)
+
+    def taken(self, cells: int, block: int) -> int:
+        """How many blocks all cells take."""
+        return cells * self.blocks if self.blocks > 1 else -(-cells * self.size // block)
+
+
+def pooled_maps(
+    query: Tensor,
+    key: Tensor,
+    lse: Tensor,
+    *,
+    scale: float,
+    cells: tuple[int, int],
+    diagonal: int | None = None,
+    window: int | None = None,
+    alive: Tensor | None = None,
+    blocks: Blocks | None = None,
+) -> Tensor:
+    """The weights of queries ``(H, Q, D)`` on keys ``(G, K, D)``, pooled to ``(H, *cells)`` float32.
+
+    A cell holds what its queries give to its keys together, on average over the queries. Cells are as even as
+    whole numbers allow: of n places, cell i begins at i·n // cells. At most as many cells as places.
+
+    Args:
+        query: in bfloat16, float16 or float32; H a multiple of G, as with grouped queries.
+        key: the keys that are looked at; they may be a part of those that were attended to.
+        lse: ``(H, Q)`` float32, the natural logarithm of what exp(scores) sums up to in each row.
+        scale: the factor on the scores.
+        cells: how many cells down and across.
+        diagonal: query i sees key j only if j <= i + diagonal; None: all.
+        window: and only if j > i + diagonal - window.
+        alive: ``(K,)`` bool, which keys are there at all; None: all.
+        blocks: how to cut the work; None chooses.
+    """
+    (H, R, D), (G, C, _), (down, across) = query.shape, key.shape, cells
+    if 0 in (H, R, C):
+        return query.new_zeros(H, down, across, dtype=torch.float32)
+    if blocks is None:
+        blocks = fitting(query, triton.next_power_of_2(-(-R // down)) * down)
+    rows, cols = _Slots.of(R, down, blocks.queries), _Slots.of(C, across, blocks.keys)
+    row_blocks, groups = rows.taken(down, blocks.queries), -(-cols.taken(across, blocks.keys) // cols.blocks)
+    splits = max(1, min(groups, blocks.programs // (H * row_blocks)))
+    share = -(-groups // splits)
+    unroll = math.gcd(cols.blocks, blocks.unroll)
+    sums = query.new_zeros(H, row_blocks * (blocks.queries // rows.size), across, dtype=torch.float32)
+    query, key, lse = dense(query), dense(key), lse.contiguous()
+    starts = [_starts(R, down, query.device), _starts(C, across, query.device)]
+    with torch.cuda.device_of(query):
+        _pooled_kernel[(row_blocks, H, -(-groups // share))](
+            query, key, lse, lse if alive is None else alive.contiguous(), *starts, sums,
+            R, C, down, across, sums.shape[1], scale * LOG2_E, 0x3F800000, diagonal or 0, window or 0, H // G,
+            rows.blocks, cols.blocks, share,
+            query.stride(0), query.stride(1), key.stride(0), key.stride(1),
+            D=D, BQ=blocks.queries, BK=blocks.keys, BD=max(16, triton.next_power_of_2(D)), HEIGHT=rows.size,
+            WIDTH=cols.size, UNROLL=unroll, ONE_TURN=unroll == cols.blocks, EVEN=cols.even,
+            CAUSAL=diagonal is not None, WINDOWED=window is not None, ALIVE=alive is not None,
+            POLYNOMIALS=blocks.polynomials, **launched(blocks),
+        )  # fmt: skip
+    if rows.blocks > 1:
+        sums = sums.unflatten(1, (down, rows.blocks)).sum(2)
+    return sums[:, :down] / starts[0].diff()[:, None]
+
+
+def _starts(places: int, cells: int, device: torch.device) -> Tensor:
+    """Where each cell begins, and where the last one ends."""
+    return (torch.arange(cells + 1, device=device) * places // cells).int()

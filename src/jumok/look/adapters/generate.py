@@ -1,0 +1,64 @@
+"""``model.generate(…)``: which forwards belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from jumok.errors import InputError
+from jumok.look.adapters.patches import Function, attribute
+from jumok.look.adapters.site import LISTENERS
+
+INPUTS = ("input", "pixel", "attention")  # how the names of the arguments begin that have one row a prompt
+
+
+@contextmanager
+def watched(model: nn.Module) -> Iterator[None]:
+    """While it lasts, listeners know when a generation begins and ends."""
+    with ExitStack() as stack:
+        for kind in {type(module) for module in model.modules()}:
+            # On the class: a copy of the model that is made meanwhile has nothing of it.
+            if callable(getattr(kind, "generate", None)):
+                stack.enter_context(attribute(kind, "generate", _generate))
+            if callable(getattr(kind, "get_compiled_call", None)):
+                stack.enter_context(attribute(kind, "get_compiled_call", _refused))
+        yield
+
+
+def _generate(generate: Function) -> Function:
+    def watched_generate(self: Any, *args: Any, **options: Any) -> Any:
+        mine = [one for one in LISTENERS.get() if id(self) in one.trail.names and not one.generates]
+        for one in mine:
+            one.generates = True
+            one.generation_begins()
+        output = None
+        try:
+            output = generate(self, *args, **options)
+        finally:
+            for one in mine:
+                one.generates = False
+                one.generation_ends(output, _batch(*args, **options))
+        return output
+
+    return watched_generate
+
+
+def _batch(*args: Any, **options: Any) -> int:
+    """The number of prompts; 1 if there is none to begin with."""
+    given = [*args, *(value for name, value in options.items() if name.startswith(INPUTS))]
+    return next((len(x) for x in given if isinstance(x, Tensor) and x.dim() > 0), 1)
+
+
+def _refused(get_compiled_call: Function) -> Function:
+    def refuse(self: Any, *args: Any, **options: Any) -> Any:
+        if not any(id(self) in one.trail.names for one in LISTENERS.get()):
+            return get_compiled_call(self, *args, **options)
+        raise InputError(
+            "generate compiles the model for this cache, and compiled code runs without Python: nothing in "
+            "it can be seen. Pass disable_compile=True to generate"
+        )
+
+    return refuse

@@ -1,0 +1,138 @@
+"""Which module of a model is running, by its name in the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+ATTENTION = re.compile(r"att(entio)?n|mha(?![a-z])|multi_?head", re.IGNORECASE)
+CROSS = re.compile(r"cross|enc_?dec|(encoder|enc|source|src|memory)_att|multihead_attn", re.IGNORECASE)
+HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads", "h")
+
+
+@dataclass
+class Frame:
+    """One call of a module."""
+
+    name: str
+    module: nn.Module
+    finished: str = ""  # the last module that it called
+    saw: bool = False  # an attention call, in it or in what it called
+    reported: bool = False  # a module like attention ran in it, and was judged by itself
+    parts: list[Any] = field(default_factory=list)  # softmaxes that may be attention: judged when it ends
+    weighed: list[Any] = field(default_factory=list)  # weights that were computed and not used yet
+
+
+class Trail:
+    """The modules of a model that are running now, outermost first.
+
+    Found out by hooks for all modules at once: hooks on a module itself would switch off the fast path of
+    ``nn.TransformerEncoderLayer``.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.names = {
+            id(module): name or type(model).__name__
+            for name, module in model.named_modules()
+            if not isinstance(module, nn.Softmax)  # a function, really, of the module that calls it
+        }
+        self.frames: list[Frame] = []
+        self.turn = 0  # how many calls from outside there have been
+
+    @contextmanager
+    def followed(
+        self,
+        here: Callable[[], bool],
+        enter: Callable[[nn.Module, str, Any], None],
+        leave: Callable[[Frame], None],
+    ) -> Iterator[None]:
+        """Follow calls for which ``here()``; say when a module begins, with its arguments, and has ended."""
+
+        def begins(module: nn.Module, args: Any) -> None:
+            name = self.names.get(id(module))
+            if name is None or torch.compiler.is_compiling() or not here():
+                return
+            self.turn += not self.frames
+            enter(module, name, args)
+            self.frames.append(Frame(name, module))
+
+        def ends(module: nn.Module, args: Any, result: Any) -> None:
+            if torch.compiler.is_compiling() or not here():
+                return
+            if not self.frames or self.frames[-1].module is not module:  # its beginning was not told of
+                return
+            frame = self.frames.pop()
+            leave(frame)
+            if self.frames:
+                above = self.frames[-1]
+                above.finished = frame.name
+                above.saw |= frame.saw
+                above.reported |= frame.reported or looks_like_attention(frame.module)
+
+        handles = [
+            register_module_forward_pre_hook(begins),
+            register_module_forward_hook(ends, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @property
+    def frame(self) -> Frame | None:
+        return self.frames[-1] if self.frames else None
+
+    def name(self, module: nn.Module | None = None) -> str:
+        """The name of ``module``, or of the one that is running.
+
+        A module may work by a method other than ``forward``, which no hook tells of. Then it shows by what it
+        has called last: if block.0 runs and block.0.attention.project has, then block.0.attention is at work.
+        """
+        if module is not None and id(module) in self.names:
+            return self.names[id(module)]
+        frame = self.frames[-1]
+        owner = frame.finished.rpartition(".")[0]
+        inside = frame.module is self.model or owner.startswith(f"{frame.name}.")
+        return owner if owner and inside and looks_like_attention(self.named(owner)) else frame.name
+
+    def named(self, name: str) -> nn.Module:
+        """The module of this name."""
+        return self.model if name == self.names[id(self.model)] else self.model.get_submodule(name)
+
+
+def class_name(module: nn.Module) -> str:
+    """The name of its class; of a scripted module, of the class that it was made from."""
+    return str(getattr(module, "original_name", type(module).__name__))
+
+
+def looks_like_attention(module: nn.Module) -> bool:
+    """Whether one would expect a module of this name to attend."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return any(ATTENTION.search(class_name(part)) for part in module.modules())
+    return ATTENTION.search(class_name(module)) is not None
+
+
+def kind_by_name(name: str, module: nn.Module | None) -> str | None:
+    """Whether a layer attends to its own input ("self") or to another ("cross"), if its names say so."""
+    names = [".".join(name.split(".")[-2:]), "" if module is None else class_name(module)]
+    if any(CROSS.search(one) for one in names):
+        return "cross"
+    return "self" if any("self" in one.lower() for one in names) else None
+
+
+def heads_of(module: nn.Module) -> int | None:
+    """How many heads the module says it has."""
+    for name in HEADS:
+        found = getattr(module, name, None)
+        if isinstance(found, int) and not isinstance(found, Tensor | bool) and found > 0:
+            return found
+    return None

@@ -1,0 +1,39 @@
+"""The viewer's own files, read from the package: hosts take them as texts, and no request names a path."""
+
+from __future__ import annotations
+
+import functools
+import re
+from importlib.resources import files
+
+__all__ = ["read", "script", "style"]
+
+# Each imports only what stands before it, so that all of them can be put one after the other.
+MODULES = (
+    *("dom", "colours", "text", "tiles", "look", "cells", "map"),
+    *("arcs", "heads", "reading", "media", "panel", "frame", "viewer"),
+)
+
+
+@functools.cache
+def read(name: str) -> str:
+    """One of our files."""
+    return (files("jumok.look") / "static" / name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def script(boot: str | None = None) -> str:
+    """The viewer as one ES module: its files joined, without the imports between them.
+
+    Alone it exports ``{ render }``, as anywidget wants it; with the name of a ``boot`` file it starts itself.
+    """
+    parts = [read(f"{name}.js") for name in (*MODULES, *((boot,) if boot else ()))]
+    text = "\n".join(re.sub(r"^import [^;]*;\n", "", part, flags=re.MULTILINE) for part in parts)
+    if boot:
+        text = re.sub(r"^export default .*\n", "", text, flags=re.MULTILINE)
+    return re.sub(r"^export (?!default)", "", text, flags=re.MULTILINE)
+
+
+def style(*, page: bool = False) -> str:
+    """The style sheet; with that of a page of our own."""
+    return read("page.css") + read("viewer.css") if page else read("viewer.css")

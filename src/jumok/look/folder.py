@@ -1,0 +1,80 @@
+"""Look into a model in a local Hugging Face folder: an encoder, a decoder, or both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jumok.errors import InputError, MissingExtra
+from jumok.look.scene import Scene
+from jumok.look.watch import watch
+
+__all__ = ["is_folder", "look_into"]
+
+
+def is_folder(path: Path) -> bool:
+    """Whether this looks like a folder that ``save_pretrained`` wrote."""
+    return (path / "config.json").is_file()
+
+
+def look_into(folder: Path, text: str, target: str | None = None, device: str = "auto") -> Scene:
+    """Where the model in ``folder`` attends while it reads ``text``.
+
+    A model that makes one text of another also says ``target``, or, without one, what it would answer itself.
+    Nothing is fetched, and no code from the folder is run.
+    """
+    model, tokenizer = _loaded(folder, device)
+    encoded = tokenizer(text, return_tensors="pt").to(model.device)
+    _check_length(model, encoded["input_ids"].shape[1])
+    with torch.inference_mode():
+        if model.config.is_encoder_decoder:
+            said = _said(model, tokenizer, encoded, target)
+            with watch(model, tokenizer) as seen:
+                model(**encoded, decoder_input_ids=said, use_cache=False)
+            text = f"{text}  →  {tokenizer.decode(said[0], skip_special_tokens=True)}"
+        else:
+            if target is not None:
+                raise InputError(
+                    f"{folder} holds a model of one text, and --target was given as a second one"
+                )
+            with watch(model, tokenizer) as seen:
+                model(**encoded)
+    return Scene.of(seen, title=text)
+
+
+def _loaded(folder: Path, device: str) -> tuple[Any, Any]:
+    try:
+        import transformers
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"{folder} is a Hugging Face folder, and transformers is not installed: pip install transformers"
+        ) from error
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        both = bool(getattr(config, "is_encoder_decoder", False))
+        kind = transformers.AutoModelForSeq2SeqLM if both else transformers.AutoModel
+        model = kind.from_pretrained(folder, local_files_only=True).eval().to(place)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"{folder} cannot be looked into: {str(error).splitlines()[0]}") from error
+    return model, tokenizer
+
+
+def _check_length(model: Any, tokens: int) -> None:
+    most = getattr(model.config, "max_position_embeddings", None)
+    if most is not None and tokens > most:
+        raise InputError(f"the text has {tokens} tokens, and this model takes {most} at most; shorten it")
+
+
+def _said(model: Any, tokenizer: Any, encoded: Any, target: str | None) -> torch.Tensor:
+    """What the decoder reads, ``(1, T)``: the beginning, and all it says but the end."""
+    if target is None:
+        said: torch.Tensor = model.generate(**encoded, do_sample=False, num_beams=1)
+        return said[:, :-1] if said.shape[1] > 1 else said
+    labels = tokenizer(text_target=target, return_tensors="pt")["input_ids"].to(model.device)
+    begin = torch.full_like(labels[:, :1], model.config.decoder_start_token_id)
+    return torch.cat([begin, labels[:, :-1]], dim=1)

@@ -1,0 +1,56 @@
+"""Show a scene: as a page that is served, as an HTML file, or as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from jumok.errors import InputError
+from jumok.look.scene import Layer, Scene, numbers
+from jumok.look.seen import matches, nearest
+
+__all__ = ["save"]
+
+PICTURES = (".png", ".svg", ".pdf")
+DRAWN = 400  # tokens a side of a picture; a viewer shows more
+
+
+def save(scene: Scene, path: Path, layer: str | None = None, head: int | None = None) -> Path:
+    """Write a scene to ``path``: an HTML file with the viewer in it, or a picture of one map.
+
+    ``layer`` is a name, in which * stands for anything. Without it an HTML file has all layers, and a picture
+    shows the last one between two texts, or else the last of all; without ``head``, their heads' mean.
+    """
+    layers = [one for one in scene.layers if layer is None or matches(one.name, layer)]
+    if not layers:
+        names = [one.name for one in scene.layers]
+        raise InputError(f"there is no layer {layer!r}{nearest(str(layer), names, 'the layers')}")
+    for one in layers:
+        if head is not None and head not in one.heads:
+            raise InputError(f"{one.name} has {len(one.heads)} heads, and head {head} was asked for")
+    if path.suffix == ".html":
+        from jumok.look import html
+
+        chosen = {one.name: one.heads if head is None else [head] for one in layers}
+        return html.save(scene, path, heads=None if layer is None and head is None else chosen)
+    if path.suffix not in PICTURES:
+        raise InputError(f"--out {path}: an .html file or a picture ({', '.join(PICTURES)}) is expected")
+    crossing = [one for one in layers if one.kind == "cross"]
+    return _drawn((crossing or layers)[-1], head, path)
+
+
+def _drawn(layer: Layer, head: int | None, path: Path) -> Path:
+    from jumok.look.figures import heat_map
+
+    rows, cols = layer.shape
+    if max(rows, cols) > DRAWN:
+        raise InputError(
+            f"a map of {rows} × {cols} tokens is too large for a picture: give an .html file, or see the page"
+        )
+    heads = layer.heads if head is None else (head,)
+    every = [numbers(layer.source.weights(one, slice(0, rows), slice(0, cols))) for one in heads]
+    down = [str(n) for n in range(rows)] if layer.rows is None else list(layer.rows)[:rows]
+    across = [str(n) for n in range(cols)] if layer.cols is None else list(layer.cols)[:cols]
+    title = f"{layer.name}, {'mean of the heads' if head is None and len(heads) > 1 else f'head {heads[0]}'}"
+    return heat_map(np.mean(every, axis=0), down, across, path, title=title)

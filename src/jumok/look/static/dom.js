@@ -1,0 +1,87 @@
+// Small helpers for the page. Text is only ever set as text: nothing here, or in any other file, parses HTML.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An element: `make("button", { class: "x", text: "Fit", onclick: f, aria: { label: "…" } }, children)`. */
+export function make(tag, given = {}, children = []) {
+  return fill(document.createElement(tag), given, children);
+}
+
+/** The same for SVG. */
+export function draw(tag, given = {}, children = []) {
+  return fill(document.createElementNS(SVG, tag), given, children);
+}
+
+function fill(element, given, children) {
+  for (const [name, value] of Object.entries(given)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name === "text") element.textContent = value;
+    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "aria")
+      for (const [key, word] of Object.entries(value)) element.setAttribute(`aria-${key}`, word);
+    else if (name === "data") Object.assign(element.dataset, value);
+    else if (name === "css") for (const [key, word] of Object.entries(value)) element.style.setProperty(key, word);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+const STROKES = {
+  left: "M10 3 5 8l5 5",
+  right: "m6 3 5 5-5 5",
+  plus: "M8 3v10M3 8h10",
+  minus: "M3 8h10",
+  fit: "M2.5 6V2.5H6M10 2.5h3.5V6M13.5 10v3.5H10M6 13.5H2.5V10",
+  moon: "M13 9.6A5.6 5.6 0 0 1 6.4 3a5.6 5.6 0 1 0 6.6 6.6Z",
+  sun: "M8 1.5v1.6M8 12.9v1.6M1.5 8h1.6M12.9 8h1.6M3.4 3.4l1.1 1.1M11.5 11.5l1.1 1.1M3.4 12.6l1.1-1.1M11.5 4.5l1.1-1.1M8 5a3 3 0 1 0 0 6 3 3 0 0 0 0-6Z",
+  save: "M8 2v8M4.8 7 8 10.2 11.2 7M2.5 13.5h11",
+  close: "m4 4 8 8M12 4l-8 8",
+  help: "M5.6 6a2.4 2.4 0 1 1 3.5 2.1C8.4 8.5 8 9 8 9.8M8 12.4v.1",
+  digits: "M3.5 5.5 5 4.5v7M8.5 6a1.6 1.6 0 1 1 2.8 1l-3 4.5h3.4",
+};
+
+/** A line drawing, 16 units wide, in the colour of the text around it. */
+export function icon(name) {
+  return draw("svg", { viewBox: "0 0 16 16", class: "jm-icon", aria: { hidden: "true" } }, [
+    draw("path", { d: STROKES[name] }),
+  ]);
+}
+
+/** A text of the data, kept apart from the directions of what stands around it. */
+export function word(text, given = {}) {
+  return make("bdi", { dir: "auto", ...given, text });
+}
+
+/** A button that shows a drawing and says what it does. */
+export function iconButton(name, label, onclick, given = {}) {
+  return make(
+    "button",
+    { type: "button", class: "jm-button jm-square", title: label, aria: { label }, onclick, ...given },
+    [icon(name)],
+  );
+}
+
+/** Size a canvas in CSS pixels for this screen, and give its context, cleared. */
+export function canvasOf(canvas, width, height) {
+  const dots = globalThis.devicePixelRatio || 1;
+  const wide = Math.max(1, Math.round(width * dots)),
+    tall = Math.max(1, Math.round(height * dots));
+  if (canvas.width !== wide || canvas.height !== tall) {
+    canvas.width = wide;
+    canvas.height = tall;
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+  }
+  const context = canvas.getContext("2d");
+  context.setTransform(dots, 0, 0, dots, 0, 0);
+  context.clearRect(0, 0, width, height);
+  return context;
+}
+
+/** Hand the user a file. */
+export function download(name, blob) {
+  const url = URL.createObjectURL(blob);
+  make("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}

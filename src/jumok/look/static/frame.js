@@ -1,0 +1,221 @@
+// The frame around the views: title, choices, scale, what is pinned, what is said. It holds no state of its own.
+
+import { count, CURVES, SCALES, told } from "./colours.js";
+import { icon, iconButton, make, word } from "./dom.js";
+import { Legend } from "./look.js";
+import { PinPanel } from "./panel.js";
+import { shown } from "./text.js";
+
+const KEYS = [
+  ["← →", "previous, next head"],
+  ["↑ ↓", "previous, next layer"],
+  ["Shift + arrows", "move over the map, cell by cell"],
+  ["Enter, Esc", "pin the row of that cell, unpin it"],
+  ["+ − 0", "zoom in, zoom out, all of it"],
+  ["1 to 6", "the views"],
+  ["c", "before, after, both, difference"],
+  ["n", "numbers in the cells"],
+  ["t", "light or dark"],
+  ["?", "this list"],
+];
+
+export class Frame {
+  /** `actions`: set(change of state), step("layer" or "head", by), zoom(factor, 0 for all), digits(), theme(), save(). */
+  constructor(full, actions) {
+    this.actions = actions;
+    this.tabs = make("div", { class: "jm-tabs", role: "tablist", aria: { label: "Views" } });
+    this.layerBox = make("select", {
+      class: "jm-select",
+      aria: { label: "Layer" },
+      onchange: () => actions.set({ layer: Number(this.layerBox.value) }),
+    });
+    this.headBox = make("div", { class: "jm-chips", role: "radiogroup", aria: { label: "Head" } });
+    this.sides = make("div", { class: "jm-tabs jm-sides", role: "group", aria: { label: "Compare" } });
+    this.title = make("h2", { class: "jm-title" });
+    this.subtitle = make("p", { class: "jm-subtitle" });
+    this.digitsButton = iconButton("digits", "Numbers in the cells (n)", () => actions.digits());
+    this.saveButton = iconButton("save", "Save this picture", () => actions.save());
+    this.themeButton = iconButton("moon", "Light or dark (t)", () => actions.theme());
+    this.stage = make("div", { class: "jm-stage" });
+    this.zooms = make("div", { class: "jm-zooms" }, [
+      iconButton("plus", "Zoom in (+)", () => actions.zoom(2)),
+      iconButton("minus", "Zoom out (−)", () => actions.zoom(0.5)),
+      iconButton("fit", "All of it (0)", () => actions.zoom(0)),
+    ]);
+    this.legend = new Legend();
+    const options = (all) => Object.entries(all).map(([value, text]) => make("option", { value, text }));
+    this.curveBox = make(
+      "select",
+      {
+        class: "jm-select",
+        aria: { label: "Curve of the scale" },
+        onchange: () => actions.set({ curve: this.curveBox.value }),
+      },
+      options({ auto: "Automatic", ...CURVES }),
+    );
+    this.scaleBox = make(
+      "select",
+      { class: "jm-select", aria: { label: "Colours" }, onchange: () => actions.set({ scale: this.scaleBox.value }) },
+      options(SCALES),
+    );
+    this.contrast = make("input", {
+      type: "range",
+      min: "-1",
+      max: "3",
+      step: "0.1",
+      value: "0",
+      aria: { label: "Contrast" },
+      oninput: () => actions.set({ contrast: Number(this.contrast.value) }),
+    });
+    this.settings = make("div", { class: "jm-settings" }, [
+      make("label", { class: "jm-field" }, [make("span", { text: "Scale" }), this.curveBox]),
+      make("label", { class: "jm-field" }, [make("span", { text: "Colours" }), this.scaleBox]),
+      make("label", { class: "jm-field" }, [make("span", { text: "Contrast" }), this.contrast]),
+    ]);
+    this.tip = make("div", { class: "jm-tip", role: "tooltip", hidden: true });
+    this.live = make("div", { class: "jm-unseen", aria: { live: "polite" } });
+    this.note = make("p", { class: "jm-trouble", role: "status", hidden: true });
+    this.panel = new PinPanel({ close: () => actions.set({ pinned: null }) });
+    this.help = make("dialog", { class: "jm-help", aria: { label: "Keys" } }, [
+      make("div", { class: "jm-bar" }, [
+        make("h3", { text: "Keys" }),
+        iconButton("close", "Close", () => this.help.close()),
+      ]),
+      make(
+        "dl",
+        {},
+        KEYS.flatMap(([key, text]) => [make("dt", {}, [make("kbd", { text: key })]), make("dd", { text })]),
+      ),
+      make("p", { class: "jm-soft", text: "On the map: drag to move, wheel or pinch to zoom, click to pin a row." }),
+    ]);
+    this.root = make(
+      "div",
+      { class: full ? "jumok jm-full" : "jumok", tabindex: "-1", data: { lmSuppressShortcuts: "true" } },
+      [
+        make("header", { class: "jm-header" }, [
+          make("div", { class: "jm-titles" }, [this.title, this.subtitle]),
+          make("div", { class: "jm-tools" }, [
+            this.sides,
+            this.digitsButton,
+            this.saveButton,
+            this.themeButton,
+            iconButton("help", "Keys (?)", () => this.help.showModal()),
+          ]),
+        ]),
+        make("nav", { class: "jm-nav", aria: { label: "What to show" } }, [
+          this.tabs,
+          make("div", { class: "jm-picks" }, [
+            make("div", { class: "jm-step" }, [
+              iconButton("left", "Previous layer (↑)", () => actions.step("layer", -1)),
+              this.layerBox,
+              iconButton("right", "Next layer (↓)", () => actions.step("layer", 1)),
+            ]),
+            make("div", { class: "jm-step jm-head-step" }, [
+              make("span", { class: "jm-soft", text: "Head" }),
+              this.headBox,
+            ]),
+          ]),
+        ]),
+        this.note,
+        make("div", { class: "jm-main" }, [this.stage, this.panel.el]),
+        make("footer", { class: "jm-footer" }, [this.legend.el, this.settings]),
+        this.tip,
+        this.live,
+        this.help,
+      ],
+    );
+  }
+
+  /** Buttons and boxes as the state has them. */
+  dress({ title, layer, layers, state, views, sides, side }) {
+    const { shape, kind, name, heads, mean } = layer,
+      { actions } = this;
+    const about = [...(title ? [name] : []), `${kind} attention`, `${count(shape[0])} × ${count(shape[1])} tokens`];
+    this.title.replaceChildren(word(title || name));
+    this.subtitle.replaceChildren(
+      ...about.flatMap((text, n) => [
+        ...(n ? [make("span", { class: "jm-dot", text: "·" })] : []),
+        make("span", { class: "jm-number", text }),
+      ]),
+    );
+    this.tabs.replaceChildren(
+      ...views.map(([view, text], n) =>
+        choice(text, state.view === view, () => actions.set({ view }), {
+          role: "tab",
+          aria: { selected: `${state.view === view}` },
+          title: `${text} (${n + 1})`,
+          data: { view },
+        }),
+      ),
+    );
+    this.layerBox.replaceChildren(
+      ...layers.map((one, n) => make("option", { value: `${n}`, text: one.name, selected: n === state.layer })),
+    );
+    this.layerBox.parentElement.hidden = layers.length < 2;
+    this.headBox.replaceChildren(
+      ...[...heads, ...(mean ? [null] : [])].map((head) =>
+        choice(head === null ? "mean" : `${head}`, head === state.head, () => actions.set({ head }), {
+          role: "radio",
+          aria: { checked: `${head === state.head}`, label: head === null ? "Mean of all heads" : `Head ${head}` },
+          data: { head: `${head}` },
+        }),
+      ),
+    );
+    this.headBox.parentElement.hidden = heads.length < 2;
+    this.headBox.querySelector(".jm-on")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+    this.sides.hidden = !sides.length;
+    this.sides.replaceChildren(
+      ...sides.map(([one, text]) =>
+        choice(text, side === one, () => actions.set({ side: one }), {
+          aria: { pressed: `${side === one}` },
+          data: { side: `${one}` },
+        }),
+      ),
+    );
+    this.saveButton.hidden = !["map", "arcs"].includes(state.view);
+    this.digitsButton.hidden = state.view !== "map";
+  }
+
+  /** What depends on how things look. */
+  paint(theme, digits) {
+    this.themeButton.replaceChildren(icon(theme === "dark" ? "sun" : "moon"));
+    this.digitsButton.setAttribute("aria-pressed", `${digits}`);
+  }
+
+  /** Beside the pointer: a token, its place and its weight; null: no more. */
+  tell(what, event) {
+    if (!what) {
+      this.tip.hidden = true;
+      return;
+    }
+    const lines = [
+      make("div", { class: "jm-pair" }, [
+        word(shown(what.token, 60)),
+        make("span", { class: "jm-soft", text: `  ${what.place.toLocaleString("en-US")}` }),
+      ]),
+    ];
+    if (what.value !== null) lines.push(make("div", { class: "jm-weight", text: told(what.value, 4) }));
+    this.tipAt(lines, event.clientX, event.clientY);
+  }
+
+  tipAt(lines, x, y) {
+    const box = this.root.getBoundingClientRect();
+    this.tip.replaceChildren(...lines);
+    this.tip.hidden = false;
+    const { offsetWidth: wide, offsetHeight: tall } = this.tip;
+    const left = x - box.left + 16 + wide > box.width - 8 ? x - box.left - 16 - wide : x - box.left + 16;
+    const top = y - box.top + 18 + tall > box.height - 4 ? y - box.top - 14 - tall : y - box.top + 18;
+    this.tip.style.transform = `translate(${Math.max(4, Math.round(left))}px, ${Math.max(4, Math.round(top))}px)`;
+  }
+
+  /** To those who listen rather than look. */
+  say(text) {
+    this.live.textContent = text;
+  }
+}
+
+function choice(text, on, onclick, given) {
+  return make("button", { type: "button", class: on ? "jm-choice jm-on" : "jm-choice", onclick, ...given }, [
+    word(text),
+  ]);
+}

@@ -1,0 +1,498 @@
+// The map: a heat map of any size. A short input shows its words on both axes; a long one is panned and
+// zoomed like a street map, with the tiles of the zoom that one looks at, and words where there is room.
+
+import { LEAN, paintMap } from "./cells.js";
+import { count, told } from "./colours.js";
+import { canvasOf, make } from "./dom.js";
+import { Ruler, shown } from "./text.js";
+import { Axis, keyOf, TILE } from "./tiles.js";
+
+const WIDEST = 46; // pixels of a token's row or column, when all of a short map is shown
+const CLOSEST = 72; // and when zoomed in as far as it goes
+const STILL = 4; // pixels a pointer may move in a click
+
+let views = 0;
+
+export class MapView {
+  /** `events`: hover(place or null), pin(row), moved(view). `look` is shared: colours, curve, inks. */
+  constructor({ store, look, events }) {
+    Object.assign(this, { store, look, events });
+    views += 1;
+    this.owner = `map ${views}`;
+    this.ruler = new Ruler();
+    this.canvas = make("canvas", { class: "jm-canvas", role: "img", tabindex: "0", aria: { label: "Attention map" } });
+    this.el = make("div", { class: "jm-map" }, [this.canvas]);
+    this.pointers = new Map();
+    this.hover = null;
+    this.pinned = null;
+    this.content = null;
+    this.view = { x: 0, y: 0, sx: 1, sy: 1 };
+    this.differences = new Map();
+    this.frames = 0; // drawn so far: what a bench counts
+    this.watch = new ResizeObserver(() => this.resize());
+    this.watch.observe(this.el);
+    this.listen();
+  }
+
+  /** What to show: { scene, against, layer, head, shape, finest, rows, cols }; against: a scene to subtract. */
+  show(content) {
+    const before = this.content;
+    this.content = content;
+    this.rows = new Axis(content.shape[0]);
+    this.cols = new Axis(content.shape[1]);
+    this.hover = null;
+    const same =
+      before &&
+      before.rows === content.rows &&
+      before.cols === content.cols &&
+      `${before.shape}` === `${content.shape}`;
+    if (!same) this.fitNext = true;
+    this.canvas.setAttribute("aria-label", content.label);
+    this.resize();
+  }
+
+  resize() {
+    const { width, height } = this.el.getBoundingClientRect();
+    if (!this.content || width < 40 || height < 40) return;
+    const whole = !this.size || this.fitNext || this.isWhole();
+    this.size = { width, height };
+    this.measure();
+    if (whole) this.fit();
+    else this.clamp();
+    this.fitNext = false;
+    this.refresh();
+  }
+
+  // Room for the words along the axes; it stays the same at every zoom, so that nothing jumps.
+  measure() {
+    const { width, height } = this.size,
+      { rows, cols, shape } = this.content;
+    this.ruler.use(this.look.font);
+    const widest = (texts) => {
+      let most = 0;
+      for (let n = 0; n < Math.min(texts.length, 3000); n += 1)
+        most = Math.max(most, this.ruler.width(shown(texts[n])));
+      return most;
+    };
+    const number = (length) => this.ruler.width(count(length)) + 6;
+    this.left = Math.max(rows ? Math.min(widest(rows), Math.max(56, 0.24 * width), 190) : 0, number(shape[0])) + 14;
+    this.wordWidth = cols ? Math.min(widest(cols), Math.max(56, 0.24 * height), 150) : 0;
+    this.upright = this.wordWidth + 10 <= Math.min(WIDEST, (width - this.left - 24) / shape[1]);
+    this.top = cols && !this.upright ? this.wordWidth * Math.sin(LEAN) + 22 : 30;
+    this.right = cols && !this.upright ? Math.min(this.wordWidth * Math.cos(LEAN) + 4, 0.18 * width, 96) : 12;
+    this.bottom = 12;
+    const wide = width - this.left - this.right,
+      tall = height - this.top - this.bottom;
+    const fits = [Math.min(wide / shape[1], WIDEST), Math.min(tall / shape[0], WIDEST)];
+    const least = Math.min(...fits),
+      long = Math.max(shape[0] / shape[1], shape[1] / shape[0]);
+    // Square cells, unless the map is so long and thin that one side of it would be a mere line.
+    const [sx, sy] = long <= 3 ? [least, least] : fits;
+    this.least = { sx, sy };
+    this.most = Math.max(CLOSEST / Math.max(sx, sy), 1);
+  }
+
+  // The part of the canvas that cells are in: no larger than the map is at this zoom.
+  plot() {
+    const { width, height } = this.size,
+      { shape } = this.content;
+    const wide = width - this.left - this.right,
+      tall = height - this.top - this.bottom;
+    const w = Math.min(wide, shape[1] * this.view.sx),
+      h = Math.min(tall, shape[0] * this.view.sy);
+    return { x: this.left + Math.max(0, (wide - w) / 2), y: this.top + Math.max(0, (tall - h) * 0.4), w, h };
+  }
+
+  isWhole() {
+    return this.least && this.view.sx <= this.least.sx * 1.001;
+  }
+
+  fit() {
+    if (!this.size) return;
+    this.view = { x: 0, y: 0, ...this.least };
+    this.moved();
+  }
+
+  clamp() {
+    const { view, content } = this;
+    const scale = Math.min(this.most, Math.max(1, view.sx / this.least.sx));
+    view.sx = this.least.sx * scale;
+    view.sy = this.least.sy * scale;
+    const plot = this.plot();
+    view.x = Math.min(Math.max(0, view.x), Math.max(0, content.shape[1] - plot.w / view.sx));
+    view.y = Math.min(Math.max(0, view.y), Math.max(0, content.shape[0] - plot.h / view.sy));
+  }
+
+  /** Zoom by a factor, keeping what is under a point of the canvas where it is. */
+  zoom(factor, at = null) {
+    if (!this.size) return;
+    const before = this.plot();
+    const px = at ? at.x : before.x + before.w / 2,
+      py = at ? at.y : before.y + before.h / 2;
+    const col = this.view.x + (px - before.x) / this.view.sx,
+      row = this.view.y + (py - before.y) / this.view.sy;
+    this.view.sx *= factor;
+    this.view.sy *= factor;
+    this.clamp();
+    const after = this.plot();
+    this.view.x = col - (px - after.x) / this.view.sx;
+    this.view.y = row - (py - after.y) / this.view.sy;
+    this.moved();
+  }
+
+  /** The same, in a few frames, where the reader likes motion. */
+  glide(factor, at = null) {
+    if (globalThis.matchMedia?.("(prefers-reduced-motion: reduce)").matches) return this.zoom(factor, at);
+    let last = 0;
+    const began = performance.now();
+    const step = (now) => {
+      const part = Math.min(1, (now - began) / 170),
+        eased = 1 - (1 - part) ** 3;
+      this.zoom(factor ** (eased - last), at);
+      last = eased;
+      if (part < 1 && this.el.isConnected) requestAnimationFrame(step);
+    };
+    return requestAnimationFrame(step);
+  }
+
+  pan(dx, dy) {
+    this.view.x -= dx / this.view.sx;
+    this.view.y -= dy / this.view.sy;
+    this.moved();
+  }
+
+  moved() {
+    this.clamp();
+    this.events.moved?.({ ...this.view });
+    this.refresh();
+  }
+
+  /** Take over another map's place and zoom. */
+  follow(view) {
+    if (!this.size) return;
+    Object.assign(this.view, view);
+    this.clamp();
+    this.refresh();
+  }
+
+  /** Have a place in sight. */
+  reveal(row, col) {
+    const { view } = this,
+      plot = this.plot(),
+      wide = plot.w / view.sx,
+      tall = plot.h / view.sy;
+    if (col !== null && (col < view.x || col + 1 > view.x + wide)) view.x = col + 0.5 - wide / 2;
+    if (row !== null && (row < view.y || row + 1 > view.y + tall)) view.y = row + 0.5 - tall / 2;
+    this.moved();
+  }
+
+  refresh() {
+    if (this.waiting || !this.size) return;
+    this.waiting = requestAnimationFrame(() => {
+      this.waiting = 0;
+      if (!this.el.isConnected) return;
+      paintMap(this, canvasOf(this.canvas, this.size.width, this.size.height), globalThis.devicePixelRatio || 1);
+      this.ask();
+      this.frames += 1;
+      this.canvas.style.touchAction = this.isWhole() ? "pan-y" : "none"; // a whole map scrolls with the page
+      this.canvas.classList.toggle("jm-grab", !this.isWhole());
+    });
+  }
+
+  // ---------------------------------------------------------------- tiles
+
+  zoomLevel() {
+    const scale = Math.sqrt(this.view.sx * this.view.sy);
+    const last = Math.max(this.rows.coarsest, this.cols.coarsest);
+    return Math.min(last, Math.max(this.content.finest, Math.ceil(Math.log2(1 / scale) - 0.01)));
+  }
+
+  request(zoom, i, j, scene = this.content.scene) {
+    const { layer, head } = this.content,
+      top = this.rows.start(zoom, i),
+      left = this.cols.start(zoom, j);
+    return {
+      scene,
+      layer,
+      head,
+      what: "map",
+      size: TILE,
+      rows: [top, this.rows.end(zoom, i)],
+      cols: [left, this.cols.end(zoom, j)],
+    };
+  }
+
+  tile(zoom, i, j) {
+    const key = keyOf(this.request(zoom, i, j)),
+      found = this.store.get(key);
+    if (this.content.against === null || !found) return found;
+    const other = this.store.get(keyOf(this.request(zoom, i, j, this.content.against)));
+    if (!other) return undefined;
+    let difference = this.differences.get(key);
+    if (!difference || difference.of !== found || difference.than !== other) {
+      const values = found.values.map((value, n) => value - other.values[n]);
+      difference = { rows: found.rows, cols: found.cols, values, of: found, than: other };
+      if (this.differences.size > 64) this.differences.clear();
+      this.differences.set(key, difference);
+    }
+    return difference;
+  }
+
+  // The tiles of a zoom that are in sight.
+  *sight(zoom) {
+    const { view } = this,
+      plot = this.plot(),
+      less = 1e-6;
+    const top = this.rows.at(zoom, view.y),
+      bottom = this.rows.at(zoom, view.y + plot.h / view.sy - less);
+    const left = this.cols.at(zoom, view.x),
+      right = this.cols.at(zoom, view.x + plot.w / view.sx - less);
+    for (let i = top; i <= bottom; i += 1) for (let j = left; j <= right; j += 1) yield [i, j];
+  }
+
+  // Want what is in sight, nearest to the middle first, and the coarsest zoom, which stands in for all others.
+  ask() {
+    const { view } = this,
+      plot = this.plot(),
+      zoom = this.zoomLevel(),
+      wishes = [];
+    const middle = [view.y + plot.h / view.sy / 2, view.x + plot.w / view.sx / 2];
+    const scenes = this.content.against === null ? [this.content.scene] : [this.content.scene, this.content.against];
+    const wish = (level, i, j, urgency) => {
+      for (const scene of scenes) {
+        wishes.push({ request: this.request(level, i, j, scene), urgency, arrived: () => this.refresh() });
+      }
+    };
+    for (const [i, j] of this.sight(zoom)) {
+      const tall = this.rows.span(zoom),
+        wide = this.cols.span(zoom);
+      const away = Math.hypot(
+        (this.rows.start(zoom, i) + tall / 2 - middle[0]) / tall,
+        (this.cols.start(zoom, j) + wide / 2 - middle[1]) / wide,
+      );
+      wish(zoom, i, j, 1 + away);
+    }
+    const last = Math.max(this.rows.coarsest, this.cols.coarsest);
+    for (let i = 0; i < this.rows.count(last); i += 1)
+      for (let j = 0; j < this.cols.count(last); j += 1) wish(last, i, j, 0);
+    this.store.want(this.owner, wishes);
+  }
+
+  // The tile as a picture in the colours of now. Only so many are coloured anew in a frame.
+  picture(tile, width) {
+    const { look } = this,
+      zoom = this.cols.cell(this.zoomLevel()),
+      version = `${look.version} ${zoom}`;
+    if (tile.version === version && tile.image) return tile.image;
+    if (performance.now() > this.until && !this.saving) {
+      this.refresh();
+      return tile.image;
+    }
+    if (!tile.image) {
+      tile.image = document.createElement("canvas");
+      tile.image.width = tile.cols;
+      tile.image.height = tile.rows;
+    }
+    const context = tile.image.getContext("2d"),
+      data = context.createImageData(tile.cols, tile.rows);
+    const pixels = new Uint32Array(data.data.buffer),
+      { values } = tile,
+      { colours } = look;
+    if (this.content.against === null) {
+      const { to } = look.curveAt(zoom);
+      for (let n = 0; n < values.length; n += 1) pixels[n] = colours[Math.round(to(values[n] / width) * 255)];
+    } else {
+      const { to } = look.apart;
+      for (let n = 0; n < values.length; n += 1) {
+        const place = to(Math.abs(values[n]) / width);
+        pixels[n] = look.apartColours[Math.round(127.5 + (values[n] < 0 ? -1 : 1) * 127.5 * place)];
+      }
+    }
+    context.putImageData(data, 0, 0);
+    tile.version = version;
+    return tile.image;
+  }
+
+  /** What is known of a place: the cell it lies in and its weight; undefined while that is on its way. */
+  cellAt(row, col) {
+    const zoom = this.zoomLevel(),
+      i = this.rows.at(zoom, row),
+      j = this.cols.at(zoom, col);
+    const tile = this.tile(zoom, i, j);
+    if (!tile) return undefined;
+    const top = this.rows.start(zoom, i),
+      left = this.cols.start(zoom, j);
+    const tall = this.rows.cell(zoom),
+      wide = this.cols.cell(zoom);
+    const y = Math.min(tile.rows - 1, Math.floor((row - top) / tall)),
+      x = Math.min(tile.cols - 1, Math.floor((col - left) / wide));
+    return {
+      weight: tile.values[y * tile.cols + x],
+      rows: [top + y * tall, top + (y + 1) * tall],
+      cols: [left + x * wide, left + (x + 1) * wide],
+      single: tall === 1 && wide === 1,
+    };
+  }
+
+  // ---------------------------------------------------------------- pictures
+
+  /** The picture as it is, without what follows the pointer, `dots` times as fine; `under` draws below it. */
+  async save(dots, extra, under) {
+    const { width, height } = this.size,
+      plot = this.plot();
+    const tall = Math.min(height, plot.y + plot.h + 14) + extra;
+    const canvas = make("canvas", { width: Math.round(width * dots), height: Math.round(tall * dots) });
+    const context = canvas.getContext("2d"),
+      hover = this.hover;
+    context.scale(dots, dots);
+    context.fillStyle = this.look.inks.page;
+    context.fillRect(0, 0, width, tall);
+    this.hover = null;
+    this.saving = true;
+    paintMap(this, context, dots);
+    this.hover = hover;
+    this.saving = false;
+    under(context, plot.x, tall - extra, plot.w);
+    return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+  }
+
+  // ---------------------------------------------------------------- pointer
+
+  place(event) {
+    const box = this.canvas.getBoundingClientRect();
+    return { x: event.clientX - box.left, y: event.clientY - box.top };
+  }
+
+  // The row and column under a point: of a cell, or of a word on one of the axes.
+  locate({ x, y }) {
+    const { view, content } = this,
+      plot = this.plot();
+    const within = (value, first, length) => value >= first && value < first + length;
+    const inX = within(x, plot.x, plot.w),
+      inY = within(y, plot.y, plot.h);
+    const col = Math.min(content.shape[1] - 1, Math.floor(view.x + (x - plot.x) / view.sx));
+    const row = Math.min(content.shape[0] - 1, Math.floor(view.y + (y - plot.y) / view.sy));
+    if (inX && inY) return { row, col };
+    if (inY && x < plot.x && x > plot.x - this.left) return { row, col: null };
+    if (inX && y < plot.y && y > plot.y - this.top) return { row: null, col };
+    return null;
+  }
+
+  point(at) {
+    const place = at && this.locate(at);
+    this.hover = place;
+    this.events.hover(
+      place && {
+        ...place,
+        at,
+        cell: place.row !== null && place.col !== null ? this.cellAt(place.row, place.col) : null,
+      },
+    );
+    this.refresh();
+  }
+
+  listen() {
+    const { canvas } = this;
+    let began = null,
+      gap = 0;
+    const ends = (event) => {
+      this.pointers.delete(event.pointerId);
+      gap = 0;
+    };
+    canvas.addEventListener("pointerdown", (event) => {
+      if (event.button !== 0 || !this.size) return;
+      const at = this.place(event);
+      canvas.setPointerCapture(event.pointerId);
+      this.pointers.set(event.pointerId, at);
+      began = this.pointers.size === 1 ? { at, moved: false, overview: this.within(at, this.overview) } : null;
+      if (began?.overview) this.jump(at);
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      if (!this.size) return;
+      const at = this.place(event),
+        before = this.pointers.get(event.pointerId);
+      if (!before) return void this.point(at);
+      this.pointers.set(event.pointerId, at);
+      if (this.pointers.size === 2) {
+        const [a, b] = [...this.pointers.values()],
+          now = Math.hypot(a.x - b.x, a.y - b.y);
+        if (gap) this.zoom(now / gap, { x: (a.x + b.x) / 2, y: (a.y + b.y) / 2 });
+        gap = now;
+        return;
+      }
+      if (!began) return;
+      if (began.overview) return void this.jump(at);
+      if (Math.hypot(at.x - began.at.x, at.y - began.at.y) > STILL) began.moved = true;
+      if (began.moved) {
+        this.hover = null;
+        this.events.hover(null);
+        this.pan(at.x - before.x, at.y - before.y);
+      }
+    });
+    canvas.addEventListener("pointerup", (event) => {
+      ends(event);
+      const click = began && !began.moved && !began.overview && this.locate(began.at);
+      began = null;
+      if (click && click.row !== null) this.events.pin(click.row);
+    });
+    canvas.addEventListener("pointercancel", ends);
+    canvas.addEventListener("pointerleave", () => this.point(null));
+    canvas.addEventListener("dblclick", (event) => this.glide(event.shiftKey ? 0.4 : 2.5, this.place(event)));
+    canvas.addEventListener(
+      "wheel",
+      (event) => {
+        // On a page that scrolls, the wheel belongs to the page until one has clicked into the map.
+        if (!this.size || (this.look.shy && !event.ctrlKey && !event.metaKey && document.activeElement !== canvas))
+          return;
+        event.preventDefault();
+        const lines = event.deltaMode === 1 ? 18 : 1;
+        this.zoom(
+          Math.exp(-Math.max(-400, Math.min(400, event.deltaY * lines)) * (event.ctrlKey ? 0.008 : 0.0022)),
+          this.place(event),
+        );
+        this.point(this.place(event));
+      },
+      { passive: false },
+    );
+  }
+
+  within(at, box) {
+    return box && at.x >= box.x && at.y >= box.y && at.x <= box.x + box.w && at.y <= box.y + box.h;
+  }
+
+  jump(at) {
+    const { overview: box, content, view } = this,
+      plot = this.plot();
+    if (!box) return;
+    view.x = ((at.x - box.x) / box.w) * content.shape[1] - plot.w / view.sx / 2;
+    view.y = ((at.y - box.y) / box.h) * content.shape[0] - plot.h / view.sy / 2;
+    this.moved();
+  }
+
+  close() {
+    this.watch.disconnect();
+    cancelAnimationFrame(this.waiting);
+    this.store.want(this.owner, []);
+  }
+}
+
+/** What to say of a hovered place, in two lines: who looks at whom, and how much. */
+export function describe(place, content) {
+  const { cell } = place,
+    name = (texts, n) => (texts ? shown(texts[n], 40) : count(n));
+  const range = ([first, last]) => (last - first === 1 ? count(first) : `${count(first)} to ${count(last - 1)}`);
+  if (!cell) return null;
+  if (cell.single)
+    return {
+      from: name(content.rows, place.row),
+      to: name(content.cols, place.col),
+      weight: told(cell.weight, 4),
+      single: true,
+    };
+  return {
+    from: `rows ${range(cell.rows)}`,
+    to: `columns ${range(cell.cols)}`,
+    weight: told(cell.weight),
+    single: false,
+  };
+}

@@ -1,0 +1,105 @@
+// Token texts: visible, short enough, and never cut through what a reader takes for one character.
+
+const pieces =
+  typeof Intl !== "undefined" && Intl.Segmenter ? new Intl.Segmenter(undefined, { granularity: "grapheme" }) : null;
+
+/** What a reader takes for characters: a syllable, an emoji with its skin tone, a letter with its marks. */
+export function graphemes(text) {
+  return pieces ? Array.from(pieces.segment(text), (piece) => piece.segment) : Array.from(text);
+}
+
+const SEEN = { "\n": "⏎", "\r": "⏎", "\t": "⇥", " ": "␣", "\u00a0": "␣", "\u3000": "␣" };
+
+/** A token on one line, with its blanks to be seen; at most `most` characters. */
+export function shown(text, most = 24) {
+  if (text === "") return "∅";
+  let clean = text.replace(/[\n\r\t]/g, (blank) => SEEN[blank]);
+  // Controls would do things: a lone override turns the text of a whole line around.
+  clean = clean.replace(/[\u0000-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069\ufeff]/g, "�");
+  if (/^[ \u00a0\u3000]+$/.test(clean)) clean = clean.replace(/[ \u00a0\u3000]/g, "␣");
+  else
+    clean = clean
+      .replace(/^[▁Ġ ](?=\S)/, "·")
+      .replace(/Ċ/g, "⏎")
+      .trim(); // how tokenizers write blanks
+  if (clean.length <= most) return clean;
+  const parts = graphemes(clean.slice(0, 64 * most)); // a token may be a whole document
+  return parts.length <= most ? clean : `${parts.slice(0, most - 1).join("")}…`;
+}
+
+/** Whether a text is read from right to left: as its first letter that has a direction. */
+export function isRightToLeft(text) {
+  const first = text.match(/\p{L}/u);
+  return first !== null && /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]|[\ud802\ud803\ud83a\ud83b]/u.test(first[0]);
+}
+
+/** Shortens texts to a width in pixels, and remembers what it measured. */
+export class Ruler {
+  constructor() {
+    this.context = document.createElement("canvas").getContext("2d");
+    this.widths = new Map();
+    this.fits = new Map();
+    this.font = "";
+  }
+
+  use(font) {
+    if (font === this.font) return;
+    this.font = this.context.font = font;
+    this.widths.clear();
+    this.fits.clear();
+  }
+
+  width(text) {
+    let found = this.widths.get(text);
+    if (found === undefined) {
+      if (this.widths.size > 20_000) this.widths.clear();
+      found = this.context.measureText(text).width;
+      this.widths.set(text, found);
+    }
+    return found;
+  }
+
+  fit(text, width) {
+    if (this.width(text) <= width) return text;
+    const key = `${Math.round(width)} ${text}`;
+    let found = this.fits.get(key);
+    if (found === undefined) {
+      if (this.fits.size > 20_000) this.fits.clear();
+      const parts = graphemes(text);
+      let keep = parts.length - 1;
+      while (keep > 0 && this.width(`${parts.slice(0, keep).join("")}…`) > width) keep -= 1;
+      found = keep ? `${parts.slice(0, keep).join("")}…` : "…";
+      this.fits.set(key, found);
+    }
+    return found;
+  }
+}
+
+/**
+ * How tokens join to a text again: for each, whether a blank goes before it, and the text without its marker.
+ * Markers of subwords are understood (▁ and Ġ begin a word, ## goes on with one); plain words get blanks.
+ */
+export function joined(tokens) {
+  const begins = tokens.some((token) => /^[▁Ġ ]\S/.test(token));
+  const goesOn = tokens.some((token) => token.startsWith("##"));
+  return tokens.map((token, n) => {
+    if (begins) return { blank: /^[▁Ġ ]/.test(token), text: token.replace(/^[▁Ġ ]/, "") };
+    if (goesOn) return { blank: n > 0 && !token.startsWith("##"), text: token.replace(/^##/, "") };
+    return { blank: n > 0, text: token };
+  });
+}
+
+/** Names of layers without what all of them begin and end with; as they are if nothing would be left of one. */
+export function shortNames(names) {
+  const parts = names.map((name) => name.split("."));
+  const least = Math.min(...parts.map((part) => part.length));
+  let front = 0,
+    back = 0;
+  while (front < least - 1 && parts.every((part) => part[front] === parts[0][front])) front += 1;
+  while (back < least - 1 - front && parts.every((part) => part.at(-1 - back) === parts[0].at(-1 - back))) back += 1;
+  if (names.length < 2) return names;
+  // A bare number says little: keep the word before it.
+  const bare = parts.every((part) => part.length - front - back === 1 && /^\d+$/.test(part[front]));
+  const from = bare && front > 0 ? front - 1 : front;
+  return parts.map((part) => part.slice(from, part.length - back).join(" "));
+}

@@ -1,0 +1,290 @@
+"""The pooling kernel against weights that are all there, in float64, and pooled by hand.
+
+As with the other kernels, the tests run on a GPU where there is one, and everywhere in Triton's interpreter,
+in a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="the kernels need Triton")
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if INTERPRETED:
+    # NumPy 2.4 no longer turns an array of one element into an int, on which Triton 3.6's interpreter relies.
+    import triton.runtime.interpreter as interpreter
+
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch(tensor, scope):
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch
+
+from jumok.attention.kernels.lse import SHARED_MEMORY, Blocks, fitting, row_lse  # noqa: E402
+from jumok.attention.kernels.pooled import pooled_maps  # noqa: E402
+
+ON_GPU = torch.cuda.is_available() and not INTERPRETED
+DEVICE = "cuda" if ON_GPU else "cpu"
+runs_kernels = pytest.mark.filterwarnings("default") if INTERPRETED else pytest.mark.gpu
+# Small tiles, so that small inputs have many; a GPU's tensor cores take no fewer than 64 rows.
+SMALL = Blocks(queries=64, keys=32, warps=4) if ON_GPU else Blocks(queries=16, keys=32, warps=4)
+
+CLOSE = 3e-5 if ON_GPU else 3e-6  # float32 there is three products of tensor cores
+
+
+def scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    return scale * q.double() @ k.double().repeat_interleave(len(q) // len(k), 0).mT
+
+
+def blocked(rows: int, cols: int, diagonal: int | None, window: int | None, alive: Tensor | None) -> Tensor:
+    i, j = torch.arange(rows, device=DEVICE)[:, None], torch.arange(cols, device=DEVICE)
+    out = torch.zeros(rows, cols, dtype=torch.bool, device=DEVICE)
+    if diagonal is not None:
+        out |= j > i + diagonal
+    if window is not None:
+        out |= j <= i + diagonal - window
+    return out if alive is None else out | ~alive
+
+
+def pooled(weights: Tensor, cells: tuple[int, int]) -> Tensor:
+    """Cell by cell, as the docstring says it."""
+    rows, cols = weights.shape[1:]
+    out = []
+    for i in range(cells[0]):
+        some = weights[:, i * rows // cells[0] : (i + 1) * rows // cells[0]]
+        for j in range(cells[1]):
+            part = some[..., j * cols // cells[1] : (j + 1) * cols // cells[1]]
+            out.append(part.sum(-1).mean(-1))
+    return torch.stack(out, -1).reshape(len(weights), *cells)
+
+
+# H, G, Q, K, D, cells, diagonal, window, some keys dead
+CASES = [
+    (2, 1, 32, 64, 16, (2, 2), None, None, False),  # even, one cell a tile
+    (1, 1, 64, 128, 16, (2, 2), None, None, False),  # several tiles a cell, down and across
+    (1, 1, 16, 192, 16, (16, 1), None, None, False),  # six tiles a cell: three turns of two
+    (1, 1, 32, 64, 16, (8, 4), None, None, False),  # several cells a tile
+    (1, 1, 16, 32, 16, (16, 32), None, None, False),  # a cell for each pair
+    (1, 1, 48, 64, 16, (3, 16), 11, None, False),  # narrow cells, causal
+    (4, 2, 19, 53, 7, (5, 7), None, None, False),  # nothing is even
+    (1, 1, 41, 59, 8, (3, 2), 13, None, False),
+    (1, 1, 64, 128, 16, (4, 4), 64, None, False),  # causal: most tiles need no check
+    (1, 1, 64, 192, 16, (2, 6), 100, 90, False),  # a window: tiles to skip on both sides
+    (1, 1, 64, 64, 16, (4, 2), -7, None, False),  # the first rows have no key
+    (1, 1, 31, 64, 16, (2, 2), None, None, True),
+    (2, 1, 35, 150, 8, (1, 1), 20, 65, True),
+    (1, 1, 1, 37, 8, (1, 3), None, None, False),  # one row
+    (3, 1, 37, 1, 8, (5, 1), None, None, False),  # one column
+    (1, 1, 13, 64, 16, (3, 4), -50, None, False),  # nothing at all is seen
+]
+
+
+@runs_kernels
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_maps_are_the_pooled_weights(case) -> None:
+    H, G, Q, K, D, cells, diagonal, window, dead = case
+    q, k = torch.randn(H, Q, D, device=DEVICE), torch.randn(G, K, D, device=DEVICE)
+    alive = (torch.arange(K, device=DEVICE) % 3 > 0) if dead else None
+    mask = {"diagonal": diagonal, "window": window, "alive": alive}
+    s = scores(q, k, 0.7).masked_fill(blocked(Q, K, diagonal, window, alive), -torch.inf)
+    lse = row_lse(q, k, scale=0.7, **mask)
+    torch.testing.assert_close(lse.double(), s.logsumexp(-1), rtol=CLOSE, atol=CLOSE)
+    exact = pooled(s.softmax(-1).nan_to_num(0), cells)
+    for blocks in (SMALL._replace(polynomials=0), SMALL._replace(polynomials=2, unroll=1, programs=9)):
+        maps = pooled_maps(q, k, lse, scale=0.7, cells=cells, blocks=blocks, **mask)
+        rtol = 7e-4 if blocks.polynomials else CLOSE
+        torch.testing.assert_close(maps.double(), exact, rtol=rtol, atol=1e-9)
+
+
+@runs_kernels
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scale", [0.05, 3.0])  # nearly even attention; one key takes nearly all
+def test_low_precision_costs_less_than_a_hundredth(dtype: torch.dtype, scale: float) -> None:
+    q, k = (torch.randn(1, n, 16, device=DEVICE).to(dtype) for n in (48, 128))
+    s = scores(q, k, scale)
+    maps = pooled_maps(q, k, s.logsumexp(-1).float(), scale=scale, cells=(48, 8), blocks=SMALL)
+    exact = pooled(s.softmax(-1), (48, 8))
+    seen = exact > 1e-30
+    assert seen.float().mean() > 0.9
+    assert ((maps.double() - exact).abs() / exact)[seen].max() < 1e-3
+    torch.testing.assert_close(maps.sum(-1), torch.ones_like(maps[..., 0]), rtol=1e-3, atol=0)
+
+
+@runs_kernels
+def test_a_part_of_the_keys_and_any_strides() -> None:
+    q = torch.randn(16, 2, 100, device=DEVICE).permute(1, 2, 0)[:, 20:77]  # d is not consecutive
+    k = torch.randn(300, 2, 16, device=DEVICE).transpose(0, 1)
+    s = scores(q, k, 0.25)
+    lse = row_lse(q, k, scale=0.25)
+    maps = pooled_maps(q, k[:, 64:192], lse, scale=0.25, cells=(3, 4), blocks=SMALL)
+    torch.testing.assert_close(maps.double(), pooled(s.softmax(-1)[..., 64:192], (3, 4)), rtol=1e-3, atol=0)
+
+
+@runs_kernels
+def test_dead_keys_may_hold_anything() -> None:
+    q, k = torch.randn(1, 20, 16, device=DEVICE), torch.randn(1, 64, 16, device=DEVICE)
+    alive = torch.arange(64, device=DEVICE) < 50
+    lse = row_lse(q, k, scale=1.0, alive=alive)
+    clean = pooled_maps(q, k, lse, scale=1.0, cells=(5, 4), alive=alive)
+    k[:, 50:] = torch.nan
+    dirty = pooled_maps(q, k, row_lse(q, k, scale=1.0, alive=alive), scale=1.0, cells=(5, 4), alive=alive)
+    torch.testing.assert_close(dirty, clean, rtol=0, atol=0)
+
+
+@runs_kernels
+@pytest.mark.parametrize("head", [0, 5, slice(1, 4), [3, 0], None])
+def test_the_kernel_and_the_strips_give_the_same_map(head) -> None:
+    """Through what `look` keeps: grouped heads, a rectangle, causal, dead keys, sums that are not known."""
+    from jumok.look import views
+    from jumok.look.kept import Kept
+    from jumok.look.on_gpu import pooled_on_gpu
+    from jumok.look.strips import chosen
+
+    query, key = torch.randn(2, 6, 50, 16, device=DEVICE), torch.randn(2, 3, 70, 16, device=DEVICE)
+    alive = torch.rand(2, 1, 1, 70, device=DEVICE) < 0.8
+    more = {"scale": 0.3, "diagonal": 20, "mask": alive}
+    expected = views.map(
+        Kept(query, key, **more), batch=1, head=head, rows=(7, 40), cols=(5, 61), size=(3, 7)
+    )
+    kept, (heads, single) = Kept(query, key, **more), chosen(head, 6, "head")
+    for _ in range(2):  # the second time from what is remembered
+        maps = pooled_on_gpu(kept, 1, heads, slice(7, 40), slice(5, 61), (3, 7))
+        torch.testing.assert_close(maps[0] if single else maps, expected, rtol=1e-4, atol=1e-7)
+
+
+@runs_kernels
+def test_maps_of_nothing() -> None:
+    q, k = torch.randn(2, 5, 16, device=DEVICE), torch.randn(2, 0, 16, device=DEVICE)
+    assert row_lse(q, k, scale=1.0).eq(-torch.inf).all()
+    assert pooled_maps(q, k, row_lse(q, k, scale=1.0), scale=1.0, cells=(3, 0)).shape == (2, 3, 0)
+    assert pooled_maps(k, q, k.new_zeros(2, 0), scale=1.0, cells=(0, 3)).shape == (2, 0, 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("width", [40, 64, 128, 256])
+def test_maps_at_real_sizes(width: int, dtype: torch.dtype) -> None:
+    if dtype == torch.float32 and width > 128:
+        pytest.skip("more than a program's shared memory")
+    q, k = (torch.randn(n, 2048, width, device=DEVICE).to(dtype) for n in (4, 2))
+    for diagonal, cells in ((None, (32, 16)), (0, (16, 32)), (0, (100, 77))):
+        s = scores(q, k, width**-0.5).masked_fill(blocked(2048, 2048, diagonal, None, None), -torch.inf)
+        lse = row_lse(q, k, scale=width**-0.5, diagonal=diagonal)
+        torch.testing.assert_close(lse.double(), s.logsumexp(-1), rtol=1e-4, atol=1e-4)
+        maps = pooled_maps(q, k, lse, scale=width**-0.5, cells=cells, diagonal=diagonal)
+        error = (maps.double() - (exact := pooled(s.softmax(-1), cells))).abs()
+        assert (error <= 1e-2 * exact).all()
+        assert error.norm() <= (1e-3 if dtype == torch.bfloat16 else 1e-5) * exact.norm()
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="on a GPU it is run by hand")
+def test_the_cuts_that_the_bench_tries_all_give_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "bench"))
+    look, out = importlib.import_module("look"), tmp_path / "tune.json"
+    sizes = ["--tokens", "128", "--heads", "1", "--width", "16", "--size", "1"]
+    with torch.no_grad():
+        look.main(["--tune", "--quick", "--device", "cpu", "--out", str(out), *sizes])
+    _, *cuts = json.loads(out.read_text(encoding="utf-8"))["rows"][0]["ways"].values()
+    assert len(cuts) > 10
+    assert all(cut["differs"] < 1e-3 for cut in cuts)
+
+
+# --- without a GPU ------------------------------------------------------------------------------------------
+
+
+class Wide:
+    """As much of a tensor of queries as the choice of blocks looks at."""
+
+    def __init__(self, width: int, kind: str) -> None:
+        self.shape, self.dtype = (1, 1 << 17, width), torch.float32 if kind == "fp32" else torch.bfloat16
+
+    def element_size(self) -> int:
+        return self.dtype.itemsize
+
+
+CAUSAL = {"CAUSAL": True}
+NARROW = {"EVEN": False, "WIDTH": 4, "HEIGHT": 1, "UNROLL": 1, "ONE_TURN": True}
+UNEVEN = {"EVEN": False, "ALIVE": True, "CAUSAL": True, "WINDOWED": True, "UNROLL": 1, "ONE_TURN": False}
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize(
+    ("width", "kind", "more"),
+    [
+        (64, "bf16", {}),
+        (64, "bf16", CAUSAL | {"WINDOWED": True}),
+        (64, "bf16", NARROW),
+        (64, "bf16", UNEVEN),
+        (128, "bf16", CAUSAL),
+        (256, "bf16", CAUSAL),
+        (64, "fp32", CAUSAL),
+        (128, "fp32", CAUSAL),
+    ],
+)
+def test_the_kernels_compile_for_hopper_and_fit(width: int, kind: str, more: dict[str, object]) -> None:
+    """The interpreter lets pass what the compiler does not, and the compiler needs no GPU."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from jumok.attention.kernels import lse, pooled
+
+    blocks = fitting(Wide(width, kind), 1 << 17)  # type: ignore[arg-type]
+    wide = 128 // blocks.keys
+    constants = {"D": width, "BD": width, "BQ": blocks.queries, "BK": blocks.keys, "WIDTH": blocks.keys}
+    constants |= {"HEIGHT": min(128, blocks.queries), "UNROLL": min(wide, blocks.unroll), "EVEN": True}
+    constants |= {"ONE_TURN": wide <= blocks.unroll, "POLYNOMIALS": blocks.polynomials}
+    constants |= {"CAUSAL": False, "WINDOWED": False, "ALIVE": False} | more
+    for function in (pooled._pooled_kernel, lse._lse_kernel):
+        mine = {name: value for name, value in constants.items() if name in function.arg_names}
+        types = {"q_ptr": f"*{kind}", "k_ptr": f"*{kind}", "alive_ptr": "*i1", "factor": "fp32"}
+        types |= {"row_starts_ptr": "*i32", "col_starts_ptr": "*i32"}
+        signature = {
+            name: "constexpr" if name in mine else types.get(name, "*fp32" if "_ptr" in name else "i32")
+            for name in function.arg_names
+        }
+        aligned = [
+            at for at, name in enumerate(function.arg_names) if name.endswith("_ptr") or "stride" in name
+        ]
+        source = triton.compiler.ASTSource(
+            function, signature, constexprs=mine, attrs={(at,): [["tt.divisibility", 16]] for at in aligned}
+        )
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=lse.launched(blocks))
+        assert compiled.metadata.shared <= SHARED_MEMORY
+        assert "wgmma.mma_async" in compiled.asm["ptx"]
+        assert "cp.async" in compiled.asm["ptx"]  # the next keys are on their way while these are worked on
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
+def test_in_the_interpreter() -> None:
+    source = Path(__file__).resolve().parents[2] / "src"
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment["PYTHONPATH"] = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not gpu",
+        __file__,
+    ]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout

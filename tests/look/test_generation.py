@@ -1,0 +1,352 @@
+"""watch: the steps of a generation are one attention a layer, whatever the cache and the search."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from jumok.errors import InputError
+from jumok.look.knock import knock_out
+from jumok.look.seen import Seen
+from jumok.look.watch import watch
+
+transformers = pytest.importorskip("transformers", minversion="5")
+sys.path.insert(0, str(Path(__file__).parent))
+
+from watch_models import ids, inputs, tiny  # noqa: E402
+
+NEW = 6  # tokens that are generated
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    yield
+    transformers.logging.set_verbosity(before)
+
+
+def generated(model: Any, **options: Any) -> tuple[Tensor, Seen]:
+    """The sequences, which are the same as without watch, and what was seen."""
+    torch.manual_seed(1)
+    before = model.generate(max_new_tokens=NEW, **options)
+    torch.manual_seed(1)
+    with watch(model, tokenizer=lambda row: [f"w{i}" for i in row]) as seen:
+        watched = model.generate(max_new_tokens=NEW, **options)
+    assert torch.equal(before, watched)
+    assert "generate" not in vars(model)
+    return watched, seen
+
+
+def equal(weights: Tensor, expected: Tensor) -> None:
+    """In all rows that have an allowed key."""
+    alive = weights.sum(-1) > 0
+    expected = expected[:, :, : weights.shape[2], : weights.shape[3]]
+    torch.testing.assert_close(weights[alive], expected[alive], atol=1e-5, rtol=0)
+    assert alive.float().mean() > 0.5
+
+
+def told(model: Any, sequences: Tensor, **options: Any) -> Any:
+    """What the model attends to when it reads all but the last token at once: that one is never fed to it."""
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        return model(sequences[:, :-1], output_attentions=True, **options)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    "search",
+    [
+        {},
+        {"do_sample": True, "num_return_sequences": 3},
+        {"cache_implementation": "static"},
+        {"use_cache": False},
+        {"num_beams": 3},
+        {"num_beams": 4, "num_return_sequences": 2},
+    ],
+    ids=["greedy", "sample", "static", "no cache", "beams", "beams returned"],
+)
+def test_decoders(search: dict[str, Any], padded: bool) -> None:
+    model, prompt = tiny("llama"), ids(2, 5)
+    mask = torch.ones_like(prompt)
+    if padded:
+        mask[1, :2] = 0
+    sequences, seen = generated(model, input_ids=prompt, attention_mask=mask, **search)
+    assert seen.names == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+    assert len(seen) == 2
+    assert len(seen.calls) == 2 * NEW
+    rows = len(sequences)
+    whole = torch.cat([mask, torch.ones(2, NEW - 1, dtype=torch.long)], 1).repeat_interleave(rows // 2, 0)
+    expected = told(model, sequences, attention_mask=whole).attentions
+    for entry, weights in zip(seen, expected, strict=True):
+        assert entry.shape == (rows, 6, 5 + NEW - 1, 5 + NEW - 1)
+        assert entry.causal
+        equal(entry.weights(), weights)
+        assert entry.row_ids is not None
+        assert torch.equal(entry.row_ids, sequences[:, :-1])
+        assert entry.rows == entry.cols
+    assert seen[0].rows is not None
+    assert seen[0].rows[0] == [f"w{i}" for i in sequences[0, :-1].tolist()]
+
+
+def test_without_padding_there_is_no_mask() -> None:
+    _, seen = generated(tiny("llama"), input_ids=ids(2, 5))
+    assert seen[0].kept.mask is None
+    assert seen[0].kept.diagonal == 0
+    assert seen[0].kept.key.shape[1] == 2  # of grouped queries
+
+
+def test_every_call_is_there_as_it_was() -> None:
+    model, prompt = tiny("llama"), ids(2, 5)
+    sequences, seen = generated(model, input_ids=prompt, num_beams=3)
+    first, last = seen.calls[0], seen.calls[-1]
+    assert first.shape == (6, 6, 5, 5)  # three beams for each of two prompts
+    assert last.shape == (6, 6, 1, 5 + NEW - 1)
+    ancestors = seen.calls[-3]  # another step of the same layer: its rows are the beams of that step
+    assert (last.name, ancestors.name) == ("model.layers.1.self_attn",) * 2
+    torch.testing.assert_close(last.weights().sum(-1), torch.ones(6, 6, 1))
+    assert last.row_ids is not None
+    assert last.row_ids.shape == (6, 1)
+    # The row of the returned sequence at the last step says the same as the whole.
+    whole = seen["model.layers.1.self_attn"].weights()[:, :, -1:]
+    for one in range(2):
+        distances = (last.weights() - whole[one]).flatten(1).abs().amax(1)
+        assert distances.min() < 1e-5
+    assert len(sequences) == 2
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_sliding_windows(cache: str, implementation: str) -> None:
+    model = tiny("mistral")
+    model.set_attn_implementation(implementation)
+    options = {} if cache == "dynamic" else {"cache_implementation": cache}
+    sequences, seen = generated(model, input_ids=ids(2, 5), **options)
+    for entry, weights in zip(seen, told(model, sequences).attentions, strict=True):
+        equal(entry.weights(), weights)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_gpt2(implementation: str) -> None:
+    model = tiny("gpt2", eos_token_id=None)
+    model.set_attn_implementation(implementation)
+    sequences, seen = generated(model, input_ids=ids(2, 5))
+    for entry, weights in zip(seen, told(model, sequences).attentions, strict=True):
+        equal(entry.weights(), weights)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_flex_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    import functools
+
+    from transformers.integrations.flex_attention import WrappedFlexAttention
+
+    monkeypatch.setattr(WrappedFlexAttention, "_instance", None)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    torch.compiler.reset()
+    model = tiny("llama")
+    model.set_attn_implementation("flex_attention")
+    sequences, seen = generated(model, input_ids=ids(2, 5))
+    for entry, weights in zip(seen, told(model, sequences).attentions, strict=True):
+        equal(entry.weights(), weights)
+
+
+@pytest.mark.parametrize("search", [{}, {"num_beams": 3}, {"num_beams": 4, "num_return_sequences": 3}])
+@pytest.mark.parametrize("name", ["marian", "t5"])
+def test_both_sides_of_a_translation(name: str, search: dict[str, Any]) -> None:
+    model, given = tiny(name), inputs(name)
+    del given["decoder_input_ids"]
+    sequences, seen = generated(model, **given, **search)
+    several = len(sequences) // 2
+    repeated = {key: x.repeat_interleave(several, 0) for key, x in given.items()}
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        out = model(**repeated, decoder_input_ids=sequences[:, :-1], output_attentions=True)
+    assert len(seen) == 6
+    for entry in seen:
+        layer = int(next(part for part in entry.name.split(".") if part.isdigit()))
+        if "decoder" not in entry.name:
+            equal(entry.weights(), out.encoder_attentions[layer][::several])
+            assert torch.equal(_given(entry.row_ids), given["input_ids"])
+            continue
+        equal(
+            entry.weights(),
+            (out.cross_attentions if entry.kind == "cross" else out.decoder_attentions)[layer],
+        )
+        assert torch.equal(_given(entry.row_ids), sequences[:, : entry.shape[2]])
+        if entry.kind == "cross":
+            assert torch.equal(_given(entry.col_ids), repeated["input_ids"])
+
+
+def _given(x: Tensor | None) -> Tensor:
+    assert x is not None
+    return x
+
+
+def test_beams_that_end_early() -> None:
+    model, prompt = tiny("gpt2", initializer_range=0.5), ids(2, 3)
+    with torch.no_grad():
+        model.lm_head.weight[2] *= 3  # so that the end is likely
+    torch.manual_seed(1)
+    sequences, seen = generated(model, input_ids=prompt, num_beams=4, num_return_sequences=4)
+    lengths = (sequences == 2).int().argmax(1).tolist()
+    assert len({length for length in lengths if length}) > 1  # of different lengths indeed
+    expected = told(model, sequences).attentions
+    for entry, weights in zip(seen, expected, strict=True):
+        equal(entry.weights(), weights)
+        for row, length in enumerate(lengths):
+            if length:  # the token of the end is not fed, and what follows it is padding
+                assert entry.weights(batch=row)[:, length:].sum() == 0
+                assert (entry.weights(batch=row)[:, length - 1].sum(-1) - 1).abs().max() < 1e-5
+
+
+def test_an_assistant_whose_guesses_are_rejected() -> None:
+    model, assistant = tiny("llama"), tiny("llama")
+    with torch.no_grad():
+        for parameter in assistant.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    sequences, seen = generated(model, input_ids=ids(1, 5), assistant_model=assistant)
+    assert max(entry.shape[2] for entry in seen.calls[2:]) > 1
+    for entry, weights in zip(seen, told(model, sequences).attentions, strict=True):
+        assert entry.shape[2:] == (5 + NEW - 1,) * 2
+        equal(entry.weights(), weights)
+
+
+def test_a_model_that_hears() -> None:
+    model, given = tiny("whisper"), inputs("whisper")
+    _, seen = generated(model, input_features=given["input_features"], attention_mask=torch.ones(2, 22))
+    assert seen["model.encoder.layers.0.self_attn"].shape == (2, 3, 11, 11)
+    cross = seen["model.decoder.layers.1.encoder_attn"]
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        out = model(
+            input_features=given["input_features"],
+            decoder_input_ids=cross.row_ids,  # what is returned leaves the first one out
+            output_attentions=True,
+        )
+    equal(cross.weights(), out.cross_attentions[1])
+
+
+def test_beams_over_embeddings_are_refused_with_the_reason() -> None:
+    model = tiny("llama")
+    embedded = torch.randn(1, 5, 24)
+    with pytest.raises(InputError, match="beam search over embeddings"), watch(model) as seen:
+        model.generate(inputs_embeds=embedded, num_beams=3, max_new_tokens=NEW)
+    assert len(seen.calls) == 2 * NEW  # but they are there
+
+
+def test_greedy_over_embeddings_has_no_tokens_but_weights() -> None:
+    model, prompt = tiny("llama"), ids(1, 5)
+    with torch.no_grad():
+        embedded = model.get_input_embeddings()(prompt)
+    with watch(model) as seen:
+        new = model.generate(inputs_embeds=embedded, max_new_tokens=NEW)
+    sequences = torch.cat([prompt, new], 1)
+    for entry, weights in zip(seen, told(model, sequences).attentions, strict=True):
+        equal(entry.weights(), weights)
+
+
+def test_a_generation_and_a_forward_are_two_entries() -> None:
+    model, prompt = tiny("llama"), ids(1, 5)
+    with watch(model, keep="*.0.*") as seen:
+        model.generate(prompt, max_new_tokens=NEW)
+        model(prompt)
+        model.generate(prompt, max_new_tokens=2)
+    assert [entry.shape[2] for entry in seen] == [5 + NEW - 1, 5, 6]
+
+
+def test_a_generation_that_fails_leaves_its_calls() -> None:
+    class Enough(Exception):
+        pass
+
+    def stop(scores: Any, *args: Any) -> Any:
+        if scores.shape[1] == 8:
+            raise Enough
+        return torch.zeros(len(scores), dtype=torch.bool)
+
+    model = tiny("llama")
+    with pytest.raises(Enough), watch(model) as seen:
+        model.generate(ids(1, 5), max_new_tokens=NEW, stopping_criteria=[stop])
+    assert len(seen) == 0
+    assert len(seen.calls) == 6
+    assert "generate" not in vars(model)
+    assert seen.calls[-1].weights().shape == (1, 6, 1, 7)
+
+
+def test_a_model_that_generate_would_compile_is_refused_with_the_remedy() -> None:
+    model = tiny("llama")
+    config = transformers.CompileConfig()
+    config._compile_all_devices = True
+    options = {"cache_implementation": "static", "compile_config": config, "max_new_tokens": NEW}
+    with pytest.raises(InputError, match="disable_compile=True"), watch(model):
+        model.generate(ids(1, 5), **options)
+    with watch(model) as seen:
+        model.generate(ids(1, 5), disable_compile=True, **options)
+    assert len(seen) == 2
+
+
+def test_a_long_generation_keeps_each_key_once() -> None:
+    model = tiny("llama")
+    with watch(model) as seen:
+        model.generate(ids(1, 5), max_new_tokens=40)
+    held = {entry._source._step.new.untyped_storage().data_ptr() for entry in seen.calls}  # type: ignore[attr-defined]
+    assert len(held) == 2 * 40
+    total = sum(entry._source._step.new.numel() for entry in seen.calls)  # type: ignore[attr-defined]
+    assert total == 2 * (5 + 39) * 2 * 4  # layers · tokens · heads · width
+
+
+def test_edges_are_knocked_out_by_their_places_in_what_is_generated() -> None:
+    model, prompt, layer = tiny("llama"), ids(1, 5), "model.layers.0.self_attn"
+    edges = [(2, 1), (7, 3)]  # one in the prompt, one in what follows it
+    for options in ({}, {"cache_implementation": "static"}, {"use_cache": False}):
+        model.set_attn_implementation("sdpa")
+        with knock_out(model, {layer: edges}), watch(model) as seen:
+            sequences = model.generate(prompt, max_new_tokens=NEW, **options)
+        weights = seen[layer].weights()
+        assert weights[:, :, 2, 1].abs().max() == 0
+        assert weights[:, :, 7, 3].abs().max() == 0
+        torch.testing.assert_close(weights.sum(-1), torch.ones(1, 6, 5 + NEW - 1))
+        model.set_attn_implementation("eager")
+        with torch.no_grad(), knock_out(model, {layer: edges}):
+            out = model(sequences[:, :-1], output_attentions=True)
+        equal(weights, out.attentions[0])
+        equal(seen[1].weights(), out.attentions[1])  # the layer after it, whose input it changed
+
+
+def test_edges_are_knocked_out_of_all_beams() -> None:
+    model, layer = tiny("llama"), "model.layers.0.self_attn"
+    with knock_out(model, {layer: [1, (2, 1), (7, 3)]}), watch(model) as seen:
+        sequences = model.generate(ids(2, 5), max_new_tokens=NEW, num_beams=3, num_return_sequences=2)
+    weights = seen[layer].weights()
+    assert weights[:, 1].sum() == weights[:, :, 2, 1].sum() == weights[:, :, 7, 3].sum() == 0
+    model.set_attn_implementation("eager")
+    with torch.no_grad(), knock_out(model, {layer: [1, (2, 1), (7, 3)]}):
+        out = model(sequences[:, :-1], output_attentions=True)
+    equal(weights, out.attentions[0])
+    equal(seen[1].weights(), out.attentions[1])
+
+
+def test_a_translation_without_a_cache() -> None:
+    model, given = tiny("t5"), inputs("t5")
+    del given["decoder_input_ids"]
+    sequences, seen = generated(model, **given, use_cache=False)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        out = model(**given, decoder_input_ids=sequences[:, :-1], output_attentions=True)
+    equal(seen["decoder.block.1.layer.0.SelfAttention"].weights(), out.decoder_attentions[1])
+    equal(seen["decoder.block.1.layer.1.EncDecAttention"].weights(), out.cross_attentions[1])
+
+
+def test_a_generation_that_goes_on_from_an_earlier_cache() -> None:
+    model, prompt = tiny("llama"), ids(1, 5)
+    first = model.generate(prompt, max_new_tokens=3, return_dict_in_generate=True)
+    longer = torch.cat([first.sequences, ids(1, 2)], 1)  # 10 tokens, of which 7 are in the cache
+    with watch(model) as seen:
+        sequences = model.generate(longer, past_key_values=first.past_key_values, max_new_tokens=NEW)
+    for entry, weights in zip(seen, told(model, sequences).attentions, strict=True):
+        assert entry.shape == (1, 6, 3 + NEW - 1, 10 + NEW - 1)  # from the first new token on
+        torch.testing.assert_close(entry.weights(), weights[:, :, 7:], atol=1e-5, rtol=0)

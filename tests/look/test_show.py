@@ -1,0 +1,140 @@
+"""`jumok look`: runs of ours and Hugging Face folders, as an HTML file and as a picture."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+from typer.testing import CliRunner
+
+from jumok import InputError
+from jumok.cli import app
+from jumok.data.sources import Example
+from jumok.look import folder, show
+from jumok.look.scene import Scene
+from jumok.run import Run
+from jumok.tasks import translate
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tasks"))
+from tasks_small import trained
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "cat", "sat", "here"]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny BERT in a Hugging Face folder."""
+    path = tmp_path_factory.mktemp("hf") / "bert"
+    words = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]").save_pretrained(path)
+    config = transformers.BertConfig(
+        vocab_size=len(WORDS), hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8,
+        max_position_embeddings=6,
+    )  # fmt: skip
+    transformers.BertModel(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return trained(tmp_path_factory.mktemp("run") / "transformer", "transformer")
+
+
+def test_a_run_shows_all_its_attention(run: Run) -> None:
+    scene = translate.load(run, "cpu").look("this is an example sentence", target="이것은 예문이다")
+    kinds = [(layer.name, layer.kind) for layer in scene.layers]
+    assert kinds == [
+        ("encoder.0.attention", "self"),
+        ("encoder.1.attention", "self"),
+        ("decoder.0.attention", "causal self"),
+        ("decoder.0.source_attention", "cross"),
+        ("decoder.1.attention", "causal self"),
+        ("decoder.1.source_attention", "cross"),
+    ]
+    cross, own = scene.layers[-1], scene.layers[-2]
+    assert cross.rows is not None
+    assert own.rows is not None
+    assert cross.rows[-1] == "</s>"  # what it says
+    assert own.rows[0] == "<s>"  # what it was told
+    assert list(cross.rows)[:-1] == list(own.rows)[1:]
+    assert "→  이것은 예문이다" in scene.title
+
+
+def test_the_weights_are_those_of_its_maps(run: Run) -> None:
+    translator = translate.load(run, "cpu")
+    scene = translator.look("this is an example sentence", target="이것은 예문이다")
+    maps, _ = translator.maps([_example("this is an example sentence", "이것은 예문이다")])
+    for layer, one in zip([x for x in scene.layers if x.kind == "cross"], maps, strict=True):
+        rows, cols = layer.shape
+        found = torch.as_tensor(layer.source.weights(1, slice(0, rows), slice(0, cols)))
+        torch.testing.assert_close(found.float(), one.weights[0, 1, :rows, :cols].float())
+
+
+def _example(source: str, target: str) -> Example:
+    return Example(source, target, "here")
+
+
+def test_a_fixed_context_has_nothing_to_look_at(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no attention"):
+        translate.load(trained(tmp_path / "fixed", "fixed"), "cpu").look("this")
+
+
+def test_a_hugging_face_folder(bert: Path) -> None:
+    assert folder.is_folder(bert)
+    scene = folder.look_into(bert, "a cat sat here", device="cpu")
+    assert [layer.name for layer in scene.layers] == [
+        "encoder.layer.0.attention.self",
+        "encoder.layer.1.attention.self",
+    ]
+    assert scene.layers[0].rows == ["a", "cat", "sat", "here"]
+
+
+def test_a_folder_that_translates(run: Run, tmp_path: Path) -> None:
+    translate.load(run, "cpu").export("hf", tmp_path / "marian")
+    text, target = "this is an example sentence", "이것은 예문이다"
+    scene = folder.look_into(tmp_path / "marian", text, target, device="cpu")
+    assert {layer.kind for layer in scene.layers} == {"self", "causal self", "cross"}
+    assert len(folder.look_into(tmp_path / "marian", text, device="cpu").layers) == len(scene.layers)
+
+
+@pytest.mark.parametrize("name", ["map.html", "map.png", "map.svg"])
+def test_the_command_writes(name: str, bert: Path, run: Run, tmp_path: Path) -> None:
+    for model, text in ((bert, "a cat sat"), (run.folder, "this is an example sentence")):
+        path = tmp_path / model.name / name
+        path.parent.mkdir(exist_ok=True)
+        done = CliRunner().invoke(app, ["look", str(model), text, "--out", str(path), "--device", "cpu"])
+        assert done.exit_code == 0, done.output
+        assert str(path) in done.output
+        assert path.stat().st_size > 5000
+
+
+WRONG: dict[str, tuple[dict[str, object], list[str]]] = {
+    "layer": ({"layer": "encodr.layer.0*"}, ["encodr.layer.0*", "encoder.layer.0.attention.self"]),
+    "head": ({"head": 2}, ["2 heads", "head 2"]),
+    "suffix": ({"path": Path("map.gif")}, ["map.gif", ".html", ".png"]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_shown_is_told(name: str, bert: Path, tmp_path: Path) -> None:
+    scene = folder.look_into(bert, "a cat", device="cpu")
+    wrong, told = WRONG[name]
+    with pytest.raises(InputError) as error:
+        show.save(scene, **{"path": tmp_path / "map.png"} | wrong)  # type: ignore[arg-type]
+    assert all(word in str(error.value) for word in told)
+
+
+def test_what_cannot_be_read_is_told(bert: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="7 tokens, and this model takes 6"):
+        folder.look_into(bert, "a cat sat here a cat sat", device="cpu")
+    with pytest.raises(InputError, match="of one text"):
+        folder.look_into(bert, "a cat", "a cat", device="cpu")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="cannot be looked into"):
+        folder.look_into(tmp_path, "a cat", device="cpu")
+    large = Scene.of_weights({"layer": torch.eye(401)})
+    with pytest.raises(InputError, match="too large for a picture"):
+        show.save(large, tmp_path / "map.png")
