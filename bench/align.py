@@ -32,18 +32,12 @@ from jumok.data.links import Gold, Links
 from jumok.data.sources import Example
 from jumok.look.align import agreement, consistency, links_of, views
 from jumok.metrics.alignment import alignment_score, flipped, strongest
-from jumok.metrics.symmetry import SYMMETRIES, grow_diag, grow_diag_final_and, intersection, union
+from jumok.metrics.symmetry import CLASSICAL, SYMMETRIES
 from jumok.tasks.aligning import Aligner, Asked, look, turned
 from jumok.tasks.linking import aligner_of
 
 CHOSEN_BY = ("error_rate", "agreement", "consistency")  # and how good it is
-OF_LINKS = {
-    "grow-diag": grow_diag,
-    "grow-diag-final-and": grow_diag_final_and,
-    "intersection": intersection,
-    "union": union,
-}
-NAMES = ("forth", "back", "together", *OF_LINKS)
+NAMES = ("forth", "back", "together", *CLASSICAL)
 Found = dict[str, list[Links]]  # by name: of all pairs
 READINGS = {"plain": Asked(shift=False), "shifted": Asked(shift=True), "chosen": Asked()}
 READINGS |= {f"{name}, means": Asked(head="mean", shift=asked.shift) for name, asked in READINGS.items()}
@@ -147,7 +141,7 @@ def measure_eflomal(report: Report, work: Work) -> None:
         took = time.perf_counter() - began
         forth, back = (read(Path(name), len(work.pairs)) for name in names)
     pairs = list(zip(forth, back, strict=True))
-    made = {name: [combine(*pair) for pair in pairs] for name, combine in OF_LINKS.items()}
+    made = {name: [combine(*pair) for pair in pairs] for name, combine in CLASSICAL.items()}
     row["ways"] |= work.scores({"forth": forth, "back": back, **made})
     report.note(row, seconds=took, pairs=len(sides[0]))
 

@@ -8,6 +8,7 @@ import torch
 from jumok.data.links import Links
 from jumok.metrics.alignment import flipped, strongest
 from jumok.metrics.symmetry import (
+    CLASSICAL,
     SYMMETRIES,
     grow_diag,
     grow_diag_final_and,
@@ -128,10 +129,8 @@ def test_all_by_name_from_two_maps() -> None:
     torch.manual_seed(2)
     forth, back = torch.rand(7, 5), torch.rand(5, 7)
     one, other = strongest(forth), flipped(strongest(back))
-    classical = {"grow-diag": grow_diag, "grow-diag-final-and": grow_diag_final_and}
-    classical |= {"intersection": intersection, "union": union}
-    assert set(SYMMETRIES) == {"together", "none", *classical}
-    for name, combine in classical.items():
+    assert set(SYMMETRIES) == {"together", "none", *CLASSICAL}
+    for name, combine in CLASSICAL.items():
         assert SYMMETRIES[name](forth, back) == combine(one, other)
     assert SYMMETRIES["none"](forth, back) == one
     assert SYMMETRIES["together"](forth, back) == together(forth, back) == flipped(together(back, forth))

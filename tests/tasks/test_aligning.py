@@ -1,5 +1,6 @@
 """Word links of given pairs: which words they are of, in which order they come, and which view is chosen."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from jumok.metrics.symmetry import SYMMETRIES
 from jumok.run import Run
 from jumok.tasks import aligning, translate, translator
 from jumok.tasks.aligning import Aligner, Asked, Chosen, _owners, _Text
+from jumok.tasks.corpora import Split
 
 
 def only(view: View) -> Chosen:
@@ -185,6 +187,32 @@ def test_models_that_cannot_align_are_refused(word_runs: dict[str, Run]) -> None
         InputError, match=r"forth translates low to high, as .*; the reverse goes from high to low"
     ):
         Aligner(translate.load(word_runs["forth"], "cpu"), translate.load(word_runs["forth"], "cpu"))
+
+
+def test_columns_by_number_tell_directions_of_the_same_data_only(bahdanau: Run) -> None:
+    one, other = translate.load(bahdanau, "cpu"), translate.load(bahdanau, "cpu")
+    with pytest.raises(InputError, match="translates 1 to 2, as"):
+        Aligner(one, other)
+    recipe = other.run.recipe
+    for data in (replace(recipe.data, train="other.tsv"), replace(recipe.data, source=2, target=1)):
+        other.run = replace(other.run, recipe=replace(recipe, data=data))
+        Aligner(one, other)
+
+
+def test_validation_data_that_the_model_cannot_take_chooses_nothing(
+    word_runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aligner = Aligner(translate.load(word_runs["short"], "cpu"))
+    valid = Split("valid", [Example("ba " * 12, "BA", ""), Example("da fa", "FA DA", "")])
+    monkeypatch.setattr(type(aligner.forth.texts), "valid", lambda _: valid)
+    assert "on 2 pairs" in str(aligner.choose(pairs(1)))
+
+
+def test_a_text_that_preparing_leaves_nothing_of_has_no_links(word_runs: dict[str, Run]) -> None:
+    forth = planted(word_runs["forth"], View(0, 0))
+    forth.texts = replace(forth.texts, config=replace(forth.texts.config, prepare="spelled-out"))
+    some = [Example("\u0301", "BA", ""), Example("ba", "\u0301", ""), Example("\u0301", "\u0301", "")]
+    assert [one.links for one in Aligner(forth).align(some, only(View(0, 0)))] == [frozenset()] * 3
 
 
 def test_a_pair_that_learned_positions_do_not_reach_is_told(word_runs: dict[str, Run]) -> None:

@@ -1,5 +1,6 @@
 """`jumok align` on files: what it reads, what it writes, and what it says of lines that are no pairs."""
 
+import gzip
 import io
 import sys
 from collections.abc import Callable, Sequence
@@ -98,6 +99,17 @@ def test_the_gold_links_of_the_recipe_are_turned_as_it_says(both: Aligner, tmp_p
     assert "links: alignment error rate 0.0000" in heard.told[1]
 
 
+@pytest.mark.parametrize("name", ["p.tsv", "p.txt", "p.tsv.gz", "p.txt.gz"])
+def test_line_n_belongs_to_pair_n_whatever_is_empty(name: str, both: Aligner, tmp_path: Path) -> None:
+    text = b"ba\tBA\n\nda\tDA\n\t\nfa\tFA\n"
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+    heard = Heard().of(Job([str(tmp_path / name)], Asked(), on_error="skip"), both)
+    assert heard.lines == ["0-0", "", "0-0", "", "0-0"]
+    assert [one.partition(f"{name}:")[2].partition(" ")[0] for one in heard.told[1:]] == ["2:", "4:"]
+    with pytest.raises(InputError, match=f"{name}:2: an empty line"):
+        Heard().of(Job([str(tmp_path / name)], Asked()), both)
+
+
 def test_too_many_bad_lines_are_counted(both: Aligner, tmp_path: Path) -> None:
     (tmp_path / "p.tsv").write_text("ba\tBA\n" + "ba\t\n" * 30)
     heard = Heard().of(Job([str(tmp_path / "p.tsv")], Asked(), on_error="skip"), both)
@@ -112,8 +124,10 @@ def test_lines_that_are_no_pairs_are_told(tmp_path: Path) -> None:
     assert [type(one) for one in found] == [Example, Flaw, Flaw, Example, Flaw]
     assert "p.txt:2: no pair (1 columns; it is two texts with a tab or ||| between them)" in str(found[1])
     assert "p.txt:3: invalid UTF-8" in str(found[2])
-    with pytest.raises(InputError, match="3 files"):
-        pairs_in(["a", "b", "c"], DataConfig())
+    assert str(found[4]).endswith("p.txt:5: an empty line")
+    for names in (["a", "b", "c"], ["-", "a"], ["a", "-"]):
+        with pytest.raises(InputError, match=f"{' '.join(names)} came; name one file with both sides"):
+            pairs_in(names, DataConfig())
     with pytest.raises(InputError, match="no file or data set"):
         pairs_in(["missing.tsv"], DataConfig())
 

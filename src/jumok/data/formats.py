@@ -23,11 +23,25 @@ from typing import Any
 from jumok.data.files import lines, needed, opened
 from jumok.errors import InputError
 
-__all__ = ["TABLES", "Example", "Flaw", "Sides", "example", "hub", "nearest", "parallel", "table"]
+__all__ = [
+    "BLANK",
+    "TABLES",
+    "Example",
+    "Flaw",
+    "Sides",
+    "ending",
+    "example",
+    "hub",
+    "nearest",
+    "parallel",
+    "table",
+    "too_long",
+]
 
 Sides = tuple[str | int, str | int]
 # What the two columns are often called, for a table that does not have the names asked for.
 COMMON = (("source", "target"), ("src", "tgt"))
+BLANK = "an empty line"  # of a table, where it means nothing unless lines are counted
 ROWS_AT_ONCE = 1024  # of a Parquet file
 END = object()
 
@@ -112,7 +126,7 @@ def comma(path: Path, sides: Sides) -> Iterator[Found]:
 
 def _split_rows(path: Path, separator: str) -> Iterator[tuple[int, Row]]:
     for number, line in enumerate(lines(path), 1):
-        yield number, _too_long(path, number) if line is None else line.split(separator)
+        yield number, too_long(path, number) if line is None else line.split(separator)
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, Row]]:
@@ -139,7 +153,7 @@ def _columns(path: Path, sides: Sides, rows: Iterator[tuple[int, Row]]) -> Itera
         if isinstance(cells, Flaw):
             yield cells
         elif not any(cells) and len(cells) < 2:
-            continue  # an empty line says nothing
+            yield Flaw(where, BLANK)
         elif places is None:
             places, has_header = _places(path, sides, [cell.strip() for cell in cells])
             width = len(cells)
@@ -182,8 +196,10 @@ def jsonl(path: Path, sides: Sides) -> Iterator[Found]:
     for number, line in enumerate(lines(path), 1):
         where = f"{path}:{number}"
         if line is None:
-            yield _too_long(path, number)
-        elif line.strip():
+            yield too_long(path, number)
+        elif not line.strip():
+            yield Flaw(where, BLANK)
+        else:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
@@ -279,7 +295,7 @@ def parallel(source: Path, target: Path) -> Iterator[Found]:
                 "translation of line n of the other, and a line too many shifts all that follow it"
             )
         is_long = one is None or other is None
-        yield _too_long(source, number) if is_long else example(one, other, f"{source}:{number}")
+        yield too_long(source, number) if is_long else example(one, other, f"{source}:{number}")
 
 
 def hub(name: str, sides: Sides) -> Iterator[Found]:
@@ -299,7 +315,8 @@ def hub(name: str, sides: Sides) -> Iterator[Found]:
         raise InputError(f"hub:{name} cannot be read: {told[0]}") from error
 
 
-def _too_long(path: Path, number: int) -> Flaw:
+def too_long(path: Path | str, number: int) -> Flaw:
+    """Of a line that nobody wrote."""
     return Flaw(f"{path}:{number}", "a line of more than 16 MiB")
 
 

@@ -111,6 +111,8 @@ class Corpus:
                 if isinstance(found, Example):
                     some = True
                     yield found
+                elif found.reason == formats.BLANK:
+                    continue
                 elif self.on_error == "skip":
                     skipped.add(found)
                 else:

@@ -3,8 +3,8 @@
 A model that says the target has a map with a row for each target word, and links it to one source word; one
 that says the source has the opposite. Neither can be right where a word belongs to several.
 
-Best of all, the two maps are made one (:func:`together`): where one model is in doubt, the other may know.
-The classical ways know only the links of each, (source word, target word), and none of the doubt::
+:func:`together` makes one of the two maps: where one model is in doubt, the other may know. The classical
+ways know only the links of each, (source word, target word), and none of the doubt::
 
     forth        back         intersection  grow-diag    union
     ■ · · · ■    ■ · · · ·    ■ · · · ·     ■ · · · ·    ■ · · · ■
@@ -23,7 +23,16 @@ from torch import Tensor
 from jumok.data.links import Links
 from jumok.metrics.alignment import flipped, mutual, strongest
 
-__all__ = ["SYMMETRIES", "Symmetry", "grow_diag", "grow_diag_final_and", "intersection", "together", "union"]
+__all__ = [
+    "CLASSICAL",
+    "SYMMETRIES",
+    "Symmetry",
+    "grow_diag",
+    "grow_diag_final_and",
+    "intersection",
+    "together",
+    "union",
+]
 
 # Makes links of two maps: target words by source words, and source words by target words.
 Symmetry = Callable[[Tensor, Tensor], Links]
@@ -33,7 +42,7 @@ NEIGHBOURS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 
 
 
 def together(forth: Tensor, back: Tensor) -> Links:
-    """The pairs that are the strongest both ways in the geometric mean of the two maps.
+    """The pairs that are the strongest both ways in the product of the two maps.
 
     ``forth`` is ``(target words, source words)``, ``back`` the opposite.
 
@@ -42,7 +51,7 @@ def together(forth: Tensor, back: Tensor) -> Links:
     >>> sorted(together(forth, back))
     [(0, 0), (1, 1)]
     """
-    return mutual((forth * back.T).sqrt())
+    return mutual(forth * back.T)
 
 
 def intersection(forth: Links, back: Links) -> Links:
@@ -105,11 +114,14 @@ def _of_links(combine: Callable[[Links, Links], Links]) -> Symmetry:
     return lambda forth, back: combine(strongest(forth), flipped(strongest(back)))
 
 
+CLASSICAL: dict[str, Callable[[Links, Links], Links]] = {
+    "grow-diag": grow_diag,
+    "grow-diag-final-and": grow_diag_final_and,
+    "intersection": intersection,
+    "union": union,
+}
 SYMMETRIES: dict[str, Symmetry] = {
     "together": together,
-    "grow-diag": _of_links(grow_diag),
-    "grow-diag-final-and": _of_links(grow_diag_final_and),
-    "intersection": _of_links(intersection),
-    "union": _of_links(union),
+    **{name: _of_links(combine) for name, combine in CLASSICAL.items()},
     "none": lambda forth, _: strongest(forth),
 }

@@ -108,7 +108,8 @@ class Aligner:
         asked = asked or Asked()
         sample = list(pairs[: 1 if asked.is_settled else SAMPLE])
         if len(sample) < ENOUGH and not asked.is_settled:
-            sample += _validation(self.forth)[: ENOUGH - len(sample)]
+            known = (one for one in _validation(self.forth) if self.unfit(one) is None)
+            sample += itertools.islice(known, ENOUGH - len(sample))
         if not sample:
             raise InputError("there are no pairs of sentences to choose a layer by")
         mine = _Picks.of(self.forth, sample, asked)
@@ -150,13 +151,13 @@ class Aligner:
     def unfit(self, pair: Example) -> Flaw | None:
         """Why a pair cannot be aligned, if a model's learned positions do not reach far enough."""
         for translator, one in ((self.forth, pair), (self.back, turned(pair))):
-            longest = getattr(translator.model, "longest", None) if translator is not None else None
+            longest = None if translator is None else getattr(translator.model, "longest", None)
             if translator is None or longest is None:
                 continue
-            batch = translator.batch([one])
-            most = max(*batch.source.lengths, *batch.target.lengths)
-            if most > longest:
-                told = f"{most - 1} tokens; this model, which has learned positions, takes {longest - 1}"
+            sides = _Text.of(translator, one.source, "source"), _Text.of(translator, one.target, "target")
+            most = max(len(side.ids) for side in sides)
+            if most >= longest:  # one more is the end
+                told = f"{most} tokens; this model, which has learned positions, takes {longest - 1}"
                 return Flaw(pair.where, "too long", told)
         return None
 
@@ -251,9 +252,11 @@ def _told(score: str, sample: Sequence[Example]) -> str:
 
 
 def _check_directions(forth: Translator, back: Translator) -> None:
-    sides = [(one.run.recipe.data.source, one.run.recipe.data.target) for one in (forth, back)]
-    if sides[0] == sides[1] and all(isinstance(side, str) for side in sides[0]):
+    """Raise if both go the same way, as far as names (en, fr), or columns of the same data, can tell."""
+    one, other = forth.run.recipe.data, back.run.recipe.data
+    are_told = one.train == other.train or not isinstance(one.source, int)
+    if (one.source, one.target) == (other.source, other.target) and are_told:
         raise InputError(
-            f"{back.run.folder} translates {sides[1][0]} to {sides[1][1]}, as {forth.run.folder} does; "
-            f"the reverse goes from {sides[0][1]} to {sides[0][0]}"
+            f"{back.run.folder} translates {one.source} to {one.target}, as {forth.run.folder} does; "
+            f"the reverse goes from {one.target} to {one.source}"
         )

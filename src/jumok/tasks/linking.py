@@ -109,17 +109,15 @@ def _in_place(
 
 def asked(layer: str, head: str, shift: bool | None) -> Asked:
     """From words of the command line."""
+    heads: int | Literal["auto", "mean"]
+    heads = "auto" if head == "auto" else "mean" if head == "mean" else _number("head", head, "auto or mean")
+    return Asked(None if layer == "auto" else _number("layer", layer, "auto"), heads, shift)
 
-    def number(name: str, text: str, words: Sequence[str]) -> int | None:
-        if text in words:
-            return None
-        if not text.isdecimal():
-            raise InputError(f"--{name} {text}: it is {' or '.join(words)}, or a number, counted from 0")
-        return int(text)
 
-    one, of_layer = number("layer", layer, ["auto"]), number("head", head, ["auto", "mean"])
-    heads: int | Literal["auto", "mean"] = "mean" if head == "mean" else "auto"
-    return Asked(one, heads if of_layer is None else of_layer, shift)
+def _number(name: str, text: str, words: str) -> int:
+    if not text.isdecimal():
+        raise InputError(f"--{name} {text}: it is {words}, or a number, counted from 0")
+    return int(text)
 
 
 def on_error(text: str) -> OnError:
@@ -140,9 +138,11 @@ def aligner_of(run: Path, reverse: Path | None, device: str) -> Aligner:
 
 def pairs_in(names: Sequence[str], data: DataConfig) -> Iterator[Example | Flaw]:
     """Pairs of sentences from files, as a recipe names them, or lines of ``source ||| target``."""
+    if len(names) > 2 or (len(names) == 2 and "-" in names):
+        raise InputError(
+            f"{' '.join(names)} came; name one file with both sides, or one for each, or - for standard input"
+        )
     path = Path(names[0])
-    if len(names) > 2:
-        raise InputError(f"{len(names)} files came; name one with both sides, or one for each")
     if names[0] == "-":
         typed = (raw.decode("utf-8", "surrogateescape").rstrip("\r\n") for raw in sys.stdin.buffer)
         return _lines(typed, "standard input")
@@ -155,9 +155,14 @@ def pairs_in(names: Sequence[str], data: DataConfig) -> Iterator[Example | Flaw]
 
 def _lines(lines: Iterable[str | None], name: str) -> Iterator[Example | Flaw]:
     for number, line in enumerate(lines, 1):
-        cells = (line or "").split("\t" if "\t" in (line or "") else "|||")
+        if line is None:
+            yield formats.too_long(name, number)
+            continue
+        cells = line.split("\t" if "\t" in line else "|||")
         if len(cells) == 2:
             yield formats.example(cells[0], cells[1], f"{name}:{number}")
+        elif not line.strip():
+            yield Flaw(f"{name}:{number}", formats.BLANK)
         else:
             told = f"{len(cells)} columns; it is two texts with a tab or ||| between them"
             yield Flaw(f"{name}:{number}", "no pair", told)
