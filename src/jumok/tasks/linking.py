@@ -54,7 +54,7 @@ class Job:
             if isinstance(found, Flaw):
                 left_out += 1
                 if left_out <= TOLD:
-                    tell(f"{found}: an empty line in its place")
+                    tell(f"{found}: its line stays empty")
                 found = Aligned(frozenset(), frozenset(), frozenset())
             write(write_links(found.links))
             if gold is not None:
