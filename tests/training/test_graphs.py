@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,10 @@ from jumok.models.convolutional import Convolutional, ConvolutionalConfig
 from jumok.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from jumok.models.transformer import Transformer, TransformerConfig
 from jumok.training import Settings, graphs
+from jumok.training.distributed import Ranks
 from jumok.training.graphs import Gradients
+from jumok.training.learner import Learner
+from jumok.training.prefetch import works
 
 WORDS = 23
 CPU = torch.device("cpu")
@@ -129,7 +133,7 @@ def test_a_recording_that_fails_is_told_and_all_is_launched(
     def refused(*_: Any) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nmore words")
 
-    monkeypatch.setattr(Gradients, "_captured", refused)
+    monkeypatch.setattr(graphs._Recorder, "captured", refused)
     one = model()
     gradients = Gradients(running(one), one.parameters(), CPU)
     check(one, gradients, [batch(seed) for seed in range(4)])
@@ -172,7 +176,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Graphs without a GPU: a replay runs all again and writes to where the first run's results are."""
     events: list[str] = []
 
-    def captured(_: Any, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    def captured(_: Any, run: Callable[[], Tensor], warm_ups: int = 0) -> tuple[Callable[[], None], Tensor]:
         events.append("recorded")
         written = run()
 
@@ -182,7 +186,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return replay, written
 
-    monkeypatch.setattr(Gradients, "_captured", captured)
+    monkeypatch.setattr(graphs._Recorder, "captured", captured)
     monkeypatch.setattr(graphs, "_records", lambda device: True)
     return events
 
@@ -216,3 +220,55 @@ def test_dropout_differs_from_replay_to_replay_and_follows_the_seed() -> None:
         torch.cuda.manual_seed(seed)
         found.append(gradients(batch(0), 1.0).item())
     assert found[2] == found[4] != found[3]
+
+
+class Same:
+    """The same few batches in every epoch."""
+
+    def batches(self, epoch: int) -> list[np.ndarray[Any, Any]]:
+        return [np.array([number]) for number in range(6)]
+
+    def divide(self, index: Any, parts: int) -> list[Any]:
+        return [index]
+
+    def collate(self, index: Any) -> Pairs:
+        return batch(int(index[0]), rows=3 - int(index[0]) % 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"optimizer": "adam"},
+        {"optimizer": "adamw", "weight_decay": 0.1},
+        {"optimizer": "sgd", "momentum": 0.9},
+    ],
+)
+def test_a_recorded_training_goes_where_a_launched_one_goes(how: dict[str, Any]) -> None:
+    gpu, found = torch.device("cuda"), []
+    for recorded in (True, False):
+        settings = Settings(
+            steps=20, warmup=5, graphs=recorded, compile=False, precision="float32", clip=0.5, **how
+        )
+        learner = Learner(model(), settings, Ranks(device=gpu), last=20)
+        stream = works(Same(), learner.ranks, accumulate=1)
+        found.append(torch.stack([learner.step(next(stream), number) for number in range(1, 21)]).cpu())
+        assert learner.trouble is None
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_a_gradient_that_is_not_finite_stops_a_recorded_training_too() -> None:
+    learner = Learner(
+        model(), Settings(steps=20, graphs=True, compile=False), Ranks(device=torch.device("cuda")), last=20
+    )
+    stream = works(Same(), learner.ranks, accumulate=1)
+    for number in range(1, 11):
+        learner.step(next(stream), number)
+    weight = learner.model.source_embedding.weight
+    with torch.no_grad():
+        weight.fill_(torch.inf)
+    others = [parameter.clone() for parameter in learner.model.parameters() if parameter is not weight]
+    learner.step(next(stream), 11)
+    now = [parameter for parameter in learner.model.parameters() if parameter is not weight]
+    assert all(torch.equal(a, b) for a, b in zip(now, others, strict=True))

@@ -369,6 +369,7 @@ def test_a_model_may_compile_itself(tmp_path: Path, wish: Any, times: int) -> No
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # that it is a prototype
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_a_step_never_waits_for_the_gpu(optimizer: str) -> None:
     ranks = Ranks(device=torch.device("cuda", 0))

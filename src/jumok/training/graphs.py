@@ -9,6 +9,7 @@ to where the first one lay. ::
 
 What the host decides is recorded too: shapes, which kernel serves a call. So there is one graph for each
 *form* of batch (see :class:`jumok.batch.Tokens`). They share memory and gradients, for one runs at a time.
+What the optimiser does with the gradients needs no batch, and is one graph for all.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from jumok.errors import InputError
 from jumok.training.prefetch import Batch, each_tensor
 from jumok.training.settings import Settings
 
-__all__ = ["Gradients", "wanted"]
+__all__ = ["Gradients", "Repeated", "wanted"]
 
 MOST = 256  # graphs; a form that comes after so many others is launched kernel by kernel
-WARM_UPS = 2  # before a recording: libraries make their plans and workspaces at the first calls
+WARM_UPS = 2  # calls before a recording: libraries make their plans and workspaces at the first ones
 
 
 def wanted(settings: Settings, device: torch.device, processes: int) -> bool:
@@ -59,7 +60,8 @@ class Gradients(Generic[B]):
     Args:
         run: computes something of a batch on the device and calls ``backward``, without ever waiting for the
             GPU. Autocast, if it is wanted, goes inside. ``scale`` is a number on the device.
-        parameters: whose gradients are wanted. They replace those that were there before.
+        parameters: whose gradients are wanted. They replace those that were there before, and on a GPU they
+            always lie at the same addresses.
         device: of the parameters.
 
     >>> def run(batch: Pairs, scale: Tensor) -> Tensor:  # doctest: +SKIP
@@ -83,8 +85,8 @@ class Gradients(Generic[B]):
         self._scale = torch.zeros((), device=device)
         self._met: set[Hashable] = set()
         self._graphs: dict[Hashable, _Graph] = {}
-        self._own: list[Tensor] = []  # the gradients of all graphs, from the first one on
-        self._aside: tuple[Any, Any] | None = None  # the stream of recordings, and their memory
+        self._own: list[Tensor] = []  # the gradients of all graphs
+        self._recorder = _Recorder(device)
 
     def __call__(self, batch: B, scale: float) -> Tensor:
         """What ``run`` gives for the batch, on the host or the device; it is the caller's to keep."""
@@ -93,44 +95,88 @@ class Gradients(Generic[B]):
         graph = self._graphs.get(form)
         if graph is None and form in self._met and not self.trouble and len(self._graphs) < MOST:
             graph = self._recorded(batch, form)
+        self._use_own_gradients()
         if graph is None:
             if form is not None:
                 self._met.add(form)
-            for parameter in self._parameters:
-                parameter.grad = None
+            torch._foreach_zero_(self._own)
             return self._run(batch.to(self.device), self._scale)
         for held, new in zip(graph.reads, _tensors(batch), strict=True):
             held.copy_(new, non_blocking=True)
-        self._use_own_gradients()
         graph.replay()
         return graph.writes.clone()
 
-    def _use_own_gradients(self) -> list[Tensor]:
+    def _use_own_gradients(self) -> None:
         self._own = self._own or [torch.zeros_like(parameter) for parameter in self._parameters]
         for parameter, own in zip(self._parameters, self._own, strict=True):
             parameter.grad = own
-        return self._own
 
     def _recorded(self, batch: B, form: Hashable) -> _Graph | None:
         held = each_tensor(batch, lambda x: x.to(self.device, copy=True))
-        gradients = self._use_own_gradients()
+        self._use_own_gradients()
 
         def run() -> Tensor:
-            torch._foreach_zero_(gradients)
+            torch._foreach_zero_(self._own)
             # A new object each time: what masks remember must be worked out within the graph.
             return self._run(each_tensor(held, lambda x: x), self._scale)
 
         try:
-            replay, written = self._captured(run)
+            replay, written = self._recorder.captured(run, WARM_UPS)
         except RuntimeError as error:
             # The work goes on, only slower; and the next form would fare no better.
-            self.trouble = str(error).partition("\n")[0]
+            self.trouble = _first_line(error)
             return None
         self._graphs[form] = _Graph(_tensors(held), written, replay)
         return self._graphs[form]
 
-    def _captured(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """What replays ``run()``, and the tensor that every replay writes."""
+
+class Repeated:
+    """``run()``, from its third call on by a graph.
+
+    Args:
+        run: changes tensors in place that are at the same addresses every time, without ever waiting for the
+            GPU, and gives another tensor.
+        device: where they are.
+
+    >>> weight, rate = torch.ones(2), torch.tensor(0.5)
+    >>> def run() -> Tensor:
+    ...     return weight.mul_(rate).sum()
+    >>> repeated = Repeated(run, weight.device)
+    >>> repeated(), repeated()
+    (tensor(1.), tensor(0.5000))
+    """
+
+    def __init__(self, run: Callable[[], Tensor], device: torch.device) -> None:
+        self.trouble: str | None = None
+        self._run, self.device = run, device
+        self._calls = 0
+        self._recorder = _Recorder(device)
+        self._graph: tuple[Callable[[], None], Tensor] | None = None
+
+    def __call__(self) -> Tensor:
+        """What ``run`` gives; it is the caller's to keep."""
+        self._calls += 1
+        if self._graph is None and self._calls > WARM_UPS and _records(self.device) and not self.trouble:
+            try:
+                self._graph = self._recorder.captured(self._run)
+            except RuntimeError as error:
+                self.trouble = _first_line(error)
+        if self._graph is None:
+            return self._run()
+        replay, written = self._graph
+        replay()
+        return written.clone()
+
+
+class _Recorder:
+    """The stream of recordings on a device, and the memory that they share."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._aside: tuple[Any, Any] | None = None
+
+    def captured(self, run: Callable[[], Tensor], warm_ups: int = 0) -> tuple[Callable[[], None], Tensor]:
+        """What replays ``run()``, and the tensor that each replay writes. To record runs nothing."""
         with torch.cuda.device(self.device):
             if self._aside is None:
                 self._aside = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
@@ -138,7 +184,7 @@ class Gradients(Generic[B]):
             here, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
             stream.wait_stream(here)
             with torch.cuda.stream(stream):
-                for _ in range(WARM_UPS):
+                for _ in range(warm_ups):
                     run()
                 torch.cuda.synchronize()
                 # Threads that make the next batches ready may go on meanwhile.
@@ -154,6 +200,10 @@ class Gradients(Generic[B]):
 
 def _records(device: torch.device) -> bool:
     return device.type == "cuda"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _tensors(batch: Any) -> list[Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from jumok.training import graphs, weights
 from jumok.training.distributed import Ranks, gathered, spread, syncing
-from jumok.training.optimizer import clipped_norm, make_optimizer, moments, restore_moments
+from jumok.training.optimizer import clipped_norm, make_optimizer, moments, restore_moments, set_rate
 from jumok.training.prefetch import Batch, Work
 from jumok.training.schedule import share
 from jumok.training.settings import Settings
@@ -49,9 +49,10 @@ class Learner:
         sharded = settings.parallel == "fsdp" and ranks.world > 1
         self._copy = copy.deepcopy(model).cpu() if sharded and ranks.main else None
         self.objective = spread(model, ranks, settings.parallel)
-        self.optimizer = make_optimizer(model, settings)
         recorded = graphs.wanted(settings, ranks.device, ranks.world)
+        self.optimizer = make_optimizer(model, settings, ranks.device if recorded else None)
         self._gradients = graphs.Gradients(self._run, model.parameters(), ranks.device) if recorded else None
+        self._change = graphs.Repeated(self._update, ranks.device) if recorded else None
         self.parts: list[str] = []  # the names of the model's further sums, from the first step on
         on_gpu = ranks.device.type == "cuda"
         self.compiled = settings.compile is True or (
@@ -63,6 +64,7 @@ class Learner:
         self._autocast = torch.autocast(ranks.device.type, torch.bfloat16, enabled=low)
         # From the first step on that is not finite this is 1, and the optimiser changes nothing any more.
         self._bad = torch.zeros((), device=ranks.device)
+        self._loss = torch.zeros((), dtype=torch.float64, device=ranks.device)  # of the batch at hand
         self.optimizer.found_inf = self._bad  # type: ignore[attr-defined]
 
     def rate(self, number: int) -> float:
@@ -76,18 +78,25 @@ class Learner:
         own = sum(batch.count * weight for batch, weight in work.parts)
         count = torch.full((), own, dtype=torch.float64, device=ranks.device)
         count = ranks.sum(count).clamp(min=1)
-        if self._gradients is not None:
+        set_rate(self.optimizer, self.rate(number))
+        if self._gradients is not None and self._change is not None:
             ((batch, weight),) = work.parts
             whole = self._gradients(batch, weight / max(1, own))
+            self._loss.copy_(whole[0])
+            norm = self._change()
         else:
             whole = self._turns(work, count)
-        norm = clipped_norm(self.model.parameters(), self.settings.clip).double()
-        self._bad += (~torch.isfinite(whole[0] + norm)) & (self._bad == 0)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.rate(number)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+            self._loss.copy_(whole[0])
+            norm = self._update()
+            self.optimizer.zero_grad()
         return torch.cat([whole[:1], count[None], norm[None], whole[1:]])
+
+    def _update(self) -> Tensor:
+        """Change the weights by their gradients, if those are finite; the length of the gradient."""
+        norm = clipped_norm(self.model.parameters(), self.settings.clip).double()
+        self._bad += (~torch.isfinite(self._loss + norm)) & (self._bad == 0)
+        self.optimizer.step()
+        return norm
 
     def _turns(self, work: Work, count: Tensor) -> Tensor:
         """The gradients of one part after the other, over all processes; the sums of their losses."""
@@ -111,7 +120,9 @@ class Learner:
     @property
     def trouble(self) -> str | None:
         """Why steps are no longer recorded, though they were to be."""
-        return self._gradients.trouble if self._gradients is not None else None
+        if self._gradients is None or self._change is None:
+            return None
+        return self._gradients.trouble or self._change.trouble
 
     def weights(self) -> dict[str, Tensor]:
         """The weights, whole, in the first process; nothing in the others, which must call this too."""

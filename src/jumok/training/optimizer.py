@@ -17,11 +17,15 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from jumok.errors import InputError
 from jumok.training.settings import Settings
 
-__all__ = ["clipped_norm", "make_optimizer", "moments", "restore_moments"]
+__all__ = ["clipped_norm", "make_optimizer", "moments", "restore_moments", "set_rate"]
 
 
-def make_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
-    """Over the parameters that learn; weight decay for matrices only, not for biases and norms."""
+def make_optimizer(model: nn.Module, settings: Settings, recorded: torch.device | None = None) -> Optimizer:
+    """Over the parameters that learn; weight decay for matrices only, not for biases and norms.
+
+    Its steps can be recorded as a CUDA graph if ``recorded`` says on which device: the learning rate, which
+    changes from step to step, is then there as well.
+    """
     learned = [p for p in model.parameters() if p.requires_grad]
     if not learned:
         raise InputError("nothing to train: the model has no parameters that require a gradient")
@@ -30,10 +34,22 @@ def make_optimizer(model: nn.Module, settings: Settings) -> Optimizer:
         {"params": matrices, "weight_decay": settings.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
+    rate: float | Tensor = settings.learning_rate
+    if recorded is not None:
+        rate = torch.tensor(rate, device=recorded)
     if settings.optimizer == "sgd":
-        return SGD(groups, settings.learning_rate, momentum=settings.momentum, fused=True)
+        return SGD(groups, rate, momentum=settings.momentum, fused=True)
     kind = AdamW if settings.optimizer == "adamw" else Adam
-    return kind(groups, settings.learning_rate, settings.betas, settings.eps, fused=True)
+    return kind(groups, rate, settings.betas, settings.eps, fused=True, capturable=recorded is not None)
+
+
+def set_rate(optimizer: Optimizer, rate: float) -> None:
+    """The learning rate from now on, kept wherever the optimiser has it."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def moments(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
