@@ -1,9 +1,12 @@
 """Raw text and text that is spelled out already come out alike."""
 
+import doctest
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jumok.data import spelled
 from jumok.data.spelled import prepare
 
 
@@ -50,6 +53,11 @@ def test_text_that_is_spelled_out_stays_as_it_is() -> None:
     ):
         assert prepare(text, language) == text
         assert prepare(text.title().replace("'S", "'s"), language) == text
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    done = doctest.testmod(spelled)
+    assert done.failed == 0 < done.attempted
 
 
 @given(st.text(), st.sampled_from(["en", "fr", "ko"]))

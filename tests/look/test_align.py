@@ -1,10 +1,12 @@
 """Views of attention and what they are chosen by, with numbers that can be checked by hand."""
 
+import doctest
 import math
 
 import pytest
 import torch
 
+from jumok.look import align as module
 from jumok.look.align import Looked, View, agreement, consistency, links_of, views
 
 
@@ -17,6 +19,11 @@ def looked(weights: list[list[list[list[float]]]], target: list[int], source: li
 ONE = [
     [[[0.6, 0.4, 0.0], [0.0, 0.2, 0.8], [0.0, 1.0, 0.0]], [[0.0, 0.0, 1.0], [0.4, 0.6, 0.0], [1.0, 0.0, 0.0]]]
 ]
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    done = doctest.testmod(module, extraglobs={"torch": torch})
+    assert done.failed == 0 < done.attempted
 
 
 def test_a_view_is_of_one_head_or_the_mean_and_of_this_step_or_the_next() -> None:

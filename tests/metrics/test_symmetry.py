@@ -1,11 +1,13 @@
 """Two directions' links made one, by hand and against the procedure as Koehn writes it down."""
 
+import doctest
 import random
 
 import pytest
 import torch
 
 from jumok.data.links import Links
+from jumok.metrics import symmetry as module
 from jumok.metrics.alignment import flipped, strongest
 from jumok.metrics.symmetry import (
     CLASSICAL,
@@ -22,6 +24,11 @@ def drawn(picture: str) -> Links:
     """A row a source word, a column a target word, # a link."""
     rows = picture.split()
     return frozenset((i, j) for i, row in enumerate(rows) for j, cell in enumerate(row) if cell == "#")
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    done = doctest.testmod(module, extraglobs={"torch": torch})
+    assert done.failed == 0 < done.attempted
 
 
 def test_what_both_and_either_found() -> None:
