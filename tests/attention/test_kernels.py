@@ -34,7 +34,6 @@ if INTERPRETED:
     interpreter._patch_lang_tensor = patch
 
 from jumok.attention.kernels import Shared, additive_scores  # noqa: E402
-from jumok.attention.kernels.products import product  # noqa: E402
 from jumok.attention.kernels.step import Blocks  # noqa: E402
 
 ON_GPU = torch.cuda.is_available() and not INTERPRETED
@@ -148,42 +147,6 @@ def test_second_derivatives_are_refused() -> None:
             output.sum().backward(create_graph=True)
 
 
-# --- products -----------------------------------------------------------------------------------------------
-
-PRODUCTS = [(3, 37, 41), (1, 5, 7), (19, 24, 40)] + (
-    [(300, 64, 1000), (80, 1000, 1000), (32, 256, 256), (1, 512, 2048)] if ON_GPU else []
-)
-
-
-@runs_kernels
-@pytest.mark.parametrize("transposed", [True, False])
-@pytest.mark.parametrize("size", PRODUCTS)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_products(dtype: torch.dtype, size: tuple[int, int, int], transposed: bool) -> None:
-    torch.manual_seed(9)
-    rows, depth, columns = size
-    left, weight = random(rows, depth, dtype=dtype), random(depth, columns, dtype=dtype)
-    given = weight.t().contiguous() if transposed else weight
-    ours = product(left, given, dtype, transposed=transposed)
-    assert ours.shape == (rows, columns)
-    assert ours.dtype == dtype
-    agree([ours], [left @ weight], [left.double() @ weight.double()], dtype)
-
-
-@runs_kernels
-def test_products_of_slices_of_nothing_and_to_another_type() -> None:
-    torch.manual_seed(10)
-    left, weight = random(3, 11)[:, 2:7], random(7, 13, dtype=torch.float16)[:5, 1:12]
-    exact = left.half().double() @ weight.double()
-    torch.testing.assert_close(product(left, weight, torch.float32).double(), exact, rtol=1e-5, atol=1e-5)
-    turned = product(left, weight.t().contiguous(), torch.float32, transposed=True)
-    torch.testing.assert_close(turned.double(), exact, rtol=1e-5, atol=1e-5)
-    assert product(left[:0], weight, torch.bfloat16).shape == (0, 11)
-    assert not product(left[:, :0], weight[:0], torch.bfloat16).any()
-    with pytest.raises(ValueError, match="rows of 5 numbers"):
-        product(left, weight, torch.bfloat16, transposed=True)
-
-
 # --- steps --------------------------------------------------------------------------------------------------
 
 B, K, H, DQ, DV, T = 3, 23, 11, 5, 13, 2
@@ -211,11 +174,8 @@ def plain_steps(
     return outputs
 
 
-def our_steps(
-    *inputs: Tensor, allowed: Tensor | None = None, blocks: Blocks = SPLIT, own_products: bool = False
-) -> list[Tensor]:
+def our_steps(*inputs: Tensor, allowed: Tensor | None = None, blocks: Blocks = SPLIT) -> list[Tensor]:
     shared = Shared(*inputs[:4], blocks=blocks)
-    shared.own_products |= own_products  # as in a chain, but everywhere
     return [x for query in inputs[4:] for x in shared.step(query, allowed)]
 
 
@@ -240,19 +200,6 @@ def test_steps_and_gradients(dtype: torch.dtype, blocks: Blocks, masked: bool) -
     if masked:
         assert not ours[0][1].any()
         assert not ours[1][1].any()
-
-
-@runs_kernels
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_steps_with_our_products(dtype: torch.dtype) -> None:
-    torch.manual_seed(11)
-    inputs = shared_inputs(dtype) + [random(B, DQ, dtype=dtype) for _ in range(T)]
-    inputs[0] = inputs[0].t().contiguous().t()  # a weight without dense rows
-    grads = [random(B, width) for _ in range(T) for width in (DV, K)]
-    ours = with_gradients(lambda *x: our_steps(*x, own_products=True), inputs, grads, dtype)
-    plain = with_gradients(plain_steps, inputs, grads, dtype)
-    exact = with_gradients(plain_steps, inputs, grads, torch.float64)
-    agree(ours, plain, exact, dtype)
 
 
 @runs_kernels
@@ -482,7 +429,7 @@ def test_the_step_kernels_compile_for_hopper(kernel: str, splits: int, kind: str
     function = getattr(step, kernel)
     constants = {"UNIT": 8, "SPLITS": splits, "LANES": splits, "EXACT": kind == "fp32", "MASKED": True}
     constants |= {"PRECISE": True, "WITH_D_WEIGHTS": True, "ROWS": 2, "HL": 2, "HW": 256, "DL": 1, "DW": 128}
-    constants |= {"CW": 512, "PW": 256, "CHAINED": False, "EARLY": False}
+    constants |= {"CW": 512, "PW": 256}
     constants = {name: value for name, value in constants.items() if name in function.arg_names}
     given = ("q_ptr", "k_ptr", "v_ptr", "value_ptr", "context_ptr", "d_context_ptr", "dq_ptr")
     types = {name: f"*{kind}" if name in given else "*fp32" for name in function.arg_names if "_ptr" in name}

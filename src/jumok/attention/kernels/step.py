@@ -12,8 +12,7 @@ read and write the whole gradient.
 
 A step is so short that waiting is what costs. So each warp has keys of its own and needs no other while it
 walks over them: it loads the next key and value while it works on these, sums within itself, and keeps its
-part of the result in registers. On GPUs that can, the kernels of the loop are a chain (see :mod:`.chain`):
-each is there, with its first keys and values loaded, when the one before it ends.
+part of the result in registers.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ from .additive import (
     tanh,
     untraced,
 )
-from .chain import can_chain, linked, wait_for_earlier
-from .products import HALF, TILE, Tile, product
 
 
 class Blocks(NamedTuple):
@@ -47,7 +44,6 @@ class Blocks(NamedTuple):
     warps: int = 1
     programs: int = 512  # rows are split until there are about this many: four for each processor of an H200
     splits: int = 64  # but never into more, for the last program of a row reads what all of them wrote
-    product: Tile = TILE
 
 
 BLOCKS = Blocks()
@@ -106,18 +102,14 @@ def _forward_kernel(
     counter_ptr, K, share, h_units, d_units, k_units_b, k_units_r, value_units_b, value_units_r,
     UNIT: tl.constexpr, SPLITS: tl.constexpr, LANES: tl.constexpr, EXACT: tl.constexpr, MASKED: tl.constexpr,
     PRECISE: tl.constexpr, ROWS: tl.constexpr, HL: tl.constexpr, HW: tl.constexpr, DL: tl.constexpr,
-    DW: tl.constexpr, CW: tl.constexpr, PW: tl.constexpr, CHAINED: tl.constexpr, EARLY: tl.constexpr,
+    DW: tl.constexpr, CW: tl.constexpr, PW: tl.constexpr,
 ):  # fmt: skip
     """softmax(Σ v · tanh(q + k)) and its mix of the values, in tiles of ROWS keys.
 
     Each of the ROWS places of the tile has a softmax of its own over the keys that pass through it; they are
     put together after the loop. parts (B, SPLITS, D) and sums (B, SPLITS, 2: largest score, Σ exp) float32
     are scratch.
-
-    EARLY: a product of ours came before, and let nothing start before its own wait was over. So all that the
-    steps share is there already. cuBLAS promises nothing like that.
     """
-    wait_for_earlier(CHAINED and not EARLY)
     b = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     first = split * share
@@ -126,17 +118,16 @@ def _forward_kernel(
     D = d_units * UNIT
     h = _columns(HL, HW)
     d = _columns(DL, DW)
-    row = first + tl.arange(0, ROWS)
-    k_next = _rows_of(k_ptr, b, k_units_b, k_units_r, row, last, h, H, UNIT)
-    value_next = _rows_of(value_ptr, b, value_units_b, value_units_r, row, last, d, D, UNIT)
-    v = _vector(v_ptr, h, H)
-    wait_for_earlier(CHAINED and EARLY)
     q = _vector(q_ptr + b * H, h, H)
+    v = _vector(v_ptr, h, H)
     weights_at = weights_ptr + b * K
 
     peak = tl.full((ROWS,), -float("inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     mix = tl.zeros((ROWS, DL, DW), tl.float32)
+    row = first + tl.arange(0, ROWS)
+    k_next = _rows_of(k_ptr, b, k_units_b, k_units_r, row, last, h, H, UNIT)
+    value_next = _rows_of(value_ptr, b, value_units_b, value_units_r, row, last, d, D, UNIT)
     for k0 in range(first, last, ROWS):
         # The next keys and values are on their way while these are worked on. What is not allowed is loaded
         # too, and dropped after that: so no load waits for the mask.
@@ -221,7 +212,7 @@ def _backward_kernel(
     parts_ptr, counter_ptr, K, share, h_units, d_units, k_units_b, k_units_r, value_units_b, value_units_r,
     UNIT: tl.constexpr, SPLITS: tl.constexpr, LANES: tl.constexpr, EXACT: tl.constexpr,
     WITH_D_WEIGHTS: tl.constexpr, ROWS: tl.constexpr, HL: tl.constexpr, HW: tl.constexpr, DL: tl.constexpr,
-    DW: tl.constexpr, CW: tl.constexpr, PW: tl.constexpr, CHAINED: tl.constexpr,
+    DW: tl.constexpr, CW: tl.constexpr, PW: tl.constexpr,
 ):  # fmt: skip
     """ds = w · (dw - Σ w · dw) with dw = dc · value, and dq = v · Σ_k ds · (1 - tanh²(q + k)).
 
@@ -235,15 +226,6 @@ def _backward_kernel(
     D = d_units * UNIT
     h = _columns(HL, HW)
     d = _columns(DL, DW)
-    # Whatever kernel comes right before, the forward kernel of this step came earlier, and let nothing start
-    # before its own wait was over. So the keys, v and values that it read are there: also when the graph is
-    # kept for another pass, or the forward runs again inside a checkpoint. Autograd runs this on the stream
-    # of the forward, and complains if one of the three was changed since. All else may be quite new.
-    row = first + tl.arange(0, ROWS)
-    k_next = _rows_of(k_ptr, b, k_units_b, k_units_r, row, last, h, H, UNIT)
-    value_next = _rows_of(value_ptr, b, value_units_b, value_units_r, row, last, d, D, UNIT)
-    v = _vector(v_ptr, h, H)
-    wait_for_earlier(CHAINED)
     q = _vector(q_ptr + b * H, h, H)
     dc = _vector(d_context_ptr + b * D, d, D)
     # Every warp works this out for itself, which saves the barriers.
@@ -259,6 +241,9 @@ def _backward_kernel(
         each += mean
 
     slopes = tl.zeros((ROWS, HL, HW), tl.float32)
+    row = first + tl.arange(0, ROWS)
+    k_next = _rows_of(k_ptr, b, k_units_b, k_units_r, row, last, h, H, UNIT)
+    value_next = _rows_of(value_ptr, b, value_units_b, value_units_r, row, last, d, D, UNIT)
     for k0 in range(first, last, ROWS):
         row = k0 + tl.arange(0, ROWS)
         there = row < last
@@ -274,7 +259,7 @@ def _backward_kernel(
         tl.store(ds_ptr + b * K + row, ds, mask=there)
         t = tanh(q + tl.where(used[:, None, None], k.to(tl.float32), 0.0), EXACT)
         slopes += ds[:, None, None] * (1.0 - t * t)
-    dq = tl.expand_dims(tl.sum(slopes, axis=0), 0) * v  # [1, HL, HW]
+    dq = tl.expand_dims(tl.sum(slopes, axis=0), 0) * _vector(v_ptr, h, H)  # [1, HL, HW]
 
     if SPLITS == 1:
         tl.store(dq_ptr + b * H + h, dq, mask=h < H)
@@ -370,7 +355,7 @@ class _Step(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, token: Tensor | None, shared: Shared, allowed: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        q = shared.projected(query)
+        q = torch.nn.functional.linear(query, shared.weight)
         context, precise, weights = shared.launch_forward(q, allowed, precisely=any(ctx.needs_input_grad))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(query, q, weights, precise, shared.weight, shared.keys, shared.v, shared.value)
@@ -383,7 +368,7 @@ class _Step(torch.autograd.Function):
     ) -> tuple[Tensor | None, None, None, None]:
         refuse_second_derivatives()
         # All are unpacked, so that autograd complains if one was changed in place.
-        query, q, weights, context, _weight, _keys, _v, value = ctx.saved_tensors
+        query, q, weights, context, weight, _keys, _v, value = ctx.saved_tensors
         if d_context is None and d_weights is None:
             return None, None, None, None
         if d_context is None:
@@ -393,7 +378,7 @@ class _Step(torch.autograd.Function):
         ds, dq = ctx.shared.launch_backward(q, weights, context, d_context, d_weights)
         if ctx.needs_input_grad[1] and weights.numel():
             ctx.shared.ledger.add(_Entry(query.detach(), q, weights.detach(), ds, dq, d_context))
-        d_query = ctx.shared.query_gradient(dq, query.dtype) if ctx.needs_input_grad[0] else None
+        d_query = (dq.to(weight.dtype) @ weight).to(query.dtype) if ctx.needs_input_grad[0] else None
         return d_query, None, None, None
 
 
@@ -409,23 +394,16 @@ class Shared:
     weight (H, Dq) projects the queries; keys (B, K, H) are prepared (projected already); v (H); value
     (B, K, Dv). All on one GPU, in bfloat16, float16 or float32. Differentiable once in all of them. Can be
     captured in a CUDA graph. The steps of one `Shared` must run on one stream: they share scratch memory.
-    chained: whether the kernels are a chain; None: where they can be.
     """
 
     def __init__(
-        self,
-        weight: Tensor,
-        keys: Tensor,
-        v: Tensor,
-        value: Tensor,
-        blocks: Blocks = BLOCKS,
-        chained: bool | None = None,
+        self, weight: Tensor, keys: Tensor, v: Tensor, value: Tensor, blocks: Blocks = BLOCKS
     ) -> None:
         self.ledger = _Ledger()
         self.token: Tensor | None = None
         if torch.is_grad_enabled() and any(x.requires_grad for x in (weight, keys, v, value)):
             self.token = cast(Tensor, _Deferred.apply(weight, keys, v, value, self.ledger))
-        self.weight, self.v = dense_rows(weight.detach()), v.detach().contiguous()
+        self.weight, self.v = weight.detach(), v.detach().contiguous()
         self.keys, self.value = dense_rows(keys.detach()), dense_rows(value.detach())
 
         B, K, H = keys.shape
@@ -447,10 +425,7 @@ class Shared:
         self.constants = {"UNIT": unit, "SPLITS": self.splits, "EXACT": keys.dtype == torch.float32}
         self.constants |= {"ROWS": rows, "HL": HL, "HW": HW, "DL": DL, "DW": DW, "CW": 2 * LINE}
         self.constants |= {"LANES": lanes, "PW": max(32, blocks.warps * 4096 // lanes)}
-        self.chained = can_chain(keys.device) if chained is None else chained
-        self.own_products = self.chained and weight.dtype in HALF and H > 0
-        self.how: dict[str, Any] = {"chained": self.chained, "tile": blocks.product}
-        self.constants |= launched(blocks.warps) | linked(self.chained)
+        self.constants |= launched(blocks.warps)
         # Only the last program of a row reads the scratch, before the next launch writes it.
         parts = self.splits if self.splits > 1 else 0
         self.parts = keys.new_empty(B * parts * max(H, D), dtype=torch.float32)
@@ -472,19 +447,6 @@ class Shared:
         with torch.cuda.device_of(query):
             return cast(tuple[Tensor, Tensor], _Step.apply(query, self.token, self, allowed))
 
-    def projected(self, query: Tensor) -> Tensor:
-        """q (B, H) of query (B, Dq)."""
-        # Another type is an error, but under autocast: there both ways round the query.
-        if self.own_products and (query.dtype == self.weight.dtype or torch.is_autocast_enabled("cuda")):
-            return product(dense_rows(query), self.weight, self.weight.dtype, transposed=True, **self.how)
-        return torch.nn.functional.linear(query, self.weight)
-
-    def query_gradient(self, dq: Tensor, dtype: torch.dtype) -> Tensor:
-        """That of query (B, Dq), of dq (B, H)."""
-        if self.own_products:
-            return product(dq, self.weight, dtype, **self.how)
-        return (dq.to(self.weight.dtype) @ self.weight).to(dtype)
-
     def launch_forward(
         self, q: Tensor, allowed: Tensor | None, *, precisely: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -500,7 +462,7 @@ class Shared:
         _forward_kernel[(B, self.splits)](
             q, self.keys, self.v, self.value, mask, weights, context, precise,
             self.parts, self.sums, self.counter, *self.sizes,
-            MASKED=allowed is not None, PRECISE=precise is not context, EARLY=self.own_products,
+            MASKED=allowed is not None, PRECISE=precise is not context,
             **self.constants,
         )  # fmt: skip
         return context, precise, weights
