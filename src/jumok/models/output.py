@@ -2,25 +2,37 @@
 
 For 14,000 places and 32,000 words the logits are the largest tensor of a training step, and autograd would
 keep them, their softmax and its gradient. Here some places are worked on at a time, and their share of the
-gradients is computed while their logits are at hand: nothing is kept, and nothing computed twice.
+gradients is computed while their logits are at hand: nothing is kept, and nothing computed twice. On a GPU
+one kernel does all that lies between the products: it reads the logits, and leaves their gradient in place.
 
 Shapes: ``N`` places, ``D`` width, ``V`` words of the vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from jumok.attention.tanh import why_no_kernel
 from jumok.batch import IGNORE, Pairs
+from jumok.models.deferred import untraced
 
 __all__ = ["counted", "smoothed_loss"]
 
 AT_ONCE = 1 << 26  # logits held at one time, …
 AT_ONCE_ON_CPU = 1 << 22  # … and where they should stay in the cache
+# With the kernel, which holds them once, in low precision. By estimate, pieces that stay in a GPU's cache
+# cost more than they save: each reads and writes the whole gradient of the weight, and few rows do not fill
+# the GPU in the gradient of the hidden states.
+# bench/tune_output.py measures it.
+AT_ONCE_BY_KERNEL = 1 << 27
+ROWS = 128  # pieces have a multiple of so many: what a product's tile has
+WITH_KERNELS = ("cuda",)  # the types of devices that may have them
 
 
 def counted(hidden: Tensor, batch: Pairs) -> tuple[Tensor, Tensor]:
@@ -58,7 +70,14 @@ def smoothed_loss(
     """
     inputs = (hidden, weight, bias)
     learning = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    return _Output.apply(hidden, weight, bias, labels, smoothing, learning)  # type: ignore[no-any-return, no-untyped-call]
+    work = _untraced if hidden.device.type in WITH_KERNELS else _Output.apply
+    return work(hidden, weight, bias, labels, smoothing, learning)
+
+
+@untraced
+def _untraced(*inputs: Any) -> tuple[Tensor, Tensor]:
+    """Keep torch.compile out: it would find a kernel that is compiled already, and products."""
+    return _Output.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Output(torch.autograd.Function):
@@ -74,42 +93,19 @@ class _Output(torch.autograd.Function):
         smoothing: float,
         learning: bool,
     ) -> tuple[Tensor, Tensor]:
-        device, words = hidden.device.type, weight.shape[0]
+        device = hidden.device.type
         low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-        high = torch.promote_types(low, torch.float32)
         narrow = weight.to(low)
-        total = plain = torch.zeros((), dtype=high, device=hidden.device)
-        by_hidden: list[Tensor] = []
-        by_weight = torch.zeros_like(weight) if learning else None
-        by_bias = torch.zeros_like(bias) if learning and bias is not None else None
-        rows = max(1, (AT_ONCE_ON_CPU if device == "cpu" else AT_ONCE) // words)
+        by_kernel = why_no_kernel(narrow) is None and len(labels) > 0
         with torch.autocast(device, enabled=False):
-            for here, said in zip(hidden.split(rows), labels.split(rows), strict=True):
-                counts = (said != IGNORE)[:, None]  # (n, 1)
-                said = said[:, None].clamp(min=0)
-                here = here.to(low).where(counts, 0)
-                logits = here @ narrow.t()
-                if bias is not None:
-                    logits += bias
-                log_p = logits.log_softmax(-1, dtype=high)
-                right = smoothed = log_p.gather(1, said)
-                if smoothing:
-                    smoothed = torch.lerp(right, log_p.mean(-1, keepdim=True), smoothing)
-                plain = plain - right.where(counts, 0).sum()
-                total = total - smoothed.where(counts, 0).sum()
-                if by_weight is None:
-                    continue
-                # The gradient of the logits: p − (1 − smoothing) · [the label] − smoothing / V.
-                slope = log_p.exp_().scatter_(1, said, right.exp() + (smoothing - 1))
-                if smoothing:
-                    slope.sub_(smoothing / words)
-                if by_bias is not None:
-                    by_bias += (counts.to(high).t() @ slope)[0]  # a product: it copies nothing
-                slope = slope.to(low)
-                by_hidden.append((slope @ narrow).where(counts, 0).to(hidden.dtype))
-                by_weight += slope.t() @ here
+            work = _by_kernel if by_kernel else _in_plain_torch
+            total, plain, by_hidden, by_weight, by_bias = work(
+                hidden, narrow, bias, labels, smoothing, learning
+            )
         if by_weight is not None:
-            ctx.save_for_backward(torch.cat(by_hidden), by_weight, by_bias)
+            if by_bias is not None and bias is not None:
+                by_bias = by_bias.to(bias.dtype)
+            ctx.save_for_backward(by_hidden, by_weight.to(weight.dtype), by_bias)
         ctx.mark_non_differentiable(plain)
         return total, plain
 
@@ -119,3 +115,113 @@ class _Output(torch.autograd.Function):
         hidden, weight, bias = ctx.saved_tensors
         scaled = (x if x is None else x * slope.to(x.dtype) for x in (hidden, weight, bias))
         return (*scaled, None, None, None)
+
+
+class _Worked(NamedTuple):
+    """What comes of the logits: the two sums and, if they are wanted, the gradients of the first."""
+
+    total: Tensor
+    plain: Tensor
+    by_hidden: Tensor | None = None
+    by_weight: Tensor | None = None
+    by_bias: Tensor | None = None
+
+
+def _in_plain_torch(
+    hidden: Tensor, narrow: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, learning: bool
+) -> _Worked:
+    low, words = narrow.dtype, len(narrow)
+    high = torch.promote_types(low, torch.float32)
+    total = plain = torch.zeros((), dtype=high, device=hidden.device)
+    by_hidden: list[Tensor] = []
+    by_weight = torch.zeros_like(narrow, dtype=high) if learning else None
+    by_bias = torch.zeros_like(bias, dtype=high) if learning and bias is not None else None
+    rows = max(1, (AT_ONCE if hidden.is_cuda else AT_ONCE_ON_CPU) // words)
+    for here, said in zip(hidden.split(rows), labels.split(rows), strict=True):
+        counts = (said != IGNORE)[:, None]  # (n, 1)
+        said = said[:, None].clamp(min=0)
+        here = here.to(low).where(counts, 0)
+        logits = here @ narrow.t()
+        if bias is not None:
+            logits += bias
+        log_p = logits.log_softmax(-1, dtype=high)
+        right = smoothed = log_p.gather(1, said)
+        if smoothing:
+            smoothed = torch.lerp(right, log_p.mean(-1, keepdim=True), smoothing)
+        plain = plain - right.where(counts, 0).sum()
+        total = total - smoothed.where(counts, 0).sum()
+        if by_weight is None:
+            continue
+        # The gradient of the logits: p − (1 − smoothing) · [the label] − smoothing / V.
+        slope = log_p.exp_().scatter_(1, said, right.exp() + (smoothing - 1))
+        if smoothing:
+            slope.sub_(smoothing / words)
+        if by_bias is not None:
+            by_bias += (counts.to(high).t() @ slope)[0]  # a product: it copies nothing
+        slope = slope.to(low)
+        by_hidden.append((slope @ narrow).where(counts, 0).to(hidden.dtype))
+        by_weight += slope.t() @ here
+    return _Worked(total, plain, torch.cat(by_hidden) if by_hidden else None, by_weight, by_bias)
+
+
+def _by_kernel(
+    hidden: Tensor, narrow: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, learning: bool
+) -> _Worked:
+    """The same, where nothing but one kernel stands between the product of the logits and those with them."""
+    from jumok.models.kernels.softmax_loss import room_for_logits, softmax_loss_
+
+    places, words = len(labels), len(narrow)
+    # The kernel looks at no row without a label, and leaves zeros there. But zero times NaN is NaN, so that
+    # for the gradient of the weight such rows of the hidden states have to be zero too.
+    given = hidden.to(narrow.dtype).where((labels != IGNORE)[:, None], 0)
+    pieces = math.ceil(places * words / AT_ONCE_BY_KERNEL)
+    rows = min(places, math.ceil(places / pieces / ROWS) * ROWS)
+    room = room_for_logits(rows, words, narrow)
+    smoothed, plain = (labels.new_empty(places, dtype=torch.float32) for _ in range(2))
+    by_hidden = by_weight = by_bias = None
+    if learning:
+        by_hidden = torch.empty_like(hidden)
+        by_weight = torch.empty_like(narrow, dtype=torch.float32)
+        by_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+    for begin in range(0, places, rows):
+        part = slice(begin, begin + rows)
+        here, said = given[part], labels[part]
+        wide = room[: len(said)]
+        logits = wide[:, :words]
+        torch.mm(here, narrow.t(), out=logits)
+        softmax_loss_(
+            wide, words, said, smoothed[part], plain[part], smoothing=smoothing, bias=bias, learning=learning
+        )
+        if by_hidden is None or by_weight is None:
+            continue
+        slope = logits  # by now
+        _multiply(slope, narrow, out=by_hidden[part])
+        _multiply(slope.t(), here, out=by_weight, add=begin > 0)
+        if by_bias is not None:
+            by_bias += slope.sum(0, dtype=torch.float32)
+    return _Worked(smoothed.sum(), plain.sum(), by_hidden, by_weight, by_bias)
+
+
+def _multiply(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
+    """``out = a @ b``, or ``out += a @ b``, rounded to ``out``'s type alone where torch can."""
+    if a.dtype == out.dtype:
+        torch.addmm(out, a, b, beta=int(add), out=out)
+    elif out.dtype == torch.float32 and _makes_float32(a.dtype, a.device):
+        torch.addmm(out, a, b, out_dtype=torch.float32, beta=int(add), out=out)
+    elif add:
+        out += a @ b
+    else:
+        out.copy_(a @ b)
+
+
+@functools.cache
+def _makes_float32(low: torch.dtype, device: torch.device) -> bool:
+    """Whether products of such matrices can be written, and added, in float32: torch tells if one tries."""
+    if device.type != "cuda":
+        return False
+    one, out = torch.ones(8, 8, dtype=low, device=device), torch.zeros(8, 8, device=device)
+    try:
+        torch.addmm(out, one, one, out_dtype=torch.float32, out=out)
+    except (RuntimeError, TypeError):
+        return False
+    return True

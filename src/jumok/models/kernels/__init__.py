@@ -1,0 +1,1 @@
+"""Triton kernels: the loss of an output layer. Only where Triton is installed."""
