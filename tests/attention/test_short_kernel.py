@@ -32,9 +32,9 @@ if INTERPRETED:
 
     interpreter._patch_lang_tensor = patch
 
-import jumok  # noqa: E402
 from jumok import attend, explain, masks, mix, weights  # noqa: E402
 from jumok.attention import fused, packed  # noqa: E402
+from jumok.attention.heads import MultiHead  # noqa: E402
 from jumok.attention.kernels import short  # noqa: E402
 from jumok.attention.kernels.short import Blocks, Packing, short_attention  # noqa: E402
 
@@ -45,6 +45,7 @@ runs_kernels = pytest.mark.filterwarnings("default") if INTERPRETED else pytest.
 # The interpreter cuts numbers off when it makes bfloat16 of them, where a GPU rounds.
 DTYPES = [torch.float16, torch.bfloat16] if ON_GPU else [torch.float16]
 HALF = DTYPES[-1]
+CAT = torch.cat
 
 
 @pytest.fixture(autouse=True)
@@ -210,6 +211,25 @@ def test_parts_of_one_projection_are_not_copied(monkeypatch: pytest.MonkeyPatch)
 
 
 @runs_kernels
+def test_multi_head_attention_copies_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the projections is where the kernel wrote it: nothing is put together."""
+    monkeypatch.setattr(torch, "cat", None)
+    lengths = 9, 31, 2
+    mask = masks.packed(edges(*lengths), 31)
+    mha = MultiHead(width=32, heads=2).to(DEVICE, HALF)
+    cross = MultiHead(width=32, heads=2, key_width=32).to(DEVICE, HALF)
+    x = torch.randn(1, sum(lengths), 32, device=DEVICE).to(HALF)
+    for module, run in ((mha, lambda: mha(x, mask=mask)), (cross, lambda: cross(x, x, mask=mask))):
+        ours = torch.autograd.grad(run().sin().sum(), list(module.parameters()))
+        with monkeypatch.context() as patched:
+            patched.setattr(fused, "PATHS", ())
+            patched.setattr(torch, "cat", CAT)
+            plain = torch.autograd.grad(run().sin().sum(), list(module.parameters()))
+        for one, other in zip(ours, plain, strict=True):
+            assert (one - other).norm() <= 0.02 * other.norm() + 1e-2
+
+
+@runs_kernels
 def test_odd_strides() -> None:
     lengths = 9, 21
     mask = masks.packed(edges(*lengths), 21)
@@ -366,7 +386,7 @@ def test_a_graph_that_was_captured_with_one_packing_serves_another() -> None:
 
 @needs_gpu
 def test_under_autocast() -> None:
-    mha = jumok.attention.heads.MultiHead(width=128, heads=4).cuda()
+    mha = MultiHead(width=128, heads=4).cuda()
     lengths = 9, 31, 24
     x = torch.randn(1, 64, 128, device="cuda")
     mask = masks.packed(edges(*lengths), 31) & masks.causal()
@@ -395,7 +415,8 @@ def test_a_transformers_loss_is_that_of_flash_attention(monkeypatch: pytest.Monk
     from jumok.batch import Pairs
     from jumok.models.transformer import Transformer, TransformerConfig
 
-    model = Transformer(TransformerConfig(width=128, heads=2, feed_forward=256, dropout=0.0), 50, 50).cuda()
+    sizes = {"width": 128, "heads": 2, "feed_forward": 256, "encoder_layers": 2, "decoder_layers": 2}
+    model = Transformer(TransformerConfig(**sizes, dropout=0.0), 50, 50).cuda()
     sides = (
         [torch.randint(4, 50, (int(n),)).tolist() for n in torch.randint(3, 60, (40,))] for _ in range(2)
     )
@@ -408,11 +429,10 @@ def test_a_transformers_loss_is_that_of_flash_attention(monkeypatch: pytest.Monk
         loss.backward()
         return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
-    taken = []
-    launch = short._launch
+    taken, launch = [], short._launch
     monkeypatch.setattr(short, "_launch", lambda *x: (taken.append(x[0]), launch(*x)))
     ours = run()
-    assert len(taken) == 2 * 18  # six layers, three attentions, forward and backward
+    assert len(taken) == 2 * 6  # of 2 encoder and 2 decoder layers, forward and backward
     monkeypatch.setattr(fused, "PATHS", tuple(x for x in fused.PATHS if x.name != "packed-short"))
     flash = run()
     torch.testing.assert_close(ours[0], flash[0], rtol=1e-3, atol=0)
@@ -426,7 +446,7 @@ def test_a_transformers_loss_is_that_of_flash_attention(monkeypatch: pytest.Monk
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
 @pytest.mark.parametrize("kernel", ["_forward_kernel", "_backward_kernel"])
 @pytest.mark.parametrize("longest", [64, 128])
-def test_the_kernels_compile_for_hopper_and_spill_nothing(kernel: str, longest: int) -> None:
+def test_the_kernels_compile_for_hopper_and_spill_nothing(kernel: str, longest: int, tmp_path: Path) -> None:
     """The interpreter lets pass what the compiler does not, and the compiler needs no GPU."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -441,10 +461,17 @@ def test_the_kernels_compile_for_hopper_and_spill_nothing(kernel: str, longest: 
     signature = {
         name: "constexpr" if name in constants else types.get(name, "i32") for name in function.arg_names
     }
-    source = triton.compiler.ASTSource(function, signature, constexprs=constants)
+    pointers = [at for at, name in enumerate(function.arg_names) if "_ptr" in name]
+    aligned = {(at,): [["tt.divisibility", 16]] for at in pointers}
+    source = triton.compiler.ASTSource(function, signature, constexprs=constants, attrs=aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=short.launched(blocks))
     assert "wgmma" in compiled.asm["ptx"]
     assert compiled.metadata.shared <= 227 << 10
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(compiled.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    used = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
+    assert "STACK:0 " in used, used
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
