@@ -1,4 +1,4 @@
-"""Triton kernels: additive attention, and pooled maps for looking. Only where Triton is installed."""
+"""Triton kernels: additive attention, short packed sequences, and pooled maps for looking. They need Triton."""
 
 from .additive import additive_scores
 from .step import Shared
