@@ -36,7 +36,13 @@ def short_why_not(call: Call) -> str | None:
     longest = max(packed.longest, packed.longest_query)
     if longest > SHORT_LENGTH:
         return f"it serves sequences of at most {SHORT_LENGTH} tokens, and these have up to {longest}"
-    return None if has_triton() else "Triton is not installed"
+    if not has_triton():
+        return "Triton is not installed"
+    from jumok.attention.kernels.short import has_room
+
+    queries = packed.longest if packed.queries is None else packed.longest_query
+    room = has_room(call.at.device, queries, packed.longest, call.query.shape[-1])
+    return None if room else "this GPU has too little shared memory for sequences of this length and width"
 
 
 def varlen_why_not(call: Call) -> str | None:

@@ -1,4 +1,4 @@
-"""Triton kernels: additive attention, short packed sequences, and pooled maps for looking. They need Triton."""
+"""Triton kernels: additive attention, short packed sequences, pooled maps. Only where Triton is installed."""
 
 from .additive import additive_scores
 from .step import Shared

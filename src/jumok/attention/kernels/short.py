@@ -1,6 +1,6 @@
 """Attention within packed sequences so short that one program holds a whole one, forward and backward.
 
-    out = short_attention(q, k, v, q_edges, k_edges, ...)      # (L, H, D), sequences end to end
+    out = short_attention(q, k, v, packing, scale)      # all (L, H, D), sequences end to end
 
 A program has one sequence and one head. All keys are in one tile, so the softmax of a query is worked out at
 once: forward keeps nothing but its result, and backward makes the same weights again, with the same function.
@@ -15,6 +15,7 @@ writes zeros there, so that no buffer has to be filled with them before.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
@@ -25,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .additive import refuse_second_derivatives, untraced
-from .lse import LOG2_E, dense
+from .lse import LOG2_E, dense, shared_memory
 
 ON_GPU = tl.constexpr(not triton.knobs.runtime.interpret)
 
@@ -45,7 +46,7 @@ class Blocks(NamedTuple):
     @property
     def tiers(self) -> int:
         """How many tiles there are to choose from, each of twice the side of the one before."""
-        return (max(1, max(self.queries, self.keys) // self.least)).bit_length()
+        return max(1, max(self.queries, self.keys) // self.least).bit_length()
 
 
 def forward_blocks(longest_query: int, longest_key: int, width: int) -> Blocks:
@@ -61,6 +62,23 @@ def backward_blocks(longest_query: int, longest_key: int, width: int) -> Blocks:
     queries, keys = _side(longest_query), _side(longest_key)
     largest = max(queries, keys)
     return Blocks(queries, keys, largest // 16, registers=128 if largest == 64 and width <= 64 else 255)
+
+
+def has_room(device: torch.device, longest_query: int, longest_key: int, width: int) -> bool:
+    """Whether a program's shared memory takes what backward has there: q, k, v, dO, and the weights."""
+    if device.type != "cuda":
+        return True  # the interpreter
+    queries, keys = _side(longest_query), _side(longest_key)
+    return 2 * (2 * (queries + keys) * _padded(width) + queries * keys) <= _shared_memory(device)
+
+
+@functools.cache
+def _shared_memory(device: torch.device) -> int:
+    return shared_memory(device)
+
+
+def _padded(width: int) -> int:
+    return max(16, 1 << (width - 1).bit_length())
 
 
 def _side(longest: int) -> int:
@@ -285,7 +303,7 @@ def _launch(
     with torch.cuda.device_of(tensors[0]):
         kernel[(H * (sequences + 1),)](
             *tensors, packing.q_edges, packing.k_edges, sequences, *numbers, *strides,
-            H=H, UNIT=unit, D=D, BD=max(16, triton.next_power_of_2(D)), BQ=blocks.queries, BK=blocks.keys,
+            H=H, UNIT=unit, D=D, BD=_padded(D), BQ=blocks.queries, BK=blocks.keys,
             LEAST=max(blocks.queries, blocks.keys) >> (blocks.tiers - 1), TIERS=blocks.tiers,
             CAUSAL=packing.causal, **launched(blocks),
         )  # fmt: skip
