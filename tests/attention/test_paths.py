@@ -260,11 +260,15 @@ PACKINGS: dict[str, Callable[[], tuple[masks.Mask, int]]] = {
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("path", ["packed-short", "varlen"])
 @pytest.mark.parametrize("name", PACKINGS)
-def test_packed_documents_by_flash_attention(name: str, plain: Callable[..., Tensor]) -> None:
+def test_packed_documents(
+    name: str, path: str, plain: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused, "PATHS", tuple(one for one in fused.PATHS if one.name == path))
     mask, queries = PACKINGS[name]()
     inputs = [torch.randn(1, H, n, 16, dtype=torch.bfloat16, device="cuda") for n in (queries, 91, 91)]
-    assert explain(*inputs, mask=mask).name == "varlen"
+    assert explain(*inputs, mask=mask).name == path
     allowed = mask.dense(queries, 91, "cuda")
     ours = with_gradients(functools.partial(attend, mask=mask), *inputs)
     usual = with_gradients(functools.partial(plain, allowed=allowed), *inputs)
@@ -301,7 +305,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "documents": (
         {"mask": masks.documents([0, 0, 0, 1, 1, 1, 1])},
-        "sdpa: .*\n  not varlen: it runs on CUDA.*\n",
+        "sdpa: .*\n  not packed-short: it runs on CUDA.*\n  not varlen: it runs on CUDA.*\n",
     ),
     "no keys": (
         {"key": torch.zeros(0, D), "value": torch.zeros(0, V)},

@@ -16,16 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from jumok.attention import blocks, chunks
+from jumok.attention import blocks, chunks, packed
 from jumok.attention.call import Call
-from jumok.attention.kinds import Dense, Documents, Mask, Packed, Ready, Window, moved
+from jumok.attention.kinds import Dense, Mask, Ready, Window
+from jumok.attention.packed import FLASH_WIDTH, NOT_MEANT, dot_kernel_why_not
 from jumok.attention.prepared import Prepared
 from jumok.attention.scores import TanhScore
 from jumok.attention.tanh import why_no_kernel
 
-NOT_MEANT = ""
-HALF = (torch.float16, torch.bfloat16)
-FLASH_WIDTH = 256
 ONE_WIDE_QUERY = f"for one query of more than {FLASH_WIDTH} numbers two products are faster"
 
 
@@ -149,74 +147,6 @@ def _stream(device: torch.device) -> Any:
 def _recomputing() -> bool:
     """Inside a checkpoint each step must record the same in both of its runs, so that it shares nothing."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-
-
-# ---------------------------------------------------------------- packed documents: FlashAttention
-
-
-def _varlen_why_not(call: Call) -> str | None:
-    parts = () if call.mask is None else call.mask.parts()
-    packed = [part for part in parts if isinstance(part, Documents | Packed)]
-    if call.dot is None or not packed:
-        return NOT_MEANT
-    reason = _dot_kernel_why_not(call)
-    if reason is not None:
-        return reason
-    others = [part for part in parts if not isinstance(part, Documents | Packed)]
-    if len(packed) != 1 or not _in_order(packed[0]):
-        return "it serves packed documents, each in one piece, in one order and without padding"
-    if isinstance(packed[0], Documents) and packed[0].ids.numel() != call.at.keys:
-        return "it serves one packing for all heads"
-    if any(not (isinstance(part, Window) and part.is_causal) for part in others):
-        return "beside documents it knows only causal"
-    if call.at.leading != 2 or call.leading[0] != 1:
-        return "it serves the shape (1, heads, length, width)"
-    if packed[0].among_themselves and call.at.queries != call.at.keys:
-        return "it serves all queries of the documents, not the last ones alone"
-    if others and not packed[0].among_themselves:
-        return "from one packing to another it knows no causal"
-    if call.query.dtype not in HALF:
-        return f"FlashAttention takes float16 and bfloat16, not {call.query.dtype}"
-    width = call.query.shape[-1]
-    if width != cast(Tensor, call.value).shape[-1] or width > FLASH_WIDTH or width % 8:
-        return "FlashAttention needs keys and values of one width, at most 256 and a multiple of 8"
-    if call.softcap is not None or call.dropout or call.bias is not None:
-        return "it has no softcap, bias or dropout"
-    if call.group > 1:
-        return "it has no grouped queries"
-    return None
-
-
-def _varlen(call: Call) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    mask, device = cast(Mask, call.mask), call.at.device
-    part = next(part for part in mask.parts() if isinstance(part, Documents | Packed))
-    packed = part
-    if isinstance(part, Documents):
-        packed = part.remember(("packing", device), lambda: blocks.packing(part, device))
-    packed = cast(Packed, packed)
-
-    def edges(of: Tensor) -> Tensor:
-        return moved(of, device).to(torch.int32)
-
-    k_edges, k_longest = edges(packed.edges), packed.longest
-    q_edges, q_longest = k_edges, k_longest
-    if packed.queries is not None:
-        q_edges, q_longest = edges(packed.queries), packed.longest_query
-    q, k, v = (x.expand(*call.leading, *x.shape[-2:])[0].transpose(0, 1)  # (length, heads, width)
-               for x in (call.query, call.prepared_keys(), call.clean_value()))  # fmt: skip
-    causal = {"window_size": (-1, 0)} if len(mask.parts()) > 1 else {}
-    out = varlen_attn(
-        q, k, v, q_edges, k_edges, q_longest, k_longest, scale=call.dot_scale(), **cast(Any, causal)
-    )
-    return cast(Tensor, out).transpose(0, 1)[None]
-
-
-def _in_order(packed: Documents | Packed) -> bool:
-    if isinstance(packed, Packed):
-        return packed.matched
-    return not packed.padded and packed.remember("same order", lambda: blocks.same_order(packed))
 
 
 # -------------------------------------------------------------------------------- PyTorch's SDPA
@@ -387,16 +317,8 @@ def _as_heads(call: Call) -> Callable[[Tensor], Tensor]:
 # --------------------------------------------------------------------------------- FlexAttention
 
 
-def _dot_kernel_why_not(call: Call) -> str | None:
-    if call.dot is None:
-        return NOT_MEANT
-    if call.at.device.type != "cuda":
-        return f"it runs on CUDA, and the tensors are on {call.at.device.type}"
-    return None
-
-
 def _flex_why_not(call: Call) -> str | None:
-    reason = _dot_kernel_why_not(call)
+    reason = dot_kernel_why_not(call)
     if reason is None:
         reason = why_no_kernel(call.query)
     if reason is not None:
@@ -436,7 +358,13 @@ PATHS = (
     Path(
         "additive-step", lambda call: "score, softmax and mix in our one Triton kernel", _step_why_not, _step
     ),
-    Path("varlen", lambda call: "FlashAttention over packed documents", _varlen_why_not, _varlen),
+    Path(
+        "packed-short",
+        lambda call: "our Triton kernel, a program for each packed document",
+        packed.short_why_not,
+        packed.short,
+    ),
+    Path("varlen", lambda call: "FlashAttention over packed documents", packed.varlen_why_not, packed.varlen),
     Path("sdpa", _sdpa_what, _sdpa_why_not, _sdpa),
     Path(
         "flex",

@@ -14,6 +14,7 @@ from jumok.attention.cache import Cache, Numbers
 from jumok.attention.core import attend, weights
 from jumok.attention.kinds import Window
 from jumok.attention.masks import Mask
+from jumok.attention.parts import parts
 from jumok.attention.scores import Score
 from jumok.errors import InputError
 
@@ -187,7 +188,7 @@ class MultiHead(nn.Module):
                 f"that source: MultiHead(…, key_width={source.shape[-1]})"
             )
         _check_input("source", source, "key_width", self.key_width)
-        key, value = self._split(self.project_source(source)).chunk(2, dim=1)
+        key, value = self._parts(self.project_source(source), [self.key_heads, self.key_heads])
         return Cache(maker=self).append(key, value, lengths).cleaned()
 
     def _project(
@@ -218,7 +219,7 @@ class MultiHead(nn.Module):
                 "in mha(x, source); for self-attention leave key_width out"
             )
         _check_input("x", x, "width", self.width)
-        query, key, value = self._split(self.project(x)).split(self._heads_of_all(), dim=1)
+        query, key, value = self._parts(self.project(x), self._heads_of_all())
         return query, key, value
 
     def _project_query(self, x: Tensor, source: Cache) -> Tensor:
@@ -236,6 +237,10 @@ class MultiHead(nn.Module):
     def _heads_of_all(self) -> list[int]:
         """How many heads queries, keys and values have in the one product of self-attention."""
         return [self.heads, self.key_heads, self.key_heads]
+
+    def _parts(self, x: Tensor, heads: list[int]) -> list[Tensor]:
+        """``(B, T, · D)`` to ``(B, heads, T, D)``, one for each of these numbers of heads."""
+        return [self._split(part) for part in parts(x, [n * self.head_width for n in heads])]
 
     def _split(self, x: Tensor) -> Tensor:
         """``(B, T, heads · D)`` to ``(B, heads, T, D)``."""

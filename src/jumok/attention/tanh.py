@@ -46,9 +46,10 @@ def why_no_kernel(x: Tensor) -> str | None:
         return f"the Triton kernels run on CUDA, and the tensors are on {x.device.type}"
     if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"the Triton kernels take bfloat16, float16 and float32, not {x.dtype}"
-    return None if _has_triton() else "Triton is not installed"
+    return None if has_triton() else "Triton is not installed"
 
 
 @functools.cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Whether Triton is installed."""
     return importlib.util.find_spec("triton") is not None

@@ -1,4 +1,4 @@
-"""Triton kernels: additive attention, and pooled maps for looking. Only where Triton is installed."""
+"""Triton kernels: additive attention, short packed sequences, pooled maps. Only where Triton is installed."""
 
 from .additive import additive_scores
 from .step import Shared

@@ -1,0 +1,381 @@
+"""Attention within packed sequences so short that one program holds a whole one, forward and backward.
+
+    out = short_attention(q, k, v, packing, scale)      # all (L, H, D), sequences end to end
+
+A program has one sequence and one head. All keys are in one tile, so the softmax of a query is worked out at
+once: forward keeps nothing but its result, and backward makes the same weights again, with the same function.
+Backward is one kernel too, and each gradient is written once: the same input gives the same bits.
+
+**Tiles by length.** A kernel is compiled for the longest sequence, and most are shorter. So it has tiles of
+several sizes, and each sequence takes the smallest that it fits into: half the side is a quarter of the work.
+
+**Places without a sequence.** Behind the last sequence there may be more places. One more program a head
+writes zeros there, so that no buffer has to be filled with them before.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .additive import refuse_second_derivatives, untraced
+from .lse import LOG2_E, dense, shared_memory
+
+ON_GPU = tl.constexpr(not triton.knobs.runtime.interpret)
+
+# These differ from batch to batch, and a kernel compiled for each kind of number would be no faster.
+COUNTS = ["sequences", "q_places", "k_places"]
+
+
+class Blocks(NamedTuple):
+    """How a kernel cuts its work."""
+
+    queries: int  # of a tile; forward walks over them where a sequence has more
+    keys: int  # of a tile: as many as the longest sequence has, or more
+    warps: int
+    registers: int  # of a thread at most: the fewer, the more programs share a multiprocessor
+    least: int = 32  # the side of the smallest tile
+
+    @property
+    def tiers(self) -> int:
+        """How many tiles there are to choose from, each of twice the side of the one before."""
+        return max(1, max(self.queries, self.keys) // self.least).bit_length()
+
+
+def forward_blocks(longest_query: int, longest_key: int, width: int) -> Blocks:
+    """The blocks to take where no sequence is longer than this."""
+    queries, keys = min(64, _side(longest_query)), _side(longest_key)
+    largest = max(queries, keys)
+    registers = 168 if width > 64 else 96 if largest == 64 else 128
+    return Blocks(queries, keys, min(4, largest // 16), registers)
+
+
+def backward_blocks(longest_query: int, longest_key: int, width: int) -> Blocks:
+    """The blocks to take where no sequence is longer than this."""
+    queries, keys = _side(longest_query), _side(longest_key)
+    largest = max(queries, keys)
+    return Blocks(queries, keys, largest // 16, registers=128 if largest == 64 and width <= 64 else 255)
+
+
+def has_room(device: torch.device, longest_query: int, longest_key: int, width: int) -> bool:
+    """Whether a program's shared memory takes what backward has there: q, k, v, dO, and the weights."""
+    if device.type != "cuda":
+        return True  # the interpreter
+    queries, keys = _side(longest_query), _side(longest_key)
+    return 2 * (2 * (queries + keys) * _padded(width) + queries * keys) <= _shared_memory(device)
+
+
+@functools.cache
+def _shared_memory(device: torch.device) -> int:
+    return shared_memory(device)
+
+
+def _padded(width: int) -> int:
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def _side(longest: int) -> int:
+    return max(16, 1 << max(0, longest - 1).bit_length())
+
+
+# --- kernels ------------------------------------------------------------------------------------------------
+#
+# Strides come in units of UNIT elements: the compiler then knows what they are multiples of, and reads 16
+# bytes at a time where it can. Left alone, it looks for multiples of 16 only, and 72 is none.
+
+
+@triton.jit
+def _dot(a, b):
+    if not ON_GPU:  # the interpreter takes bfloat16 for whole numbers here
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, input_precision="tf32x3")
+
+
+@triton.jit
+def _load(ptr, row, count, units, UNIT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
+    """Rows of a sequence, [rows, BD], zeros beyond its `count` rows and its D columns."""
+    d = tl.arange(0, BD)
+    at = ptr + row[:, None] * (units * UNIT) + d[None, :]
+    return tl.load(at, mask=(row < count)[:, None] & (d < D)[None, :], other=0.0)
+
+
+@triton.jit
+def _store(ptr, x, row, count, units, UNIT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
+    d = tl.arange(0, BD)
+    at = ptr + row[:, None] * (units * UNIT) + d[None, :]
+    tl.store(at, x.to(ptr.dtype.element_ty), mask=(row < count)[:, None] & (d < D)[None, :])
+
+
+@triton.jit
+def _start(ptr, first, head, units_l, units_h, UNIT: tl.constexpr):
+    """Where a sequence begins, of one head."""
+    return ptr + (first * units_l + head * units_h) * UNIT
+
+
+@triton.jit
+def _fill(ptr, first, places, head, units_l, units_h, UNIT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
+    """Zeros in all places from `first` on."""
+    ROWS: tl.constexpr = 16
+    ptr = _start(ptr, first, head, units_l, units_h, UNIT)
+    for begin in range(0, (places - first).to(tl.int32), ROWS):
+        row = begin + tl.arange(0, ROWS)
+        at = ptr + row.to(tl.int64)[:, None] * (units_l * UNIT) + tl.arange(0, BD)[None, :]
+        inside = (row < places - first)[:, None] & (tl.arange(0, BD) < D)[None, :]
+        tl.store(at, tl.zeros((ROWS, BD), ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _exponentials(q, k, query, key, k_count, factor, CAUSAL: tl.constexpr):
+    """The weights before they are divided by their sums, [queries, keys], and by what to multiply each row.
+
+    A row with nothing allowed has zeros. Forward and backward both take the weights from here.
+    """
+    keep = (key < k_count)[None, :]
+    if CAUSAL:
+        keep = keep & (key[None, :] <= query[:, None])
+    s = tl.where(keep, _dot(q, tl.trans(k)) * factor, -float("inf"))
+    peak = tl.max(s, axis=1)
+    peak = tl.where(peak == -float("inf"), 0.0, peak)
+    e = tl.exp2(s - peak[:, None])
+    total = tl.sum(e, axis=1)
+    return e, 1.0 / tl.where(total == 0.0, 1.0, total)
+
+
+@triton.jit
+def _takes(longer, LEAST: tl.constexpr, tier: tl.constexpr, TIERS: tl.constexpr):
+    """Does a sequence take the tile of side LEAST · 2^tier? `longer` is the length of its longer side."""
+    takes = longer > (0 if tier == 0 else LEAST << (tier - 1))
+    if tier < TIERS - 1:
+        takes = takes & (longer <= (LEAST << tier))
+    return takes
+
+
+@triton.jit
+def _mix(
+    q_ptr, k_ptr, v_ptr, out_ptr, q_count, k_count, factor, q_units, k_units, v_units, out_units,
+    UNIT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """Forward of one sequence and head."""
+    key = tl.arange(0, BK)
+    k = _load(k_ptr, key, k_count, k_units, UNIT, D, BD)
+    v = _load(v_ptr, key, k_count, v_units, UNIT, D, BD)
+    for begin in range(0, q_count, BQ):
+        query = begin + tl.arange(0, BQ)
+        q = _load(q_ptr, query, q_count, q_units, UNIT, D, BD)
+        e, share = _exponentials(q, k, query, key, k_count, factor, CAUSAL)
+        out = _dot(e.to(v.dtype), v) * share[:, None]
+        _store(out_ptr, out, query, q_count, out_units, UNIT, D, BD)
+
+
+@triton.jit
+def _slope(
+    q_ptr, k_ptr, v_ptr, do_ptr, dq_ptr, dk_ptr, dv_ptr, q_count, k_count, factor, scale,
+    q_units, k_units, v_units, do_units, dq_units, dk_units, dv_units,
+    UNIT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """Backward of one sequence and head. The tile has all queries.
+
+    Each gradient is stored as soon as it is known, so that its registers are free for the next.
+    """
+    key = tl.arange(0, BK)
+    query = tl.arange(0, BQ)
+    q = _load(q_ptr, query, q_count, q_units, UNIT, D, BD)
+    k = _load(k_ptr, key, k_count, k_units, UNIT, D, BD)
+    do = _load(do_ptr, query, q_count, do_units, UNIT, D, BD)
+    v = _load(v_ptr, key, k_count, v_units, UNIT, D, BD)
+    e, share = _exponentials(q, k, query, key, k_count, factor, CAUSAL)
+    p = e * share[:, None]
+    dv = _dot(tl.trans(p.to(v.dtype)), do)
+    _store(dv_ptr, dv, key, k_count, dv_units, UNIT, D, BD)
+    dp = _dot(do, tl.trans(v))
+    ds = (p * (dp - tl.sum(p * dp, axis=1)[:, None])).to(v.dtype)
+    dk = _dot(tl.trans(ds), q) * scale
+    _store(dk_ptr, dk, key, k_count, dk_units, UNIT, D, BD)
+    dq = _dot(ds, k) * scale
+    _store(dq_ptr, dq, query, q_count, dq_units, UNIT, D, BD)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def _forward_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, q_edges_ptr, k_edges_ptr, sequences, q_places, factor,
+    q_l, q_h, k_l, k_h, v_l, v_h, out_l, out_h,
+    H: tl.constexpr, UNIT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr,
+    BK: tl.constexpr, LEAST: tl.constexpr, TIERS: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    # Neighbouring programs have the heads of one sequence, which lie side by side in memory.
+    head = tl.program_id(0) % H
+    sequence = tl.program_id(0) // H
+    q_first = tl.load(q_edges_ptr + sequence).to(tl.int64)
+    out_start = _start(out_ptr, q_first, head, out_l, out_h, UNIT)
+    if sequence == sequences:
+        _fill(out_ptr, q_first, q_places, head, out_l, out_h, UNIT, D, BD)
+    else:
+        k_first = tl.load(k_edges_ptr + sequence).to(tl.int64)
+        q_count = (tl.load(q_edges_ptr + sequence + 1) - q_first).to(tl.int32)
+        k_count = (tl.load(k_edges_ptr + sequence + 1) - k_first).to(tl.int32)
+        q_start = _start(q_ptr, q_first, head, q_l, q_h, UNIT)
+        k_start = _start(k_ptr, k_first, head, k_l, k_h, UNIT)
+        v_start = _start(v_ptr, k_first, head, v_l, v_h, UNIT)
+        for tier in tl.static_range(TIERS):
+            if _takes(tl.maximum(q_count, k_count), LEAST, tier, TIERS):
+                _mix(q_start, k_start, v_start, out_start, q_count, k_count, factor, q_l, k_l, v_l, out_l,
+                     UNIT, D, BD, min(LEAST << tier, BQ), min(LEAST << tier, BK), CAUSAL)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=COUNTS)
+def _backward_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, dq_ptr, dk_ptr, dv_ptr, q_edges_ptr, k_edges_ptr,
+    sequences, q_places, k_places, factor, scale,
+    q_l, q_h, k_l, k_h, v_l, v_h, do_l, do_h, dq_l, dq_h, dk_l, dk_h, dv_l, dv_h,
+    H: tl.constexpr, UNIT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr,
+    BK: tl.constexpr, LEAST: tl.constexpr, TIERS: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0) % H
+    sequence = tl.program_id(0) // H
+    q_first = tl.load(q_edges_ptr + sequence).to(tl.int64)
+    k_first = tl.load(k_edges_ptr + sequence).to(tl.int64)
+    if sequence == sequences:
+        _fill(dq_ptr, q_first, q_places, head, dq_l, dq_h, UNIT, D, BD)
+        _fill(dk_ptr, k_first, k_places, head, dk_l, dk_h, UNIT, D, BD)
+        _fill(dv_ptr, k_first, k_places, head, dv_l, dv_h, UNIT, D, BD)
+    else:
+        q_count = (tl.load(q_edges_ptr + sequence + 1) - q_first).to(tl.int32)
+        k_count = (tl.load(k_edges_ptr + sequence + 1) - k_first).to(tl.int32)
+        q_start = _start(q_ptr, q_first, head, q_l, q_h, UNIT)
+        k_start = _start(k_ptr, k_first, head, k_l, k_h, UNIT)
+        v_start = _start(v_ptr, k_first, head, v_l, v_h, UNIT)
+        do_start = _start(do_ptr, q_first, head, do_l, do_h, UNIT)
+        dq_start = _start(dq_ptr, q_first, head, dq_l, dq_h, UNIT)
+        dk_start = _start(dk_ptr, k_first, head, dk_l, dk_h, UNIT)
+        dv_start = _start(dv_ptr, k_first, head, dv_l, dv_h, UNIT)
+        for tier in tl.static_range(TIERS):
+            if _takes(tl.maximum(q_count, k_count), LEAST, tier, TIERS):
+                _slope(q_start, k_start, v_start, do_start, dq_start, dk_start, dv_start, q_count, k_count,
+                       factor, scale, q_l, k_l, v_l, do_l, dq_l, dk_l, dv_l,
+                       UNIT, D, BD, min(LEAST << tier, BQ), min(LEAST << tier, BK), CAUSAL)  # fmt: skip
+
+
+# --- host ---------------------------------------------------------------------------------------------------
+
+
+class Packing(NamedTuple):
+    """What lies where: the edges of the sequences (S + 1,) on the device, and what the host knows."""
+
+    q_edges: Tensor
+    k_edges: Tensor
+    longest_query: int
+    longest_key: int
+    causal: bool
+
+
+def launched(blocks: Blocks) -> dict[str, Any]:
+    """How a kernel is compiled: a product and a sum are one instruction, on which its speed rests."""
+    limit = {} if triton.knobs.runtime.interpret else {"maxnreg": blocks.registers}
+    return {"num_warps": blocks.warps, "num_stages": 1, "enable_fp_fusion": True, **limit}
+
+
+def _strides(tensors: Sequence[Tensor]) -> tuple[list[int], int]:
+    """The strides of places and heads, in units, and the unit."""
+    strides = [stride for x in tensors for stride in x.stride()[:2]]
+    unit = math.gcd(*strides, 8)
+    return [stride // unit for stride in strides], unit
+
+
+def _launch(
+    kernel: Any,
+    tensors: Sequence[Tensor],
+    packing: Packing,
+    blocks: Blocks,
+    *numbers: float,
+) -> None:
+    """One program for each sequence and head, and one for each head to fill up the rest."""
+    (_, H, D), sequences = tensors[0].shape, len(packing.q_edges) - 1
+    strides, unit = _strides(tensors)
+    with torch.cuda.device_of(tensors[0]):
+        kernel[(H * (sequences + 1),)](
+            *tensors, packing.q_edges, packing.k_edges, sequences, *numbers, *strides,
+            H=H, UNIT=unit, D=D, BD=_padded(D), BQ=blocks.queries, BK=blocks.keys,
+            LEAST=max(blocks.queries, blocks.keys) >> (blocks.tiers - 1), TIERS=blocks.tiers,
+            CAUSAL=packing.causal, **launched(blocks),
+        )  # fmt: skip
+
+
+def short_forward(
+    q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float, blocks: Blocks | None = None
+) -> Tensor:
+    """The result (L, H, D), dense, of q (L, H, D) and k, v (M, H, D) with consecutive D and any strides."""
+    if blocks is None:
+        blocks = forward_blocks(packing.longest_query, packing.longest_key, q.shape[-1])
+    out = q.new_empty(q.shape)
+    _launch(_forward_kernel, (q, k, v, out), packing, blocks, len(q), scale * LOG2_E)
+    return out
+
+
+def short_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    d_out: Tensor,
+    packing: Packing,
+    scale: float,
+    blocks: Blocks | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v."""
+    if blocks is None:
+        blocks = backward_blocks(packing.longest_query, packing.longest_key, q.shape[-1])
+    dq, dk, dv = _beside_each_other(q, k, v)
+    tensors = q, k, v, d_out, dq, dk, dv
+    _launch(_backward_kernel, tensors, packing, blocks, len(q), len(k), scale * LOG2_E, scale)
+    return dq, dk, dv
+
+
+def _beside_each_other(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for the gradients: what shares its memory there shares it here, in the same order.
+
+    So whoever made q, k and v by one product finds the gradient of that product already put together.
+    """
+    memory = [x.untyped_storage().data_ptr() for x in (q, k, v)]
+    if memory[0] == memory[1] == memory[2] and q.shape == k.shape == v.shape:
+        dq, dk, dv = q.new_empty(len(q), 3, *q.shape[1:]).unbind(1)
+        return dq, dk, dv
+    if memory[1] == memory[2] and k.shape == v.shape:
+        dk, dv = k.new_empty(len(k), 2, *k.shape[1:]).unbind(1)
+        return q.new_empty(q.shape), dk, dv
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+class _ShortAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float) -> Tensor:
+        q, k, v = dense(q), dense(k), dense(v)
+        ctx.save_for_backward(q, k, v, packing.q_edges, packing.k_edges)
+        ctx.packing, ctx.scale = packing, scale
+        return short_forward(q, k, v, packing, scale)
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivatives()
+        q, k, v, q_edges, k_edges = ctx.saved_tensors
+        packing = ctx.packing._replace(q_edges=q_edges, k_edges=k_edges)
+        gradients = short_backward(q, k, v, dense(d_out), packing, ctx.scale)
+        wanted = ctx.needs_input_grad
+        return *(x if needed else None for x, needed in zip(gradients, wanted, strict=False)), None, None
+
+
+@untraced
+def short_attention(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float) -> Tensor:
+    """softmax(scale · q kᵀ) v within each of the packed sequences, (L, H, D).
+
+    q (L, H, D), k and v (M, H, D) in bfloat16 or float16; D at most 128, and no sequence is longer. The edges
+    begin at 0. A query whose sequence has no keys, or that is in none, gets zeros. Differentiable once.
+    """
+    return cast(Tensor, _ShortAttention.apply(q, k, v, packing, scale))
