@@ -201,9 +201,9 @@ def forward_kernel(
         shrink = tl.exp(peak - level)
         weight = tl.exp(score - level)
         total = total * shrink + weight
+        if MASKED:  # what is not allowed may hold anything; here, two numbers go at once
+            value = tl.where((score != -float("inf"))[:, None, None], value, 0)
         numbers = _numbers(value, value_ptr.dtype.element_ty, PAIRS)
-        if MASKED:
-            numbers = tl.where((score != -float("inf"))[:, None, None], numbers, 0.0)
         mix = mix * shrink[:, None, None] + weight[:, None, None] * numbers
         value = _rows_of(
             value_ptr, b, value_units_b, value_units_r, row + ROWS, last, d_units, UNIT, DL, WIDTH, PAIRS
@@ -215,7 +215,7 @@ def forward_kernel(
     mixed = tl.expand_dims(tl.sum(mix * factor[:, None, None], axis=0), 0)  # [1, DL, WIDTH]
 
     if SPLITS == 1:
-        mixed /= tl.where(total == 0.0, 1.0, total)
+        mixed *= 1.0 / tl.where(total == 0.0, 1.0, total)
         tl.store(context_ptr + b * D + d, mixed, mask=d < D)
         if PRECISE:
             tl.store(precise_ptr + b * D + d, mixed, mask=d < D)
@@ -236,7 +236,7 @@ def forward_kernel(
             highest = _finite(tl.max(peaks, axis=0))
             factors = tl.exp(peaks - highest)
             total = tl.sum(totals * factors, axis=0)
-            factors /= tl.where(total == 0.0, 1.0, total)
+            factors *= 1.0 / tl.where(total == 0.0, 1.0, total)
             for after in tl.static_range(PW, DL * WIDTH + PW, PW):
                 these, c = parts, columns
                 if after < DL * WIDTH:
@@ -306,17 +306,15 @@ def backward_kernel(
         )
         if WITH_D_WEIGHTS:
             dw += _of_keys(d_weights_ptr, b, K, row, last, 0.0)
-        weight = tl.exp(score - lse)
+        ds = tl.exp(score - lse) * (dw - mean)
+        if MASKED:  # what is not allowed may hold anything
+            ds = tl.where(score != -float("inf"), ds, 0.0)
+            k = tl.where((score != -float("inf"))[:, None, None], k, 0)
         score = _of_keys(scores_ptr, b, K, row + ROWS, last, -float("inf"))
-        ds = weight * (dw - mean)
         t = tanh(q + _numbers(k, k_ptr.dtype.element_ty, PAIRS), EXACT)
         k = _rows_of(k_ptr, b, k_units_b, k_units_r, row + ROWS, last, h_units, UNIT, HL, WIDTH, PAIRS)
-        slope = 1.0 - t * t
-        if MASKED:  # what is not allowed has no weight, and may hold anything
-            ds = tl.where(weight != 0.0, ds, 0.0)
-            slope = tl.where((ds != 0.0)[:, None, None], slope, 0.0)
         _store_from_here(ds_ptr + b * K + row, ds, row < last)
-        slopes += ds[:, None, None] * slope
+        slopes += ds[:, None, None] * (1.0 - t * t)
     slope = tl.expand_dims(tl.sum(slopes, axis=0), 0)  # [1, HL, WIDTH]
 
     if SPLITS == 1:
