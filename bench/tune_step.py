@@ -28,7 +28,7 @@ NARROW_WAYS = [
     NARROW,
     NARROW._replace(warps=8, programs=128),
     NARROW._replace(warps=2, programs=512),
-    NARROW._replace(warps=1, programs=1024),
+    NARROW._replace(warps=1, programs=1024, splits=32),
     NARROW._replace(keys=1),
     NARROW._replace(keys=1, programs=512),
     NARROW._replace(keys=1, warps=8),
@@ -39,12 +39,16 @@ NARROW_WAYS = [
 ]
 WIDE_WAYS = [
     WIDE,
+    WIDE._replace(stages=3),
+    WIDE._replace(stages=4),
+    WIDE._replace(stages=3, programs=1024),
+    WIDE._replace(programs=1024),
+    WIDE._replace(programs=384),
     WIDE._replace(warps=2, programs=256),
     WIDE._replace(warps=4, programs=128),
     WIDE._replace(warps=4, programs=256),
-    WIDE._replace(programs=384),
-    WIDE._replace(programs=1024),
 ]
+TOLD = ("columns", "keys", "warps", "programs", "stages")
 Both = tuple[Blocks, Blocks]
 Loop = Callable[[], tuple[Tensor, ...]]
 
@@ -111,7 +115,9 @@ def kernel_times(loop: Loop) -> dict[str, float]:
 
 
 def told(blocks: Both) -> str:
-    forward, backward = (" ".join(f"{name[0]}{value}" for name, value in b._asdict().items()) for b in blocks)
+    forward, backward = (
+        " ".join(f"{name[0]}{x}" for name, x in b._asdict().items() if name in TOLD) for b in blocks
+    )
     return forward if forward == backward else f"{forward} | {backward}"
 
 
@@ -132,7 +138,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("bench/tune_step.py measures kernels on a CUDA GPU, and there is none")
     began = time.monotonic()
-    print("blocks: c columns, k keys, w warps, p programs, s splits")
+    print("blocks: " + ", ".join(f"{name[0]} {name}" for name in TOLD))
     print(f"{'B, K, hidden, values':22} {'blocks':26} {'graph':>5} {'launched':>8}  kernels, µs")
     for at, size in enumerate(SIZES):
         leaves = inputs(size)

@@ -47,6 +47,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SMALL = Blocks(columns=1, keys=1, warps=2)  # several tiles at prime sizes
 Both = tuple[Blocks, Blocks]  # forward, backward
 WHOLE, SPLIT = (SMALL._replace(programs=1),) * 2, (SMALL._replace(programs=7), SMALL._replace(programs=12))
+STAGED = (SPLIT[0]._replace(stages=3), SPLIT[1]._replace(stages=2))
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
@@ -230,7 +231,7 @@ def even_inputs(dtype: torch.dtype, v_scale: float = 1.0) -> list[Tensor]:
 
 
 @runs_kernels
-@pytest.mark.parametrize("blocks", [None, SPLIT])
+@pytest.mark.parametrize("blocks", [None, SPLIT, STAGED])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_pairs_of_numbers(dtype: torch.dtype, blocks: Both | None) -> None:
     torch.manual_seed(9)
@@ -489,9 +490,9 @@ def test_every_key_and_column_has_its_place(dtype: torch.dtype, size: tuple[int,
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
 @pytest.mark.parametrize("kernel", ["forward_kernel", "backward_kernel"])
-@pytest.mark.parametrize("splits", [1, 8])
+@pytest.mark.parametrize(("splits", "stages"), [(1, 1), (8, 1), (8, 3)])
 @pytest.mark.parametrize("kind", ["bf16", "fp16", "fp32"])
-def test_the_step_kernels_compile_for_hopper(kernel: str, splits: int, kind: str) -> None:
+def test_the_step_kernels_compile_for_hopper(kernel: str, splits: int, stages: int, kind: str) -> None:
     """The interpreter lets pass what the compiler does not, and the compiler needs no GPU."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -502,7 +503,7 @@ def test_the_step_kernels_compile_for_hopper(kernel: str, splits: int, kind: str
     function = getattr(step_kernels, kernel)
     constants = {"UNIT": 8, "SPLITS": splits, "PARTS": splits, "EXACT": kind == "fp32", "MASKED": True}
     constants |= {"PRECISE": True, "WITH_D_WEIGHTS": True, "ROWS": 16, "HL": 2, "DL": 1, "WIDTH": 128}
-    constants |= {"PAIRS": kind != "fp32", "PW": 128, "VECTOR": 1}
+    constants |= {"PAIRS": kind != "fp32", "STAGES": stages, "PW": 128, "VECTOR": 1}
     constants = {name: value for name, value in constants.items() if name in function.arg_names}
     given = ("q_ptr", "k_ptr", "v_ptr", "value_ptr", "context_ptr", "d_context_ptr", "dq_ptr")
     types = {name: f"*{kind}" if name in given else "*fp32" for name in function.arg_names if "_ptr" in name}

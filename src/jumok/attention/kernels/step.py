@@ -38,6 +38,9 @@ class Blocks(NamedTuple):
     keys: int = 2  # that a lane has a piece of, unless these were more than ELEMENTS
     warps: int = 4
     programs: int = 256  # rows are split until there are about this many
+    stages: int = (
+        1  # tiles in shared memory; 1: in registers, as is best unless a tile is one key of one warp
+    )
     splits: int = 64  # but never into more, for the last program of a row reads what all of them wrote
 
 
@@ -86,7 +89,7 @@ def cut(blocks: Blocks, keys: Tensor, value: Tensor, part: int) -> Cut:
     at_once = min(_power_of_2(part), max(32, 2048 // parts) * blocks.warps)  # columns of all parts
     constants = {"SPLITS": splits, "PARTS": parts, "ROWS": rows, "HL": lines[0], "DL": lines[1]}
     vector = min(4, max(1, at_once // (32 * blocks.warps)))
-    constants |= {"WIDTH": width, "PW": at_once, "VECTOR": vector}
+    constants |= {"WIDTH": width, "STAGES": blocks.stages, "PW": at_once, "VECTOR": vector}
     return Cut(splits, share, constants | launched(blocks.warps))
 
 

@@ -7,7 +7,8 @@ A step is so short that waiting is what costs. So each warp has keys of its own,
 warp sums within itself, meets no barrier in its loop, and keeps its part of the result in registers. And it
 loads the next keys as soon as it is through with these ones, the next values likewise: each are on their way
 while it works on the others. Any earlier, and they would come into other registers: the compiler moves them
-from there at the end of each turn, and so waits for them.
+from there at the end of each turn, and so waits for them. With STAGES > 1 some tiles are on their way into
+shared memory instead, at the price of a barrier and of reading them from there at each turn.
 
 H, D and strides come in units of UNIT elements: the compiler then knows what they are multiples of, and
 reads 16 bytes at a time where it can. Left alone, it looks for multiples of 16 only, and H = 1000 is none.
@@ -163,7 +164,7 @@ def forward_kernel(
     sums_ptr, counter_ptr, K, share, h_units, d_units, k_units_b, k_units_r, value_units_b, value_units_r,
     UNIT: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr, MASKED: tl.constexpr,
     PRECISE: tl.constexpr, ROWS: tl.constexpr, HL: tl.constexpr, DL: tl.constexpr, WIDTH: tl.constexpr,
-    PAIRS: tl.constexpr, PW: tl.constexpr, VECTOR: tl.constexpr,
+    PAIRS: tl.constexpr, STAGES: tl.constexpr, PW: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     """The scores Σ v · tanh(q + k), their log Σ exp, and their softmax's mix of the values.
 
@@ -180,19 +181,29 @@ def forward_kernel(
     h = _columns(HL, WIDTH)
     d = _columns(DL, WIDTH)
     row = first + tl.arange(0, ROWS)
-    k = _rows_of(k_ptr, b, k_units_b, k_units_r, row, last, h_units, UNIT, HL, WIDTH, PAIRS)
+    if STAGES == 1:
+        k = _rows_of(k_ptr, b, k_units_b, k_units_r, row, last, h_units, UNIT, HL, WIDTH, PAIRS)
     q = _vector(q_ptr + b * H, h, H)
     v = _vector(v_ptr, h, H)
-    value = _rows_of(value_ptr, b, value_units_b, value_units_r, row, last, d_units, UNIT, DL, WIDTH, PAIRS)
+    if STAGES == 1:
+        value = _rows_of(
+            value_ptr, b, value_units_b, value_units_r, row, last, d_units, UNIT, DL, WIDTH, PAIRS
+        )
     there = _is_allowed(allowed_ptr, b, K, row, last, MASKED)
 
     peak = tl.full((ROWS,), -float("inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     mix = tl.zeros((ROWS, DL, WIDTH), tl.float32)
-    for k0 in range(first, last, ROWS):
+    for k0 in tl.range(first, last, ROWS, num_stages=STAGES):
         row = k0 + tl.arange(0, ROWS)
+        if STAGES > 1:
+            k = _rows_of(k_ptr, b, k_units_b, k_units_r, row, last, h_units, UNIT, HL, WIDTH, PAIRS)
+            value = _rows_of(
+                value_ptr, b, value_units_b, value_units_r, row, last, d_units, UNIT, DL, WIDTH, PAIRS
+            )
         score = _sum_of_columns(v * tanh(q + _numbers(k, k_ptr.dtype.element_ty, PAIRS), EXACT))
-        k = _rows_of(k_ptr, b, k_units_b, k_units_r, row + ROWS, last, h_units, UNIT, HL, WIDTH, PAIRS)
+        if STAGES == 1:
+            k = _rows_of(k_ptr, b, k_units_b, k_units_r, row + ROWS, last, h_units, UNIT, HL, WIDTH, PAIRS)
         score = tl.where(there, score, -float("inf"))
         there = _is_allowed(allowed_ptr, b, K, row + ROWS, last, MASKED)
         _store_from_here(scores_ptr + b * K + row, score, row < last)
@@ -205,9 +216,10 @@ def forward_kernel(
             value = tl.where((score != -float("inf"))[:, None, None], value, 0)
         numbers = _numbers(value, value_ptr.dtype.element_ty, PAIRS)
         mix = mix * shrink[:, None, None] + weight[:, None, None] * numbers
-        value = _rows_of(
-            value_ptr, b, value_units_b, value_units_r, row + ROWS, last, d_units, UNIT, DL, WIDTH, PAIRS
-        )
+        if STAGES == 1:
+            value = _rows_of(
+                value_ptr, b, value_units_b, value_units_r, row + ROWS, last, d_units, UNIT, DL, WIDTH, PAIRS
+            )
         peak = new_peak
     highest = _finite(tl.max(peak, axis=0))
     factor = tl.exp(peak - highest)
@@ -264,7 +276,8 @@ def backward_kernel(
     dq_ptr, parts_ptr, counter_ptr, K, share, h_units, d_units, k_units_b, k_units_r, value_units_b,
     value_units_r, UNIT: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr,
     MASKED: tl.constexpr, WITH_D_WEIGHTS: tl.constexpr, ROWS: tl.constexpr, HL: tl.constexpr,
-    DL: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr, PW: tl.constexpr, VECTOR: tl.constexpr,
+    DL: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr, STAGES: tl.constexpr, PW: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):  # fmt: skip
     """ds = w · (dw - Σ w · dw) and dq = v · Σ_k ds · (1 - tanh²(q + k)).
 
@@ -280,10 +293,14 @@ def backward_kernel(
     h = _columns(HL, WIDTH)
     d = _columns(DL, WIDTH)
     row = first + tl.arange(0, ROWS)
-    value = _rows_of(value_ptr, b, value_units_b, value_units_r, row, last, d_units, UNIT, DL, WIDTH, PAIRS)
+    if STAGES == 1:
+        value = _rows_of(
+            value_ptr, b, value_units_b, value_units_r, row, last, d_units, UNIT, DL, WIDTH, PAIRS
+        )
     dc = _vector(d_context_ptr + b * D, d, D)
     context = _vector(context_ptr + b * D, d, D)
-    k = _rows_of(k_ptr, b, k_units_b, k_units_r, row, last, h_units, UNIT, HL, WIDTH, PAIRS)
+    if STAGES == 1:
+        k = _rows_of(k_ptr, b, k_units_b, k_units_r, row, last, h_units, UNIT, HL, WIDTH, PAIRS)
     q = _vector(q_ptr + b * H, h, H)
     score = _of_keys(scores_ptr, b, K, row, last, -float("inf"))
     lse = tl.load(lse_ptr + b)
@@ -298,12 +315,18 @@ def backward_kernel(
         mean += more
 
     slopes = tl.zeros((ROWS, HL, WIDTH), tl.float32)
-    for k0 in range(first, last, ROWS):
+    for k0 in tl.range(first, last, ROWS, num_stages=STAGES):
         row = k0 + tl.arange(0, ROWS)
+        if STAGES > 1:
+            value = _rows_of(
+                value_ptr, b, value_units_b, value_units_r, row, last, d_units, UNIT, DL, WIDTH, PAIRS
+            )
+            k = _rows_of(k_ptr, b, k_units_b, k_units_r, row, last, h_units, UNIT, HL, WIDTH, PAIRS)
         dw = _sum_of_columns(dc * _numbers(value, value_ptr.dtype.element_ty, PAIRS))
-        value = _rows_of(
-            value_ptr, b, value_units_b, value_units_r, row + ROWS, last, d_units, UNIT, DL, WIDTH, PAIRS
-        )
+        if STAGES == 1:
+            value = _rows_of(
+                value_ptr, b, value_units_b, value_units_r, row + ROWS, last, d_units, UNIT, DL, WIDTH, PAIRS
+            )
         if WITH_D_WEIGHTS:
             dw += _of_keys(d_weights_ptr, b, K, row, last, 0.0)
         ds = tl.exp(score - lse) * (dw - mean)
@@ -312,7 +335,8 @@ def backward_kernel(
             k = tl.where((score != -float("inf"))[:, None, None], k, 0)
         score = _of_keys(scores_ptr, b, K, row + ROWS, last, -float("inf"))
         t = tanh(q + _numbers(k, k_ptr.dtype.element_ty, PAIRS), EXACT)
-        k = _rows_of(k_ptr, b, k_units_b, k_units_r, row + ROWS, last, h_units, UNIT, HL, WIDTH, PAIRS)
+        if STAGES == 1:
+            k = _rows_of(k_ptr, b, k_units_b, k_units_r, row + ROWS, last, h_units, UNIT, HL, WIDTH, PAIRS)
         _store_from_here(ds_ptr + b * K + row, ds, row < last)
         slopes += ds[:, None, None] * (1.0 - t * t)
     slope = tl.expand_dims(tl.sum(slopes, axis=0), 0)  # [1, HL, WIDTH]
