@@ -1,61 +1,157 @@
-"""Which blocks serve the step kernels best on this GPU: microseconds of each kernel, for several of them.
+"""Which blocks serve the step kernels best on this GPU: microseconds a step, for several of them.
 
     python bench/tune_step.py
 
-For whoever changes `jumok.attention.kernels.step`. The times are PyTorch's profiler's, without launches.
+For whoever changes `jumok.attention.kernels.step`. One line for each way, with the same blocks forward and
+backward: a step of the whole loop, forward and backward, replayed as a CUDA graph, and launched by Python;
+then what each kernel takes of a step, by PyTorch's profiler. The last line of a size has the best of the
+forward and the best of the backward.
 """
 
 from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from jumok.attention.kernels.step import BLOCKS, Blocks, Shared
+from jumok.attention.kernels.step import NARROW, WIDE, Blocks, Shared, blocks_for
 
-SIZES = [(80, 50, 1000, 2000), (32, 400, 256, 512), (32, 400, 256, 256)]  # B, K, hidden, value width
+SIZES = [(32, 400, 256, 256), (80, 50, 1000, 2000)]  # B, K, hidden, value width
 STEPS = 50
-WAYS = [
-    BLOCKS,
-    *(BLOCKS._replace(keys=keys) for keys in (2, 8)),
-    *(BLOCKS._replace(programs=programs) for programs in (256, 384, 1024)),
-    BLOCKS._replace(warps=2, programs=256),
+REPLAYS = 20
+SECONDS = 60  # most of them go into compiling
+NARROW_WAYS = [
+    NARROW,
+    NARROW._replace(programs=200),  # two for each processor of an H200, of more tiles
+    NARROW._replace(warps=8, programs=100),  # one for each
+    NARROW._replace(warps=2, programs=512),
+    NARROW._replace(warps=1, programs=1024, splits=32),
+    NARROW._replace(keys=1),
+    NARROW._replace(keys=1, programs=512),
+    NARROW._replace(keys=1, warps=8),
+    NARROW._replace(keys=1, warps=8, programs=100),
+    NARROW._replace(columns=32, keys=1),
+    NARROW._replace(columns=8, keys=4),
+    WIDE,  # as all were, once
 ]
+WIDE_WAYS = [
+    WIDE,
+    WIDE._replace(stages=3),
+    WIDE._replace(stages=4),
+    WIDE._replace(stages=3, programs=1024),
+    WIDE._replace(programs=1024),
+    WIDE._replace(programs=384),
+    WIDE._replace(warps=2, programs=256),
+    WIDE._replace(warps=4, programs=128),
+    WIDE._replace(warps=4, programs=256),
+]
+TOLD = ("columns", "keys", "warps", "programs", "stages")
+Both = tuple[Blocks, Blocks]
+Loop = Callable[[], tuple[Tensor, ...]]
 
 
-def loop(queries: Tensor, shared: list[Tensor], blocks: Blocks) -> None:
-    steps = Shared(*shared, blocks=blocks)
-    contexts = [steps.step(query)[0] for query in queries.unbind()]
-    torch.stack(contexts).float().square().sum().backward()
+def inputs(size: tuple[int, int, int, int]) -> list[Tensor]:
+    """weight, keys, v, value, queries"""
+    batch, keys, hidden, width = size
+    made = [torch.randn(s, device="cuda") for s in ((hidden, hidden), (batch, keys, hidden), (hidden,))]
+    made = [x.mul(x.shape[-1] ** -0.5) for x in made]
+    made += [torch.randn(s, device="cuda") for s in ((batch, keys, width), (STEPS, batch, hidden))]
+    return [x.bfloat16().requires_grad_() for x in made]
 
 
-def kernel_times(queries: Tensor, shared: list[Tensor], blocks: Blocks) -> dict[str, float]:
-    """Microseconds a call, by kernel; the first run compiles."""
-    loop(queries, shared, blocks)
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
-        loop(queries, shared, blocks)
+def loop_of(leaves: list[Tensor], blocks: Both) -> Loop:
+    def loop() -> tuple[Tensor, ...]:
+        steps = Shared(*leaves[:4], blocks=blocks)
+        contexts = torch.stack([steps.context(query) for query in leaves[4].unbind()])
+        return torch.autograd.grad(contexts, leaves, contexts.detach())
+
+    return loop
+
+
+def graph_time(loop: Loop) -> float:
+    """Microseconds a step, replayed as a CUDA graph. The first run compiles."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        loop()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = loop()
+    took = []
+    for _ in range(REPLAYS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        took.append(start.elapsed_time(end))
+    del kept
+    return statistics.median(took) * 1000 / STEPS
+
+
+def launched_time(loop: Loop) -> float:
+    """Microseconds a step, launched by Python."""
+    took = []
+    for _ in range(5):
         torch.cuda.synchronize()
-    return {event.key: event.device_time_total / event.count for event in seen.key_averages() if event.count}
+        start = time.perf_counter()
+        loop()
+        torch.cuda.synchronize()
+        took.append(time.perf_counter() - start)
+    return statistics.median(took) * 1e6 / STEPS
+
+
+def kernel_times(loop: Loop) -> dict[str, float]:
+    """Microseconds a step of every kernel that runs at every step, by name."""
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
+        loop()
+        torch.cuda.synchronize()
+    each = [event for event in seen.key_averages() if event.count >= STEPS]
+    return {event.key: event.device_time_total / STEPS for event in each}
+
+
+def told(blocks: Both) -> str:
+    forward, backward = (
+        " ".join(f"{name[0]}{x}" for name, x in b._asdict().items() if name in TOLD) for b in blocks
+    )
+    return forward if forward == backward else f"{forward} | {backward}"
+
+
+def measured(size: tuple[int, int, int, int], leaves: list[Tensor], blocks: Both) -> tuple[float, float]:
+    """Print a line; microseconds of the forward and of the backward kernel."""
+    loop = loop_of(leaves, blocks)
+    graph, launched, kernels = graph_time(loop), launched_time(loop), kernel_times(loop)
+    parts = ", ".join(f"{name[:20]} {took:.1f}" for name, took in kernels.items())
+    print(f"{size!s:22} {told(blocks):26} {graph:5.1f} {launched:8.1f}  {parts}", flush=True)
+    forward, backward = (
+        next(took for name, took in kernels.items() if name.startswith(kernel))
+        for kernel in ("forward_kernel", "backward_kernel")
+    )
+    return forward, backward
 
 
 def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("bench/tune_step.py measures kernels on a CUDA GPU, and there is none")
-    print(f"{'B, K, hidden, values':24} {'keys elements warps programs splits':38} forward  backward  µs")
-    for batch, keys, hidden, width in SIZES:
-        made = (torch.randn(s, device="cuda") for s in ((hidden, hidden), (batch, keys, hidden), (hidden,)))
-        shared = [x.mul(x.shape[-1] ** -0.5).bfloat16() for x in made]
-        shared += [torch.randn(batch, keys, width, device="cuda").bfloat16()]
-        leaves = [x.requires_grad_() for x in shared]
-        queries = torch.randn(STEPS, batch, hidden, device="cuda").bfloat16().requires_grad_()
-        for blocks in WAYS:
-            times = kernel_times(queries, leaves, blocks)
-            took = [
-                next(v for k, v in times.items() if name in k)
-                for name in ("_forward_kernel", "_backward_kernel")
-            ]
-            print(f"{(batch, keys, hidden, width)!s:24} {tuple(blocks)!s:38} {took[0]:7.1f}  {took[1]:8.1f}")
+    began = time.monotonic()
+    print("blocks: " + ", ".join(f"{name[0]} {name}" for name in TOLD))
+    print(f"{'B, K, hidden, values':22} {'blocks':26} {'graph':>5} {'launched':>8}  kernels, µs")
+    for at, size in enumerate(SIZES):
+        leaves = inputs(size)
+        usual = blocks_for(max(size[2:]))
+        ways = NARROW_WAYS if usual[0] == NARROW else WIDE_WAYS
+        took = {}
+        for blocks in ways:
+            if time.monotonic() - began > SECONDS / len(SIZES) * (1 + at):
+                print(f"{size!s:22} the other ways are left out: the time is up")
+                break
+            took[blocks] = measured(size, leaves, (blocks, blocks))
+        measured(size, leaves, (min(took, key=lambda b: took[b][0]), min(took, key=lambda b: took[b][1])))
 
 
 if __name__ == "__main__":

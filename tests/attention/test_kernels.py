@@ -34,7 +34,7 @@ if INTERPRETED:
     interpreter._patch_lang_tensor = patch
 
 from jumok.attention.kernels import Shared, additive_scores  # noqa: E402
-from jumok.attention.kernels.step import Blocks  # noqa: E402
+from jumok.attention.kernels.step import Blocks, blocks_for, cut  # noqa: E402
 
 ON_GPU = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -44,8 +44,10 @@ runs_kernels = (
 )
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
-SMALL = Blocks(keys=1, warps=2)  # several tiles at prime sizes
-WHOLE, SPLIT = SMALL._replace(programs=1), SMALL._replace(programs=7)
+SMALL = Blocks(columns=1, keys=1, warps=2)  # several tiles at prime sizes
+Both = tuple[Blocks, Blocks]  # forward, backward
+WHOLE, SPLIT = (SMALL._replace(programs=1),) * 2, (SMALL._replace(programs=7), SMALL._replace(programs=12))
+STAGED = (SPLIT[0]._replace(stages=3), SPLIT[1]._replace(stages=2))
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
@@ -174,7 +176,7 @@ def plain_steps(
     return outputs
 
 
-def our_steps(*inputs: Tensor, allowed: Tensor | None = None, blocks: Blocks = SPLIT) -> list[Tensor]:
+def our_steps(*inputs: Tensor, allowed: Tensor | None = None, blocks: Both | None = SPLIT) -> list[Tensor]:
     shared = Shared(*inputs[:4], blocks=blocks)
     return [x for query in inputs[4:] for x in shared.step(query, allowed)]
 
@@ -183,7 +185,7 @@ def our_steps(*inputs: Tensor, allowed: Tensor | None = None, blocks: Blocks = S
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("blocks", [WHOLE, SPLIT])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_steps_and_gradients(dtype: torch.dtype, blocks: Blocks, masked: bool) -> None:
+def test_steps_and_gradients(dtype: torch.dtype, blocks: Both, masked: bool) -> None:
     torch.manual_seed(3)
     inputs = shared_inputs(dtype) + [random(B, DQ, dtype=dtype) for _ in range(T)]
     grads = [random(B, width) for _ in range(T) for width in (DV, K)]
@@ -204,7 +206,7 @@ def test_steps_and_gradients(dtype: torch.dtype, blocks: Blocks, masked: bool) -
 
 @runs_kernels
 @pytest.mark.parametrize("blocks", [WHOLE, SPLIT])
-def test_what_is_not_allowed_never_arrives(blocks: Blocks) -> None:
+def test_what_is_not_allowed_never_arrives(blocks: Both) -> None:
     torch.manual_seed(4)
     allowed = torch.rand(B, K, device=DEVICE) < 0.5
     allowed[2] = False
@@ -219,6 +221,65 @@ def test_what_is_not_allowed_never_arrives(blocks: Blocks) -> None:
         lambda *x: our_steps(*x, allowed=allowed, blocks=blocks), inputs, grads, torch.float32
     )
     torch.testing.assert_close(dirty, clean, rtol=0, atol=0)
+
+
+def even_inputs(dtype: torch.dtype, v_scale: float = 1.0) -> list[Tensor]:
+    """weight, keys, v, value, query: of even widths, so that two numbers of 16 bits are loaded as one."""
+    shapes = ((12, DQ), (B, K, 12), (12,), (B, K, 22), (B, DQ))
+    scales = (1.0, 1.0, v_scale, 1.0, 1.0)
+    return [random(*shape, dtype=dtype, scale=scale) for shape, scale in zip(shapes, scales, strict=True)]
+
+
+@runs_kernels
+@pytest.mark.parametrize("blocks", [None, SPLIT, STAGED])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_pairs_of_numbers(dtype: torch.dtype, blocks: Both | None) -> None:
+    torch.manual_seed(9)
+    inputs, grads = even_inputs(dtype), [random(B, 22), random(B, K)]
+    allowed = torch.rand(B, K, device=DEVICE) < 0.5
+    allowed[1] = False
+    for tensor in (inputs[1], inputs[3]):
+        tensor[~allowed] = float("nan")
+    clean = [x.nan_to_num() for x in inputs]
+    ours = with_gradients(lambda *x: our_steps(*x, allowed=allowed, blocks=blocks), inputs, grads, dtype)
+    plain = with_gradients(lambda *x: plain_steps(*x, allowed=allowed), clean, grads, dtype)
+    exact = with_gradients(lambda *x: plain_steps(*x, allowed=allowed), clean, grads, torch.float64)
+    agree(ours, plain, exact, dtype)
+
+
+@runs_kernels
+@pytest.mark.parametrize("blocks", [WHOLE, SPLIT])
+def test_scores_whose_exponentials_leave_float32(blocks: Both) -> None:
+    torch.manual_seed(10)
+    inputs, grads = even_inputs(torch.float32, v_scale=100), [random(B, 22), random(B, K)]
+    inputs[1][0] = -30.0  # a row whose scores are all far below zero, or all far above
+    ours = with_gradients(lambda *x: our_steps(*x, blocks=blocks), inputs, grads, torch.float32)
+    plain = with_gradients(plain_steps, inputs, grads, torch.float32)
+    exact = with_gradients(plain_steps, inputs, grads, torch.float64)
+    assert all(x.isfinite().all() for x in ours)
+    agree(ours, plain, exact, torch.float32)
+
+
+@runs_kernels
+@pytest.mark.parametrize("blocks", [WHOLE, SPLIT])
+def test_the_context_is_the_same_without_the_weights(blocks: Both) -> None:
+    torch.manual_seed(11)
+    inputs, grads = [*shared_inputs(torch.float32), random(B, DQ)], [random(B, DV)]
+    allowed = torch.rand(B, K, device=DEVICE) < 0.6
+    allowed[2] = False
+
+    def run(with_weights: bool) -> list[Tensor]:
+        def outputs(*leaves: Tensor) -> list[Tensor]:
+            shared = Shared(*leaves[:4], blocks=blocks)
+            step = shared.step(leaves[4], allowed)[0] if with_weights else shared.context(leaves[4], allowed)
+            return [step]
+
+        return with_gradients(outputs, inputs, grads, torch.float32)
+
+    without = run(False)
+    torch.testing.assert_close(without, run(True), rtol=0, atol=0)
+    assert not without[0][2].any()
+    assert not any(x[2].any() for x in (without[2], without[4], without[5]))  # keys, value, query
 
 
 @runs_kernels
@@ -317,7 +378,7 @@ def test_steps_at_real_sizes(size: tuple[int, int, int, int, int], dtype: torch.
     inputs = [random(*shape, dtype=dtype, scale=scale) for shape, scale in zip(shapes, scales, strict=True)]
     allowed = torch.arange(K, device=DEVICE) < torch.randint(K // 2, K, (B, 1), device=DEVICE)
     grads = [random(B, width) for _ in range(2) for width in (DV, K)]
-    ours = with_gradients(lambda *x: our_steps(*x, allowed=allowed, blocks=Blocks()), inputs, grads, dtype)
+    ours = with_gradients(lambda *x: our_steps(*x, allowed=allowed, blocks=None), inputs, grads, dtype)
     plain = with_gradients(lambda *x: plain_steps(*x, allowed=allowed), inputs, grads, dtype)
     exact = with_gradients(lambda *x: plain_steps(*x, allowed=allowed), inputs, grads, torch.float64)
     agree(ours, plain, exact, dtype)
@@ -414,22 +475,35 @@ def test_a_backward_a_step_and_a_checkpoint_a_step() -> None:
 # --- without a GPU ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("size", [(80, 50, 1000, 2000), (32, 400, 256, 256), (2, 3001, 37, 5), (1, 1, 1, 1)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_key_and_column_has_its_place(dtype: torch.dtype, size: tuple[int, int, int, int]) -> None:
+    batch, many, hidden, width = size
+    keys, value = (torch.empty(batch, many, w, dtype=dtype, device="meta") for w in (hidden, width))
+    for blocks, part in zip(blocks_for(max(hidden, width)), (width, hidden), strict=True):
+        found = cut(blocks, keys, value, part)
+        assert (found.splits - 1) * found.share < many <= found.splits * found.share
+        assert found.splits <= min(found.constants["PARTS"], blocks.splits)
+        assert hidden <= found.constants["HL"] * found.constants["WIDTH"]
+        assert width <= found.constants["DL"] * found.constants["WIDTH"]
+
+
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
-@pytest.mark.parametrize("kernel", ["_forward_kernel", "_backward_kernel"])
-@pytest.mark.parametrize("splits", [1, 8])
-@pytest.mark.parametrize("kind", ["bf16", "fp32"])
-def test_the_step_kernels_compile_for_hopper(kernel: str, splits: int, kind: str) -> None:
+@pytest.mark.parametrize("kernel", ["forward_kernel", "backward_kernel"])
+@pytest.mark.parametrize(("splits", "stages"), [(1, 1), (8, 1), (8, 3)])
+@pytest.mark.parametrize("kind", ["bf16", "fp16", "fp32"])
+def test_the_step_kernels_compile_for_hopper(kernel: str, splits: int, stages: int, kind: str) -> None:
     """The interpreter lets pass what the compiler does not, and the compiler needs no GPU."""
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from jumok.attention.kernels import step
+    from jumok.attention.kernels import step_kernels
     from jumok.attention.kernels.additive import launched
 
-    function = getattr(step, kernel)
-    constants = {"UNIT": 8, "SPLITS": splits, "LANES": splits, "EXACT": kind == "fp32", "MASKED": True}
-    constants |= {"PRECISE": True, "WITH_D_WEIGHTS": True, "ROWS": 2, "HL": 2, "HW": 256, "DL": 1, "DW": 128}
-    constants |= {"CW": 512, "PW": 256}
+    function = getattr(step_kernels, kernel)
+    constants = {"UNIT": 8, "SPLITS": splits, "PARTS": splits, "EXACT": kind == "fp32", "MASKED": True}
+    constants |= {"PRECISE": True, "WITH_D_WEIGHTS": True, "ROWS": 16, "HL": 2, "DL": 1, "WIDTH": 128}
+    constants |= {"PAIRS": kind != "fp32", "STAGES": stages, "PW": 128, "VECTOR": 1}
     constants = {name: value for name, value in constants.items() if name in function.arg_names}
     given = ("q_ptr", "k_ptr", "v_ptr", "value_ptr", "context_ptr", "d_context_ptr", "dq_ptr")
     types = {name: f"*{kind}" if name in given else "*fp32" for name in function.arg_names if "_ptr" in name}
@@ -438,7 +512,7 @@ def test_the_step_kernels_compile_for_hopper(kernel: str, splits: int, kind: str
         name: "constexpr" if name in constants else types.get(name, "i32") for name in function.arg_names
     }
     source = triton.compiler.ASTSource(function, signature, constexprs=constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launched(1))
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launched(4))
     assert "tanh.approx" in compiled.asm["ptx"] or kind == "fp32"
 
 

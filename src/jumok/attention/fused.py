@@ -136,7 +136,7 @@ def _step(call: Call) -> Tensor:
                 block(call.at, slice(0, 1)).expand(*call.leading, 1, keys).reshape(batch, keys).contiguous()
             ),
         )
-    context, _ = loop.step(call.query.reshape(batch, -1), allowed)
+    context = loop.context(call.query.reshape(batch, -1), allowed)
     return cast(Tensor, context).reshape(*call.leading, 1, -1)
 
 
