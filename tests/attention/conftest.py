@@ -1,9 +1,13 @@
 """The oracle of the attention tests."""
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))  # for what some tests share in a file of their own
 
 
 def _plain(

@@ -6,9 +6,7 @@ in a process of its own.
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,73 +17,43 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if INTERPRETED:
-    # NumPy 2.4 no longer turns an array of one element into an int, on which Triton 3.6's interpreter relies.
-    import triton.runtime.interpreter as interpreter
+from short_checks import (
+    DEVICE,
+    DTYPES,
+    HALF,
+    INTERPRETED,
+    ON_GPU,
+    as_near,
+    edges,
+    interpret,
+    kernel_everywhere,  # noqa: F401
+    needs_gpu,
+    random,
+    runs_kernels,
+    with_gradients,
+)
 
-    patch_tensor = interpreter._patch_lang_tensor
+from jumok import attend, explain, masks, mix, weights
+from jumok.attention import fused
+from jumok.attention.heads import MultiHead
+from jumok.attention.kernels import short
+from jumok.attention.kernels.short import Blocks, Packing, short_attention
 
-    def patch(tensor, scope):
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patch
-
-from jumok import attend, explain, masks, mix, weights  # noqa: E402
-from jumok.attention import fused, packed  # noqa: E402
-from jumok.attention.heads import MultiHead  # noqa: E402
-from jumok.attention.kernels import short  # noqa: E402
-from jumok.attention.kernels.short import Blocks, Packing, short_attention  # noqa: E402
-
-ON_GPU = torch.cuda.is_available() and not INTERPRETED
-DEVICE = "cuda" if ON_GPU else "cpu"
-needs_gpu = pytest.mark.gpu
-runs_kernels = pytest.mark.filterwarnings("default") if INTERPRETED else pytest.mark.gpu
-# The interpreter cuts numbers off when it makes bfloat16 of them, where a GPU rounds.
-DTYPES = [torch.float16, torch.bfloat16] if ON_GPU else [torch.float16]
-HALF = DTYPES[-1]
 CAT = torch.cat
-
-
-@pytest.fixture(autouse=True)
-def _kernel_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`attend` takes the kernel, in the interpreter too."""
-    if INTERPRETED:
-        monkeypatch.setattr(packed, "dot_kernel_why_not", lambda call: None)
-
-
-def edges(*lengths: int) -> Tensor:
-    return torch.tensor([0, *lengths]).cumsum(0).to(DEVICE)
 
 
 def reference(mask: masks.Mask) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     return lambda q, k, v: mix(weights(q, k, mask=mask), v)
 
 
-def with_gradients(run: Callable[..., Tensor], inputs: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """The result, and the gradients of Σ weight · result."""
-    leaves = [x.detach().to(dtype).requires_grad_() for x in inputs]
-    out = run(*leaves)
-    grad = torch.linspace(-1, 2, out.numel(), device=out.device).sin().reshape(out.shape)
-    return [out.detach(), *torch.autograd.grad(out, leaves, grad.to(dtype))]
-
-
 def agree(mask: masks.Mask, inputs: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Ours, which are as near to float64 as plain PyTorch is, or nearly so."""
+    """Ours, which are as near to float64 as plain PyTorch is."""
     assert explain(*inputs, mask=mask).name == "packed-short"
     ours = with_gradients(lambda *x: attend(*x, mask=mask), inputs, dtype)
     plain = with_gradients(reference(mask), inputs, dtype)
     exact = with_gradients(reference(mask), inputs, torch.float64)
-    for at, (a, b, truth) in enumerate(zip(ours, plain, exact, strict=True)):
-        size = truth.norm() + 1e-30
-        error, allowed = (((x.double() - truth).norm() / size).item() for x in (a, b))
-        assert error <= 2 * allowed + torch.finfo(dtype).eps / 8, f"{at}: {error:.1e}, plain {allowed:.1e}"
+    as_near(ours, plain, exact, dtype)
     return ours
-
-
-def random(heads: int, width: int, *lengths: int, dtype: torch.dtype = HALF) -> list[Tensor]:
-    return [torch.randn(1, heads, n, width, device=DEVICE).to(dtype) for n in lengths]
 
 
 # ------------------------------------------------------------------------------------ what it computes
@@ -304,8 +272,8 @@ def test_edges_of_any_whole_numbers(kind: torch.dtype) -> None:
     ("change", "reason"),
     [
         ({"mask": lambda: masks.packed(edges(30, 129), 129)}, "at most 128 tokens, and these have up to 129"),
-        ({"softcap": 5.0}, "no softcap, bias or dropout"),
-        ({"dropout": 0.1}, "no softcap, bias or dropout"),
+        ({"softcap": 5.0}, "no softcap or bias"),
+        ({"bias": torch.zeros(1, device=DEVICE)}, "no softcap or bias"),
         ({"mask": lambda: masks.packed(edges(59, 100), 100) & masks.window(3, 3)}, "it knows only causal"),
     ],
 )
@@ -446,7 +414,10 @@ def test_a_transformers_loss_is_that_of_flash_attention(monkeypatch: pytest.Monk
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
 @pytest.mark.parametrize("kernel", ["_forward_kernel", "_backward_kernel"])
 @pytest.mark.parametrize("longest", [64, 128])
-def test_the_kernels_compile_for_hopper_and_spill_nothing(kernel: str, longest: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dropout", [False, True])
+def test_the_kernels_compile_for_hopper_and_spill_nothing(
+    kernel: str, longest: int, dropout: bool, tmp_path: Path
+) -> None:
     """The interpreter lets pass what the compiler does not, and the compiler needs no GPU."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -455,13 +426,14 @@ def test_the_kernels_compile_for_hopper_and_spill_nothing(kernel: str, longest: 
     blocks = getattr(short, kernel[1:].replace("_kernel", "_blocks"))(longest, longest, 64)
     constants = {"H": 8, "UNIT": 8, "D": 64, "BD": 64, "BQ": blocks.queries, "BK": blocks.keys}
     constants |= {"LEAST": 32, "TIERS": blocks.tiers, "CAUSAL": True}
+    constants |= {} if dropout else {"seed_ptr": None}
     assert 32 << (blocks.tiers - 1) == longest
     types = {name: "*i32" if "edges" in name else "*bf16" for name in function.arg_names if "_ptr" in name}
-    types |= dict.fromkeys(("factor", "scale"), "fp32")
+    types |= dict.fromkeys(("factor", "scale", "boost"), "fp32") | {"seed_ptr": "*i64"}
     signature = {
         name: "constexpr" if name in constants else types.get(name, "i32") for name in function.arg_names
     }
-    pointers = [at for at, name in enumerate(function.arg_names) if "_ptr" in name]
+    pointers = [at for at, name in enumerate(function.arg_names) if "*" in signature[name]]
     aligned = {(at,): [["tt.divisibility", 16]] for at in pointers}
     source = triton.compiler.ASTSource(function, signature, constexprs=constants, attrs=aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=short.launched(blocks))
@@ -472,15 +444,13 @@ def test_the_kernels_compile_for_hopper_and_spill_nothing(kernel: str, longest: 
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     used = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
     assert "STACK:0 " in used, used
+    # A thread makes eight weights' random numbers at once: fewer than half as many products as without that.
+    products = compiled.asm["ptx"].count(", -766435501;")
+    weights_a_thread = blocks.queries * blocks.keys // (32 * blocks.warps)
+    assert bool(products) == dropout
+    assert products < 7 * weights_a_thread / 2
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
 def test_in_the_interpreter() -> None:
-    source = Path(__file__).resolve().parents[2] / "src"
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    environment["PYTHONPATH"] = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-m", "not gpu"]
-    command = [sys.executable, "-m", "pytest", *options, __file__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    interpret(__file__)

@@ -315,3 +315,21 @@ def test_packed_sentences_are_for_models_that_can(tmp_path: Path) -> None:
     trained(tmp_path / "packed", "transformer", "data.packed=true")
     with pytest.raises(InputError, match="padded"):
         trained(tmp_path / "run", "bahdanau", "data.packed=true")
+
+
+@pytest.mark.parametrize(
+    ("changed", "packed"),
+    [
+        ([], True),
+        (["train.precision=float32"], False),
+        (["model.attention_dropout=0.1"], False),  # of up to 256 tokens
+        (["model.attention_dropout=0.1", "data.longest=127"], True),
+        (["model.attention_dropout=0.1", "data.longest=128"], False),  # and one that ends the sentence
+        (["model.attention_dropout=0.1", "data.longest=127", "model.width=10"], False),  # heads 5 wide
+        (["model.attention_dropout=0.1", "data.packed=true"], True),
+    ],
+)
+def test_sentences_are_packed_where_that_is_fast(changed: list[str], packed: bool) -> None:
+    pytest.importorskip("triton", reason="dropout is fast with Triton")
+    one = small("transformer", "model.width=16", *changed)
+    assert translate._is_packed(one, torch.device("cuda")) is packed

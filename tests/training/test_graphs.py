@@ -222,6 +222,20 @@ def test_dropout_differs_from_replay_to_replay_and_follows_the_seed() -> None:
     assert found[2] == found[4] != found[3]
 
 
+@pytest.mark.gpu
+def test_dropout_of_attention_weights_in_packed_sentences_differs_too() -> None:
+    torch.manual_seed(3)
+    config = replace(MODELS["transformer"][1], attention_dropout=0.5)
+    one = Transformer(config, WORDS, WORDS).cuda()
+    gradients = Gradients(running(one, low=True), one.parameters(), torch.device("cuda"))
+    found = []
+    for seed in (1, 1, 1, 2, 1):
+        torch.cuda.manual_seed(seed)
+        found.append(gradients(batch(0, packed=True), 1.0).item())
+    assert gradients.trouble is None
+    assert found[2] == found[4] != found[3]
+
+
 class Same:
     """The same few batches in every epoch."""
 

@@ -50,7 +50,14 @@ def varlen_why_not(call: Call) -> str | None:
     reason = _why_not(call, FLASH_WIDTH, "FlashAttention")
     if reason is not None:
         return reason
+    if call.dropout:
+        return "it has no dropout"
     return None if _part(call).matched else "each sequence must have both queries and keys, or neither"
+
+
+def drops_fast(longest: int, width: int) -> bool:
+    """Whether packed sequences of this length, with heads of this width, may have dropout on a fast path."""
+    return longest <= SHORT_LENGTH and width <= SHORT_WIDTH and width % 8 == 0 and has_triton()
 
 
 def _why_not(call: Call, widest: int, kernel: str) -> str | None:
@@ -79,8 +86,8 @@ def _why_not(call: Call, widest: int, kernel: str) -> str | None:
     width = call.query.shape[-1]
     if width != cast(Tensor, call.value).shape[-1] or not 0 < width <= widest or width % 8:
         return f"{kernel} needs keys and values of one width, at most {widest} and a multiple of 8"
-    if call.softcap is not None or call.dropout or call.bias is not None:
-        return "it has no softcap, bias or dropout"
+    if call.softcap is not None or call.bias is not None:
+        return "it has no softcap or bias"
     if call.group > 1:
         return "it has no grouped queries"
     return "there are no heads" if 0 in call.leading else None
@@ -133,7 +140,7 @@ def short(call: Call) -> Tensor:
     from jumok.attention.kernels.short import Packing, short_attention
 
     packing = Packing(*_edges(call), causal=_is_causal(call))
-    out = short_attention(*_rows(call), packing, call.dot_scale())
+    out = short_attention(*_rows(call), packing, call.dot_scale(), call.dropout)
     return out.transpose(0, 1)[None]
 
 

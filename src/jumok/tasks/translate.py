@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from jumok.attention.packed import drops_fast
 from jumok.data import vectors
 from jumok.data.batches import PairData
 from jumok.data.store import Store, prepare
@@ -183,13 +184,21 @@ def _layout(run: Run, ranks: Ranks) -> dict[str, bool]:
 def _is_packed(recipe: Recipe, device: torch.device) -> bool:
     can = isinstance(recipe.model, TransformerConfig)
     if recipe.data.packed == "auto":
-        fast = device.type == "cuda" and recipe.train.precision != "float32"
-        return can and fast and not getattr(recipe.model, "attention_dropout", 0.0)
+        return can and device.type == "cuda" and recipe.train.precision != "float32" and _drops_fast(recipe)
     if recipe.data.packed and not can:
         raise InputError(
             f"data.packed: true, but a {recipe.model.kind} model takes padded sentences: use auto"
         )
     return recipe.data.packed
+
+
+def _drops_fast(recipe: Recipe) -> bool:
+    """Whether the model's attention has no dropout, or one that does not slow packed sentences down."""
+    model = recipe.model
+    if not (isinstance(model, TransformerConfig) and model.attention_dropout):
+        return True
+    longest = recipe.data.longest + 1  # with the token that begins or ends a sentence
+    return drops_fast(longest, model.width // model.heads)
 
 
 def _told(recipe: Recipe, model: nn.Module, tokenizers: Tokenizers, pairs: int) -> str:

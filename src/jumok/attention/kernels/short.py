@@ -1,6 +1,6 @@
 """Attention within packed sequences so short that one program holds a whole one, forward and backward.
 
-    out = short_attention(q, k, v, packing, scale)      # all (L, H, D), sequences end to end
+    out = short_attention(q, k, v, packing, scale, dropout)      # all (L, H, D), sequences end to end
 
 A program has one sequence and one head. All keys are in one tile, so the softmax of a query is worked out at
 once: forward keeps nothing but its result, and backward makes the same weights again, with the same function.
@@ -8,6 +8,9 @@ Backward is one kernel too, and each gradient is written once: the same input gi
 
 **Tiles by length.** A kernel is compiled for the longest sequence, and most are shorter. So it has tiles of
 several sizes, and each sequence takes the smallest that it fits into: half the side is a quarter of the work.
+
+**Dropout.** Forward and backward work out for themselves which weights to drop, from one random number on the
+device and from where a weight stands. So nothing is kept of that, and the blocks do not change it.
 
 **Places without a sequence.** Behind the last sequence there may be more places. One more program a head
 writes zeros there, so that no buffer has to be filled with them before.
@@ -31,7 +34,10 @@ from .lse import LOG2_E, dense, shared_memory
 ON_GPU = tl.constexpr(not triton.knobs.runtime.interpret)
 
 # These differ from batch to batch, and a kernel compiled for each kind of number would be no faster.
-COUNTS = ["sequences", "q_places", "k_places"]
+COUNTS = ["sequences", "q_places", "k_places", "dropped"]
+
+CHANCES = 1 << 16  # a weight's chances are counted in these: it has 16 random bits
+ROUNDS = tl.constexpr(7)  # of Philox: the fewest that pass every test of randomness, as in FlashAttention
 
 
 class Blocks(NamedTuple):
@@ -149,6 +155,48 @@ def _exponentials(q, k, query, key, k_count, factor, CAUSAL: tl.constexpr):
 
 
 @triton.jit
+def _philox(seed, counter, stream):
+    """Four random numbers of 32 bits, which the seed, a counter and another number decide: Philox4x32.
+
+    As `tl.philox`, but with products of 64 bits, each one instruction where that one takes two.
+    """
+    a, b = counter.to(tl.uint32), stream.to(tl.uint32)
+    c, d = tl.zeros_like(a), tl.zeros_like(a)
+    key, other = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    for _ in tl.static_range(ROUNDS):
+        x, y = a.to(tl.uint64) * 0xD2511F53, c.to(tl.uint64) * 0xCD9E8D57
+        a, b = (y >> 32).to(tl.uint32) ^ b ^ key, y.to(tl.uint32)
+        c, d = (x >> 32).to(tl.uint32) ^ d ^ other, x.to(tl.uint32)
+        key += 0x9E3779B9
+        other += 0xBB67AE85
+    return a, b, c, d
+
+
+@triton.jit
+def _kept(seed_ptr, dropped, query, key):
+    """Which weights dropout keeps, [queries, keys]: by the seed, the program, the query and the key.
+
+    A call of Philox is for eight keys, 16 bits each. These are keys that one thread has of a row, as tensor
+    cores leave a product: two neighbours, and those 8, 16 and 24 further on. So no bit has to change threads,
+    and the compiler finds that of a thread's calls every eighth differs.
+    """
+    key = tl.broadcast_to(key[None, :], (query.shape[0], key.shape[0]))
+    group = query[:, None] * 32 + key // 32 * 4 + key % 8 // 2
+    a, b, c, d = _philox(tl.load(seed_ptr), group, tl.program_id(0))
+    part = key // 8 % 4
+    bits = tl.where(part < 2, tl.where(part == 0, a, b), tl.where(part == 2, c, d))
+    return tl.where(key % 2 == 0, bits << 16, bits) >= dropped.to(tl.uint32) << 16  # of the upper 16 bits
+
+
+@triton.jit
+def _not_dropped(p, seed_ptr):
+    """The weights without those that dropout took, which are below zero."""
+    if seed_ptr is not None:
+        p = tl.maximum(p, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return p
+
+
+@triton.jit
 def _takes(longer, LEAST: tl.constexpr, tier: tl.constexpr, TIERS: tl.constexpr):
     """Does a sequence take the tile of side LEAST · 2^tier? `longer` is the length of its longer side."""
     takes = longer > (0 if tier == 0 else LEAST << (tier - 1))
@@ -160,6 +208,7 @@ def _takes(longer, LEAST: tl.constexpr, tier: tl.constexpr, TIERS: tl.constexpr)
 @triton.jit
 def _mix(
     q_ptr, k_ptr, v_ptr, out_ptr, q_count, k_count, factor, q_units, k_units, v_units, out_units,
+    seed_ptr, dropped, boost,
     UNIT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     CAUSAL: tl.constexpr,
 ):  # fmt: skip
@@ -171,6 +220,9 @@ def _mix(
         query = begin + tl.arange(0, BQ)
         q = _load(q_ptr, query, q_count, q_units, UNIT, D, BD)
         e, share = _exponentials(q, k, query, key, k_count, factor, CAUSAL)
+        if seed_ptr is not None:
+            e = tl.where(_kept(seed_ptr, dropped, query, key), e, 0.0)
+            share *= boost
         out = _dot(e.to(v.dtype), v) * share[:, None]
         _store(out_ptr, out, query, q_count, out_units, UNIT, D, BD)
 
@@ -179,12 +231,14 @@ def _mix(
 def _slope(
     q_ptr, k_ptr, v_ptr, do_ptr, dq_ptr, dk_ptr, dv_ptr, q_count, k_count, factor, scale,
     q_units, k_units, v_units, do_units, dq_units, dk_units, dv_units,
+    seed_ptr, dropped, boost,
     UNIT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Backward of one sequence and head. The tile has all queries.
 
-    Each gradient is stored as soon as it is known, so that its registers are free for the next.
+    Each gradient is stored as soon as it is known, so that its registers are free for the next. A weight that
+    dropout took is written as its negative: so which ones it took needs no registers beside the weights.
     """
     key = tl.arange(0, BK)
     query = tl.arange(0, BQ)
@@ -193,11 +247,18 @@ def _slope(
     do = _load(do_ptr, query, q_count, do_units, UNIT, D, BD)
     v = _load(v_ptr, key, k_count, v_units, UNIT, D, BD)
     e, share = _exponentials(q, k, query, key, k_count, factor, CAUSAL)
+    if seed_ptr is not None:
+        e = tl.where(_kept(seed_ptr, dropped, query, key), e, -e)
+        share *= boost
     p = e * share[:, None]
-    dv = _dot(tl.trans(p.to(v.dtype)), do)
+    dv = _dot(tl.trans(_not_dropped(p, seed_ptr).to(v.dtype)), do)
     _store(dv_ptr, dv, key, k_count, dv_units, UNIT, D, BD)
     dp = _dot(do, tl.trans(v))
-    ds = (p * (dp - tl.sum(p * dp, axis=1)[:, None])).to(v.dtype)
+    if seed_ptr is None:
+        ds = (p * (dp - tl.sum(p * dp, axis=1)[:, None])).to(v.dtype)
+    else:
+        dp *= _not_dropped(p, seed_ptr)
+        ds = (dp - tl.abs(p) * (tl.sum(dp, axis=1) / boost)[:, None]).to(v.dtype)
     dk = _dot(tl.trans(ds), q) * scale
     _store(dk_ptr, dk, key, k_count, dk_units, UNIT, D, BD)
     dq = _dot(ds, k) * scale
@@ -206,7 +267,8 @@ def _slope(
 
 @triton.jit(do_not_specialize=COUNTS)
 def _forward_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, q_edges_ptr, k_edges_ptr, sequences, q_places, factor,
+    q_ptr, k_ptr, v_ptr, out_ptr, q_edges_ptr, k_edges_ptr, seed_ptr, dropped, boost,
+    sequences, q_places, factor,
     q_l, q_h, k_l, k_h, v_l, v_h, out_l, out_h,
     H: tl.constexpr, UNIT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr,
     BK: tl.constexpr, LEAST: tl.constexpr, TIERS: tl.constexpr, CAUSAL: tl.constexpr,
@@ -228,13 +290,14 @@ def _forward_kernel(
         for tier in tl.static_range(TIERS):
             if _takes(tl.maximum(q_count, k_count), LEAST, tier, TIERS):
                 _mix(q_start, k_start, v_start, out_start, q_count, k_count, factor, q_l, k_l, v_l, out_l,
+                     seed_ptr, dropped, boost,
                      UNIT, D, BD, min(LEAST << tier, BQ), min(LEAST << tier, BK), CAUSAL)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def _backward_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, dq_ptr, dk_ptr, dv_ptr, q_edges_ptr, k_edges_ptr,
-    sequences, q_places, k_places, factor, scale,
+    seed_ptr, dropped, boost, sequences, q_places, k_places, factor, scale,
     q_l, q_h, k_l, k_h, v_l, v_h, do_l, do_h, dq_l, dq_h, dk_l, dk_h, dv_l, dv_h,
     H: tl.constexpr, UNIT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr,
     BK: tl.constexpr, LEAST: tl.constexpr, TIERS: tl.constexpr, CAUSAL: tl.constexpr,
@@ -261,6 +324,7 @@ def _backward_kernel(
             if _takes(tl.maximum(q_count, k_count), LEAST, tier, TIERS):
                 _slope(q_start, k_start, v_start, do_start, dq_start, dk_start, dv_start, q_count, k_count,
                        factor, scale, q_l, k_l, v_l, do_l, dq_l, dk_l, dv_l,
+                       seed_ptr, dropped, boost,
                        UNIT, D, BD, min(LEAST << tier, BQ), min(LEAST << tier, BK), CAUSAL)  # fmt: skip
 
 
@@ -275,6 +339,27 @@ class Packing(NamedTuple):
     longest_query: int
     longest_key: int
     causal: bool
+
+
+class Dropout(NamedTuple):
+    """What decides which weights are dropped."""
+
+    seed: Tensor  # (1,) int64 on the device
+    dropped: int  # of every CHANCES weights
+
+    @classmethod
+    def drawn(cls, share: float, device: torch.device) -> Dropout | None:
+        """With a seed from PyTorch's generator of the device. A share that rounds to nothing is none."""
+        # What stays is divided by its share, which must remain a number in float16.
+        dropped = min(round(share * CHANCES), CHANCES - 2)
+        if not dropped:
+            return None
+        return cls(torch.randint(torch.iinfo(torch.int64).max, (1,), device=device), dropped)
+
+    @property
+    def boost(self) -> float:
+        """By what the others are multiplied, so that the mean stays."""
+        return CHANCES / (CHANCES - self.dropped)
 
 
 def launched(blocks: Blocks) -> dict[str, Any]:
@@ -295,14 +380,16 @@ def _launch(
     tensors: Sequence[Tensor],
     packing: Packing,
     blocks: Blocks,
+    dropout: Dropout | None,
     *numbers: float,
 ) -> None:
     """One program for each sequence and head, and one for each head to fill up the rest."""
     (_, H, D), sequences = tensors[0].shape, len(packing.q_edges) - 1
     strides, unit = _strides(tensors)
+    dropping = (None, 0, 1.0) if dropout is None else (*dropout, dropout.boost)
     with torch.cuda.device_of(tensors[0]):
         kernel[(H * (sequences + 1),)](
-            *tensors, packing.q_edges, packing.k_edges, sequences, *numbers, *strides,
+            *tensors, packing.q_edges, packing.k_edges, *dropping, sequences, *numbers, *strides,
             H=H, UNIT=unit, D=D, BD=_padded(D), BQ=blocks.queries, BK=blocks.keys,
             LEAST=max(blocks.queries, blocks.keys) >> (blocks.tiers - 1), TIERS=blocks.tiers,
             CAUSAL=packing.causal, **launched(blocks),
@@ -310,13 +397,19 @@ def _launch(
 
 
 def short_forward(
-    q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float, blocks: Blocks | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    packing: Packing,
+    scale: float,
+    dropout: Dropout | None = None,
+    blocks: Blocks | None = None,
 ) -> Tensor:
     """The result (L, H, D), dense, of q (L, H, D) and k, v (M, H, D) with consecutive D and any strides."""
     if blocks is None:
         blocks = forward_blocks(packing.longest_query, packing.longest_key, q.shape[-1])
     out = q.new_empty(q.shape)
-    _launch(_forward_kernel, (q, k, v, out), packing, blocks, len(q), scale * LOG2_E)
+    _launch(_forward_kernel, (q, k, v, out), packing, blocks, dropout, len(q), scale * LOG2_E)
     return out
 
 
@@ -327,6 +420,7 @@ def short_backward(
     d_out: Tensor,
     packing: Packing,
     scale: float,
+    dropout: Dropout | None = None,
     blocks: Blocks | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v."""
@@ -334,7 +428,7 @@ def short_backward(
         blocks = backward_blocks(packing.longest_query, packing.longest_key, q.shape[-1])
     dq, dk, dv = _beside_each_other(q, k, v)
     tensors = q, k, v, d_out, dq, dk, dv
-    _launch(_backward_kernel, tensors, packing, blocks, len(q), len(k), scale * LOG2_E, scale)
+    _launch(_backward_kernel, tensors, packing, blocks, dropout, len(q), len(k), scale * LOG2_E, scale)
     return dq, dk, dv
 
 
@@ -355,27 +449,37 @@ def _beside_each_other(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor,
 
 class _ShortAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float, dropout: Dropout | None
+    ) -> Tensor:
         q, k, v = dense(q), dense(k), dense(v)
-        ctx.save_for_backward(q, k, v, packing.q_edges, packing.k_edges)
-        ctx.packing, ctx.scale = packing, scale
-        return short_forward(q, k, v, packing, scale)
+        seed = None if dropout is None else dropout.seed
+        ctx.save_for_backward(q, k, v, packing.q_edges, packing.k_edges, seed)
+        ctx.packing, ctx.scale, ctx.dropout = packing, scale, dropout
+        return short_forward(q, k, v, packing, scale, dropout)
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives()
-        q, k, v, q_edges, k_edges = ctx.saved_tensors
+        q, k, v, q_edges, k_edges, seed = ctx.saved_tensors
         packing = ctx.packing._replace(q_edges=q_edges, k_edges=k_edges)
-        gradients = short_backward(q, k, v, dense(d_out), packing, ctx.scale)
-        wanted = ctx.needs_input_grad
-        return *(x if needed else None for x, needed in zip(gradients, wanted, strict=False)), None, None
+        dropout = None if seed is None else ctx.dropout._replace(seed=seed)
+        gradients = short_backward(q, k, v, dense(d_out), packing, ctx.scale, dropout)
+        asked = (x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad, strict=False))
+        return *asked, None, None, None
 
 
 @untraced
-def short_attention(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float) -> Tensor:
+def short_attention(
+    q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float, dropout: float = 0.0
+) -> Tensor:
     """softmax(scale · q kᵀ) v within each of the packed sequences, (L, H, D).
 
     q (L, H, D), k and v (M, H, D) in bfloat16 or float16; D at most 128, and no sequence is longer. The edges
     begin at 0. A query whose sequence has no keys, or that is in none, gets zeros. Differentiable once.
+
+    `dropout` is the share of the weights to drop, rounded to a multiple of 2⁻¹⁶: which ones, a number from
+    PyTorch's generator of the device decides. The others are divided by what stays on average.
     """
-    return cast(Tensor, _ShortAttention.apply(q, k, v, packing, scale))
+    drawn = Dropout.drawn(dropout, q.device) if dropout else None
+    return cast(Tensor, _ShortAttention.apply(q, k, v, packing, scale, drawn))
