@@ -151,17 +151,14 @@ def _recomputing() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
-# ---------------------------------------------------------------- packed documents: FlashAttention
+# --------------------- packed documents: FlashAttention on a GPU, one after the other on the CPU
 
 
-def _varlen_why_not(call: Call) -> str | None:
+def _packed_why_not(call: Call) -> str | None:
     parts = () if call.mask is None else call.mask.parts()
     packed = [part for part in parts if isinstance(part, Documents | Packed)]
     if call.dot is None or not packed:
         return NOT_MEANT
-    reason = _dot_kernel_why_not(call)
-    if reason is not None:
-        return reason
     others = [part for part in parts if not isinstance(part, Documents | Packed)]
     if len(packed) != 1 or not _in_order(packed[0]):
         return "it serves packed documents, each in one piece, in one order and without padding"
@@ -175,30 +172,44 @@ def _varlen_why_not(call: Call) -> str | None:
         return "it serves all queries of the documents, not the last ones alone"
     if others and not packed[0].among_themselves:
         return "from one packing to another it knows no causal"
-    if call.query.dtype not in HALF:
-        return f"FlashAttention takes float16 and bfloat16, not {call.query.dtype}"
-    width = call.query.shape[-1]
-    if width != cast(Tensor, call.value).shape[-1] or width > FLASH_WIDTH or width % 8:
-        return "FlashAttention needs keys and values of one width, at most 256 and a multiple of 8"
-    if call.softcap is not None or call.dropout or call.bias is not None:
-        return "it has no softcap, bias or dropout"
+    if call.softcap is not None or call.bias is not None:
+        return "it has no softcap and no bias"
     if call.group > 1:
         return "it has no grouped queries"
     return None
 
 
+def _varlen_why_not(call: Call) -> str | None:
+    reason = _packed_why_not(call)
+    if reason != NOT_MEANT and call.at.device.type != "cuda":
+        return _dot_kernel_why_not(call)
+    if reason is not None:
+        return reason
+    if call.query.dtype not in HALF:
+        return f"FlashAttention takes float16 and bfloat16, not {call.query.dtype}"
+    width = call.query.shape[-1]
+    if width != cast(Tensor, call.value).shape[-1] or width > FLASH_WIDTH or width % 8:
+        return "FlashAttention needs keys and values of one width, at most 256 and a multiple of 8"
+    return "it has no dropout" if call.dropout else None
+
+
+def _packing(call: Call) -> tuple[Packed, bool]:
+    """How the documents of a call lie, and whether they are causal."""
+    mask, device = cast(Mask, call.mask), call.at.device
+    part = next(part for part in mask.parts() if isinstance(part, Documents | Packed))
+    causal = len(mask.parts()) > 1
+    if isinstance(part, Packed):
+        return part, causal
+    return part.remember(("packing", device), lambda: blocks.packing(part, device)), causal
+
+
 def _varlen(call: Call) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    mask, device = cast(Mask, call.mask), call.at.device
-    part = next(part for part in mask.parts() if isinstance(part, Documents | Packed))
-    packed = part
-    if isinstance(part, Documents):
-        packed = part.remember(("packing", device), lambda: blocks.packing(part, device))
-    packed = cast(Packed, packed)
+    packed, is_causal = _packing(call)
 
     def edges(of: Tensor) -> Tensor:
-        return moved(of, device).to(torch.int32)
+        return moved(of, call.at.device).to(torch.int32)
 
     k_edges, k_longest = edges(packed.edges), packed.longest
     q_edges, q_longest = k_edges, k_longest
@@ -206,11 +217,51 @@ def _varlen(call: Call) -> Tensor:
         q_edges, q_longest = edges(packed.queries), packed.longest_query
     q, k, v = (x.expand(*call.leading, *x.shape[-2:])[0].transpose(0, 1)  # (length, heads, width)
                for x in (call.query, call.prepared_keys(), call.clean_value()))  # fmt: skip
-    causal = {"window_size": (-1, 0)} if len(mask.parts()) > 1 else {}
+    causal = {"window_size": (-1, 0)} if is_causal else {}
     out = varlen_attn(
         q, k, v, q_edges, k_edges, q_longest, k_longest, scale=call.dot_scale(), **cast(Any, causal)
     )
     return cast(Tensor, out).transpose(0, 1)[None]
+
+
+def _each_why_not(call: Call) -> str | None:
+    reason = _packed_why_not(call)
+    if reason == NOT_MEANT or call.at.device.type != "cpu":
+        return NOT_MEANT  # on a GPU, a launch for each would take longest
+    if reason is None and min(call.at.queries, call.at.keys) == 0:
+        return "there is nothing to attend to"
+    if reason is None and call.dropout:
+        packed, _ = _packing(call)
+        longest = packed.longest * (packed.longest_query or packed.longest)
+        if longest * call.leading.numel() > chunks.AT_ONCE:
+            return "with dropout, SDPA computes all weights of a document at once on the CPU"
+    return reason
+
+
+def _each(call: Call) -> Tensor:
+    """SDPA of one document after the other: no score is computed between two of them."""
+    packed, is_causal = _packing(call)
+    keys = packed.remember("lengths", lambda: packed.edges.diff().tolist())
+    asking = keys
+    if packed.queries is not None:
+        queries = packed.queries
+        asking = packed.remember("lengths of queries", lambda: queries.diff().tolist())
+    query, key, value = (
+        x.expand(*call.leading, *x.shape[-2:]).split(lengths, dim=-2)
+        for x, lengths in (
+            (call.query, asking),
+            (call.prepared_keys(), keys),
+            (call.clean_value(), keys),
+        )
+    )
+    mixed = [
+        F.scaled_dot_product_attention(
+            q, k, v, dropout_p=call.dropout, is_causal=is_causal, scale=call.dot_scale()
+        )
+        for q, k, v in zip(query, key, value, strict=True)
+        if q.shape[-2]
+    ]
+    return torch.cat(mixed, dim=-2)
 
 
 def _in_order(packed: Documents | Packed) -> bool:
@@ -437,6 +488,7 @@ PATHS = (
         "additive-step", lambda call: "score, softmax and mix in our one Triton kernel", _step_why_not, _step
     ),
     Path("varlen", lambda call: "FlashAttention over packed documents", _varlen_why_not, _varlen),
+    Path("sequences", lambda call: "PyTorch's SDPA, one document after the other", _each_why_not, _each),
     Path("sdpa", _sdpa_what, _sdpa_why_not, _sdpa),
     Path(
         "flex",
