@@ -208,24 +208,30 @@ def look(
     ] = None,
     layer: Annotated[str | None, typer.Option(help="Of --out: a layer by its name; * is anything.")] = None,
     head: Annotated[int | None, typer.Option(min=0, help="Of --out: one head.")] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(help="And how it is without a head, LAYER:1, or an edge, LAYER:8-2; may come often."),
+    ] = None,
     port: Annotated[int, typer.Option(help="Of the page.")] = 8765,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
     device: Device = "auto",
 ) -> None:
     """See where a model attends: in the browser, in an HTML file, in a picture."""
     from jumok.look import folder, page, show
+    from jumok.look.without import read
     from jumok.run import Run
     from jumok.tasks import of
 
+    gone = read(without or ())
     if folder.is_folder(model):
-        scene = folder.look_into(model, text, target, device)
+        scenes = folder.look_into(model, text, target, without=gone, device=device)
     else:
         run = Run.open(model)
-        scene = of(run.recipe.task).load(run, device).look(text, target)
+        scenes = of(run.recipe.task).load(run, device).look(text, target, without=gone)
     if out is not None:
-        print(f"written to {show.save(scene, out, layer, head)}")
+        print(f"written to {show.save(scenes, out, layer, head)}")
     else:
-        page.serve(scene, port=port, open_browser=browser)
+        page.serve(scenes, port=port, open_browser=browser)
 
 
 @app.command()

@@ -228,3 +228,12 @@ def test_what_does_not_fit_is_told_at_once(more: dict[str, object], says: str) -
 def test_a_slice_with_a_step_is_refused() -> None:
     with pytest.raises(InputError, match="step"):
         Kept(*inputs()).scores(0, ALL, slice(0, 5, 2), ALL)
+
+
+def test_what_was_begun_under_inference_may_go_on_outside_of_it() -> None:
+    query, key = inputs()
+    kept = Kept(query, key)
+    with torch.inference_mode():
+        kept.weights(0, ALL, slice(0, 2), ALL)
+    found = kept.weights(0, ALL, ALL, ALL)
+    torch.testing.assert_close(found, softmax(plain(query, key))[0])

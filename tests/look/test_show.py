@@ -44,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_a_run_shows_all_its_attention(run: Run) -> None:
-    scene = translate.load(run, "cpu").look("this is an example sentence", target="이것은 예문이다")
+    (scene,) = translate.load(run, "cpu").look("this is an example sentence", target="이것은 예문이다")
     kinds = [(layer.name, layer.kind) for layer in scene.layers]
     assert kinds == [
         ("encoder.0.attention", "self"),
@@ -65,7 +65,7 @@ def test_a_run_shows_all_its_attention(run: Run) -> None:
 
 def test_the_weights_are_those_of_its_maps(run: Run) -> None:
     translator = translate.load(run, "cpu")
-    scene = translator.look("this is an example sentence", target="이것은 예문이다")
+    (scene,) = translator.look("this is an example sentence", target="이것은 예문이다")
     maps, _ = translator.maps([_example("this is an example sentence", "이것은 예문이다")])
     for layer, one in zip([x for x in scene.layers if x.kind == "cross"], maps, strict=True):
         rows, cols = layer.shape
@@ -84,7 +84,7 @@ def test_a_fixed_context_has_nothing_to_look_at(tmp_path: Path) -> None:
 
 def test_a_hugging_face_folder(bert: Path) -> None:
     assert folder.is_folder(bert)
-    scene = folder.look_into(bert, "a cat sat here", device="cpu")
+    (scene,) = folder.look_into(bert, "a cat sat here", device="cpu")
     assert [layer.name for layer in scene.layers] == [
         "encoder.layer.0.attention.self",
         "encoder.layer.1.attention.self",
@@ -95,9 +95,10 @@ def test_a_hugging_face_folder(bert: Path) -> None:
 def test_a_folder_that_translates(run: Run, tmp_path: Path) -> None:
     translate.load(run, "cpu").export("hf", tmp_path / "marian")
     text, target = "this is an example sentence", "이것은 예문이다"
-    scene = folder.look_into(tmp_path / "marian", text, target, device="cpu")
+    (scene,) = folder.look_into(tmp_path / "marian", text, target, device="cpu")
     assert {layer.kind for layer in scene.layers} == {"self", "causal self", "cross"}
-    assert len(folder.look_into(tmp_path / "marian", text, device="cpu").layers) == len(scene.layers)
+    (own,) = folder.look_into(tmp_path / "marian", text, device="cpu")
+    assert len(own.layers) == len(scene.layers)
 
 
 @pytest.mark.parametrize("name", ["map.html", "map.png", "map.svg"])
@@ -120,7 +121,7 @@ WRONG: dict[str, tuple[dict[str, object], list[str]]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_cannot_be_shown_is_told(name: str, bert: Path, tmp_path: Path) -> None:
-    scene = folder.look_into(bert, "a cat", device="cpu")
+    (scene,) = folder.look_into(bert, "a cat", device="cpu")
     wrong, told = WRONG[name]
     with pytest.raises(InputError) as error:
         show.save(scene, **{"path": tmp_path / "map.png"} | wrong)  # type: ignore[arg-type]
@@ -138,3 +139,40 @@ def test_what_cannot_be_read_is_told(bert: Path, tmp_path: Path) -> None:
     large = Scene.of_weights({"layer": torch.eye(401)})
     with pytest.raises(InputError, match="too large for a picture"):
         show.save(large, tmp_path / "map.png")
+
+
+def test_before_and_after(run: Run, bert: Path) -> None:
+    cross = "decoder.1.source_attention"
+    text, target = "this is an example sentence", "이것은 예문이다"
+    before, after = translate.load(run, "cpu").look(text, target, without={cross: [1, (0, 0, 2)]})
+    assert before.label.startswith("before, log-probability -")
+    assert after.label.startswith("after, log-probability -")
+    assert before.label.split()[-1] != after.label.split()[-1]
+    first, second = (next(one for one in scene.layers if one.name == cross) for scene in (before, after))
+    everything = slice(0, first.shape[0]), slice(0, first.shape[1])
+    assert torch.as_tensor(second.source.weights(1, *everything)).sum() == 0
+    there, gone = (
+        torch.as_tensor(one.source.weights(0, *everything))[0, 2].item() for one in (first, second)
+    )
+    assert there > 0 == gone
+
+    before, after = folder.look_into(
+        bert, "a cat", without={"encoder.layer.0.attention.self": [0]}, device="cpu"
+    )
+    assert (before.label, after.label) == ("before", "after")
+
+
+def test_the_command_shows_before_and_after(bert: Path, tmp_path: Path) -> None:
+    layer = "encoder.layer.0.attention.self"
+
+    def look(path: Path, without: str) -> str:
+        asked = ["look", str(bert), "a cat", "--out", str(path), "--device", "cpu", "--without", without]
+        done = CliRunner().invoke(app, asked)
+        return str(done.exception or done.output)
+
+    assert "written to" in look(tmp_path / "both.html", f"{layer}:1")
+    assert '"after"' in (tmp_path / "both.html").read_text()
+    assert "two; give an .html file" in look(tmp_path / "both.png", f"{layer}:1")
+    assert "LAYER:8-2" in look(tmp_path / "both.html", layer)
+    assert "2 heads" in look(tmp_path / "both.html", f"{layer}:5")
+    assert "no layer 'encoder.layer.9'" in look(tmp_path / "both.html", "encoder.layer.9:0")

@@ -136,7 +136,7 @@ def test_questions_without_an_answer_are_learned(tmp_path: Path) -> None:
 
 def test_look_and_export(run: Run, tmp_path: Path) -> None:
     reader = answer.load(run, "cpu")
-    rows = reader.look("who?\tAnna lives in Busan").layers[0].rows
+    rows = reader.look("who?\tAnna lives in Busan")[0].layers[0].rows
     assert rows[:4] == ["[CLS]", "who", "?", "[SEP]"]
     reader.export("hf", tmp_path / "hf")
     assert type(jumok.load(tmp_path / "hf", "cpu").model).__name__ == "Spans"

@@ -153,7 +153,7 @@ def test_what_cannot_be_asked(run: Run) -> None:
 
 def test_look_and_draw(run: Run, tmp_path: Path) -> None:
     reader = classify.load(run, "cpu")
-    scene = reader.look("the film was awful")
+    (scene,) = reader.look("the film was awful")
     assert len(scene.layers) == 2
     assert scene.layers[0].rows == ["[CLS]", "the", "film", "was", "awful", "[SEP]"]
     path = reader.draw(reader.classify("the film was awful"), tmp_path / "map.png")

@@ -238,7 +238,7 @@ def test_attention_is_shown(learned: Run, tmp_path: Path) -> None:
     filler = pretrain.load(learned, "cpu")
     one = filler.fill("one [MASK] three")
     assert filler.draw(one, tmp_path / "map.png").stat().st_size > 1000
-    scene = filler.look("one two", "three")
+    (scene,) = filler.look("one two", "three")
     assert len(scene.layers) == 2
     assert list(scene.layers[0].rows) == ["[CLS]", "one", "two", "[SEP]", "three", "[SEP]"]
     batch = filler._batch([filler._row(0, "one [MASK] three"), filler._row(0, "[MASK]")])

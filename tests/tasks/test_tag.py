@@ -99,7 +99,7 @@ def test_a_tag_that_was_never_learned(run: Run, tmp_path: Path) -> None:
 
 def test_look_and_export(run: Run, tmp_path: Path) -> None:
     reader = tag.load(run, "cpu")
-    assert reader.look("Anna was").layers[0].rows[0] == "[CLS]"
+    assert reader.look("Anna was")[0].layers[0].rows[0] == "[CLS]"
     reader.export("hf", tmp_path / "hf")
     loaded = jumok.load(tmp_path / "hf", "cpu")
     assert loaded.labels == tuple(reader.labels)

@@ -10,6 +10,7 @@ import torch
 from jumok.errors import InputError, MissingExtra
 from jumok.look.scene import Scene
 from jumok.look.watch import watch
+from jumok.look.without import Out, before_and_after
 
 __all__ = ["is_folder", "look_into"]
 
@@ -19,8 +20,15 @@ def is_folder(path: Path) -> bool:
     return (path / "config.json").is_file()
 
 
-def look_into(folder: Path, text: str, target: str | None = None, device: str = "auto") -> Scene:
-    """Where the model in ``folder`` attends while it reads ``text``.
+def look_into(
+    folder: Path,
+    text: str,
+    target: str | None = None,
+    *,
+    without: Out | None = None,
+    device: str = "auto",
+) -> list[Scene]:
+    """Where the model in ``folder`` attends while it reads ``text``; and once more ``without`` some of it.
 
     A model that makes one text of another also says ``target``, or, without one, what it would answer itself.
     Nothing is fetched, and no code from the folder is run.
@@ -28,20 +36,21 @@ def look_into(folder: Path, text: str, target: str | None = None, device: str = 
     model, tokenizer = _loaded(folder, device)
     encoded = tokenizer(text, return_tensors="pt").to(model.device)
     _check_length(model, encoded["input_ids"].shape[1])
+    title = text
     with torch.inference_mode():
         if model.config.is_encoder_decoder:
             said = _said(model, tokenizer, encoded, target)
-            with watch(model, tokenizer) as seen:
-                model(**encoded, decoder_input_ids=said, use_cache=False)
-            text = f"{text}  →  {tokenizer.decode(said[0], skip_special_tokens=True)}"
-        else:
-            if target is not None:
-                raise InputError(
-                    f"{folder} holds a model of one text, and --target was given as a second one"
-                )
+            encoded = {**encoded, "decoder_input_ids": said, "use_cache": False}
+            title = f"{text}  →  {tokenizer.decode(said[0], skip_special_tokens=True)}"
+        elif target is not None:
+            raise InputError(f"{folder} holds a model of one text, and --target was given as a second one")
+
+        def look() -> Scene:
             with watch(model, tokenizer) as seen:
                 model(**encoded)
-    return Scene.of(seen, title=text)
+            return Scene.of(seen, title=title)
+
+        return before_and_after(model, without, look)
 
 
 def _loaded(folder: Path, device: str) -> tuple[Any, Any]:

@@ -186,8 +186,11 @@ class _Sums:
 
     def learn(self, batch: int, heads: Part, rows: Part, peak: Tensor, total: Tensor) -> None:
         if self.known is None or self.peak is None or self.total is None:
-            self.peak, self.total = peak.new_zeros(self.shape), peak.new_zeros(self.shape)
-            self.known = torch.zeros(self.shape, dtype=torch.bool)
+            with torch.inference_mode(False):  # else only inference could go on to write into them
+                self.peak, self.total = (
+                    torch.zeros(self.shape, dtype=peak.dtype, device=peak.device) for _ in range(2)
+                )
+                self.known = torch.zeros(self.shape, dtype=torch.bool)
         at = _cross(heads, rows)
         self.peak[batch][at], self.total[batch][at] = peak, total
         self.known[batch][tuple(x if isinstance(x, slice) else x.cpu() for x in at)] = True

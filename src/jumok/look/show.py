@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from jumok.errors import InputError
-from jumok.look.scene import Layer, Scene, numbers
+from jumok.look.scene import Layer, Scene, as_scenes, numbers
 from jumok.look.seen import matches, nearest
 
 __all__ = ["save"]
@@ -16,12 +17,15 @@ PICTURES = (".png", ".svg", ".pdf")
 DRAWN = 400  # tokens a side of a picture; a viewer shows more
 
 
-def save(scene: Scene, path: Path, layer: str | None = None, head: int | None = None) -> Path:
-    """Write a scene to ``path``: an HTML file with the viewer in it, or a picture of one map.
+def save(
+    scenes: Scene | Sequence[Scene], path: Path, layer: str | None = None, head: int | None = None
+) -> Path:
+    """Write a scene, or two to compare, to ``path``: an HTML file with the viewer, or a picture of a map.
 
     ``layer`` is a name, in which * stands for anything. Without it an HTML file has all layers, and a picture
     shows the last one between two texts, or else the last of all; without ``head``, their heads' mean.
     """
+    scene, *second = as_scenes(scenes)
     layers = [one for one in scene.layers if layer is None or matches(one.name, layer)]
     if not layers:
         names = [one.name for one in scene.layers]
@@ -33,9 +37,11 @@ def save(scene: Scene, path: Path, layer: str | None = None, head: int | None = 
         from jumok.look import html
 
         chosen = {one.name: one.heads if head is None else [head] for one in layers}
-        return html.save(scene, path, heads=None if layer is None and head is None else chosen)
+        return html.save([scene, *second], path, heads=None if layer is None and head is None else chosen)
     if path.suffix not in PICTURES:
         raise InputError(f"--out {path}: an .html file or a picture ({', '.join(PICTURES)}) is expected")
+    if second:
+        raise InputError(f"--out {path}: a picture shows one map, and there are two; give an .html file")
     crossing = [one for one in layers if one.kind == "cross"]
     return _drawn((crossing or layers)[-1], head, path)
 

@@ -27,6 +27,7 @@ from jumok.run import Run
 
 if TYPE_CHECKING:
     from jumok.look.scene import Scene
+    from jumok.look.without import Out
 
 __all__ = ["Filled", "Filler", "Search", "attention_maps"]
 
@@ -205,17 +206,22 @@ class Filler:
         names = self.tokenizer.tokens(row[0])
         return heat_map(weights.cpu(), names, names, path, title=title)
 
-    def look(self, text: str, target: str | None = None) -> Scene:
-        """All attention of the model while it reads one text, or two, for the viewer."""
+    def look(self, text: str, target: str | None = None, *, without: Out | None = None) -> list[Scene]:
+        """All attention of the model while it reads one text, or two; and once more ``without`` some of it."""
         from jumok.look.scene import Scene
         from jumok.look.watch import watch
+        from jumok.look.without import before_and_after
 
         texts = [text, *([] if target is None else [target])]
         ids, segments = self.tokenizer.joined(*self.tokenizer.encode(texts, special=True))
         batch = self._batch([(ids, segments)])
-        with torch.inference_mode(), watch(self.model, self.tokenizer) as seen:
-            self.model.bert.encode(batch.tokens, batch.segments)
-        return Scene.of(seen, title=" ||| ".join(texts))
+
+        def look() -> Scene:
+            with torch.inference_mode(), watch(self.model, self.tokenizer) as seen:
+                self.model.bert.encode(batch.tokens, batch.segments)
+            return Scene.of(seen, title=" ||| ".join(texts))
+
+        return before_and_after(self.model, without, look)
 
     def export(self, to: str, folder: Path) -> None:
         """Write the model in another format: ``hf``, a folder with BERT's architecture."""

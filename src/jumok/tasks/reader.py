@@ -22,6 +22,7 @@ from jumok.training import Report
 
 if TYPE_CHECKING:
     from jumok.look.scene import Scene
+    from jumok.look.without import Out
 
 __all__ = ["Prediction", "Reader"]
 
@@ -103,13 +104,15 @@ class Reader:
         """What the model reads of a line; of a long one, the first window."""
         raise NotImplementedError
 
-    def look(self, text: str, target: str | None = None) -> Scene:
-        """All attention of the model while it reads a line, for the viewer."""
+    def look(self, text: str, target: str | None = None, *, without: Out | None = None) -> list[Scene]:
+        """All attention of the model while it reads a line, for the viewer; and ``without`` some of it."""
         from jumok.look.scene import Scene
+        from jumok.look.without import before_and_after
 
         if target is not None:
             raise InputError("this model reads, and says no text of its own: --target is for translations")
-        return Scene.of(self._seen(self.row(text)), title=text)
+        row = self.row(text)
+        return before_and_after(self.model, without, lambda: Scene.of(self._seen(row), title=text))
 
     def draw(self, prediction: Prediction, path: Path, title: str = "") -> Path:
         """The last layer's attention as a picture, the mean of its heads: rows look at columns."""

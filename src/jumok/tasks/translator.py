@@ -27,6 +27,7 @@ from jumok.tasks.corpora import Texts
 
 if TYPE_CHECKING:
     from jumok.look.scene import Scene
+    from jumok.look.without import Out
 
 __all__ = ["DecodeConfig", "Search", "Translation", "Translator", "parts"]
 
@@ -344,21 +345,32 @@ class Translator:
             raise InputError("this translation was made without its map: translate with align=True")
         return heat_map(translation.weights, translation.words, translation.source_words, path, title=title)
 
-    def look(self, text: str, target: str | None = None) -> Scene:
-        """All attention of the model while it says ``target``, or its own translation, for the viewer."""
+    def look(self, text: str, target: str | None = None, *, without: Out | None = None) -> list[Scene]:
+        """All attention of the model while it says ``target``, or its own translation, for the viewer.
+
+        With heads or edges to do ``without``: a second time, while it says the same without them, and how
+        likely that was each time.
+        """
         from jumok.look.scene import Scene
         from jumok.look.watch import watch
+        from jumok.look.without import before_and_after
 
         self.check_maps()
         said = self.translate(text, align=False).text if target is None else target
         batch = self.batch([Example(text, said, "the text")])
-        with torch.inference_mode(), watch(self.model, self.tokenizers) as seen:
-            self.model.loss(batch)
-        scene = Scene.of(seen, title=f"{text}  →  {said}")
-        # Between the two texts, a row is named by the word it says rather than by the one that it was told.
         words = self.tokenizers.target.pieces(batch.labels[0].tolist())
-        layers = (replace(one, rows=words) if one.kind == "cross" else one for one in scene.layers)
-        return replace(scene, layers=tuple(layers))
+
+        def look() -> Scene:
+            with watch(self.model, self.tokenizers) as seen:
+                loss = self.model.loss(batch)
+            label = f"log-probability {-loss.total.item():.2f}"
+            scene = Scene.of(seen, title=f"{text}  →  {said}", label=label)
+            # Between the two texts, a row is named by the word it says rather than by the one it was told.
+            layers = (replace(one, rows=words) if one.kind == "cross" else one for one in scene.layers)
+            return replace(scene, layers=tuple(layers))
+
+        with torch.inference_mode():
+            return before_and_after(self.model, without, look)
 
     def export(self, to: str, folder: Path) -> None:
         """Write the model in another format: ``hf``, a Marian folder."""
