@@ -207,7 +207,7 @@ class Filler:
         return heat_map(weights.cpu(), names, names, path, title=title)
 
     def look(self, text: str, target: str | None = None, *, without: Out | None = None) -> list[Scene]:
-        """All attention of the model while it reads one text, or two; and once more ``without`` some of it."""
+        """All attention of the model while it reads one text, or two; and again ``without`` some of it."""
         from jumok.look.scene import Scene
         from jumok.look.watch import watch
         from jumok.look.without import before_and_after
