@@ -52,15 +52,24 @@ def __dir__() -> list[str]:
 
 
 def load(folder: str | Path, device: str = "auto") -> Any:
-    """The trained model of a run, ready to use: it has ``.model`` and ``.tokenizer``.
+    """The trained model of a run, or the BERT of a Hugging Face folder: it has ``.model`` and ``.tokenizer``.
 
     >>> translator = jumok.load("runs/bahdanau")  # doctest: +SKIP
     >>> translator.translate("this is an example sentence").text  # doctest: +SKIP
     '이것은 예문이다'
+    >>> bert = jumok.load("all-MiniLM-L6-v2")  # doctest: +SKIP
+    >>> ids, segments = bert.tokenizer.joined(*bert.tokenizer.encode(["one text"]))  # doctest: +SKIP
+    >>> bert.model(torch.tensor([ids])).hidden.shape  # doctest: +SKIP
+    torch.Size([1, 4, 384])
     """
     from jumok.run import Run
     from jumok.tasks import of
 
+    folder = Path(folder)
+    if (folder / "config.json").is_file() and not (folder / "recipe.yaml").is_file():
+        from jumok.exchange.bert import load_bert
+
+        return load_bert(folder, device)
     run = Run.open(folder)
     return of(run.recipe.task).load(run, device)
 

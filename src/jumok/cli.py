@@ -271,6 +271,17 @@ def export(
     print(f"written to {out}")
 
 
+@app.command()
+def convert(
+    folder: Annotated[Path, typer.Argument(help="A Hugging Face folder with pytorch_model.bin.")],
+    out: Annotated[Path, typer.Option(help="The folder to make.")],
+) -> None:
+    """Write an old Hugging Face folder anew, its weights in safetensors rather than a pickle."""
+    from jumok.exchange.convert import convert as converted
+
+    print(f"written to {converted(folder, out)}")
+
+
 @data_app.command("get")
 def data_get(
     name: Annotated[str, typer.Argument(help="The data set.")],

@@ -154,7 +154,7 @@ def parse(tree: Mapping[str, Any], name: str = "this recipe") -> Any:
 
 def plain(recipe: Any) -> Tree:
     """The recipe as plain data, every value spelled out: ``parse(plain(recipe)) == recipe``."""
-    found: Tree = pydantic.TypeAdapter(type(recipe)).dump_python(recipe, mode="json")
+    found: Tree = pydantic.TypeAdapter(type(recipe)).dump_python(recipe, mode="json", by_alias=True)
     return found
 
 
@@ -224,7 +224,8 @@ def _known(schema: Any, keys: Sequence[str], tree: Any) -> list[str]:
         sections = [one for one in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(one)]
         kind = tree.get("kind") if isinstance(tree, Mapping) else None
         schema = next((one for one in sections if getattr(one, "kind", None) == kind), sections[0])
-    return [field.name for field in dataclasses.fields(schema)]
+    # A key that is a word of Python's, as ``from``, is a field with an underscore behind it.
+    return [field.name.removesuffix("_") for field in dataclasses.fields(schema)]
 
 
 class _Strict(yaml.SafeLoader):

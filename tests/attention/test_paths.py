@@ -277,6 +277,41 @@ def test_packed_documents(
         assert (one - right).abs().max() <= 2 * (other - right).abs().max()
 
 
+EDGES, ASKING = torch.tensor([0, 3, 3, 73, 91, 91]), torch.tensor([0, 5, 5, 6, 37, 37])
+ON_HOST: dict[str, Callable[[], tuple[masks.Mask, int]]] = {
+    **{name: make for name, make in PACKINGS.items() if "device" not in name},
+    "packed": lambda: (masks.packed(EDGES), 91),
+    "causal packed": lambda: (masks.packed(EDGES) & masks.causal(), 91),
+    "packed, asked by others": lambda: (masks.packed(EDGES, queries=ASKING), 37),
+}
+
+
+@pytest.mark.parametrize("name", ON_HOST)
+def test_packed_documents_one_after_the_other(name: str, plain: Callable[..., Tensor]) -> None:
+    mask, queries = ON_HOST[name]()
+    inputs = [torch.randn(1, H, n, w, dtype=torch.float64) for n, w in ((queries, D), (91, D), (91, V))]
+    assert explain(*inputs, mask=mask).name == "sequences"
+    ours = with_gradients(functools.partial(attend, mask=mask), *inputs)
+    exact = with_gradients(functools.partial(plain, allowed=mask.dense(queries, 91)), *inputs)
+    for one, right in zip(ours, exact, strict=True):
+        torch.testing.assert_close(one, right)
+
+
+def test_packed_documents_with_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each key's value is a vector of its own, so that the weights themselves come out.
+    inputs = [torch.zeros(1, 1, 91, D), torch.zeros(1, 1, 91, D), torch.eye(91)[None, None]]
+    given = {"mask": masks.packed(EDGES), "dropout": 0.25}
+    assert explain(*inputs, **given).name == "sequences"
+    torch.manual_seed(0)
+    kept = attend(*inputs, **given)[0, 0]
+    assert not kept[~masks.packed(EDGES).dense(91, 91)].any()
+    inside = kept[3:73, 3:73]
+    torch.testing.assert_close(inside.unique(), torch.tensor([0, 1 / 70 / 0.75]))
+    assert abs(float((inside == 0).float().mean()) - 0.25) < 0.02
+    monkeypatch.setattr(chunks, "AT_ONCE", 70 * 70 - 1)  # a document's weights are too many at once
+    assert explain(*inputs, **given).name == "reference"
+
+
 # --------------------------------------------------------------------------- which path, and why
 
 

@@ -16,7 +16,7 @@ from matplotlib.image import imread
 
 from jumok.errors import InputError, MissingExtra
 from jumok.look import figures, fonts
-from jumok.look.figures import heat_map, scores_by_length
+from jumok.look.figures import heat_map, progress, scores_by_length
 from jumok.metrics.translation import Bin
 
 pytestmark = pytest.mark.filterwarnings("ignore:no font here draws")  # where no Korean font is installed
@@ -214,6 +214,19 @@ def test_names_keep_apart() -> None:
 def test_bad_curves(tmp_path: Path, curves: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         scores_by_length(curves, tmp_path / "curves.png")
+
+
+def test_progress_is_drawn_from_zero_to_the_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    progress({"words": [(10, 0.1), (30, 0.5)], "next": [(10, 0.5)]}, tmp_path / "curves.png", title="t")
+    (axes,) = drawn[0].axes
+    assert axes.get_xlim() == (0, 30)
+    assert axes.get_ylim() == (0, pytest.approx(0.54))
+    assert [line.get_xydata().tolist() for line in axes.lines] == [[[10, 0.1], [30, 0.5]], [[10, 0.5]]]
+    assert {text.get_text() for text in axes.texts} == {"words", "next"}
 
 
 def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

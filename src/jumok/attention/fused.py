@@ -365,6 +365,12 @@ PATHS = (
         packed.short,
     ),
     Path("varlen", lambda call: "FlashAttention over packed documents", packed.varlen_why_not, packed.varlen),
+    Path(
+        "sequences",
+        lambda call: "PyTorch's SDPA, one document after the other",
+        packed.each_why_not,
+        packed.each,
+    ),
     Path("sdpa", _sdpa_what, _sdpa_why_not, _sdpa),
     Path(
         "flex",

@@ -1,4 +1,7 @@
-"""The fast paths for packed sequences: our kernel for short ones, FlashAttention for any others."""
+"""The fast paths for packed sequences: our kernel for short ones, FlashAttention for any others, on a GPU.
+
+On the CPU one sequence is attended to after the other.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from jumok.attention import blocks
+from jumok.attention import blocks, chunks
 from jumok.attention.call import Call
 from jumok.attention.kinds import Documents, Mask, Packed, Window, moved
 from jumok.attention.tanh import has_triton
@@ -60,14 +64,44 @@ def drops_fast(longest: int, width: int) -> bool:
     return longest <= SHORT_LENGTH and width <= SHORT_WIDTH and width % 8 == 0 and has_triton()
 
 
+def each_why_not(call: Call) -> str | None:
+    """Why the sequences are not attended to one after the other."""
+    reason = _layout_why_not(call)
+    if reason == NOT_MEANT or call.at.device.type != "cpu":
+        return NOT_MEANT  # on a GPU, a launch for each would take longest
+    if reason is None and not _part(call).matched:
+        return "each sequence must have both queries and keys, or neither"
+    if reason is None and min(call.at.queries, call.at.keys) == 0:
+        return "there is nothing to attend to"
+    if reason is None and call.dropout:
+        packed = _packing(call)
+        weights = packed.longest * (packed.longest_query or packed.longest) * call.leading.numel()
+        if weights > chunks.AT_ONCE:
+            return "with dropout, SDPA computes all weights of a sequence at once on the CPU"
+    return reason
+
+
 def _why_not(call: Call, widest: int, kernel: str) -> str | None:
+    """Why no kernel for packed sequences serves the call."""
+    reason = _layout_why_not(call)
+    if reason != NOT_MEANT and call.at.device.type != "cuda":
+        return dot_kernel_why_not(call)
+    if reason is not None:
+        return reason
+    if call.query.dtype not in HALF:
+        return f"{kernel} takes float16 and bfloat16, not {call.query.dtype}"
+    width = call.query.shape[-1]
+    if width != cast(Tensor, call.value).shape[-1] or not 0 < width <= widest or width % 8:
+        return f"{kernel} needs keys and values of one width, at most {widest} and a multiple of 8"
+    return "there are no heads" if 0 in call.leading else None
+
+
+def _layout_why_not(call: Call) -> str | None:
+    """Why this is no call over packed sequences that a path here could serve."""
     parts = () if call.mask is None else call.mask.parts()
     packed = [part for part in parts if isinstance(part, Documents | Packed)]
     if call.dot is None or not packed:
         return NOT_MEANT
-    reason = dot_kernel_why_not(call)
-    if reason is not None:
-        return reason
     others = [part for part in parts if not isinstance(part, Documents | Packed)]
     if len(packed) != 1 or not _in_order(packed[0]):
         return "it serves packed documents, each in one piece, in one order and without padding"
@@ -81,16 +115,9 @@ def _why_not(call: Call, widest: int, kernel: str) -> str | None:
         return "it serves all queries of the documents, not the last ones alone"
     if others and not packed[0].among_themselves:
         return "from one packing to another it knows no causal"
-    if call.query.dtype not in HALF:
-        return f"{kernel} takes float16 and bfloat16, not {call.query.dtype}"
-    width = call.query.shape[-1]
-    if width != cast(Tensor, call.value).shape[-1] or not 0 < width <= widest or width % 8:
-        return f"{kernel} needs keys and values of one width, at most {widest} and a multiple of 8"
     if call.softcap is not None or call.bias is not None:
-        return "it has no softcap or bias"
-    if call.group > 1:
-        return "it has no grouped queries"
-    return "there are no heads" if 0 in call.leading else None
+        return "it has no softcap and no bias"
+    return "it has no grouped queries" if call.group > 1 else None
 
 
 def _in_order(packed: Documents | Packed) -> bool:
@@ -154,3 +181,28 @@ def varlen(call: Call) -> Tensor:
     causal = {"window_size": (-1, 0)} if _is_causal(call) else {}
     out = varlen_attn(query, key, value, *edges, *longest, scale=call.dot_scale(), **cast(Any, causal))
     return cast(Tensor, out).transpose(0, 1)[None]
+
+
+def each(call: Call) -> Tensor:
+    """SDPA of one sequence after the other: no score is computed between two of them."""
+    packed = _packing(call)
+    keys = packed.remember("lengths", lambda: packed.edges.diff().tolist())
+    asking = keys
+    if packed.queries is not None:
+        queries = packed.queries
+        asking = packed.remember("lengths of queries", lambda: queries.diff().tolist())
+    query, key, value = (
+        x.expand(*call.leading, *x.shape[-2:]).split(lengths, dim=-2)
+        for x, lengths in (
+            (call.query, asking),
+            (call.prepared_keys(), keys),
+            (call.clean_value(), keys),
+        )
+    )
+    causal, scale = _is_causal(call), call.dot_scale()
+    mixed = [
+        F.scaled_dot_product_attention(q, k, v, dropout_p=call.dropout, is_causal=causal, scale=scale)
+        for q, k, v in zip(query, key, value, strict=True)
+        if q.shape[-2]
+    ]
+    return torch.cat(mixed, dim=-2)

@@ -127,8 +127,8 @@ class Learned(Position):
         if lowest < 0 or highest >= maximum:
             raise InputError(
                 f"Learned: there is no vector for position {lowest if lowest < 0 else highest}, only for "
-                f"0 … {maximum - 1}; shorten the input, make the model with a larger maximum, or use "
-                "Sinusoid, which has none"
+                f"0 … {maximum - 1}; shorten the input or cut it into windows, make the model with a larger "
+                "maximum, or use Sinusoid, which has none"
             )
 
     def vectors(self, positions: Tensor) -> Tensor:

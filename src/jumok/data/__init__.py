@@ -4,5 +4,7 @@ sources   what a recipe names → examples, one after the other       (formats, 
 text      sentences → token ids and back     (vocabulary: how it is learned; moses: Multi30k's own tokens)
 store     examples → token ids on disk, larger than memory if need be
 batches   token ids → batches by token count, in an order that seed and epoch decide
+labelled  texts with labels, from columns of tables;  tagged: words with tags;  questions: with answers
+examples  texts as token ids with such marks → batches  (windows: over long ones;  held_out: set aside)
 links     gold word alignments;  vectors: pretrained word vectors;  fetch: public data sets
 """

@@ -28,7 +28,20 @@ from jumok.batch import BOS, EOS, IGNORE, PAD, Pairs, Tokens, rounded
 from jumok.data.store import Column, Store
 from jumok.errors import InputError
 
-__all__ = ["Batches", "PairData", "batches", "divide"]
+__all__ = [
+    "LEAST",
+    "Batches",
+    "Lengths",
+    "Numbers",
+    "PairData",
+    "batches",
+    "divide",
+    "filled",
+    "in_a_row",
+    "in_rows",
+    "stepped",
+    "taken",
+]
 
 Numbers = NDArray[np.integer[Any]]
 Lengths = NDArray[np.int32]
@@ -207,7 +220,7 @@ class PairData:
     def collate(self, index: Sequence[int] | Numbers) -> Pairs:
         """The examples of these numbers as a model takes them: what ``Pairs.of`` makes, only faster."""
         numbers = np.asarray(index, np.int64)
-        source, target = (_taken(side, numbers) for side in (self.store.source, self.store.target))
+        source, target = (taken(side, numbers) for side in (self.store.source, self.store.target))
         sides = _ended(*source), _begun(*target), _ended(*target)
         make = self._packed if self.packed else self._padded
         given, told, labels = make(*sides)
@@ -216,18 +229,8 @@ class PairData:
 
     def _packed(self, source: Flat, target: Flat, labels: Flat) -> tuple[Tokens, Tokens, Tensor]:
         """Source and target in a row each, and the labels of the second."""
-
-        def row(ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tokens:
-            whole = -(-(len(ids) + self.fillers) // self.multiple) * self.multiple
-            cuts = np.linspace(len(ids), whole, self.fillers + 1).astype(np.int64)
-            sequences = len(lengths) + self.fillers
-            empty = np.zeros(rounded(sequences, LEAST) - sequences, np.int64)
-            every = np.concatenate([lengths, np.diff(cuts), empty])
-            longest = rounded(int(lengths.max(initial=0)), LEAST)
-            return Tokens.row(torch.from_numpy(_filled(ids, whole, PAD)), every.tolist(), longest)
-
-        given, told = row(*source), row(*target)
-        return given, told, torch.from_numpy(_filled(labels[0], told.ids.shape[1], IGNORE))[None]
+        given, told = (in_a_row(*side, self.multiple, self.fillers) for side in (source, target))
+        return given, told, torch.from_numpy(filled(labels[0], told.ids.shape[1], IGNORE))[None]
 
     def _padded(self, source: Flat, target: Flat, labels: Flat) -> tuple[Tokens, Tokens, Tensor]:
         """The same in as many rows as there are sentences, or more."""
@@ -238,16 +241,37 @@ class PairData:
             rows = max(rows, self.tokens // max(widths))
 
         def square(sequences: Flat, width: int, fill: int, filler: int) -> Tokens:
-            ids, lengths = sequences
-            more = rows - len(lengths)  # sentences of one word
-            lengths = np.concatenate([lengths, np.ones(more, np.int64)])
-            square = np.full((rows, width), fill)
-            square[np.arange(width) < lengths[:, None]] = np.concatenate([ids, np.full(more, filler)])
-            tokens = Tokens(torch.from_numpy(square), tuple(lengths.tolist()))
+            tokens = in_rows(*sequences, (rows, width), fill, filler)
             return tokens.alike() if self.alike else tokens
 
         given, told = square(source, widths[0], PAD, EOS), square(target, widths[1], PAD, BOS)
         return given, told, square(labels, widths[1], IGNORE, IGNORE).ids
+
+
+def in_a_row(ids: NDArray[np.int64], lengths: NDArray[np.int64], multiple: int, fillers: int) -> Tokens:
+    """Sequences end to end, and behind them so many that do not count, up to a multiple of a length.
+
+    Empty ones make the number of sequences one of a few, too.
+    """
+    whole = -(-(len(ids) + fillers) // multiple) * multiple
+    cuts = np.linspace(len(ids), whole, fillers + 1).astype(np.int64)
+    sequences = len(lengths) + fillers
+    empty = np.zeros(rounded(sequences, LEAST) - sequences, np.int64)
+    every = np.concatenate([lengths, np.diff(cuts), empty])
+    longest = rounded(int(lengths.max(initial=0)), LEAST)
+    return Tokens.row(torch.from_numpy(filled(ids, whole, PAD)), every.tolist(), longest)
+
+
+def in_rows(
+    ids: NDArray[np.int64], lengths: NDArray[np.int64], shape: tuple[int, int], fill: int, filler: int
+) -> Tokens:
+    """Sequences in rows, filled up at the right; rows that are left over hold one ``filler`` each."""
+    rows, width = shape
+    more = rows - len(lengths)
+    lengths = np.concatenate([lengths, np.ones(more, np.int64)])
+    square = np.full(shape, fill)
+    square[np.arange(width) < lengths[:, None]] = np.concatenate([ids, np.full(more, filler)])
+    return Tokens(torch.from_numpy(square), tuple(lengths.tolist()))
 
 
 def stepped(lengths: Any) -> Any:
@@ -262,11 +286,12 @@ def stepped(lengths: Any) -> Any:
     return -(-lengths // step) * step
 
 
-def _filled(ids: NDArray[np.int64], to: int, fill: int) -> NDArray[np.int64]:
+def filled(ids: NDArray[np.int64], to: int, fill: int) -> NDArray[np.int64]:
+    """The same numbers, and so many more that there are ``to`` of them."""
     return np.concatenate([ids, np.full(to - len(ids), fill)])
 
 
-def _taken(column: Column, numbers: NDArray[np.int64]) -> Flat:
+def taken(column: Column, numbers: NDArray[np.int64]) -> Flat:
     """The token ids of some examples."""
     begins = column.offsets[numbers].astype(np.int64)
     lengths = column.offsets[numbers + 1].astype(np.int64) - begins

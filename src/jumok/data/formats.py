@@ -15,7 +15,7 @@ import itertools
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,17 @@ __all__ = [
     "Example",
     "Flaw",
     "Sides",
+    "clean",
+    "csv_rows",
     "ending",
     "example",
     "hub",
+    "hub_rows",
+    "json_rows",
     "nearest",
     "parallel",
+    "parquet_rows",
+    "split_rows",
     "table",
     "too_long",
 ]
@@ -72,25 +78,30 @@ Found = Example | Flaw
 
 def example(source: object, target: object, where: str) -> Found:
     """An example of two texts, with no white space around them, if both can be used."""
-    texts = []
-    for side, text in (("source", source), ("target", target)):
-        if text is None:
-            return Flaw(where, f"an empty {side}")
-        if not isinstance(text, str):
-            return Flaw(where, f"a {side} that is no text", f"it is {text!r}"[:80])
-        text = text.strip()
-        if not text:
-            return Flaw(where, f"an empty {side}")
-        if "\0" in text:
-            return Flaw(where, "a NUL character", f"behind {text.partition(chr(0))[0][-20:]!r} of the {side}")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:  # what was not UTF-8 is a lone surrogate now
-            byte = ord(text[error.start]) - 0xDC00
-            what = f"the byte 0x{byte:02x}" if 0x80 <= byte <= 0xFF else "half a surrogate pair"
-            return Flaw(where, "invalid UTF-8", f"{what} behind {text[: error.start][-20:]!r} of the {side}")
-        texts.append(text)
-    return Example(texts[0], texts[1], where)
+    one, other = clean(source, "source", where), clean(target, "target", where)
+    if isinstance(one, Flaw):
+        return one
+    return other if isinstance(other, Flaw) else Example(one, other, where)
+
+
+def clean(text: object, what: str, where: str) -> str | Flaw:
+    """A text with no white space around it, if it can be used; ``what`` it is, is told of a flaw."""
+    if text is None:
+        return Flaw(where, f"an empty {what}")
+    if not isinstance(text, str):
+        return Flaw(where, f"a {what} that is no text", f"it is {text!r}"[:80])
+    text = text.strip()
+    if not text:
+        return Flaw(where, f"an empty {what}")
+    if "\0" in text:
+        return Flaw(where, "a NUL character", f"behind {text.partition(chr(0))[0][-20:]!r} of the {what}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # what was not UTF-8 is a lone surrogate now
+        byte = ord(text[error.start]) - 0xDC00
+        told = f"the byte 0x{byte:02x}" if 0x80 <= byte <= 0xFF else "half a surrogate pair"
+        return Flaw(where, "invalid UTF-8", f"{told} behind {text[: error.start][-20:]!r} of the {what}")
+    return text
 
 
 # ------------------------------------------------------------------------------------------------- tables
@@ -111,25 +122,27 @@ Row = list[str] | Flaw
 
 def tsv(path: Path, sides: Sides) -> Iterator[Found]:
     """Columns between tabs. A quote is a character like any other."""
-    return _columns(path, sides, _split_rows(path, "\t"))
+    return _columns(path, sides, split_rows(path, "\t"))
 
 
 def bars(path: Path, sides: Sides) -> Iterator[Found]:
     """``source ||| target``, as the tools for word alignment take it; columns by number only."""
-    return _columns(path, sides, _split_rows(path, "|||"))
+    return _columns(path, sides, split_rows(path, "|||"))
 
 
 def comma(path: Path, sides: Sides) -> Iterator[Found]:
     """Comma-separated values: quotes hold commas, line ends and doubled quotes together."""
-    return _columns(path, sides, _csv_rows(path))
+    return _columns(path, sides, csv_rows(path))
 
 
-def _split_rows(path: Path, separator: str) -> Iterator[tuple[int, Row]]:
+def split_rows(path: Path, separator: str) -> Iterator[tuple[int, Row]]:
+    """The cells of each line between separators, with the line's number."""
     for number, line in enumerate(lines(path), 1):
         yield number, too_long(path, number) if line is None else line.split(separator)
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[int, Row]]:
+def csv_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    """The cells of each row of a CSV file, with the number of its first line."""
     # A line that is far too long is too long for a cell as well: the reader says so.
     too_long = "x" * (csv.field_size_limit() + 1)
     reader = csv.reader(((too_long if line is None else line) + "\n" for line in lines(path)), strict=True)
@@ -193,19 +206,23 @@ def _places(path: Path, sides: Sides, names: list[str]) -> tuple[tuple[int, int]
 
 def jsonl(path: Path, sides: Sides) -> Iterator[Found]:
     """A JSON object a line, the sides at its top or under ``translation``."""
+    for where, row in json_rows(path):
+        yield row if isinstance(row, Flaw) else _keyed(row, sides, where)
+
+
+def json_rows(path: Path) -> Iterator[tuple[str, object]]:
+    """Where each line is, and what it holds, or a flaw."""
     for number, line in enumerate(lines(path), 1):
         where = f"{path}:{number}"
         if line is None:
-            yield too_long(path, number)
+            yield where, too_long(path, number)
         elif not line.strip():
-            yield Flaw(where, BLANK)
+            yield where, Flaw(where, BLANK)
         else:
             try:
-                row = json.loads(line)
+                yield where, json.loads(line)
             except (ValueError, RecursionError) as error:
-                yield Flaw(where, "not JSON", str(error))
-            else:
-                yield _keyed(row, sides, where)
+                yield where, Flaw(where, "not JSON", str(error))
 
 
 def _keyed(row: object, sides: Sides, where: str) -> Found:
@@ -225,6 +242,18 @@ def _keyed(row: object, sides: Sides, where: str) -> Found:
 
 def parquet(path: Path, sides: Sides) -> Iterator[Found]:
     """Columns of a Parquet file, or fields of its column ``translation``; a row group is read at a time."""
+    rows = parquet_rows(path, lambda schema: [_parquet_column(path, sides, side, schema) for side in (0, 1)])
+    for where, (source, target) in rows:
+        yield example(source, target, where)
+
+
+def parquet_rows(
+    path: Path, choose: Callable[[Any], Sequence[tuple[str, ...]]]
+) -> Iterator[tuple[str, tuple[object, ...]]]:
+    """Where each row is, and its values in the columns that are chosen by the file's schema.
+
+    A column is told by the way to it, as (name,) or (name, field).
+    """
     arrow, reader = needed("pyarrow", "hub"), needed("pyarrow.parquet", "hub")
     with tempfile.TemporaryFile() as unzipped, opened(path) as file:
         source: Any = path
@@ -233,13 +262,13 @@ def parquet(path: Path, sides: Sides) -> Iterator[Found]:
             source = unzipped
         try:
             with reader.ParquetFile(source) as opened_file:
-                names = [_parquet_column(path, sides, side, opened_file.schema_arrow) for side in (0, 1)]
+                names = choose(opened_file.schema_arrow)
                 columns = [".".join(name) for name in names]
                 begun = 0
                 for batch in opened_file.iter_batches(ROWS_AT_ONCE, columns=columns):
-                    one, other = (_texts(arrow, batch, name) for name in names)
-                    for number, pair in enumerate(zip(one, other, strict=True), begun + 1):
-                        yield example(*pair, f"{path}:{number}")
+                    values = [_values(arrow, batch, name) for name in names]
+                    for number, row in enumerate(zip(*values, strict=True), begun + 1):
+                        yield f"{path}:{number}", row
                     begun += batch.num_rows
         except (arrow.ArrowException, OSError) as error:
             raise InputError(f"{path} cannot be read as Parquet: {error}") from None
@@ -264,8 +293,8 @@ def _parquet_column(path: Path, sides: Sides, which: int, schema: Any) -> tuple[
     raise InputError(f"{path} has no column {side!r}; it has: {shown}")
 
 
-def _texts(arrow: Any, batch: Any, name: tuple[str, ...]) -> Iterator[object]:
-    """A column as Python strings; what is not UTF-8 comes as lone surrogates, as from a text file."""
+def _values(arrow: Any, batch: Any, name: tuple[str, ...]) -> Iterator[object]:
+    """A column as Python strings, say; what is not UTF-8 comes as lone surrogates, as from a text file."""
     column = batch.column(name[0])
     if len(name) == 2:
         column = column.field(name[1])
@@ -300,6 +329,12 @@ def parallel(source: Path, target: Path) -> Iterator[Found]:
 
 def hub(name: str, sides: Sides) -> Iterator[Found]:
     """A data set of the Hugging Face hub, streamed: ``NAME[@REVISION][:CONFIGURATION[:SPLIT]]``."""
+    for where, row in hub_rows(name):
+        yield _keyed(row, sides, where)
+
+
+def hub_rows(name: str) -> Iterator[tuple[str, object]]:
+    """Where each row of it is, and what it holds."""
     datasets = needed("datasets", "hub")
     place, _, rest = name.partition(":")
     configuration, _, split = rest.partition(":")
@@ -309,7 +344,7 @@ def hub(name: str, sides: Sides) -> Iterator[Found]:
             place, configuration or None, split=split or "train", revision=revision or None, streaming=True
         )
         for number, row in enumerate(rows, 1):
-            yield _keyed(row, sides, f"hub:{name}:{number}")
+            yield f"hub:{name}:{number}", row
     except Exception as error:  # of the network, the hub, the data set: a dozen kinds from four packages
         told = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(f"hub:{name} cannot be read: {told[0]}") from error

@@ -27,17 +27,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from jumok.data import formats
 from jumok.data.files import data_folder
 from jumok.data.formats import Example, Flaw, Sides, nearest
 from jumok.errors import InputError
 
-__all__ = ["Corpus", "Example", "Flaw", "Skipped", "find"]
+__all__ = ["Corpus", "Example", "Flaw", "OnError", "Skipped", "files", "find", "usable"]
 
 OnError = Literal["stop", "skip"]
 Change = Callable[[str], str]
+T = TypeVar("T")
 
 
 @dataclass
@@ -106,19 +107,9 @@ class Corpus:
         """The examples in order. Flaws are an error, or, with ``on_error="skip"``, counted in ``skipped``."""
         skipped = Skipped() if skipped is None else skipped
         some = False
-        for part in self.parts:
-            for found in part.read():
-                if isinstance(found, Example):
-                    some = True
-                    yield found
-                elif found.reason == formats.BLANK:
-                    continue
-                elif self.on_error == "skip":
-                    skipped.add(found)
-                else:
-                    raise InputError(
-                        f"{found}. Mend it, or leave such lines out and counted: data.on_error=skip"
-                    )
+        for one in usable((found for part in self.parts for found in part.read()), self.on_error, skipped):
+            some = True
+            yield one
         if not some:
             raise InputError(f"{', '.join(part.name for part in self.parts)}: no examples; {skipped}")
 
@@ -147,6 +138,61 @@ class Corpus:
             for part in self.parts
         ]
         return hashlib.sha256(json.dumps([told, self.on_error]).encode()).hexdigest()
+
+
+def usable(found: Iterable[T | Flaw], on_error: OnError, skipped: Skipped) -> Iterator[T]:
+    """What can be used. Flaws are an error, or, with ``on_error="skip"``, counted."""
+    for one in found:
+        if not isinstance(one, Flaw):
+            yield one
+        elif one.reason == formats.BLANK:
+            continue
+        elif on_error == "skip":
+            skipped.add(one)
+        else:
+            raise InputError(f"{one}. Mend it, or leave such lines out and counted: data.on_error=skip")
+
+
+def files(where: str | Sequence[str], endings: Sequence[str], split: str | None = None) -> list[Path]:
+    """The files that a recipe means, of data sets whose examples are in one file each, not in two.
+
+    ``where`` is a file, a pattern (``jaquad/train/*``), a split of a folder (``sst2/train``), or a list of
+    these, here or under JUMOK_DATA; of a folder that is named alone, ``split`` is taken. A split is a file
+    with one of the endings, gzipped or not.
+    """
+    found = []
+    for name in [where] if isinstance(where, str) else where:
+        named: Path | None = None
+        for path in (Path(name), data_folder() / name):
+            if path.is_file():
+                some = [path]
+            elif path.is_dir():
+                named = named or path
+                some = _with_ending(path / split, endings) if split else []
+            elif not (some := [Path(one) for one in sorted(glob.glob(str(path))) if Path(one).is_file()]):
+                some = _with_ending(path, endings)
+            found += some
+            if some:
+                break
+        else:
+            if named is None:
+                raise InputError(_unknown(name))
+            asked = f"no {split}{endings[0]}" if split else "several splits"
+            raise InputError(
+                f"{named} is a folder with {asked}; it holds: {_listed(split or '', _names(named))}. "
+                f"Name one of its splits, as in {named.name}/train, or all its files: {name}/*"
+            )
+    if not found:
+        raise InputError("there is no file named to read from")
+    return found
+
+
+def _with_ending(path: Path, endings: Sequence[str]) -> list[Path]:
+    """The first file of this name that has one of the endings."""
+    if not path.name:
+        return []
+    there = (path.with_name(f"{path.name}{ending}{zipped}") for ending in endings for zipped in ("", ".gz"))
+    return [one for one in there if one.is_file()][:1]
 
 
 def find(

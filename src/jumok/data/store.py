@@ -35,7 +35,7 @@ from jumok.data.text import Tokenizers
 from jumok.errors import InputError
 from jumok.files import sync
 
-__all__ = ["Column", "Store", "prepare"]
+__all__ = ["Column", "Store", "column", "facts", "growing", "made", "prepare", "writer"]
 
 FORMAT = 1
 SIDES = ("source", "target")
@@ -74,11 +74,11 @@ class Store:
     @classmethod
     def open(cls, path: Path) -> Store:
         """A store that is there."""
-        facts = _facts(path)
-        if facts is None:
+        told = facts(path)
+        if told is None:
             raise InputError(f"{path} is no store of token ids that this jumok can read")
-        source, target = (_column(path, side, facts["examples"]) for side in SIDES)
-        return cls(path, source, target, Skipped(Counter(facts["skipped"]), facts["first"]))
+        source, target = (column(path, side, told["examples"]) for side in SIDES)
+        return cls(path, source, target, Skipped(Counter(told["skipped"]), told["first"]))
 
     def __len__(self) -> int:
         return len(self.source.offsets) - 1
@@ -109,8 +109,17 @@ def prepare(
     """
     said = [FORMAT, corpus.fingerprint, tokenizers.source.fingerprint, tokenizers.target.fingerprint, longest]
     fingerprint = hashlib.sha256(json.dumps(said).encode()).hexdigest()
+    made(path, fingerprint, lambda folder: _write(folder, corpus, tokenizers, longest, progress), replace)
+    return Store.open(path)
+
+
+def made(path: Path, fingerprint: str, write: Callable[[Path], dict[str, Any]], replace: bool) -> None:
+    """See to it that a folder of arrays is at ``path``, whole, and made of what the fingerprint tells of.
+
+    ``write`` puts the arrays into a folder, and returns what ``store.json`` is to say besides.
+    """
     if _is(path, fingerprint):
-        return Store.open(path)
+        return
     if path.exists() and not (path / "store.json").is_file():
         raise InputError(
             f"{path} is there and is no store of token ids; it is left alone. Name another place"
@@ -124,35 +133,27 @@ def prepare(
     _remove_abandoned(path)
     temporary = _temporary(path)
     try:
-        examples, skipped = _write(temporary, corpus, tokenizers, longest, progress)
-        facts = {
-            "format": FORMAT,
-            "fingerprint": fingerprint,
-            "examples": examples,
-            "skipped": skipped.counts,
-            "first": skipped.first,
-        }
+        told = {"format": FORMAT, "fingerprint": fingerprint, **write(temporary)}
         with (temporary / "store.json").open("w", encoding="utf-8") as file:
-            json.dump(facts, file, ensure_ascii=False, indent=1)
+            json.dump(told, file, ensure_ascii=False, indent=1)
             file.flush()
             os.fsync(file.fileno())
         sync(temporary)
         _put(temporary, path, fingerprint)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return Store.open(path)
 
 
 def _write(
     folder: Path, corpus: Corpus, tokenizers: Tokenizers, longest: int | None, progress: Progress | None
-) -> tuple[int, Skipped]:
+) -> dict[str, Any]:
     """Write the arrays; the number of examples, and what was left out."""
     skipped = Skipped()
     read = examples = 0
     limit = float("inf") if longest is None else longest
     with contextlib.ExitStack() as stack:
         writers = [
-            stack.enter_context(_writer(folder, side, getattr(tokenizers, side).size)) for side in SIDES
+            stack.enter_context(writer(folder, side, getattr(tokenizers, side).size)) for side in SIDES
         ]
         for some in _chunks(corpus.read(skipped)):
             sources = tokenizers.source.encode([one.source for one in some])
@@ -170,7 +171,7 @@ def _write(
                 progress(read)
     if not examples:
         raise InputError(f"none of {read} examples is left; {skipped}")
-    return examples, skipped
+    return {"examples": examples, "skipped": skipped.counts, "first": skipped.first}
 
 
 def _chunks(examples: Iterator[Example]) -> Iterator[list[Example]]:
@@ -179,12 +180,12 @@ def _chunks(examples: Iterator[Example]) -> Iterator[list[Example]]:
 
 
 @contextlib.contextmanager
-def _writer(folder: Path, side: str, vocabulary: int) -> Iterator[Callable[[list[list[int]]], None]]:
+def writer(folder: Path, side: str, vocabulary: int) -> Iterator[Callable[[list[list[int]]], None]]:
     """A function that adds sequences to the arrays of one side."""
     dtype = np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
     with (
-        _growing(folder / f"{side}.ids.npy", dtype) as add_ids,
-        _growing(folder / f"{side}.offsets.npy", np.dtype(np.uint64)) as add_offsets,
+        growing(folder / f"{side}.ids.npy", dtype) as add_ids,
+        growing(folder / f"{side}.offsets.npy", np.dtype(np.uint64)) as add_offsets,
     ):
         add_offsets(np.zeros(1, np.uint64))
         end = 0
@@ -200,14 +201,14 @@ def _writer(folder: Path, side: str, vocabulary: int) -> Iterator[Callable[[list
 
 
 @contextlib.contextmanager
-def _growing(path: Path, dtype: np.dtype[Any]) -> Iterator[Callable[[Array], None]]:
+def growing(path: Path, dtype: np.dtype[Any]) -> Iterator[Callable[[Array], None]]:
     """A function that adds numbers to a ``.npy`` file; the header, which tells their count, comes last."""
     count = 0
 
     def header() -> None:
         # NumPy leaves room in it for the count to grow.
-        facts = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count,)}
-        np.lib.format.write_array_header_1_0(file, facts)
+        told = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count,)}
+        np.lib.format.write_array_header_1_0(file, told)
 
     def add(numbers: Array) -> None:
         nonlocal count
@@ -226,7 +227,8 @@ def _growing(path: Path, dtype: np.dtype[Any]) -> Iterator[Callable[[Array], Non
         os.fsync(file.fileno())
 
 
-def _column(path: Path, side: str, examples: int) -> Column:
+def column(path: Path, side: str, examples: int) -> Column:
+    """What :func:`writer` wrote, if it is whole."""
     try:
         # Plain arrays over the maps: a slice of a memmap object takes far longer.
         ids, offsets = (
@@ -239,18 +241,18 @@ def _column(path: Path, side: str, examples: int) -> Column:
     return Column(ids, offsets)
 
 
-def _facts(path: Path) -> dict[str, Any] | None:
+def facts(path: Path) -> dict[str, Any] | None:
     """What ``store.json`` says; None if there is no store, or one of another format."""
     try:
-        facts: dict[str, Any] = json.loads((path / "store.json").read_text(encoding="utf-8"))
+        told: dict[str, Any] = json.loads((path / "store.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return facts if facts.get("format") == FORMAT else None
+    return told if told.get("format") == FORMAT else None
 
 
 def _is(path: Path, fingerprint: str) -> bool:
-    facts = _facts(path)
-    return facts is not None and facts["fingerprint"] == fingerprint
+    told = facts(path)
+    return told is not None and told["fingerprint"] == fingerprint
 
 
 def _put(temporary: Path, path: Path, fingerprint: str) -> None:

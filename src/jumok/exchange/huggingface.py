@@ -13,9 +13,6 @@ touch the stream are written in Marian's order.
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,12 +26,11 @@ from torch import Tensor, nn
 from jumok.attention.heads import MultiHead
 from jumok.batch import BOS, EOS, PAD, SPECIAL, UNK
 from jumok.errors import InputError
-from jumok.models.transformer import FeedForward, Join, Transformer
+from jumok.exchange.folders import check_replaceable, exported, write_json
+from jumok.models.layers import FeedForward, Join
+from jumok.models.transformer import Transformer
 
 __all__ = ["export_marian"]
-
-MARKER = "jumok.json"  # tells an earlier export, which may be written over, from somebody's folder
-FORMAT = 1
 
 
 def export_marian(
@@ -64,25 +60,20 @@ def export_marian(
     if longest < 1:
         raise InputError(f"export_marian(longest={longest}): 1 or more is expected")
     folder = Path(folder)
-    _check_replaceable(folder)
+    check_replaceable(folder)
     for name, one, words in (
         ("tokenizer", tokenizer, model.source_embedding.num_embeddings),
         ("target_tokenizer", target_tokenizer or tokenizer, model.target_embedding.num_embeddings),
     ):
         _check_tokenizer(name, one, words)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as made:
-        new = Path(made, "new")
-        new.mkdir()
-        _write_json(new / "config.json", _config(model, longest))
-        _write_json(new / "generation_config.json", _generation(longest))
+    with exported(folder) as new:
+        write_json(new / "config.json", _config(model, longest))
+        write_json(new / "generation_config.json", _generation(longest))
         save_file(dict(_weights(model)), new / "model.safetensors", metadata={"format": "pt"})
         if tokenizer is not None:
             _write_tokenizer(new, tokenizer, longest)
         if target_tokenizer is not None:
             _write_tokenizer(new / "target", target_tokenizer, longest)
-        _write_json(new / MARKER, {"made by": "jumok", "format": FORMAT})
-        _swap(folder, new, Path(made, "old"))
     return folder
 
 
@@ -103,17 +94,6 @@ def _exportable(model: nn.Module) -> Transformer:
     return model
 
 
-def _check_replaceable(folder: Path) -> None:
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise InputError(f"{folder} is a file; name a folder to be made")
-    if any(folder.iterdir()) and not (folder / MARKER).is_file():
-        raise InputError(
-            f"{folder} exists and is no earlier export; it is left alone. Name another folder, or remove it"
-        )
-
-
 def _check_tokenizer(name: str, tokenizer: Tokenizer | None, words: int) -> None:
     if tokenizer is None:
         return
@@ -127,17 +107,6 @@ def _check_tokenizer(name: str, tokenizer: Tokenizer | None, words: int) -> None
     found = [tokenizer.id_to_token(number) for number in range(len(SPECIAL))]
     if found != list(SPECIAL):
         raise InputError(f"{name} begins with {found}; every vocabulary of ours begins with {list(SPECIAL)}")
-
-
-def _swap(folder: Path, new: Path, old: Path) -> None:
-    if folder.exists():
-        os.rename(folder, old)
-    try:
-        os.rename(new, folder)
-    except OSError:
-        if old.exists():
-            os.rename(old, folder)
-        raise
 
 
 # -------------------------------------------------------------------------------------- settings
@@ -196,7 +165,7 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer, longest: int) -> None:
     ours.post_processor = TemplateProcessing(single=f"$A {end}", pair=None, special_tokens=[(end, EOS)])
     ours.save(str(folder / "tokenizer.json"))
     names = {"pad_token": PAD, "unk_token": UNK, "bos_token": BOS, "eos_token": EOS}
-    _write_json(
+    write_json(
         folder / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -207,10 +176,6 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer, longest: int) -> None:
             "model_input_names": ["input_ids", "attention_mask"],
         },
     )
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 # --------------------------------------------------------------------------------------- weights

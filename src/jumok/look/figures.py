@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.collections import QuadMesh
     from matplotlib.figure import Figure
 
-__all__ = ["heat_map", "scores_by_length"]
+__all__ = ["heat_map", "progress", "scores_by_length"]
 
 # From nearly white to dark blue in equal steps of lightness: twice the weight looks it, in grey too.
 SHADES = ("#f4fafe", "#bee1fa", "#8cc6f5", "#61a9ea", "#3f8bd9", "#2b6dc0", "#22519e", "#1c3878", "#15224f")
@@ -115,17 +115,47 @@ def scores_by_length(
         highest = max(b.score for curve in curves.values() for b in curve)
         axes.set(xlim=(-0.55, len(bins) - 0.45), ylim=(0, max(1.0, 1.08 * highest)))
         _direct_labels(axes, ends)
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.spines["bottom"].set_color(GREY)
-        axes.grid(axis="y", color="#e6e8ec", linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.tick_params(length=0, labelsize=10.5, labelcolor=INK)
+        _quiet(axes, "words in the source sentence", metric, title)
         axes.set_xticks(range(len(bins)), [b.label for b in bins])
-        axes.set_xlabel("words in the source sentence", size=11, color=INK, labelpad=8)
-        axes.set_ylabel(metric, size=11, color=INK, labelpad=8)
-        axes.set_title(title, size=12.5, color=INK, loc="left", pad=16)
 
     return _saved(draw, path, [*curves, metric, title])
+
+
+def progress(
+    curves: Mapping[str, Sequence[tuple[float, float]]], path: str | Path, *, title: str = ""
+) -> Path:
+    """Figures of a training, by name, each as points (step, value). The path is given back.
+
+    >>> progress({"accuracy": [(100, 0.2), (200, 0.4)]}, "progress.png")  # doctest: +SKIP
+    """
+
+    def draw(figure: Figure) -> None:
+        figure.set_size_inches(6.5, 4.2)
+        axes = figure.add_axes((0, 0, 1, 1))
+        ends = []
+        for n, (name, points) in enumerate(curves.items()):
+            x, y = zip(*points, strict=True)
+            axes.plot(x, y, color=COLOURS[n % len(COLOURS)], marker="o", markersize=4, linewidth=2, zorder=3)
+            ends.append((y[-1], name, COLOURS[n % len(COLOURS)]))
+        last = max(x for points in curves.values() for x, _ in points)
+        highest = max(y for points in curves.values() for _, y in points)
+        axes.set(xlim=(0, last), ylim=(0, 1.08 * highest or 1.0))
+        _direct_labels(axes, ends)
+        _quiet(axes, "step", "", title)
+
+    return _saved(draw, path, [*curves, title])
+
+
+def _quiet(axes: Axes, across: str, up: str, title: str) -> None:
+    """Axes that do not draw the eye away from the curves."""
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(GREY)
+    axes.grid(axis="y", color="#e6e8ec", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, labelsize=10.5, labelcolor=INK)
+    axes.set_xlabel(across, size=11, color=INK, labelpad=8)
+    axes.set_ylabel(up, size=11, color=INK, labelpad=8)
+    axes.set_title(title, size=12.5, color=INK, loc="left", pad=16)
 
 
 def _saved(draw: Callable[[Figure], None], path: str | Path, texts: Sequence[str]) -> Path:

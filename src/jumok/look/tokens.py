@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from jumok.attention.positions import Position
 from jumok.errors import InputError
 
 OTHER = re.compile(r"pos(ition)?|type|segment|time|label|class|rel(ative)?_", re.IGNORECASE)
@@ -36,7 +37,14 @@ def token_embeddings(model: nn.Module) -> set[int]:
                 told.add(id(ask()))
             except (NotImplementedError, AttributeError):
                 continue
-    tables = {name: module for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    ours = {
+        id(table) for module in model.modules() if isinstance(module, Position) for table in module.modules()
+    }
+    tables = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding) and id(module) not in ours
+    }
     known = {id(table) for table in tables.values() if id(table) in told}
     return known or {id(table) for name, table in tables.items() if not OTHER.search(name.rpartition(".")[2])}
 

@@ -28,17 +28,23 @@ from torch.nn import functional as F
 
 from jumok.attention.cache import Cache
 from jumok.attention.heads import MultiHead
-from jumok.attention.masks import Mask
 from jumok.attention.positions import Sinusoid
 from jumok.batch import Loss, Map, Pairs, Tokens
+from jumok.models.layers import (
+    EncoderLayer,
+    FeedForward,
+    Join,
+    Region,
+    Stream,
+    Sublayer,
+    compile_regions,
+    layers,
+    places_of,
+)
 from jumok.models.output import counted, smoothed_loss
 from jumok.models.sharing import sources_after
 
 __all__ = ["State", "Transformer", "TransformerConfig"]
-
-Sublayer = Callable[[Tensor], Tensor]  # (B, L, D) to (B, L, D)
-Stream = tuple[Tensor, Tensor]  # the residual stream, and what the next sublayer is given of it
-ACTIVATIONS: dict[str, Sublayer] = {"relu": F.relu, "gelu": F.gelu, "swish": F.silu}
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ class TransformerConfig:
     attention_dropout: float = 0.0  # of attention weights; slow in packed sentences of over 128 tokens
     activation_dropout: float = 0.0  # inside feed-forward
     smoothing: float = 0.1  # of the labels, in training
+    eps: ClassVar[float] = 1e-5  # of the layer norms
 
     def __post_init__(self) -> None:
         for name in ("width", "heads", "feed_forward", "encoder_layers", "decoder_layers"):
@@ -78,18 +85,6 @@ class TransformerConfig:
 
 
 # --------------------------------------------------------------------------------------- layers
-
-
-class Region(nn.Module):
-    """A part that knows no masks: what :meth:`Transformer.compile` compiles, for training.
-
-    While decoding, sizes change all the time, and to compile for each would take longer than it saves.
-    """
-
-    def __call__(self, *args: Any) -> Any:
-        if self.training:
-            return super().__call__(*args)
-        return self._call_impl(*args)  # type: ignore[no-untyped-call]
 
 
 class Entry(Region):
@@ -106,61 +101,6 @@ class Entry(Region):
         x = words * self.scale
         x = self.dropout(x + self.position.vectors(places).to(x.dtype))
         return x, x if self.norm is None else self.norm(x)
-
-
-class Join(Region):
-    """Adds what a sublayer made to the residual stream: the new stream, and its norm for the next sublayer.
-
-    With norms "post", the stream goes on from the norm. With "pre", it goes on from the sum, and the norm is
-    for the next sublayer alone. ::
-
-        post   x ──┬──────────── + ─ norm ─┬─ x          pre   x ──┬──────────── + ──┬── x
-                   └─ sublayer ──┘         └─ given                └─ sublayer ──┘   └─ norm ─ given
-    """
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.dropout = nn.Dropout(config.dropout)
-        self.norm = nn.LayerNorm(config.width)
-        self.is_pre = config.norm == "pre"
-
-    def forward(self, x: Tensor, made: Tensor) -> Stream:
-        total = x + self.dropout(made)
-        normed = self.norm(total)
-        return total if self.is_pre else normed, normed
-
-
-class FeedForward(Region):
-    """What follows the last attention of a layer: two linear maps, for each token on its own."""
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.join_attention = Join(config)
-        self.widen = nn.Linear(config.width, config.feed_forward)
-        self.dropout = nn.Dropout(config.activation_dropout)
-        self.narrow = nn.Linear(config.feed_forward, config.width)
-        self.join = Join(config)
-        self.activation = ACTIVATIONS[config.activation]
-        for layer in (self.widen, self.narrow):
-            nn.init.xavier_uniform_(layer.weight)
-            nn.init.zeros_(layer.bias)
-
-    def forward(self, x: Tensor, attended: Tensor) -> Stream:
-        x, given = self.join_attention(x, attended)
-        wide = self.dropout(self.activation(self.widen(given)))
-        return self.join(x, self.narrow(wide))  # type: ignore[no-any-return]
-
-
-class EncoderLayer(nn.Module):
-    """Attention of the source to itself, then feed-forward."""
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.attention = MultiHead(config.width, config.heads, dropout=config.attention_dropout)
-        self.feed_forward = FeedForward(config)
-
-    def forward(self, x: Tensor, given: Tensor, mask: Mask | None) -> Stream:
-        return self.feed_forward(x, self.attention(given, mask=mask))  # type: ignore[no-any-return]
 
 
 class DecoderLayer(nn.Module):
@@ -260,20 +200,14 @@ class Transformer(nn.Module):
             self.target_embedding if config.tie == "all" else _embedding(source_vocabulary, width)
         )
         self.source_entry, self.target_entry = Entry(config), Entry(config)
-        self.encoder = _layers(EncoderLayer(config) for _ in range(config.encoder_layers))
-        self.decoder = _layers(DecoderLayer(config) for _ in range(config.decoder_layers))
+        self.encoder = layers(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.decoder = layers(DecoderLayer(config) for _ in range(config.decoder_layers))
         tied = self.target_embedding if config.tie != "none" else _embedding(target_vocabulary, width)
         self.output = Output(tied.weight)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """``torch.compile`` all that lies between the attentions; the arguments are those of that function.
-
-        Attention itself has fused kernels, and the numbers inside a mask, which differ with every batch,
-        would make compiled code of use for one batch only.
-        """
-        for part in self.modules():
-            if isinstance(part, Region):
-                part.compile(*args, **kwargs)
+        """``torch.compile`` all that lies between the attentions: see :func:`compile_regions`."""
+        compile_regions(self, *args, **kwargs)
 
     # ------------------------------------------------------------------------------- training
 
@@ -290,7 +224,7 @@ class Transformer(nn.Module):
 
     def encode(self, source: Tokens) -> Tensor:
         """``(B, L, D)``"""
-        x, given = self.source_entry(self.source_embedding(source.ids), _places(source))
+        x, given = self.source_entry(self.source_embedding(source.ids), places_of(source))
         for layer in self.encoder:
             x, given = layer(x, given, source.mask)
         return given  # type: ignore[no-any-return]
@@ -298,7 +232,7 @@ class Transformer(nn.Module):
     def _told(self, target: Tokens, to_source: Callable[[DecoderLayer], Sublayer]) -> Tensor:
         """``(B, L, D)``: the decoder's output if it is told the target."""
         to_past = (functools.partial(layer.attention, mask=target.causal) for layer in self.decoder)
-        return self.decode(target.ids, _places(target), to_past, map(to_source, self.decoder))
+        return self.decode(target.ids, places_of(target), to_past, map(to_source, self.decoder))
 
     # ------------------------------------------------------------------------------- decoding
 
@@ -365,18 +299,6 @@ class _Past:
 def _from_rows(attention: MultiHead, source: Cache, shared: int, x: Tensor) -> Tensor:
     """Attention to the source: rows that share one are so many queries to it."""
     return attention(x.view(-1, shared, x.shape[-1]), source).view_as(x)  # type: ignore[no-any-return]
-
-
-def _places(tokens: Tokens) -> Tensor:
-    """Where each token stands in its sequence, ``(L,)`` or, if packed, ``(1, L)``."""
-    if tokens.positions is not None:
-        return tokens.positions
-    return torch.arange(tokens.ids.shape[1], device=tokens.ids.device)
-
-
-def _layers(layers: Iterable[nn.Module]) -> Any:
-    # So that the types of the layers are known: a ModuleList forgets them.
-    return nn.ModuleList(layers)
 
 
 def _embedding(words: int, width: int) -> nn.Embedding:

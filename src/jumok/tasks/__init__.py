@@ -16,7 +16,7 @@ from typing import Any
 
 __all__ = ["NAMES", "of"]
 
-NAMES = ("translate",)
+NAMES = ("translate", "pretrain", "classify", "tag", "answer")
 
 
 def of(name: str) -> Any:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -20,16 +18,16 @@ from jumok.data.batches import PairData
 from jumok.data.store import Store, prepare
 from jumok.data.text import TextConfig, Tokenizer, Tokenizers
 from jumok.errors import InputError
-from jumok.files import written
 from jumok.metrics.translation import Tokenization
 from jumok.models.convolutional import Convolutional, ConvolutionalConfig
 from jumok.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from jumok.models.transformer import Transformer, TransformerConfig
 from jumok.run import Run
+from jumok.tasks import common
 from jumok.tasks.corpora import DataConfig, Split, Texts
 from jumok.tasks.evaluation import bleu_of, compare, evaluate, perplexity
 from jumok.tasks.translator import DecodeConfig, Search, Translator
-from jumok.training import Ranks, Report, Settings, Summary, attention_health, graphs, joined, load_weights
+from jumok.training import Report, Settings, Summary, attention_health, joined, load_weights
 from jumok.training import train as train_model
 
 __all__ = ["Recipe", "Search", "Translator", "compare", "evaluate", "load", "make_model", "train"]
@@ -85,7 +83,7 @@ def train(run: Run, console: Console) -> Summary:
         ranks.wait()
         tokenizers = Tokenizers.load(run.folder)
         store = Store.open(run.folder / "data" / "train")
-        layout = _layout(run, ranks)
+        layout = common.layout(run, ranks, _is_packed(recipe, ranks.device))
         data = PairData(store, tokens=recipe.train.tokens, seed=recipe.train.seed, **layout)
         torch.manual_seed(recipe.train.seed)
         model = make_model(recipe, tokenizers)
@@ -103,7 +101,7 @@ def train(run: Run, console: Console) -> Summary:
             ranks=ranks,
         )
     if ranks.main:
-        console.print(_next_commands(run), markup=False, soft_wrap=True)
+        console.print(common.next_commands(run, "translate a text"), markup=False, soft_wrap=True)
     return summary
 
 
@@ -112,12 +110,7 @@ def load(run: Run, device: str = "auto") -> Translator:
     tokenizers = Tokenizers.load(run.folder)
     model = make_model(run.recipe, tokenizers)
     load_weights(model, run.weights)
-    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    try:
-        model = model.to(place)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {device!r} cannot be used here: {error}") from None
-    return Translator(run, model.eval(), tokenizers, Texts(run.recipe.data, run.folder))
+    return Translator(run, common.placed(model, device), tokenizers, Texts(run.recipe.data, run.folder))
 
 
 def make_model(recipe: Recipe, tokenizers: Tokenizers) -> nn.Module:
@@ -165,22 +158,6 @@ def _begin_from_vectors(recipe: Recipe, model: Any, tokenizers: Tokenizers, cons
                 console.print(f"{found:,} of {len(words):,} {side} words begin from {path}")
 
 
-def _layout(run: Run, ranks: Ranks) -> dict[str, bool]:
-    """How batches are laid out. The machine decides when a run begins; elsewhere it goes on with the same."""
-    path = run.folder / "data" / "layout.json"
-    if run.has_begun and path.is_file():
-        kept: dict[str, bool] = json.loads(path.read_text(encoding="utf-8"))
-        return kept
-    layout = {
-        "packed": _is_packed(run.recipe, ranks.device),
-        "alike": graphs.wanted(run.recipe.train, ranks.device, ranks.world),
-    }
-    if ranks.main and not run.has_begun:
-        with written(path) as part:
-            part.write_text(json.dumps(layout), encoding="utf-8")
-    return layout
-
-
 def _is_packed(recipe: Recipe, device: torch.device) -> bool:
     can = isinstance(recipe.model, TransformerConfig)
     if recipe.data.packed == "auto":
@@ -207,16 +184,6 @@ def _told(recipe: Recipe, model: nn.Module, tokenizers: Tokenizers, pairs: int) 
     if not tokenizers.joint:
         words += f" and {tokenizers.target.size:,}"
     return f"{recipe.model.kind}: {weights / 1e6:.1f} M weights, vocabulary of {words}, {pairs:,} pairs"
-
-
-def _next_commands(run: Run) -> str:
-    return "\n".join(
-        [
-            "Next:",
-            f'  jumok run {shlex.quote(str(run.folder))} "…"    translate a text, a file or standard input',
-            f"  jumok eval {shlex.quote(str(run.folder))}       score it on the test data",
-        ]
-    )
 
 
 # ------------------------------------------------------------------------------------------------- validation

@@ -1,0 +1,157 @@
+"""Texts with what is to be learned of them: the batches that BERT's pretraining and fine-tuning take.
+
+A text is one sequence of tokens, of one segment or of two::
+
+    ids         [CLS] how old are you [SEP] I am ten [SEP]
+    segments      0    0   0   0   0    0   1  1  1    1
+
+All batches have ``tokens`` (padded or packed, see :mod:`jumok.batch`) and ``segments``, and differ in the
+rest: :class:`Masked` words, one label a text (:class:`Labelled`), one label a token (:class:`TaggedWords`), a
+span of each text (:class:`Spanned`).
+
+What has one number a text is ``(N,)``, for the first N texts. There may be more texts behind them, that fill
+a packed row up; and ``IGNORE`` is a label that does not count, so that batches of one form need not have the
+same number of labels.
+
+Shapes: ``N`` texts that count, ``M`` masked places; "like the ids" is ``(B, L)``, or ``(1, T)`` if packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from jumok.batch import IGNORE, PAD, Tokens
+
+__all__ = ["Labelled", "Masked", "Spanned", "TaggedWords", "Texts", "counts"]
+
+Rows = Sequence[Sequence[int]]  # a number for each token of each text
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Texts:
+    """Tokens and the segment that each is in: what BERT reads, and all batches here have.
+
+    >>> texts = Texts.of([[7, 8, 9], [5]], [[0, 0, 1], [0]], packed=True)
+    >>> texts.segments, texts.firsts(2)
+    (tensor([[0, 0, 1, 0]]), tensor([0, 3]))
+    """
+
+    tokens: Tokens
+    segments: Tensor  # like the ids: 0 or 1
+    count: int = 0  # how many labels count
+    index: tuple[int, ...] = ()  # the numbers of the examples in their data set
+
+    # What is like the ids, with what stands at padding there; and the labels of which some count.
+    _like_ids: ClassVar[dict[str, int]] = {"segments": 0}
+    _counted: ClassVar[str] = ""
+
+    @classmethod
+    def of(cls, ids: Rows, segments: Rows | None = None, *, packed: bool = False, **more: Any) -> Self:
+        """From plain numbers; ``more`` are the other fields, what is like the ids as a row a text.
+
+        It takes its time: where batches are made by the thousand, they are made from arrays.
+        """
+
+        def laid(rows: Rows, fill: int = PAD) -> Tokens:
+            return Tokens.pack(rows, fill=fill) if packed else Tokens.padded(rows, fill=fill)
+
+        given = {"segments": [[0] * len(row) for row in ids] if segments is None else segments, **more}
+        for name, fill in cls._like_ids.items():
+            given[name] = laid(given[name], fill).ids.to(torch.tensor(fill).dtype)
+        made: dict[str, Any] = {
+            name: x if name == "index" else torch.as_tensor(x) for name, x in given.items()
+        }
+        made["count"] = int(counts(made[cls._counted]).sum()) if cls._counted in made else 0
+        return cls(tokens=laid(ids), **made)
+
+    @property
+    def form(self) -> Hashable | None:
+        """As that of :class:`~jumok.batch.Tokens`, together with the shapes of all else."""
+        shapes = [x.shape for x in self._tensors().values()]
+        return None if self.tokens.form is None else (self.tokens.form, *shapes)
+
+    def alike(self) -> Self:
+        """The same batch with a :attr:`form`."""
+        return replace(self, tokens=self.tokens.alike())
+
+    def to(self, device: torch.device | str) -> Self:
+        on_gpu = torch.device(device).type == "cuda"
+        there: dict[str, Any] = {
+            name: x.to(device, non_blocking=on_gpu) for name, x in self._tensors().items()
+        }
+        return replace(self, tokens=self.tokens.to(device), **there)
+
+    def firsts(self, texts: int) -> Tensor:
+        """``(N,)``: where the first token of each of the first N texts is among all ``B · L`` or ``T``."""
+        height, length = self.tokens.ids.shape
+        if self.tokens.edges is None:
+            return torch.arange(texts, device=self.tokens.ids.device) * length
+        return self.tokens.edges[:texts].long().clamp(max=height * length - 1)  # empty ones begin at the end
+
+    def _tensors(self) -> dict[str, Tensor]:
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: x for name, x in named.items() if isinstance(x, Tensor)}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Masked(Texts):
+    """Texts of which some words are hidden, and whose two segments may or may not belong together.
+
+    >>> batch = Masked.of([[2, 4, 3, 9, 3]], [[0, 0, 0, 1, 1]], places=[1], labels=[8], next=[0])
+    >>> batch.count
+    1
+    """
+
+    places: Tensor  # (M,): where masked tokens are in the flattened ids; any, where the label is IGNORE
+    labels: Tensor  # (M,): which words stood there
+    next: Tensor  # (N,): 0 if the second segment follows the first, 1 if it is from elsewhere
+
+    _counted = "labels"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Labelled(Texts):
+    """Texts with one label each: the number of a class, or for regression, a number (NaN does not count)."""
+
+    labels: Tensor  # (N,), int64 or float32
+
+    _counted = "labels"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TaggedWords(Texts):
+    """Texts with a label for some of their tokens: the first ones of words.
+
+    >>> TaggedWords.of([[2, 7, 8, 3], [2, 9, 3]], labels=[[-100, 1, -100, -100], [-100, 0, -100]]).count
+    2
+    """
+
+    labels: Tensor  # like the ids; IGNORE at all other tokens
+
+    _like_ids: ClassVar[dict[str, int]] = {"segments": 0, "labels": IGNORE}
+    _counted = "labels"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Spanned(Texts):
+    """Texts in which an answer lies, from one token to another, both included.
+
+    Where there is none, both are 0, the place of ``[CLS]``, which must be allowed then.
+    """
+
+    allowed: Tensor  # like the ids, bool: where an answer may begin or end
+    starts: Tensor  # (N,): counted from the text's first token
+    ends: Tensor  # (N,)
+
+    _like_ids: ClassVar[dict[str, int]] = {"segments": 0, "allowed": False}
+    _counted = "starts"
+
+
+def counts(labels: Tensor) -> Tensor:
+    """Which labels count: not IGNORE, and for regression, not NaN."""
+    return ~labels.isnan() if labels.is_floating_point() else labels != IGNORE

@@ -1,0 +1,109 @@
+"""Sentences of running text, by rules: English and its neighbours, Korean, Japanese and Chinese.
+
+A sentence ends at a mark (. ! ? … 。), with the quotes and brackets that close behind it, before a space; in
+Chinese writing before anything. Not every such mark is an end::
+
+    Dr. King | J. S. Bach | No. 5 | the U.S. Army       a point of an abbreviation
+    "Stop!" he said                                     a sentence within another one
+    2010. 5. 3.                                         a date
+    "갔다." 라고 말했다 | 「行こう。」と言った          speech, and who spoke
+
+but ``in the U.S. The …`` is two, for "The" begins sentences. Text is never changed, only cut: of what was
+given nothing is missing but white space between sentences.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["sentences"]
+
+CLOSING = r"""[)\]}"'”’»›」』）】》〉]*"""
+# A mark before a space; a mark of Chinese writing; a Korean sentence to which the next was put without space.
+MARK = re.compile(rf"[.!?…]+{CLOSING}(?=\s)|[。！？｡]+{CLOSING}|(?<=[다요죠까])[.!?]+(?=[가-힣])")
+NEXT = re.compile(r"\s*(\S+)")
+OPENING = "([{\"'“‘«‹「『（【《〈"
+INITIALS = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]$")  # U.S, Ph.D without its last point
+# Who said it, behind what was said.
+KOREAN_SAYING = re.compile(r"(?:이?라[고는며면]|하[고며는]|[고며는]\s)")
+HIRAGANA = re.compile(r"[ぁ-ゟ]")
+
+BEFORE_NAMES = """
+    mr mrs ms mx dr prof st ste sts gen sen rep rev hon gov pres lt col sgt cpl capt cmdr maj adm brig fr msgr
+    mt ft v vs cf viz e.g i.e approx esp incl messrs mme mlle
+"""
+BEFORE_NUMBERS = "no nos nr vol vols p pp ch chap fig figs sec art op ca c bk pt ver"
+AT_THE_END_OR_NOT = """
+    jr sr esq inc ltd co corp bros etc al dept univ assn ave blvd rd jan feb mar apr jun jul aug sep sept oct
+    nov dec ed eds trans est sq km cm mm kg lb lbs oz min max
+"""
+FIRST_WORDS = """
+    A After All Also Although An And Another As At Because Before Both But By Despite Due During Each Early
+    For From He Her His However I If In Initially It Its Later Many Most No On One Originally Other She Since
+    So Some Such That The Their Then There These They This Those Though Through To Today Two Under Until Upon
+    We When Where Whether While With Within You
+"""
+TITLES = frozenset(BEFORE_NAMES.split())  # never an end
+NUMBERED = frozenset(BEFORE_NUMBERS.split())  # an end before anything but a number: "He said no. Then …"
+UNCLEAR = frozenset(AT_THE_END_OR_NOT.split())  # an end only before a word that often begins sentences
+STARTERS = frozenset(FIRST_WORDS.split())
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a text, without white space around them.
+
+    >>> sentences('Dr. King spoke. "It was 3.5 km." He left.')
+    ['Dr. King spoke.', '"It was 3.5 km."', 'He left.']
+    >>> sentences("나는 갔다. 그는 왔다.")
+    ['나는 갔다.', '그는 왔다.']
+    """
+    found = []
+    begin = 0
+    for mark in MARK.finditer(text):
+        if _ends(text, begin, mark.start(), mark.end()):
+            found.append(text[begin : mark.end()].strip())
+            begin = mark.end()
+    found.append(text[begin:].strip())
+    return [one for one in found if one]
+
+
+def _ends(text: str, begin: int, mark: int, end: int) -> bool:
+    """Whether the sentence from ``begin`` ends with the mark at ``mark``, which reaches to ``end``."""
+    behind = NEXT.match(text, end)
+    if behind is None:
+        return True
+    following = behind[1]
+    sign = text[mark]
+    closed = text[end - 1] not in ".!?…。！？｡"
+    if sign in "。！？｡":
+        quoted = text.count("「", begin, end) + text.count("『", begin, end)
+        if quoted > text.count("」", begin, end) + text.count("』", begin, end):
+            return False
+        return not (closed and HIRAGANA.match(following))
+    first = following.lstrip(OPENING)[:1]
+    if first.islower():
+        return False
+    before = text[mark - 1] if mark > begin else " "
+    if sign == "?" and before in " (" and first in "~–-—":  # the year of a birth that nobody knows
+        return False
+    if "가" <= before <= "힣":
+        return not (closed and KOREAN_SAYING.match(text, behind.start(1)))
+    if sign != "." or text[mark + 1] == "." or closed:
+        return True
+    space = text.rfind(" ", begin, mark)
+    word = text[max(begin, space + 1) : mark].lstrip(OPENING)
+    if word.isdigit():  # a date, or the number before an item of a list
+        return not (first.isdigit() or not text[begin : max(begin, space)].strip())
+    return not _abbreviates(word, following.lstrip(OPENING).rstrip(","))
+
+
+def _abbreviates(word: str, following: str) -> bool:
+    """Whether a point between these two words means no end."""
+    low = word.lower()
+    if low in TITLES:
+        return True
+    if low in NUMBERED:
+        return following[:1].isdigit()
+    if low in UNCLEAR or (len(word) == 1 and word.isupper()) or INITIALS.match(word):
+        return following not in STARTERS
+    return False

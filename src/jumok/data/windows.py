@@ -1,0 +1,52 @@
+"""Windows over a row of pieces that is longer than a model reads at once.
+
+::
+
+    pieces    p0 p1 p2 p3 p4 p5 p6 p7 p8        a room of 5 pieces, a stride of 2
+    windows   p0 p1 p2 p3 p4
+                    p2 p3 p4 p5 p6
+                          p4 p5 p6 p7 p8
+
+They begin every ``stride`` pieces, so that what is at the end of one is in the middle of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jumok.errors import InputError
+
+__all__ = ["Window", "central", "windows"]
+
+
+class Window(NamedTuple):
+    """The pieces ``begin`` up to, not including, ``end`` of a longer row."""
+
+    begin: int
+    end: int
+
+
+def windows(length: int, room: int, stride: int) -> list[Window]:
+    """Windows of at most ``room`` pieces over ``length`` of them, which together cover all.
+
+    >>> windows(9, room=5, stride=2)
+    [Window(begin=0, end=5), Window(begin=2, end=7), Window(begin=4, end=9)]
+    >>> windows(4, room=5, stride=2)
+    [Window(begin=0, end=4)]
+    """
+    if room < 1 or stride < 1:
+        raise InputError(f"windows of {room} pieces every {stride}: both must be 1 or more")
+    stride = min(stride, room)  # else what lies between would be read by none
+    count = 1 + max(0, -(-(length - room) // stride))
+    return [Window(n * stride, min(n * stride + room, length)) for n in range(count)]
+
+
+def central(piece: int, among: Sequence[Window]) -> int:
+    """The number of the window in which a piece is farthest from both ends; of equal ones, the first.
+
+    >>> [central(piece, windows(9, room=5, stride=2)) for piece in range(9)]
+    [0, 0, 0, 0, 1, 1, 2, 2, 2]
+    """
+    there = (n for n, (begin, end) in enumerate(among) if begin <= piece < end)
+    return max(there, key=lambda n: (min(piece - among[n].begin, among[n].end - 1 - piece), -n))

@@ -1,0 +1,98 @@
+"""How good answers are that were found in a text: *exact match* and *F1*, as each data set's script counts.
+
+Exact match is the share of answers that are the very answer of a person. F1 gives credit for a part: both
+answers are bags of units, and F1 is the harmonic mean of precision and recall of the units they share. Where
+people gave several answers the best counts. What a unit is, and what is left out before, each data set says:
+
+==========  ==========================================================================  ================
+convention  before                                                                      a unit
+==========  ==========================================================================  ================
+squad       small letters, no ASCII punctuation, no a/an/the, single spaces             a word
+korquad     spaces for ' " 《 》 < > 〈 〉 ( ) ‘ ’, small letters, no other ASCII        a character that
+            punctuation, single spaces                                                  is no space
+jaquad      nothing                                                                     the same
+==========  ==========================================================================  ================
+
+Japanese has no spaces, and Korean words carry particles (서울, 서울에서): so their scripts count characters.
+Exact match compares what is left, with its spaces; only JaQuAD's script calls an answer exact if its F1 is 1.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from jumok.errors import InputError
+
+__all__ = ["AnswerScore", "Convention", "answer_score", "is_exact", "overlap"]
+
+Convention = Literal["squad", "korquad", "jaquad"]
+
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+KOREAN_SIGNS = str.maketrans(dict.fromkeys("'\"《》<>〈〉()‘’", " "))
+
+
+@dataclass(frozen=True)
+class AnswerScore:
+    """Means over questions, from 0 to 1."""
+
+    exact: float
+    f1: float
+    count: int
+
+
+def answer_score(said: Sequence[str], gold: Sequence[Sequence[str]], convention: Convention) -> AnswerScore:
+    """Of one answer to each question, and all that people gave. If they gave none, "" is right.
+
+    >>> answer_score(["the Eiffel tower", "1889"], [["Eiffel Tower"], ["in 1889", "1890"]], "squad")
+    AnswerScore(exact=0.5, f1=0.8333333333333333, count=2)
+    """
+    if len(said) != len(gold) or not said:
+        raise InputError(f"{len(said)} answers to {len(gold)} questions: one to each is needed")
+    exact = f1 = 0.0
+    for answer, right in zip(said, gold, strict=True):
+        exact += max(is_exact(answer, one, convention) for one in right or [""])
+        f1 += max(overlap(answer, one, convention) for one in right or [""])
+    return AnswerScore(exact / len(said), f1 / len(said), len(said))
+
+
+def is_exact(answer: str, right: str, convention: Convention) -> bool:
+    """Whether it is the answer.
+
+    >>> is_exact("《태백산맥》", "태백산맥", "korquad"), is_exact("《태백산맥》", "태백산맥", "jaquad")
+    (True, False)
+    """
+    if convention == "jaquad":
+        return overlap(answer, right, convention) == 1
+    return _normal(answer, convention) == _normal(right, convention)
+
+
+def overlap(answer: str, right: str, convention: Convention) -> float:
+    """F1 of the units of two answers.
+
+    >>> overlap("서울에서", "서울", "korquad")
+    0.6666666666666666
+    """
+    one, other = _units(answer, convention), _units(right, convention)
+    if not one or not other:
+        return float(one == other)
+    shared = (Counter(one) & Counter(other)).total()
+    return 2 * shared / (len(one) + len(other))
+
+
+def _normal(text: str, convention: Convention) -> str:
+    if convention == "squad":
+        text = ARTICLES.sub(" ", text.lower().translate(NO_PUNCTUATION))
+    elif convention == "korquad":
+        text = text.translate(KOREAN_SIGNS).lower().translate(NO_PUNCTUATION)
+    return " ".join(text.split())
+
+
+def _units(text: str, convention: Convention) -> list[str]:
+    words = _normal(text, convention).split()
+    return words if convention == "squad" else list("".join(words))

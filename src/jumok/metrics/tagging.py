@@ -1,0 +1,74 @@
+"""How good tags of words are, by the entities that they make: as the script ``conlleval`` counts.
+
+An *entity* is a run of words with a kind. It counts as found only if its first word, its last word and its
+kind are all right: half an entity is none. How tags tell entities is said in :mod:`jumok.data.tagged`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from jumok.data.tagged import entities, iob2
+from jumok.errors import InputError
+
+__all__ = ["EntityScore", "TagScore", "tag_score"]
+
+
+@dataclass(frozen=True)
+class EntityScore:
+    """Of entities, all or those of one kind. What would be 0 / 0 is 0."""
+
+    right: int
+    said: int
+    true: int
+
+    @property
+    def precision(self) -> float:
+        """Of the entities said, how many are right."""
+        return self.right / self.said if self.said else 0.0
+
+    @property
+    def recall(self) -> float:
+        """Of the entities that there are, how many were found."""
+        return self.right / self.true if self.true else 0.0
+
+    @property
+    def f1(self) -> float:
+        both = self.said + self.true
+        return 2 * self.right / both if both else 0.0
+
+
+@dataclass(frozen=True)
+class TagScore:
+    """Of all sentences together."""
+
+    whole: EntityScore
+    kinds: dict[str, EntityScore]
+    accuracy: float  # of the tags of single words
+
+
+def tag_score(truth: Iterable[Sequence[str]], said: Iterable[Sequence[str]]) -> TagScore:
+    """From the tags of each sentence.
+
+    >>> found = tag_score([["B-PER", "I-PER", "O"]], [["B-PER", "O", "B-LOC"]])
+    >>> found.whole, round(found.accuracy, 2)
+    (EntityScore(right=0, said=2, true=1), 0.33)
+    """
+    right, given, true = Counter[str](), Counter[str](), Counter[str]()
+    words = alike = 0
+    for number, (is_, says) in enumerate(zip(truth, said, strict=True), 1):
+        if len(is_) != len(says):
+            raise InputError(f"sentence {number} has {len(is_)} words, and {len(says)} tags were given")
+        wanted, found = set(entities(is_)), set(entities(says))
+        right.update(one.kind for one in wanted & found)
+        given.update(one.kind for one in found)
+        true.update(one.kind for one in wanted)
+        words += len(is_)
+        alike += sum(one == other for one, other in zip(iob2(is_), iob2(says), strict=True))
+    kinds = {
+        kind: EntityScore(right[kind], given[kind], true[kind]) for kind in sorted(given.keys() | true.keys())
+    }
+    whole = EntityScore(right.total(), given.total(), true.total())
+    return TagScore(whole, kinds, alike / words if words else 0.0)

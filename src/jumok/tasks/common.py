@@ -1,0 +1,53 @@
+"""What tasks share: where a model goes, how its batches are laid out, what can be done next."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from jumok.errors import InputError
+from jumok.files import written
+from jumok.run import Run
+from jumok.training import Ranks, graphs
+
+__all__ = ["layout", "next_commands", "placed"]
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def placed(model: M, device: str = "auto") -> M:
+    """The model on a device, ready to be used; auto: a GPU if there is one."""
+    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    try:
+        return model.to(place).eval()
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {device!r} cannot be used here: {error}") from None
+
+
+def layout(run: Run, ranks: Ranks, packed: bool) -> dict[str, bool]:
+    """How batches are laid out. The machine decides when a run begins; elsewhere it goes on with the same."""
+    path = run.folder / "data" / "layout.json"
+    if run.has_begun and path.is_file():
+        kept: dict[str, bool] = json.loads(path.read_text(encoding="utf-8"))
+        return kept
+    found = {"packed": packed, "alike": graphs.wanted(run.recipe.train, ranks.device, ranks.world)}
+    if ranks.main and not run.has_begun:
+        with written(path) as part:
+            part.write_text(json.dumps(found), encoding="utf-8")
+    return found
+
+
+def next_commands(run: Run, does: str, example: str = "…") -> str:
+    """What a trained run is good for; ``does``, as in "translate a text"."""
+    folder = shlex.quote(str(run.folder))
+    return "\n".join(
+        [
+            "Next:",
+            f'  jumok run {folder} "{example}"    {does}, a file or standard input',
+            f"  jumok eval {folder}       score it on the test data",
+        ]
+    )

@@ -1,0 +1,171 @@
+"""The task of pretraining: BERT learns words that are hidden, and whether one segment follows another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from jumok.annotated import Masked
+from jumok.data.documents import Paragraphs
+from jumok.data.masking import MaskedData, MaskingConfig
+from jumok.data.tokenised import Tokenised, prepare
+from jumok.data.wordpiece import WordPieceConfig, WordPieces
+from jumok.errors import InputError
+from jumok.models.bert import BertConfig, Pretraining
+from jumok.run import Run
+from jumok.tasks import common
+from jumok.tasks.cloze import compare, evaluate, held_out, judge
+from jumok.tasks.filler import Filler, Search, attention_maps
+from jumok.tasks.library import DataConfig, Library
+from jumok.training import Report, Settings, Summary, attention_health, joined, load_weights
+from jumok.training import train as train_model
+
+__all__ = ["Filler", "Recipe", "Search", "compare", "evaluate", "load", "make_model", "train"]
+
+SHOWN = 3  # sequences that are shown with their hidden words at a validation
+LOOKED_AT = 32  # sequences whose attention is measured
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that a pretraining run depends on."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    task: Literal["pretrain"]
+    model: BertConfig = field(default_factory=BertConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    text: WordPieceConfig = field(default_factory=WordPieceConfig)
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    train: Settings = field(default_factory=Settings)
+
+    def __post_init__(self) -> None:
+        if self.masking.length > self.model.positions:
+            raise ValueError(
+                f"masking.length={self.masking.length} is more than model.positions={self.model.positions}"
+            )
+        if self.model.segments < 2 or not self.model.pooler:
+            raise ValueError("model: to learn which segment is next takes segments=2 or more, and a pooler")
+        if self.train.tokens < 2 * self.masking.length:
+            raise ValueError(
+                f"train.tokens={self.train.tokens}: a batch has two sequences of masking.length="
+                f"{self.masking.length} or more"
+            )
+
+
+def train(run: Run, console: Console) -> Summary:
+    """Train the model of a run, or go on with it, and say what comes next."""
+    recipe: Recipe = run.recipe
+    with joined(recipe.train.device) as ranks:
+        if ranks.main:
+            _prepare(run, console)
+        ranks.wait()
+        pieces = WordPieces.load(run.folder)
+        store = Tokenised.open(run.folder / "data" / "train")
+        layout = common.layout(run, ranks, _is_packed(recipe, ranks.device))
+        data = MaskedData(
+            store, pieces, recipe.masking, tokens=recipe.train.tokens, seed=recipe.train.seed, **layout
+        )
+        torch.manual_seed(recipe.train.seed)
+        model = make_model(recipe, pieces)
+        if ranks.main:
+            weights = sum(weight.numel() for weight in model.parameters())
+            console.print(f"bert: {weights / 1e6:.1f} M weights, vocabulary of {pieces.size:,}; {store.told}")
+        summary = train_model(
+            model,
+            data,
+            recipe.train,
+            run.folder,
+            validate=_Validation(run, pieces),
+            console=console,
+            ranks=ranks,
+        )
+    if ranks.main:
+        told = common.next_commands(run, "say the hidden word of a text", "… [MASK] …")
+        console.print(told, markup=False, soft_wrap=True)
+    return summary
+
+
+def load(run: Run, device: str = "auto") -> Filler:
+    """The trained model of a run, ready to say hidden words."""
+    pieces = WordPieces.load(run.folder)
+    model = make_model(run.recipe, pieces)
+    load_weights(model, run.weights)
+    return Filler(run, common.placed(model, device), pieces)
+
+
+def make_model(recipe: Recipe, pieces: WordPieces) -> Pretraining:
+    """The model of a recipe, with new weights."""
+    return Pretraining(recipe.model, pieces.size)
+
+
+# -------------------------------------------------------------------------------------- before training
+
+
+def _prepare(run: Run, console: Console) -> None:
+    """Vocabulary and tokenised documents, unless they are there already."""
+    recipe: Recipe = run.recipe
+    with console.status("reading the documents"):
+        documents = Library(recipe.data, run.folder).train()
+    if not (run.folder / "tokenizer.json").is_file():
+        with console.status("learning the vocabulary"):
+            _vocabulary(recipe.text, Paragraphs(documents, recipe.text.documents)).save(run.folder)
+    pieces = WordPieces.load(run.folder)
+    with console.status("tokenising the documents"):
+        store = prepare(run.folder / "data" / "train", documents, pieces, replace=not run.has_begun)
+    if store.skipped.total:
+        console.print(f"Of the training data, {store.skipped}", markup=False, soft_wrap=True)
+
+
+def _vocabulary(config: WordPieceConfig, texts: Paragraphs) -> WordPieces:
+    if config.folder is not None:
+        return WordPieces.load(Path(config.folder))
+    return WordPieces.train(texts, config.size, lower=config.lower, strip_accents=config.strip_accents)
+
+
+def _is_packed(recipe: Recipe, device: torch.device) -> bool:
+    if recipe.data.packed == "auto":
+        fast = device.type == "cuda" and recipe.train.precision != "float32"
+        return fast and not recipe.model.attention_dropout
+    return recipe.data.packed
+
+
+# ------------------------------------------------------------------------------------------------- validation
+
+
+class _Validation:
+    """Judges a model on held-out documents: both accuracies, perplexity, attention's health."""
+
+    def __init__(self, run: Run, pieces: WordPieces) -> None:
+        self.run, self.pieces = run, pieces
+        self.data: MaskedData | None = None  # read when first asked, by the process that validates
+
+    def __call__(self, model: nn.Module) -> Report:
+        if not isinstance(model, Pretraining):
+            raise InputError(f"a model for pretraining is judged here; {type(model).__name__} came")
+        if self.data is None:
+            self.data = held_out(self.run, self.pieces, "valid")
+        figures = judge(model, self.data).figures
+        some = self.data.collate(self.data.batches(0)[0][:LOOKED_AT]).to(next(model.parameters()).device)
+        figures |= attention_health(attention_maps(model.bert, some), some.tokens.lengths)
+        return Report(figures, best="loss", higher_is_better=False, samples=self._samples(model, some))
+
+    def _samples(self, model: Pretraining, batch: Masked) -> list[str]:
+        """What a few sequences look like to the model, and what it says for their hidden words."""
+        words, _ = model.logits(batch)
+        assert words is not None
+        width = batch.tokens.ids.shape[1]
+        places, said, wanted = (x.tolist() for x in (batch.places, words.argmax(-1), batch.labels))
+        lines = []
+        for row, length in enumerate(batch.tokens.lengths[:SHOWN]):
+            mine = [n for n, place in enumerate(places) if place // width == row]
+            tokens = self.pieces.tokens(batch.tokens.ids[row, 1 : length - 1].tolist())
+            pairs = zip(*(self.pieces.tokens(ids[n] for n in mine) for ids in (said, wanted)), strict=True)
+            told = (one if one == other else f"{one} ({other})" for one, other in pairs)
+            lines += [f"  read          {' '.join(tokens)}", f"  said (wanted) {', '.join(told)}"]
+        return lines

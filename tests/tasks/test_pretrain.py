@@ -1,0 +1,342 @@
+"""Pretraining from a recipe to a hidden word, small: every recipe, learning, resuming, and what is told."""
+
+import gzip
+import itertools
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+import jumok
+from jumok import InputError, cli, recipe
+from jumok.data.tokenised import Tokenised
+from jumok.run import Run
+from jumok.tasks import cloze, pretrain
+from jumok.tasks.filler import Search, attention_maps
+from jumok.tasks.library import DataConfig, Library
+
+QUIET = Console(quiet=True)
+SMALL = ["model.width=16", "model.layers=2", "model.heads=2", "model.feed_forward=32", "model.positions=64"]
+SMALL += ["masking.length=32", "text.size=200", "data.held_out=19", "train.tokens=512", "train.device=cpu"]
+SMALL += ["train.epochs=null", "train.minutes=null", "train.steps=3", "train.warmup=2", "train.log_every=1"]
+SMALL += ["train.validate_every=3", "train.tensorboard=false"]
+PRETRAINING = [name for name, path in recipe.listed().items() if recipe.read(path)["task"] == "pretrain"]
+WORDS = {
+    "en": ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"],
+    "ko": ["하나", "둘", "셋", "넷", "다섯", "여섯", "일곱", "여덟", "아홉", "열", "열하나", "열둘"],
+}
+
+
+def text(language: str = "en", count: int = 200, seed: int = 1) -> str:
+    """Documents that count up from somewhere, or down: every word follows from its neighbours."""
+    chance = random.Random(seed)
+    found = []
+    for _ in range(count):
+        words = WORDS[language][:: chance.choice((1, -1))]
+        sentences = []
+        for _ in range(chance.randint(3, 6)):
+            begin, length = chance.randrange(12), chance.randint(4, 8)
+            sentences.append(" ".join(itertools.islice(itertools.cycle(words), begin, begin + length)) + ".")
+        found.append("\n".join(sentences))
+    return "\n\n".join(found)
+
+
+@pytest.fixture(scope="module")
+def data_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What JUMOK_DATA may name."""
+    root = tmp_path_factory.mktemp("data")
+    for language in WORDS:
+        (root / f"wiki_{language}").mkdir()
+        (root / f"wiki_{language}" / "text.txt.gz").write_bytes(gzip.compress(text(language).encode()))
+    articles = [
+        {"title": str(n), "paragraphs": [{"context": line, "qas": []} for line in one.split("\n")]}
+        for n, one in enumerate(text().split("\n\n"))
+    ]
+    (root / "jaquad" / "train").mkdir(parents=True)
+    (root / "jaquad" / "train" / "0.json").write_text(json.dumps({"data": articles}))
+    return root
+
+
+def small(folder: Path, data_sets: Path, *more: str, name: str = "bert") -> Run:
+    source = [] if "wiki" in name else [f"data.train={data_sets / 'wiki_en' / 'text.txt.gz'}"]
+    return Run.start(folder, recipe.load(name, [*SMALL, *source, *more]))
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory, data_sets: Path) -> Run:
+    """A run that has learned to count."""
+    more = ["model.width=64", "model.feed_forward=128", "model.dropout=0", "masking.length=16"]
+    more += ["train.learning_rate=3e-3", "train.steps=300", "train.warmup=50", "train.validate_every=100"]
+    more += ["train.log_every=20"]
+    run = small(tmp_path_factory.mktemp("runs") / "learned", data_sets, *more)
+    pretrain.train(run, QUIET)
+    return run
+
+
+def metrics(run: Run) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+# --------------------------------------------------------------------------------------------------- training
+
+
+@pytest.mark.parametrize("name", PRETRAINING)
+def test_every_recipe_trains_and_is_judged(
+    name: str, data_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUMOK_DATA", str(data_sets))
+    run = small(tmp_path / "run", data_sets, name=name)
+    pretrain.train(run, QUIET)
+    told = metrics(run)
+    assert [line["event"] for line in told] == ["train", "train", "train", "validation"]
+    assert {"masked", "next"} <= told[0].keys()
+    assert {"masked_accuracy", "next_accuracy", "perplexity", "attention/entropy"} <= told[-1].keys()
+    filler = jumok.load(run.folder, "cpu")
+    found = cloze.evaluate(filler, "test", Search(), QUIET)
+    kept = json.loads((run.folder / "eval" / "test.json").read_text())
+    assert kept["masked_accuracy"] == found.masked_accuracy
+    assert (kept["pairs"], kept["words"]) == (found.pairs, found.words)
+    assert (run.folder / "figures" / "accuracy.png").stat().st_size > 1000
+    assert len(filler.fill("one [MASK] three").words[0]) == 5
+
+
+def test_it_learns(learned: Run) -> None:
+    told = metrics(learned)
+    losses = [line["loss"] for line in told if line["event"] == "train"]
+    assert losses[0] > 3.0
+    assert losses[-1] < 0.6 * losses[0]
+    last = [line for line in told if line["event"] == "validation"][-1]
+    assert last["masked_accuracy"] > 0.6
+    assert last["perplexity"] < 5
+    # Of the two parts, hidden words are so many and "next?" is a mean beside them.
+    line = told[0]
+    assert line["loss"] == pytest.approx(line["masked"] + line["next"])
+    assert 0.6 < line["next"] < 0.8  # log 2: nothing is known
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_numbers(data_sets: Path, tmp_path: Path) -> None:
+    more = ["train.schedule=constant", "train.validate_every=4", "train.tokens=2048"]
+    whole = small(tmp_path / "whole", data_sets, *more, "train.steps=8")
+    pretrain.train(whole, QUIET)
+    for steps in (3, 8):
+        parts = small(tmp_path / "parts", data_sets, *more, f"train.steps={steps}")
+        pretrain.train(parts, QUIET)
+    one, other = (
+        load_file(run.folder / "state" / "00000008" / "model.safetensors") for run in (whole, parts)
+    )
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    losses = [[line["loss"] for line in metrics(run) if line["event"] == "train"] for run in (whole, parts)]
+    assert losses[0] == losses[1]
+    assert max(line["epoch"] for line in metrics(whole)) >= 1  # over the end of an epoch
+
+
+def test_documents_that_are_held_out_are_not_learned_from(tmp_path: Path) -> None:
+    twice = text(count=150) + "\n\n" + text(count=150)  # every document a second time
+    (tmp_path / "text.txt").write_text(twice)
+    found = Library(DataConfig(train=str(tmp_path / "text.txt"), held_out=20), tmp_path)
+    parts = {"train": {one.text for one in found.train()}}
+    for name in ("valid", "test"):
+        parts[name] = {one.text for one in found.held_out(name)}
+        assert 10 <= sum(1 for _ in found.held_out(name)) <= 40
+    assert not parts["train"] & parts["valid"]
+    assert not parts["train"] & parts["test"]
+    assert not parts["valid"] & parts["test"]
+    assert set().union(*parts.values()) == {one.strip() for one in twice.split("\n\n")}
+    named = Library(
+        DataConfig(train=str(tmp_path / "text.txt"), valid=str(tmp_path / "text.txt")), tmp_path / "b"
+    )
+    assert len({one.text for one in named.train()}) < 150  # the test documents are held out
+    assert len({one.text for one in named.held_out("valid")}) == 150
+
+
+def test_the_vocabulary_may_be_anothers(learned: Run, data_sets: Path, tmp_path: Path) -> None:
+    run = small(
+        tmp_path / "run", data_sets, f"text.folder={learned.folder}", "train.steps=1", "train.warmup=0"
+    )
+    pretrain.train(run, QUIET)
+    assert (run.folder / "tokenizer.json").read_text() == (learned.folder / "tokenizer.json").read_text()
+
+
+def test_a_validation_hides_the_same_words_every_time(learned: Run) -> None:
+    filler = pretrain.load(learned, "cpu")
+    one, other = (cloze.judge(filler.model, cloze.held_out(learned, filler.tokenizer, "valid")) for _ in "ab")
+    assert one == other
+    best = max(line["masked_accuracy"] for line in metrics(learned) if line["event"] == "validation")
+    assert one.masked_accuracy == pytest.approx(best, abs=0.05)
+
+
+# ------------------------------------------------------------------------------------------------- predicting
+
+
+def test_hidden_words_are_said(learned: Run) -> None:
+    filler = pretrain.load(learned, "cpu")
+    found = filler.fill("two three four [MASK] six seven.")
+    assert found.words[0][0][0] == "five"
+    assert found.filled == "two three four five six seven."
+    assert found.next is None
+    assert sum(share for _, share in filler.fill("one [MASK] three", n_best=500).words[0]) == pytest.approx(
+        1.0
+    )
+    shares = [share for _, share in found.words[0]]
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_lines_are_answered_in_their_order_whatever_goes_together(learned: Run) -> None:
+    filler = pretrain.load(learned, "cpu")
+    lines = [
+        "two three [MASK] five six seven eight.",
+        "three [MASK]",
+        "one two. ||| three four [MASK] six.",
+        "one\ttwo",
+    ]
+    together = list(filler.predict(lines, Search(n_best=3)))
+    for number, (one, line) in enumerate(zip(together, lines, strict=True)):
+        alone = filler.fill(line, 3)
+        assert one.number == number
+        assert [[word for word, _ in some] for some in one.words] == [[w for w, _ in s] for s in alone.words]
+        assert one.next == pytest.approx(alone.next, abs=1e-5)
+    assert [one.next is None for one in together] == [True, True, False, False]
+    assert [len(one.words) for one in together] == [1, 1, 1, 0]
+
+
+def test_what_is_written_for_a_line(learned: Run) -> None:
+    filler = pretrain.load(learned, "cpu")
+    one = filler.fill("one two. ||| three [MASK] five.", 2)
+    (line,) = one.lines(n_best=True, alignments=False, as_json=False)
+    following, words = line.split("\t")
+    assert following.startswith(("next 0.", "next 1.", "not next 0.", "not next 1."))
+    assert [word.split()[0] for word in words.split(", ")] == [word for word, _ in one.words[0]]
+    (line,) = one.lines(n_best=False, alignments=False, as_json=True)
+    told = json.loads(line)
+    assert (told["next"], told["masks"][0][0]["word"]) == (one.next, one.words[0][0][0])
+
+
+def test_bad_lines_and_wishes_are_told(learned: Run, tmp_path: Path) -> None:
+    filler = pretrain.load(learned, "cpu")
+    with pytest.raises(InputError, match=r"line 2 hides no word: write \[MASK\]"):
+        list(filler.predict(["one [MASK]", "one two"], Search()))
+    with pytest.raises(InputError, match=r"line 1 has 67 tokens.*64 at most"):
+        filler.fill("[MASK] " * 65)
+    with pytest.raises(InputError, match="3 texts"):
+        filler.fill("one ||| two ||| [MASK]")
+    with pytest.raises(InputError, match="no links"):
+        list(filler.fill("[MASK]").lines(n_best=False, alignments=True, as_json=False))
+    with pytest.raises(InputError, match="for translation"):
+        Search(beam=4)
+    with pytest.raises(InputError, match="hf is what"):
+        filler.export("onnx", tmp_path)
+    with pytest.raises(InputError, match="test or valid"):
+        cloze.evaluate(filler, "train", Search(), QUIET)
+
+
+def test_attention_is_shown(learned: Run, tmp_path: Path) -> None:
+    filler = pretrain.load(learned, "cpu")
+    one = filler.fill("one [MASK] three")
+    assert filler.draw(one, tmp_path / "map.png").stat().st_size > 1000
+    (scene,) = filler.look("one two", "three")
+    assert len(scene.layers) == 2
+    assert list(scene.layers[0].rows) == ["[CLS]", "one", "two", "[SEP]", "three", "[SEP]"]
+    batch = filler._batch([filler._row(0, "one [MASK] three"), filler._row(0, "[MASK]")])
+    first, second = attention_maps(filler.model.bert, batch)
+    assert first.shape == second.shape == (2, 2, 5, 5)
+    assert torch.allclose(first.sum(-1)[1, :, :3], torch.ones(2, 3))
+    assert (first[1, :, :, 3:] == 0).all()
+
+
+def test_runs_are_compared_like_with_like(learned: Run, data_sets: Path, tmp_path: Path) -> None:
+    more = [f"text.folder={learned.folder}", "train.steps=1", "train.warmup=0"]
+    other = small(tmp_path / "other", data_sets, *more, "masking.length=16")
+    pretrain.train(other, QUIET)
+    pretrain.compare([learned, other], "test", Search(), tmp_path / "out", "cpu", QUIET)
+    told = json.loads((tmp_path / "out" / "test.json").read_text())
+    assert told[str(learned.folder)]["loss"] < told[str(other.folder)]["loss"]
+    third = small(tmp_path / "third", data_sets, *more, "masking.length=24")
+    pretrain.train(third, QUIET)
+    with pytest.raises(InputError, match="another test masking"):
+        pretrain.compare([learned, third], "test", Search(), tmp_path / "out", "cpu", QUIET)
+
+
+def test_a_run_becomes_a_folder_for_transformers(learned: Run, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    filler = pretrain.load(learned, "cpu")
+    filler.export("hf", tmp_path / "hf")
+    theirs = transformers.AutoModelForPreTraining.from_pretrained(tmp_path / "hf").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    given = tokenizer("two three four [MASK] six seven.", return_tensors="pt")
+    assert given["input_ids"][0].tolist() == filler._row(0, "two three four [MASK] six seven.")[0]
+    place = given["input_ids"][0].tolist().index(tokenizer.mask_token_id)
+    with torch.no_grad():
+        said = theirs(**given).prediction_logits[0, place].argmax().item()
+    assert tokenizer.convert_ids_to_tokens(said) == "five"
+
+
+def test_the_commands_know_the_task(
+    learned: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(*words: str) -> str:
+        monkeypatch.setattr("sys.argv", ["jumok", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code
+        return capsys.readouterr().out
+
+    folder = str(learned.folder)
+    assert said("run", folder, "two three four [MASK] six seven.", "--device", "cpu").startswith("five 0.")
+    assert json.loads(said("run", folder, "[MASK]", "--json", "--n-best", "2"))["masks"][0][1]["word"]
+    assert "accuracy, next segment" in said("eval", folder, "--split", "valid", "--device", "cpu")
+
+
+# ----------------------------------------------------------------------------------------------------- told
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["masking.length=65"], "masking.length=65 is more than model.positions=64"),
+        (["model.pooler=false"], "a pooler"),
+        (["train.tokens=50"], r"train.tokens=50"),
+        (["text.size=5"], "size=5"),
+        (["masking.masked=2"], "masked=2"),
+        (["data.held_out=0"], "held_out=0"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_told(overrides: list[str], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        recipe.load("bert", [*SMALL, *overrides])
+
+
+def test_without_text_the_key_is_named(tmp_path: Path) -> None:
+    run = Run.start(tmp_path / "run", recipe.load("bert", SMALL))
+    with pytest.raises(InputError, match=r"data\.train=my\.txt"):
+        pretrain.train(run, QUIET)
+
+
+def test_too_little_text_is_told(tmp_path: Path) -> None:
+    (tmp_path / "few.txt").write_text(text(count=3))
+    run = Run.start(tmp_path / "run", recipe.load("bert", [*SMALL, f"data.train={tmp_path / 'few.txt'}"]))
+    with pytest.raises(InputError, match=r"name data\.valid"):
+        pretrain.train(run, QUIET)
+
+
+def test_packed_is_for_gpus_in_half_precision(data_sets: Path, tmp_path: Path) -> None:
+    chosen = small(tmp_path / "run", data_sets).recipe
+    assert not pretrain._is_packed(chosen, torch.device("cpu"))
+    assert pretrain._is_packed(chosen, torch.device("cuda"))
+    other = recipe.load("bert", [*SMALL, "model.attention_dropout=0.1"])
+    assert not pretrain._is_packed(other, torch.device("cuda"))
+
+
+def test_packed_batches_are_learned_from_on_any_device(data_sets: Path, tmp_path: Path) -> None:
+    losses = []
+    for packed in ("true", "false"):
+        run = small(tmp_path / packed, data_sets, f"data.packed={packed}", "train.steps=1", "train.warmup=0",
+                    "train.tokens=65536", "model.dropout=0")  # fmt: skip
+        pretrain.train(run, QUIET)
+        losses.append(metrics(run)[0]["loss"])
+    assert Tokenised.open(run.folder / "data" / "train").skipped.total == 0
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)  # one batch, all of the epoch

@@ -1,0 +1,105 @@
+"""Entities of sentences, from columns of words to text in brackets: learned to the last one."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tasks_labelled import sentence, tagged, trained
+
+import jumok
+from jumok import InputError
+from jumok.batch import IGNORE
+from jumok.data.tagged import Entity, Sentence
+from jumok.run import Run
+from jumok.tasks import tag
+from jumok.tasks.fine_tuning import Search
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("tagged")
+    chance = random.Random(1)
+    path = tagged(folder / "train.txt", [sentence(chance) for _ in range(300)])
+    return trained(folder / "run", "tag", {"train": path, "held_out": 40, "scheme": "iob1"})
+
+
+def test_entities_are_learned(run: Run) -> None:
+    reader = jumok.load(run.folder, "cpu")
+    found = tag.evaluate(reader, "test", Search(), QUIET)
+    assert found.figures["f1"] == found.figures["accuracy"] == 1
+    assert {row["kind"]: row["f1"] for row in found.figures["kinds"]} == {"PER": 1, "LOC": 1}
+    assert sorted(reader.labels) == ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]
+    assert reader.labels[0] == "O"
+
+
+def test_what_is_said_in_words(run: Run) -> None:
+    reader = tag.load(run, "cpu")
+    text = "the story: Carla Maria was  a New York."
+    found = reader.tag(text)
+    assert found.words == ("the", "story", ":", "Carla", "Maria", "was", "a", "New", "York", ".")
+    assert found.entities == [Entity("PER", 3, 5), Entity("LOC", 7, 9)]
+    [line] = found.lines(n_best=False, alignments=False, as_json=False)
+    assert line == "the story: [Carla Maria](PER) was  a [New York](LOC)."
+    [told] = map(json.loads, found.lines(n_best=False, alignments=False, as_json=True))
+    assert told["tags"] == list(found.tags)
+    for one in told["entities"]:
+        assert text[one["begin"] : one["end"]] == one["text"]
+        assert 0.5 < one["probability"] <= 1
+    assert [one["text"] for one in told["entities"]] == ["Carla Maria", "New York"]
+
+
+def test_order_and_empty_lines_are_kept(run: Run) -> None:
+    reader = tag.load(run, "cpu")
+    lines = ["the film was Anna", "", "\u200b", "a Busan and Bruno", "U.N."]
+    found = list(reader.predict(lines, Search(), first=3))
+    assert [one.number for one in found] == [3, 4, 5, 6, 7]
+    assert [one.words for one in found[1:3]] == [(), ("\u200b",)]
+    assert found[2].tags == ("O",)
+    assert found[4].words == ("U.N", ".")
+    assert [entity.kind for entity in found[3].entities] == ["LOC", "PER"]
+    assert all(len(one.tags) == len(one.spans) == len(one.words) for one in found)
+
+
+def test_a_long_sentence_is_tagged_in_windows(run: Run) -> None:
+    reader = tag.load(run, "cpu")
+    reader.use.recipe = replace(run.recipe, data=replace(run.recipe.data, stride=11))
+    words = (["the", "film", "Anna", "was", "Paris", "and"] * 20)[:110]
+    found = reader.tag(" ".join(words))
+    assert [found.words[one.begin] for one in found.entities] == [w for w in words if w in ("Anna", "Paris")]
+    # In training, each word counts in one window only.
+    given = Sentence(tuple(words), ("O",) * len(words), "x:1")
+    [rows] = reader.use.rows([given], reader.tokenizer, 40)
+    labels = [label for row in rows for label in row.marks["labels"]]
+    assert sum(label != IGNORE for label in labels) == len(words)
+    assert all(len(row.ids) <= 40 for row in rows)
+
+
+def test_a_long_sentence_is_refused_if_the_recipe_says_so(run: Run) -> None:
+    reader = tag.load(run, "cpu")
+    reader.use.recipe = replace(run.recipe, data=replace(run.recipe.data, long="refuse"))
+    with pytest.raises(InputError, match=r"line 2: a sentence that is too long .*data.long=window"):
+        list(reader.predict(["fine", "film " * 60], Search()))
+
+
+def test_a_tag_that_was_never_learned(run: Run, tmp_path: Path) -> None:
+    path = tagged(tmp_path / "test.txt", [[("fine", "O")], [("the", "O"), ("ACME", "I-ORG")]])
+    use = tag.Tag(replace(run, recipe=replace(run.recipe, data=replace(run.recipe.data, test=path))))
+    with pytest.raises(
+        InputError, match=r"test.txt:4: an unknown tag \('B-ORG' of the word 'ACME'; known are: O"
+    ):
+        use.test()
+
+
+def test_look_and_export(run: Run, tmp_path: Path) -> None:
+    reader = tag.load(run, "cpu")
+    assert reader.look("Anna was")[0].layers[0].rows[0] == "[CLS]"
+    reader.export("hf", tmp_path / "hf")
+    loaded = jumok.load(tmp_path / "hf", "cpu")
+    assert loaded.labels == tuple(reader.labels)
