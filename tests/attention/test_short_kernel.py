@@ -272,8 +272,8 @@ def test_edges_of_any_whole_numbers(kind: torch.dtype) -> None:
     ("change", "reason"),
     [
         ({"mask": lambda: masks.packed(edges(30, 129), 129)}, "at most 128 tokens, and these have up to 129"),
-        ({"softcap": 5.0}, "no softcap or bias"),
-        ({"bias": torch.zeros(1, device=DEVICE)}, "no softcap or bias"),
+        ({"softcap": 5.0}, "no softcap and no bias"),
+        ({"bias": torch.zeros(1, device=DEVICE)}, "no softcap and no bias"),
         ({"mask": lambda: masks.packed(edges(59, 100), 100) & masks.window(3, 3)}, "it knows only causal"),
     ],
 )

@@ -84,8 +84,8 @@ def each_why_not(call: Call) -> str | None:
 def _why_not(call: Call, widest: int, kernel: str) -> str | None:
     """Why no kernel for packed sequences serves the call."""
     reason = _layout_why_not(call)
-    if reason != NOT_MEANT and call.at.device.type != "cuda":
-        return dot_kernel_why_not(call)
+    if reason != NOT_MEANT:
+        reason = dot_kernel_why_not(call) or reason
     if reason is not None:
         return reason
     if call.query.dtype not in HALF:
