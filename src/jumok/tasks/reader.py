@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jumok.look.scene import Scene
     from jumok.look.without import Out
 
-__all__ = ["Prediction", "Reader"]
+__all__ = ["Prediction", "Reader", "texts_of"]
 
 TOKENS = 8192  # in a batch
 
@@ -52,6 +52,15 @@ class Prediction:
         raise NotImplementedError
 
 
+def texts_of(line: str) -> list[str]:
+    """The texts of a line that has two, with a tab or ||| between them.
+
+    >>> texts_of("He is old. ||| He is young.")
+    ['He is old.', 'He is young.']
+    """
+    return [text.strip() for text in line.split("\t" if "\t" in line else "|||")]
+
+
 class Reader:
     """A model with its tokenizer. A use adds ``predict`` and ``judge``."""
 
@@ -64,6 +73,10 @@ class Reader:
     def device(self) -> torch.device:
         weight: Tensor = next(iter(self.model.parameters()))
         return weight.device
+
+    def split(self, name: str) -> Any:
+        """The validation or test data."""
+        return self.use.readable(name, self.tokenizer, self.longest)
 
     def judge(self, examples: Sequence[Any]) -> Judgement:
         """How good the model is on some examples."""
