@@ -158,6 +158,11 @@ def test_look_and_draw(run: Run, tmp_path: Path) -> None:
     (scene,) = reader.look("the film was awful")
     assert len(scene.layers) == 2
     assert scene.layers[0].rows == ["[CLS]", "the", "film", "was", "awful", "[SEP]"]
+    assert scene.title.startswith("the film was awful  →  bad 0.9")
+    before, after = reader.look("the film was awful", without={"bert.layers.0.attention": [(0, 4)]})
+    assert before.label.startswith("before, bad 0.9")
+    assert after.label.startswith("after, ")
+    assert after.label.split(", ")[1] != before.label.split(", ")[1]
     path = reader.draw(reader.classify("the film was awful"), tmp_path / "map.png")
     assert path.stat().st_size > 1000
 
