@@ -55,7 +55,13 @@ class Run:
         if not folder.exists():
             raise InputError(f"there is no run {folder}{_near(folder)}")
         if not path.is_file():
-            raise InputError(f"{folder} is no run: it has no recipe.yaml; `jumok train RECIPE` makes a run")
+            theirs = (folder / "config.json").is_file()
+            told = (
+                "`jumok train RECIPE from=…` makes one of this Hugging Face folder"
+                if theirs
+                else "`jumok train RECIPE` makes a run"
+            )
+            raise InputError(f"{folder} is no run: it has no recipe.yaml; {told}")
         tree = recipes.read(path)
         found = tree.pop("format", None)
         if found != FORMAT:
