@@ -212,6 +212,7 @@ def look(
         list[str] | None,
         typer.Option(help="And how it is without a head, LAYER:1, or an edge, LAYER:8-2; may come often."),
     ] = None,
+    words: Annotated[bool, typer.Option("--words", help="Words rather than their pieces.")] = False,
     port: Annotated[int, typer.Option(help="Of the page.")] = 8765,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
     device: Device = "auto",
@@ -219,6 +220,7 @@ def look(
     """See where a model attends: in the browser, in an HTML file, in a picture."""
     from jumok.look import folder, page, show
     from jumok.look.without import read
+    from jumok.look.words import in_words
     from jumok.run import Run
     from jumok.tasks import of
 
@@ -228,6 +230,8 @@ def look(
     else:
         run = Run.open(model)
         scenes = of(run.recipe.task).load(run, device).look(text, target, without=gone)
+    if words:
+        scenes = [in_words(scene) for scene in scenes]
     if out is not None:
         print(f"written to {show.save(scenes, out, layer, head)}")
     else:
