@@ -53,7 +53,7 @@ def _merged(layer: Layer) -> Layer:
     tall, wide = layer.shape
     if max(tall, wide) > MOST:
         raise InputError(
-            f"{layer.name} has {tall} × {wide} tokens; words are put together up to {MOST}: look at the tokens"
+            f"{layer.name} has {tall} × {wide} tokens; words are put together up to {MOST}: look at tokens"
         )
     rows, cols = list(layer.rows)[:tall], list(layer.cols)[:wide]
     down, across = beginnings(rows), beginnings(cols)
