@@ -119,8 +119,8 @@ def measure_eflomal(report: Report, work: Work) -> None:
     row = report.row("links", "eflomal")
     try:
         import eflomal
-    except ImportError as error:
-        report.failed(row, "eflomal", f"not installed ({error}); pip install eflomal, which needs a compiler")
+    except ImportError:
+        report.failed(row, "eflomal", "not installed: pip install eflomal, which needs a compiler")
         return
     texts = work.aligner.forth.texts
     own = {file_of(pair) for pair in work.pairs}  # if they are among the training text, they come once

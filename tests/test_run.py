@@ -93,3 +93,9 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         fail()
     assert path.read_text(encoding="utf-8") == "old"
     assert [one.name for one in path.parent.iterdir()] == ["text.txt"]
+
+
+def test_a_hugging_face_folder_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(InputError, match=r"is no run.*makes one of this Hugging Face folder"):
+        Run.open(tmp_path)

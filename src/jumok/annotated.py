@@ -49,6 +49,7 @@ class Texts:
     # What is like the ids, with what stands at padding there; and the labels of which some count.
     _like_ids: ClassVar[dict[str, int]] = {"segments": 0}
     _counted: ClassVar[str] = ""
+    unit: ClassVar[str] = "texts"  # what ``count`` counts
 
     @classmethod
     def of(cls, ids: Rows, segments: Rows | None = None, *, packed: bool = False, **more: Any) -> Self:
@@ -112,6 +113,7 @@ class Masked(Texts):
     next: Tensor  # (N,): 0 if the second segment follows the first, 1 if it is from elsewhere
 
     _counted = "labels"
+    unit = "hidden words"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -135,6 +137,7 @@ class TaggedWords(Texts):
 
     _like_ids: ClassVar[dict[str, int]] = {"segments": 0, "labels": IGNORE}
     _counted = "labels"
+    unit = "words"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

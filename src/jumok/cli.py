@@ -68,7 +68,7 @@ def predict(
     text: Annotated[str | None, typer.Argument(help="A text, or a file; without it, standard input.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write there, not to standard output.")] = None,
     beam: Beam = None,
-    n_best: Annotated[int, typer.Option(min=1, help="So many translations of each line.")] = 1,
+    n_best: Annotated[int, typer.Option(min=1, help="So many answers to each line, the best first.")] = 1,
     sample: Annotated[bool, typer.Option("--sample", help="Draw at random rather than search.")] = False,
     temperature: Annotated[float, typer.Option(help="Of --sample.")] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="Of --sample: only so many words; 0: all.")] = 0,
@@ -212,6 +212,7 @@ def look(
         list[str] | None,
         typer.Option(help="And how it is without a head, LAYER:1, or an edge, LAYER:8-2; may come often."),
     ] = None,
+    words: Annotated[bool, typer.Option("--words", help="Words rather than their pieces.")] = False,
     port: Annotated[int, typer.Option(help="Of the page.")] = 8765,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
     device: Device = "auto",
@@ -219,6 +220,7 @@ def look(
     """See where a model attends: in the browser, in an HTML file, in a picture."""
     from jumok.look import folder, page, show
     from jumok.look.without import read
+    from jumok.look.words import in_words
     from jumok.run import Run
     from jumok.tasks import of
 
@@ -228,6 +230,8 @@ def look(
     else:
         run = Run.open(model)
         scenes = of(run.recipe.task).load(run, device).look(text, target, without=gone)
+    if words:
+        scenes = [in_words(scene) for scene in scenes]
     if out is not None:
         print(f"written to {show.save(scenes, out, layer, head)}")
     else:
@@ -260,7 +264,9 @@ def recipes(
 def export(
     run: RunFolder,
     out: Annotated[Path, typer.Argument(help="The folder to make.")],
-    to: Annotated[str, typer.Option(help="hf: a Hugging Face Marian folder, for Transformer runs.")] = "hf",
+    to: Annotated[
+        str, typer.Option(help="hf: a Hugging Face folder, of a Transformer (Marian) or a BERT.")
+    ] = "hf",
 ) -> None:
     """Write a run in another format."""
     from jumok.run import Run
@@ -344,7 +350,7 @@ def _windows(text: str | None) -> Iterator[Iterator[list[str]]]:
             yield iter(lambda: list(itertools.islice(lines, AT_ONCE)), [])
     elif path.suffix and " " not in str(path) and (len(path.parts) > 1 or path.suffix in TEXT_FILES):
         raise InputError(
-            f"there is no file {path}; to translate these very letters: echo {path} | jumok run …"
+            f"there is no file {path}; to have these very letters read: echo {path} | jumok run …"
         )
     else:
         yield iter([str(text).split("\n")])

@@ -5,6 +5,8 @@
     runs/transformer/multi30k-en-de/
         recipe.yaml          all settings, spelled out, and the number of this format
         tokenizer.json       (two of them where the languages have vocabularies of their own)
+        model.json           the sizes of a fine-tuned BERT, which it has from what it began from
+        labels.json          the names of its classes or tags, in their order
         model.safetensors    the best weights so far
         metrics.jsonl        a line for every few steps and every validation
         state/               what resuming needs
@@ -53,7 +55,13 @@ class Run:
         if not folder.exists():
             raise InputError(f"there is no run {folder}{_near(folder)}")
         if not path.is_file():
-            raise InputError(f"{folder} is no run: it has no recipe.yaml; `jumok train RECIPE` makes a run")
+            theirs = (folder / "config.json").is_file()
+            told = (
+                "`jumok train RECIPE from=…` makes one of this Hugging Face folder"
+                if theirs
+                else "`jumok train RECIPE` makes a run"
+            )
+            raise InputError(f"{folder} is no run: it has no recipe.yaml; {told}")
         tree = recipes.read(path)
         found = tree.pop("format", None)
         if found != FORMAT:

@@ -349,14 +349,18 @@ def test_a_picture_is_lit_where_a_word_looks(served: Show) -> None:
             const d = g.getImageData(c.width * x / 6, c.height * y / 4, 1, 1).data;
             return d[0] + d[1]; }); })()"""
     shown.page.wait_for_function("() => document.querySelector('.jm-veil').width > 100")
-    right, left = shown.ask(light)
-    assert right > left + 100
-    shown.page.click('.jm-token[data-place="1"]')
-    shown.page.wait_for_selector('.jm-token[data-place="1"].jm-is-pinned')
+
+    def right_is_lighter() -> bool:
+        right, left = shown.ask(light)
+        return bool(right > left + 100)
 
     def left_is_lighter() -> bool:
         right, left = shown.ask(light)
         return bool(left > right + 100)
+
+    shown.until(right_is_lighter)
+    shown.page.click('.jm-token[data-place="1"]')
+    shown.page.wait_for_selector('.jm-token[data-place="1"].jm-is-pinned')
 
     shown.until(left_is_lighter)
     box = shown.page.locator(".jm-veil").bounding_box()

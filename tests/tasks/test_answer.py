@@ -86,6 +86,12 @@ def test_lines_that_cannot_be_answered(run: Run, line: str, told: str) -> None:
         list(answer.load(run, "cpu").predict([line], Search(), first=2))
 
 
+def test_bars_do_for_a_tab(run: Run) -> None:
+    reader = answer.load(run, "cpu")
+    tabbed, barred = reader.predict(["who?\tAnna lives in Busan", "who? ||| Anna lives in Busan"], Search())
+    assert barred.answers == tabbed.answers
+
+
 def test_an_empty_text_has_no_answer(run: Run) -> None:
     found = answer.load(run, "cpu").answer("who?", "")
     assert found.answer == Answer("", 0)

@@ -74,7 +74,9 @@ def test_pairs_are_learned_by_their_order(tmp_path: Path) -> None:
     assert reader.classify("a lovely", "the sad").label == "0"
     [one] = reader.predict(["a lovely\tthe sad"], Search())
     assert one.label == "0"
-    with pytest.raises(InputError, match="line 3 has 1 texts between tabs"):
+    [barred] = reader.predict(["a lovely ||| the sad"], Search())
+    assert barred.classes == one.classes
+    with pytest.raises(InputError, match="line 3 has 1 text; this model reads two, with a tab"):
         list(reader.predict(["one text alone"], Search(), first=2))
     with pytest.raises(InputError, match="reads two texts"):
         reader.classify("one")
@@ -156,6 +158,11 @@ def test_look_and_draw(run: Run, tmp_path: Path) -> None:
     (scene,) = reader.look("the film was awful")
     assert len(scene.layers) == 2
     assert scene.layers[0].rows == ["[CLS]", "the", "film", "was", "awful", "[SEP]"]
+    assert scene.title.startswith("the film was awful  →  bad 0.9")
+    before, after = reader.look("the film was awful", without={"bert.layers.0.attention": [(0, 4)]})
+    assert before.label.startswith("before, bad 0.9")
+    assert after.label.startswith("after, ")
+    assert after.label.split(", ")[1] != before.label.split(", ")[1]
     path = reader.draw(reader.classify("the film was awful"), tmp_path / "map.png")
     assert path.stat().st_size > 1000
 
@@ -189,6 +196,25 @@ def test_a_long_text_is_refused_unless_windows_are_asked_for(run: Run, reviews: 
     use = reader.use
     [flaw] = use.rows([Sample(long, None, "1", "x.tsv:9")], reader.tokenizer, 40)
     assert (flaw.where, flaw.reason) == ("x.tsv:9", "a text that is too long")
+
+
+def test_validation_data_is_checked_before_training(reviews: Path, tmp_path: Path) -> None:
+    good, one = "a lovely film\t1\n", {"steps": 1, "epochs": None, "warmup": 0}
+    for name, line, told in [
+        ("label", "a lovely film\tfine\n", "valid.tsv:3: an unknown label"),
+        ("length", f"{'film ' * 200}\t1\n", "valid.tsv:3: a text that is too long"),
+    ]:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "valid.tsv").write_text(f"text\tlabel\n{good}{line}", encoding="utf-8")
+        data = {"train": str(reviews), "valid": str(folder / "valid.tsv"), "held_out": 40}
+        with pytest.raises(InputError, match=told):
+            trained(folder / "run", "classify", data, train=one)
+        assert not (folder / "run" / "model.safetensors").exists()
+        skipping = data | {"on_error": "skip"}
+        run = trained(folder / "skipping", "classify", skipping, train=one)
+        split = classify.load(run, "cpu").split("valid")
+        assert (len(split.examples), split.skipped.total) == (1, 1)
 
 
 def test_windows_are_averaged(run: Run) -> None:

@@ -241,6 +241,10 @@ def test_attention_is_shown(learned: Run, tmp_path: Path) -> None:
     (scene,) = filler.look("one two", "three")
     assert len(scene.layers) == 2
     assert list(scene.layers[0].rows) == ["[CLS]", "one", "two", "[SEP]", "three", "[SEP]"]
+    (same,) = filler.look("one two ||| three")
+    assert list(same.layers[0].rows) == list(scene.layers[0].rows)
+    with pytest.raises(InputError, match="tokens, and this model takes"):
+        filler.look("one " * 1000)
     batch = filler._batch([filler._row(0, "one [MASK] three"), filler._row(0, "[MASK]")])
     first, second = attention_maps(filler.model.bert, batch)
     assert first.shape == second.shape == (2, 2, 5, 5)

@@ -62,9 +62,20 @@ def test_order_and_empty_lines_are_kept(run: Run) -> None:
     assert [one.number for one in found] == [3, 4, 5, 6, 7]
     assert [one.words for one in found[1:3]] == [(), ("\u200b",)]
     assert found[2].tags == ("O",)
-    assert found[4].words == ("U.N", ".")
+    assert found[4].words == ("U.N.",)
     assert [entity.kind for entity in found[3].entities] == ["LOC", "PER"]
     assert all(len(one.tags) == len(one.spans) == len(one.words) for one in found)
+
+
+def test_a_point_belongs_to_an_abbreviation_and_not_to_a_sentence() -> None:
+    said = "The U.N. sent U.S.-led teams to St. Paul."
+    words = ["The", "U.N.", "sent", "U.S.-led", "teams", "to", "St", ".", "Paul", "."]
+    assert tag.WORD.findall(said) == words
+
+
+def test_several_taggings_are_not_told(run: Run) -> None:
+    with pytest.raises(InputError, match="--n-best: each word has one tag"):
+        list(tag.load(run, "cpu").predict(["Anna"], Search(n_best=2)))
 
 
 def test_a_long_sentence_is_tagged_in_windows(run: Run) -> None:

@@ -77,6 +77,13 @@ def test_the_bar_fits_the_terminal(width: int) -> None:
     assert "5:55:01 left" in text  # 87,655 steps more at 3,000 / 12,345 s
 
 
+def test_what_is_counted_has_its_name() -> None:
+    shown, file = console(terminal=False, width=120)
+    display = Display(shown, quick(steps=10), 10, Standing(), unit="hidden words")
+    display.train(Standing(step=1), {"loss": 2.0, "tokens/s": 31.0, "learning_rate": 1e-3})
+    assert "31 hidden words/s" in file.getvalue()
+
+
 def test_time_left_is_that_of_the_nearest_bound() -> None:
     standing = Standing(step=100, seconds=50.0)
     both = Display(None, quick(steps=1000, minutes=2.0), 1000, Standing())

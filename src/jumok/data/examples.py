@@ -68,6 +68,7 @@ class Examples:
         if not rows:
             raise InputError("there is nothing to learn from: no example is left")
         self.make, self.tokens, self.seed, self.packed, self.alike = make, tokens, seed, packed, alike
+        self.unit = make.unit
         self.lengths: Lengths = np.array([len(row.ids) for row in rows], np.int32)
         self.begins = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
         self.ids = _flat([row.ids for row in rows])

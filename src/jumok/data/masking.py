@@ -283,6 +283,8 @@ class MaskedData:
     Tokens, sequences and masked places are filled up to round numbers, with what does not count.
     """
 
+    unit = Masked.unit
+
     def __init__(
         self,
         store: Tokenised,

@@ -139,8 +139,12 @@ class Asked:
 class AnswerUse(Use[Question]):
     """Answers in texts, for one run."""
 
-    does = "answer a question<TAB>about a text"
+    does = "answer a question about a text"
     batch = Spanned
+
+    @property
+    def example(self) -> str:
+        return "question ||| text"
 
     def read(self, named: Named, split: str) -> Iterator[Question | Flaw]:
         return questions.read(named, unanswerable=self.recipe.data.unanswerable, split=split)
@@ -382,7 +386,11 @@ def _of_line(line: str, number: int) -> Question:
     else:
         question, tab, context = line.partition("\t")
         if not tab:
-            raise InputError(
-                f"line {number + 1} has no tab; expected is question<TAB>text, or JSON: question and context"
-            )
+            question, bars, context = line.partition("|||")
+            context = context.strip()
+            if not bars:
+                raise InputError(
+                    f"line {number + 1} has no tab; expected is question<TAB>text, question ||| text, or "
+                    "JSON: question and context"
+                )
     return Question(question.strip(), context, (), "", "", "")

@@ -40,7 +40,7 @@ from jumok.models.bert import BertConfig, Classifier
 from jumok.run import Run
 from jumok.tasks import fine_tuning, verdicts
 from jumok.tasks.fine_tuning import From, LabelledData, Named, Search, Use
-from jumok.tasks.reader import Prediction, Reader
+from jumok.tasks.reader import Prediction, Reader, texts_of
 from jumok.tasks.verdicts import Judgement
 from jumok.training import Settings, Summary
 
@@ -130,6 +130,10 @@ class Classify(Use[Sample]):
 
     does = "label a text"
     batch = Labelled
+
+    @property
+    def example(self) -> str:
+        return "…" if self.recipe.data.pair is None else "… ||| …"
 
     @functools.cached_property
     def known(self) -> Labels:
@@ -257,7 +261,9 @@ class ClassReader(Reader):
     def predict(
         self, lines: Iterable[str], search: Search, *, align: bool = False, first: int = 0
     ) -> Iterator[Labelling]:
-        """A label for every line, in their order. The two texts of a pair have a tab between them."""
+        """A label for every line, in their order. The two texts of a pair have a tab or ||| between them."""
+        if search.n_best > 1 and self.use.recipe.data.regression:
+            raise InputError("--n-best: this model says one number of a text")
         numbered = enumerate(lines, first)
         while window := list(itertools.islice(numbered, AT_ONCE)):
             samples = [self._of_line(line, number) for number, line in window]
@@ -290,9 +296,12 @@ class ClassReader(Reader):
     def _of_line(self, line: str, number: int) -> Sample:
         if self.use.recipe.data.pair is None:
             return self._sample(line, None)
-        texts = line.split("\t")
+        texts = texts_of(line)
         if len(texts) != 2:
-            raise InputError(f"line {number + 1} has {len(texts)} texts between tabs; this model reads two")
+            raise InputError(
+                f"line {number + 1} has {len(texts)} text{'s' * (len(texts) != 1)}; this model reads two, "
+                "with a tab or ||| between them"
+            )
         return self._sample(*texts)
 
     def _said(self, samples: Sequence[Sample], lines: Sequence[str], first: int = 0) -> Iterator[Labelling]:
@@ -352,7 +361,7 @@ class ClassReader(Reader):
         if positive is None and len(known) == 2:
             positive = known.names[1]
         if positive is not None:
-            figures["f1"] = found.f1(positive)
+            figures |= {"f1": found.f1(positive), "positive": positive}
         figures["calibration_error"] = calibration_error(truth, shares)
         figures["classes"] = [vars(one) for one in found.classes]
         figures["confusion"] = found.confusion.tolist()

@@ -121,16 +121,20 @@ class Filler:
 
     def _row(self, number: int, line: str) -> tuple[list[int], list[int]]:
         """The ids and segments of a line, which must have something to be said of it."""
-        texts = BETWEEN.split(line.strip())
         mask = self.tokenizer.names["mask"]
-        if len(texts) > 2:
-            raise InputError(
-                f"line {number + 1} has {len(texts)} texts with ||| or tabs between; one or two can be"
-            )
-        if len(texts) == 1 and mask not in line:
+        if mask not in line and not BETWEEN.search(line.strip()):
             raise InputError(
                 f"line {number + 1} hides no word: write {mask} for one, or two texts with ||| between them, "
                 "to be told whether the second follows the first"
+            )
+        return self._read(number, line)
+
+    def _read(self, number: int, line: str) -> tuple[list[int], list[int]]:
+        """The ids and segments of a text, or of two with ||| or a tab between them."""
+        texts = BETWEEN.split(line.strip())
+        if len(texts) > 2:
+            raise InputError(
+                f"line {number + 1} has {len(texts)} texts with ||| or tabs between; one or two can be"
             )
         row = self.tokenizer.joined(*self.tokenizer.encode(texts, special=True))
         most = self.model.bert.config.positions
@@ -212,14 +216,13 @@ class Filler:
         from jumok.look.watch import watch
         from jumok.look.without import before_and_after
 
-        texts = [text, *([] if target is None else [target])]
-        ids, segments = self.tokenizer.joined(*self.tokenizer.encode(texts, special=True))
-        batch = self._batch([(ids, segments)])
+        line = text if target is None else f"{text} ||| {target}"
+        batch = self._batch([self._read(0, line)])
 
         def look() -> Scene:
             with torch.inference_mode(), watch(self.model, self.tokenizer) as seen:
                 self.model.bert.encode(batch.tokens, batch.segments)
-            return Scene.of(seen, title=" ||| ".join(texts))
+            return Scene.of(seen, title=line)
 
         return before_and_after(self.model, without, look)
 

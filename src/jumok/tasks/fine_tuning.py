@@ -15,6 +15,7 @@ What was settled at the beginning lies in the run's folder: ``tokenizer.json``, 
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import importlib.util
@@ -149,6 +150,11 @@ class Use(ABC, Generic[E]):
 
     # What follows from it.
 
+    @property
+    def example(self) -> str:
+        """What a line to predict for looks like."""
+        return "…"
+
     @functools.cached_property
     def labels(self) -> list[str]:
         """The names of the classes, as they were settled."""
@@ -189,6 +195,17 @@ class Use(ABC, Generic[E]):
         whole, skipped = self._whole
         return Split(name, divided(whole, self.key, self.recipe.data.held_out)[name], skipped)
 
+    def readable(self, name: str, pieces: WordPieces, longest: int) -> Split[E]:
+        """The validation or test data, without what is too long for the model, if such may be left out."""
+        given = self._split(name)
+        skipped = copy.deepcopy(given.skipped)
+        encoded = zip(given.examples, self.rows(given.examples, pieces, longest), strict=True)
+        found = (rows if isinstance(rows, Flaw) else one for one, rows in encoded)
+        examples = list(usable(found, self.recipe.data.on_error, skipped))
+        if not examples:
+            raise InputError(f"data.{name}: no examples that can be read; {skipped}")
+        return Split(name, examples, skipped)
+
     def _read(self, named: Named, split: str) -> tuple[list[E], Skipped]:
         skipped = Skipped()
         found = list(usable(self.read(named, split), self.recipe.data.on_error, skipped))
@@ -200,7 +217,10 @@ class Use(ABC, Generic[E]):
         """The most tokens that are read at once, [CLS] and [SEP] included."""
         asked: int | None = self.recipe.data.longest
         if asked is not None and asked > config.positions:
-            raise InputError(f"data.longest is {asked}, and the model has {config.positions} positions")
+            raise InputError(
+                f"data.longest is {asked}, and the model has {config.positions} positions; "
+                "data.longest=null takes as many"
+            )
         return asked or config.positions
 
 
@@ -228,6 +248,7 @@ def train(use: Use[Any], console: Console) -> Summary:
         )
         if ranks.main:
             _check_unchanged(run, data)
+            use.readable("valid", pieces, longest)  # a flaw in it is told now, not after an hour
         torch.manual_seed(recipe.train.seed)
         model = use.head(config, vocabulary)
         if not run.has_begun:
@@ -248,7 +269,7 @@ def train(use: Use[Any], console: Console) -> Summary:
             ranks=ranks,
         )
     if ranks.main:
-        console.print(common.next_commands(run, use.does), markup=False, soft_wrap=True)
+        console.print(common.next_commands(run, use.does, use.example), markup=False, soft_wrap=True)
     return summary
 
 
@@ -266,9 +287,10 @@ class _Validation:
         self.split: Split[Any] | None = None  # read when first asked, by the process that validates
 
     def __call__(self, model: nn.Module) -> Report:
+        predictor = self.use.predictor(model, self.pieces)
         if self.split is None:
-            self.split = self.use.valid()
-        report: Report = self.use.predictor(model, self.pieces).report(self.split.examples)
+            self.split = predictor.split("valid")
+        report: Report = predictor.report(self.split.examples)
         return report
 
 
@@ -284,7 +306,10 @@ def _prepare(use: Use[Any]) -> list[str]:
         return notes
     if recipe.from_ is None:
         if recipe.scratch:
-            raise InputError("scratch: true takes over sizes and vocabulary, but from: is null")
+            raise InputError(
+                "scratch: true takes over sizes and vocabulary, but from: is null, which begins with new "
+                "weights anyway; leave scratch out, or name what to take them from"
+            )
         config = recipe.model
         pieces = _vocabulary(use, train.examples)
         vocabulary = pieces.size

@@ -75,7 +75,8 @@ def train(run: Run, console: Console) -> Summary:
         model = make_model(recipe, pieces)
         if ranks.main:
             weights = sum(weight.numel() for weight in model.parameters())
-            console.print(f"bert: {weights / 1e6:.1f} M weights, vocabulary of {pieces.size:,}; {store.told}")
+            told = f"bert: {weights / 1e6:.1f} M weights, vocabulary of {pieces.size:,}; {store.told}"
+            console.print(told, markup=False, soft_wrap=True)
         summary = train_model(
             model,
             data,

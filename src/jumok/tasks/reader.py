@@ -17,6 +17,7 @@ from jumok.data.wordpiece import WordPieces
 from jumok.errors import InputError
 from jumok.run import Run
 from jumok.tasks import verdicts
+from jumok.tasks.fine_tuning import Search
 from jumok.tasks.verdicts import Judgement
 from jumok.training import Report
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from jumok.look.scene import Scene
     from jumok.look.without import Out
 
-__all__ = ["Prediction", "Reader"]
+__all__ = ["Prediction", "Reader", "texts_of"]
 
 TOKENS = 8192  # in a batch
 
@@ -52,6 +53,15 @@ class Prediction:
         raise NotImplementedError
 
 
+def texts_of(line: str) -> list[str]:
+    """The texts of a line that has two, with a tab or ||| between them.
+
+    >>> texts_of("He is old. ||| He is young.")
+    ['He is old.', 'He is young.']
+    """
+    return [text.strip() for text in line.split("\t" if "\t" in line else "|||")]
+
+
 class Reader:
     """A model with its tokenizer. A use adds ``predict`` and ``judge``."""
 
@@ -64,6 +74,16 @@ class Reader:
     def device(self) -> torch.device:
         weight: Tensor = next(iter(self.model.parameters()))
         return weight.device
+
+    def split(self, name: str) -> Any:
+        """The validation or test data."""
+        return self.use.readable(name, self.tokenizer, self.longest)
+
+    def predict(
+        self, lines: Iterable[str], search: Search, *, align: bool = False, first: int = 0
+    ) -> Iterator[Prediction]:
+        """What is said of every line, in their order; ``first`` is the number of the first."""
+        raise NotImplementedError
 
     def judge(self, examples: Sequence[Any]) -> Judgement:
         """How good the model is on some examples."""
@@ -105,14 +125,23 @@ class Reader:
         raise NotImplementedError
 
     def look(self, text: str, target: str | None = None, *, without: Out | None = None) -> list[Scene]:
-        """All attention of the model while it reads a line, for the viewer; and ``without`` some of it."""
+        """All attention of the model while it reads a line, and what it says of it, for the viewer.
+
+        ``without`` some of it, the same again: does it still say so?
+        """
         from jumok.look.scene import Scene
         from jumok.look.without import before_and_after
 
         if target is not None:
             raise InputError("this model reads, and says no text of its own: --target is for translations")
         row = self.row(text)
-        return before_and_after(self.model, without, lambda: Scene.of(self._seen(row), title=text))
+
+        def look() -> Scene:
+            [prediction] = self.predict([text], Search())
+            said = " ".join(prediction.written(n_best=False, as_json=False)).replace("\t", " ")
+            return Scene.of(self._seen(row), title=f"{text}  →  {said}", label=said)
+
+        return before_and_after(self.model, without, look)
 
     def draw(self, prediction: Prediction, path: Path, title: str = "") -> Path:
         """The last layer's attention as a picture, the mean of its heads: rows look at columns."""

@@ -31,6 +31,7 @@ from jumok.data.formats import Flaw
 from jumok.data.tagged import Entity, Scheme, Sentence, entities, first_pieces, labels_of
 from jumok.data.windows import Window, central, windows
 from jumok.data.wordpiece import Pieces, WordPieceConfig, WordPieces
+from jumok.errors import InputError
 from jumok.metrics.tagging import EntityScore, tag_score
 from jumok.models.bert import BertConfig, Tagger
 from jumok.run import Run
@@ -44,8 +45,9 @@ __all__ = ["Recipe", "Search", "compare", "evaluate", "load", "train"]
 
 AT_ONCE = 1024  # sentences that are tokenised together
 SHOWN = 3  # sample sentences a validation
-# A word of a text that nobody has divided: letters and digits, with signs inside them; or a sign alone.
-WORD = re.compile(r"\w(?:[\w.'’&/-]*\w)?|[^\w\s]")
+# A word of a text that nobody has divided: letters and digits, with signs inside them; or a sign alone. The
+# last point of U.N. is part of it, that of a sentence is not.
+WORD = re.compile(r"(?:[^\W\d_]\.){2,}(?![\w-])|\w(?:[\w.'’&/-]*\w)?|[^\w\s]")
 
 
 @dataclass(frozen=True)
@@ -247,6 +249,8 @@ class TagReader(Reader):
         self, lines: Iterable[str], search: Search, *, align: bool = False, first: int = 0
     ) -> Iterator[Tagging]:
         """The entities of every line, in their order."""
+        if search.n_best > 1:
+            raise InputError("--n-best: each word has one tag here, the likeliest; --json tells how likely")
         numbered = enumerate(lines, first)
         while window := list(itertools.islice(numbered, AT_ONCE)):
             found = [list(WORD.finditer(line)) for _, line in window]

@@ -96,7 +96,7 @@ def compare(
 def _split(predictor: Any, name: str) -> Any:
     if name not in ("valid", "test"):
         raise InputError(f"--split {name}: it is test or valid")
-    return getattr(predictor.use, name)()
+    return predictor.split(name)
 
 
 def _show(figures: Mapping[str, Any], title: str, console: Console) -> None:
@@ -104,6 +104,8 @@ def _show(figures: Mapping[str, Any], title: str, console: Console) -> None:
     for name, value in figures.items():
         if isinstance(value, float):
             table.add_row(name, f"{value:.4f}")
+        elif isinstance(value, str):
+            table.add_row(name, Text(value))
     console.print(table)
     for name, rows in figures.items():
         if isinstance(rows, list) and rows and isinstance(rows[0], Mapping):

@@ -111,7 +111,8 @@ class _Loop:
         self.places: list[tuple[int, int]] = []  # their epochs and positions
         self.told_trouble = False
         self.compiling = self.learner.compiled  # until the first step is through
-        self.display = Display(console, settings, self.last, self.standing)
+        unit: str = getattr(data, "unit", "tokens")  # what its batches count
+        self.display = Display(console, settings, self.last, self.standing, unit)
         self.journal: Journal | None = None  # of the first process
 
     def run(self) -> Summary:

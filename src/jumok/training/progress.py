@@ -20,9 +20,14 @@ class Display:
     """Shows a run on a console; on None, nothing."""
 
     def __init__(
-        self, console: Console | None, settings: Settings, last: int | None, begun: Standing
+        self,
+        console: Console | None,
+        settings: Settings,
+        last: int | None,
+        begun: Standing,
+        unit: str = "tokens",
     ) -> None:
-        self.console, self.settings, self.last = console, settings, last
+        self.console, self.settings, self.last, self.unit = console, settings, last, unit
         self._begun = begun.step, begun.seconds
         self._bar: Progress | None = None
         if console is not None and console.is_terminal:
@@ -64,7 +69,7 @@ class Display:
         """The figures of the steps since the last time."""
         if self.console is None:
             return
-        parts = [f"loss {figures['loss']:.4g}", f"{figures['tokens/s']:,.0f} tokens/s"]
+        parts = [f"loss {figures['loss']:.4g}", f"{figures['tokens/s']:,.0f} {self.unit}/s"]
         if self._bar is None or self.console.width >= 100:
             parts.insert(1, f"lr {figures['learning_rate']:.2g}")
         left = self._left(standing)
@@ -97,7 +102,7 @@ class Display:
             which = f"the mean of {best.averaged} weights up to" if best.averaged else "the weights of"
             lines.append(f"Best: {best.name} {best.value:,.4g}, by {which} step {best.step:,}.")
         lines.append(
-            f"{summary.steps:,} steps, {summary.epochs:,} whole epochs, {summary.labels:,} tokens "
+            f"{summary.steps:,} steps, {summary.epochs:,} whole epochs, {summary.labels:,} {self.unit} "
             f"in {clock(summary.seconds)}."
         )
         lines.append(f"The run is in {summary.folder}")
