@@ -1,9 +1,12 @@
-"""What tasks share: where a model goes, how its batches are laid out, what can be done next."""
+"""What tasks share: what is asked of them, where a model goes, how its batches are laid out, what is next."""
 
 from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -14,9 +17,34 @@ from jumok.files import written
 from jumok.run import Run
 from jumok.training import Ranks, graphs
 
-__all__ = ["layout", "next_commands", "placed"]
+__all__ = ["Asked", "held_out_share", "layout", "next_commands", "placed"]
 
 M = TypeVar("M", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of ``jumok run``. A task's ``Search`` refuses those that mean nothing to it."""
+
+    beam: int | None = None  # None: what the recipe says
+    n_best: int = 1
+    sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 1
+
+
+def held_out_share(folder: Path, what: str, count: Callable[[], int], wanted: int, most: float) -> float:
+    """Which share of the data is held out for one split. It is written down, so that resuming agrees."""
+    path = folder / "data" / "held_out.json"
+    if path.is_file():
+        return float(json.loads(path.read_text(encoding="utf-8"))["share"])
+    many = count()
+    share = min(most, wanted / many)
+    with written(path) as part:
+        part.write_text(json.dumps({what: many, "share": share}), encoding="utf-8")
+    return share
 
 
 def placed(model: M, device: str = "auto") -> M:

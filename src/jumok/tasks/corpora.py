@@ -18,6 +18,7 @@ from jumok.data.links import Gold
 from jumok.data.sources import Corpus, Example, Flaw, Part, Skipped
 from jumok.errors import InputError
 from jumok.files import written
+from jumok.tasks.common import held_out_share
 
 __all__ = ["BUILT_IN", "DataConfig", "Split", "Texts"]
 
@@ -184,15 +185,10 @@ class Texts:
         )
 
     def _share(self, whole: Corpus) -> float:
-        """Which share of the data is held out for one split. It is written down, so that resuming agrees."""
-        path = self.folder / "data" / "held_out.json"
-        if path.is_file():
-            return float(json.loads(path.read_text(encoding="utf-8"))["share"])
-        count = sum(1 for _ in whole)
-        share = min(MOST_HELD_OUT, self.config.held_out / count)
-        with written(path) as part:
-            part.write_text(json.dumps({"pairs": count, "share": share}), encoding="utf-8")
-        return share
+        """Which share of the data is held out for one split."""
+        return held_out_share(
+            self.folder, "pairs", lambda: sum(1 for _ in whole), self.config.held_out, MOST_HELD_OUT
+        )
 
     def _hold_out(self, whole: Corpus, share: float) -> None:
         """Write what is held out to files of its own, where anybody can read it."""

@@ -24,6 +24,7 @@ from jumok.data.wordpiece import WordPieces
 from jumok.errors import InputError
 from jumok.models.bert import Bert, Pretraining
 from jumok.run import Run
+from jumok.tasks.common import Asked
 
 if TYPE_CHECKING:
     from jumok.look.scene import Scene
@@ -38,16 +39,8 @@ BETWEEN = re.compile(r"\s*(?:\|\|\||\t)\s*")  # the first text and the second
 
 
 @dataclass(frozen=True)
-class Search:
+class Search(Asked):
     """What one asks of a prediction: how many words for each mask. The rest is for translation."""
-
-    beam: int | None = None
-    n_best: int = 1
-    sample: bool = False
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 1
 
     def __post_init__(self) -> None:
         if self.beam is not None or self.sample:

@@ -42,6 +42,7 @@ from jumok.files import written
 from jumok.models.bert import Bert, BertConfig
 from jumok.run import Run
 from jumok.tasks import common
+from jumok.tasks.common import Asked
 from jumok.training import Report, Summary, joined, load_weights
 from jumok.training import train as train_model
 
@@ -77,16 +78,8 @@ class LabelledData:
 
 
 @dataclass(frozen=True)
-class Search:
+class Search(Asked):
     """What one may ask of ``jumok run``: so many answers. There is no search through words here."""
-
-    beam: int | None = None
-    n_best: int = 1
-    sample: bool = False
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 1
 
     def __post_init__(self) -> None:
         asked = (self.beam, self.sample, self.temperature, self.top_k, self.top_p)

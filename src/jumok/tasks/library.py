@@ -7,7 +7,6 @@ training data, chosen by their text alone: one that comes twice is never on both
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -16,6 +15,7 @@ from jumok.data import documents
 from jumok.data.documents import Document, Documents
 from jumok.errors import InputError
 from jumok.files import written
+from jumok.tasks.common import held_out_share
 
 __all__ = ["DataConfig", "Library"]
 
@@ -92,15 +92,10 @@ class Library:
         return {name: self.folder / "data" / f"{name}.txt" for name in names}
 
     def _share(self, whole: Documents) -> float:
-        """Which share of the data is held out for one split. It is written down, so that resuming agrees."""
-        path = self.folder / "data" / "held_out.json"
-        if path.is_file():
-            return float(json.loads(path.read_text(encoding="utf-8"))["share"])
-        count = sum(1 for _ in whole)
-        share = min(MOST_HELD_OUT, self.config.held_out / count)
-        with written(path) as part:
-            part.write_text(json.dumps({"documents": count, "share": share}), encoding="utf-8")
-        return share
+        """Which share of the data is held out for one split."""
+        return held_out_share(
+            self.folder, "documents", lambda: sum(1 for _ in whole), self.config.held_out, MOST_HELD_OUT
+        )
 
     def _hold_out(self, whole: Documents, share: float) -> None:
         """Write what is held out to files of its own, where anybody can read it."""

@@ -23,6 +23,7 @@ from jumok.metrics.alignment import Links
 from jumok.models.graphed import Graphed
 from jumok.models.transformer import Transformer
 from jumok.run import Run
+from jumok.tasks.common import Asked
 from jumok.tasks.corpora import Texts
 
 if TYPE_CHECKING:
@@ -56,16 +57,8 @@ class DecodeConfig:
 
 
 @dataclass(frozen=True)
-class Search:
+class Search(Asked):
     """What one asks of a translation; None: what the recipe says."""
-
-    beam: int | None = None
-    n_best: int = 1
-    sample: bool = False
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 1
 
     def __post_init__(self) -> None:
         if not 0 < self.top_p <= 1 or self.temperature <= 0:
