@@ -185,16 +185,22 @@ def tune(report: Report, chosen: argparse.Namespace) -> None:
         Blocks(stages=4),
         Blocks(unroll=1),
         Blocks(unroll=1, stages=4),
-        Blocks(registers=168),
         Blocks(queries=128, warps=4, stages=2),
         Blocks(queries=128, warps=4, stages=3),
         Blocks(queries=128, keys=128, unroll=1),
         Blocks(queries=128, keys=128, warps=4, unroll=1, registers=168),
-        Blocks(queries=128, keys=128, warps=4, unroll=1, registers=168, stages=2, polynomials=0),
-        Blocks(queries=256, keys=128, unroll=1, stages=2, registers=255),
-        Blocks(queries=256, keys=128, warps=16, unroll=1, stages=2),
-        Blocks(queries=256, keys=32, stages=4, registers=80),
-        Blocks(queries=64, keys=128, warps=4, unroll=1),
+        Blocks(queries=128, keys=128, warps=4, unroll=1, registers=168, stages=2),
+        Blocks(queries=128, keys=128, warps=4, unroll=1, registers=168, stages=4),
+        Blocks(queries=128, keys=128, warps=4, unroll=1, registers=160),
+        Blocks(queries=128, keys=128, warps=4, unroll=1, registers=200),
+        Blocks(queries=128, keys=128, warps=4, unroll=1, registers=255, stages=2),
+        Blocks(queries=128, keys=128, warps=4, unroll=1, registers=168, polynomials=2),
+        Blocks(queries=128, keys=128, warps=4, unroll=2, registers=168, stages=2),
+        Blocks(queries=128, keys=128, warps=4, unroll=1, registers=168, programs=4096),
+        Blocks(queries=128, keys=128, warps=4, unroll=1, registers=168, programs=1024),
+        Blocks(queries=128, warps=4, stages=2, registers=168),
+        Blocks(queries=128, warps=4, stages=2, unroll=1),
+        Blocks(queries=128, warps=4, stages=2, unroll=1, registers=168),
     ]
     layer = made(chosen, chosen.causal)
     mask = {"diagonal": 0 if layer.causal else None, "scale": chosen.width**-0.5}
@@ -207,6 +213,7 @@ def tune(report: Report, chosen: argparse.Namespace) -> None:
     for blocks in cuts:
         name = f"{blocks.queries}×{blocks.keys}, {blocks.warps} warps, {blocks.stages} stages"
         name += f", unroll {blocks.unroll}, {blocks.registers} registers, {blocks.polynomials}/4 polynomials"
+        name += f", {blocks.programs} programs"
         run: Run = functools.partial(pooled_maps, query, key, sums, cells=cells, blocks=blocks, **mask)
         way = report.measure(row, name, run)
         if "error" not in way:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import report as r
 import torch
 from drawn import Sides, Text
@@ -32,7 +33,8 @@ from report import Report, Row, Run, ratio
 from torch import Tensor, nn
 
 import jumok
-from jumok.batch import Pairs, Tokens
+from jumok.batch import BOS, EOS, IGNORE, Pairs, Tokens
+from jumok.data.batches import LEAST, filled, in_a_row
 from jumok.exchange.huggingface import export_marian
 from jumok.models.seq2seq import Seq2Seq, Seq2SeqConfig, State
 from jumok.models.transformer import Transformer, TransformerConfig
@@ -174,10 +176,7 @@ def transformer_size(plan: Plan) -> tuple[TransformerConfig, Text]:
 def transformer(report: Report, plan: Plan) -> None:
     config, text = transformer_size(plan)
     drawn = text.draw(plan.batches)
-    # One length for both sides of all packed batches: so all is compiled once.
-    longest = max(sum(len(sentence) + 1 for sentence in side) for sides in drawn for side in sides)
-    to = -(-(longest + 1) // 64) * 64
-    packed = [plan.batch(sides, packed=True, to=(to, to)) for sides in drawn]
+    packed = packed_alike(plan, drawn)
     padded = [plan.batch(sides) for sides in drawn]
     fixed = [plan.batch(sides, to=(text.longest, text.longest)) for sides in drawn]
     torch.manual_seed(0)
@@ -233,6 +232,32 @@ def transformer(report: Report, plan: Plan) -> None:
         for way in ways:
             if plan.compile or way.name in ("ours", "ours, padded", "marian"):
                 measure(report, row, way)
+
+
+def packed_alike(plan: Plan, drawn: Sequence[Sides]) -> list[Pairs]:
+    """Packed as `jumok train` does it, and both sides of all batches of one length: compiled once."""
+    totals = [sum(len(sentence) + 1 for sentence in side) for sides in drawn for side in sides]
+    fillers = (max(totals) - min(totals)) // LEAST + 2  # so that none is longer than LEAST
+    to = -(-(max(totals) + fillers) // LEAST) * LEAST
+
+    def joined(sentences: Sequence[Sequence[int]]) -> tuple[Any, Any]:
+        return np.concatenate(sentences), np.array([len(sentence) for sentence in sentences])
+
+    def batch(sources: list[list[int]], targets: list[list[int]]) -> Pairs:
+        given, told, said = (
+            joined(side)
+            for side in (
+                [[*words, EOS] for words in sources],
+                [[BOS, *words] for words in targets],
+                [[*words, EOS] for words in targets],
+            )
+        )
+        labels = torch.from_numpy(filled(said[0], to, IGNORE))[None]
+        source, target = (in_a_row(*side, to, fillers) for side in (given, told))
+        made = Pairs(source, target, labels, len(said[0]))
+        return pinned(made) if plan.on_gpu else made
+
+    return [batch(*sides) for sides in drawn]
 
 
 def places(batches: Sequence[Pairs]) -> int:

@@ -26,17 +26,19 @@ REPLAYS = 20
 SECONDS = 60  # most of them go into compiling
 NARROW_WAYS = [
     NARROW,
-    NARROW._replace(programs=200),  # two for each processor of an H200, of more tiles
-    NARROW._replace(warps=8, programs=100),  # one for each
-    NARROW._replace(warps=2, programs=512),
-    NARROW._replace(warps=1, programs=1024, splits=32),
-    NARROW._replace(keys=1),
-    NARROW._replace(keys=1, programs=512),
-    NARROW._replace(keys=1, warps=8),
-    NARROW._replace(keys=1, warps=8, programs=100),
-    NARROW._replace(columns=32, keys=1),
-    NARROW._replace(columns=8, keys=4),
-    WIDE,  # as all were, once
+    NARROW._replace(programs=800),  # of 8 tiles each where there are 400 keys
+    NARROW._replace(programs=1600),  # of 4
+    NARROW._replace(programs=2133),  # of 3
+    NARROW._replace(keys=4, programs=640),
+    NARROW._replace(keys=4, programs=800),
+    NARROW._replace(keys=1, programs=1280),
+    NARROW._replace(keys=1, programs=2133),
+    NARROW._replace(columns=32, keys=1, programs=1280),
+    NARROW._replace(columns=32, keys=2, programs=1280),
+    NARROW._replace(columns=8, keys=4, programs=1280),
+    NARROW._replace(warps=2, programs=640),
+    NARROW._replace(warps=2, programs=512, keys=1),
+    NARROW._replace(warps=4, programs=256),
 ]
 WIDE_WAYS = [
     WIDE,

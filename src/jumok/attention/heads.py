@@ -15,6 +15,7 @@ from jumok.attention.core import attend, weights
 from jumok.attention.kinds import Window
 from jumok.attention.masks import Mask
 from jumok.attention.parts import parts
+from jumok.attention.regions import Projection
 from jumok.attention.scores import Score
 from jumok.errors import InputError
 
@@ -83,11 +84,11 @@ class MultiHead(nn.Module):
         query_size, key_size = heads * self.head_width, key_heads * self.head_width
         if key_width is None:
             # Queries, keys and values in one product, in this order.
-            self.project = nn.Linear(width, query_size + 2 * key_size, bias)
+            self.project = Projection(width, query_size + 2 * key_size, bias)
         else:
-            self.project_query = nn.Linear(width, query_size, bias)
-            self.project_source = nn.Linear(key_width, 2 * key_size, bias)  # keys, values
-        self.merge = nn.Linear(query_size, width, bias)
+            self.project_query = Projection(width, query_size, bias)
+            self.project_source = Projection(key_width, 2 * key_size, bias)  # keys, values
+        self.merge = Projection(query_size, width, bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

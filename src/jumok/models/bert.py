@@ -33,7 +33,16 @@ from jumok.attention import masks
 from jumok.attention.masks import Mask
 from jumok.attention.positions import Learned
 from jumok.batch import IGNORE, Loss, Tokens
-from jumok.models.layers import ACTIVATIONS, EncoderLayer, Region, compile_regions, layers, places_of
+from jumok.models.layers import (
+    ACTIVATIONS,
+    EncoderLayer,
+    Region,
+    Stream,
+    compile_regions,
+    layers,
+    lowered,
+    places_of,
+)
 from jumok.models.output import smoothed_loss
 
 __all__ = [
@@ -130,15 +139,16 @@ class Compiled(nn.Module):
 
 
 class Entry(Region):
-    """The sum of words, positions and segments, normed: the residual stream."""
+    """The sum of words, positions and segments, normed: the residual stream, and what is given of it."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(config.width, eps=config.eps)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, words: Tensor, segments: Tensor, positions: Tensor) -> Tensor:
-        return self.dropout(self.norm(words + segments + positions))  # type: ignore[no-any-return]
+    def forward(self, words: Tensor, segments: Tensor, positions: Tensor) -> Stream:
+        x = self.dropout(self.norm(words + segments + positions))
+        return x, lowered(x)
 
 
 class Bert(Compiled):
@@ -208,11 +218,11 @@ class Bert(Compiled):
         # A packed row has sequences of its own lengths; of padding, which may lie further out, nobody reads.
         self.position.check(0, max(tokens.lengths, default=1) - 1)
         places = places_of(tokens).clamp(max=self.config.positions - 1)
-        x = self.entry(
+        x, given = self.entry(
             self.word_embedding(tokens.ids), self.segment_embedding(segments), self.position.vectors(places)
         )
         for layer in self.layers:
-            x, _ = layer(x, x, mask)
+            x, given = layer(x, given, mask)
         return x  # type: ignore[no-any-return]
 
     def _drops_padding(self, real: Tensor) -> bool:

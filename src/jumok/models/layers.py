@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from jumok.attention.heads import MultiHead
 from jumok.attention.masks import Mask
+from jumok.attention.regions import Region, compile_regions
 from jumok.batch import Tokens
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Sublayer",
     "compile_regions",
     "layers",
+    "lowered",
     "places_of",
 ]
 
@@ -73,27 +75,10 @@ class LayerConfig(Protocol):
     def activation_dropout(self) -> float: ...
 
 
-class Region(nn.Module):
-    """A part that knows no masks: what :func:`compile_regions` compiles, for training.
-
-    While decoding, sizes change all the time, and to compile for each would take longer than it saves.
-    """
-
-    def __call__(self, *args: Any) -> Any:
-        if self.training:
-            return super().__call__(*args)
-        return self._call_impl(*args)  # type: ignore[no-untyped-call]
-
-
-def compile_regions(model: nn.Module, *args: Any, **kwargs: Any) -> None:
-    """``torch.compile`` all that lies between the attentions; the arguments are those of that function.
-
-    Attention itself has fused kernels, and the numbers inside a mask, which differ with every batch,
-    would make compiled code of use for one batch only.
-    """
-    for part in model.modules():
-        if isinstance(part, Region):
-            part.compile(*args, **kwargs)
+def lowered(x: Tensor) -> Tensor:
+    """In autocast's type, if it is on: a product would take it so, and here it costs no pass of its own."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
 class Join(Region):
@@ -115,7 +100,7 @@ class Join(Region):
     def forward(self, x: Tensor, made: Tensor) -> Stream:
         total = x + self.dropout(made)
         normed = self.norm(total)
-        return total if self.is_pre else normed, normed
+        return total if self.is_pre else normed, lowered(normed)
 
 
 class FeedForward(Region):

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from jumok.attention.tanh import why_no_kernel
 from jumok.batch import IGNORE, Pairs
@@ -30,7 +31,7 @@ AT_ONCE_ON_CPU = 1 << 22  # … and where they should stay in the cache
 # cost more than they save: each reads and writes the whole gradient of the weight, and few rows do not fill
 # the GPU in the gradient of the hidden states.
 # bench/tune_output.py measures it.
-AT_ONCE_BY_KERNEL = 1 << 27
+AT_ONCE_BY_KERNEL = 1 << 28
 ROWS = 128  # pieces have a multiple of so many: what a product's tile has
 WITH_KERNELS = ("cuda",)  # the types of devices that may have them
 
@@ -177,28 +178,30 @@ def _by_kernel(
     pieces = math.ceil(places * words / AT_ONCE_BY_KERNEL)
     rows = min(places, math.ceil(places / pieces / ROWS) * ROWS)
     room = room_for_logits(rows, words, narrow)
+    # Words of zeros, up to the width of the room: for odd numbers of words cuBLAS has slow products only.
+    whole = F.pad(narrow, (0, 0, 0, room.shape[1] - words))
     smoothed, plain = (labels.new_empty(places, dtype=torch.float32) for _ in range(2))
     by_hidden = by_weight = by_bias = None
     if learning:
         by_hidden = torch.empty_like(hidden)
-        by_weight = torch.empty_like(narrow, dtype=torch.float32)
+        by_weight = torch.empty_like(whole, dtype=torch.float32)
         by_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
     for begin in range(0, places, rows):
         part = slice(begin, begin + rows)
         here, said = given[part], labels[part]
-        wide = room[: len(said)]
-        logits = wide[:, :words]
-        torch.mm(here, narrow.t(), out=logits)
-        softmax_loss_(
-            wide, words, said, smoothed[part], plain[part], smoothing=smoothing, bias=bias, learning=learning
-        )
+        logits = room[: len(said)]
+        torch.mm(here, whole.t(), out=logits)
+        losses = smoothed[part], plain[part]
+        softmax_loss_(logits, words, said, *losses, smoothing=smoothing, bias=bias, learning=learning)
         if by_hidden is None or by_weight is None:
             continue
         slope = logits  # by now
-        _multiply(slope, narrow, out=by_hidden[part])
+        _multiply(slope, whole, out=by_hidden[part])
         _multiply(slope.t(), here, out=by_weight, add=begin > 0)
         if by_bias is not None:
-            by_bias += slope.sum(0, dtype=torch.float32)
+            by_bias += slope[:, :words].sum(0, dtype=torch.float32)
+    if by_weight is not None:
+        by_weight = by_weight[:words]
     return _Worked(smoothed.sum(), plain.sum(), by_hidden, by_weight, by_bias)
 
 

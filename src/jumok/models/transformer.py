@@ -39,6 +39,7 @@ from jumok.models.layers import (
     Sublayer,
     compile_regions,
     layers,
+    lowered,
     places_of,
 )
 from jumok.models.output import counted, smoothed_loss
@@ -100,7 +101,7 @@ class Entry(Region):
     def forward(self, words: Tensor, places: Tensor) -> Stream:
         x = words * self.scale
         x = self.dropout(x + self.position.vectors(places).to(x.dtype))
-        return x, x if self.norm is None else self.norm(x)
+        return x, lowered(x if self.norm is None else self.norm(x))
 
 
 class DecoderLayer(nn.Module):

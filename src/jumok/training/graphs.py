@@ -111,14 +111,35 @@ class Gradients(Generic[B]):
         for parameter, own in zip(self._parameters, self._own, strict=True):
             parameter.grad = own
 
+    def _let_go(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _keep(self) -> None:
+        """The gradients that are there now, in the place of those before."""
+        made: list[tuple[Tensor, Tensor]] = []  # where to, and what
+        for parameter, own in zip(self._parameters, self._own, strict=True):
+            if parameter.grad is None:
+                own.zero_()
+            else:
+                made.append((own, parameter.grad))
+        if made:
+            to, what = map(list, zip(*made, strict=True))
+            torch._foreach_copy_(to, what)
+        self._use_own_gradients()
+
     def _recorded(self, batch: B, form: Hashable) -> _Graph | None:
         held = each_tensor(batch, lambda x: x.to(self.device, copy=True))
         self._use_own_gradients()
 
         def run() -> Tensor:
-            torch._foreach_zero_(self._own)
+            # Gradients that are made anew are copied all at once. To add each to zeros would read one more
+            # tensor, and launch a kernel for every parameter.
+            self._let_go()
             # A new object each time: what masks remember must be worked out within the graph.
-            return self._run(each_tensor(held, lambda x: x), self._scale)
+            value = self._run(each_tensor(held, lambda x: x), self._scale)
+            self._keep()
+            return value
 
         try:
             replay, written = self._recorder.captured(run, WARM_UPS)

@@ -36,8 +36,8 @@ class Blocks(NamedTuple):
 
     columns: int = 16  # of a key, for each of its lanes, unless that were more than 32 lanes
     keys: int = 2  # that a lane has a piece of, unless these were more than ELEMENTS
-    warps: int = 4
-    programs: int = 256  # rows are split until there are about this many
+    warps: int = 1
+    programs: int = 1280  # rows are split until there are about this many
     stages: int = (
         1  # tiles in shared memory; 1: in registers, as is best unless a tile is one key of one warp
     )

@@ -156,7 +156,7 @@ def softmax_loss_(
 
     Args:
         logits: ``(N, W)`` from :func:`room_for_logits`, in bfloat16, float16 or float32; what counts are the
-            first ``words`` columns.
+            first ``words`` columns. (In the others some finite numbers are left.)
         words: how many.
         labels: ``(N,)``.
         smoothed: ``(N,)`` float32, written: the label-smoothed cross-entropy.
