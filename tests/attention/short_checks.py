@@ -1,4 +1,8 @@
-"""What tests of the kernel for short sequences share: they run it on a GPU, and in Triton's interpreter."""
+"""What tests of the kernel for short sequences share: they run it on a GPU, and in Triton's interpreter.
+
+On a GPU most of their time goes into compiling: once for each type, width, number of heads, power of two that
+holds the longest sequence, and for causal or not. So tests take the same of these where they need no others.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +48,7 @@ def kernel_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def edges(*lengths: int) -> Tensor:
-    return torch.tensor([0, *lengths]).cumsum(0).to(DEVICE)
+    return torch.tensor([0, *lengths]).cumsum(0).int().to(DEVICE)
 
 
 def with_gradients(run: Callable[..., Tensor], inputs: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:

@@ -297,6 +297,41 @@ def test_packed_documents_one_after_the_other(name: str, plain: Callable[..., Te
         torch.testing.assert_close(one, right)
 
 
+NO_KEYS, NO_QUERIES = (
+    torch.tensor([0, 2, 2, 5]),
+    torch.tensor([0, 1, 4, 4]),
+)  # the queries 1, 2, 3 find nothing
+
+
+def test_nobody_looks_at_numbers_on_a_device() -> None:
+    for mask in (
+        masks.packed(NO_KEYS.to("meta"), 3),
+        masks.packed(NO_KEYS, queries=NO_QUERIES.to("meta"), longest_query=3),
+    ):
+        assert mask.matched is None
+        assert not mask.no_row_is_empty(At(2, 4, 5, torch.device("cuda")))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("path", ["sdpa", "reference"])
+def test_a_sequence_without_keys_of_which_nobody_knows(
+    path: str, device: str, plain: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused, "PATHS", tuple(one for one in fused.PATHS if one.name == path))
+    mask = masks.packed(NO_KEYS.to(device), 3, queries=NO_QUERIES.to(device), longest_query=3)
+    mask = replace(mask, matched=None)  # on the CPU, as if they were on a GPU
+    inputs = [torch.randn(1, H, n, 16, device=device) for n in (4, 5, 5)]
+    assert explain(*inputs, mask=mask).name == path
+    allowed = mask.dense(4, 5, device)
+    assert allowed.any(-1).tolist() == [True, False, False, False]
+    ours = with_gradients(functools.partial(attend, mask=mask), *inputs)
+    exact = with_gradients(functools.partial(plain, allowed=allowed), *inputs)
+    for one, right in zip(ours, exact, strict=True):
+        torch.testing.assert_close(one, right, rtol=1e-4, atol=1e-4)
+    assert not ours[0][:, :, 1:].any()
+    assert not jumok.weights(*inputs[:2], mask=mask)[:, :, 1:].any()
+
+
 def test_packed_documents_with_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     # Each key's value is a vector of its own, so that the weights themselves come out.
     inputs = [torch.zeros(1, 1, 91, D), torch.zeros(1, 1, 91, D), torch.eye(91)[None, None]]

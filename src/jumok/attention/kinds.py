@@ -404,7 +404,9 @@ class Packed(Banded):
     longest: int  # of them, or more
     queries: Tensor | None = None  # the edges of the queries; None: the queries are the last of the keys
     longest_query: int = 0
-    matched: bool = True  # each query belongs to a sequence that has keys, and each key to one with queries
+    # Each query belongs to a sequence that has keys, and each key to one with queries. None: the numbers are
+    # on a device, where nobody looked.
+    matched: bool | None = True
 
     @property
     def rank(self) -> int:
@@ -436,10 +438,11 @@ class Packed(Banded):
                 raise InputError(f"the packed sequences end at {end}, and there are {tokens} {name}")
 
     def no_row_is_empty(self, at: At) -> bool:
-        return self.matched
+        return self.matched is True
 
     def no_key_is_dead(self, at: At) -> bool:
-        return self.matched and (not self.among_themselves or at.queries == at.keys)
+        # Where nobody looked it is taken for true: else every call would copy its keys and values to be safe.
+        return self.matched is not False and (not self.among_themselves or at.queries == at.keys)
 
     def __repr__(self) -> str:
         asked = "" if self.queries is None else f", queries=<{self.queries.numel() - 1} sequences>"

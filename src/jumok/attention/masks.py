@@ -167,14 +167,14 @@ def packed(
     """
     longest, lengths = _lengths("packed(edges)", edges, longest)
     if queries is None:
-        return Packed(edges, longest)
+        return Packed(edges, longest, matched=None if lengths is None else True)
     longest_query, asking = _lengths("packed(queries)", queries, longest_query)
     if queries.shape != edges.shape:
         raise InputError(
             f"packed(edges, queries): {edges.numel() - 1} sequences of keys came with "
             f"{queries.numel() - 1} of queries; there is one for each"
         )
-    matched = lengths is None or asking is None or torch.equal(lengths > 0, asking > 0)
+    matched = None if lengths is None or asking is None else torch.equal(lengths > 0, asking > 0)
     return Packed(edges, longest, queries, longest_query, matched)
 
 

@@ -18,6 +18,7 @@ from jumok.attention.tanh import has_triton
 
 NOT_MEANT = ""  # the reason of a path that is for other calls altogether
 HALF = (torch.float16, torch.bfloat16)
+UNMATCHED = "each sequence must have both queries and keys, or neither"
 FLASH_WIDTH = 256
 SHORT_WIDTH = SHORT_LENGTH = 128  # what a program of our kernel holds
 
@@ -56,7 +57,7 @@ def varlen_why_not(call: Call) -> str | None:
         return reason
     if call.dropout:
         return "it has no dropout"
-    return None if _part(call).matched else "each sequence must have both queries and keys, or neither"
+    return None if _part(call).matched is not False else UNMATCHED
 
 
 def drops_fast(longest: int, width: int) -> bool:
@@ -69,8 +70,8 @@ def each_why_not(call: Call) -> str | None:
     reason = _layout_why_not(call)
     if reason == NOT_MEANT or call.at.device.type != "cpu":
         return NOT_MEANT  # on a GPU, a launch for each would take longest
-    if reason is None and not _part(call).matched:
-        return "each sequence must have both queries and keys, or neither"
+    if reason is None and _part(call).matched is False:
+        return UNMATCHED
     if reason is None and min(call.at.queries, call.at.keys) == 0:
         return "there is nothing to attend to"
     if reason is None and call.dropout:

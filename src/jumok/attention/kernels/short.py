@@ -8,6 +8,9 @@ Backward is one kernel too, and each gradient is written once: the same input gi
 
 **Tiles by length.** A kernel is compiled for the longest sequence, and most are shorter. So it has tiles of
 several sizes, and each sequence takes the smallest that it fits into: half the side is a quarter of the work.
+Backward's largest tile needs so many registers that few programs run side by side. So it is a launch of its
+own, and a long sequence here and there does not slow down the others. A launch passes over the sequences that
+are not its own, at the price of a look at their edges.
 
 **Dropout.** Forward and backward work out for themselves which weights to drop, from one random number on the
 device and from where a weight stands. So nothing is kept of that, and the blocks do not change it.
@@ -33,8 +36,10 @@ from .lse import LOG2_E, dense, shared_memory
 
 ON_GPU = tl.constexpr(not triton.knobs.runtime.interpret)
 
-# These differ from batch to batch, and a kernel compiled for each kind of number would be no faster.
-COUNTS = ["sequences", "q_places", "k_places", "dropped"]
+# These differ from call to call, and a kernel compiled for each kind of number would be no faster: all that
+# there is to know of the strides, UNIT says.
+NUMBERS = ["sequences", "q_places", "k_places", "dropped"]
+NUMBERS += [f"{x}_{stride}" for x in ("q", "k", "v", "out", "do", "dq", "dk", "dv") for stride in "lh"]
 
 CHANCES = 1 << 16  # a weight's chances are counted in these: it has 16 random bits
 ROUNDS = tl.constexpr(7)  # of Philox: the fewest that pass every test of randomness, as in FlashAttention
@@ -48,6 +53,7 @@ class Blocks(NamedTuple):
     warps: int
     registers: int  # of a thread at most: the fewer, the more programs share a multiprocessor
     least: int = 32  # the side of the smallest tile
+    above: int = 0  # longer sequences only: another launch has the others
 
     @property
     def tiers(self) -> int:
@@ -63,11 +69,14 @@ def forward_blocks(longest_query: int, longest_key: int, width: int) -> Blocks:
     return Blocks(queries, keys, min(4, largest // 16), registers)
 
 
-def backward_blocks(longest_query: int, longest_key: int, width: int) -> Blocks:
-    """The blocks to take where no sequence is longer than this."""
+def backward_blocks(longest_query: int, longest_key: int, width: int) -> tuple[Blocks, ...]:
+    """The blocks to take where no sequence is longer than this, of each launch."""
     queries, keys = _side(longest_query), _side(longest_key)
     largest = max(queries, keys)
-    return Blocks(queries, keys, largest // 16, registers=128 if largest == 64 and width <= 64 else 255)
+    if largest <= 64:
+        return (Blocks(queries, keys, largest // 16, 128 if largest == 64 and width <= 64 else 255),)
+    shorter = backward_blocks(min(64, longest_query), min(64, longest_key), width)
+    return *shorter, Blocks(queries, keys, largest // 16, 255, least=largest, above=64)
 
 
 def has_room(device: torch.device, longest_query: int, longest_key: int, width: int) -> bool:
@@ -197,12 +206,9 @@ def _not_dropped(p, seed_ptr):
 
 
 @triton.jit
-def _takes(longer, LEAST: tl.constexpr, tier: tl.constexpr, TIERS: tl.constexpr):
+def _takes(longer, LEAST: tl.constexpr, ABOVE: tl.constexpr, tier: tl.constexpr):
     """Does a sequence take the tile of side LEAST · 2^tier? `longer` is the length of its longer side."""
-    takes = longer > (0 if tier == 0 else LEAST << (tier - 1))
-    if tier < TIERS - 1:
-        takes = takes & (longer <= (LEAST << tier))
-    return takes
+    return (longer > (ABOVE if tier == 0 else LEAST << (tier - 1))) & (longer <= (LEAST << tier))
 
 
 @triton.jit
@@ -265,13 +271,13 @@ def _slope(
     _store(dq_ptr, dq, query, q_count, dq_units, UNIT, D, BD)
 
 
-@triton.jit(do_not_specialize=COUNTS)
+@triton.jit(do_not_specialize=NUMBERS)
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, q_edges_ptr, k_edges_ptr, seed_ptr, dropped, boost,
     sequences, q_places, factor,
     q_l, q_h, k_l, k_h, v_l, v_h, out_l, out_h,
     H: tl.constexpr, UNIT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr,
-    BK: tl.constexpr, LEAST: tl.constexpr, TIERS: tl.constexpr, CAUSAL: tl.constexpr,
+    BK: tl.constexpr, LEAST: tl.constexpr, TIERS: tl.constexpr, ABOVE: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     # Neighbouring programs have the heads of one sequence, which lie side by side in memory.
     head = tl.program_id(0) % H
@@ -287,29 +293,31 @@ def _forward_kernel(
         q_start = _start(q_ptr, q_first, head, q_l, q_h, UNIT)
         k_start = _start(k_ptr, k_first, head, k_l, k_h, UNIT)
         v_start = _start(v_ptr, k_first, head, v_l, v_h, UNIT)
+        longer = tl.minimum(tl.maximum(q_count, k_count), LEAST << (TIERS - 1))  # it walks over more queries
         for tier in tl.static_range(TIERS):
-            if _takes(tl.maximum(q_count, k_count), LEAST, tier, TIERS):
+            if _takes(longer, LEAST, ABOVE, tier):
                 _mix(q_start, k_start, v_start, out_start, q_count, k_count, factor, q_l, k_l, v_l, out_l,
                      seed_ptr, dropped, boost,
                      UNIT, D, BD, min(LEAST << tier, BQ), min(LEAST << tier, BK), CAUSAL)  # fmt: skip
 
 
-@triton.jit(do_not_specialize=COUNTS)
+@triton.jit(do_not_specialize=NUMBERS)
 def _backward_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, dq_ptr, dk_ptr, dv_ptr, q_edges_ptr, k_edges_ptr,
     seed_ptr, dropped, boost, sequences, q_places, k_places, factor, scale,
     q_l, q_h, k_l, k_h, v_l, v_h, do_l, do_h, dq_l, dq_h, dk_l, dk_h, dv_l, dv_h,
     H: tl.constexpr, UNIT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr,
-    BK: tl.constexpr, LEAST: tl.constexpr, TIERS: tl.constexpr, CAUSAL: tl.constexpr,
+    BK: tl.constexpr, LEAST: tl.constexpr, TIERS: tl.constexpr, ABOVE: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0) % H
     sequence = tl.program_id(0) // H
     q_first = tl.load(q_edges_ptr + sequence).to(tl.int64)
     k_first = tl.load(k_edges_ptr + sequence).to(tl.int64)
     if sequence == sequences:
-        _fill(dq_ptr, q_first, q_places, head, dq_l, dq_h, UNIT, D, BD)
-        _fill(dk_ptr, k_first, k_places, head, dk_l, dk_h, UNIT, D, BD)
-        _fill(dv_ptr, k_first, k_places, head, dv_l, dv_h, UNIT, D, BD)
+        if ABOVE == 0:
+            _fill(dq_ptr, q_first, q_places, head, dq_l, dq_h, UNIT, D, BD)
+            _fill(dk_ptr, k_first, k_places, head, dk_l, dk_h, UNIT, D, BD)
+            _fill(dv_ptr, k_first, k_places, head, dv_l, dv_h, UNIT, D, BD)
     else:
         q_count = (tl.load(q_edges_ptr + sequence + 1) - q_first).to(tl.int32)
         k_count = (tl.load(k_edges_ptr + sequence + 1) - k_first).to(tl.int32)
@@ -321,7 +329,7 @@ def _backward_kernel(
         dk_start = _start(dk_ptr, k_first, head, dk_l, dk_h, UNIT)
         dv_start = _start(dv_ptr, k_first, head, dv_l, dv_h, UNIT)
         for tier in tl.static_range(TIERS):
-            if _takes(tl.maximum(q_count, k_count), LEAST, tier, TIERS):
+            if _takes(tl.maximum(q_count, k_count), LEAST, ABOVE, tier):
                 _slope(q_start, k_start, v_start, do_start, dq_start, dk_start, dv_start, q_count, k_count,
                        factor, scale, q_l, k_l, v_l, do_l, dq_l, dk_l, dv_l,
                        seed_ptr, dropped, boost,
@@ -392,7 +400,7 @@ def _launch(
             *tensors, packing.q_edges, packing.k_edges, *dropping, sequences, *numbers, *strides,
             H=H, UNIT=unit, D=D, BD=_padded(D), BQ=blocks.queries, BK=blocks.keys,
             LEAST=max(blocks.queries, blocks.keys) >> (blocks.tiers - 1), TIERS=blocks.tiers,
-            CAUSAL=packing.causal, **launched(blocks),
+            ABOVE=blocks.above, CAUSAL=packing.causal, **launched(blocks),
         )  # fmt: skip
 
 
@@ -421,14 +429,14 @@ def short_backward(
     packing: Packing,
     scale: float,
     dropout: Dropout | None = None,
-    blocks: Blocks | None = None,
+    blocks: Sequence[Blocks] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v."""
-    if blocks is None:
-        blocks = backward_blocks(packing.longest_query, packing.longest_key, q.shape[-1])
     dq, dk, dv = _beside_each_other(q, k, v)
     tensors = q, k, v, d_out, dq, dk, dv
-    _launch(_backward_kernel, tensors, packing, blocks, dropout, len(q), len(k), scale * LOG2_E, scale)
+    numbers = len(q), len(k), scale * LOG2_E, scale
+    for each in blocks or backward_blocks(packing.longest_query, packing.longest_key, q.shape[-1]):
+        _launch(_backward_kernel, tensors, packing, each, dropout, *numbers)
     return dq, dk, dv
 
 
