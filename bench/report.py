@@ -93,6 +93,24 @@ class Report:
         self.save()
         return found
 
+    def measure_in_turns(self, row: Row, ways: dict[str, Run]) -> None:
+        """Measure ways that are to be compared to a few percent, one after the other, again and again.
+
+        A GPU that works hard grows warm, and slower. So each is measured as warm as the others.
+        """
+        found = {way: self.measure(row, way, run) for way, run in ways.items()}
+        if self.device.type != "cuda" or any("error" in one for one in found.values()):
+            return
+        times: dict[str, list[float]] = {way: [] for way in ways}
+        for _ in range(self.repeats):
+            for way, run in ways.items():
+                times[way].append(_timed(run, found[way]["ms"] / 1e3, hide_launches=True)[0])
+        for way, ms in times.items():
+            found[way].update(_spread(ms))
+            told = f"{row['section']}  {row['case']}  {row['pass']}  {way}"
+            self.say(f"{told}, in turns: {number(found[way]['ms'])} ms")
+        self.save()
+
     def failed(self, row: Row, way: str, why: str) -> None:
         """Say that a way of a row could not be measured."""
         row["ways"][way] = {"error": why}
@@ -159,18 +177,25 @@ def _on_gpu(run: Run, repeats: int, seconds: float, hide_launches: bool) -> Way:
     once = _clocked(run)
     times, host = [], []
     for _ in range(_affordable(once, repeats, seconds)):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        _sweep().zero_()
-        if hide_launches:
-            torch.cuda._sleep(int(min(2 * once + 1e-4, 3e-3) * 2e9))  # longer than a launch, in ticks
-        begin.record()
-        start = time.perf_counter()
-        run()
-        host.append((time.perf_counter() - start) * 1e3)
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end))
+        took, launching = _timed(run, once, hide_launches)
+        times.append(took)
+        host.append(launching)
     return {**_spread(times), "host_ms": statistics.median(host), "mib": mib, "first_s": first}
+
+
+def _timed(run: Run, once: float, hide_launches: bool) -> tuple[float, float]:
+    """Milliseconds on the GPU, and of Python launching it; ``once`` is about the seconds a call takes."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    _sweep().zero_()
+    if hide_launches:
+        torch.cuda._sleep(int(min(2 * once + 1e-4, 3e-3) * 2e9))  # longer than a launch, in ticks
+    begin.record()
+    start = time.perf_counter()
+    run()
+    host = (time.perf_counter() - start) * 1e3
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end), host
 
 
 def _clocked(run: Run) -> float:

@@ -26,19 +26,17 @@ REPLAYS = 20
 SECONDS = 60  # most of them go into compiling
 NARROW_WAYS = [
     NARROW,
-    NARROW._replace(programs=800),  # of 8 tiles each where there are 400 keys
-    NARROW._replace(programs=1600),  # of 4
-    NARROW._replace(programs=2133),  # of 3
-    NARROW._replace(keys=4, programs=640),
-    NARROW._replace(keys=4, programs=800),
-    NARROW._replace(keys=1, programs=1280),
-    NARROW._replace(keys=1, programs=2133),
-    NARROW._replace(columns=32, keys=1, programs=1280),
-    NARROW._replace(columns=32, keys=2, programs=1280),
-    NARROW._replace(columns=8, keys=4, programs=1280),
-    NARROW._replace(warps=2, programs=640),
-    NARROW._replace(warps=2, programs=512, keys=1),
-    NARROW._replace(warps=4, programs=256),
+    NARROW._replace(together=128),
+    NARROW._replace(together=32),
+    NARROW._replace(programs=1600, splits=64, together=128),
+    NARROW._replace(programs=1600, splits=64),
+    NARROW._replace(keys=4, programs=512, splits=16),
+    NARROW._replace(keys=4, programs=512, splits=16, together=128),
+    NARROW._replace(columns=32, keys=1),
+    NARROW._replace(columns=8, keys=4),
+    NARROW._replace(programs=512, splits=16, together=128),
+    NARROW._replace(warps=2, programs=512, splits=16),
+    NARROW._replace(warps=2, programs=512, splits=16, together=128),
 ]
 WIDE_WAYS = [
     WIDE,
@@ -51,7 +49,7 @@ WIDE_WAYS = [
     WIDE._replace(warps=4, programs=128),
     WIDE._replace(warps=4, programs=256),
 ]
-TOLD = ("columns", "keys", "warps", "programs", "stages")
+TOLD = ("columns", "keys", "warps", "programs", "stages", "together")
 Both = tuple[Blocks, Blocks]
 Loop = Callable[[], tuple[Tensor, ...]]
 
@@ -145,7 +143,7 @@ def main() -> None:
     print(f"{'B, K, hidden, values':22} {'blocks':26} {'graph':>5} {'launched':>8}  kernels, µs")
     for at, size in enumerate(SIZES):
         leaves = inputs(size)
-        usual = blocks_for(max(size[2:]))
+        usual = blocks_for(size[0], max(size[2:]))
         ways = NARROW_WAYS if usual[0] == NARROW else WIDE_WAYS
         took = {}
         for blocks in ways:

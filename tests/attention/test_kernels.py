@@ -502,7 +502,7 @@ def test_a_backward_a_step_and_a_checkpoint_a_step() -> None:
 def test_every_key_and_column_has_its_place(dtype: torch.dtype, size: tuple[int, int, int, int]) -> None:
     batch, many, hidden, width = size
     keys, value = (torch.empty(batch, many, w, dtype=dtype, device="meta") for w in (hidden, width))
-    for blocks, part in zip(blocks_for(max(hidden, width)), (width, hidden), strict=True):
+    for blocks, part in zip(blocks_for(batch, max(hidden, width)), (width, hidden), strict=True):
         found = cut(blocks, keys, value, part)
         assert (found.splits - 1) * found.share < many <= found.splits * found.share
         assert found.splits <= min(found.constants["PARTS"], blocks.splits)

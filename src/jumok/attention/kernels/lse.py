@@ -45,6 +45,12 @@ def fitting(query: Tensor, slots: int) -> Blocks:
     return Blocks() if row <= 128 else Blocks(queries=128, warps=4, stages=2, registers=168)
 
 
+def pooling(query: Tensor, slots: int) -> Blocks:
+    """The same for the pooling kernel, which on large tiles is faster with few warps."""
+    blocks = fitting(query, slots)
+    return Blocks(queries=128, keys=128, warps=4, unroll=1, registers=168) if blocks == Blocks() else blocks
+
+
 def launched(blocks: Blocks) -> dict[str, Any]:
     """How a kernel is compiled: a product and a sum are one instruction, on which its speed rests."""
     limit = {} if triton.knobs.runtime.interpret else {"maxnreg": blocks.registers}

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jumok.attention.kernels.lse import LOG2_E, Blocks, allowed, dense, fitting, launched, products
+from jumok.attention.kernels.lse import LOG2_E, Blocks, allowed, dense, launched, pooling, products
 
 # Whatever these are, the same compiled kernel serves: a rectangle is of any size.
 COUNTS = [
@@ -271,7 +271,7 @@ def pooled_maps(
     if 0 in (H, R, C):
         return query.new_zeros(H, down, across, dtype=torch.float32)
     if blocks is None:
-        blocks = fitting(query, triton.next_power_of_2(-(-R // down)) * down)
+        blocks = pooling(query, triton.next_power_of_2(-(-R // down)) * down)
     rows, cols = _Slots.of(R, down, blocks.queries), _Slots.of(C, across, blocks.keys)
     row_blocks, groups = rows.taken(down, blocks.queries), -(-cols.taken(across, blocks.keys) // cols.blocks)
     splits = max(1, min(groups, blocks.programs // (H * row_blocks)))

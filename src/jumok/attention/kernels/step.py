@@ -37,26 +37,31 @@ class Blocks(NamedTuple):
     columns: int = 16  # of a key, for each of its lanes, unless that were more than 32 lanes
     keys: int = 2  # that a lane has a piece of, unless these were more than ELEMENTS
     warps: int = 1
-    programs: int = 1280  # rows are split until there are about this many
+    programs: int = 1024  # rows are split until there are about this many
     stages: int = (
         1  # tiles in shared memory; 1: in registers, as is best unless a tile is one key of one warp
     )
-    splits: int = 64  # but never into more, for the last program of a row reads what all of them wrote
+    splits: int = 32  # but never into more, for the last program of a row reads what all of them wrote, …
+    together: int = 64  # … so many numbers a lane at a time
 
 
-# Narrow: four warps leave one part of the result, and eight warps a processor keep an H200 busy. Wide: a lane
-# has its registers full with one key and one value, and to put the parts of several warps together costs
-# more, as each is as wide as a value; so a program is one warp.
+# A program is one warp: it meets nobody until the end. Narrow: seven of them keep a processor of an H200
+# busy, and any more leave too many parts to put together. Of few rows, that would be too few programs: there
+# four warps leave one part. Wide: a lane has its registers full with one key and one value, and each part is
+# as wide as a value.
 NARROW = Blocks()
-WIDE = Blocks(columns=8, keys=4, warps=1, programs=512)
+NARROW_FEW = Blocks(warps=4, programs=256, splits=64)
+FEW = 16  # rows
+WIDE = Blocks(columns=8, keys=4, programs=512, splits=64)
 WIDEST_NARROW = 512  # columns of the wider of key and value: 16 for each of 32 lanes
 ELEMENTS = 64  # of a key and of a value, for each lane
 WIDEST = 4096  # H and Dv: a warp holds a key and a value whole
 
 
-def blocks_for(width: int) -> tuple[Blocks, Blocks]:
+def blocks_for(rows: int, width: int) -> tuple[Blocks, Blocks]:
     """The blocks of the forward and of the backward kernel, for keys and values so wide at most."""
-    return (NARROW, NARROW) if width <= WIDEST_NARROW else (WIDE, WIDE)
+    narrow = NARROW if rows > FEW else NARROW_FEW
+    return (narrow, narrow) if width <= WIDEST_NARROW else (WIDE, WIDE)
 
 
 class Cut(NamedTuple):
@@ -86,7 +91,9 @@ def cut(blocks: Blocks, keys: Tensor, value: Tensor, part: int) -> Cut:
     width = min(widest, lanes * 16 // keys.element_size())  # a lane loads 16 bytes at a time
     lines = [_power_of_2(triton.cdiv(size, width)) for size in (H, D)]
     parts = _power_of_2(splits)
-    at_once = min(_power_of_2(part), max(32, 2048 // parts) * blocks.warps)  # columns of all parts
+    at_once = min(
+        _power_of_2(part), max(32, 32 * blocks.together // parts) * blocks.warps
+    )  # columns of all parts
     constants = {"SPLITS": splits, "PARTS": parts, "ROWS": rows, "HL": lines[0], "DL": lines[1]}
     vector = min(4, max(1, at_once // (32 * blocks.warps)))
     constants |= {"WIDTH": width, "STAGES": blocks.stages, "PW": at_once, "VECTOR": vector}
@@ -259,7 +266,7 @@ class Shared:
         loaded = (self.keys, self.value)
         pairs = unit % 2 == 0 and all(x.element_size() == 2 and x.data_ptr() % 4 == 0 for x in loaded)
         self.constants = {"UNIT": unit, "PAIRS": pairs, "EXACT": keys.dtype == torch.float32}
-        forward, backward = blocks or blocks_for(max(H, D))
+        forward, backward = blocks or blocks_for(len(keys), max(H, D))
         self.forward = cut(forward, keys, value, D)
         self.backward = cut(backward, keys, value, H)
         # Only the last program of a row reads the scratch, before the next launch writes it.

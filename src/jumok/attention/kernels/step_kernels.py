@@ -346,9 +346,15 @@ def backward_kernel(
     else:
         tl.store(parts_ptr + (b * SPLITS + split) * H + h, slope, mask=h < H)
         if _is_last(counter_ptr, b, SPLITS):
+            # Loads first, as above.
             part = tl.arange(0, PARTS)
-            for start in tl.static_range(0, HL * WIDTH, PW):
-                c = _some_columns(start, PW, VECTOR)
-                v = _vector(v_ptr, c, H)
-                parts = _parts_of(parts_ptr, b, part, c, H, SPLITS)
-                tl.store(dq_ptr + b * H + c, tl.sum(parts, axis=0) * v, mask=c < H)
+            columns = _some_columns(0, PW, VECTOR)
+            parts = _parts_of(parts_ptr, b, part, columns, H, SPLITS)
+            v = _vector(v_ptr, columns, H)
+            for after in tl.static_range(PW, HL * WIDTH + PW, PW):
+                these, scale, c = parts, v, columns
+                if after < HL * WIDTH:
+                    columns = _some_columns(after, PW, VECTOR)
+                    parts = _parts_of(parts_ptr, b, part, columns, H, SPLITS)
+                    v = _vector(v_ptr, columns, H)
+                tl.store(dq_ptr + b * H + c, tl.sum(these, axis=0) * scale, mask=c < H)
