@@ -331,8 +331,16 @@ def test_packed_is_for_gpus_in_half_precision(data_sets: Path, tmp_path: Path) -
     chosen = small(tmp_path / "run", data_sets).recipe
     assert not pretrain._is_packed(chosen, torch.device("cpu"))
     assert pretrain._is_packed(chosen, torch.device("cuda"))
-    other = recipe.load("bert", [*SMALL, "model.attention_dropout=0.1"])
+    other = recipe.load("bert", [*SMALL, "train.precision=float32"])
     assert not pretrain._is_packed(other, torch.device("cuda"))
+
+
+@pytest.mark.parametrize(("length", "width", "packed"), [(128, 16, True), (129, 16, False), (128, 10, False)])
+def test_with_dropout_short_sequences_are_packed(length: int, width: int, packed: bool) -> None:
+    pytest.importorskip("triton", reason="dropout is fast with Triton")
+    sizes = [f"model.width={width}", "model.heads=2", f"model.positions={length}", f"masking.length={length}"]
+    chosen = recipe.load("bert", [*SMALL, *sizes, "train.tokens=512", "model.attention_dropout=0.1"])
+    assert pretrain._is_packed(chosen, torch.device("cuda")) is packed
 
 
 def test_packed_batches_are_learned_from_on_any_device(data_sets: Path, tmp_path: Path) -> None:

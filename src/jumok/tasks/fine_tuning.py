@@ -235,7 +235,7 @@ def train(use: Use[Any], console: Console) -> Summary:
         skipped = Skipped()
         encoded = usable(use.rows(use.train().examples, pieces, longest), recipe.data.on_error, skipped)
         rows = [row for some in encoded for row in some]
-        layout = common.layout(run, ranks, _is_packed(recipe, config, ranks.device))
+        layout = common.layout(run, ranks, _is_packed(recipe, config, rows, ranks.device))
         data = Examples(
             use.batch, rows, tokens=recipe.train.tokens, seed=recipe.train.seed, longest=longest, **layout
         )
@@ -325,7 +325,13 @@ def _vocabulary(use: Use[Any], examples: Sequence[Any]) -> WordPieces:
     if text.folder is not None:
         return WordPieces.load(Path(text.folder))
     texts = [one for example in examples[: text.documents] for one in use.texts(example)]
-    return WordPieces.train(texts, text.size, lower=text.lower, strip_accents=text.strip_accents)
+    return WordPieces.train(
+        texts,
+        text.size,
+        lower=text.lower,
+        strip_accents=text.strip_accents,
+        characters=text.characters,
+    )
 
 
 def _settled(folder: Path) -> tuple[BertConfig, int, WordPieces]:
@@ -389,10 +395,11 @@ def _begin(model: Any, recipe: Any) -> list[str]:
     return new
 
 
-def _is_packed(recipe: Any, config: BertConfig, device: torch.device) -> bool:
+def _is_packed(recipe: Any, config: BertConfig, rows: Sequence[Row], device: torch.device) -> bool:
     asked: Literal["auto"] | bool = recipe.data.packed
     if asked == "auto":
-        return device.type == "cuda" and recipe.train.precision != "float32" and not config.attention_dropout
+        longest = max((len(row.ids) for row in rows), default=0)
+        return common.packs_fast(config, longest, recipe.train, device)
     return asked
 
 

@@ -126,13 +126,18 @@ def _prepare(run: Run, console: Console) -> None:
 def _vocabulary(config: WordPieceConfig, texts: Paragraphs) -> WordPieces:
     if config.folder is not None:
         return WordPieces.load(Path(config.folder))
-    return WordPieces.train(texts, config.size, lower=config.lower, strip_accents=config.strip_accents)
+    return WordPieces.train(
+        texts,
+        config.size,
+        lower=config.lower,
+        strip_accents=config.strip_accents,
+        characters=config.characters,
+    )
 
 
 def _is_packed(recipe: Recipe, device: torch.device) -> bool:
     if recipe.data.packed == "auto":
-        fast = device.type == "cuda" and recipe.train.precision != "float32"
-        return fast and not recipe.model.attention_dropout
+        return common.packs_fast(recipe.model, recipe.masking.length, recipe.train, device)
     return recipe.data.packed
 
 
