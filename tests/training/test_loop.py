@@ -278,6 +278,16 @@ def test_epochs_and_minutes_end_a_run(tmp_path: Path) -> None:
     )  # time of earlier sessions counts
 
 
+def test_the_clock_takes_a_schedule_to_its_end(tmp_path: Path) -> None:
+    timed = quick(steps=10**9, minutes=0.01, schedule="linear", warmup=0, log_every=10)
+    summary = train(Toy(), PointData(), timed, tmp_path / "run")
+    assert 10 < summary.steps < 10**9
+    logged = lines(tmp_path / "run", "train")
+    rates = [one["learning_rate"] / timed.learning_rate for one in logged]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] > 2 * rates[-1]
+
+
 def test_metrics_are_cut_to_what_the_state_knows(tmp_path: Path) -> None:
     settings = quick(steps=10, save_every=4, schedule="constant")
     train(Toy(0.3), PointData(), settings, tmp_path / "whole")

@@ -27,8 +27,7 @@ from jumok.training.schedule import last_step, share
         ({"log_every": 0}, "log_every=0"),
         ({"seed": -1}, "seed=-1"),
         ({"device": "gpu"}, "device='gpu': auto, cpu, cuda"),
-        ({"schedule": "cosine"}, "set steps or epochs"),
-        ({"schedule": "linear", "minutes": 3.0}, "set steps or epochs"),
+        ({"schedule": "cosine"}, "set steps, epochs or minutes"),
         ({"schedule": "linear", "steps": 100, "warmup": 100}, "warmup=100 must end before steps=100"),
     ],
 )
@@ -80,6 +79,20 @@ def test_longer_than_planned_learns_nothing_more_and_breaks_nothing() -> None:
     settings = Settings(schedule="cosine", warmup=0, epochs=2)
     assert share(settings, 9, last=8) == 0
     assert share(settings, 1000, last=8) == 0
+
+
+def test_a_schedule_ends_where_the_minutes_do_if_that_is_nearer() -> None:
+    settings = Settings(schedule="linear", warmup=2, steps=10, minutes=4.0)
+    # The 6th step of 10: 3 of the 8 behind the warm-up are done. Of the minutes, as many, or more.
+    assert [share(settings, 6, 10, spent) for spent in (0.0, 0.375, 0.75, 1.0, 1.5)] == [
+        *(0.625, 0.625, 0.25),
+        *(0, 0),
+    ]
+    assert share(settings, 1, 10, spent=0.75) == 0.5  # the warm-up is in steps
+    by_clock = Settings(schedule="cosine", warmup=0, minutes=4.0)
+    assert [share(by_clock, 1000, None, spent) for spent in (0.0, 0.5)] == [1, pytest.approx(0.5)]
+    # The others do not know of an end.
+    assert share(Settings(schedule="constant", warmup=0, minutes=4.0), 6, None, 0.75) == 1
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ __all__ = ["SPECIAL", "Pieces", "WordPieceConfig", "WordPieces"]
 # Their usual names. In a vocabulary of ours they have the ids 0 to 4; elsewhere, any.
 SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 INSIDE = "##"  # before a piece that does not begin a word
-COVERED = 0.9999  # of all characters of the text are in the vocabulary, if there is room
+COVERED = 0.9999  # of the characters of words are in the vocabulary, and of all others, if there is room
 ROOM = 6  # at most a sixth of a vocabulary is single characters; each may be in it twice, inside words too
 LEAST_FREQUENT = 2  # a pair of pieces that was seen once only is no piece
 
@@ -50,6 +50,7 @@ class WordPieceConfig:
     lower: bool = True
     strip_accents: bool = False  # é becomes e; never for Korean, whose syllables would fall apart
     documents: int = 1_000_000  # that the vocabulary is learned from, the first ones
+    characters: str = ""  # that are in the vocabulary, seldom as they may be in this text: ㅋㅠ
     folder: str | None = None  # a run or a Hugging Face folder whose vocabulary is taken, and none learned
 
     def __post_init__(self) -> None:
@@ -89,9 +90,15 @@ class WordPieces:
 
     @classmethod
     def train(
-        cls, texts: Iterable[str], size: int = 8000, *, lower: bool = True, strip_accents: bool = False
+        cls,
+        texts: Iterable[str],
+        size: int = 8000,
+        *,
+        lower: bool = True,
+        strip_accents: bool = False,
+        characters: str = "",
     ) -> WordPieces:
-        """Learn a vocabulary. The same texts give the same one, to the byte of its file.
+        """Learn a vocabulary, with these ``characters``. The same texts give the same one, to the byte.
 
         ``texts`` are gone through twice, so that a list will do and an iterator will not. All distinct words
         are held in memory.
@@ -99,7 +106,7 @@ class WordPieces:
         if iter(texts) is texts:
             raise InputError("a vocabulary is learned from texts that can be gone through twice: give a list")
         shape = _shaped(models.WordPiece({}, unk_token=SPECIAL["unk"]), lower, strip_accents)
-        alphabet = _alphabet(texts, shape, size)
+        alphabet = _alphabet(texts, shape, size, characters)
         # The trainer numbers the characters inside words in an order of chance, and decides between equally
         # frequent pairs by these numbers. Named as special tokens, they come in an order of ours.
         inside = [INSIDE + character for character in alphabet if _joins(character, shape)]
@@ -305,8 +312,11 @@ def _shaped(
     return tokenizer
 
 
-def _alphabet(texts: Iterable[str], shape: tokenizers.Tokenizer, size: int) -> list[str]:
-    """The most frequent characters, of equally frequent ones those with the lowest numbers."""
+def _alphabet(texts: Iterable[str], shape: tokenizers.Tokenizer, size: int, always: str) -> list[str]:
+    """The most frequent characters, of equally frequent ones those with the lowest numbers.
+
+    First those of words: without one of them, the whole word is unknown; without a sign, that sign.
+    """
     counts = np.zeros(0x110000, np.int64)
     for text in texts:
         normal = shape.normalizer.normalize_str(text)
@@ -318,8 +328,14 @@ def _alphabet(texts: Iterable[str], shape: tokenizers.Tokenizer, size: int) -> l
         raise InputError("there is no text to learn a vocabulary from")
     seen = np.flatnonzero(counts)
     seen = seen[np.lexsort((seen, -counts[seen]))]
-    enough = int(np.searchsorted(np.cumsum(counts[seen]), COVERED * counts.sum())) + 1
-    return sorted(map(chr, seen[: min(enough, max(1, size // ROOM))].tolist()))
+    inside = np.array([_joins(chr(code), shape) for code in seen])
+    chosen = [
+        code
+        for kind in (seen[inside], seen[~inside])
+        for code in kind[: int(np.searchsorted(np.cumsum(counts[kind]), COVERED * counts[kind].sum())) + 1]
+    ]
+    found = set(map(chr, chosen[: max(1, size // ROOM)]))
+    return sorted(found.union(shape.normalizer.normalize_str(always)) - {" "})
 
 
 def _joins(character: str, shape: tokenizers.Tokenizer) -> bool:

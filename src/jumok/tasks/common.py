@@ -7,19 +7,31 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
 
+from jumok.attention.packed import drops_fast
 from jumok.errors import InputError
 from jumok.files import written
 from jumok.run import Run
-from jumok.training import Ranks, graphs
+from jumok.training import Ranks, Settings, graphs
 
-__all__ = ["Asked", "held_out_share", "layout", "next_commands", "placed"]
+__all__ = ["Asked", "held_out_share", "layout", "next_commands", "packs_fast", "placed"]
 
 M = TypeVar("M", bound=nn.Module)
+
+
+class Sizes(Protocol):
+    """What of a model's configuration decides how fast its attention is."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def attention_dropout(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -54,6 +66,13 @@ def placed(model: M, device: str = "auto") -> M:
         return model.to(place).eval()
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device {device!r} cannot be used here: {error}") from None
+
+
+def packs_fast(model: Sizes, longest: int, settings: Settings, device: torch.device) -> bool:
+    """Whether texts of up to so many tokens are learned from fastest when they lie end to end."""
+    if device.type != "cuda" or settings.precision == "float32":
+        return False
+    return not model.attention_dropout or drops_fast(longest, model.width // model.heads)
 
 
 def layout(run: Run, ranks: Ranks, packed: bool) -> dict[str, bool]:

