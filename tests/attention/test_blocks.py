@@ -10,7 +10,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from jumok import attend, masks
 from jumok.attention import blocks
-from jumok.attention.kinds import At, Documents
+from jumok.attention.kinds import At
+from jumok.attention.packings import Documents
 
 CPU = torch.device("cpu")
 B, H, Q, K, D = 2, 3, 293, 401, 5  # three blocks of queries and four of keys; the last of each sticks out

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from jumok.attention.kinds import All, At, Band, Banded, Documents, Either, Mask, Not, Packed
+from jumok.attention.kinds import All, At, Band, Banded, Either, Mask, Not
+from jumok.attention.packings import Documents, Packed
 
 SIZE = 128  # FlexAttention's block of queries and of keys
 

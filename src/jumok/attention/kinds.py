@@ -1,5 +1,7 @@
 """The kinds of mask, and what each can tell of itself. They are made by :mod:`jumok.attention.masks`.
 
+Those of packed sequences are in :mod:`jumok.attention.packings`.
+
 Most masks are *bands*: query ``i`` may attend to the keys ``first[i] … last[i]``. Padding, causal,
 window and packed documents are bands, and so is every ``&`` of them. A band is two whole numbers a
 row, so that no path has to build a Q×K tensor for it; and what the paths want to know (rows with
@@ -91,6 +93,14 @@ class Mask:
 
     def no_key_is_dead(self, at: At) -> bool:
         """True when it is known likewise that every key has a query, or that the others hold zeros."""
+        return False
+
+    def sees_itself(self) -> bool:
+        """Whether, if it lets query i see anything, it lets it see the key of its own place."""
+        return False
+
+    def sees_key_0(self) -> bool:
+        """The same of the first key."""
         return False
 
     def __and__(self, other: Mask) -> Mask:
@@ -215,7 +225,7 @@ class Span(Banded):
     def band(self, at: At) -> Band:
         def make() -> Band:
             ends = (moved(x, at.device)[..., None] for x in (self.first, self.last))
-            return Band(*(_aligned(x, self.rank, at.leading) for x in ends))
+            return Band(*(aligned(x, self.rank, at.leading) for x in ends))
 
         return self.remember(("band", at), make)
 
@@ -227,13 +237,16 @@ class Span(Banded):
                 f"the padding mask has a length of {self.longest}, but there are only {at.keys} keys; "
                 "give the number of real keys of each row"
             )
-        return _check_leading("the padding mask's lengths", self.first.shape, leading)
+        return check_leading("the padding mask's lengths", self.first.shape, leading)
 
     def no_row_is_empty(self, at: At) -> bool:
         return self.shortest > 0
 
     def no_key_is_dead(self, at: At) -> bool:
         return self.clean or (self.shortest >= at.keys and at.queries > 0)
+
+    def sees_key_0(self) -> bool:
+        return self.latest_first == 0
 
     def __repr__(self) -> str:
         if self.keys is None:
@@ -256,7 +269,7 @@ class Keys(Mask):
 
     def block(self, at: At, rows: slice) -> Tensor:
         on_device = self.remember(at.device, lambda: moved(self.allowed, at.device))
-        return _aligned(on_device[..., None, :], self.rank, at.leading)
+        return aligned(on_device[..., None, :], self.rank, at.leading)
 
     def check(self, leading: Sequence[int], at: At) -> None:
         _check_zero_one(self.allowed.shape, leading, at)
@@ -284,7 +297,7 @@ class Window(Banded):
                 here = here + (at.keys - at.queries)
             else:
                 here = here + moved(self.offset, at.device)[..., None]
-            here = _aligned(here, self.rank, at.leading)
+            here = aligned(here, self.rank, at.leading)
             far = at.queries + at.keys  # no window needs to reach further, and larger numbers would overflow
             first = torch.zeros_like(here) if self.left is None else here - min(self.left, far)
             last = torch.full_like(here, at.keys - 1) if self.right is None else here + min(self.right, far)
@@ -294,7 +307,7 @@ class Window(Banded):
 
     def check(self, leading: Sequence[int], at: At) -> None:
         if self.offset is not None:
-            _check_leading("the mask's offset", self.offset.shape, leading)
+            check_leading("the mask's offset", self.offset.shape, leading)
 
     @property
     def is_causal(self) -> bool:
@@ -308,145 +321,17 @@ class Window(Banded):
         sees_all_before = self.left is None and at.queries > 0
         return self.offset is None and (sees_all_before or at.queries >= at.keys)
 
+    def sees_itself(self) -> bool:
+        return True
+
+    def sees_key_0(self) -> bool:
+        return self.left is None
+
     def __repr__(self) -> str:
         offset = "" if self.offset is None else f"offset={self.offset.tolist()}"
         if self.left is None and self.right == 0:
             return f"causal({offset})"
         return f"window({self.left}, {self.right}{', ' + offset if offset else ''})"
-
-
-@dataclass(frozen=True, eq=False)
-class Documents(Mask):
-    """Packed sequences. A band when every document's keys are in one piece."""
-
-    ids: Tensor  # (*leading, K), on the host
-    contiguous: bool
-    padded: bool  # some id is negative
-    queries: Tensor | None = None  # (*leading, Q), on the host; None: the queries are the last of the keys
-    matched: bool = True  # every query's document has a key, and every key's a query
-
-    @property
-    def rank(self) -> int:
-        return self.ids.dim() - 1
-
-    @property
-    def among_themselves(self) -> bool:
-        """Whether the queries are the last of the keys, so that each finds itself."""
-        return self.queries is None
-
-    def band(self, at: At) -> Band | None:
-        if not self.contiguous:
-            return None
-
-        def make() -> Band:
-            begin, end = _document_edges(self.ids)
-            mine = self._mine(self.ids, at)
-            if self.queries is None:
-                begin, end = (edge[..., at.keys - at.queries :] for edge in (begin, end))
-                real = mine >= 0
-            else:
-                some_key, found = _places(self.ids, mine)
-                begin, end = begin.gather(-1, some_key), end.gather(-1, some_key)
-                real = found & (mine >= 0)
-            edges = torch.where(real, begin, 0), torch.where(real, end, -1)  # nothing: the empty band 0 … −1
-            return Band(*(_aligned(moved(x, at.device), self.rank, at.leading) for x in edges))
-
-        return self.remember(("band", at), make)
-
-    def block(self, at: At, rows: slice) -> Tensor:
-        ids = self.remember(at.device, lambda: moved(self.ids, at.device))
-        mine = self._mine(ids, at)[..., rows]
-        same = (mine[..., :, None] == ids[..., None, :]) & (mine >= 0)[..., :, None]
-        return _aligned(same, self.rank, at.leading)
-
-    def _mine(self, ids: Tensor, at: At) -> Tensor:
-        """The document of each query, ``(*leading, Q)``, where ``ids`` are."""
-        queries = self.queries
-        if queries is None:
-            return ids[..., at.keys - at.queries :]
-        return self.remember(("queries", ids.device), lambda: moved(queries, ids.device))
-
-    def check(self, leading: Sequence[int], at: At) -> None:
-        if self.queries is not None and self.queries.shape[-1] != at.queries:
-            raise InputError(
-                f"documents(ids, queries) has the ids of {self.queries.shape[-1]} queries, but there are "
-                f"{at.queries}; give one id for every query"
-            )
-        if self.ids.shape[-1] != at.keys or (self.queries is None and at.queries > at.keys):
-            raise InputError(
-                f"documents(ids) has {self.ids.shape[-1]} ids, but there are {at.queries} queries and "
-                f"{at.keys} keys; give one id for every key (the queries are the last of them, unless "
-                "documents(ids, queries) says otherwise)"
-            )
-        _check_leading("documents(ids)", self.ids.shape[:-1], leading)
-
-    def no_row_is_empty(self, at: At) -> bool:
-        return not self.padded and self.matched
-
-    def no_key_is_dead(self, at: At) -> bool:
-        everyone = at.queries == at.keys if self.queries is None else self.matched
-        return not self.padded and everyone
-
-    def __repr__(self) -> str:
-        asked = "" if self.queries is None else f", queries=<{tuple(self.queries.shape)} ids>"
-        return f"documents(<{tuple(self.ids.shape)} ids>{asked})"
-
-
-@dataclass(frozen=True, eq=False)
-class Packed(Banded):
-    """Packed sequences, told by where each begins: as FlashAttention takes them.
-
-    All numbers that differ from batch to batch are in tensors, on any device. What is known on the host is
-    enough to launch kernels: so a CUDA graph that was recorded with one packing serves another.
-    """
-
-    edges: Tensor  # (N + 1,), where the keys of each begin, and the end of all
-    longest: int  # of them, or more
-    queries: Tensor | None = None  # the edges of the queries; None: the queries are the last of the keys
-    longest_query: int = 0
-    # Each query belongs to a sequence that has keys, and each key to one with queries. None: the numbers are
-    # on a device, where nobody looked.
-    matched: bool | None = True
-
-    @property
-    def rank(self) -> int:
-        return 0
-
-    @property
-    def among_themselves(self) -> bool:
-        """Whether the queries are the last of the keys, so that each finds itself."""
-        return self.queries is None
-
-    def band(self, at: At) -> Band:
-        def make() -> Band:
-            edges = moved(self.edges, at.device).long()
-            place = torch.arange(at.queries, device=at.device)
-            if self.queries is None:
-                own, place = edges, place + (at.keys - at.queries)
-            else:
-                own = moved(self.queries, at.device).long()
-            mine = torch.searchsorted(own[1:], place, right=True)  # empty sequences are passed over
-            edges = torch.cat([edges, edges.new_zeros(1)])  # behind the last: from its end to −1, nothing
-            return Band(*(_aligned(x, 0, at.leading) for x in (edges[mine], edges[mine + 1] - 1)))
-
-        return self.remember(("band", at), make)
-
-    def check(self, leading: Sequence[int], at: At) -> None:
-        for name, edges, tokens in (("keys", self.edges, at.keys), ("queries", self.queries, at.queries)):
-            if edges is not None and edges.device.type == "cpu" and edges[-1] != tokens:
-                end = int(edges[-1])
-                raise InputError(f"the packed sequences end at {end}, and there are {tokens} {name}")
-
-    def no_row_is_empty(self, at: At) -> bool:
-        return self.matched is True
-
-    def no_key_is_dead(self, at: At) -> bool:
-        # Where nobody looked it is taken for true: else every call would copy its keys and values to be safe.
-        return self.matched is not False and (not self.among_themselves or at.queries == at.keys)
-
-    def __repr__(self) -> str:
-        asked = "" if self.queries is None else f", queries=<{self.queries.numel() - 1} sequences>"
-        return f"packed(<{self.edges.numel() - 1} sequences>{asked})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -550,12 +435,12 @@ class All(_Pair):
         # when every part lets it see key 0.
         parts = self.parts()
         each = all(part.no_row_is_empty(at) for part in parts)
-        diagonal = all(_sees_itself(part) for part in parts)
-        return each and (diagonal or all(_sees_key_0(part) for part in parts))
+        diagonal = all(part.sees_itself() for part in parts)
+        return each and (diagonal or all(part.sees_key_0() for part in parts))
 
     def no_key_is_dead(self, at: At) -> bool:
         parts = self.parts()
-        diagonal = all(_sees_itself(part) for part in parts)
+        diagonal = all(part.sees_itself() for part in parts)
         return diagonal and at.queries == at.keys and all(part.no_key_is_dead(at) for part in parts)
 
     def __repr__(self) -> str:
@@ -604,12 +489,6 @@ class Not(Mask):
 # ------------------------------------------------------------------------------------ small tools
 
 
-def _sees_key_0(part: Mask) -> bool:
-    if isinstance(part, Window):
-        return part.left is None
-    return isinstance(part, Span) and part.latest_first == 0
-
-
 def moved(x: Tensor, device: torch.device) -> Tensor:
     """Numbers of the host on a device. CUDA has read them when the call returns, so there is no wait."""
     return x.to(device, non_blocking=device.type == "cuda")
@@ -622,7 +501,7 @@ def _rows(x: Tensor, rows: slice, dim: int) -> Tensor:
     return x[..., rows] if dim == -1 else x[..., rows, :]
 
 
-def _aligned(x: Tensor, rank: int, leading: int) -> Tensor:
+def aligned(x: Tensor, rank: int, leading: int) -> Tensor:
     """Put dimensions of 1 behind the mask's own leading dimensions, so that those stand leftmost."""
     return x.reshape(*x.shape[:rank], *[1] * (leading - rank), *x.shape[rank:])
 
@@ -635,33 +514,6 @@ def _covered(band: Band, keys: int) -> Tensor:
     edges.scatter_add_(-1, first.clamp(max=keys), some)
     edges.scatter_add_(-1, (last + 1).clamp(min=0), -some)
     return edges.cumsum(-1)[..., :keys] > 0
-
-
-def _sees_itself(part: Mask) -> bool:
-    """Whether, if it lets query i see anything, it lets it see the key of its own place."""
-    return isinstance(part, Window) or (isinstance(part, Documents | Packed) and part.among_themselves)
-
-
-def _places(ids: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Some place in ``ids`` (…, K) where each of ``wanted`` (…, Q) stands, and whether it does at all."""
-    if ids.shape[-1] == 0:
-        return torch.zeros_like(wanted), torch.zeros_like(wanted, dtype=torch.bool)
-    ordered, order = ids.sort(-1)
-    at = torch.searchsorted(ordered, wanted).clamp_max(ids.shape[-1] - 1)
-    return order.gather(-1, at), ordered.gather(-1, at) == wanted
-
-
-def _document_edges(ids: Tensor) -> tuple[Tensor, Tensor]:
-    """For every token the place of the first and of the last token of its run of equal ids."""
-    place = torch.arange(ids.shape[-1]).expand(ids.shape)
-    edge = ids[..., 1:] != ids[..., :-1]
-    new = torch.ones_like(ids, dtype=torch.bool)
-    new[..., 1:] = edge
-    begin = torch.where(new, place, 0).cummax(-1).values
-    over = torch.ones_like(ids, dtype=torch.bool)
-    over[..., :-1] = edge
-    end = torch.where(over, place, ids.shape[-1]).flip(-1).cummin(-1).values.flip(-1)
-    return begin, end
 
 
 def _checked(other: object) -> Mask:
@@ -678,7 +530,8 @@ def _fits(have: Sequence[int], want: Sequence[int]) -> bool:
     return len(have) <= len(want) and all(h in (1, w) for h, w in zip(have, want, strict=False))
 
 
-def _check_leading(name: str, have: Sequence[int], leading: Sequence[int]) -> None:
+def check_leading(name: str, have: Sequence[int], leading: Sequence[int]) -> None:
+    """Raise unless a mask's own leading dimensions fit those of the query."""
     if not _fits(have, leading):
         raise InputError(
             f"{name}: shape {tuple(have)} does not fit the leading dimensions {tuple(leading)} of the query; "

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from jumok.attention.kinds import Dense, Documents, Keys, Mask, Packed, Span, Window
+from jumok.attention.kinds import Dense, Keys, Mask, Span, Window
+from jumok.attention.packings import Documents, Packed
 from jumok.errors import InputError
 
 __all__ = [

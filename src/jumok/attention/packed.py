@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from jumok.attention import blocks, chunks
 from jumok.attention.call import Call
-from jumok.attention.kinds import Documents, Mask, Packed, Window, moved
+from jumok.attention.kinds import Mask, Window, moved
+from jumok.attention.packings import Documents, Packed
 from jumok.attention.tanh import has_triton
 
 NOT_MEANT = ""  # the reason of a path that is for other calls altogether
