@@ -208,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report.out = chosen.out or (None if chosen.quick else r.RESULTS / f"align-{report.where}.json")
     work = work_of(chosen.run, chosen.reverse, chosen.gold, chosen.device)
     recipe = work.aligner.forth.run.recipe
-    report.head |= {"runs": [str(chosen.run), str(chosen.reverse)], "model": asdict(recipe.model)}
+    report.head |= {"runs": [chosen.run.name, chosen.reverse.name], "model": asdict(recipe.model)}
     report.head |= {"gold": chosen.gold or recipe.data.gold, "sentences": len(work.pairs)}
     report.say(f"{recipe.model.kind}, {len(work.pairs)} pairs with gold links")
     for name in SECTIONS if chosen.section == "all" else [chosen.section]:
