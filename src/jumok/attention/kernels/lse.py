@@ -29,7 +29,7 @@ class Blocks(NamedTuple):
     registers: int = 128  # of a thread at most: so few that two programs share a multiprocessor
     polynomials: int = 1  # of four exponentials: 0, 1 or 2
     ahead: bool = False  # the products of the next tile are made beside the weights of this one
-    by_warp: bool = False  # a warp writes sums of its own, where a tile lies in one cell; else they wait
+    by_warp: bool = False  # each warp writes sums of its own, where a tile lies in one cell: more memory
     programs: int = 2048  # the walk along the keys is split until there are about so many
 
 

@@ -11,6 +11,13 @@ that none does, across: then tiles need no check, but for those at the diagonal 
 **Two ways to an exponential.** The special function units of a multiprocessor make 16 a clock, and its tensor
 cores 32 scores of width 64: plain code waits for exponentials. So of four, POLYNOMIALS are made of
 multiplications and shifts instead (`_exp2_by_polynomial`). Float32 input always takes the accurate way.
+
+**Two kinds of units at once.** A warp waits for its products before it makes weights of them, and only other
+programs keep the tensor cores busy meanwhile. With AHEAD, the products of the next tile are asked for first,
+and the weights of this one are made beside them. And at the end of a cell the warps of a program meet to add
+up what they have; with PARTS each writes its own part, and these are added afterwards. Both change only the
+order of sums. (Sums by the tensor cores would save nothing: to round two weights to float16 takes an
+instruction, and the last product of a polynomial could no longer add.)
 """
 
 from __future__ import annotations
@@ -146,7 +153,7 @@ def _pooled_kernel(
     shift = -1.4426950408889634 * tl.load(lse_ptr + h * R + row, mask=there, other=float("inf"))
     place = tl.arange(0, BK)
     k_at = k_ptr + h // heads_a_key * k_stride_h + d[None, :]
-    tile_at = k_at + place[:, None] * k_stride_r
+    tile_at = k_at + place[:, None] * k_stride_r  # within a tile 32 bits do: see `pooled_maps`
 
     # The groups that this program walks along; of these, the ones from `inner` to `outer` need no check.
     first = tl.program_id(2) * share
@@ -309,6 +316,8 @@ def pooled_maps(
     slots = row_blocks * (blocks.queries // rows.size) * parts
     sums = query.new_zeros(H, slots, across, dtype=torch.float32)
     query, key, lse = dense(query), dense(key), lse.contiguous()
+    if key.stride(1) * blocks.keys >= 1 << 31:
+        key = key.contiguous()
     starts = [_starts(R, down, query.device), _starts(C, across, query.device)]
     with torch.cuda.device_of(query):
         _pooled_kernel[(row_blocks, H, -(-groups // share))](
