@@ -180,30 +180,35 @@ def tune(report: Report, chosen: argparse.Namespace) -> None:
     from jumok.attention.kernels.lse import Blocks, row_lse
     from jumok.attention.kernels.pooled import pooled_maps
 
+    large = Blocks(queries=128, keys=128, warps=4, unroll=1, registers=168)
+    small = Blocks(queries=128, keys=64, warps=4, registers=168)
     cuts = [
         Blocks(),
-        Blocks(polynomials=0),
-        Blocks(polynomials=2),
-        Blocks(stages=2),
         Blocks(stages=4),
-        Blocks(unroll=1),
-        Blocks(unroll=1, stages=4),
-        Blocks(queries=128, warps=4, stages=2),
-        Blocks(queries=128, warps=4, stages=3),
-        Blocks(queries=128, keys=128, unroll=1),
-        Blocks(queries=128, keys=128, warps=4, unroll=1, registers=168),
-        Blocks(queries=128, keys=128, warps=4, unroll=1, registers=168, stages=2),
-        Blocks(queries=128, keys=128, warps=4, unroll=1, registers=168, stages=4),
-        Blocks(queries=128, keys=128, warps=4, unroll=1, registers=160),
-        Blocks(queries=128, keys=128, warps=4, unroll=1, registers=200),
-        Blocks(queries=128, keys=128, warps=4, unroll=1, registers=255, stages=2),
-        Blocks(queries=128, keys=128, warps=4, unroll=1, registers=168, polynomials=2),
-        Blocks(queries=128, keys=128, warps=4, unroll=2, registers=168, stages=2),
-        Blocks(queries=128, keys=128, warps=4, unroll=1, registers=168, programs=4096),
-        Blocks(queries=128, keys=128, warps=4, unroll=1, registers=168, programs=1024),
-        Blocks(queries=128, warps=4, stages=2, registers=168),
-        Blocks(queries=128, warps=4, stages=2, unroll=1),
-        Blocks(queries=128, warps=4, stages=2, unroll=1, registers=168),
+        large,
+        large._replace(registers=160),
+        large._replace(stages=2),
+        large._replace(polynomials=0),
+        large._replace(polynomials=2),
+        large._replace(by_warp=True),
+        large._replace(by_warp=True, programs=4096),
+        large._replace(ahead=True, registers=255),
+        large._replace(ahead=True, registers=255, by_warp=True),
+        small._replace(registers=128, stages=2),
+        small._replace(registers=128, stages=2, by_warp=True),
+        small._replace(registers=128, by_warp=True),
+        small._replace(registers=96, unroll=1, by_warp=True),
+        small._replace(ahead=True),
+        small._replace(ahead=True, by_warp=True),
+        small._replace(ahead=True, by_warp=True, stages=2),
+        small._replace(ahead=True, by_warp=True, polynomials=0),
+        small._replace(ahead=True, by_warp=True, polynomials=2),
+        small._replace(ahead=True, by_warp=True, registers=224),
+        small._replace(ahead=True, by_warp=True, unroll=1),
+        small._replace(ahead=True, by_warp=True, unroll=1, stages=4),
+        small._replace(ahead=True, by_warp=True, unroll=1, registers=128),
+        large._replace(ahead=True, by_warp=True, warps=8, registers=128),
+        small._replace(ahead=True, by_warp=True, warps=8, registers=104),
     ]
     layer = made(chosen, chosen.causal)
     mask = {"diagonal": 0 if layer.causal else None, "scale": chosen.width**-0.5}
@@ -216,7 +221,7 @@ def tune(report: Report, chosen: argparse.Namespace) -> None:
     for blocks in cuts:
         name = f"{blocks.queries}×{blocks.keys}, {blocks.warps} warps, {blocks.stages} stages"
         name += f", unroll {blocks.unroll}, {blocks.registers} registers, {blocks.polynomials}/4 polynomials"
-        name += f", {blocks.programs} programs"
+        name += f", {blocks.programs} programs{', ahead' * blocks.ahead}{', by warp' * blocks.by_warp}"
         run: Run = functools.partial(pooled_maps, query, key, sums, cells=cells, blocks=blocks, **mask)
         way = report.measure(row, name, run)
         if "error" not in way:

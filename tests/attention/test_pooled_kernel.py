@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,6 +41,14 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 runs_kernels = pytest.mark.filterwarnings("default") if INTERPRETED else pytest.mark.gpu
 # Small tiles, so that small inputs have many; a GPU's tensor cores take no fewer than 64 rows.
 SMALL = Blocks(queries=64, keys=32, warps=4) if ON_GPU else Blocks(queries=16, keys=32, warps=4)
+BY_WARP = SMALL._replace(by_warp=True) if ON_GPU else Blocks(queries=32, keys=32, warps=2, by_warp=True)
+AHEAD = Blocks(queries=128, warps=4, registers=168, ahead=True, by_warp=True)  # as on a GPU
+WAYS = [
+    SMALL._replace(polynomials=0),
+    SMALL._replace(polynomials=2, unroll=1, programs=9),
+    BY_WARP._replace(polynomials=0, ahead=True),
+    BY_WARP._replace(polynomials=1, unroll=1, programs=9),
+]
 
 CLOSE = 3e-5 if ON_GPU else 3e-6  # float32 there is three products of tensor cores
 
@@ -76,6 +85,8 @@ CASES = [
     (1, 1, 64, 128, 16, (2, 2), None, None, False),  # several tiles a cell, down and across
     (1, 1, 16, 192, 16, (16, 1), None, None, False),  # six tiles a cell: three turns of two
     (1, 1, 32, 64, 16, (8, 4), None, None, False),  # several cells a tile
+    (4, 2, 64, 192, 16, (2, 2), None, None, False),  # grouped queries, three tiles a cell
+    (2, 1, 128, 192, 16, (4, 2), 70, None, False),  # the same with a causal mask
     (1, 1, 16, 32, 16, (16, 32), None, None, False),  # a cell for each pair
     (1, 1, 48, 64, 16, (3, 16), 11, None, False),  # narrow cells, causal
     (4, 2, 19, 53, 7, (5, 7), None, None, False),  # nothing is even
@@ -102,7 +113,7 @@ def test_maps_are_the_pooled_weights(case) -> None:
     lse = row_lse(q, k, scale=0.7, **mask)
     torch.testing.assert_close(lse.double(), s.logsumexp(-1), rtol=CLOSE, atol=CLOSE)
     exact = pooled(s.softmax(-1).nan_to_num(0), cells)
-    for blocks in (SMALL._replace(polynomials=0), SMALL._replace(polynomials=2, unroll=1, programs=9)):
+    for blocks in WAYS:
         maps = pooled_maps(q, k, lse, scale=0.7, cells=cells, blocks=blocks, **mask)
         rtol = 7e-4 if blocks.polynomials else CLOSE
         torch.testing.assert_close(maps.double(), exact, rtol=rtol, atol=1e-9)
@@ -183,10 +194,12 @@ def test_maps_at_real_sizes(width: int, dtype: torch.dtype) -> None:
         s = scores(q, k, width**-0.5).masked_fill(blocked(2048, 2048, diagonal, None, None), -torch.inf)
         lse = row_lse(q, k, scale=width**-0.5, diagonal=diagonal)
         torch.testing.assert_close(lse.double(), s.logsumexp(-1), rtol=1e-4, atol=1e-4)
-        maps = pooled_maps(q, k, lse, scale=width**-0.5, cells=cells, diagonal=diagonal)
-        error = (maps.double() - (exact := pooled(s.softmax(-1), cells))).abs()
-        assert (error <= 1e-2 * exact).all()
-        assert error.norm() <= (1e-3 if dtype == torch.bfloat16 else 1e-5) * exact.norm()
+        exact = pooled(s.softmax(-1), cells)
+        for blocks in (None, AHEAD) if width <= 64 and dtype == torch.bfloat16 else (None,):
+            maps = pooled_maps(q, k, lse, scale=width**-0.5, cells=cells, diagonal=diagonal, blocks=blocks)
+            error = (maps.double() - exact).abs()
+            assert (error <= 1e-2 * exact).all()
+            assert error.norm() <= (1e-3 if dtype == torch.bfloat16 else 1e-5) * exact.norm()
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="on a GPU it is run by hand")
@@ -233,23 +246,29 @@ UNEVEN = {"EVEN": False, "ALIVE": True, "CAUSAL": True, "WINDOWED": True, "UNROL
         (256, "bf16", CAUSAL),
         (64, "fp32", CAUSAL),
         (128, "fp32", CAUSAL),
+        (64, "bf16", {"blocks": AHEAD}),
+        (64, "bf16", CAUSAL | {"blocks": AHEAD._replace(unroll=1)}),
     ],
 )
-def test_the_kernels_compile_for_hopper_and_fit(width: int, kind: str, more: dict[str, object]) -> None:
+def test_the_kernels_compile_for_hopper_and_fit(width: int, kind: str, more: dict[str, Any]) -> None:
     """The interpreter lets pass what the compiler does not, and the compiler needs no GPU."""
     import triton
     from triton.backends.compiler import GPUTarget
 
     from jumok.attention.kernels import lse, pooled
 
-    blocks = fitting(Wide(width, kind), 1 << 17)  # type: ignore[arg-type]
+    more = dict(more)
+    blocks = more.pop("blocks", fitting(Wide(width, kind), 1 << 17))  # type: ignore[arg-type]
     wide = 128 // blocks.keys
     constants = {"D": width, "BD": width, "BQ": blocks.queries, "BK": blocks.keys, "WIDTH": blocks.keys}
     constants |= {"HEIGHT": min(128, blocks.queries), "UNROLL": min(wide, blocks.unroll), "EVEN": True}
     constants |= {"ONE_TURN": wide <= blocks.unroll, "POLYNOMIALS": blocks.polynomials}
+    constants |= {"AHEAD": blocks.ahead, "PARTS": blocks.warps if blocks.by_warp else 1}
     constants |= {"CAUSAL": False, "WINDOWED": False, "ALIVE": False} | more
     for function in (pooled._pooled_kernel, lse._lse_kernel):
         mine = {name: value for name, value in constants.items() if name in function.arg_names}
+        if function is pooled._pooled_kernel:
+            mine["k_stride_r"] = width
         types = {"q_ptr": f"*{kind}", "k_ptr": f"*{kind}", "alive_ptr": "*i1", "factor": "fp32"}
         types |= {"row_starts_ptr": "*i32", "col_starts_ptr": "*i32"}
         signature = {

@@ -19,7 +19,7 @@ ON_GPU = tl.constexpr(not triton.knobs.runtime.interpret)
 
 
 class Blocks(NamedTuple):
-    """How a kernel cuts its work. (The polynomials, `unroll` and `programs` are the pooling kernel's.)"""
+    """How a kernel cuts its work. (From `unroll` on, but for `registers`, all is the pooling kernel's.)"""
 
     queries: int = 256  # of a tile; the more, the less often the keys are read
     keys: int = 64
@@ -28,6 +28,8 @@ class Blocks(NamedTuple):
     unroll: int = 2  # blocks of keys a turn of the loop, where a cell has so many
     registers: int = 128  # of a thread at most: so few that two programs share a multiprocessor
     polynomials: int = 1  # of four exponentials: 0, 1 or 2
+    ahead: bool = False  # the products of the next tile are made beside the weights of this one
+    by_warp: bool = False  # each warp writes sums of its own, where a tile lies in one cell: more memory
     programs: int = 2048  # the walk along the keys is split until there are about so many
 
 

@@ -11,6 +11,13 @@ that none does, across: then tiles need no check, but for those at the diagonal 
 **Two ways to an exponential.** The special function units of a multiprocessor make 16 a clock, and its tensor
 cores 32 scores of width 64: plain code waits for exponentials. So of four, POLYNOMIALS are made of
 multiplications and shifts instead (`_exp2_by_polynomial`). Float32 input always takes the accurate way.
+
+**Two kinds of units at once.** A warp waits for its products before it makes weights of them, and only other
+programs keep the tensor cores busy meanwhile. With AHEAD, the products of the next tile are asked for first,
+and the weights of this one are made beside them. And at the end of a cell the warps of a program meet to add
+up what they have; with PARTS each writes its own part, and these are added afterwards. Both change only the
+order of sums. (Sums by the tensor cores would save nothing: to round two weights to float16 takes an
+instruction, and the last product of a polynomial could no longer add.)
 """
 
 from __future__ import annotations
@@ -74,19 +81,21 @@ def _quarters(x):
 
 
 @triton.jit
-def _clear_mass(s, factor, shift, one, POLYNOMIALS: tl.constexpr):
-    """2^(s · factor + shift) of a tile [rows, keys], summed by fours: [rows, keys / 16, 4]."""
+def _exponents(s, factor, shift, POLYNOMIALS: tl.constexpr):
+    """s · factor + shift of a tile [rows, keys] as four of [rows, keys / 16, 4], for `_clear_mass`."""
     a, b, c, d = _quarters(s)
     shift = shift[:, None, None]
-    p = tl.exp2(a * factor + shift) + tl.exp2(c * factor + shift)
-    if POLYNOMIALS < 2:
-        p += tl.exp2(b * factor + shift)
-    else:
-        p += _exp2_by_polynomial(b * factor + (shift + 383.0), one)
-    if POLYNOMIALS < 1:
-        p += tl.exp2(d * factor + shift)
-    else:
-        p += _exp2_by_polynomial(d * factor + (shift + 383.0), one)
+    b_shift = shift + 383.0 if POLYNOMIALS > 1 else shift
+    d_shift = shift + 383.0 if POLYNOMIALS > 0 else shift
+    return a * factor + shift, b * factor + b_shift, c * factor + shift, d * factor + d_shift
+
+
+@triton.jit
+def _clear_mass(a, b, c, d, one, POLYNOMIALS: tl.constexpr):
+    """2 to the power of `_exponents`, summed by fours: [rows, keys / 16, 4]."""
+    p = tl.exp2(a) + tl.exp2(c)
+    p += _exp2_by_polynomial(b, one) if POLYNOMIALS > 1 else tl.exp2(b)
+    p += _exp2_by_polynomial(d, one) if POLYNOMIALS > 0 else tl.exp2(d)
     return p
 
 
@@ -110,17 +119,17 @@ def _cell_of(place, places, cells):
 def _pooled_kernel(
     q_ptr, k_ptr, lse_ptr, alive_ptr, row_starts_ptr, col_starts_ptr, out_ptr,
     R, C, row_cells, col_cells, out_rows, factor, one, diagonal, window, heads_a_key, tall, wide, share,
-    q_stride_h, q_stride_r, k_stride_h, k_stride_r,
+    q_stride_h, q_stride_r, k_stride_h, k_stride_r: tl.constexpr,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, UNROLL: tl.constexpr, ONE_TURN: tl.constexpr,
     EVEN: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, ALIVE: tl.constexpr,
-    POLYNOMIALS: tl.constexpr,
+    POLYNOMIALS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """out[h, row slot, column cell] = Σ of weights, where a row cell has `tall` row slots, or one.
+    """out[h, row slot, column cell] = Σ of weights, where a row cell has `tall` · PARTS row slots.
 
     Rows: a cell has HEIGHT places of a block, or `tall` blocks. Columns: WIDTH places, or `wide` blocks. The
     walk goes by groups: the BK / WIDTH cells of a block, or the one cell of `wide` blocks. A program walks
-    along `share` of them.
+    along `share` of them. PARTS is 1, or where a tile lies in one cell, how many warps there are.
     """
     DOWN: tl.constexpr = BQ // HEIGHT  # cells of a tile
     ACROSS: tl.constexpr = BK // WIDTH
@@ -128,6 +137,7 @@ def _pooled_kernel(
     EDGES: tl.constexpr = CAUSAL and CLEAR
     FOURS: tl.constexpr = WIDTH >= 16
     SOME: tl.constexpr = WIDTH // 4 if FOURS else WIDTH
+    FIRST: tl.constexpr = ONE_TURN or PARTS > 1  # a turn begins with nothing
     h = tl.program_id(1).to(tl.int64)
     block = tl.program_id(0)
     if CAUSAL:
@@ -141,12 +151,14 @@ def _pooled_kernel(
     q_at = q_ptr + h * q_stride_h + row.to(tl.int64)[:, None] * q_stride_r + d[None, :]
     q = tl.load(q_at, mask=there[:, None] & (d < D)[None, :], other=0.0)
     shift = -1.4426950408889634 * tl.load(lse_ptr + h * R + row, mask=there, other=float("inf"))
-    k_at = k_ptr + h // heads_a_key * k_stride_h + d[None, :]
     place = tl.arange(0, BK)
+    k_at = k_ptr + h // heads_a_key * k_stride_h + d[None, :]
+    tile_at = k_at + place[:, None] * k_stride_r  # within a tile 32 bits do: see `pooled_maps`
 
     # The groups that this program walks along; of these, the ones from `inner` to `outer` need no check.
     first = tl.program_id(2) * share
-    last = tl.minimum(first + share, tl.cdiv(col_cells, ACROSS))
+    groups = tl.cdiv(col_cells, ACROSS)
+    last = tl.minimum(first + share, groups)
     if CAUSAL:
         top = tl.min(tl.where(there, row, R))
         bottom = tl.max(tl.where(there, row, -1))
@@ -172,15 +184,27 @@ def _pooled_kernel(
         else:
             begin, end = outer, last
         mass = tl.zeros((BQ, BK // 16, 4) if FOURS else (BQ, BK), tl.float32)
+        total = tl.zeros((PARTS,), tl.float32)
         group = begin
         turn = 0
-        column = begin * (wide * BK) + place
-        even_at = k_at + column.to(tl.int64)[:, None] * k_stride_r
+        tile = begin * wide
+        if part == 1 and CLEAR and FOURS and AHEAD:
+            final = groups * wide - 1  # after which there is no tile to look ahead to
+            now_at = tile_at + tl.minimum(tile, final).to(tl.int64) * (BK * k_stride_r)
+            s = products(q, tl.load(now_at, mask=(d < D)[None, :], other=0.0))
+            w, x, y, z = _exponents(s, factor, shift, POLYNOMIALS)
         for _ in range((end - begin) * (wide // UNROLL)):
             for u in tl.static_range(UNROLL):
-                if EVEN:
+                if part == 1 and CLEAR and FOURS and AHEAD:
+                    now_at = tile_at + tl.minimum(tile + 1, final).to(tl.int64) * (BK * k_stride_r)
+                    s = products(q, tl.load(now_at, mask=(d < D)[None, :], other=0.0))
+                    found = _clear_mass(w, x, y, z, one, POLYNOMIALS)
+                    w, x, y, z = _exponents(s, factor, shift, POLYNOMIALS)
+                elif EVEN:
+                    now_at = tile_at + tile.to(tl.int64) * (BK * k_stride_r)
+                    s = products(q, tl.load(now_at, mask=(d < D)[None, :], other=0.0))
+                    column = tile * BK + place
                     inside = column < C
-                    now_at = even_at
                 else:
                     at = group if ACROSS == 1 else group * ACROSS + place // WIDTH
                     known = at < col_cells
@@ -188,21 +212,31 @@ def _pooled_kernel(
                     column += (turn * UNROLL + u) * BK + place % WIDTH
                     inside = column < tl.load(col_starts_ptr + at + 1, mask=known, other=0)
                     now_at = k_at + column.to(tl.int64)[:, None] * k_stride_r
-                if EVEN and BD == D:
-                    k = tl.load(now_at)
-                else:
-                    k = tl.load(now_at, mask=inside[:, None] & (d < D)[None, :], other=0.0)
-                s = products(q, k)
+                    s = products(q, tl.load(now_at, mask=inside[:, None] & (d < D)[None, :], other=0.0))
                 if part == 1 and CLEAR and FOURS:
-                    mass += _clear_mass(s, factor, shift, one, POLYNOMIALS)
+                    if not AHEAD:
+                        w, x, y, z = _exponents(s, factor, shift, POLYNOMIALS)
+                        found = _clear_mass(w, x, y, z, one, POLYNOMIALS)
                 else:
                     keep = allowed(row, column, inside, alive_ptr, diagonal, window, CAUSAL, WINDOWED, ALIVE)
-                    mass += _checked_mass(s, factor, shift, keep, FOURS)
-                if EVEN:
-                    column += BK
-                    even_at += BK * k_stride_r
+                    found = _checked_mass(s, factor, shift, keep, FOURS)
+                mass = found if FIRST and u == 0 else mass + found
+                tile += 1
             turn += 1
-            if ONE_TURN or turn * UNROLL == wide:
+            if PARTS > 1:
+                # No branch and no barrier: the warps need not wait for each other. A warp has 16 rows of 64.
+                by_warp = tl.reshape(mass, (BQ // (16 * PARTS), PARTS, 16 * SOME))
+                by_warp = tl.reshape(tl.permute(by_warp, (1, 0, 2)), (PARTS, BQ // PARTS * SOME))
+                total += tl.sum(by_warp, axis=1)
+                done = ONE_TURN or turn * UNROLL == wide
+                lane = tl.arange(0, 32)[None, :]
+                out_row = h * out_rows + block * PARTS + tl.arange(0, PARTS)
+                out_at = out_ptr + out_row[:, None] * col_cells + group + lane
+                tl.store(out_at, tl.broadcast_to(total[:, None], (PARTS, 32)), mask=(lane == 0) & done)
+                total = tl.where(done, 0.0, total)
+                turn = tl.where(done, 0, turn)
+                group += tl.where(done, 1, 0)
+            elif ONE_TURN or turn * UNROLL == wide:
                 out_row = h * out_rows + block * DOWN + tl.arange(0, DOWN)
                 out_at = out_ptr + out_row * col_cells + group * ACROSS
                 if ACROSS == 1:
@@ -277,8 +311,13 @@ def pooled_maps(
     splits = max(1, min(groups, blocks.programs // (H * row_blocks)))
     share = -(-groups // splits)
     unroll = math.gcd(cols.blocks, blocks.unroll)
-    sums = query.new_zeros(H, row_blocks * (blocks.queries // rows.size), across, dtype=torch.float32)
+    whole = (rows.size, cols.size) == (blocks.queries, blocks.keys)  # a tile lies in one cell
+    parts = blocks.warps if blocks.by_warp and whole and blocks.queries % (16 * blocks.warps) == 0 else 1
+    slots = row_blocks * (blocks.queries // rows.size) * parts
+    sums = query.new_zeros(H, slots, across, dtype=torch.float32)
     query, key, lse = dense(query), dense(key), lse.contiguous()
+    if key.stride(1) * blocks.keys >= 1 << 31:
+        key = key.contiguous()
     starts = [_starts(R, down, query.device), _starts(C, across, query.device)]
     with torch.cuda.device_of(query):
         _pooled_kernel[(row_blocks, H, -(-groups // share))](
@@ -289,10 +328,10 @@ def pooled_maps(
             D=D, BQ=blocks.queries, BK=blocks.keys, BD=max(16, triton.next_power_of_2(D)), HEIGHT=rows.size,
             WIDTH=cols.size, UNROLL=unroll, ONE_TURN=unroll == cols.blocks, EVEN=cols.even,
             CAUSAL=diagonal is not None, WINDOWED=window is not None, ALIVE=alive is not None,
-            POLYNOMIALS=blocks.polynomials, **launched(blocks),
+            POLYNOMIALS=blocks.polynomials, AHEAD=blocks.ahead, PARTS=parts, **launched(blocks),
         )  # fmt: skip
-    if rows.blocks > 1:
-        sums = sums.unflatten(1, (down, rows.blocks)).sum(2)
+    if rows.blocks * parts > 1:
+        sums = sums.unflatten(1, (down, rows.blocks * parts)).sum(2)
     return sums[:, :down] / starts[0].diff()[:, None]
 
 
