@@ -43,9 +43,10 @@ def jumok(
     """Runs a command in this process, in a folder of its own."""
     monkeypatch.chdir(home)
 
-    def run(*words: str, stdin: str = "") -> Said:
+    def run(*words: str, stdin: str | bytes = "") -> Said:
+        given = stdin.encode() if isinstance(stdin, str) else stdin
         monkeypatch.setattr(sys, "argv", ["jumok", *words])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             cli.main()
@@ -92,6 +93,19 @@ def test_a_map_as_a_picture_and_everything_as_json(jumok: Callable[..., Said], h
     assert json.loads(said.out)["source_words"] == ["we", "walk"]
     assert "map.png" in said.err
     assert (home / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_map_is_of_the_first_line_with_words(jumok: Callable[..., Said], home: Path) -> None:
+    jumok("train", "bahdanau", *SMALL)
+    said = jumok("run", "runs/bahdanau", "--map", "map.svg", stdin="\nwe walk\nyou\n")
+    assert said.status == 0
+    assert len(said.out.splitlines()) == 3
+    assert "<svg" in (home / "map.svg").read_text(encoding="utf-8")
+    said = jumok("run", "runs/bahdanau", "--map", "none.png", stdin="\n")
+    assert (said.status, "no words for none.png" in said.err) == (0, True)
+    said = jumok("run", "runs/bahdanau", "we walk", "--map", "map.xyz")
+    assert (said.status, said.out) == (1, "")
+    assert "map.xyz: a picture's name ends in .png, .svg, .pdf" in said.err
 
 
 def test_links_of_given_pairs_in_and_out_of_files(jumok: Callable[..., Said], home: Path) -> None:
@@ -172,6 +186,67 @@ def test_text_that_is_not_utf_8_is_told_by_its_line(jumok: Callable[..., Said], 
     said = jumok("run", "runs/bahdanau", "latin.txt", "--out", "latin.out")
     assert "latin.txt:2" in said.err
     assert not (home / "latin.out").exists()
+
+
+def test_lines_before_one_that_cannot_be_read_are_not_lost(jumok: Callable[..., Said], home: Path) -> None:
+    jumok("train", "bahdanau", *SMALL)
+    right = jumok("run", "runs/bahdanau", stdin="we walk\nyou dance\n").out
+    bad = b"we walk\nyou dance\n\xff\nwe\n"
+    (home / "bad.txt").write_bytes(bad)
+    for said in (jumok("run", "runs/bahdanau", stdin=bad), jumok("run", "runs/bahdanau", "bad.txt")):
+        assert (said.status, said.out) == (1, right)
+        assert ":3: this is not UTF-8" in said.err
+
+
+def test_a_training_that_is_refused_touches_nothing(jumok: Callable[..., Said], home: Path) -> None:
+    from jumok.run import locked
+
+    jumok("train", "bahdanau", *SMALL, "--out", "busy")
+    for path in (home / "busy/state").glob("*/state.json"):
+        path.unlink()  # as if it had only begun
+    files = [home / "busy/recipe.yaml", *(home / "busy").glob("tokenizer*.json")]
+    before = [path.read_bytes() for path in files]
+    with locked(home / "busy"):
+        said = jumok("train", "bahdanau", *SMALL, "train.seed=7", "text.lower=true", "--out", "busy")
+    assert (said.status, "another process is training in busy" in said.err) == (1, True)
+    assert [path.read_bytes() for path in files] == before
+    (home / "foreign").mkdir()
+    (home / "foreign/mine.txt").touch()
+    assert "is no run" in jumok("train", "bahdanau", *SMALL, "--out", "foreign").err
+    assert [path.name for path in (home / "foreign").iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_before_the_first_step_it_says_how_to_go_on(
+    jumok: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, number: int, status: int
+) -> None:
+    from jumok.tasks import translate
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(translate, "train", lambda *_: (signal.raise_signal(number), time.sleep(5)))
+    said = jumok("train", "bahdanau", *SMALL, "--out", "stopped")
+    assert (said.status, said.err) == (
+        status,
+        "jumok: stopped; the same command goes on from what was saved\n",
+    )
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_ctrl_c_while_it_waits_for_a_line_ends_it_quietly(jumok: Callable[..., Said], home: Path) -> None:
+    jumok("train", "bahdanau", *SMALL)
+    words = [sys.executable, "-m", "jumok", "run", "runs/bahdanau"]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(words, cwd=home, env={**os.environ, "OMP_NUM_THREADS": "1"}, **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"we walk\n")
+        process.stdin.flush()
+        process.stdout.readline()  # it answers, and waits for more
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=30)
+        assert process.stderr is not None
+        assert b"Fatal" not in process.stderr.read()
+    assert process.returncode == 130
 
 
 def test_help_is_there_for_every_command(jumok: Callable[..., Said]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import queue
+import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, BinaryIO, NoReturn
 
 import typer
@@ -57,9 +58,9 @@ def train(
     from jumok.tasks import of
 
     chosen = recipes.load(recipe, overrides or [])
-    run = Run.start(out or recipes.folder_of(recipe), chosen)
-    with locked(run.folder) if run.is_mine else contextlib.nullcontext():
-        of(chosen.task).train(run, _console())
+    folder = out or recipes.folder_of(recipe)
+    with _stoppable(), locked(folder):
+        of(chosen.task).train(Run.start(folder, chosen), _console())
 
 
 @app.command("run")
@@ -81,7 +82,8 @@ def predict(
         bool, typer.Option("--json", help="A JSON object a line, with all that is known.")
     ] = False,
     picture: Annotated[
-        Path | None, typer.Option("--map", help="Draw the attention map of a text (PNG).")
+        Path | None,
+        typer.Option("--map", help="Draw the first line's attention (.png, .svg, .pdf)."),
     ] = None,
     device: Device = "auto",
 ) -> None:
@@ -98,6 +100,10 @@ def predict(
     align = alignments or as_json or picture is not None
     if alignments or picture is not None:
         predictor.check_maps()
+    if picture is not None:
+        from jumok.look.figures import check_picture
+
+        check_picture(picture)
     done = 0
     with _windows(text) as windows, _output(out) as write:
         for lines in windows:
@@ -106,10 +112,12 @@ def predict(
                     write(line)
                 if not prediction.finished:
                     print(f"line {prediction.number + 1}: cut off at the length limit", file=sys.stderr)
-                if picture is not None:
+                if picture is not None and prediction.has_words:
                     print(f"map: {predictor.draw(prediction, picture)}", file=sys.stderr)
                     picture = None  # of the first line
             done += len(lines)
+    if picture is not None:
+        print(f"no map: there were no words for {picture}", file=sys.stderr)
 
 
 @app.command("eval")
@@ -324,6 +332,27 @@ def _fail(message: str, status: int = 1) -> NoReturn:
     sys.exit(status)
 
 
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM stops as Ctrl-C does, and it is told how to go on. (Within the loop, training sees to it.)"""
+    number = signal.SIGINT
+
+    def stop(caught: int, _: FrameType | None) -> NoReturn:
+        nonlocal number
+        number = signal.Signals(caught)
+        raise KeyboardInterrupt
+
+    in_charge = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, stop) if in_charge else None
+    try:
+        yield
+    except KeyboardInterrupt:
+        _fail("stopped; the same command goes on from what was saved", 128 + number)
+    finally:
+        if in_charge:
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
 def _console() -> Console:
     from rich.console import Console
 
@@ -341,19 +370,52 @@ def _windows(text: str | None) -> Iterator[Iterator[list[str]]]:
     if path is None:
         if sys.stdin.isatty():
             print("reading from standard input, a line each; end with Ctrl-D", file=sys.stderr)
-        yield _as_they_come(_decoded(sys.stdin.buffer, "standard input"))
+        yield _as_they_come(_decoded(_lines_of(sys.stdin.buffer), "standard input"))
     elif _is_file(path):
         from jumok.data.files import opened
 
         with opened(path) as file:
-            lines = _decoded(file, str(path))
-            yield iter(lambda: list(itertools.islice(lines, AT_ONCE)), [])
+            yield _some_at_a_time(_decoded(file, str(path)))
     elif path.suffix and " " not in str(path) and (len(path.parts) > 1 or path.suffix in TEXT_FILES):
         raise InputError(
             f"there is no file {path}; to have these very letters read: echo {path} | jumok run …"
         )
     else:
         yield iter([str(text).split("\n")])
+
+
+def _some_at_a_time(lines: Iterator[str]) -> Iterator[list[str]]:
+    """Lists of lines. Those before one that cannot be read are not lost for it."""
+    some: list[str] = []
+    try:
+        for line in lines:
+            some.append(line)
+            if len(some) == AT_ONCE:
+                yield some
+                some = []
+    except InputError:
+        if some:
+            yield some
+        raise
+    if some:
+        yield some
+
+
+def _lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file that is read as it grows, without their newlines.
+
+    Past its buffer: whoever is interrupted while a thread waits for more could not close that.
+    """
+    source: BinaryIO = getattr(file, "raw", file)
+    begun: list[bytes] = []
+    while chunk := source.read(1 << 16):
+        first, *others = chunk.split(b"\n")
+        begun.append(first)
+        for line in others:
+            yield b"".join(begun)
+            begun = [line]
+    if any(begun):
+        yield b"".join(begun)
 
 
 def _as_they_come(lines: Iterator[str]) -> Iterator[list[str]]:
@@ -369,19 +431,18 @@ def _as_they_come(lines: Iterator[str]) -> Iterator[list[str]]:
             ready.put(error)
 
     threading.Thread(target=read, daemon=True).start()
-    going = True
-    while going:
+    got: str | BaseException | None = ""
+    while isinstance(got, str):
         some: list[str] = []
-        while going and len(some) < AT_ONCE and (not some or not ready.empty()):
+        while len(some) < AT_ONCE and (not some or not ready.empty()):
             got = ready.get()
-            if isinstance(got, str):
-                some.append(got)
-                continue
-            going = False
-            if got is not None:
-                raise got
+            if not isinstance(got, str):
+                break
+            some.append(got)
         if some:
             yield some
+    if got is not None:
+        raise got
 
 
 def _is_file(path: Path) -> bool:
@@ -391,15 +452,13 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _decoded(file: BinaryIO, name: str) -> Iterator[str]:
+def _decoded(file: Iterable[bytes], name: str) -> Iterator[str]:
     """Lines without their ends. Only a newline ends one: what else looks like an end belongs to the text."""
     for number, line in enumerate(file, 1):
         try:
             yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            raise InputError(
-                f"{name}:{number}: this is not UTF-8 ({error.reason}); convert the file"
-            ) from None
+            raise InputError(f"{name}:{number}: this is not UTF-8 ({error.reason}); convert it") from None
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ from jumok.files import written
 __all__ = ["FORMAT", "Run", "locked"]
 
 FORMAT = 1
+LOCK = ".lock"
 # These may differ when a run is resumed: how long to go on, where, and how it is shown; besides them all of
 # ``decode`` and ``score``, which come after training.
 MAY_CHANGE = (
@@ -77,16 +78,15 @@ class Run:
         folder = Path(folder)
         path = folder / "recipe.yaml"
         run = cls(folder, recipe)
-        if not run.is_mine:
+        if not _is_mine():
             return run
+        _check_free(folder)
         if path.is_file():
             before, after = recipes.plain(cls.open(folder).recipe), recipes.plain(recipe)
             if run.has_begun:
                 _refuse_changes(folder, before, after)
             elif before != after:  # nothing was learned yet: what was made ready for it is made anew
                 _clear(folder)
-        elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise InputError(f"{folder} is there and is no run; give another folder with --out")
         folder.mkdir(parents=True, exist_ok=True)
         with written(path) as temporary:
             temporary.write_text(recipes.write(recipe, header=f"format: {FORMAT}\n"), encoding="utf-8")
@@ -98,17 +98,25 @@ class Run:
         return any((self.folder / "state").glob("*/state.json"))
 
     @property
-    def is_mine(self) -> bool:
-        """Whether this process sees to the folder: with torchrun, the first one does."""
-        return os.environ.get("RANK", "0") == "0"
-
-    @property
     def weights(self) -> Path:
         """The best weights so far."""
         path = self.folder / "model.safetensors"
         if not path.is_file():
             raise InputError(f"{self.folder} has no model.safetensors yet: its training has hardly begun")
         return path
+
+
+def _is_mine() -> bool:
+    """Whether this process sees to the folder: with torchrun, the first one does."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _check_free(folder: Path) -> None:
+    """Refuse a folder that holds something, but no run."""
+    if (folder / "recipe.yaml").is_file() or not folder.exists():
+        return
+    if not folder.is_dir() or any(path.name != LOCK for path in folder.iterdir()):
+        raise InputError(f"{folder} is there and is no run; give another folder with --out")
 
 
 def _refuse_changes(folder: Path, before: dict[str, Any], after: dict[str, Any]) -> None:
@@ -143,13 +151,21 @@ def _near(folder: Path) -> str:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from training in the same folder, where files can be locked."""
+    """Keep other processes from training in a run's folder, where files can be locked. It need not be there.
+
+    With torchrun, the first process has the lock.
+    """
     try:
         import fcntl
     except ImportError:
         yield
         return
-    with (folder / ".lock").open("w") as file:
+    if not _is_mine():
+        yield
+        return
+    _check_free(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -31,6 +31,7 @@ SHADES = ("#f4fafe", "#bee1fa", "#8cc6f5", "#61a9ea", "#3f8bd9", "#2b6dc0", "#22
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 INK, GREY, GOLD = "#22262e", "#7a818c", "#e8590c"
 DOTS_PER_INCH = 160
+PICTURES = (".png", ".svg", ".pdf")  # the kinds, by the ends of their names
 
 
 def heat_map(
@@ -175,8 +176,18 @@ def _saved(draw: Callable[[Figure], None], path: str | Path, texts: Sequence[str
         warnings.filterwarnings("ignore", r"Glyph .* missing", UserWarning)  # told already
         figure = Figure(facecolor="white")
         draw(figure)
-        figure.savefig(path, dpi=DOTS_PER_INCH, bbox_inches="tight", pad_inches=0.18, format="png")
+        figure.savefig(path, dpi=DOTS_PER_INCH, bbox_inches="tight", pad_inches=0.18, format=_kind(path))
     return path
+
+
+def check_picture(path: Path) -> None:
+    """Refuse a name that tells no kind of picture."""
+    if path.suffix.lower() not in PICTURES:
+        raise InputError(f"{path}: a picture's name ends in {', '.join(PICTURES)}")
+
+
+def _kind(path: Path) -> str:
+    return path.suffix.lower().removeprefix(".") if path.suffix.lower() in PICTURES else "png"
 
 
 def _lean_if_long(figure: Figure, axes: Axes, cell: float) -> None:

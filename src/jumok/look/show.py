@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from jumok.errors import InputError
+from jumok.look.figures import PICTURES, heat_map
 from jumok.look.scene import Layer, Scene, as_scenes, numbers
 from jumok.look.seen import matches, nearest
 
 __all__ = ["save"]
 
-PICTURES = (".png", ".svg", ".pdf")
 DRAWN = 400  # tokens a side of a picture; a viewer shows more
 
 
@@ -47,8 +47,6 @@ def save(
 
 
 def _drawn(layer: Layer, head: int | None, path: Path) -> Path:
-    from jumok.look.figures import heat_map
-
     rows, cols = layer.shape
     if max(rows, cols) > DRAWN:
         raise InputError(

@@ -60,6 +60,11 @@ class Filled:
     next: float | None = None  # the probability that the second text follows the first, if there are two
     finished: bool = True
 
+    @property
+    def has_words(self) -> bool:
+        """Whether there is something to draw a map of."""
+        return bool(self.text.strip())
+
     def lines(self, *, n_best: bool, alignments: bool, as_json: bool) -> Iterator[str]:
         """As ``jumok run`` writes it: fields with tabs between them, or JSON."""
         if alignments:

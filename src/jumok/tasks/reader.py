@@ -42,6 +42,11 @@ class Prediction:
         """It always is: nothing is cut off here."""
         return True
 
+    @property
+    def has_words(self) -> bool:
+        """Whether there is something to draw a map of."""
+        return bool(self.text.strip())
+
     def lines(self, *, n_best: bool, alignments: bool, as_json: bool) -> Iterator[str]:
         """As ``jumok run`` writes it."""
         if alignments:

@@ -84,6 +84,11 @@ class Translation:
     links: list[tuple[int, int]] | None = None  # (source word, word)
     weights: Tensor | None = None  # (words, source words)
 
+    @property
+    def has_words(self) -> bool:
+        """On both sides, so that there is a map to draw."""
+        return bool(self.words and self.source_words)
+
     def lines(self, *, n_best: bool, alignments: bool, as_json: bool) -> Iterator[str]:
         """As ``jumok run`` writes it: the text, or fields with ||| between them, or JSON."""
         for one in (self, *self.others):
