@@ -400,7 +400,10 @@ def test_dropout_is_for_training_only() -> None:
     batch = texts()
     assert torch.equal(model.logits(batch), model.logits(batch))
     model.train()
+    dropped: list[torch.Size] = []
+    model.dropout.register_forward_hook(lambda _, given, out: dropped.append(out.shape))
     assert not torch.equal(model.logits(batch), model.logits(batch))
+    assert dropped[:3] == [(3, 7, 7), (3, 4, 6), (3, 13)]  # embeddings, matrices, hidden units
 
 
 # ------------------------------------------------------------------------------------- what is wrong
