@@ -90,7 +90,7 @@ class Texts:
     def form(self) -> Hashable | None:
         """As that of :class:`~jumok.batch.Tokens`, together with the shapes of all else."""
         forms = [tokens.form for tokens in self._fields(Tokens).values()]
-        shapes = [x.shape for x in self._fields(Tensor).values()]
+        shapes = [x.shape for x in self._tensors().values()]
         return None if None in forms else (*forms, *shapes)
 
     def alike(self) -> Self:
@@ -101,7 +101,7 @@ class Texts:
     def to(self, device: torch.device | str) -> Self:
         on_gpu = torch.device(device).type == "cuda"
         there: dict[str, Any] = {
-            name: x.to(device, non_blocking=on_gpu) for name, x in self._fields(Tensor).items()
+            name: x.to(device, non_blocking=on_gpu) for name, x in self._tensors().items()
         }
         there |= {name: tokens.to(device) for name, tokens in self._fields(Tokens).items()}
         return replace(self, **there)
@@ -112,6 +112,9 @@ class Texts:
         if self.tokens.edges is None:
             return torch.arange(texts, device=self.tokens.ids.device) * length
         return self.tokens.edges[:texts].long().clamp(max=height * length - 1)  # empty ones begin at the end
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return self._fields(Tensor)
 
     def _fields(self, kind: type[T]) -> dict[str, T]:
         named = {field.name: getattr(self, field.name) for field in fields(self)}

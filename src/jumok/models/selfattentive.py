@@ -201,9 +201,11 @@ class SelfAttentive(nn.Module):
         self.attention = Hops(config.hops, states, config.attention)
         self.factors = Factors(config.hops, states, config.factors) if config.pairs else None
         known = config.factors if config.pairs else states
-        self.hidden: Full | Pruned = Full(config.hops, known, config.hidden)
-        if config.row_units:
-            self.hidden = Pruned(config.hops, known, config.row_units, config.column_units)
+        self.hidden = (
+            Pruned(config.hops, known, config.row_units, config.column_units)
+            if config.row_units
+            else Full(config.hops, known, config.hidden)
+        )
         self.output = _linear(self.hidden.units, classes)
         self.dropout = nn.Dropout(config.dropout)
 
