@@ -1,4 +1,4 @@
-"""Texts with what is to be learned of them: the batches that BERT's pretraining and fine-tuning take.
+"""Texts with what is to be learned of them: the batches that all models take that read, but do not write.
 
 A text is one sequence of tokens, of one segment or of two::
 
@@ -7,7 +7,9 @@ A text is one sequence of tokens, of one segment or of two::
 
 All batches have ``tokens`` (padded or packed, see :mod:`jumok.batch`) and ``segments``, and differ in the
 rest: :class:`Masked` words, one label a text (:class:`Labelled`), one label a token (:class:`TaggedWords`), a
-span of each text (:class:`Spanned`).
+span of each text (:class:`Spanned`). What belongs together can also be several sequences with one label: two
+texts that are read apart (:class:`LabelledPairs`), or the sentences of a document
+(:class:`LabelledDocuments`).
 
 What has one number a text is ``(N,)``, for the first N texts. There may be more texts behind them, that fill
 a packed row up; and ``IGNORE`` is a label that does not count, so that batches of one form need not have the
@@ -20,16 +22,26 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from jumok.batch import IGNORE, PAD, Tokens
 
-__all__ = ["Labelled", "Masked", "Spanned", "TaggedWords", "Texts", "counts"]
+__all__ = [
+    "Labelled",
+    "LabelledDocuments",
+    "LabelledPairs",
+    "Masked",
+    "Spanned",
+    "TaggedWords",
+    "Texts",
+    "counts",
+]
 
 Rows = Sequence[Sequence[int]]  # a number for each token of each text
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -46,14 +58,17 @@ class Texts:
     count: int = 0  # how many labels count
     index: tuple[int, ...] = ()  # the numbers of the examples in their data set
 
-    # What is like the ids, with what stands at padding there; and the labels of which some count.
+    # What is like the ids, with what stands at padding there; further tokens; the labels of which some count.
     _like_ids: ClassVar[dict[str, int]] = {"segments": 0}
+    _tokens_too: ClassVar[tuple[str, ...]] = ()
     _counted: ClassVar[str] = ""
     unit: ClassVar[str] = "texts"  # what ``count`` counts
 
     @classmethod
     def of(cls, ids: Rows, segments: Rows | None = None, *, packed: bool = False, **more: Any) -> Self:
         """From plain numbers; ``more`` are the other fields, what is like the ids as a row a text.
+
+        Further tokens are laid as the first are, ``packed`` or not.
 
         It takes its time: where batches are made by the thousand, they are made from arrays.
         """
@@ -64,28 +79,32 @@ class Texts:
         given = {"segments": [[0] * len(row) for row in ids] if segments is None else segments, **more}
         for name, fill in cls._like_ids.items():
             given[name] = laid(given[name], fill).ids.to(torch.tensor(fill).dtype)
+        further: dict[str, Any] = {name: laid(given.pop(name)) for name in cls._tokens_too if name in given}
         made: dict[str, Any] = {
             name: x if name == "index" else torch.as_tensor(x) for name, x in given.items()
         }
         made["count"] = int(counts(made[cls._counted]).sum()) if cls._counted in made else 0
-        return cls(tokens=laid(ids), **made)
+        return cls(tokens=laid(ids), **further, **made)
 
     @property
     def form(self) -> Hashable | None:
         """As that of :class:`~jumok.batch.Tokens`, together with the shapes of all else."""
+        forms = [tokens.form for tokens in self._fields(Tokens).values()]
         shapes = [x.shape for x in self._tensors().values()]
-        return None if self.tokens.form is None else (self.tokens.form, *shapes)
+        return None if None in forms else (*forms, *shapes)
 
     def alike(self) -> Self:
         """The same batch with a :attr:`form`."""
-        return replace(self, tokens=self.tokens.alike())
+        alike: dict[str, Any] = {name: tokens.alike() for name, tokens in self._fields(Tokens).items()}
+        return replace(self, **alike)
 
     def to(self, device: torch.device | str) -> Self:
         on_gpu = torch.device(device).type == "cuda"
         there: dict[str, Any] = {
             name: x.to(device, non_blocking=on_gpu) for name, x in self._tensors().items()
         }
-        return replace(self, tokens=self.tokens.to(device), **there)
+        there |= {name: tokens.to(device) for name, tokens in self._fields(Tokens).items()}
+        return replace(self, **there)
 
     def firsts(self, texts: int) -> Tensor:
         """``(N,)``: where the first token of each of the first N texts is among all ``B · L`` or ``T``."""
@@ -95,8 +114,11 @@ class Texts:
         return self.tokens.edges[:texts].long().clamp(max=height * length - 1)  # empty ones begin at the end
 
     def _tensors(self) -> dict[str, Tensor]:
+        return self._fields(Tensor)
+
+    def _fields(self, kind: type[T]) -> dict[str, T]:
         named = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: x for name, x in named.items() if isinstance(x, Tensor)}
+        return {name: x for name, x in named.items() if isinstance(x, kind)}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -123,6 +145,45 @@ class Labelled(Texts):
     labels: Tensor  # (N,), int64 or float32
 
     _counted = "labels"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LabelledPairs(Labelled):
+    """Two texts with one label, each read by itself: the one of number n among ``tokens``, and ``seconds``.
+
+    >>> pairs = LabelledPairs.of([[7, 8, 9], [5]], seconds=[[4], [6, 7]], labels=[2, 0])
+    >>> pairs.tokens.lengths, pairs.seconds.lengths, pairs.count
+    ((3, 1), (1, 2), 2)
+    """
+
+    seconds: Tokens
+
+    _tokens_too: ClassVar[tuple[str, ...]] = ("seconds",)
+    unit = "pairs"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LabelledDocuments(Labelled):
+    """Documents with one label each, made of sentences.
+
+    ``tokens`` are the sentences of all documents, each of at least one word; ``sentences`` has a document a
+    sequence: the numbers of its sentences among them, at least one. So either level is laid by itself. Here
+    the first document has two sentences, the second one::
+
+        tokens      7 8 9    sentences    0 1    labels    2
+                    5 · ·                 2 ·              0
+                    4 6 ·
+
+    >>> batch = LabelledDocuments.of([[7, 8, 9], [5], [4, 6]], sentences=[[0, 1], [2]], labels=[2, 0])
+    >>> batch.tokens.ids.shape, batch.sentences.ids
+    (torch.Size([3, 3]), tensor([[0, 1],
+            [2, 0]]))
+    """
+
+    sentences: Tokens
+
+    _tokens_too: ClassVar[tuple[str, ...]] = ("sentences",)
+    unit = "documents"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -17,13 +17,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from jumok.attention.kinds import moved
 from jumok.batch import Tokens
 from jumok.models.deferred import Deferred
 
-__all__ = ["Hidden", "Recurrent", "Steps", "read", "recurrent", "reversed_within", "run"]
+__all__ = ["Hidden", "Recurrent", "Steps", "read", "recurrent", "reversed_within", "run", "run_packed"]
 
 Recurrent = nn.GRU | nn.LSTM
 Hidden = tuple[Tensor, ...]
@@ -66,6 +66,19 @@ def recurrent(
 def run(rnn: Recurrent, x: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
     """The last layer's states at all steps of ``x`` ``(B, T, inputs)``, and the hidden state after them."""
     return _through(rnn, x, hidden if isinstance(rnn, nn.LSTM) else hidden[0])
+
+
+def run_packed(rnn: Recurrent, x: Tensor, sizes: Tensor) -> Tensor:
+    """The last layer's states, from zeros, of sentences without padding, the longest first.
+
+    ``x`` ``(words, inputs)`` has all first words, then all second words, and so on; ``sizes`` ``(T,)`` (on
+    the host) says how many sentences have a word at each step. The states lie as ``x`` does.
+    """
+    if torch.is_grad_enabled() and not (x.is_cuda and rnn.training):
+        # Without cuDNN, PyTorch's gradient of each step would be as large as all of x.
+        return _step_by_step(rnn, x, sizes.tolist())
+    states: PackedSequence = _through(rnn, PackedSequence(x, sizes))[0]
+    return states.data
 
 
 def read(rnn: Recurrent, x: Tensor, tokens: Tokens) -> tuple[Tensor, Hidden]:
@@ -121,6 +134,32 @@ def _pausing(rnn: Recurrent, x: Tensor, counts: Tensor) -> tuple[Tensor, Hidden]
             hidden = torch.stack([forwards, *hidden[0][1:]]), hidden[1]
         after.append(hidden)
     return x, tuple(torch.cat(parts) for parts in zip(*after, strict=True))
+
+
+def _step_by_step(rnn: Recurrent, x: Tensor, sizes: list[int]) -> Tensor:
+    """:func:`run_packed`, a step at a time."""
+    cell = lstm_cell if isinstance(rnn, nn.LSTM) else gru_cell
+    for layer in range(rnn.num_layers):
+        if layer and rnn.dropout and rnn.training:
+            x = F.dropout(x, rnn.dropout)
+        ways: list[Tensor] = []
+        for way, direction in enumerate(("", "_reverse")[: 1 + rnn.bidirectional]):
+            from_input, from_state = (
+                [getattr(rnn, f"{what}_{name}_l{layer}{direction}") for what in ("weight", "bias")]
+                for name in ("ih", "hh")
+            )
+            gates, product = F.linear(x, *from_input).split(sizes), Deferred(*from_state)
+            hidden: Hidden = (x.new_zeros(0, rnn.hidden_size),) * (1 + isinstance(rnn, nn.LSTM))
+            states: list[Tensor] = []
+            for size, given in zip(*(reversed(of) if way else of for of in (sizes, gates)), strict=True):
+                # Sentences that are over are left out, and those that begin here begin with zeros.
+                more = size - len(hidden[0])
+                hidden = tuple(F.pad(part, (0, 0, 0, more)) if more else part for part in hidden)
+                hidden = cell(given, product(hidden[0]), hidden)
+                states.append(hidden[0])
+            ways.append(torch.cat(states[::-1] if way else states))
+        x = torch.cat(ways, -1)
+    return x
 
 
 def _layer(rnn: Recurrent, x: Tensor, weights: list[Tensor]) -> tuple[Tensor, Hidden]:

@@ -1,0 +1,130 @@
+"""Documents of sentences of token ids, with a label each, as batches: what a hierarchical model learns from.
+
+A batch has as many documents as its budget of words allows, of like size, so that their sentences are about
+equally many. The words of all sentences lie in a row, and so do the sentences of all documents: nothing is
+filled up. ::
+
+    documents    a a a / b      c c / d d d / e       a document, its sentences divided by /
+    tokens       a a a b c c d d d e                  sentences of 3, 1, 2, 3, 1 words
+    sentences    0 1 2 3 4                            documents of 2, 3 sentences
+
+All of it is held in memory, 4 bytes a word: data that people have labelled is small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from jumok.annotated import LabelledDocuments, counts
+from jumok.batch import UNK, Tokens
+from jumok.data.batches import Batches, Lengths, Numbers, batches, divide
+from jumok.errors import InputError
+
+__all__ = ["Document", "Loose", "Nested"]
+
+Document = Sequence[Sequence[int]]  # sentences of token ids
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Loose(LabelledDocuments):
+    """Documents that are read by the lengths of all their sentences, which no two batches have in common.
+
+    So, although they are packed, there is no form by which they would be alike to others.
+    """
+
+    @property
+    def form(self) -> None:
+        return None
+
+
+class Nested:
+    """Documents with a label each, the number of a class or any number: what the training loop asks for.
+
+    ``tokens`` is how many words a batch has at most, unless a single document has more. A sentence without a
+    word gets one unknown word, and a document without a sentence one such sentence.
+
+    >>> data = Nested([[[7, 8, 9], [5]], [[4, 6]], []], labels=[2, 0, 1], tokens=100, seed=1)
+    >>> batch = data.collate([1, 0])
+    >>> batch.tokens.ids, batch.tokens.lengths
+    (tensor([[4, 6, 7, 8, 9, 5]]), (2, 3, 1))
+    >>> batch.sentences.ids, batch.sentences.lengths, batch.labels
+    (tensor([[0, 1, 2]]), (1, 2), tensor([0, 2]))
+    """
+
+    unit = LabelledDocuments.unit
+
+    def __init__(
+        self,
+        documents: Sequence[Document],
+        labels: Sequence[int] | Sequence[float],
+        *,
+        tokens: int,
+        seed: int,
+    ) -> None:
+        if not documents:
+            raise InputError("there is nothing to learn from: no document is left")
+        if len(documents) != len(labels):
+            raise InputError(
+                f"{len(documents)} documents came with {len(labels)} labels; each document has one"
+            )
+        if tokens < 1:
+            raise InputError(f"tokens={tokens}: a batch needs a budget of at least one token")
+        self.tokens, self.seed = tokens, seed
+        given = np.asarray(labels)
+        self.labels = torch.from_numpy(given.astype(np.float32 if given.dtype.kind == "f" else np.int64))
+
+        nothing = (UNK,)
+        every = [document if len(document) else (nothing,) for document in documents]
+        sentences = [sentence if len(sentence) else nothing for sentence in chain.from_iterable(every)]
+        self._words = np.fromiter(chain.from_iterable(sentences), np.int32)
+        self._sentences = np.fromiter(map(len, sentences), np.int64)  # the words of each
+        self._documents = np.fromiter(map(len, every), np.int64)  # the sentences of each
+        ends = np.cumsum(self._documents)
+        self._first_sentence = ends - self._documents
+        self.lengths: Lengths = np.add.reduceat(self._sentences, self._first_sentence).astype(np.int32)
+        self._first_word = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
+        self._latest: tuple[int, Batches] | None = None  # asked for again, the same need not be made again
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def batches(self, epoch: int) -> Batches:
+        """The batches of an epoch, in order."""
+        latest = self._latest
+        if latest is None or latest[0] != epoch:
+            made = batches(self.lengths, self.lengths, tokens=self.tokens, seed=self.seed, epoch=epoch)
+            latest = self._latest = (epoch, made)
+        return latest[1]
+
+    def divide(self, index: Numbers, parts: int) -> list[Numbers]:
+        """A batch in parts of like work."""
+        return divide(index, self.lengths, self.lengths, parts)
+
+    def collate(self, index: Sequence[int] | Numbers) -> LabelledDocuments:
+        """The documents of these numbers as a model takes them."""
+        numbers = np.asarray(index, np.int64)
+        words = self._words[_places(self._first_word[numbers], self.lengths[numbers])]
+        sizes = self._documents[numbers]
+        lengths = self._sentences[_places(self._first_sentence[numbers], sizes)]
+        labels = self.labels[torch.from_numpy(numbers)]
+        ids = torch.from_numpy(words.astype(np.int64))
+        return Loose(
+            tokens=Tokens.row(ids, lengths.tolist()),
+            sentences=Tokens.row(torch.arange(len(lengths)), sizes.tolist()),
+            segments=torch.zeros_like(ids)[None],
+            labels=labels,
+            count=int(counts(labels).sum()),
+            index=tuple(numbers.tolist()),
+        )
+
+
+def _places(begins: NDArray[np.int64], lengths: Numbers) -> Numbers:
+    """The numbers of some runs, each from where it begins and as long as it is, one after the other."""
+    before: Numbers = np.cumsum(lengths, dtype=np.int64) - lengths
+    return np.arange(lengths.sum()) + np.repeat(begins - before, lengths)

@@ -1,0 +1,185 @@
+"""Sequences of unlike length, read and attended to without computing padding.
+
+Recurrent layers go through all sequences at once, a step at a time. Sorted by length, the sequences that are
+not over yet are always the first, so that they lie end to end, step by step (PyTorch's ``PackedSequence``)::
+
+    sequences    a a a a      steps    a b c │ a b c │ a b │ a
+                 b b b
+                 c c
+
+Attention wants each sequence in a row of its own. Sequences of like length share a *shelf*, whose rows are
+filled up: so a single long one does not make all others as long as itself. ::
+
+    shelves      a a a a      c c
+                 b b b ·
+
+Where everything lies is worked out on the host, which knows the lengths, and goes to the device in one piece.
+
+Shapes: ``B`` sequences, ``T`` their words in all, ``P`` the places of all shelves.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from jumok.attention import masks
+from jumok.attention.kinds import moved
+from jumok.attention.masks import Mask
+from jumok.attention.memo import capturing
+from jumok.batch import Tokens
+
+__all__ = ["Ragged", "Shelf"]
+
+Numbers = NDArray[np.int64]
+# A further shelf is a dozen launches more. It must save so many places to be worth it.
+WORTH, WORTH_ON_GPU = 1 << 11, 1 << 17
+
+
+@dataclass(frozen=True, eq=False)
+class Shelf:
+    """Sequences of like length, from the ``begin``-th longest on, in rows as long as the first of them."""
+
+    begin: int
+    rows: int
+    length: int
+    mask: Mask | None  # for attention from anywhere to them; None: all rows are full
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """How sequences lie when they are read, and when they are attended to.
+
+    >>> ragged = Ragged.of(Tokens.pack([[5], [7, 8, 9], [], [4, 6]]))
+    >>> ragged.places, ragged.sizes
+    (tensor([1, 4, 0, 2, 5, 3], dtype=torch.int32), tensor([3, 2, 1]))
+    >>> words = torch.tensor([7.0, 4.0, 5.0, 8.0, 6.0, 9.0])[:, None]
+    >>> [shelf[..., 0] for shelf in ragged.shelved(words)]
+    [tensor([[7., 8., 9.],
+            [4., 6., 6.],
+            [5., 5., 5.]])]
+    """
+
+    places: Tensor  # (T,): where the words are in the flattened ids, in the order of the steps
+    sizes: Tensor  # on the host: how many sequences have a word at each step
+    shelves: Sequence[Shelf]
+    ranks: Tensor  # (B,): how many sequences are longer; empty ones come last
+    empty: int  # sequences without a word, which lie on no shelf
+    _onto: Tensor  # (P,): which word, in the order of the steps, lies at each place of the shelves
+    _off: Tensor  # (T,): and at which of these places each word lies
+
+    @classmethod
+    @torch.inference_mode(False)
+    def of(cls, tokens: Tokens) -> Ragged:
+        """From the lengths that the host knows."""
+        if capturing():
+            raise RuntimeError(
+                "the lengths of these sequences would be recorded in a CUDA graph; give padded tokens that "
+                "are alike(), or record nothing"
+            )
+        device = tokens.ids.device
+        lengths = np.array(tokens.lengths, np.int64)
+        order = np.argsort(-lengths, kind="stable")
+        falling = lengths[order]
+        full = int(np.count_nonzero(falling))
+        falling = falling[:full]
+        longest = int(falling.max(initial=0))
+        sizes = np.searchsorted(-falling, -np.arange(longest), side="left")
+        firsts = np.cumsum(sizes) - sizes  # where each step begins
+        # Of each word, in the order of the steps: the step, and how many sequences are longer than its own.
+        step = np.repeat(np.arange(longest), sizes)
+        rank = np.arange(len(step)) - np.repeat(firsts, sizes)
+        begins = (
+            np.cumsum(lengths) - lengths if tokens.packed else np.arange(len(order)) * tokens.ids.shape[1]
+        )
+
+        cuts = _cuts(falling, WORTH_ON_GPU if device.type == "cuda" else WORTH)
+        shapes = [(begin, end - begin, int(falling[begin])) for begin, end in itertools.pairwise(cuts)]
+        wide = np.repeat([length for *_, length in shapes], [rows for _, rows, _ in shapes]).astype(np.int64)
+        row_begins = np.cumsum(wide) - wide
+        # A row is filled up with its own last word, which attention does not see twice.
+        onto = [
+            firsts[np.minimum(np.arange(length), falling[begin : begin + rows, None] - 1)]
+            + np.arange(begin, begin + rows)[:, None]
+            for begin, rows, length in shapes
+        ]
+        numbers = (
+            begins[order][rank] + step,
+            np.argsort(order),
+            row_begins[rank] + step,
+            falling,
+            *(x.ravel() for x in onto),
+        )
+        whole = torch.from_numpy(np.concatenate(numbers).astype(np.int32))
+        parts = [len(step), len(order), len(step), full, int(wide.sum())]
+        places, ranks, off, counts, where = moved(whole, device).split(parts)
+
+        def mask(begin: int, rows: int, length: int) -> Mask | None:
+            shortest = int(falling[begin + rows - 1])
+            within = shortest, length
+            return None if shortest == length else masks.padding(counts[begin : begin + rows], within=within)
+
+        shelves = [Shelf(*shape, mask(*shape)) for shape in shapes]
+        return cls(places, torch.from_numpy(sizes), shelves, ranks, len(order) - full, where, off)
+
+    def shelved(self, x: Tensor) -> list[Tensor]:
+        """Something of each word, ``(T, D)`` in the order of the steps, in rows ``(rows, length, D)``."""
+        laid: Tensor = _Laid.apply(x, self._onto, self._off)  # type: ignore[no-untyped-call]
+        parts = laid.split([shelf.rows * shelf.length for shelf in self.shelves])
+        return [
+            part.unflatten(0, (shelf.rows, shelf.length))
+            for part, shelf in zip(parts, self.shelves, strict=True)
+        ]
+
+    def each(self, of_shelves: Sequence[Tensor]) -> Tensor:
+        """Something of each row of the shelves, ``(rows, D)`` each, as the sequences came: ``(B, D)``.
+
+        Empty sequences get zeros.
+        """
+        made = torch.cat([*of_shelves])
+        if self.empty:
+            made = F.pad(made, (0, 0, 0, self.empty))
+        return made.index_select(0, self.ranks)
+
+
+def _cuts(falling: Numbers, worth: int) -> list[int]:
+    """Where shelves begin among sequences of falling length, and the end.
+
+    Where the length has fallen to two thirds, if it saves places enough.
+    """
+    cuts = [0] if len(falling) else []
+    while cuts:
+        longest = falling[cuts[-1]]
+        cut = int(np.searchsorted(-falling, -(longest * 2 // 3), side="left"))
+        saved = (len(falling) - cut) * (longest - falling[min(cut, len(falling) - 1)])
+        if cut <= cuts[-1] or saved < worth:
+            break
+        cuts.append(cut)
+    return [*cuts, len(falling)]
+
+
+class _Laid(torch.autograd.Function):
+    """``x[onto]``, in which each row of x comes at ``off``; what else is there passes no gradient on.
+
+    The gradient is a copy, too. For PyTorch's own it would be a sum over all places with the same row.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, onto: Tensor, off: Tensor) -> Tensor:
+        ctx.save_for_backward(off)
+        return x.index_select(0, onto)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (off,) = ctx.saved_tensors
+        return gradient.index_select(0, off), None, None

@@ -1,0 +1,108 @@
+"""Sequences of unlike length: nothing is lost on the way through steps and shelves, and little is padded."""
+
+import doctest
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+
+from jumok.batch import Tokens
+from jumok.models import ragged
+from jumok.models.ragged import Ragged
+from jumok.models.recurrent import read, recurrent, run_packed
+
+LENGTHS = st.lists(st.integers(0, 13), min_size=1, max_size=11)
+
+
+def numbered(lengths: list[int]) -> list[list[int]]:
+    """Sequences of 1, 2, 3, … in all."""
+    ends = list(itertools.accumulate(lengths))
+    return [list(range(end - length + 1, end + 1)) for end, length in zip(ends, lengths, strict=True)]
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    found = doctest.testmod(ragged, extraglobs={"torch": torch})
+    assert found.failed == 0
+    assert found.attempted > 3
+
+
+@settings(deadline=None, max_examples=50)
+@given(lengths=LENGTHS, packed=st.booleans(), worth=st.sampled_from([1, 5, 10_000]))
+def test_every_word_comes_to_its_place_and_back(lengths: list[int], packed: bool, worth: int) -> None:
+    rows = numbered(lengths)
+    tokens = Tokens.pack(rows) if packed else Tokens.padded(rows, to=max(lengths) + 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ragged, "WORTH", worth)
+        laid = Ragged.of(tokens)
+    # The words of each step are those at that place in the sequences that have one, longest first.
+    words = tokens.ids.flatten()[laid.places.long()]
+    longest_first = sorted(rows, key=len, reverse=True)
+    for step, of_step in enumerate(words.split(laid.sizes.tolist())):
+        assert of_step.tolist() == [row[step] for row in longest_first if len(row) > step]
+    # Sequences lie on the shelves as they are, and what fills a row up is its last word.
+    x = words.double()[:, None].requires_grad_()
+    shelved = laid.shelved(x)
+    on_shelves = [row for shelf in shelved for row in shelf[..., 0].tolist()]
+    for row, found in zip((row for row in longest_first if row), on_shelves, strict=True):
+        assert found == [*row, *[row[-1]] * (len(found) - len(row))]
+    # Back in order: of each sequence its first word, and zero of the empty ones.
+    if shelved:
+        first = laid.each([shelf[:, 0] for shelf in shelved])
+        assert first[:, 0].tolist() == [row[0] if row else 0 for row in rows]
+        # Masks bar what fills up, and gradients find the way.
+        real = [
+            torch.ones(shelf.rows, shelf.length, dtype=torch.bool)
+            if shelf.mask is None
+            else torch.stack([m[0] for m in shelf.mask.dense(1, shelf.length)])
+            for shelf in laid.shelves
+        ]
+        assert [int(row.sum()) for mask in real for row in mask] == [len(row) for row in longest_first if row]
+        sum((2 * shelf[mask]).sum() for shelf, mask in zip(shelved, real, strict=True)).backward()
+        assert x.grad is not None
+        assert (x.grad == 2).all()
+
+
+def test_one_long_sequence_does_not_make_the_others_long() -> None:
+    chance = np.random.default_rng(7)
+    lengths = [*np.clip(chance.geometric(1 / 20, 5000), 1, 100).tolist(), 3001]
+    laid = Ragged.of(Tokens.row(torch.zeros(sum(lengths), dtype=torch.long), lengths))
+    places = sum(shelf.rows * shelf.length for shelf in laid.shelves)
+    assert len(laid.places) == sum(lengths)
+    assert places < 1.3 * sum(lengths)
+    assert len(laid.shelves) < 12
+
+
+def test_lengths_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ragged, "capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="alike"):
+        Ragged.of(Tokens.pack([[1, 2], [3]]))
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("both", [False, True], ids=["one way", "both ways"])
+def test_packed_sentences_are_read_as_padded_ones(cell: str, both: bool) -> None:
+    torch.manual_seed(0)
+    lengths = [3, 7, 1, 7, 5]
+    rnn: nn.Module = recurrent(cell, 2, 3, layers=2, bidirectional=both).double()  # type: ignore[arg-type]
+    tokens = Tokens.padded(numbered(lengths))
+    laid = Ragged.of(tokens)
+    x = torch.randn(23, 2, dtype=torch.double, requires_grad=True)
+    padded = pad_sequence(list(x.split(lengths)), batch_first=True)
+    expected, _ = read(rnn, padded, tokens)  # type: ignore[arg-type]
+    expected = torch.cat([row[:length] for row, length in zip(expected, lengths, strict=True)])
+    order = tokens.ids.flatten()[laid.places.long()] - 1
+    weights = torch.randn_like(expected)
+    wanted = torch.autograd.grad((expected * weights).sum(), [x, *rnn.parameters()])
+
+    states = run_packed(rnn, x[order], laid.sizes)  # type: ignore[arg-type]
+    torch.testing.assert_close(states, expected[order])
+    got = torch.autograd.grad((states * weights[order]).sum(), [x, *rnn.parameters()])
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+    with torch.no_grad():
+        torch.testing.assert_close(run_packed(rnn, x[order], laid.sizes), expected[order])  # type: ignore[arg-type]
