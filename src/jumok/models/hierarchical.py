@@ -29,11 +29,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jumok.annotated import LabelledDocuments, counts
+from jumok.annotated import LabelledDocuments
 from jumok.attention.core import attend, weights
 from jumok.attention.masks import Mask
 from jumok.attention.scores import Dot
-from jumok.batch import IGNORE, Loss, Map, Tokens
+from jumok.batch import Loss, Map, Tokens
+from jumok.models.labels import label_loss
 from jumok.models.ragged import Ragged
 from jumok.models.recurrent import read, recurrent, run_packed
 
@@ -171,15 +172,8 @@ class Hierarchical(nn.Module):
 
         It is its own and only part, "nll" or "error".
         """
-        logits = self.logits(batch)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        if self.output.out_features > 1:
-            total = F.cross_entropy(logits, batch.labels, ignore_index=IGNORE, reduction="sum")
-            return Loss(total, batch.count, {"nll": total.detach()})
-        said = logits[:, 0]
-        wanted = batch.labels.to(said.dtype).where(counts(batch.labels), said.detach())  # else it is right
-        total = F.mse_loss(said, wanted, reduction="sum")
-        return Loss(total, batch.count, {"error": total.detach()})
+        name, total = label_loss(self.logits(batch), batch.labels)
+        return Loss(total, batch.count, {name: total.detach()})
 
     @torch.no_grad()
     def maps(self, batch: LabelledDocuments) -> list[Map]:

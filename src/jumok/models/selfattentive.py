@@ -39,7 +39,8 @@ from jumok.annotated import Labelled, LabelledPairs, Texts, counts
 from jumok.attention import core
 from jumok.attention.masks import Mask
 from jumok.attention.scores import Dot
-from jumok.batch import IGNORE, PAD, Loss, Map, Tokens
+from jumok.batch import PAD, Loss, Map, Tokens
+from jumok.models.labels import exact, label_loss
 from jumok.models.recurrent import read, recurrent
 
 __all__ = ["SelfAttentive", "SelfAttentiveConfig"]
@@ -230,12 +231,10 @@ class SelfAttentive(nn.Module):
         """
         logits, looked = self._decided(batch)
         texts = len(batch.labels)
-        by_class = self.output.out_features > 1
-        error = (_cross_entropy if by_class else _squared_error)(_exact(logits[:texts]), batch.labels)
+        name, error = label_loss(logits[:texts], batch.labels)
         overlap = sum(_overlap(weights[:texts]) for weights in looked)  # (N,)
         penalty = self.config.penalty * torch.where(counts(batch.labels), overlap, 0.0).sum()
-        parts = {"nll" if by_class else "error": error.detach(), "penalty": penalty.detach()}
-        return Loss(error + penalty, batch.count, parts)
+        return Loss(error + penalty, batch.count, {name: error.detach(), "penalty": penalty.detach()})
 
     @torch.no_grad()
     def maps(self, batch: Texts) -> list[Map]:
@@ -281,23 +280,9 @@ def _readable(tokens: Tokens) -> Tokens:
 
 def _overlap(looked: Tensor) -> Tensor:
     """``‖A Aᵀ − I‖²`` of each text, ``(B,)``, for ``A`` ``(B, R, L)``; summed in at least float32."""
-    cells = _exact(looked @ looked.transpose(1, 2))  # (B, R, R)
+    cells = exact(looked @ looked.transpose(1, 2))  # (B, R, R)
     wanted = torch.eye(cells.shape[-1], dtype=cells.dtype, device=cells.device)
     return (cells - wanted).square().sum((1, 2))
-
-
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
-
-
-def _squared_error(logits: Tensor, labels: Tensor) -> Tensor:
-    said = logits[:, 0]
-    wanted = labels.to(said.dtype).where(counts(labels), said.detach())  # what does not count, is right
-    return F.mse_loss(said, wanted, reduction="sum")
-
-
-def _exact(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _row_by_row(matrix: Tensor, weights: Tensor) -> Tensor:
