@@ -440,6 +440,14 @@ def test_the_examples_in_the_docstrings_hold(name: str) -> None:
     assert failed == 0
 
 
+@pytest.mark.parametrize(
+    "shown", [jumok.attend, jumok.weights, jumok.mix, jumok.explain, jumok.MultiHead, masks.Mask]
+)
+def test_the_examples_that_people_paste_import_what_they_use(shown: Any) -> None:
+    (example,) = doctest.DocTestFinder(recurse=False).find(shown, globs={})
+    assert doctest.DocTestRunner().run(example).failed == 0
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 @pytest.mark.parametrize("name", ["none", "both", "any"])

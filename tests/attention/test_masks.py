@@ -1,6 +1,7 @@
 """Masks: the pictures of their docstrings, converters from other conventions, and what is refused."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -375,3 +376,38 @@ def test_dense_takes_the_rank_of_the_attention() -> None:
     mask = masks.tensor(per_head) & masks.padding([4, 7])
     expected = per_head & (torch.arange(7) < torch.tensor([4, 7])[:, None, None, None])
     assert torch.equal(mask.dense(5, 7, leading=2), expected)
+
+
+LONG = masks.padding([5, 9])
+DENSE: dict[str, tuple[masks.Mask, tuple[Any, Any], str]] = {
+    "a length of more than the keys": (LONG, (3, 5), "length of 9, but there are only 5 keys"),
+    "the same in a part": (masks.causal() & ~LONG, (3, 5), "length of 9, but there are only 5 keys"),
+    "as many ids as keys": (masks.documents([7, 7, 8]), (3, 5), "has 3 ids"),
+    "packed keys": (masks.packed([0, 2, 5]), (3, 4), "end at 5, and there are 4 keys"),
+    "a tensor": (masks.tensor(torch.ones(3, 4, dtype=torch.bool)), (3, 5), r"has shape \(3, 4\)"),
+    "other rows": (masks.padding([1, 2]) & masks.padding([1, 2, 3]), (3, 5), r"do not fit: \(2,\), \(3,\)"),
+    "less than nothing": (masks.causal(), (-3, 5), r"dense\(queries=-3\): a whole number, 0 or more"),
+    "half a key": (masks.causal(), (3, 5.5), r"dense\(keys=5\.5\)"),
+}
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_dense_refuses_what_attend_refuses(name: str) -> None:
+    mask, sizes, told = DENSE[name]
+    with pytest.raises(jumok.InputError, match=told):
+        mask.dense(*sizes)
+
+
+@pytest.mark.parametrize("queries", [None, [0, 1, 3]])
+def test_packed_takes_lists(queries: list[int] | None) -> None:
+    given = None if queries is None else torch.tensor(queries)
+    expected = masks.packed(torch.tensor([0, 2, 5]), queries=given)
+    asking = 5 if queries is None else 3
+    found = masks.packed([0, 2, 5], queries=queries)
+    assert torch.equal(found.dense(asking, 5), expected.dense(asking, 5))
+
+
+@pytest.mark.parametrize("edges", [[], [0, 2.5], "05", [[0, 2]], torch.tensor([False, True]), None])
+def test_edges_that_are_none_are_refused(edges: Any) -> None:
+    with pytest.raises(jumok.InputError, match=r"packed\(edges\): whole numbers"):
+        masks.packed(edges)

@@ -5,6 +5,7 @@ import pickle
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -224,9 +225,33 @@ def test_no_value_is_told_what_to_do() -> None:
         attend(query, key, None)  # type: ignore[arg-type]
 
 
-def test_no_hidden_units_are_refused() -> None:
-    with pytest.raises(jumok.InputError, match="hidden"):
-        scores.Additive(3, 3, 0)
+SIZES = {
+    scores.General: {"query_width": 3, "key_width": 5},
+    scores.Additive: {"query_width": 3, "key_width": 5, "hidden": 7},
+    scores.Concat: {"query_width": 3, "key_width": 5, "hidden": 7},
+    scores.LocationSensitive: {
+        "query_width": 3, "key_width": 5, "hidden": 7, "filters": 2, "kernel": 3, "channels": 1
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 8.5, True, "8", None])
+@pytest.mark.parametrize(("score", "name"), [(score, name) for score in SIZES for name in SIZES[score]])
+def test_sizes_that_are_none_are_refused_when_a_score_is_made(score: Any, name: str, wrong: Any) -> None:
+    score(**SIZES[score])
+    told = rf"{score.__name__}\({name}={wrong!r}\): a whole number, 1 or more, is expected"
+    with pytest.raises(jumok.InputError, match=told):
+        score(**SIZES[score] | {name: wrong})
+
+
+def test_complex_numbers_are_refused_and_no_conversion_that_would_lose_a_half_is_advised() -> None:
+    query, key, value = (x.to(torch.complex64) for x in inputs())
+    with pytest.raises(
+        jumok.InputError, match=r"query is torch\.complex64; complex numbers are not supported$"
+    ):
+        attend(query, key, value)
+    with pytest.raises(jumok.InputError, match=r"query is torch\.int64; .*convert with \.float"):
+        attend(inputs()[0].long(), inputs()[1], inputs()[2])
 
 
 @pytest.mark.slow

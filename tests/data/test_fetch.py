@@ -114,14 +114,14 @@ def test_trouble_is_told_and_nothing_is_kept(
     origin.trouble = trouble  # type: ignore[attr-defined]
     with pytest.raises(JumokError, match=told):
         get("tiny", tmp_path / "data")
-    assert list((tmp_path / "data" / "tiny").iterdir()) == []
+    assert not (tmp_path / "data").exists()
 
 
 def test_another_text_is_refused(origin: http.server.HTTPServer, tmp_path: Path) -> None:
     (tmp_path / "origin" / "train.en.gz").write_bytes(gzip.compress(b"another dog\n"))
     with pytest.raises(JumokError, match=r"another text than expected .SHA-256 "):
         get("tiny", tmp_path / "data")
-    assert list((tmp_path / "data" / "tiny").iterdir()) == []
+    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize("as_address", [True, False])
@@ -139,8 +139,32 @@ def test_no_network_is_told_kindly(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(DATA_SETS, "tiny", made("http://127.0.0.1:9"))  # nobody listens there
     with pytest.raises(JumokError, match=r"train\.en\.gz cannot be reached: .*Are you online\?.*--mirror"):
         get("tiny", tmp_path)
-    with pytest.raises(JumokError, match=r"nowhere/train\.en\.gz cannot be reached"):
-        get("tiny", tmp_path, mirror=str(tmp_path / "nowhere"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_there_before_a_failure_stays(origin: http.server.HTTPServer, tmp_path: Path) -> None:
+    place = get("tiny", tmp_path / "data")
+    (place / "train.de.gz").unlink()
+    (tmp_path / "empty" / "tiny").mkdir(parents=True)
+    origin.trouble = "broken"  # type: ignore[attr-defined]
+    for folder in ("data", "empty"):
+        with pytest.raises(JumokError, match="503"):
+            get("tiny", tmp_path / folder)
+    assert [path.name for path in place.iterdir()] == ["train.en.gz"]
+    assert (tmp_path / "empty" / "tiny").is_dir()
+
+
+def test_a_folder_that_is_not_there_or_lacks_a_file_is_told_as_such(
+    origin: http.server.HTTPServer, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        InputError, match=r"no folder .*nowhere to fetch from; a web address begins with"
+    ) as no:
+        get("tiny", tmp_path / "data", mirror=str(tmp_path / "nowhere"))
+    (tmp_path / "origin" / "train_german.gz").unlink()
+    with pytest.raises(InputError, match=r"origin does not hold train_german\.gz or train\.de\.gz") as lacks:
+        get("tiny", tmp_path / "data", mirror=str(tmp_path / "origin"))
+    assert "online" not in f"{no.value} {lacks.value}"
 
 
 def test_unknown_names_and_data_that_nobody_offers_are_told(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Parallel text from every format, tidy and untidy, by every way of naming it."""
 
 import csv
+import doctest
 import gzip
 import io
 import json
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jumok.data import files, formats, sources
+from jumok.data import files, formats, headers, sources
 from jumok.data.sources import Corpus, Example, Skipped, find
 from jumok.errors import InputError, MissingExtra
 
@@ -145,6 +146,89 @@ def test_a_misspelled_column_is_told_with_the_nearest_first(tmp_path: Path) -> N
     path = put(tmp_path / "my.tsv", "id\tgerman\tenglish\n1\tHund\tdog\n")
     with pytest.raises(InputError, match=r"no column 'englsh'.*: 'english', 'german'"):
         list(find(str(path), source="englsh", target="german"))
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    assert doctest.testmod(headers).failed == 0
+
+
+SENTENCES = "".join(f"a dog {n}\tein Hund {n}\n" for n in range(11))
+
+
+@pytest.mark.parametrize(
+    ("first", "below"),
+    [
+        ("en\tde", "dog\tHund\n"),
+        ("English\tDeutsch", "dog\tHund\n"),
+        ("en-US\ttext_de", "dog\tHund\n"),
+        ("ours\ttheirs", SENTENCES),  # one word each, and no line below is like that
+        ("\n\nours\ttheirs", SENTENCES),
+    ],
+)
+def test_a_header_taken_as_a_pair_is_told(tmp_path: Path, first: str, below: str) -> None:
+    path = put(tmp_path / "my.tsv", f"{first}\n{below}")
+    one, other = first.strip().split("\t")
+    told = f"the first line, '{one}' and '{other}', is taken as a pair; .*source={one} data.target={other}"
+    with pytest.warns(UserWarning, match=told):
+        assert pairs(find(str(path), source=1, target=2))[0] == (one, other)
+    if below == SENTENCES:  # it might be a pair, and the names those of languages
+        with pytest.warns(UserWarning, match=told):
+            list(find(str(path), source="en", target="de"))
+    assert pairs(find(str(path), source=one, target=other))[0] != (one, other)  # as advised: nothing is told
+
+
+@pytest.mark.parametrize(
+    ("first", "below"),
+    [
+        ("dog\tHund", "cat\tKatze\n" + SENTENCES),  # words are translated below as well
+        ("dog\tHund", "a cat\teine Katze\n"),  # too few lines to tell
+        ("Go!\tGeh!", SENTENCES),
+        ("a dog\tein Hund", SENTENCES),
+        ("Berlin\tBerlin", SENTENCES),
+    ],
+)
+@pytest.mark.parametrize("sides", [(1, 2), ("en", "de"), ("english", "german")])
+def test_a_pair_is_taken_as_one_in_silence(
+    tmp_path: Path, first: str, below: str, sides: formats.Sides
+) -> None:
+    path = put(tmp_path / "my.tsv", f"{first}\n{below}")
+    assert pairs(find(str(path), source=sides[0], target=sides[1]))[0] == tuple(first.split("\t"))
+
+
+@pytest.mark.parametrize(
+    ("first", "below", "sides"),
+    [
+        ("english,german", "dog,Hund\n", ("englsh", "germn")),
+        ("en,de", "dog,Hund\n", ("english", "german")),
+        ("hund,katze", "dog,Hund\n", ("hunde", "katzen")),
+    ],
+)
+def test_two_names_that_a_table_does_not_have_are_told(
+    tmp_path: Path, first: str, below: str, sides: tuple[str, str]
+) -> None:
+    path = put(tmp_path / "my.csv", f"{first}\n{below}")
+    one, other = first.split(",")
+    told = (
+        rf"no columns '{sides[0]}' and '{sides[1]}'; its first line is '{one}', '{other}'.*data.source={one} "
+    )
+    with pytest.raises(InputError, match=told):
+        list(find(str(path), source=sides[0], target=sides[1]))
+
+
+def test_the_keys_of_json_are_named(tmp_path: Path) -> None:
+    for row, told in (
+        ('{"en": "dog", "ko": "개"}', "There is: en, ko. Name the keys: data.source=en data.target=ko$"),
+        ('{"translation": {"en": "a", "ko": "b"}}', "There is: en, ko. .* data.source=en data.target=ko$"),
+        ('{"id": 1, "en": "a", "ko": "b"}', "There is: id, en, ko. .* data.source=… data.target=…$"),
+    ):
+        path = put(tmp_path / "my.jsonl", f"\n{row}\n")
+        for on_error in ("stop", "skip"):
+            with pytest.raises(InputError, match=rf"my\.jsonl:2: .*{told}"):
+                list(find(str(path), source=1, target=2, on_error=on_error))  # type: ignore[arg-type]
+    rows = '{"source": "dog", "target": "개"}\n{"source": "cat"}\n'
+    corpus = find(str(put(tmp_path / "my.jsonl", rows)), source=1, target=2)
+    with pytest.raises(InputError, match=r"my\.jsonl:2: no 'target' \(there is: source\)\. .*on_error=skip"):
+        list(corpus)
 
 
 def test_rows_of_json_may_be_nested_and_say_what_they_lack(tmp_path: Path) -> None:
@@ -329,8 +413,11 @@ def test_lists_and_patterns_are_read_one_after_the_other(shelf: Path) -> None:
 
 def test_what_is_not_there_is_told_with_what_is_the_nearest_first(shelf: Path) -> None:
     put(Path("train.tsv"), "a\tA\n")
+    for name in ("README.md", "LICENSE", "readme.txt", ".hidden", "fetch.sh"):
+        for folder in (shelf, shelf / "captions"):
+            put(folder / name, "for people to read")
     for name, told in (
-        ("captons", "no file or data set 'captons'.*shelf are: captions, mixed.*hub:captons"),
+        ("captons", "no file or data set 'captons'.*shelf are: captions, mixed. A data set .*hub:captons"),
         ("captions/tain", "no captions/tain; .*captions holds: train.de.gz, train.en.gz, train.fr.gz"),
         ("trian.tsv", "'trian.tsv'; here is: train.tsv"),
         ("captions", "captions is a folder, and does not hold a split; it holds: .*as in captions/train"),

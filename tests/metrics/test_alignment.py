@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -35,7 +36,13 @@ MAP = torch.tensor(
 
 def test_the_examples_in_the_docstrings() -> None:
     done = doctest.testmod(module, extraglobs={"torch": torch})
-    assert (done.failed, done.attempted) == (0, 4)
+    assert (done.failed, done.attempted) == (0, 8)
+
+
+@pytest.mark.parametrize("shown", [strongest, to_words])
+def test_the_examples_that_people_paste_import_what_they_use(shown: Callable[..., object]) -> None:
+    (example,) = doctest.DocTestFinder().find(shown, globs={})
+    assert doctest.DocTestRunner().run(example).failed == 0
 
 
 def test_pieces_to_words_by_hand() -> None:

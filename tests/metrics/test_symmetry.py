@@ -2,6 +2,7 @@
 
 import doctest
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -29,6 +30,12 @@ def drawn(picture: str) -> Links:
 def test_the_examples_in_the_docstrings() -> None:
     done = doctest.testmod(module, extraglobs={"torch": torch})
     assert done.failed == 0 < done.attempted
+
+
+@pytest.mark.parametrize("shown", [together])
+def test_the_examples_that_people_paste_import_what_they_use(shown: Callable[..., object]) -> None:
+    (example,) = doctest.DocTestFinder().find(shown, globs={})
+    assert doctest.DocTestRunner().run(example).failed == 0
 
 
 def test_what_both_and_either_found() -> None:

@@ -192,6 +192,8 @@ def _check_tensors(named: dict[str, Tensor]) -> None:
                 f"{name} has shape {tuple(x.shape)}; at least (length, width) is expected: "
                 f"add a dimension with {name}[None] for a single vector"
             )
+        if x.is_complex():
+            raise InputError(f"{name} is {x.dtype}; complex numbers are not supported")
         if not x.is_floating_point():
             raise InputError(f"{name} is {x.dtype}; floating-point is expected: convert with .float()")
         if x.device != like.device:

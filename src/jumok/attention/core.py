@@ -56,8 +56,9 @@ def attend(
     Returns:
         ``(…, Q, Dv)``
 
+    >>> import jumok, torch
     >>> query, key, value = torch.randn(2, 5, 8), torch.randn(2, 7, 8), torch.randn(2, 7, 3)
-    >>> attend(query, key, value, mask=jumok.masks.padding([4, 7])).shape
+    >>> jumok.attend(query, key, value, mask=jumok.masks.padding([4, 7])).shape
     torch.Size([2, 5, 3])
     """
     return _attended(checked(query, key, _given(value), score, mask, bias, scale, softcap, dropout))
@@ -77,8 +78,9 @@ def weights(
 
     The arguments are those of :func:`attend`.
 
+    >>> import jumok, torch
     >>> query, key = torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
-    >>> weights(query, key, score=jumok.scores.Dot(), mask=jumok.masks.padding(2))
+    >>> jumok.weights(query, key, score=jumok.scores.Dot(), mask=jumok.masks.padding(2))
     tensor([[0.2689, 0.7311, 0.0000]])
     """
     return _weighed(checked(query, key, None, score, mask, bias, scale, softcap, 0.0))
@@ -89,7 +91,8 @@ def mix(weights: Tensor, value: Tensor) -> Tensor:
 
     A value that no query gives any weight never reaches the result, whatever it holds.
 
-    >>> mix(torch.tensor([[0.25, 0.75, 0.0]]), torch.tensor([[4.0], [8.0], [float("nan")]]))
+    >>> import jumok, torch
+    >>> jumok.mix(torch.tensor([[0.25, 0.75, 0.0]]), torch.tensor([[4.0], [8.0], [float("nan")]]))
     tensor([[7.]])
     """
     group = checked_mix(weights, value)
@@ -116,8 +119,9 @@ def explain(
 ) -> Explanation:
     """Which path :func:`attend` takes for these arguments, and why not a faster one.
 
+    >>> import jumok, torch
     >>> q = torch.randn(1, 2, 3, 8)
-    >>> print(explain(q, q, q, mask=jumok.masks.causal()))
+    >>> print(jumok.explain(q, q, q, mask=jumok.masks.causal()))
     sdpa: PyTorch's scaled_dot_product_attention, causal by flag
     """
     return fused.choose(checked(query, key, _given(value), score, mask, bias, scale, softcap, dropout))

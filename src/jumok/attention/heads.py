@@ -47,12 +47,13 @@ class MultiHead(nn.Module):
             dot-product.
         softcap: as in :func:`jumok.attend`.
 
-    >>> mha = MultiHead(width=12, heads=4, key_heads=2)
+    >>> import jumok, torch
+    >>> mha = jumok.MultiHead(width=12, heads=4, key_heads=2)
     >>> x = torch.randn(2, 5, 12)
     >>> whole = mha(x, mask=jumok.masks.causal())
     >>> whole.shape
     torch.Size([2, 5, 12])
-    >>> first, cache = mha.step(x[:, :3], Cache())
+    >>> first, cache = mha.step(x[:, :3], jumok.Cache())
     >>> rest, cache = mha.step(x[:, 3:], cache)
     >>> torch.allclose(torch.cat([first, rest], dim=1), whole, atol=1e-6)
     True

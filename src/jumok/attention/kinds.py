@@ -53,6 +53,7 @@ class Band(NamedTuple):
 class Mask:
     """What each query may attend to. Combine with ``&``, ``|`` and ``~``; a mask never changes once made.
 
+    >>> import jumok
     >>> (jumok.masks.causal() & jumok.masks.padding([2, 3])).dense(3, 3).int()
     tensor([[[1, 0, 0],
              [1, 1, 0],
@@ -81,6 +82,10 @@ class Mask:
 
     def parts(self) -> tuple[Mask, ...]:
         """The masks of which this one is the ``&``."""
+        return (self,)
+
+    def leaves(self) -> tuple[Mask, ...]:
+        """The masks of which this one is combined in any way."""
         return (self,)
 
     def same_for_all_queries(self) -> bool:
@@ -127,12 +132,26 @@ class Mask:
         """The whole mask as a boolean tensor ``(*leading, Q, K)``.
 
         ``leading``: how many leading dimensions the attention has, where that is more than the mask's own.
+        What ``attend`` refuses of queries and keys of these lengths, is refused here as well.
 
+        >>> import jumok
         >>> jumok.masks.causal().dense(2, 3)
         tensor([[ True,  True, False],
                 [ True,  True,  True]])
         """
+        for name, length in (("queries", queries), ("keys", keys)):
+            if not isinstance(length, int) or length < 0:
+                raise InputError(f"dense({name}={length!r}): a whole number, 0 or more, is expected")
         at = At(max(self.rank, leading or 0), queries, keys, torch.device(device))
+        own = [leaf.block(at, slice(0, 0)).shape[:-2] for leaf in self.leaves()]
+        try:
+            whole = torch.broadcast_shapes(*own)
+        except RuntimeError:
+            shown = ", ".join(str(tuple(shape)) for shape in own)
+            raise InputError(f"the mask's parts have leading dimensions that do not fit: {shown}") from None
+        for leaf in self.leaves():
+            # A tensor that lies elsewhere comes along.
+            leaf.check(whole, at._replace(device=leaf.allowed.device) if isinstance(leaf, Dense) else at)
         part = self.block(at, slice(0, queries))
         return part.expand(*part.shape[:-2], queries, keys)
 
@@ -404,6 +423,9 @@ class _Pair(Mask):
     def rank(self) -> int:
         return max(self.a.rank, self.b.rank)
 
+    def leaves(self) -> tuple[Mask, ...]:
+        return (*self.a.leaves(), *self.b.leaves())
+
     def same_for_all_queries(self) -> bool:
         return self.a.same_for_all_queries() and self.b.same_for_all_queries()
 
@@ -472,6 +494,9 @@ class Not(Mask):
     @property
     def rank(self) -> int:
         return self.a.rank
+
+    def leaves(self) -> tuple[Mask, ...]:
+        return self.a.leaves()
 
     def same_for_all_queries(self) -> bool:
         return self.a.same_for_all_queries()

@@ -146,15 +146,15 @@ def documents(ids: Numbers, queries: Numbers | None = None) -> Mask:
 
 @_for_training_too
 def packed(
-    edges: Tensor,
+    edges: Numbers,
     longest: int | None = None,
     *,
-    queries: Tensor | None = None,
+    queries: Numbers | None = None,
     longest_query: int | None = None,
 ) -> Mask:
     """Packed sequences, as :func:`documents`, told by where each begins and the last one ends.
 
-    ``packed(tensor([0, 2, 5]))``, and with ``queries=tensor([0, 1, 3])``::
+    ``packed([0, 2, 5])``, and with ``queries=[0, 1, 3]``::
 
         ■ ■ · · ·     ■ ■ · · ·
         ■ ■ · · ·     · · ■ ■ ■
@@ -166,23 +166,32 @@ def packed(
     longest sequence, or more. Numbers that lie on a GPU stay there and are trusted, and ``longest`` must be
     told; those on the host are checked. ``queries`` are the edges of other queries, in as many sequences.
     """
-    longest, lengths = _lengths("packed(edges)", edges, longest)
+    keys = _edges("packed(edges)", edges)
+    longest, lengths = _lengths("packed(edges)", keys, longest)
     if queries is None:
-        return Packed(edges, longest, matched=None if lengths is None else True)
-    longest_query, asking = _lengths("packed(queries)", queries, longest_query)
-    if queries.shape != edges.shape:
+        return Packed(keys, longest, matched=None if lengths is None else True)
+    asked = _edges("packed(queries)", queries)
+    longest_query, asking = _lengths("packed(queries)", asked, longest_query)
+    if asked.shape != keys.shape:
         raise InputError(
-            f"packed(edges, queries): {edges.numel() - 1} sequences of keys came with "
-            f"{queries.numel() - 1} of queries; there is one for each"
+            f"packed(edges, queries): {keys.numel() - 1} sequences of keys came with "
+            f"{asked.numel() - 1} of queries; there is one for each"
         )
     matched = None if lengths is None or asking is None else torch.equal(lengths > 0, asking > 0)
-    return Packed(edges, longest, queries, longest_query, matched)
+    return Packed(keys, longest, asked, longest_query, matched)
+
+
+def _edges(name: str, given: Numbers) -> Tensor:
+    """Where sequences begin, and the last one ends. A tensor stays the one that it is, and where it is."""
+    edges = given if isinstance(given, Tensor) else _whole_numbers(name, given)
+    is_whole = not (edges.is_floating_point() or edges.is_complex() or edges.dtype == torch.bool)
+    if not is_whole or edges.dim() != 1 or len(edges) < 1:
+        raise InputError(f"{name}: whole numbers of shape (sequences + 1,) are expected; {_kind(edges)} came")
+    return edges
 
 
 def _lengths(name: str, edges: Tensor, longest: int | None) -> tuple[int, Tensor | None]:
     """The longest sequence, and the lengths of all where the host knows them."""
-    if not isinstance(edges, Tensor) or edges.dim() != 1 or edges.is_floating_point() or len(edges) < 1:
-        raise InputError(f"{name}: whole numbers of shape (sequences + 1,) are expected; {_kind(edges)} came")
     if edges.device.type != "cpu":
         if longest is None:
             raise InputError(f"{name} lie on {edges.device}: say how long the longest sequence is")

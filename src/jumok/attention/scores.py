@@ -16,6 +16,9 @@ every later step. Nothing is kept on the module between calls.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from numbers import Integral
+
 import torch
 from torch import Tensor, nn
 
@@ -159,6 +162,7 @@ class General(DotScore):
 
     def __init__(self, query_width: int, key_width: int) -> None:
         super().__init__()
+        _check_sizes(self.name, {"query_width": query_width, "key_width": key_width})
         self.key = nn.Linear(key_width, query_width, bias=False)
         # If queries and keys have variance 1, so have the scores. Larger ones would begin as a hard choice,
         # from which a model hardly learns to look elsewhere.
@@ -237,7 +241,7 @@ class Additive(TanhScore):
 
     def __init__(self, query_width: int, key_width: int, hidden: int) -> None:
         super().__init__()
-        _check_hidden(hidden)
+        _check_sizes(self.name, {"query_width": query_width, "key_width": key_width, "hidden": hidden})
         self.query = nn.Linear(query_width, hidden, bias=False)
         self.key = nn.Linear(key_width, hidden, bias=False)
         self.v = _vector(hidden)
@@ -260,7 +264,7 @@ class Concat(TanhScore):
 
     def __init__(self, query_width: int, key_width: int, hidden: int) -> None:
         super().__init__()
-        _check_hidden(hidden)
+        _check_sizes(self.name, {"query_width": query_width, "key_width": key_width, "hidden": hidden})
         self.query_width = query_width
         self.both = nn.Linear(query_width + key_width, hidden, bias=False)
         self.v = _vector(hidden)
@@ -303,7 +307,8 @@ class LocationSensitive(TanhScore):
         channels: int = 1,
     ) -> None:
         super().__init__()
-        _check_hidden(hidden)
+        _check_sizes(self.name, {"query_width": query_width, "key_width": key_width, "hidden": hidden})
+        _check_sizes(self.name, {"filters": filters, "kernel": kernel, "channels": channels})
         if kernel % 2 == 0:
             raise InputError(f"LocationSensitive(kernel={kernel}): the kernel must be odd, to have a middle")
         self.query = nn.Linear(query_width, hidden, bias=False)
@@ -403,9 +408,10 @@ def same_dtype(x: Tensor, like: Tensor) -> bool:
     return x.dtype == like.dtype or torch.is_autocast_enabled(like.device.type)
 
 
-def _check_hidden(hidden: int) -> None:
-    if hidden < 1:
-        raise InputError(f"hidden={hidden}: the score needs at least one hidden unit")
+def _check_sizes(score: str, sizes: Mapping[str, object]) -> None:
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
+            raise InputError(f"{score}({name}={size!r}): a whole number, 1 or more, is expected")
 
 
 def _vector(hidden: int) -> nn.Parameter:

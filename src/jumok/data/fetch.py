@@ -8,13 +8,14 @@ origin.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import http.client
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,9 +102,12 @@ def get(
     data_set = _known(name)
     place = (data_folder() if into is None else into) / name
     address = (mirror or data_set.address).rstrip("/")
+    if "://" not in address and not Path(address).is_dir():
+        raise InputError(f"there is no folder {address} to fetch from; a web address begins with https://")
     console = console or Console(quiet=True)
     console.print(f"{name}: {data_set.about}\nfrom {address}\nlicence: {data_set.licence}", markup=False)
-    with Progress(*Progress.get_default_columns(), DownloadColumn(), console=console) as bars:
+    bars = Progress(*Progress.get_default_columns(), DownloadColumn(), console=console)
+    with _no_empty_folder(place), bars:
         for file in data_set.files:
             bar = bars.add_task(file.name, total=None)
             if _sum_of(place / file.name) == file.sha256:
@@ -114,6 +118,19 @@ def get(
                 _fetch(file, place / file.name, [f"{address}/{one}" for one in names], tell)
     console.print(f"It is in {place}; recipes name it {name}.", markup=False)
     return place
+
+
+@contextlib.contextmanager
+def _no_empty_folder(place: Path) -> Iterator[None]:
+    """What is made of a folder and those above it, and still empty when something fails, is taken away."""
+    made = [folder for folder in (place, *place.parents) if not folder.exists()]
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # not empty, or not made yet
+            for folder in made:
+                folder.rmdir()
+        raise
 
 
 def _show(bars: Progress, bar: TaskID, came: int, size: int | None) -> None:
@@ -175,6 +192,9 @@ def _answer(addresses: list[str]) -> http.client.HTTPResponse:
                 if error.code != 404 or not left:
                     raise JumokError(f"{address}: the server answers {error.code} {error.reason}") from None
         except (OSError, http.client.HTTPException) as error:  # no network, no such host, no such file
+            if not left and "://" not in address:
+                names = " or ".join(Path(one).name for one in dict.fromkeys(addresses))
+                raise InputError(f"the folder {Path(address).parent} does not hold {names}") from None
             if not left:
                 reason = getattr(error, "reason", None) or error
                 raise JumokError(

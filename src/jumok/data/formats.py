@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import csv
 import difflib
+import functools
 import itertools
 import json
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jumok.data.files import lines, needed, opened
+from jumok.data.headers import LINES, are_names, stands_out
 from jumok.errors import InputError
 
 __all__ = [
@@ -118,30 +121,31 @@ def ending(path: Path) -> str:
 
 
 Row = list[str] | Flaw
+Rows = Iterator[tuple[int, Row]]
 
 
 def tsv(path: Path, sides: Sides) -> Iterator[Found]:
     """Columns between tabs. A quote is a character like any other."""
-    return _columns(path, sides, split_rows(path, "\t"))
+    return _columns(path, sides, functools.partial(split_rows, separator="\t"))
 
 
 def bars(path: Path, sides: Sides) -> Iterator[Found]:
     """``source ||| target``, as the tools for word alignment take it; columns by number only."""
-    return _columns(path, sides, split_rows(path, "|||"))
+    return _columns(path, sides, functools.partial(split_rows, separator="|||"))
 
 
 def comma(path: Path, sides: Sides) -> Iterator[Found]:
     """Comma-separated values: quotes hold commas, line ends and doubled quotes together."""
-    return _columns(path, sides, csv_rows(path))
+    return _columns(path, sides, csv_rows)
 
 
-def split_rows(path: Path, separator: str) -> Iterator[tuple[int, Row]]:
+def split_rows(path: Path, separator: str) -> Rows:
     """The cells of each line between separators, with the line's number."""
     for number, line in enumerate(lines(path), 1):
         yield number, too_long(path, number) if line is None else line.split(separator)
 
 
-def csv_rows(path: Path) -> Iterator[tuple[int, Row]]:
+def csv_rows(path: Path) -> Rows:
     """The cells of each row of a CSV file, with the number of its first line."""
     # A line that is far too long is too long for a cell as well: the reader says so.
     too_long = "x" * (csv.field_size_limit() + 1)
@@ -157,11 +161,11 @@ def csv_rows(path: Path) -> Iterator[tuple[int, Row]]:
             yield number, Flaw(f"{path}:{number}", "not CSV", told)
 
 
-def _columns(path: Path, sides: Sides, rows: Iterator[tuple[int, Row]]) -> Iterator[Found]:
+def _columns(path: Path, sides: Sides, read: Callable[[Path], Rows]) -> Iterator[Found]:
     """The examples of rows of cells, each with the number of its line."""
     places: tuple[int, int] | None = None
     width = 0
-    for number, cells in rows:
+    for number, cells in read(path):
         where = f"{path}:{number}"
         if isinstance(cells, Flaw):
             yield cells
@@ -171,6 +175,9 @@ def _columns(path: Path, sides: Sides, rows: Iterator[tuple[int, Row]]) -> Itera
             places, has_header = _places(path, sides, [cell.strip() for cell in cells])
             width = len(cells)
             if not has_header:
+                if ending(path) in TABLES:  # bars have no header
+                    rows = (_cells(row, places) for _, row in read(path))
+                    _check_no_header(path, sides, _cells(cells, places), rows)
                 yield example(cells[places[0]], cells[places[1]], where)
         elif len(cells) != width:
             yield Flaw(where, "another number of columns", f"{len(cells)}, and the first line has {width}")
@@ -204,10 +211,57 @@ def _places(path: Path, sides: Sides, names: list[str]) -> tuple[tuple[int, int]
     )
 
 
+def _cells(row: Row, places: Sequence[int]) -> list[str]:
+    return [] if isinstance(row, Flaw) or len(row) <= max(places) else [row[at].strip() for at in places]
+
+
+def _check_no_header(path: Path, sides: Sides, first: list[str], rows: Iterator[list[str]]) -> None:
+    """Tell of a first line that is taken as a pair and looks like names; an error if others were asked for.
+
+    Names may be asked for of a table without any: they are also those of languages.
+    """
+    wanted = [side for side in sides if isinstance(side, str)]
+    one, other = first
+    known = are_names(first, wanted)
+    if known and wanted:
+        raise InputError(
+            f"{path} has no columns {' and '.join(map(repr, wanted))}; its first line is {one!r}, {other!r}. "
+            f"If that is a header, name its columns: data.source={one} data.target={other}. If it is a pair, "
+            "put a line with the names above it, or give the columns' numbers, counted from 1"
+        )
+    if known or stands_out(first, filter(None, itertools.islice(rows, LINES))):
+        warnings.warn(
+            f"{path}: the first line, {one!r} and {other!r}, is taken as a pair; name the columns "
+            f"(data.source={one} data.target={other}) if it is a header",
+            stacklevel=2,
+        )
+
+
 def jsonl(path: Path, sides: Sides) -> Iterator[Found]:
     """A JSON object a line, the sides at its top or under ``translation``."""
-    for where, row in json_rows(path):
+    return _objects(json_rows(path), sides)
+
+
+def _objects(rows: Iterator[tuple[str, object]], sides: Sides) -> Iterator[Found]:
+    """The examples of mappings. Keys are not counted: without names they are the usual ones, or an error."""
+    first = True
+    for where, row in rows:
+        if first and isinstance(row, Mapping):
+            first = False
+            _check_keys(row, sides, where)
         yield row if isinstance(row, Flaw) else _keyed(row, sides, where)
+
+
+def _check_keys(row: Mapping[str, object], sides: Sides, where: str) -> None:
+    """Raise when the sides are counted, and the row has not the usual names."""
+    if all(isinstance(side, str) for side in sides) or _both(row, sides) is not None:
+        return
+    names = list(map(str, _places_in(row)[-1]))
+    one, other = names if len(names) == 2 else ("…", "…")
+    raise InputError(
+        f"{where}: which keys hold the two sides? There is: {', '.join(names[:8]) or 'nothing'}. "
+        f"Name the keys: data.source={one} data.target={other}"
+    )
 
 
 def json_rows(path: Path) -> Iterator[tuple[str, object]]:
@@ -229,15 +283,27 @@ def _keyed(row: object, sides: Sides, where: str) -> Found:
     """The example in a mapping, the sides at its top or under ``translation``."""
     if not isinstance(row, Mapping):
         return Flaw(where, "no JSON object", f"it is {row!r}"[:80])
-    nested = row.get("translation")
-    places = [row, nested] if isinstance(nested, Mapping) else [row]
-    for source, target in (sides, *COMMON):
-        for place in places:
-            if source in place and target in place:
-                return example(place[source], place[target], where)
-    names = [str(name) for place in places for name in place]
-    missing = next((side for side in sides if side not in names), sides[0])
+    if both := _both(row, sides):
+        return example(*both, where)
+    names = [str(name) for place in _places_in(row) for name in place]
+    wanted = sides if all(isinstance(side, str) for side in sides) else COMMON[0]
+    missing = next((side for side in wanted if side not in names), wanted[0])
     return Flaw(where, f"no {missing!r}", f"there is: {', '.join(nearest(str(missing), names)[:8])}")
+
+
+def _both(row: Mapping[str, object], sides: Sides) -> tuple[object, object] | None:
+    """What a mapping has for the two sides, if it has both."""
+    for source, target in (sides, *COMMON):
+        for place in _places_in(row):
+            if source in place and target in place:
+                return place[source], place[target]
+    return None
+
+
+def _places_in(row: Mapping[str, object]) -> list[Mapping[Any, object]]:
+    """Where the sides may be."""
+    nested = row.get("translation")
+    return [row, nested] if isinstance(nested, Mapping) else [row]
 
 
 def parquet(path: Path, sides: Sides) -> Iterator[Found]:
@@ -329,8 +395,7 @@ def parallel(source: Path, target: Path) -> Iterator[Found]:
 
 def hub(name: str, sides: Sides) -> Iterator[Found]:
     """A data set of the Hugging Face hub, streamed: ``NAME[@REVISION][:CONFIGURATION[:SPLIT]]``."""
-    for where, row in hub_rows(name):
-        yield _keyed(row, sides, where)
+    return _objects(hub_rows(name), sides)
 
 
 def hub_rows(name: str) -> Iterator[tuple[str, object]]:

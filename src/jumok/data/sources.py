@@ -37,6 +37,7 @@ from jumok.errors import InputError
 __all__ = ["Corpus", "Example", "Flaw", "OnError", "Skipped", "files", "find", "usable"]
 
 OnError = Literal["stop", "skip"]
+NO_DATA = (".md", ".rst", ".html", ".pdf", ".py", ".ipynb", ".sh", ".yaml", ".yml", ".toml", ".log", ".zip")
 Change = Callable[[str], str]
 T = TypeVar("T")
 
@@ -285,7 +286,7 @@ def _is_text(path: Path) -> bool:
 
 def _no_split(folder: Path, split: str | None, sides: Sides) -> str:
     """There is a folder, but not what was asked for in it; what there is, the nearest first."""
-    there = sorted(path.name for path in folder.iterdir() if path.is_file())
+    there = [name for name in _names(folder) if (folder / name).is_file()]
     asked = f"{split}.{sides[0]} and {split}.{sides[1]}" if split else "a split"
     return (
         f"{folder} is a folder, and does not hold {asked}; it holds: {_listed(split or '', there)}. "
@@ -310,7 +311,15 @@ def _unknown(name: str) -> str:
 
 
 def _names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    """The folders and the files of data in a folder."""
+    return sorted(path.name for path in folder.iterdir() if _is_data(path))
+
+
+def _is_data(path: Path) -> bool:
+    """Whether it is a folder, or a file that may hold examples: not one for people or programs to read."""
+    if path.name.lower().startswith((".", "readme", "licence", "license")):
+        return False
+    return path.is_dir() or (path.suffix != "" and path.suffix.lower() not in NO_DATA)
 
 
 def _listed(name: str, there: list[str]) -> str:

@@ -39,6 +39,8 @@ def to_words(weights: Tensor, target: Sequence[int | None], source: Sequence[int
     decides much of the word, but which piece tells most differs from model to model; the mean leaves none
     out.) So rows still add up to 1, less what went to pieces of no word.
 
+    >>> import torch
+    >>> from jumok.metrics.alignment import to_words
     >>> weights = torch.tensor([[0.1, 0.2, 0.7], [0.3, 0.4, 0.3]])
     >>> to_words(weights, target=[0, 0], source=[0, 0, 1])
     tensor([[0.5000, 0.5000]])
@@ -58,6 +60,8 @@ def strongest(weights: Tensor, *, at_least: float = 0.0) -> Links:
 
     Of equals, it is the first; a row of zeros has none.
 
+    >>> import torch
+    >>> from jumok.metrics.alignment import strongest
     >>> sorted(strongest(torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.0, 0.0]])))
     [(0, 0), (1, 1)]
     """

@@ -46,6 +46,8 @@ def together(forth: Tensor, back: Tensor) -> Links:
 
     ``forth`` is ``(target words, source words)``, ``back`` the opposite.
 
+    >>> import torch
+    >>> from jumok.metrics.symmetry import together
     >>> forth = torch.tensor([[0.6, 0.4], [0.6, 0.4]])  # both target words rather look at the first
     >>> back = torch.tensor([[0.9, 0.1], [0.1, 0.9]])  # the other model knows better
     >>> sorted(together(forth, back))
