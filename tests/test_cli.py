@@ -180,6 +180,18 @@ def test_what_went_wrong_is_told_without_a_traceback(
         assert part in said.err
 
 
+@pytest.mark.filterwarnings("default")  # as for people
+def test_a_header_that_is_taken_as_a_pair_is_told_in_a_line(jumok: Callable[..., Said], home: Path) -> None:
+    lines = [f"we walk {n}, we run {n}" for n in range(70)]
+    (home / "own.csv").write_text("\n".join(["en,ko", *lines]) + "\n", encoding="utf-8")
+    words = [word for word in SMALL if not word.startswith("data.pairs")]
+    said = jumok("train", "bahdanau", "data.train=own.csv", *words, "--out", "own")
+    assert said.status == 0, said.err
+    assert said.err.startswith("jumok: own.csv")
+    assert "data.source=en data.target=ko" in said.err
+    assert "Warning" not in said.err
+
+
 def test_text_that_is_not_utf_8_is_told_by_its_line(jumok: Callable[..., Said], home: Path) -> None:
     jumok("train", "bahdanau", *SMALL)
     (home / "latin.txt").write_bytes("gut\nschön\n".encode("latin-1"))

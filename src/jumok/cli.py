@@ -8,10 +8,11 @@ import queue
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Annotated, BinaryIO, NoReturn, TextIO
 
 import typer
 
@@ -312,6 +313,28 @@ def data_get(
 
 def main() -> None:
     """Run a command. What went wrong is told in a line or two, with a status that is not zero."""
+    with warnings.catch_warnings():
+        plainly = warnings.showwarning
+
+        def told(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            """Ours as a line for people; those of libraries with the place they come from."""
+            if Path(filename).is_relative_to(Path(__file__).parent):
+                print(f"jumok: {message}", file=sys.stderr)
+            else:
+                plainly(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = told
+        _run()
+
+
+def _run() -> None:
     try:
         app(standalone_mode=True)
     except JumokError as error:
