@@ -265,6 +265,20 @@ def test_export_is_what_transformers_reads(run: Run, tmp_path: Path) -> None:
         reader.export("onnx", tmp_path / "other")
 
 
+def test_the_escapes_of_a_treebank(run: Run) -> None:
+    reader = classify.load(run, "cpu")
+    data = replace(run.recipe.data, unescape=True)
+    use = classify.Classify(replace(run, recipe=replace(run.recipe, data=data)))
+
+    def ids(use: classify.Classify, *texts: str) -> list[list[int]]:
+        samples = [Sample(text, None, "0", "") for text in texts]
+        return [row.ids for rows in use.rows(samples, reader.tokenizer, 40) for row in rows]
+
+    texts, plain = ("-lrb- a -RRB- film", r"good\/bad"), ("( a ) film", "good/bad")
+    assert ids(use, *texts) == ids(use, *plain) == ids(reader.use, *plain)
+    assert ids(reader.use, *texts) != ids(reader.use, *plain)
+
+
 # ------------------------------------------------------------------------------------------- long texts
 
 
