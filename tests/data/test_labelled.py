@@ -31,7 +31,7 @@ def flaws(path: Path | str, columns: Columns, **more: Any) -> list[Flaw]:
 
 
 def test_the_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(labelled) == (0, 2)
+    assert doctest.testmod(labelled) == (0, 3)
     assert doctest.testmod(held_out) == (0, 2)
 
 

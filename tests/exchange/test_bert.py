@@ -191,6 +191,13 @@ def test_labels_and_tokenizer_go_along(tmp_path: Path, pieces: WordPieces) -> No
         torch.testing.assert_close(model(**inputs).logits, theirs(**inputs).logits, rtol=0, atol=1e-5)
 
 
+def test_what_transformers_cannot_say_is_not_written(tmp_path: Path) -> None:
+    model = Classifier(dataclasses.replace(SMALL, pooling="mean"), 11, 3)
+    with pytest.raises(InputError, match=r"model\.pooling=first"):
+        export_bert(model, None, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_export_takes_the_place_of_an_earlier_one_only(tmp_path: Path) -> None:
     model = ours(Bert)
     folder = export_bert(model, None, tmp_path / "out")

@@ -218,12 +218,13 @@ def batches(packed: bool) -> list[tuple[Any, Any]]:
         (small(Pretraining), masked_batch(packed)),
         (small(Classifier, 4), Labelled.of(IDS, labels=[3, 0, 2], **of)),
         (small(Classifier, 1), Labelled.of(IDS, labels=[0.5, 2.0, -1.0], **of)),
+        (small(Classifier, 4, pooling="mean"), Labelled.of(IDS, labels=[3, 0, 2], **of)),
         (small(Tagger, 3), TaggedWords.of(IDS, labels=tags, **of)),
         (small(Spans), Spanned.of(IDS, allowed=allowed, starts=[3, 0, 5], ends=[3, 0, 9], **of)),
     ]
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(6))
 def test_packed_and_padded_batches_cost_the_same(number: int) -> None:
     found = []
     for packed in (False, True):
@@ -236,7 +237,7 @@ def test_packed_and_padded_batches_cost_the_same(number: int) -> None:
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(6))
 def test_labels_that_do_not_count_and_what_fills_a_row_up_change_nothing(number: int) -> None:
     model, batch = batches(packed=True)[number]
     longer = Texts.of([*IDS, [1, 1], [1]], packed=True)
@@ -260,7 +261,7 @@ def test_labels_that_do_not_count_and_what_fills_a_row_up_change_nothing(number:
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(6))
 def test_gradients_reach_every_weight(number: int) -> None:
     model, batch = batches(packed=True)[number]
     model.train()
@@ -394,6 +395,22 @@ def test_what_does_not_fit_together_is_told() -> None:
         BertConfig(width=10, heads=4)
     with pytest.raises(ValueError, match="no head for hidden words"):
         Pretraining(SMALL, WORDS, words=False).loss(masked_batch(packed=True))
+
+
+def test_a_mean_is_that_of_all_tokens_of_a_text_and_of_no_padding() -> None:
+    model = small(Classifier, 2, pooling="mean")
+    assert model.bert.pooler is None
+    longest = max(map(len, IDS))
+    ids = torch.tensor([ids + [0] * (longest - len(ids)) for ids in IDS])
+    said = model(ids, attention_mask=torch.tensor([[int(at < len(x)) for at in range(longest)] for x in IDS]))
+    for row, text in enumerate(IDS):
+        alone = model.bert(torch.tensor([text])).hidden[0]  # (L, D)
+        mean = sum(alone.unbind()) / len(text)
+        torch.testing.assert_close(said.pooled[row], mean)
+        torch.testing.assert_close(said.logits[row], model.output(mean))
+    for packed in (False, True):
+        batch = Labelled.of(IDS, packed=packed, labels=[0, 1, 0])
+        torch.testing.assert_close(model.logits(batch), said.logits)
 
 
 def test_a_model_begins_from_another() -> None:

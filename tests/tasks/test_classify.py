@@ -17,7 +17,7 @@ from tasks_labelled import GOOD, MODEL, TRAIN, number, pair, review, table, trai
 
 import jumok
 from jumok import InputError, MissingExtra, recipe
-from jumok.data.examples import Row
+from jumok.data.examples import Examples, Row
 from jumok.data.labelled import Sample
 from jumok.models.bert import BertConfig
 from jumok.run import Run
@@ -111,6 +111,71 @@ def test_packed_and_padded_batches_learn_the_same(reviews: Path, tmp_path: Path)
         assert layout == {"packed": packed, "alike": False}
 
 
+def test_the_mean_of_the_hidden_states_decides(run: Run, reviews: Path, tmp_path: Path) -> None:
+    data = {"train": str(reviews), "held_out": 40, "labels": {"0": "bad", "1": "good"}}
+    more = {"model": {"pooling": "mean"}, "from": str(run.folder), "train": {"epochs": 2}}
+    begun = trained(tmp_path / "mean", "classify", data, **more)
+    reader = jumok.load(begun.folder, "cpu")
+    assert reader.model.bert.config.pooling == "mean"
+    assert reader.model.bert.pooler is None
+    assert reader.judge(reader.use.test().examples).figures["accuracy"] == 1
+    (scene,) = reader.look("the film was awful")
+    assert scene.title.startswith("the film was awful  →  bad ")
+    with pytest.raises(InputError, match=r"model\.pooling=first"):
+        reader.export("hf", tmp_path / "hf")
+    # What begins from it has its own way again: the one that is published.
+    more = {"from": str(begun.folder), "train": {"epochs": 1}}
+    again = trained(tmp_path / "first", "classify", data, **more)
+    assert classify.load(again, "cpu").model.bert.pooler is not None
+
+
+def test_steps_are_those_of_transformers(run: Run, reviews: Path, tmp_path: Path) -> None:
+    """The whole way of learning against a plain loop: batches, loss, clipping, decay, rates, the new head."""
+    transformers = pytest.importorskip("transformers")
+    classify.load(run, "cpu").export("hf", tmp_path / "hf")
+    steps, rate, warmup, clip, decay = 7, 1e-3, 2, 2.85, 0.1
+    train = {"epochs": None, "steps": steps, "learning_rate": rate, "warmup": warmup, "clip": clip}
+    train |= {"optimizer": "adamw", "weight_decay": decay, "betas": [0.9, 0.999], "eps": 1e-6, "tokens": 64}
+    data = {"train": str(reviews), "held_out": 40}
+    begun = trained(tmp_path / "ours", "classify", data, **{"from": str(tmp_path / "hf"), "train": train})
+    reader = classify.load(begun, "cpu")
+    use, settings = reader.use, begun.recipe.train
+
+    theirs = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "hf").train()
+    torch.manual_seed(settings.seed)
+    head: Any = use.head(reader.model.bert.config, reader.tokenizer.size)
+    theirs.classifier.load_state_dict(head.output.state_dict())
+    named = list(theirs.named_parameters())
+    light = [x for name, x in named if "bias" in name or "LayerNorm" in name]
+    heavy = [x for name, x in named if not ("bias" in name or "LayerNorm" in name)]
+    groups = [{"params": heavy, "weight_decay": decay}, {"params": light, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, rate, (0.9, 0.999), 1e-6)
+    shares = [0.5, 1, 1, 0.8, 0.6, 0.4, 0.2]
+    rows = [row for some in use.rows(use.train().examples, reader.tokenizer, 40) for row in some]
+    batches = Examples(use.batch, rows, tokens=64, seed=settings.seed).batches(0)
+    norms = []
+    for share, index in zip(shares, batches, strict=False):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * share
+        width = max(len(rows[at].ids) for at in index)
+        ids = torch.tensor([rows[at].ids + [0] * (width - len(rows[at].ids)) for at in index])
+        real = torch.tensor([[int(at < len(rows[one].ids)) for at in range(width)] for one in index])
+        labels = torch.tensor([rows[at].marks["labels"] for at in index])
+        theirs(input_ids=ids, attention_mask=real, labels=labels).loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(theirs.parameters(), clip).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    assert min(norms) < clip < max(norms)  # some were clipped, and some not
+    theirs.eval()
+    texts = [sample.text for sample in use.test().examples]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    with torch.inference_mode():
+        wanted = theirs(**tokenizer(texts, return_tensors="pt", padding=True)).logits.softmax(-1)
+    found = [dict(reader.classify(text).classes) for text in texts]
+    names = use.known.names
+    np.testing.assert_allclose([[one[name] for name in names] for one in found], wanted.numpy(), atol=3e-6)
+
+
 # ----------------------------------------------------------------------------------------------- at work
 
 
@@ -198,6 +263,20 @@ def test_export_is_what_transformers_reads(run: Run, tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match="hf is what"):
         reader.export("onnx", tmp_path / "other")
+
+
+def test_the_escapes_of_a_treebank(run: Run) -> None:
+    reader = classify.load(run, "cpu")
+    data = replace(run.recipe.data, unescape=True)
+    use = classify.Classify(replace(run, recipe=replace(run.recipe, data=data)))
+
+    def ids(use: classify.Classify, *texts: str) -> list[list[int]]:
+        samples = [Sample(text, None, "0", "") for text in texts]
+        return [row.ids for rows in use.rows(samples, reader.tokenizer, 40) for row in rows]
+
+    texts, plain = ("-lrb- a -RRB- film", r"good\/bad"), ("( a ) film", "good/bad")
+    assert ids(use, *texts) == ids(use, *plain) == ids(reader.use, *plain)
+    assert ids(reader.use, *texts) != ids(reader.use, *plain)
 
 
 # ------------------------------------------------------------------------------------------- long texts

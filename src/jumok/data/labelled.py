@@ -22,10 +22,21 @@ from jumok.data.formats import Flaw, clean
 from jumok.data.tables import Column, Record
 from jumok.errors import InputError
 
-__all__ = ["Columns", "Labels", "Sample", "find"]
+__all__ = ["Columns", "Labels", "Sample", "find", "unescaped"]
 
 MOST_LABELS = 1000  # as many classes are no classes: a wrong column was named
 SHOWN = 20  # of them in a message
+# How the Penn Treebank writes what it uses for itself; in small letters, too.
+ESCAPES = {
+    "-LRB-": "(",
+    "-RRB-": ")",
+    "-LSB-": "[",
+    "-RSB-": "]",
+    "-LCB-": "{",
+    "-RCB-": "}",
+    r"\/": "/",
+    r"\*": "*",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +123,17 @@ def find(
     wanted = [columns.text, columns.label, *([] if columns.pair is None else [columns.pair])]
     for record in tables.find(where, wanted, split=split, header=columns.header):
         yield record if isinstance(record, Flaw) else _sample(record, regression)
+
+
+def unescaped(text: str) -> str:
+    """A text as people write it, where it comes from a treebank.
+
+    >>> unescaped("-lrb- a -rrb- lovely film")
+    '( a ) lovely film'
+    """
+    for escape, sign in ESCAPES.items():
+        text = text.replace(escape, sign).replace(escape.lower(), sign)
+    return text
 
 
 def _sample(record: Record, regression: bool) -> Sample | Flaw:

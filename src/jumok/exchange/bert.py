@@ -294,6 +294,12 @@ def export_bert(
     folder, bert = Path(folder), _bert(model)
     if tokenizer is not None:
         _check_vocabulary(tokenizer, model, "export_bert")
+    if isinstance(model, Classifier) and model.averages:
+        raise InputError(
+            "this model decides by the mean of a text's hidden states (model.pooling: mean), and "
+            "BertForSequenceClassification by the first token alone; train one with model.pooling=first, or "
+            "export its encoder: export_bert(model.bert, …)"
+        )
     if isinstance(model, Classifier | Tagger) and labels and len(labels) != model.output.out_features:
         raise InputError(f"{len(labels)} labels came for a model of {model.output.out_features} classes")
     with exported(folder) as new:

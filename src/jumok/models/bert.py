@@ -79,6 +79,7 @@ class BertConfig:
     attention_dropout: float = 0.1  # of attention weights; slow in packed texts of over 128 tokens
     eps: float = 1e-12  # of the layer norms
     pooler: bool = True  # whether there is a pooled output, for the heads that need one
+    pooling: Literal["first", "mean"] = "first"  # what a Classifier decides by; see there
     # What the layers ask for, and BERT leaves no choice in:
     norm: ClassVar[str] = "post"
     activation_dropout: ClassVar[float] = 0.0
@@ -386,6 +387,9 @@ class Pretraining(Compiled):
 class Classifier(Compiled):
     """One of C classes for each text; with a single class, a number.
 
+    It is read off the pooled output, as published; or with ``pooling="mean"`` off the mean of a text's hidden
+    states, and then there is no pooler.
+
     >>> model = Classifier(BertConfig(width=8, heads=2, feed_forward=16), vocabulary=11, classes=3)
     >>> model.logits(Texts.of([[2, 4, 3], [2, 3]])).shape
     torch.Size([2, 3])
@@ -395,11 +399,13 @@ class Classifier(Compiled):
         self, config: BertConfig, vocabulary: int, classes: int, *, dropout: float | None = None
     ) -> None:
         super().__init__()
-        if not config.pooler:
+        self.averages = config.pooling == "mean"
+        if not (config.pooler or self.averages):
             raise ValueError(
-                "pooler=False: a Classifier decides by the pooled output, so that there must be one"
+                "pooler=False: a Classifier decides by the pooled output, so that there must be one; or by "
+                "pooling=mean"
             )
-        self.bert = Bert(config, vocabulary)
+        self.bert = Bert(replace(config, pooler=not self.averages), vocabulary)
         self.dropout = nn.Dropout(config.dropout if dropout is None else dropout)
         self.output = _linear(config.width, classes)
 
@@ -411,13 +417,19 @@ class Classifier(Compiled):
     ) -> Decided:
         """The logits of texts in rows; the arguments are those of :class:`Bert`."""
         said = self.bert(input_ids, token_type_ids, attention_mask)
-        return Decided(said.hidden, said.pooled, self._decided(said.pooled))
+        pooled = said.pooled
+        if self.averages:
+            real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+            pooled = _means(said.hidden, (real == 1)[:, None])
+        return Decided(said.hidden, pooled, self._decided(pooled))
 
     def logits(self, batch: Texts, texts: int | None = None) -> Tensor:
         """``(N, C)``, of the first so many texts; None: of all."""
-        hidden = self.bert.encode(batch.tokens, batch.segments).flatten(0, 1)
-        firsts = batch.firsts(len(batch.tokens.lengths) if texts is None else texts)
-        return self._decided(self.bert.pool(hidden.index_select(0, firsts)))
+        hidden = self.bert.encode(batch.tokens, batch.segments)
+        texts = len(batch.tokens.lengths) if texts is None else texts
+        if self.averages:
+            return self._decided(_means(hidden, _members(batch.tokens))[:texts])
+        return self._decided(self.bert.pool(hidden.flatten(0, 1).index_select(0, batch.firsts(texts))))
 
     def loss(self, batch: Labelled) -> Loss:
         """Cross-entropy, or with one class the squared error, summed over the texts."""
@@ -519,6 +531,20 @@ def _linear(width: int, outputs: int) -> nn.Linear:
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
+
+
+def _members(tokens: Tokens) -> Tensor:
+    """Which tokens of a row belong to which of its texts: ``(B, 1, L)``, or packed ``(1, N, T)``."""
+    if tokens.edges is None:
+        return tokens.real[:, None]
+    places, edges = torch.arange(tokens.ids.shape[1], device=tokens.ids.device), tokens.edges[:, None]
+    return ((places >= edges[:-1]) & (places < edges[1:]))[None]
+
+
+def _means(hidden: Tensor, members: Tensor) -> Tensor:
+    """The mean of the hidden states of each text, ``(N, D)``; the members are as above."""
+    sums = members.to(hidden.dtype) @ hidden
+    return (sums / members.sum(-1, keepdim=True).clamp(min=1)).flatten(0, 1)
 
 
 def _a_row_each(x: Tensor, tokens: Tokens, texts: int) -> Tensor:

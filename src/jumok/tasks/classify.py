@@ -30,7 +30,7 @@ from jumok.annotated import Labelled
 from jumok.data import labelled
 from jumok.data.examples import Row
 from jumok.data.formats import Flaw
-from jumok.data.labelled import Columns, Labels, Sample
+from jumok.data.labelled import Columns, Labels, Sample, unescaped
 from jumok.data.windows import windows
 from jumok.data.wordpiece import WordPieceConfig, WordPieces
 from jumok.errors import InputError
@@ -64,6 +64,7 @@ class DataConfig(LabelledData):
         None  # how classes are written, and called; null: as they come
     )
     regression: bool = False  # labels are numbers
+    unescape: bool = False  # -lrb- is read as (, and so on: some data is from a treebank
     long: Literal["window", "refuse"] = "refuse"
 
     def __post_init__(self) -> None:
@@ -93,7 +94,7 @@ class Recipe:
     # A run or a Hugging Face folder; null: new weights, and a vocabulary learned from the data.
     from_: From = None
     scratch: bool = False  # take over sizes and vocabulary only: new weights, to compare with
-    model: BertConfig = field(default_factory=BertConfig)  # with ``from``, only its dropouts count
+    model: BertConfig = field(default_factory=BertConfig)  # with ``from``, only dropouts and pooling count
     text: WordPieceConfig = field(default_factory=WordPieceConfig)
     train: Settings = field(default_factory=Settings)
     score: ScoreConfig = field(default_factory=ScoreConfig)
@@ -153,7 +154,8 @@ class Classify(Use[Sample]):
         return f"{example.text}\t{example.pair or ''}"
 
     def texts(self, example: Sample) -> Iterable[str]:
-        return [example.text] if example.pair is None else [example.text, example.pair]
+        texts = [example.text] if example.pair is None else [example.text, example.pair]
+        return map(unescaped, texts) if self.recipe.data.unescape else texts
 
     def settle(self, examples: Sequence[Sample]) -> list[str]:
         data: DataConfig = self.recipe.data
@@ -177,10 +179,9 @@ class Classify(Use[Sample]):
     ) -> Iterator[list[Row] | Flaw]:
         examples = iter(examples)
         while some := list(itertools.islice(examples, AT_ONCE)):
-            firsts = pieces.encode([one.text for one in some])
-            seconds = pieces.encode([one.pair or "" for one in some])
-            for one, first, second in zip(some, firsts, seconds, strict=True):
-                given = [first] if one.pair is None else [first, second]
+            encoded = iter(pieces.encode([text for one in some for text in self.texts(one)]))
+            for one in some:
+                given = [next(encoded) for _ in self.texts(one)]
                 found = self._windows(given, longest, one.where)
                 if isinstance(found, Flaw):
                     yield found

@@ -47,6 +47,7 @@ from jumok.training import train as train_model
 
 __all__ = ["From", "LabelledData", "Named", "Search", "Split", "Use", "load_model", "train"]
 
+CHOSEN = ("dropout", "attention_dropout", "pooling")  # of ``model:``, where a model is taken over
 Named = str | list[str]
 E = TypeVar("E")  # an example
 
@@ -305,7 +306,7 @@ def _prepare(use: Use[Any]) -> list[str]:
         vocabulary = pieces.size
     else:
         bert, pieces = taken(recipe.from_)
-        chosen = {"dropout": recipe.model.dropout, "attention_dropout": recipe.model.attention_dropout}
+        chosen = {name: getattr(recipe.model, name) for name in CHOSEN}
         config = replace(bert.config, pooler=True, **chosen)
         vocabulary = bert.word_embedding.num_embeddings
     use.longest(config)  # told before anything is written
