@@ -277,7 +277,7 @@ class _Loop:
         reseed(self.ranks.device, self.settings.seed, standing.step, VALIDATION)
         with self.signals.at_once(), self.learner.judged(saved) as model:
             report = self.validate(model)
-        better = report.beats(standing.best.value if standing.best else None)
+        better = report.beats(standing.best.figures if standing.best else None)
         if better:
             standing.best = Best(standing.step, report.best, report.value, dict(report.figures), averaged)
         standing.seconds = time.monotonic() - self.began
