@@ -51,6 +51,27 @@ def written(prediction: Any, **more: bool) -> list[str]:
 # ---------------------------------------------------------------------------------------------- learning
 
 
+def test_of_weights_that_score_the_same_the_loss_decides(run: Run) -> None:
+    reader = classify.load(run, "cpu")
+    examples = reader.use.valid().examples
+    report = reader.report(examples)
+    assert (report.best, report.tie) == ("accuracy", "loss")
+    said = reader.predict([one.text for one in examples], Search(n_best=2))
+    names, number = reader.use.known.names, reader.use.known.number
+    shares = [
+        dict(one.classes)[names[number(wanted.label)]] for one, wanted in zip(said, examples, strict=True)
+    ]
+    assert report.figures["loss"] == pytest.approx(-np.log(shares).mean(), rel=1e-4)
+    # Less sure of the same answers: a score as good, and worse weights.
+    with torch.no_grad():
+        for weight in reader.model.output.parameters():
+            weight /= 2
+    unsure = reader.report(examples)
+    assert unsure.value == report.value == 1
+    assert report.beats(unsure.figures)
+    assert not unsure.beats(report.figures)
+
+
 def test_single_texts_are_learned(run: Run) -> None:
     reader = jumok.load(run.folder, "cpu")
     found = classify.evaluate(reader, "test", Search(), QUIET)

@@ -1,5 +1,6 @@
 """Translation from a recipe to a translated line, small: every recipe, every family, other people's data."""
 
+import io
 import json
 import shutil
 from dataclasses import replace
@@ -15,6 +16,7 @@ import jumok
 from jumok import InputError, recipe
 from jumok.batch import EOS
 from jumok.data.sources import Example
+from jumok.metrics.translation import Score
 from jumok.run import Run
 from jumok.tasks import evaluation, translate
 from jumok.tasks.corpora import BUILT_IN, DataConfig, Texts
@@ -242,6 +244,33 @@ def test_a_run_that_began_on_a_gpu_goes_on_elsewhere_with_the_same_batches(
     for key, weight in found[0].items():
         torch.testing.assert_close(found[1][key], weight)
     assert not all(torch.allclose(found[2][key], weight) for key, weight in found[0].items())
+
+
+def test_a_signature_is_a_line_of_its_own_however_narrow_the_terminal(
+    data_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUMOK_DATA", str(data_sets))
+    run = trained(tmp_path / "run", next(name for name in TRANSLATING if "multi30k" in name))
+    file = io.StringIO()
+    narrow = Console(file=file, force_terminal=True, color_system=None, width=40)
+    found = evaluation.evaluate(translate.load(run, "cpu"), "test", Search(beam=1), narrow)
+    told = file.getvalue().splitlines()
+    for one in (found.bleu, found.chrf, found.moses):
+        assert one is not None
+        assert sum(line.endswith(f": {one.signature}") for line in told) == 1
+
+
+def test_while_bleu_stays_nought_perplexity_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nought:
+        def score(self, said: list[str], references: list[str]) -> Score:
+            return Score("BLEU", 0.0, "")
+
+    monkeypatch.setattr(translate, "bleu_of", lambda run: Nought())
+    run = trained(tmp_path / "run", "bahdanau", "train.steps=6", "train.validate_every=2", "train.patience=1")
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    found = [(line["perplexity"], line["best"]) for line in lines if line["event"] == "validation"]
+    assert [best for _, best in found] == [True, True, True]
+    assert found == sorted(found, reverse=True)
 
 
 def test_compare_tells_scores_and_draws_the_curves(bahdanau: Run, transformer: Run, tmp_path: Path) -> None:

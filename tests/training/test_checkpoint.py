@@ -1,18 +1,21 @@
 """Weights and states on the disk: whole, or not there."""
 
+import io
+import itertools
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors import safe_open
 from torch import nn
 from training_toy import PointData, Toy, judge, lines, quick, same, state
 
 from jumok.errors import InputError
 from jumok.files import remove, remove_leftovers, written
-from jumok.training import load_weights, save_weights, train
+from jumok.training import Report, load_weights, save_weights, train
 from jumok.training.weights import average, read, set_weights, weights, write
 
 
@@ -186,6 +189,36 @@ def test_a_half_written_state_is_never_seen(run: Path) -> None:
     go_on(run)
     assert not list((run / "state").glob(".*"))
     assert (run / "state" / "notes.txt").exists()
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_weights_to_be_averaged_that_are_lost_end_no_run(run: Path, cut: bool) -> None:
+    """The mean is that of those that are left."""
+    scores = itertools.count()
+    for steps, lost, told, averaged in (
+        (12, (8,), "the mean is that of 3.", 3),  # of 6, 10, 12
+        (14, (10, 12), "there is no mean to try.", 0),
+    ):
+        for step in lost:
+            path = run / "state" / "validated" / f"{step:08}.safetensors"
+            path.write_bytes(path.read_bytes()[:-1])
+            if not cut:
+                path.unlink()
+        file = io.StringIO()
+        settings = quick(steps=steps, validate_every=2, average=4, schedule="constant")
+        summary = train(
+            Toy(0.3),
+            PointData(),
+            settings,
+            run,
+            validate=lambda model: Report({"score": next(scores)}, "score"),
+            console=Console(file=file, width=1000),
+        )
+        assert summary.best is not None
+        assert (summary.best.step, summary.best.averaged) == (steps, averaged)
+        (line,) = (one for one in file.getvalue().splitlines() if "lost" in one)
+        assert line.endswith(told)
+        assert all(f"{step:08}.safetensors" in line for step in lost)
 
 
 def test_a_later_format_is_refused(run: Path) -> None:

@@ -240,9 +240,105 @@ def test_figures_may_be_numbers_of_any_kind(tmp_path: Path) -> None:
     assert summary.best.figures == {"a": 0.5, "b": 2.0, "c": 3.0}
 
 
-def test_a_report_names_its_figure() -> None:
+def test_a_report_names_its_figures() -> None:
     with pytest.raises(ValueError, match="best='blue' is not one of the figures: bleu"):
         Report({"bleu": 1.0}, "blue")
+    with pytest.raises(ValueError, match="tie='loss' is not one of the figures: bleu"):
+        Report({"bleu": 1.0}, "bleu", tie="loss")
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize("higher", [True, False])
+@pytest.mark.parametrize(
+    ("before", "after", "better"),
+    [
+        (None, (0, 9), True),
+        (None, (NAN, 9), False),
+        ((0, 9), (0, 8), True),
+        ((0, 9), (0, 9), False),
+        ((0, 8), (0, 9), False),
+        ((0, 1), (2, 9), True),  # the first figure comes first
+        ((2, 9), (0, 1), False),
+        ((0, NAN), (0, 9), True),
+        ((0, 9), (0, NAN), False),
+        ((NAN, 9), (0, 9), True),
+        ((0, 9), (NAN, 8), False),
+        ((NAN, 9), (NAN, 8), False),
+        ((0, None), (0, 9), True),  # as a run has it that began before there was such a figure
+        ((0, None), (-1, 1), False),
+    ],
+)
+def test_what_is_equal_in_one_figure_is_told_apart_by_another(
+    before: tuple[float, float | None] | None, after: tuple[float, float], better: bool, higher: bool
+) -> None:
+    sign = 1 if higher else -1
+    other = None if before is None else {"score": sign * before[0]}
+    if before is not None and before[1] is not None:
+        other = {"score": sign * before[0], "loss": before[1]}
+    figures = {"score": sign * after[0], "loss": after[1]}
+    assert Report(figures, "score", higher_is_better=higher, tie="loss").beats(other) == better
+
+
+def still_nothing(losses: list[float], seen: list[torch.Tensor]) -> Any:
+    """A validation whose score stays 0, while a loss is these values."""
+
+    def validate(model: nn.Module) -> Report:
+        seen.append(model.read.weight.clone())
+        return Report({"score": 0.0, "loss": losses[len(seen) - 1]}, "score", tie="loss")
+
+    return validate
+
+
+def test_a_score_that_stays_the_same_throws_nothing_away(tmp_path: Path) -> None:
+    """Patience, the best weights and the mean of weights go by the loss then."""
+    seen: list[torch.Tensor] = []
+    model = Toy()
+    settings = quick(steps=100, validate_every=2, patience=2, average=0)
+    validate = still_nothing([9.0, 8.0, 8.5, 7.0, 7.0, 7.5], seen)
+    summary = train(model, PointData(), settings, tmp_path / "plain", validate=validate)
+    assert (summary.steps, summary.reason) == (12, "2 validations in a row were no better")
+    assert summary.best is not None
+    assert (summary.best.step, summary.best.value) == (8, 0.0)
+    assert torch.equal(model.read.weight, seen[3])
+    told = [line["best"] for line in lines(tmp_path / "plain", "validation")]
+    assert told == [True, True, False, True, False, False]
+
+    for mean, kept in ((6.0, 2), (7.5, 0)):
+        seen.clear()
+        folder = tmp_path / f"mean {mean}"
+        settings = quick(steps=6, validate_every=2, average=2)
+        validate = still_nothing([9.0, 8.0, 7.0, mean], seen)
+        summary = train(model := Toy(), PointData(), settings, folder, validate=validate)
+        assert summary.best is not None
+        assert summary.best.averaged == kept
+        assert torch.equal(model.read.weight, seen[3 if kept else 2])
+
+
+def test_a_broken_run_remembers_the_figure_that_tells_apart(tmp_path: Path) -> None:
+    """The loss that is to be beaten was found before the break."""
+    losses = {2: 3.0, 4: 1.0, 6: 2.0, 8: 0.5, 10: 0.75, 12: 0.6}
+    settings = quick(steps=12, validate_every=2, save_every=3, average=3)
+
+    def validate(broken: list[int], folder: Path) -> Any:
+        def found(model: nn.Module) -> Report:
+            (newest,) = (int(path.name) for path in (folder / "state").glob("0*"))
+            if newest in broken:
+                raise MemoryError("too long a sentence")
+            return Report({"score": 0.0, "loss": losses[newest]}, "score", tie="loss")
+
+        return found
+
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    train(Toy(0.3), PointData(), settings, whole, validate=validate([], whole))
+    for step in (6, 10):
+        with pytest.raises(MemoryError):
+            train(Toy(0.3), PointData(), settings, broken, validate=validate([step], broken))
+    train(Toy(0.3), PointData(), settings, broken, validate=validate([], broken))
+    assert [line["best"] for line in lines(whole, "validation")] == [True, True, False, True, False, False]
+    assert lines(broken) == lines(whole)
+    assert same(state(broken), state(whole))
 
 
 # ----------------------------------------------------------------------------- ends and goes on

@@ -4,6 +4,7 @@ import io
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 from torch import nn
 from training_toy import PointData, Toy, judge, quick
@@ -42,6 +43,31 @@ def test_plain_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
     assert text[9].startswith("6 steps, 1 whole epochs, ")
     assert str(tmp_path) in "".join(text[10:])
     assert all(len(line) <= 80 for line in text[:10])
+
+
+LONG = "  said    a dog and a cat and a bird and a fish and a horse and a cow and a hen and a very small pig"
+
+
+def test_a_sample_that_is_longer_than_a_line_stays_below_its_label() -> None:
+    report = Report({"bleu": 1.0}, "bleu", samples=[LONG, "  wanted  " + "개" * 50, "  said    "])
+    shown, file = console()
+    Display(shown, quick(), None, Standing()).validation(report, "step 1", better=True)
+    assert file.getvalue().splitlines()[2] == f"  {LONG}"  # in a file, whole
+
+    shown, file = console(terminal=True)
+    Display(shown, quick(), None, Standing()).validation(report, "step 1", better=True)
+    text = file.getvalue().splitlines()
+    assert [cell_len(line) <= 80 for line in text] == [True] * 8
+    assert [line[:10] for line in text[2:]] == [
+        "    said  ",
+        " " * 8 + text[3].strip()[:2],
+        "    wanted",
+        " " * 8 + "개개",  # a word that is too long for any line
+        " " * 8 + "개개",
+        "    said  ",
+    ]
+    assert " ".join(line.strip() for line in text[2:4]) == LONG.strip()
+    assert "".join(line.strip() for line in text[4:7]) == "wanted" + "개" * 50
 
 
 def test_going_on_and_being_finished_are_told(tmp_path: Path) -> None:

@@ -205,11 +205,11 @@ def _draw(translator: Translator, split: Split, found: Evaluation, folder: Path,
 
 
 def _show(found: Evaluation, split: Split, console: Console) -> None:
-    table = Table("figure", "value", title=f"{split.name}, {len(split.examples):,} sentences")
-    table.add_column(overflow="fold")
-    for name, one in (("BLEU", found.bleu), ("chrF", found.chrf), ("BLEU, Moses tokens", found.moses)):
-        if one is not None:
-            table.add_row(name, f"{one.value:.2f}", one.signature)
+    table = Table("figure", "value", "", title=f"{split.name}, {len(split.examples):,} sentences")
+    named = (("BLEU", found.bleu), ("chrF", found.chrf), ("BLEU, Moses tokens", found.moses))
+    scores = [(name, one) for name, one in named if one is not None]
+    for name, one in scores:
+        table.add_row(name, f"{one.value:.2f}")
     table.add_row("perplexity", f"{found.perplexity:.3f}", "of a token")
     links = found.links
     if links is not None:
@@ -221,6 +221,8 @@ def _show(found: Evaluation, split: Split, console: Console) -> None:
     if found.cut:
         table.add_row("cut off", f"{found.cut}", "translations that reached the length limit")
     console.print(table)
+    for name, one in scores:  # whole, to be copied
+        console.print(f"{name}: {one.signature}", style="dim", markup=False, highlight=False, soft_wrap=True)
     if split.skipped.total:
         console.print(f"Of the {split.name} data, {split.skipped}", markup=False, soft_wrap=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -96,7 +97,18 @@ class Reader:
 
     def report(self, examples: Sequence[Any]) -> Report:
         """The same, for the training loop."""
-        return verdicts.report(self.judge(examples))
+        return verdicts.report(self.judge(examples), self.loss(examples))
+
+    @torch.inference_mode()
+    def loss(self, examples: Sequence[Any]) -> float:
+        """What training lowers, a label each; NaN where nothing is labelled."""
+        encoded = self.encoded(self.use.rows(examples, self.tokenizer, self.longest), None)
+        data = Examples(self.use.batch, [row for some in encoded for row in some], tokens=TOKENS, seed=0)
+        total, count = 0.0, 0
+        for index in data.batches(0):
+            found = self.model.loss(data.collate(index).to(self.device))
+            total, count = total + float(found.total), count + found.count
+        return total / count if count else math.nan
 
     @torch.inference_mode()
     def outputs(

@@ -205,4 +205,4 @@ class _Validation:
             for pair, one in itertools.islice(zip(pairs, said, strict=True), SHOWN)
             for line in (f"  source  {pair.source}", f"  said    {one.text}", f"  wanted  {pair.target}")
         ]
-        return Report(figures, best="bleu", samples=samples)
+        return Report(figures, best="bleu", tie="perplexity", samples=samples)

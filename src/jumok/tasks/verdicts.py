@@ -38,10 +38,10 @@ class Judgement:
     draw: Callable[[Path], Path] | None = None
 
 
-def report(found: Judgement) -> Report:
-    """For the training loop."""
+def report(found: Judgement, loss: float) -> Report:
+    """For the training loop. Of weights that score the same, the loss decides."""
     numbers = {name: value for name, value in found.figures.items() if isinstance(value, int | float)}
-    return Report(numbers, best=found.best, samples=found.samples)
+    return Report({**numbers, "loss": loss}, best=found.best, tie="loss", samples=found.samples)
 
 
 def evaluate(predictor: Any, name: str, console: Console) -> Judgement:

@@ -118,6 +118,12 @@ class Checkpoints:
         """Where the weights of a validated step are."""
         return self.folder / "validated" / f"{step:08}.safetensors"
 
+    def snapshots(self, standing: Standing) -> tuple[list[Path], list[str]]:
+        """The weights to be averaged: the files that are whole, and the names of those that are lost."""
+        files = [self.snapshot(step) for step in standing.snapshots]
+        whole = [path for path in files if weights.is_whole(path)]
+        return whole, [str(path) for path in files if path not in whole]
+
     def tidy(self, standing: Standing) -> None:
         """Remove what the newest state no longer needs. What an older one needs is removed only now."""
         (self.folder / "validated").mkdir(parents=True, exist_ok=True)

@@ -277,7 +277,7 @@ class _Loop:
         reseed(self.ranks.device, self.settings.seed, standing.step, VALIDATION)
         with self.signals.at_once(), self.learner.judged(saved) as model:
             report = self.validate(model)
-        better = report.beats(standing.best.value if standing.best else None)
+        better = report.beats(standing.best.figures if standing.best else None)
         if better:
             standing.best = Best(standing.step, report.best, report.value, dict(report.figures), averaged)
         standing.seconds = time.monotonic() - self.began
@@ -362,10 +362,15 @@ class _Loop:
 
     def _validate_average(self) -> None:
         """The mean of the last validated weights replaces the best ones, if it does better."""
-        steps = self.standing.snapshots
-        files = [self.checkpoints.snapshot(step) for step in steps]
+        files, lost = self.checkpoints.snapshots(self.standing) if self.ranks.main else ([], [])
+        if lost:
+            left = f"the mean is that of {len(files)}" if len(files) > 1 else "there is no mean to try"
+            self.display.note(f"Of the weights to be averaged, these are lost: {', '.join(lost)}; {left}.")
+        (count,) = self.ranks.from_main(len(files))
+        if count < 2:
+            return
         mean = weights.average(files) if self.ranks.main else {}
-        if self._judge(mean, averaged=len(steps)) and self.ranks.main:
+        if self._judge(mean, averaged=len(files)) and self.ranks.main:
             weights.write(mean, self.folder / "model.safetensors")
 
     def _summary(self, reason: str) -> Summary:

@@ -15,6 +15,8 @@ from jumok.training.settings import Settings
 
 __all__ = ["Display", "clock"]
 
+DEEPER = 8  # than the margin: where a sample goes on that is longer than the terminal is wide
+
 
 class Display:
     """Shows a run on a console; on None, nothing."""
@@ -92,8 +94,8 @@ class Display:
             if watched and better:
                 text.append("  ← best so far", "green not bold")
         for line in report.samples:  # never as markup: they are data
-            text.append(f"\n  {line}", "not bold")
-        self.console.print(text)
+            text.append(f"\n{self._fitted(f'  {line}')}", "not bold")
+        self.console.print(text, soft_wrap=True)
 
     def done(self, summary: Summary) -> None:
         """The end of a run."""
@@ -107,6 +109,13 @@ class Display:
         )
         lines.append(f"The run is in {summary.folder}")
         self.note("\n".join(lines))
+
+    def _fitted(self, line: str) -> str:
+        """Broken to fit a terminal, and never at its margin, where labels are looked for; else as it is."""
+        if self.console is None or not self.console.is_terminal:
+            return line
+        parts = Text(line).wrap(self.console, max(self.console.width - DEEPER, DEEPER))
+        return f"\n{' ' * DEEPER}".join(part.plain for part in parts)
 
     def _place(self, standing: Standing) -> str:
         of = f"/{self.last:,}" if self.last is not None else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,18 +14,23 @@ __all__ = ["Best", "Report", "Summary"]
 class Report:
     """The outcome of one validation.
 
-    >>> Report({"bleu": 31.2, "perplexity": 8.4}, best="bleu", samples=["a dog → ein Hund"]).value
-    31.2
+    >>> first = Report({"bleu": 0, "perplexity": 289}, best="bleu", tie="perplexity")
+    >>> later = Report({"bleu": 0, "perplexity": 27}, best="bleu", tie="perplexity", samples=["a dog → Hund"])
+    >>> later.value, later.beats(first.figures)
+    (0.0, True)
     """
 
     figures: dict[str, float]
     best: str  # the figure that decides which weights are best
     higher_is_better: bool = True
+    tie: str | None = None  # a loss, the lower the better, that decides where the first figure is equal
     samples: list[str] = field(default_factory=list)  # lines to read
 
     def __post_init__(self) -> None:
         if self.best not in self.figures:
             raise ValueError(f"best={self.best!r} is not one of the figures: {', '.join(self.figures)}")
+        if self.tie is not None and self.tie not in self.figures:
+            raise ValueError(f"tie={self.tie!r} is not one of the figures: {', '.join(self.figures)}")
         # Whatever kind of number a metric gives, it must go into JSON.
         object.__setattr__(self, "figures", {name: float(value) for name, value in self.figures.items()})
 
@@ -32,13 +38,21 @@ class Report:
     def value(self) -> float:
         return self.figures[self.best]
 
-    def beats(self, other: float | None) -> bool:
-        """Whether this is better than a value of before; what is not a number never is."""
-        if math.isnan(self.value):
-            return False
-        if other is None or math.isnan(other):
-            return True
-        return self.value > other if self.higher_is_better else self.value < other
+    def beats(self, other: Mapping[str, float] | None) -> bool:
+        """Whether this is better than the figures of before; what is not a number never is.
+
+        A figure that was not known before is as one that was no number.
+        """
+        sign = 1 if self.higher_is_better else -1
+        value, before = sign * self.value, sign * (other or {}).get(self.best, math.nan)
+        if value != before or self.tie is None or other is None:
+            return _is_more(value, before)
+        return _is_more(-self.figures[self.tie], -other.get(self.tie, math.nan))
+
+
+def _is_more(value: float, before: float) -> bool:
+    """A number is more than none."""
+    return value > before or (math.isnan(before) and not math.isnan(value))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from jumok.errors import InputError
 from jumok.files import written
 
-__all__ = ["average", "load_weights", "read", "save_weights", "set_weights", "weights", "write"]
+__all__ = ["average", "is_whole", "load_weights", "read", "save_weights", "set_weights", "weights", "write"]
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -81,6 +81,15 @@ def read(path: Path) -> dict[str, Tensor]:
         raise InputError(f"{path} is not there") from None
     except SafetensorError as error:
         raise InputError(f"{path} is not a whole safetensors file ({error})") from error
+
+
+def is_whole(path: Path) -> bool:
+    """Whether :func:`read` will find a file that is not cut short; it is not read for that."""
+    try:
+        with safe_open(path, "pt"):
+            return True
+    except (OSError, SafetensorError):
+        return False
 
 
 def average(paths: Sequence[Path]) -> dict[str, Tensor]:
