@@ -33,6 +33,7 @@ from jumok.attention import masks
 from jumok.attention.masks import Mask
 from jumok.attention.positions import Learned
 from jumok.batch import IGNORE, Loss, Tokens
+from jumok.models.labels import label_loss
 from jumok.models.layers import (
     ACTIVATIONS,
     EncoderLayer,
@@ -433,13 +434,7 @@ class Classifier(Compiled):
 
     def loss(self, batch: Labelled) -> Loss:
         """Cross-entropy, or with one class the squared error, summed over the texts."""
-        said = self.logits(batch, len(batch.labels)).float()
-        if self.output.out_features > 1:
-            return Loss(_cross_entropy(said, batch.labels), batch.count)
-        wanted = batch.labels.where(
-            counts(batch.labels), said[:, 0].detach()
-        )  # what does not count, is right
-        return Loss(F.mse_loss(said[:, 0], wanted.float(), reduction="sum"), batch.count)
+        return Loss(label_loss(self.logits(batch, len(batch.labels)), batch.labels)[1], batch.count)
 
     def _decided(self, pooled: Tensor | None) -> Tensor:
         return self.output(self.dropout(pooled))  # type: ignore[no-any-return]
