@@ -260,11 +260,14 @@ def test_a_signature_is_a_line_of_its_own_however_narrow_the_terminal(
         assert sum(line.endswith(f": {one.signature}") for line in told) == 1
 
 
-def test_while_bleu_stays_nought_perplexity_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_bleu_is_nought_but_for_chance_perplexity_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Nought:
         def score(self, said: list[str], references: list[str]) -> Score:
-            return Score("BLEU", 0.0, "")
+            return Score("BLEU", next(by_chance), "")
 
+    by_chance = iter([0.25, 0.0, 0.125])
     monkeypatch.setattr(translate, "bleu_of", lambda run: Nought())
     run = trained(tmp_path / "run", "bahdanau", "train.steps=6", "train.validate_every=2", "train.patience=1")
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]

@@ -281,6 +281,29 @@ def test_what_is_equal_in_one_figure_is_told_apart_by_another(
     assert Report(figures, "score", higher_is_better=higher, tie="loss").beats(other) == better
 
 
+@pytest.mark.parametrize("higher", [True, False])
+@pytest.mark.parametrize(
+    ("before", "after", "better"),
+    [
+        ((0.2, 9), (0, 8), True),  # neither is more than chance: the loss decides
+        ((0, 8), (0.2, 9), False),
+        ((1, 8), (0.2, 7), True),
+        ((0, 1), (1.25, 9), True),
+        ((1.25, 9), (0.75, 1), False),
+        ((1.25, 9), (1.5, 9), True),
+        ((NAN, 9), (0.2, 9), True),
+        ((0.2, 9), (NAN, 1), False),
+    ],
+)
+def test_what_a_score_has_by_chance_decides_nothing(
+    before: tuple[float, float], after: tuple[float, float], better: bool, higher: bool
+) -> None:
+    sign = 1 if higher else -1
+    figures, other = ({"score": sign * score, "loss": loss} for score, loss in (after, before))
+    report = Report(figures, "score", higher_is_better=higher, tie="loss", chance=sign * 1.0)
+    assert report.beats(other) == better
+
+
 def still_nothing(losses: list[float], seen: list[torch.Tensor]) -> Any:
     """A validation whose score stays 0, while a loss is these values."""
 

@@ -34,6 +34,7 @@ __all__ = ["Recipe", "Search", "Translator", "compare", "evaluate", "load", "mak
 MODELS: dict[str, Any] = {"seq2seq": Seq2Seq, "convolutional": Convolutional, "transformer": Transformer}
 Config = Seq2SeqConfig | ConvolutionalConfig | TransformerConfig
 SHOWN = 3  # sample translations a validation
+CHANCE = 1.0  # BLEU that a model gets for any word it happens to say; perplexity tells more then
 LOOKED_AT = 32  # sentences whose attention is measured at a validation
 
 
@@ -205,4 +206,4 @@ class _Validation:
             for pair, one in itertools.islice(zip(pairs, said, strict=True), SHOWN)
             for line in (f"  source  {pair.source}", f"  said    {one.text}", f"  wanted  {pair.target}")
         ]
-        return Report(figures, best="bleu", tie="perplexity", samples=samples)
+        return Report(figures, best="bleu", tie="perplexity", chance=CHANCE, samples=samples)

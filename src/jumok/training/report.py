@@ -24,6 +24,7 @@ class Report:
     best: str  # the figure that decides which weights are best
     higher_is_better: bool = True
     tie: str | None = None  # a loss, the lower the better, that decides where the first figure is equal
+    chance: float | None = None  # what is no better than this is by chance, and counts as equal to it
     samples: list[str] = field(default_factory=list)  # lines to read
 
     def __post_init__(self) -> None:
@@ -43,11 +44,16 @@ class Report:
 
         A figure that was not known before is as one that was no number.
         """
-        sign = 1 if self.higher_is_better else -1
-        value, before = sign * self.value, sign * (other or {}).get(self.best, math.nan)
+        value, before = self._worth(self.value), self._worth((other or {}).get(self.best, math.nan))
         if value != before or self.tie is None or other is None:
             return _is_more(value, before)
         return _is_more(-self.figures[self.tie], -other.get(self.tie, math.nan))
+
+    def _worth(self, value: float) -> float:
+        """The higher, the better."""
+        sign = 1 if self.higher_is_better else -1
+        chance = -math.inf if self.chance is None else sign * self.chance
+        return value if math.isnan(value) else max(sign * value, chance)
 
 
 def _is_more(value: float, before: float) -> bool:
