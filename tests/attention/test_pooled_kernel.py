@@ -276,7 +276,9 @@ def test_the_kernels_compile_for_hopper_and_fit(width: int, kind: str, more: dic
             for name in function.arg_names
         }
         aligned = [
-            at for at, name in enumerate(function.arg_names) if name.endswith("_ptr") or "stride" in name
+            at
+            for at, name in enumerate(function.arg_names)
+            if name not in mine and (name.endswith("_ptr") or "stride" in name)
         ]
         source = triton.compiler.ASTSource(
             function, signature, constexprs=mine, attrs={(at,): [["tt.divisibility", 16]] for at in aligned}

@@ -228,14 +228,22 @@ def _pooled_kernel(
                 by_warp = tl.reshape(mass, (BQ // (16 * PARTS), PARTS, 16 * SOME))
                 by_warp = tl.reshape(tl.permute(by_warp, (1, 0, 2)), (PARTS, BQ // PARTS * SOME))
                 total += tl.sum(by_warp, axis=1)
-                done = ONE_TURN or turn * UNROLL == wide
                 lane = tl.arange(0, 32)[None, :]
+                here = lane == 0
+                if not ONE_TURN:
+                    done = turn * UNROLL == wide
+                    here = tl.where(done, lane, 1) == 0  # &: in Triton 3.9's interpreter, no truth value
                 out_row = h * out_rows + block * PARTS + tl.arange(0, PARTS)
                 out_at = out_ptr + out_row[:, None] * col_cells + group + lane
-                tl.store(out_at, tl.broadcast_to(total[:, None], (PARTS, 32)), mask=(lane == 0) & done)
-                total = tl.where(done, 0.0, total)
-                turn = tl.where(done, 0, turn)
-                group += tl.where(done, 1, 0)
+                tl.store(out_at, tl.broadcast_to(total[:, None], (PARTS, 32)), mask=here)
+                if ONE_TURN:
+                    total = tl.zeros(total.shape, tl.float32)
+                    turn = 0
+                    group += 1
+                else:
+                    total = tl.where(done, 0.0, total)
+                    turn = tl.where(done, 0, turn)
+                    group += tl.where(done, 1, 0)
             elif ONE_TURN or turn * UNROLL == wide:
                 out_row = h * out_rows + block * DOWN + tl.arange(0, DOWN)
                 out_at = out_ptr + out_row * col_cells + group * ACROSS
