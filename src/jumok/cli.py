@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, BinaryIO, NoReturn, TextIO
+from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 
 import typer
 
 from jumok.errors import InputError, JumokError
+from jumok.lines import output, windows
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 # Threads of torch wait for each other by spinning, by default for so long that one other busy process makes
 # training tens of times slower. This is read when torch is loaded, which the commands do.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
-AT_ONCE = 1024  # lines that are translated together, so that those of like length share a batch
 
 app = typer.Typer(
     name="jumok",
@@ -37,8 +35,6 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Public data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-
-TEXT_FILES = (".txt", ".tsv", ".csv", ".jsonl", ".gz", ".en", ".de", ".fr", ".ko")  # what a typo may be of
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 Beam = Annotated[int | None, typer.Option(min=1, help="Hypotheses side by side; 1 is greedy.")]
@@ -106,8 +102,8 @@ def predict(
 
         check_picture(picture)
     done = 0
-    with _windows(text) as windows, _output(out) as write:
-        for lines in windows:
+    with windows(text) as some, output(out) as write:
+        for lines in some:
             for prediction in predictor.predict(lines, search, align=align, first=done):
                 for line in prediction.lines(n_best=n_best > 1, alignments=alignments, as_json=as_json):
                     write(line)
@@ -201,7 +197,7 @@ def align(
     asked = linking.asked(layer, head, shift)
     job = linking.Job(pairs, asked, symmetry, gold, gold_flipped, linking.on_error(on_error))
     aligner = linking.aligner_of(run, reverse, device)
-    with _output(out) as write:
+    with output(out) as write:
         job.run(aligner, write, lambda line: print(line, file=sys.stderr))
 
 
@@ -380,121 +376,3 @@ def _console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False)
-
-
-@contextlib.contextmanager
-def _windows(text: str | None) -> Iterator[Iterator[list[str]]]:
-    """The lines of a file, of standard input, or the one text itself, so many at a time.
-
-    From standard input come those that are there: whoever types a line, or waits for its translation before
-    sending the next, gets it at once.
-    """
-    path = None if text is None else Path(text)
-    if path is None:
-        if sys.stdin.isatty():
-            print("reading from standard input, a line each; end with Ctrl-D", file=sys.stderr)
-        yield _as_they_come(_decoded(_lines_of(sys.stdin.buffer), "standard input"))
-    elif _is_file(path):
-        from jumok.data.files import opened
-
-        with opened(path) as file:
-            yield _some_at_a_time(_decoded(file, str(path)))
-    elif path.suffix and " " not in str(path) and (len(path.parts) > 1 or path.suffix in TEXT_FILES):
-        raise InputError(
-            f"there is no file {path}; to have these very letters read: echo {path} | jumok run …"
-        )
-    else:
-        yield iter([str(text).split("\n")])
-
-
-def _some_at_a_time(lines: Iterator[str]) -> Iterator[list[str]]:
-    """Lists of lines. Those before one that cannot be read are not lost for it."""
-    some: list[str] = []
-    try:
-        for line in lines:
-            some.append(line)
-            if len(some) == AT_ONCE:
-                yield some
-                some = []
-    except InputError:
-        if some:
-            yield some
-        raise
-    if some:
-        yield some
-
-
-def _lines_of(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file that is read as it grows, without their newlines.
-
-    Past its buffer: whoever is interrupted while a thread waits for more could not close that.
-    """
-    source: BinaryIO = getattr(file, "raw", file)
-    begun: list[bytes] = []
-    while chunk := source.read(1 << 16):
-        first, *others = chunk.split(b"\n")
-        begun.append(first)
-        for line in others:
-            yield b"".join(begun)
-            begun = [line]
-    if any(begun):
-        yield b"".join(begun)
-
-
-def _as_they_come(lines: Iterator[str]) -> Iterator[list[str]]:
-    """Lists of the lines that are there, one at least; a thread reads ahead."""
-    ready: queue.Queue[str | BaseException | None] = queue.Queue(AT_ONCE)
-
-    def read() -> None:
-        try:
-            for line in lines:
-                ready.put(line)
-            ready.put(None)
-        except BaseException as error:
-            ready.put(error)
-
-    threading.Thread(target=read, daemon=True).start()
-    got: str | BaseException | None = ""
-    while isinstance(got, str):
-        some: list[str] = []
-        while len(some) < AT_ONCE and (not some or not ready.empty()):
-            got = ready.get()
-            if not isinstance(got, str):
-                break
-            some.append(got)
-        if some:
-            yield some
-    if got is not None:
-        raise got
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a text that could not be a name
-        return False
-
-
-def _decoded(file: Iterable[bytes], name: str) -> Iterator[str]:
-    """Lines without their ends. Only a newline ends one: what else looks like an end belongs to the text."""
-    for number, line in enumerate(file, 1):
-        try:
-            yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{name}:{number}: this is not UTF-8 ({error.reason}); convert it") from None
-
-
-@contextlib.contextmanager
-def _output(path: Path | None) -> Iterator[Callable[[str], None]]:
-    """A function that writes a line, to a file that is renamed when whole, or to standard output."""
-    if path is None:
-        yield lambda line: print(line, flush=True)
-        return
-    if path.exists() and not path.is_file():  # /dev/null, a pipe: not to be replaced
-        with path.open("w", encoding="utf-8", newline="\n") as file:
-            yield lambda line: print(line, file=file, flush=True)
-        return
-    from jumok.files import written
-
-    with written(path.resolve()) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
-        yield lambda line: print(line, file=file)
