@@ -44,6 +44,28 @@ def test_other_formats(tmp_path: Path) -> None:
     assert paragraphs(found) == [("One.", "Two."), ("Three.",), ("A。B。", "C", "D")]
 
 
+def test_rows_of_a_table_make_documents(tmp_path: Path) -> None:
+    table = tmp_path / "train.tsv"
+    table.write_text("id\treview\n1\tgood\n2\tbad\n3\t \n4\tso so\n5\tno\tmore\n6\tlast\n")
+    rows = documents.Rows("review", together=2)
+    found = documents.find(str(table), on_error="skip", rows=rows)
+    skipped = Skipped()
+    assert [one.paragraphs for one in found.read(skipped)] == [("good", "bad"), ("so so", "last")]
+    assert [one.where.rpartition("/")[2] for one in found] == ["train.tsv:2", "train.tsv:5"]
+    assert skipped.total == 2  # an empty one, and one with a cell too many
+    assert found.fingerprint != documents.find(str(table), rows=documents.Rows("review")).fingerprint
+    assert paragraphs(documents.find(str(table), on_error="skip", rows=documents.Rows(1, 4)))[0] == (
+        "id",
+        "1",
+        "2",
+        "3",
+    )
+    with pytest.raises(InputError, match=r"has no column 'text'.*review"):
+        list(documents.find(str(table), rows=documents.Rows("text")))
+    with pytest.raises(InputError, match=r"data\.text names the column"):
+        documents.find(str(table))
+
+
 def test_data_sets_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUMOK_DATA", str(tmp_path))
     (tmp_path / "wiki").mkdir()

@@ -58,11 +58,14 @@ def data_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     (root / "jaquad" / "train").mkdir(parents=True)
     (root / "jaquad" / "train" / "0.json").write_text(json.dumps({"data": articles}))
+    reviews = text("ko", count=3000).replace("\n\n", "\n").split("\n")
+    (root / "nsmc").mkdir()
+    (root / "nsmc" / "train.tsv").write_text("\n".join(["id\tdocument", *(f"1\t{one}" for one in reviews)]))
     return root
 
 
 def small(folder: Path, data_sets: Path, *more: str, name: str = "bert") -> Run:
-    source = [] if "wiki" in name else [f"data.train={data_sets / 'wiki_en' / 'text.txt.gz'}"]
+    source = [] if "/" in name else [f"data.train={data_sets / 'wiki_en' / 'text.txt.gz'}"]
     return Run.start(folder, recipe.load(name, [*SMALL, *source, *more]))
 
 
@@ -89,7 +92,10 @@ def test_every_recipe_trains_and_is_judged(
     name: str, data_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUMOK_DATA", str(data_sets))
-    run = small(tmp_path / "run", data_sets, name=name)
+    given = (
+        ["from=null"] if name != "bert/default" else [f"data.train={data_sets / 'wiki_en' / 'text.txt.gz'}"]
+    )
+    run = small(tmp_path / "run", data_sets, *given, name=name)
     pretrain.train(run, QUIET)
     told = metrics(run)
     assert [line["event"] for line in told] == ["train", "train", "train", "validation"]

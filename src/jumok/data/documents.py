@@ -6,7 +6,9 @@ A file is one of ::
     .jsonl    a JSON object a line: a document, as its field "text"
     .json     the SQuAD format, of which the articles are taken and the questions left
 
-each of them also gzipped. Nothing is held in memory but the document at hand.
+each of them also gzipped; or any table (see :mod:`jumok.data.tables`), if one says which column is the text.
+Short texts, as reviews are, make a document together, so many at a time. Nothing is held in memory but the
+document at hand.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jumok.data import sources
+from jumok.data import sources, tables
 from jumok.data.files import lines, opened
-from jumok.data.formats import Flaw, clean, ending, json_rows, too_long
+from jumok.data.formats import TABLES, Flaw, clean, ending, json_rows, too_long
 from jumok.data.sources import OnError, Skipped, usable
+from jumok.data.tables import Column
 from jumok.errors import InputError
 
-__all__ = ["Document", "Documents", "Paragraphs", "find"]
+__all__ = ["Document", "Documents", "Paragraphs", "Rows", "find"]
 
 
 MOST_LINES = 10_000  # of a document; what goes on behind them is another one, and memory stays small
@@ -43,11 +46,20 @@ class Document:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Which column of a table is text, and how many rows make a document."""
+
+    column: Column
+    together: int = 1
+
+
+@dataclass(frozen=True)
 class Documents:
     """The documents of some files, read anew from the beginning every time that one asks for them."""
 
     files: tuple[Path, ...]
     on_error: OnError = "stop"
+    rows: Rows | None = None  # the files are tables
     name: str = ""  # of what ``keep`` keeps
     keep: Callable[[Document], bool] | None = None
 
@@ -55,7 +67,7 @@ class Documents:
         """The documents in order. Flaws are an error, or, with ``on_error="skip"``, counted."""
         skipped = Skipped() if skipped is None else skipped
         some = False
-        found = itertools.chain.from_iterable(map(_of_file, self.files))
+        found = itertools.chain.from_iterable(map(self._of_file, self.files))
         for document in usable(found, self.on_error, skipped):
             some = True
             if self.keep is None or self.keep(document):
@@ -74,7 +86,11 @@ class Documents:
     def fingerprint(self) -> str:
         """Another one when another text would be read: of the names, sizes and times of the files."""
         told = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in self.files]
-        return hashlib.sha256(json.dumps([told, self.on_error, self.name]).encode()).hexdigest()
+        rows = [self.rows.column, self.rows.together] if self.rows else None
+        return hashlib.sha256(json.dumps([told, self.on_error, self.name, rows]).encode()).hexdigest()
+
+    def _of_file(self, path: Path) -> Iterator[Document | Flaw]:
+        return READERS[ending(path)](path) if self.rows is None else _table(path, self.rows)
 
 
 @dataclass(frozen=True)
@@ -89,17 +105,21 @@ class Paragraphs(Iterable[str]):
             yield from document.paragraphs
 
 
-def find(where: str | Sequence[str], *, split: str | None = None, on_error: OnError = "stop") -> Documents:
+def find(
+    where: str | Sequence[str],
+    *,
+    split: str | None = None,
+    on_error: OnError = "stop",
+    rows: Rows | None = None,
+) -> Documents:
     """The documents that a recipe means: files, patterns, or names of data sets, as in ``wiki_en/text``."""
-    files = sources.files(where, list(READERS), split)
+    known = list(READERS if rows is None else TABLES)
+    files = sources.files(where, known, split)
     for file in files:
-        if ending(file) not in READERS:
-            raise InputError(f"{file}: documents come as {', '.join(READERS)}, each of them also .gz")
-    return Documents(tuple(files), on_error)
-
-
-def _of_file(path: Path) -> Iterator[Document | Flaw]:
-    return READERS[ending(path)](path)
+        if ending(file) not in known:
+            of_table = "; of a table, data.text names the column" if ending(file) in TABLES else ""
+            raise InputError(f"{file}: documents come as {', '.join(known)}, each of them also .gz{of_table}")
+    return Documents(tuple(files), on_error, rows)
 
 
 def _text(path: Path) -> Iterator[Document | Flaw]:
@@ -143,6 +163,25 @@ def _articles(path: Path) -> Iterator[Document | Flaw]:
             raise InputError(f"{path} is not in SQuAD format: {error!r}") from None
     for title, contexts in found:
         yield _document(contexts, f"{path}, article {title!r}")
+
+
+def _table(path: Path, rows: Rows) -> Iterator[Document | Flaw]:
+    """The texts of a column. One that cannot be used spoils no other."""
+    paragraphs: list[str] = []
+    begin, count = "", 0
+    for record in tables.read(path, [rows.column]):
+        one = record if isinstance(record, Flaw) else _document(record.values, record.where)
+        if isinstance(one, Flaw):
+            yield one
+            continue
+        begin = begin if paragraphs else one.where
+        paragraphs += one.paragraphs
+        count += 1
+        if count == rows.together:
+            yield Document(tuple(paragraphs), begin)
+            paragraphs, count = [], 0
+    if paragraphs:
+        yield Document(tuple(paragraphs), begin)
 
 
 def _document(texts: Iterable[object], where: str) -> Document | Flaw:

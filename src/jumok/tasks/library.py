@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from jumok.data import documents
-from jumok.data.documents import Document, Documents
+from jumok.data.documents import Document, Documents, Rows
 from jumok.errors import InputError
 from jumok.files import written
 from jumok.tasks.common import held_out_share
@@ -34,13 +34,18 @@ class DataConfig:
     train: Named | None = None
     valid: Named | None = None  # None: held out of train
     test: Named | None = None
+    text: str | int | list[str | int] | None = None  # of tables: the column to read
+    together: int = 1  # so many rows of a table make a document
     held_out: int = 300  # documents for validation, and as many for test, where none are named
     on_error: Literal["stop", "skip"] = "stop"
     packed: Literal["auto"] | bool = "auto"  # sequences end to end; auto: where a GPU can
 
     def __post_init__(self) -> None:
-        if self.held_out < 1:
-            raise ValueError(f"held_out={self.held_out}: 1 or more is expected")
+        for name in ("held_out", "together"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: 1 or more is expected")
+        if self.together > 1 and self.text is None:
+            raise ValueError("together counts rows of a table: name the column to read, as in text: review")
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class Library:
                 "there is no text to train on: name some, as in data.train=my.txt, with an empty line "
                 "between documents; texts/*.txt.gz or the name of a data set (wiki_en/text) will do, too"
             )
-        whole = documents.find(self.config.train, split="train", on_error=self.config.on_error)
+        whole = self._find(self.config.train, "train")
         if not self._held_out:
             return whole
         share = self._share(whole)
@@ -77,13 +82,18 @@ class Library:
             raise InputError(f"--split {name}: it is test or valid")
         named = getattr(self.config, name)
         if named is not None:
-            return documents.find(named, split=name, on_error=self.config.on_error)
+            return self._find(named, name)
         kept = self._held_out[name]
         if not kept.is_file():
             raise InputError(
                 f"{kept} is missing: the data that training held out; train again, or name data.{name}"
             )
         return documents.find(str(kept))
+
+    def _find(self, named: Named, split: str) -> Documents:
+        config = self.config
+        rows = None if config.text is None else Rows(config.text, config.together)
+        return documents.find(named, split=split, on_error=config.on_error, rows=rows)
 
     @property
     def _held_out(self) -> dict[str, Path]:

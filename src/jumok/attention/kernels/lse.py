@@ -50,7 +50,8 @@ def fitting(query: Tensor, slots: int) -> Blocks:
 def pooling(query: Tensor, slots: int) -> Blocks:
     """The same for the pooling kernel, which on large tiles is faster with few warps."""
     blocks = fitting(query, slots)
-    return Blocks(queries=128, keys=128, warps=4, unroll=1, registers=168) if blocks == Blocks() else blocks
+    large = Blocks(queries=128, keys=128, warps=4, unroll=1, registers=168, by_warp=True)
+    return large if blocks == Blocks() else blocks
 
 
 def launched(blocks: Blocks) -> dict[str, Any]:
