@@ -94,9 +94,10 @@ class Faithfulness:
         told = min(self.shares, key=lambda one: abs(one.share - TOLD))
         gone, odds = told.comprehensiveness.probability, told.comprehensiveness.log_odds
         alone = told.sufficiency.probability
+        digits = 2 if max(abs(gone.attended), abs(gone.random)) >= 0.095 else 3
         said = (
-            f"Removing the {100 * told.share:g} % most attended words costs {_number(gone.attended)} of the "
-            f"probability, random ones {_number(gone.random)}: {_meaning(self.texts, gone, odds)}."
+            f"Removing the {100 * told.share:g} % most attended words costs {gone.attended:.{digits}f} of "
+            f"the probability, random ones {gone.random:.{digits}f}: {_meaning(self.texts, gone, odds)}."
         )
         if abs(gone.difference) < NOTICED and self.sure > 0.5:
             said += (
@@ -253,11 +254,6 @@ def _meaning(texts: int, gone: Contrast, odds: Contrast) -> str:
     if gone.high >= NOTICED:
         return f"the difference may be anything from {gone.low:.2f} to {gone.high:.2f}: take more texts"
     return "no more than random ones: do not trust the picture"
-
-
-def _number(value: float) -> str:
-    """With as many digits as tell something."""
-    return f"{value:.2f}" if abs(value) >= 0.095 else f"{value:.3f}"
 
 
 def _count(length: int, share: float) -> int:

@@ -34,11 +34,10 @@ from jumok.data.labelled import Columns, Labels, Sample, unescaped
 from jumok.data.windows import windows
 from jumok.data.wordpiece import WordPieceConfig, WordPieces
 from jumok.errors import InputError
-from jumok.metrics.classification import calibration_error, classification
 from jumok.metrics.correlation import pearson, spearman
 from jumok.models.bert import BertConfig, Classifier
 from jumok.run import Run
-from jumok.tasks import fine_tuning, verdicts
+from jumok.tasks import classes, fine_tuning, verdicts
 from jumok.tasks.fine_tuning import From, LabelledData, Named, Search, Use
 from jumok.tasks.reader import Prediction, Reader, texts_of
 from jumok.tasks.verdicts import Judgement
@@ -49,7 +48,6 @@ __all__ = ["Recipe", "Search", "compare", "evaluate", "load", "train"]
 Column = str | int | list[str | int]
 AT_ONCE = 1024  # texts that are tokenised together
 SHOWN = 3  # sample labels a validation
-MOST_DRAWN = 30  # classes in a picture
 
 
 @dataclass(frozen=True)
@@ -345,9 +343,9 @@ class ClassReader(Reader):
             figures,
             best,
             lambda some: measure(truth[some], said[some]),
-            [_line(one, float(value), one.label) for one, value in zip(examples, said, strict=True)],
+            [classes.line(one, float(value), one.label) for one, value in zip(examples, said, strict=True)],
             [
-                f"  {_text(one)}  said {value:.2f}, wanted {one.label}"
+                f"  {classes.shown(one)}  said {value:.2f}, wanted {one.label}"
                 for one, value in zip(examples[:SHOWN], said, strict=False)
             ],
         )
@@ -355,60 +353,5 @@ class ClassReader(Reader):
     def _judge_classes(self, examples: Sequence[Sample], shares: NDArray[np.float64]) -> Judgement:
         known: Labels = self.use.known
         truth = np.array([known.number(one.label) for one in examples])
-        said = shares.argmax(1)
-        found = classification(truth, said, known.names)
-        figures: dict[str, Any] = {"accuracy": found.accuracy, "macro_f1": found.macro_f1}
-        positive = self.use.recipe.score.positive
-        if positive is None and len(known) == 2:
-            positive = known.names[1]
-        if positive is not None:
-            figures |= {"f1": found.f1(positive), "positive": positive}
-        figures["calibration_error"] = calibration_error(truth, shares)
-        figures["classes"] = [vars(one) for one in found.classes]
-        figures["confusion"] = found.confusion.tolist()
-        asked = self.use.recipe.score.best
-        best = "accuracy" if asked == "auto" else asked
-        if best not in figures:
-            raise InputError(f"score.best is {best!r}; there are {', '.join(figures)}; see score.positive")
-
-        def of(some: NDArray[np.int64]) -> float:
-            part = classification(truth[some], said[some], known.names)
-            return part.f1(str(positive)) if best == "f1" else float(getattr(part, best))
-
-        names = known.names
-        return Judgement(
-            figures,
-            best,
-            of,
-            [
-                _line(one, names[at], names[known.number(one.label)], float(share[at]))
-                for one, at, share in zip(examples, said, shares, strict=True)
-            ],
-            [
-                f"  {_text(one)}  said {names[at]}, wanted {names[known.number(one.label)]}"
-                for one, at in zip(examples[:SHOWN], said, strict=False)
-            ],
-            functools.partial(_draw, found.confusion, names) if len(names) <= MOST_DRAWN else None,
-        )
-
-
-def _draw(confusion: NDArray[np.int64], names: Sequence[str], path: Path) -> Path:
-    """Which classes are taken for which: the share of each true class (a row) that got each label."""
-    from jumok.look.figures import heat_map
-
-    shares = confusion / np.maximum(confusion.sum(1, keepdims=True), 1)
-    return heat_map(shares, list(names), list(names), path, title="true class (row), label said (column)")
-
-
-def _line(sample: Sample, said: Any, wanted: Any, probability: float | None = None) -> str:
-    told: dict[str, Any] = {"text": sample.text}
-    if sample.pair is not None:
-        told["pair"] = sample.pair
-    told |= {"said": said, "wanted": wanted}
-    if probability is not None:
-        told["probability"] = round(probability, 6)
-    return json.dumps(told, ensure_ascii=False)
-
-
-def _text(sample: Sample) -> str:
-    return sample.text if sample.pair is None else f"{sample.text} | {sample.pair}"
+        score: ScoreConfig = self.use.recipe.score
+        return classes.judge(examples, truth, shares, known.names, best=score.best, positive=score.positive)
