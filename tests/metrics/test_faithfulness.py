@@ -208,7 +208,7 @@ def test_the_same_call_gives_the_same_and_another_seed_does_not() -> None:
     assert done == [32, 64, 70]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_properties(data: st.DataObject) -> None:
     texts = data.draw(

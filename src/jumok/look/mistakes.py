@@ -66,17 +66,18 @@ def top_words(document: Document, most: int = TOP) -> list[tuple[str, float]]:
 def in_terminal(mistake: Mistake, *, colours: bool) -> Text:
     """A line on what was said, the text, and the words it looked at most; shaded where there are colours."""
     found = Text()
-    found.append(f"said {mistake.said} {mistake.probability:.3f}, is {mistake.wanted}\n", "bold" * colours)
+    head = f"said {_seen(mistake.said)} {mistake.probability:.3f}, is {_seen(mistake.wanted)}\n"
+    found.append(head, "bold" * colours)
     if mistake.document is None or not mistake.document.words:
         both = mistake.text if mistake.pair is None else f"{mistake.text} | {mistake.pair}"
-        words = both.split()
+        words = _seen(both).split()
         found.append(" ".join(words[:IN_TERMINAL]) + " …" * (len(words) > IN_TERMINAL))
         return found
     for word, before, strength in _parts(mistake.document, IN_TERMINAL):
         found.append(before)
         style = next((style for least, style in HEAT if strength >= least), "") if colours else ""
-        found.append(word, style)
-    named = ", ".join(f"{word} {weight:.3f}" for word, weight in top_words(mistake.document))
+        found.append(_seen(word), style)
+    named = ", ".join(f"{_seen(word)} {weight:.3f}" for word, weight in top_words(mistake.document))
     found.append(f"\nlooked at: {named}", "dim" * colours)
     return found
 
@@ -159,8 +160,13 @@ def _shown(strengths: NDArray[np.float64], most: int) -> NDArray[np.bool_]:
     return found
 
 
+def _seen(text: str) -> str:
+    """Without what a terminal would obey."""
+    return UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
 def _text(text: str) -> str:
-    return html.escape(UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text))
+    return html.escape(_seen(text))
 
 
 def _style() -> str:
