@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress, islice
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -190,8 +191,8 @@ class _Text:
 
     def only(self, kept: NDArray[np.bool_]) -> list[list[str]]:
         """The text with these words; sentences of which nothing is left are not there."""
-        flags = iter(kept)
-        cut = [[word for word in one if next(flags)] for one in self.sentences]
+        flags = iter(kept.tolist())
+        cut = [list(compress(one, islice(flags, len(one)))) for one in self.sentences]
         return [one for one in cut if one]
 
     def versions(self, shares: Sequence[float]) -> Iterator[NDArray[np.bool_]]:
