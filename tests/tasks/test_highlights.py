@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from jumok.data.labelled import Sample
 from jumok.errors import InputError
 from jumok.look.document import Document
 from jumok.run import Run
-from jumok.tasks import classes, classify, highlights, verdicts
+from jumok.tasks import classify, highlights, judging, verdicts
 from jumok.tasks.fine_tuning import Search
 from jumok.tasks.highlights import Highlighter
 
@@ -53,13 +54,15 @@ class Counter:
         self.asked.append(len(texts))
         found = []
         for text in texts:
-            sentences = [line.split() for line in text.split("\n") if line.split()]
+            sentences = [line.split() for line in text.replace("\t", "\n").split("\n") if line.split()]
+            if not sentences:
+                raise InputError("a text has no words to look at")
             words = tuple(word for one in sentences for word in one)
             looks = np.array([word in GOOD + BAD for word in words]) == self.honest
             weights = np.where(looks, 9.0, 1.0)
-            hops = np.stack([weights / max(weights.sum(), 1), np.full(len(words), 1 / max(len(words), 1))])
+            hops = np.stack([weights / weights.sum(), np.full(len(words), 1 / len(words))])
             edges = tuple(np.cumsum([0, *map(len, sentences)]).tolist())
-            shares = self.probabilities([sentences])[0] if words else np.array([0.5, 0.5])
+            shares = self.probabilities([sentences])[0]
             said = tuple((self.labels[at], float(shares[at])) for at in np.argsort(-shares))
             found.append(Document(words, (" ",) * len(words), edges, hops.astype(np.float32), said=said))
         return found
@@ -67,7 +70,7 @@ class Counter:
     def judge(self, samples: Sequence[Sample]) -> verdicts.Judgement:
         truth = np.array([int(one.label) for one in samples])
         shares = self.probabilities([[line.split() for line in one.text.split("\n")] for one in samples])
-        return classes.judge(samples, truth, shares, self.labels)
+        return judging.judge(samples, truth, shares, self.labels)
 
 
 def samples(count: int, wrong: int = 0) -> list[Sample]:
@@ -152,6 +155,8 @@ def test_empty_texts_and_single_words_are_left_out_and_told(tmp_path: Path) -> N
     found = highlights.evaluate(Counter(tmp_path, [*odd, *samples(25)]), "test", told)
     assert (found.texts, found.left_out) == (25, 3)
     assert "less than two words: 3" in said(told)
+    with pytest.raises(InputError, match="of 3 texts, none has words"):
+        highlights.faithful(Counter(tmp_path, []), ["", "", ""], QUIET)
     with pytest.raises(InputError, match="no texts came"):
         highlights.faithful(Counter(tmp_path, []), [], QUIET)
     with pytest.raises(InputError, match="at least one text"):
@@ -232,6 +237,25 @@ def test_other_splits_have_files_of_their_own_and_old_pages_go(tmp_path: Path) -
     assert (tmp_path / "eval" / "errors.jsonl").read_text() == ""
     assert not (tmp_path / "figures" / "errors.html").exists()
     assert (tmp_path / "figures" / "valid-errors.html").exists()
+
+
+def test_texts_without_words_and_pairs(tmp_path: Path) -> None:
+    empty = Sample("", None, "1", "")
+
+    class Unread(Counter):
+        def judge(self, samples: Sequence[Sample]) -> verdicts.Judgement:
+            return judging.judge(samples, np.array([1, 1]), np.array([[0.9, 0.1], [0.8, 0.2]]), self.labels)
+
+    verdicts.evaluate(Unread(tmp_path, [empty, samples(1)[0]]), "test", QUIET)
+    first, second = map(json.loads, (tmp_path / "eval" / "errors.jsonl").read_text().splitlines())
+    assert "words" not in first
+    assert "words" in second
+    both = Sample("a sad film", "a nice one", "1", "")
+    verdicts.evaluate(Unread(tmp_path, [both, both]), "test", QUIET)
+    first, _ = map(json.loads, (tmp_path / "eval" / "errors.jsonl").read_text().splitlines())
+    assert [word for word, _ in first["words"]] == ["a", "sad", "film", "a", "nice", "one"]
+    page = (tmp_path / "figures" / "errors.html").read_text(encoding="utf-8")
+    assert re.sub(r"</?mark[^>]*>", "", page).count("a sad film\na nice one") == 2
 
 
 # ------------------------------------------------------------------------------------------------------- BERT

@@ -73,7 +73,7 @@ def in_terminal(mistake: Mistake, *, colours: bool) -> Text:
         words = _seen(both).split()
         found.append(" ".join(words[:IN_TERMINAL]) + " …" * (len(words) > IN_TERMINAL))
         return found
-    for word, before, strength in _parts(mistake.document, IN_TERMINAL):
+    for word, before, strength in _parts(mistake, IN_TERMINAL):
         found.append(before)
         style = next((style for least, style in HEAT if strength >= least), "") if colours else ""
         found.append(_seen(word), style)
@@ -122,7 +122,7 @@ def _item(mistake: Mistake) -> str:
         texts = [mistake.text] if mistake.pair is None else [mistake.text, mistake.pair]
         return head + "".join(f'<p dir="auto">{_text(text)}</p>' for text in texts)
     parts = []
-    for word, before, strength in _parts(mistake.document, ON_PAGE):
+    for word, before, strength in _parts(mistake, ON_PAGE):
         level = int(LEVELS * strength + 0.5)
         shown = _text(word)
         parts.append(_text(before) + (f'<mark class="w{level}">{shown}</mark>' if level else shown))
@@ -132,15 +132,22 @@ def _item(mistake: Mistake) -> str:
     return f'{head}<p dir="auto">{"".join(parts)}</p><p class="top">looked at {named}</p>'
 
 
-def _parts(document: Document, most: int) -> Iterator[tuple[str, str, float]]:
-    """Words with what stands before them and how dark they are, 0 to 1; some left out of a long text."""
+def _parts(mistake: Mistake, most: int) -> Iterator[tuple[str, str, float]]:
+    """Words with what stands before them and how dark they are, 0 to 1; some left out of a long text.
+
+    Of a pair, whose two texts are the sentences of its document, the second stands on a line of its own.
+    """
+    document = mistake.document
+    assert document is not None
     each = weights(document)
     strengths = np.clip(each / max(float(each.max()), 1e-12), 0, 1)
     shown = _shown(strengths, most)
+    second = document.sentences[1] if mistake.pair is not None else None
     gap = False
     for at, (word, before) in enumerate(zip(document.words, document.before, strict=True)):
         if shown[at]:
-            yield word, " … " if gap else before, float(strengths[at])
+            between = " … " if gap else before
+            yield word, "\n" if at == second else between, float(strengths[at])
         gap = not shown[at]
     if gap:
         yield "…", " ", 0.0

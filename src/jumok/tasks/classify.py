@@ -37,7 +37,7 @@ from jumok.errors import InputError
 from jumok.metrics.correlation import pearson, spearman
 from jumok.models.bert import BertConfig, Classifier
 from jumok.run import Run
-from jumok.tasks import classes, fine_tuning, verdicts
+from jumok.tasks import fine_tuning, judging, verdicts
 from jumok.tasks.fine_tuning import From, LabelledData, Named, Search, Use
 from jumok.tasks.reader import Prediction, Reader, texts_of
 from jumok.tasks.verdicts import Judgement
@@ -343,9 +343,9 @@ class ClassReader(Reader):
             figures,
             best,
             lambda some: measure(truth[some], said[some]),
-            [classes.line(one, float(value), one.label) for one, value in zip(examples, said, strict=True)],
+            [judging.line(one, float(value), one.label) for one, value in zip(examples, said, strict=True)],
             [
-                f"  {classes.shown(one)}  said {value:.2f}, wanted {one.label}"
+                f"  {judging.shown(one)}  said {value:.2f}, wanted {one.label}"
                 for one, value in zip(examples[:SHOWN], said, strict=False)
             ],
         )
@@ -354,4 +354,4 @@ class ClassReader(Reader):
         known: Labels = self.use.known
         truth = np.array([known.number(one.label) for one in examples])
         score: ScoreConfig = self.use.recipe.score
-        return classes.judge(examples, truth, shares, known.names, best=score.best, positive=score.positive)
+        return judging.judge(examples, truth, shares, known.names, best=score.best, positive=score.positive)

@@ -43,15 +43,18 @@ class Highlighter(Protocol):
         """The names of the classes."""
 
     def documents(self, texts: Sequence[str]) -> list[Document]:
-        """What it says of each text, and where it looked."""
+        """What it says of each text, and where it looked; of a pair, given as a line with a tab in it.
+
+        A text without words may be refused with an InputError.
+        """
 
     def probabilities(self, documents: Sequence[Sequence[Sequence[str]]]) -> NDArray[np.float64]:
         """``(N, C)`` of texts that are given as sentences of words (as in ``Document.words``)."""
 
 
 def check(predictor: object) -> None:
-    """Refuse a model that does not say where it looked."""
-    if not isinstance(predictor, Highlighter):
+    """Refuse a model that does not say where it looked, or that says no classes."""
+    if not isinstance(predictor, Highlighter) or not len(predictor.labels):
         raise InputError(
             "--faithfulness: this model does not highlight the words that decided; the self-attentive and "
             "the hierarchical classifier do, as in: jumok train selfattentive, jumok train hierarchical"
@@ -91,13 +94,13 @@ def faithful(
     number = min(most, len(texts))
     chosen = sorted(np.random.default_rng(seed).choice(len(texts), number, replace=False).tolist())
     with console.status("looking") as status:
-        documents = [one for some in _looked_at(predictor, [texts[at] for at in chosen]) for one in some]
+        looked = list(_looked_at(predictor, [texts[at] for at in chosen]))
+        documents = [one for one in looked if one is not None and one.words]
         words = [_sentences(one) for one in documents]
-        full = [at for at, one in enumerate(words) if one]
-        again = predictor.probabilities([words[at] for at in full]).argmax(1) if full else []
-        same = [
-            documents[at].said[0][0] == predictor.labels[said] for at, said in zip(full, again, strict=True)
-        ]
+        if not words:
+            raise InputError(f"of {number:,} texts, none has words to take away")
+        again = predictor.probabilities(words).argmax(1)
+        same = [one.said[0][0] == predictor.labels[said] for one, said in zip(documents, again, strict=True)]
         found = faithfulness(
             words,
             [one.weights for one in documents],
@@ -105,8 +108,8 @@ def faithful(
             seed=seed,
             done=lambda done: status.update(f"taking words away: {done:,} of {number:,} texts"),
         )
-    agreement = float(np.mean(same)) if same else 1.0
-    return found, {"sample": number, "of": len(texts), "seed": seed, "agreement": agreement}
+    found = dataclasses.replace(found, left_out=number - found.texts)
+    return found, {"sample": number, "of": len(texts), "seed": seed, "agreement": float(np.mean(same))}
 
 
 def _sentences(document: Document) -> list[list[str]]:
@@ -115,9 +118,18 @@ def _sentences(document: Document) -> list[list[str]]:
     return [one for one in cut if one]
 
 
-def _looked_at(predictor: Highlighter, texts: Sequence[str]) -> Iterator[list[Document]]:
+def _looked_at(predictor: Highlighter, texts: Sequence[str]) -> Iterator[Document | None]:
+    """Some at a time, for there may be many; None for a text without anything to look at."""
     for begin in range(0, len(texts), AT_ONCE):
-        yield predictor.documents(texts[begin : begin + AT_ONCE])
+        some = texts[begin : begin + AT_ONCE]
+        try:
+            yield from predictor.documents(some)
+        except InputError:  # one of them
+            for text in some:
+                try:
+                    yield from predictor.documents([text])
+                except InputError:
+                    yield None
 
 
 def _show(found: Faithfulness, about: dict[str, Any], console: Console) -> None:
@@ -195,14 +207,13 @@ def tell_mistakes(
 
 
 def _highlighted(predictor: object, mistakes: Sequence[Mistake]) -> Iterator[Mistake]:
-    """The same with what was looked at, where the model can tell; a few at a time, for there may be many."""
-    if not isinstance(predictor, Highlighter) or any(one.pair is not None for one in mistakes):
+    """The same with what was looked at, where the model can tell."""
+    if not isinstance(predictor, Highlighter):
         yield from mistakes
         return
-    found = iter(mistakes)
-    for documents in _looked_at(predictor, [one.text for one in mistakes]):
-        for document in documents:
-            yield dataclasses.replace(next(found), document=document)
+    lines = [one.text if one.pair is None else f"{one.text}\t{one.pair}" for one in mistakes]
+    for one, document in zip(mistakes, _looked_at(predictor, lines), strict=True):
+        yield dataclasses.replace(one, document=document)
 
 
 def _line(mistake: Mistake) -> str:

@@ -21,6 +21,7 @@ from jumok.tasks.verdicts import Judgement
 __all__ = ["judge", "line", "shown"]
 
 SHOWN = 3  # sample labels a validation
+LONGEST_SHOWN = 200  # characters of such a text
 BINS = ("low", "high", "count", "confidence", "accuracy")
 
 
@@ -47,6 +48,8 @@ def judge(
         positive = names[1]
     if positive is not None:
         figures |= {"f1": found.f1(positive), "positive": positive}
+    if (distance := _distance(truth, said, names)) is not None:
+        figures["mean_absolute_error"] = distance
     figures["calibration_error"] = error
     figures["calibration"] = {key: [getattr(one, key) for one in bins] for key in BINS}
     figures["classes"] = [vars(one) for one in found.classes]
@@ -91,7 +94,17 @@ def line(sample: Sample, said: Any, wanted: Any, probability: float | None = Non
 
 def shown(sample: Sample) -> str:
     """A sample for people."""
-    return sample.text if sample.pair is None else f"{sample.text} | {sample.pair}"
+    text = sample.text if sample.pair is None else f"{sample.text} | {sample.pair}"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+
+
+def _distance(truth: NDArray[np.int64], said: NDArray[np.int64], names: Sequence[str]) -> float | None:
+    """How far off classes that are numbers are, in the mean; None where they are none."""
+    try:
+        numbers = np.array([float(name) for name in names])
+    except ValueError:
+        return None
+    return float(np.abs(numbers[truth] - numbers[said]).mean())
 
 
 def _draw_confusion(found: Classification, path: Path) -> Path:
