@@ -2,10 +2,10 @@
 
 >>> document = Document(
 ...     words=("dull", ".", "i", "laughed"), before=("", "", " ", " "), sentences=(0, 2, 4),
-...     weights=np.array([[0.6, 0.1, 0.1, 0.2]]), said=(("negative", 0.9), ("positive", 0.1)),
+...     weights=np.array([[0.5, 0.125, 0.125, 0.25]]), said=(("negative", 0.9), ("positive", 0.1)),
 ... )
 >>> document.text, document.by_sentence()
-('dull. i laughed', array([0.7, 0.3], dtype=float32))
+('dull. i laughed', array([0.625, 0.375], dtype=float32))
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Document:
             _check_weights("within", self.within, 1, len(self.sentences) - 1, "(sentences,)")
             if self.hops > 1:
                 raise InputError(
-                    f"within came with {self.hops} hops; of these a sentence's weight is the sum over its words"
+                    f"within came with {self.hops} hops; expected None: a sentence's weight is the sum "
+                    "over its words, in each hop"
                 )
         _check_said(self.said)
 
@@ -82,7 +83,7 @@ class Document:
         return summed if self.within is None else self.within
 
     def in_sentences(self, hop: int | None = None) -> Numbers:
-        """How much each word counts ``(n,)`` within its sentence, where the weights add up to 1 (or are 0)."""
+        """How much each word counts ``(n,)`` within its sentence, whose weights add up to 1 (or are 0)."""
         weights = self.of(hop)
         sums = np.repeat(np.add.reduceat(weights, self.sentences[:-1]), np.diff(self.sentences))
         return np.asarray(weights / np.where(sums > 0, sums, 1), np.float32)
@@ -134,8 +135,8 @@ def _check_edges(edges: Sequence[int], words: int) -> None:
     if not whole or len(edges) < 2 or edges[0] != 0 or edges[-1] != words:
         shown = ", ".join(map(str, edges[:4])) + (", …" if len(edges) > 4 else "")
         raise InputError(
-            f"sentences=({shown}) came; expected whole numbers from 0 to {words}, where sentences begin and the "
-            f"last one ends: (0, {words}) is one sentence"
+            f"sentences=({shown}) came; expected whole numbers from 0 to {words}, where sentences begin and "
+            f"the last one ends: (0, {words}) is one sentence"
         )
     for n, (first, last) in enumerate(pairwise(edges)):
         if first >= last:
