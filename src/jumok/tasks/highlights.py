@@ -165,8 +165,8 @@ def _show(found: Faithfulness, about: dict[str, Any], console: Console) -> None:
 def _cells(drop: Drop) -> Iterator[str]:
     one: Contrast = drop.probability
     yield from (f"{one.attended:.3f}", f"{one.random:.3f}", f"{one.difference:+.3f}")
-    yield f"{one.low:.3f} to {one.high:.3f}"
-    yield f"{drop.log_odds.attended:.2f}, {drop.log_odds.random:.2f}"
+    yield f"{one.low:.3f}, {one.high:.3f}"
+    yield f"{drop.log_odds.attended:.1f}, {drop.log_odds.random:.1f}"
 
 
 # ----------------------------------------------------------------------------------------------------- errors
