@@ -159,6 +159,7 @@ def test_recipes_are_listed_shown_and_copied(jumok: Callable[..., Said], home: P
         (["run", "runs/bahdanau", "missing.txt"], ["no file missing.txt"]),
         (["run", "runs/bahdanau", "text", "--sample", "--beam", "3"], ["--sample", "--beam"]),
         (["eval", "runs/bahdanau", "--split", "tset"], ["tset", "test or valid"]),
+        (["eval", "runs/bahdanau", "--faithfulness"], ["--faithfulness", "self-attentive", "hierarchical"]),
         (["compare", "runs/bahdanau"], ["two or more"]),
         (["export", "runs/bahdanau", "there", "--to", "hf"], ["Transformer"]),
         (["data", "get", "multi30"], ["multi30k"]),

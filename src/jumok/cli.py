@@ -122,15 +122,24 @@ def evaluate(
     run: RunFolder,
     split: Annotated[str, typer.Option(help="test or valid.")] = "test",
     beam: Beam = None,
+    faithfulness: Annotated[
+        bool,
+        typer.Option("--faithfulness", help="Of a classifier that highlights words: do they mean anything?"),
+    ] = False,
     device: Device = "auto",
 ) -> None:
     """Score a run on its test data; figures and outputs go into the run's folder."""
     from jumok.run import Run
-    from jumok.tasks import of
+    from jumok.tasks import highlights, of
 
     opened = Run.open(run)
     task = of(opened.recipe.task)
-    task.evaluate(task.load(opened, device), split, task.Search(beam=beam), _console())
+    predictor, console = task.load(opened, device), _console()
+    if faithfulness:
+        highlights.check(predictor)
+    task.evaluate(predictor, split, task.Search(beam=beam), console)
+    if faithfulness:
+        highlights.evaluate(predictor, split, console)
 
 
 @app.command()

@@ -144,12 +144,29 @@ def parse(tree: Mapping[str, Any], name: str = "this recipe") -> Any:
     task = tree.get("task")
     if task not in tasks.NAMES:
         raise InputError(f"{name}: task: {task!r}; it is one of: {', '.join(tasks.NAMES)}")
-    schema = tasks.of(task).Recipe
+    schema = _schema(tasks.of(task).Recipe, tree, name)
     try:
         return pydantic.TypeAdapter(schema).validate_python(dict(tree))
     except pydantic.ValidationError as error:
         lines = list(dict.fromkeys(_told(problem, schema, tree) for problem in error.errors()))
         raise InputError("\n".join([f"{name} does not fit:", *(f"  {line}" for line in lines)])) from None
+
+
+def _schema(known: Any, tree: Mapping[str, Any], name: str) -> Any:
+    """What a recipe must fit: the task's, or where it has several, that of the kind of model."""
+    if not isinstance(known, Mapping):
+        return known
+    model = tree.get("model")
+    kind = model.get("kind") if isinstance(model, Mapping) else None
+    if kind is None:
+        return next(iter(known.values()))
+    if kind not in known:
+        near = difflib.get_close_matches(str(kind), known, n=1, cutoff=0.5)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise InputError(
+            f"{name} does not fit:\n  model.kind: {kind!r} came; it is one of {', '.join(known)}{meant}"
+        )
+    return known[kind]
 
 
 def plain(recipe: Any) -> Tree:

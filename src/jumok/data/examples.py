@@ -5,6 +5,7 @@ All of it is held in memory, 8 bytes a token and a field: data that people have 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,6 +88,11 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @property
+    def fingerprint(self) -> str:
+        """Another one for other texts."""
+        return hashlib.sha256(self.ids.tobytes()).hexdigest()
 
     def batches(self, epoch: int) -> Batches:
         """The batches of an epoch, in order."""

@@ -13,6 +13,7 @@ All of it is held in memory, 4 bytes a word: data that people have labelled is s
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -93,6 +94,11 @@ class Nested:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @property
+    def fingerprint(self) -> str:
+        """Another one for other documents."""
+        return hashlib.sha256(self._words.tobytes() + self._sentences.tobytes()).hexdigest()
 
     def batches(self, epoch: int) -> Batches:
         """The batches of an epoch, in order."""

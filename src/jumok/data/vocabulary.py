@@ -38,7 +38,6 @@ SPELLING = sorted({SPACE, *"".join(SPECIAL + BYTES)})
 WORD = rf"{SPACE}?(?:&\w+;\w*|\w+(?:[-'’]\w+|[.,]\d+)*|[^\w{SPACE}])|{SPACE}"
 # What a piece may not reach beyond: letters and digits, an escaped sign, other signs.
 PART = rf"{SPACE}?(?:&\w+;|\w+|[^\w{SPACE}{END}]+)|{SPACE}|{END}"
-LEAST_FREQUENT = 2  # a word or a pair of pieces that was seen once only is no piece
 
 
 @dataclass(frozen=True)
@@ -52,12 +51,15 @@ class TextConfig:
     joint: bool = True  # one vocabulary for both languages
     lower: bool = False
     bytes: bool = True  # spell what is not in the vocabulary in bytes (never in words)
+    least: int = 2  # times that a word, or a pair of pieces, was seen; what is rarer is no piece
     pairs: int = 1_000_000  # that the vocabulary is learned from, the first ones
 
     def __post_init__(self) -> None:
         least = len(SPECIAL) + len(SPELLING) + (len(BYTES) if self.has_bytes else 0) + 1
         if self.size < least:
             raise InputError(f"size {self.size} is too small a vocabulary: {self.kind} needs {least} or more")
+        if self.least < 1:
+            raise InputError(f"least {self.least}: a piece is seen once or more")
         if self.pairs < 1:
             raise InputError(f"pairs {self.pairs}: a vocabulary is learned from one pair or more")
 
@@ -161,7 +163,7 @@ def _trainer(config: TextConfig, room: int, characters: int) -> trainers.Trainer
     if config.kind == "words":
         return trainers.WordLevelTrainer(
             vocab_size=size - 2,  # a single space comes in any case
-            min_frequency=LEAST_FREQUENT,
+            min_frequency=config.least,
             special_tokens=special,
             show_progress=False,
         )
@@ -175,7 +177,7 @@ def _trainer(config: TextConfig, room: int, characters: int) -> trainers.Trainer
         )
     return trainers.BpeTrainer(
         vocab_size=0 if config.kind == "characters" else size,  # 0: characters are all, none are joined
-        min_frequency=LEAST_FREQUENT,
+        min_frequency=config.least,
         special_tokens=special,
         limit_alphabet=characters + 1,
         initial_alphabet=[*SPELLING, END],

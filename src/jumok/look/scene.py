@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from jumok.errors import InputError
+from jumok.look.document import Document
+from jumok.look.document import told as told_document
 from jumok.look.tiles import Numbers, Request, pack
 
 __all__ = ["Arrays", "Layer", "Picture", "Scene", "Source", "Speech", "answer", "as_scenes", "manifest"]
@@ -125,10 +127,14 @@ class Scene:
     label: str = ""  # where two are compared: "before", "after"
     picture: Picture | None = None
     speech: Speech | None = None
+    document: Document | None = None  # where there is one, the viewer opens with it
 
     def __post_init__(self) -> None:
         if not self.layers:
-            raise InputError("a scene without layers came; expected at least one attention to look at")
+            raise InputError(
+                "a scene without layers came; expected at least one attention to look at "
+                "(Scene.of_document makes one of a document's weights)"
+            )
         for layer in self.layers:
             _check(layer)
 
@@ -189,6 +195,14 @@ class Scene:
             shape = (_trimmed(queries, rows), _trimmed(keys, cols))
             layers.append(Layer(name, kind, shape, tuple(range(heads)), source, rows, cols))
         return cls(tuple(layers), title, label, picture, speech)
+
+    @classmethod
+    def of_document(cls, document: Document, *, title: str = "", label: str = "") -> Scene:
+        """A text with what was looked at in it. Its weights are a layer too: hops down, words across."""
+        shape = (document.hops, len(document.words))
+        rows = [f"hop {n}" for n in range(document.hops)]
+        layer = Layer("attention", "pooling", shape, (0,), Arrays(document.weights), rows, document.words)
+        return cls((layer,), title, label, document=document)
 
 
 class Arrays:
@@ -283,6 +297,7 @@ def manifest(scenes: Sequence[Scene]) -> dict[str, Any]:
             ],
             "picture": scene.picture and _told_picture(scene.picture),
             "speech": scene.speech and _told_speech(scene.speech),
+            "document": scene.document and told_document(scene.document),
         }
         for n, scene in enumerate(scenes)
     ]

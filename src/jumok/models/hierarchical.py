@@ -37,6 +37,7 @@ from jumok.batch import Loss, Map, Tokens
 from jumok.models.labels import label_loss
 from jumok.models.ragged import Ragged
 from jumok.models.recurrent import read, recurrent, run_packed
+from jumok.models.unknown import some_unknown
 
 __all__ = ["Hierarchical", "HierarchicalConfig", "Level"]
 
@@ -52,13 +53,15 @@ class HierarchicalConfig:
     width: int = 64  # of a GRU's state, each way, at both levels
     attention: int = 128  # of keys and queries
     dropout: float = 0.3  # of embeddings, and before the classifier
+    word_dropout: float = 0.0  # of whole words, which are unknown then
 
     def __post_init__(self) -> None:
         for name in ("embedding", "width", "attention"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: 1 or more is expected")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout}: a share from 0 to below 1 is expected")
+        for name in ("dropout", "word_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: a share from 0 to below 1 is expected")
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,6 +191,8 @@ class Hierarchical(nn.Module):
         return self.words(self._words, batch.tokens)  # type: ignore[no-any-return]
 
     def _words(self, ids: Tensor) -> Tensor:
+        if self.training:
+            ids = some_unknown(ids, self.config.word_dropout)
         return self.dropout(self.embedding(ids))  # type: ignore[no-any-return]
 
 

@@ -42,6 +42,7 @@ from jumok.attention.scores import Dot
 from jumok.batch import PAD, Loss, Map, Tokens
 from jumok.models.labels import exact, label_loss
 from jumok.models.recurrent import read, recurrent
+from jumok.models.unknown import some_unknown
 
 __all__ = ["SelfAttentive", "SelfAttentiveConfig"]
 
@@ -69,6 +70,7 @@ class SelfAttentiveConfig:
     pairs: bool = False  # whether texts come in pairs, with one label for both
     factors: int = 256  # of a pair, for each hop
     dropout: float = 0.3  # of embeddings, between layers, of matrices, and of hidden units
+    word_dropout: float = 0.0  # of whole words, which are unknown then
 
     def __post_init__(self) -> None:
         for name in ("embedding", "width", "layers", "attention", "hops", "hidden", "factors"):
@@ -77,8 +79,9 @@ class SelfAttentiveConfig:
         for name in ("row_units", "column_units", "penalty"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)}: 0 or more is expected")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout}: a share from 0 to below 1 is expected")
+        for name in ("dropout", "word_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: a share from 0 to below 1 is expected")
         if bool(self.row_units) != bool(self.column_units):
             raise ValueError(
                 f"row_units={self.row_units} with column_units={self.column_units}: pruned units are for "
@@ -213,7 +216,8 @@ class SelfAttentive(nn.Module):
     def embed(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """The matrices M ``(B, R, D)`` of texts, and where the hops looked in them, A ``(B, R, L)``."""
         tokens = _readable(tokens)
-        words = self.embedding(tokens.ids)
+        ids = some_unknown(tokens.ids, self.config.word_dropout) if self.training else tokens.ids
+        words = self.embedding(ids)
         if tokens.mask is not None:
             words = words.masked_fill(~tokens.real[..., None], 0.0)  # whatever padding holds
         states, _ = read(self.encoder, self.dropout(words), tokens)

@@ -2,7 +2,7 @@
 
 A task's module has
 
-- ``Recipe``: the sections of its recipes;
+- ``Recipe``: the sections of its recipes, or such by the kind of the model, where they differ by it;
 - ``train(run, console)``: make or resume a run;
 - ``load(run, device)``: a predictor, with ``predict``, ``draw`` and ``export``;
 - ``Search``: what may be asked of ``predict``;

@@ -35,8 +35,8 @@ from jumok.metrics.answers import Convention, answer_score, is_exact, overlap
 from jumok.models.bert import BertConfig, Spans
 from jumok.run import Run
 from jumok.tasks import fine_tuning, verdicts
-from jumok.tasks.fine_tuning import From, LabelledData, Named, Search, Use
-from jumok.tasks.reader import Prediction, Reader
+from jumok.tasks.fine_tuning import BertUse, From, LabelledData, Named, Search
+from jumok.tasks.reader import BertReader, Prediction
 from jumok.tasks.verdicts import Judgement
 from jumok.training import Settings, Summary
 
@@ -136,7 +136,7 @@ class Asked:
         return len(self.ids) + 2
 
 
-class AnswerUse(Use[Question]):
+class AnswerUse(BertUse[Question]):
     """Answers in texts, for one run."""
 
     does = "answer a question about a text"
@@ -235,7 +235,7 @@ class Answered(Prediction):
             yield number + between.join([text, f"{one.start}-{one.end}", f"{share:.4f}"])
 
 
-class AnswerReader(Reader):
+class AnswerReader(BertReader):
     """A model that answers questions about texts.
 
     >>> reader = jumok.load("runs/bert-xquad-en")  # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""A fine-tuned BERT at work: what its uses have in common once it is trained."""
+"""A trained model at work: what all uses of labelled data have in common then, and what BERT's have."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jumok.data.wordpiece import WordPieces
 from jumok.errors import InputError
 from jumok.run import Run
 from jumok.tasks import verdicts
-from jumok.tasks.fine_tuning import Search
+from jumok.tasks.supervised import Search
 from jumok.tasks.verdicts import Judgement
 from jumok.training import Report
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jumok.look.scene import Scene
     from jumok.look.without import Out
 
-__all__ = ["Prediction", "Reader", "texts_of"]
+__all__ = ["BertReader", "Prediction", "Reader", "texts_of"]
 
 TOKENS = 8192  # in a batch
 
@@ -69,21 +69,25 @@ def texts_of(line: str) -> list[str]:
 
 
 class Reader:
-    """A model with its tokenizer. A use adds ``predict`` and ``judge``."""
+    """A model with its tokenizer. A use adds ``predict`` and ``judge``; a kind of model, the rest."""
 
-    def __init__(self, use: Any, model: Any, pieces: WordPieces) -> None:
-        self.use, self.model, self.tokenizer = use, model, pieces
+    def __init__(self, use: Any, model: Any, tokenizer: Any) -> None:
+        self.use, self.model, self.tokenizer = use, model, tokenizer
         self.run: Run = use.run
-        self.longest: int = use.longest(model.bert.config)
 
     @property
     def device(self) -> torch.device:
         weight: Tensor = next(iter(self.model.parameters()))
         return weight.device
 
+    @property
+    def labels(self) -> Sequence[str]:
+        """The names of the classes, if there are any."""
+        return ()
+
     def split(self, name: str) -> Any:
         """The validation or test data."""
-        return self.use.readable(name, self.tokenizer, self.longest)
+        return self.use.readable(name, self.encode)
 
     def predict(
         self, lines: Iterable[str], search: Search, *, align: bool = False, first: int = 0
@@ -99,16 +103,74 @@ class Reader:
         """The same, for the training loop."""
         return verdicts.report(self.judge(examples), self.loss(examples))
 
-    @torch.inference_mode()
+    def encoded(self, found: Iterable[Any], first: int | None = 0) -> list[Any]:
+        """What was made of lines, numbered from ``first``, or of data; what cannot be read is an error."""
+        made = list(found)
+        for number, one in enumerate(made, 1):
+            if isinstance(one, Flaw):  # one of data names its place itself
+                raise InputError(str(one if first is None else replace(one, where=f"line {first + number}")))
+        return made
+
+    def check_maps(self) -> None:
+        """There is always attention to show."""
+
+    def encode(self, examples: Sequence[Any]) -> Iterator[Any]:
+        """What the model reads of each example, or a flaw where it cannot."""
+        raise NotImplementedError
+
     def loss(self, examples: Sequence[Any]) -> float:
         """What training lowers, a label each; NaN where nothing is labelled."""
-        encoded = self.encoded(self.use.rows(examples, self.tokenizer, self.longest), None)
-        data = Examples(self.use.batch, [row for some in encoded for row in some], tokens=TOKENS, seed=0)
-        total, count = 0.0, 0
-        for index in data.batches(0):
-            found = self.model.loss(data.collate(index).to(self.device))
-            total, count = total + float(found.total), count + found.count
-        return total / count if count else math.nan
+        raise NotImplementedError
+
+    def draw(self, prediction: Prediction, path: Path, title: str = "") -> Path:
+        """A picture of where the model looked in a line."""
+        raise NotImplementedError
+
+    def look(self, text: str, target: str | None = None, *, without: Out | None = None) -> list[Scene]:
+        """All attention of the model while it reads a line, and what it says of it, for the viewer.
+
+        ``without`` some of it, the same again: does it still say so?
+        """
+        from jumok.look.without import before_and_after
+
+        if target is not None:
+            raise InputError("this model reads, and says no text of its own: --target is for translations")
+        return before_and_after(self.model, without, self.looking(text))
+
+    def looking(self, text: str) -> Callable[[], Scene]:
+        """What looks at a line, each time that it is asked to; what cannot be read is an error at once."""
+        raise NotImplementedError
+
+    def export(self, to: str, folder: Path) -> None:
+        """Write the model in another format."""
+        raise InputError(f"--to {to}: a {self.use.recipe.model.kind} model has no other format")
+
+
+def mean_loss(model: Any, data: Any, device: torch.device) -> float:
+    """A label each; NaN where there is none."""
+    total, count = 0.0, 0
+    for index in data.batches(0):
+        found = model.loss(data.collate(index).to(device))
+        total, count = total + float(found.total), count + found.count
+    return total / count if count else math.nan
+
+
+class BertReader(Reader):
+    """A fine-tuned BERT at work."""
+
+    def __init__(self, use: Any, model: Any, tokenizer: WordPieces) -> None:
+        super().__init__(use, model, tokenizer)
+        self.longest: int = use.longest(model.bert.config)
+
+    def encode(self, examples: Sequence[Any]) -> Iterator[list[Row] | Flaw]:
+        found: Iterator[list[Row] | Flaw] = self.use.rows(examples, self.tokenizer, self.longest)
+        return found
+
+    @torch.inference_mode()
+    def loss(self, examples: Sequence[Any]) -> float:
+        rows = [row for some in self.encoded(self.encode(examples), None) for row in some]
+        data = Examples(self.use.batch, rows, tokens=TOKENS, seed=0)
+        return mean_loss(self.model, data, self.device)
 
     @torch.inference_mode()
     def outputs(
@@ -124,33 +186,15 @@ class Reader:
             found |= {number: tuple(x[at] for x in said) for at, number in enumerate(batch.index)}
         return [found[number] for number in range(len(rows))]
 
-    def encoded(self, found: Iterable[Any], first: int | None = 0) -> list[Any]:
-        """What was made of lines, numbered from ``first``, or of data; what cannot be read is an error."""
-        made = list(found)
-        for number, one in enumerate(made, 1):
-            if isinstance(one, Flaw):  # one of data names its place itself
-                raise InputError(str(one if first is None else replace(one, where=f"line {first + number}")))
-        return made
-
     # --------------------------------------------------------------------------------------------- looking
-
-    def check_maps(self) -> None:
-        """A BERT always has attention to show."""
 
     def row(self, text: str) -> Row:
         """What the model reads of a line; of a long one, the first window."""
         raise NotImplementedError
 
-    def look(self, text: str, target: str | None = None, *, without: Out | None = None) -> list[Scene]:
-        """All attention of the model while it reads a line, and what it says of it, for the viewer.
-
-        ``without`` some of it, the same again: does it still say so?
-        """
+    def looking(self, text: str) -> Callable[[], Scene]:
         from jumok.look.scene import Scene
-        from jumok.look.without import before_and_after
 
-        if target is not None:
-            raise InputError("this model reads, and says no text of its own: --target is for translations")
         row = self.row(text)
 
         def look() -> Scene:
@@ -158,7 +202,7 @@ class Reader:
             said = " ".join(prediction.written(n_best=False, as_json=False)).replace("\t", " ")
             return Scene.of(self._seen(row), title=f"{text}  →  {said}", label=said)
 
-        return before_and_after(self.model, without, look)
+        return look
 
     def draw(self, prediction: Prediction, path: Path, title: str = "") -> Path:
         """The last layer's attention as a picture, the mean of its heads: rows look at columns."""
@@ -185,8 +229,3 @@ class Reader:
         from jumok.exchange.bert import export_bert
 
         export_bert(self.model, self.tokenizer, folder, labels=self.labels)
-
-    @property
-    def labels(self) -> Sequence[str]:
-        """The names of the classes, if there are any."""
-        return ()

@@ -36,8 +36,8 @@ from jumok.metrics.tagging import EntityScore, tag_score
 from jumok.models.bert import BertConfig, Tagger
 from jumok.run import Run
 from jumok.tasks import fine_tuning, verdicts
-from jumok.tasks.fine_tuning import From, LabelledData, Named, Search, Use
-from jumok.tasks.reader import Prediction, Reader
+from jumok.tasks.fine_tuning import BertUse, From, LabelledData, Named, Search
+from jumok.tasks.reader import BertReader, Prediction
 from jumok.tasks.verdicts import Judgement
 from jumok.training import Settings, Summary
 
@@ -101,7 +101,7 @@ def compare(
 # ------------------------------------------------------------------------------------------------- the use
 
 
-class Tag(Use[Sentence]):
+class Tag(BertUse[Sentence]):
     """Tags of words, for one run."""
 
     does = "find the entities of a text"
@@ -228,7 +228,7 @@ class Tagging(Prediction):
         yield said + self.text[done:]
 
 
-class TagReader(Reader):
+class TagReader(BertReader):
     """A model that finds entities.
 
     >>> reader = jumok.load("runs/bert-conll2003")  # doctest: +SKIP

@@ -15,8 +15,10 @@ from rich.text import Text
 
 from jumok.errors import InputError
 from jumok.files import written
+from jumok.look.mistakes import Mistake
 from jumok.metrics.resampling import Figure, resampled
 from jumok.run import Run
+from jumok.tasks.highlights import tell_mistakes
 from jumok.training import Report
 
 __all__ = ["Judgement", "compare", "evaluate", "report"]
@@ -28,6 +30,8 @@ class Judgement:
 
     ``figures`` are plain data; those that are numbers are shown. ``best`` is the one that decides, and ``of``
     gives it for some of the examples. ``outputs`` has a line for each example, ``samples`` a few to read.
+    ``draw`` makes the main picture, ``drawings`` others, each by the end of its name. ``mistakes`` are wrong
+    labels, for the uses that have labels.
     """
 
     figures: dict[str, Any]
@@ -36,6 +40,8 @@ class Judgement:
     outputs: list[str]
     samples: list[str] = field(default_factory=list)
     draw: Callable[[Path], Path] | None = None
+    drawings: Mapping[str, Callable[[Path], Path]] = field(default_factory=dict)
+    mistakes: Sequence[Mistake] | None = None
 
 
 def report(found: Judgement, loss: float) -> Report:
@@ -56,8 +62,11 @@ def evaluate(predictor: Any, name: str, console: Console) -> Judgement:
     _show(found.figures, f"{name}, {len(split.examples):,} examples", console)
     if split.skipped.total:
         console.print(f"Of the {name} data, {split.skipped}", markup=False, soft_wrap=True)
-    if found.draw is not None:
-        path = found.draw(folder / "figures" / f"{name}.png")
+    if found.mistakes is not None:
+        tell_mistakes(predictor, found.mistakes, len(split.examples), folder, name, console)
+    drawn = {} if found.draw is None else {name: found.draw}
+    for file, draw in (drawn | {f"{name}-{end}": one for end, one in found.drawings.items()}).items():
+        path = draw(folder / "figures" / f"{file}.png")
         console.print(f"figure: {path}", markup=False, soft_wrap=True)
     return found
 

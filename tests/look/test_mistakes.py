@@ -1,0 +1,146 @@
+"""Errors as a page and for a terminal: nothing runs, nothing is fetched, nothing is lost."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jumok.look.document import Document
+from jumok.look.mistakes import Mistake, in_terminal, page, top_words
+
+EVIL = "<script>alert(1)</script>"
+
+
+def document(words: list[str], weights: Any) -> Document:
+    before = ("", *[" "] * (len(words) - 1))
+    return Document(tuple(words), before, (0, len(words)), np.atleast_2d(np.asarray(weights, np.float32)))
+
+
+def mistake(words: list[str], weights: Any, **more: Any) -> Mistake:
+    told: dict[str, Any] = {"said": "good", "wanted": "bad", "probability": 0.98765} | more
+    return Mistake(
+        " ".join(words), None, told["said"], told["wanted"], told["probability"], document(words, weights)
+    )
+
+
+def marked(text: str) -> dict[str, int]:
+    return {word: int(level) for level, word in re.findall(r'<mark class="w(\d)">(.*?)</mark>', text)}
+
+
+def test_shades_follow_the_weights() -> None:
+    text = page(
+        [mistake(["a", "sad", "long", "film"], [0.02, 0.5, 0.25, 0.23])], title="Errors", about="of 7"
+    )
+    assert marked(text) == {"sad": 8, "long": 4, "film": 4}
+    assert "said <b" in text
+    assert "0.988" in text
+    assert "sad</bdi> 0.500 · <bdi>long</bdi> 0.250" in text
+
+
+def test_of_hops_the_mean_is_shown() -> None:
+    one = document(["a", "b", "c"], [[1, 0, 0], [0, 0.5, 0.5]])
+    assert top_words(one, 2) == [("a", 0.5), ("b", 0.25)]
+    text = page([mistake(["a", "b", "c"], [[1, 0, 0], [0, 0.5, 0.5]])], title="", about="")
+    assert marked(text) == {"a": 8, "b": 4, "c": 4}
+
+
+def test_whatever_a_text_holds_is_text() -> None:
+    names = {"said": EVIL, "wanted": '"><b>'}
+    odd = [EVIL, "a&b", "\x00\x1b[31m", "</mark>", '"']
+    found = page(
+        [mistake(odd, [0.2] * 5, **names), Mistake(EVIL, EVIL, "x", "y", 0.5)], title=EVIL, about=EVIL
+    )
+    assert "<script" not in found
+    assert "\x00" not in found
+    assert "\x1b" not in found
+
+    class Text(HTMLParser):
+        seen = ""
+
+        def handle_data(self, data: str) -> None:
+            self.seen += data
+
+    parser = Text()
+    parser.feed(found)
+    # The title twice, what it is about, what was said, a word in its text and below it, two texts.
+    assert parser.seen.count(EVIL) == 8
+    shown = in_terminal(mistake(["[bold]x[/bold]", "b"], [0.5, 0.5]), colours=True).plain
+    assert "[bold]x[/bold] b" in shown
+    for one in (mistake(odd, [0.2] * 5, said="\x1b]0;x"), Mistake("\x1b[2J", None, "\x1b", "b", 0.5)):
+        assert "\x1b" not in in_terminal(one, colours=True).plain
+
+
+def test_a_long_text_is_shown_where_it_was_looked_at() -> None:
+    words = [f"w{n}" for n in range(5000)]
+    weights = np.full(5000, 1e-5)
+    weights[[700, 4000]] = 0.4
+    plain = in_terminal(mistake(words, weights), colours=False).plain
+    shown = plain.split("\n")[1]
+    assert "w699 w700 w701" in shown
+    assert "w3999 w4000 w4001" in shown
+    assert " … " in shown
+    assert shown.endswith(" …")
+    assert len(shown.split()) < 70
+    text = page([mistake(words, weights)], title="", about="")
+    assert marked(text) == {"w700": 8, "w4000": 8}
+    assert len(text) < 30_000
+    without = Mistake(" ".join(words), None, "a", "b", 0.5)
+    assert len(in_terminal(without, colours=False).plain.split()) < 70
+
+
+@pytest.mark.parametrize("weights", [[0.0], [1.0], [[0.3], [0.5]]])
+def test_one_word(weights: Any) -> None:
+    assert "film" in in_terminal(mistake(["film"], weights), colours=True).plain
+    assert "film" in page([mistake(["film"], weights)], title="", about="")
+
+
+def test_no_words_at_all() -> None:
+    empty = Mistake("", None, "a", "b", 0.5, Document((), (), (0,), np.zeros((1, 0), np.float32)))
+    assert in_terminal(empty, colours=True).plain == "said a 0.500, is b\n"
+    assert page([empty], title="", about="").count("<li>") == 1
+
+
+def test_colours_are_for_terminals() -> None:
+    one = mistake(["a", "sad", "film"], [0.05, 0.7, 0.25])
+    styled = in_terminal(one, colours=True)
+    plain = in_terminal(one, colours=False)
+    assert styled.plain == plain.plain
+    assert plain.plain.split("\n") == [
+        "said good 0.988, is bad",
+        "a sad film",
+        "looked at: sad 0.700, film 0.250, a 0.050",
+    ]
+    styles = {styled.plain[span.start : span.end]: str(span.style) for span in styled.spans if span.style}
+    assert styles["sad"] == "bold white on #d9480f"
+    assert styles["film"] == "white on #74614f"
+    assert "a" not in styles
+    assert not any(str(span.style) for span in plain.spans)
+
+
+def test_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    words = ["the", "sad", EVIL, "film", "영화는"]
+    shown = page([mistake(words, [0.05, 0.5, 0.2, 0.15, 0.1])], title="Errors", about="1 of 2")
+    (tmp_path / "errors.html").write_text(shown, encoding="utf-8")
+    backgrounds = {}
+    for scheme in ("light", "dark"):
+        opened = browser.new_page(color_scheme=scheme, viewport={"width": 360, "height": 700})
+        heard: list[str] = []
+        opened.on("console", lambda message, heard=heard: heard.append(message.text))
+        opened.on("request", lambda request, heard=heard: heard.append(request.url))
+        opened.goto(f"file://{tmp_path / 'errors.html'}")
+        assert heard == [f"file://{tmp_path / 'errors.html'}"]  # and nothing else
+        assert opened.evaluate("document.documentElement.scrollWidth") <= 360
+        assert EVIL in opened.inner_text("li p")
+        colour = "e => getComputedStyle(e).backgroundColor"
+        backgrounds[scheme] = (
+            opened.eval_on_selector("body", colour),
+            opened.eval_on_selector("mark.w8", colour),
+        )
+        opened.close()
+    assert backgrounds["light"] == ("rgb(255, 255, 255)", "rgb(21, 34, 79)")
+    assert backgrounds["dark"] == ("rgb(21, 24, 29)", "rgb(190, 225, 250)")

@@ -1,0 +1,272 @@
+"""Words taken away: models whose probabilities a person can work out."""
+
+from __future__ import annotations
+
+import doctest
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from jumok.errors import InputError
+from jumok.metrics import faithfulness as module
+from jumok.metrics.faithfulness import Words, faithfulness
+
+Array = NDArray[np.float64]
+
+
+def flat(text: Words) -> list[str]:
+    return [word for sentence in text for word in sentence]
+
+
+def bag(texts: Sequence[Words]) -> Array:
+    """p(good) = 0.5 + 0.1 for each "good" − 0.1 for each "bad"."""
+    counts = np.array([flat(text).count("good") - flat(text).count("bad") for text in texts])
+    return np.stack([0.5 - 0.1 * counts, 0.5 + 0.1 * counts], axis=1)
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    done = doctest.testmod(module)
+    assert (done.failed, done.attempted) == (0, 4)
+
+
+def test_drops_that_a_person_can_compute() -> None:
+    # 10 words, 3 of them "good": p = 0.8. The attention knows them.
+    text = [["a", "good", "and", "good"], ["it", "was", "a", "good", "film", "."]]
+    weights = np.array([0, 0.3, 0, 0.3, 0, 0, 0, 0.4, 0, 0])
+    found = faithfulness([text], [weights], bag, draws=7)
+    assert found.probability == pytest.approx(0.8)
+    words = {one.share: one.words for one in found.shares}
+    assert words == {0.01: 1, 0.05: 1, 0.1: 1, 0.2: 2, 0.5: 5}
+    gone = [one.comprehensiveness.probability.attended for one in found.shares]
+    np.testing.assert_allclose(gone, [0.1, 0.1, 0.1, 0.2, 0.3])  # one, one, one, two, all three of them
+    alone = [one.sufficiency.probability.attended for one in found.shares]
+    np.testing.assert_allclose(alone, [0.2, 0.2, 0.2, 0.1, 0.0], atol=1e-12)  # 0.8 − 0.6, …, 0.8 − 0.8
+    assert found.comprehensiveness.probability.attended == pytest.approx(0.8 / 5)
+    assert found.sufficiency.probability.attended == pytest.approx(0.7 / 5)
+    # In log-odds: without all three p is 0.5, of which the log-odds are 0.
+    assert found.shares[-1].comprehensiveness.log_odds.attended == pytest.approx(np.log(0.8 / 0.2))
+    # Five random words of ten and the five others: what one loses is what the other keeps.
+    half = found.shares[-1]
+    assert half.comprehensiveness.probability.random + half.sufficiency.probability.random == pytest.approx(
+        0.3
+    )
+
+
+def test_random_words_cost_what_theory_says() -> None:
+    # 2 of 10 words at random hit the one good word in 2 of 10 draws: 0.2 × 0.1 are lost.
+    text = [["good", *"abcdefghi"]]
+    found = faithfulness([text] * 300, [np.arange(10, 0, -1)] * 300, bag, shares=[0.2], draws=5)
+    [one] = found.shares
+    assert one.comprehensiveness.probability.random == pytest.approx(0.02, abs=0.003)
+    assert one.sufficiency.probability.random == pytest.approx(0.08, abs=0.003)
+    difference = one.comprehensiveness.probability
+    assert difference.difference == pytest.approx(0.1 - difference.random)
+    assert difference.low < difference.difference < difference.high
+    assert difference.high - difference.low < 0.01
+
+
+def test_the_class_is_the_one_that_was_said() -> None:
+    found = faithfulness([[["bad", "bad", "good", "x"]]], [[4, 3, 2, 1]], bag, shares=[0.5])
+    assert found.probability == pytest.approx(0.6)  # of bad
+    assert found.shares[0].comprehensiveness.probability.attended == pytest.approx(0.2)  # then 0.4
+    assert found.shares[0].sufficiency.probability.attended == pytest.approx(
+        -0.1
+    )  # then 0.7: surer than before
+
+
+def test_of_hops_the_mean_counts() -> None:
+    text = [["good", "a", "good", "b"]]
+    hops = [[0.5, 0.4, 0.1, 0.0], [0.0, 0.3, 0.7, 0.0]]  # means: 0.25, 0.35, 0.4, 0
+    found = faithfulness([text], [hops], bag, shares=[0.25, 0.5])
+    gone = [one.comprehensiveness.probability.attended for one in found.shares]
+    np.testing.assert_allclose(gone, [0.1, 0.1])
+
+
+def test_texts_of_less_than_two_words_are_left_out_and_nothing_is_read_empty() -> None:
+    seen: list[Words] = []
+
+    def watched(texts: Sequence[Words]) -> Array:
+        seen.extend(texts)
+        return bag(texts)
+
+    texts: list[Any] = [[["one"]], [], [[]], [["good", "x"]], [[], ["good"], [], ["x", "y"]]]
+    weights: list[Any] = [[1], [], [], [0.9, 0.1], [0.8, 0.1, 0.1]]
+    found = faithfulness(texts, weights, watched, shares=[0.01, 0.99])
+    assert (found.texts, found.left_out) == (2, 3)
+    assert [one.words for one in found.shares] == [1.0, 1.5]  # of two words one, of three one and two
+    assert seen
+    assert all(text and all(text) for text in seen)
+    assert [["good"], ["x", "y"]] in seen
+    assert len(seen) <= 3 + 7  # all that two and three words can make: what is the same is read once
+    with pytest.raises(InputError, match="none has two words"):
+        faithfulness(texts[:3], weights[:3], bag)
+
+
+def planted(count: int) -> tuple[list[Words], list[Array]]:
+    """Texts of 20 words, one of them decisive, and weights that point at it."""
+    chance = np.random.default_rng(5)
+    texts: list[Words] = []
+    weights = []
+    for _ in range(count):
+        place = int(chance.integers(20))
+        words = ["x"] * 20
+        words[place] = "good"
+        texts.append([words[:7], words[7:]])
+        weights.append(chance.random(20) * 0.1 + (np.arange(20) == place))
+    return texts, weights
+
+
+def decided(texts: Sequence[Words]) -> Array:
+    has = np.array(["good" in flat(text) for text in texts])
+    good = np.where(has, 0.9, 0.5)
+    return np.stack([1 - good, good], axis=1)
+
+
+def test_a_highlight_that_means_something() -> None:
+    found = faithfulness(*planted(40), decided)
+    at = {one.share: one for one in found.shares}[0.1]
+    gone = at.comprehensiveness.probability
+    assert gone.attended == pytest.approx(0.4)
+    assert gone.random == pytest.approx(0.04, abs=0.02)  # 2 of 20 words
+    assert gone.low > 0.3
+    assert at.sufficiency.probability.attended == pytest.approx(0)
+    assert at.sufficiency.probability.high < 0
+    assert found.verdict.startswith("Removing the 10 % most attended words costs 0.40 of the probability")
+    assert "the highlight means something." in found.verdict
+    assert "Alone, they leave 0.90 of 0.90, random ones 0.5" in found.verdict
+
+
+def test_a_model_that_does_not_look_where_it_says() -> None:
+    texts, _ = planted(200)
+    chance = np.random.default_rng(6)
+    found = faithfulness(texts, [chance.random(20) for _ in texts], decided)
+    gone = {one.share: one for one in found.shares}[0.1].comprehensiveness.probability
+    assert gone.low < 0 < gone.high
+    assert "no more than random ones: do not trust the picture" in found.verdict
+
+
+def test_weights_that_avoid_what_decides_mislead() -> None:
+    texts, weights = planted(200)
+    found = faithfulness(texts, [-one for one in weights], decided)
+    assert "less than random ones: the picture misleads" in found.verdict
+
+
+def test_a_model_that_reads_nothing_shows_no_difference_at_all() -> None:
+    texts, weights = planted(30)
+    found = faithfulness(texts, weights, lambda asked: np.tile([0.3, 0.7], (len(asked), 1)))
+    for one in (found.comprehensiveness, found.sufficiency, found.shares[2].comprehensiveness):
+        assert (one.probability.difference, one.probability.low, one.probability.high) == (0, 0, 0)
+        assert one.log_odds.difference == 0
+    assert "do not trust the picture" in found.verdict
+
+
+def test_few_texts_give_no_verdict() -> None:
+    assert "too few texts (3) to tell" in faithfulness(*planted(3), decided).verdict
+    texts, weights = planted(25)
+    unsure = faithfulness(texts, [one if n < 3 else -one for n, one in enumerate(weights)], decided)
+    assert "the difference may be anything from -0.0" in unsure.verdict
+    assert "take more texts" in unsure.verdict
+
+
+def test_a_saturated_model_is_seen_through() -> None:
+    def sure(texts: Sequence[Words]) -> Array:
+        good = np.where(["good" in flat(text) for text in texts], 1 - 1e-5, 1 - 1e-3)
+        return np.stack([1 - good, good], axis=1)
+
+    found = faithfulness(*planted(40), sure)
+    gone = found.shares[2].comprehensiveness
+    assert found.sure == 1
+    assert gone.probability.attended < 0.001
+    assert gone.log_odds.attended == pytest.approx(4.606, abs=0.01)
+    assert "the log-odds fall far more than by chance: the highlight means something" in found.verdict
+    assert "above 0.99 for 100 % of the texts" in found.verdict
+    # At 1 itself, log-odds end.
+    ends = faithfulness(*planted(40), lambda texts: np.round(sure(texts)))
+    assert ends.comprehensiveness.log_odds.attended == 0
+
+
+def test_equal_weights_are_no_favour_to_the_beginning() -> None:
+    # What decides stands first. Were ties kept in order, equal weights would look wise.
+    texts = [[["good", *["x"] * 19]]] * 300
+    found = faithfulness(texts, [np.full(20, 0.05)] * 300, decided)
+    gone = found.shares[2].comprehensiveness.probability
+    assert gone.low < 0 < gone.high
+
+
+def test_the_same_call_gives_the_same_and_another_seed_does_not() -> None:
+    texts, weights = planted(30)
+    one, again, other = (faithfulness(texts, weights, decided, seed=seed) for seed in (1, 1, 2))
+    assert one == again
+    assert one != other
+    done: list[int] = []
+    faithfulness(*planted(70), decided, shares=[0.1], done=done.append)
+    assert done == [32, 64, 70]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_properties(data: st.DataObject) -> None:
+    texts = data.draw(
+        st.lists(st.lists(st.lists(st.sampled_from("abc"), max_size=4), max_size=3), max_size=4)
+    )
+    texts.append([["a", "b"]])
+    weight = st.floats(0, 1, width=32)
+    sizes = [sum(map(len, text)) for text in texts]
+    weights = [data.draw(st.lists(weight, min_size=size, max_size=size)) for size in sizes]
+    shares = data.draw(st.lists(st.floats(0.001, 0.999), min_size=1, max_size=3, unique=True))
+    value = {"a": 0.3, "b": -0.2, "c": 0.05}
+
+    def linear(asked: Sequence[Words]) -> Array:
+        lengths = [len(flat(text)) for text in asked]
+        assert min(lengths) >= 1
+        assert max(lengths) <= max(sizes)
+        good = np.array([0.5 + 0.01 * sum(value[word] for word in flat(text)) for text in asked])
+        return np.stack([good, 1 - good], axis=1)
+
+    found = faithfulness(texts, weights, linear, shares=shares, draws=2)
+    assert found.texts + found.left_out == len(texts)
+    whole = np.array([linear([text])[0].max() for text in texts if len(flat(text)) > 1])
+    assert found.probability == pytest.approx(whole.mean())
+    for one in found.shares:
+        for drop in (one.comprehensiveness.probability, one.sufficiency.probability):
+            assert drop.low - 1e-12 <= drop.difference <= drop.high + 1e-12
+            assert drop.difference == pytest.approx(drop.attended - drop.random)
+            assert -0.2 < drop.attended < 0.2
+        # A linear model: what words cost when taken away and what they cost when kept is all above one half.
+        both = one.comprehensiveness.probability.attended + one.sufficiency.probability.attended
+        assert both == pytest.approx((whole - 0.5).mean())
+    mean = np.mean([one.sufficiency.probability.random for one in found.shares])
+    assert found.sufficiency.probability.random == pytest.approx(mean)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"weights": []}, "1 texts came with weights of 0"),
+        ({"weights": [[1, 2]]}, r"text 1 has 3 words, and weights of shape \(2,\)"),
+        ({"weights": [[1, 2, float("nan")]]}, "finite"),
+        ({"weights": [np.zeros((0, 3))]}, "for each hop"),
+        ({"texts": ["a b"]}, "no list of sentences"),
+        ({"texts": [["a b"]]}, "no list of sentences"),
+        ({"shares": [0.1, 1.0]}, "between 0 and 1"),
+        ({"shares": []}, "between 0 and 1"),
+        ({"draws": 0}, "there is a draw"),
+        ({"probabilities": lambda texts: np.zeros(len(texts))}, "shape"),
+        ({"probabilities": lambda texts: np.ones((len(texts), 1))}, "shape"),
+        ({"probabilities": lambda texts: np.zeros((len(texts), 2))}, "add up to 1"),
+        ({"probabilities": lambda texts: np.full((len(texts), 2), np.nan)}, "add up to 1"),
+    ],
+)
+def test_what_does_not_fit_is_told(change: dict[str, Any], told: str) -> None:
+    asked: dict[str, Any] = {
+        "texts": [[["a", "b", "c"]]],
+        "weights": [[1, 2, 3]],
+        "probabilities": bag,
+    } | change
+    with pytest.raises(InputError, match=told):
+        faithfulness(**asked)
