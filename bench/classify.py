@@ -101,13 +101,13 @@ def check(plan: Plan, ours: Hierarchical, texts: Reviews) -> dict[str, float]:
     exactly = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     try:
-        with torch.inference_mode():
-            for name, packed in (("padded", False), ("packed", True), ("packed, other weights", True)):
-                if "other" in name:
+        for name, packed in (("padded", False), ("packed", True), ("packed, other weights", True)):
+            if "other" in name:
+                with torch.no_grad():
                     for parameter in moved.parameters():
                         parameter += 0.1 * torch.randn_like(parameter)
-                theirs = Padded.like(moved.cpu(), packed).to(plan.device)
-                moved.to(plan.device)
+            theirs = Padded.like(moved, packed).to(plan.device)
+            with torch.inference_mode():
                 told[name] = float((moved.logits(batch) - theirs(block)).abs().max())
     finally:
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = exactly
@@ -322,8 +322,7 @@ def read_in_turn(
     blocks = [Block.of(some.documents, some.labels).to(plan.device) for some in somes]
 
     def their(packed: bool) -> Run:
-        model = Padded.like(ours.cpu(), packed).to(plan.device).eval()
-        ours.to(plan.device)
+        model = Padded.like(ours, packed).to(plan.device)
         return lambda: [model(block) for block in blocks]
 
     runs = {"padded, packed GRU": their(True), "padded": their(False)}

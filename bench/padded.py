@@ -74,7 +74,7 @@ class PaddedLevel(nn.Module):
         scores = self.key(states).tanh() @ self.query  # (R, L)
         real = torch.arange(x.shape[1], device=x.device) < lengths.clamp(min=1)[:, None]
         weights = scores.masked_fill(~real, float("-inf")).softmax(-1)
-        return (weights[:, None] @ states.to(weights.dtype)).squeeze(1)
+        return (weights[:, None] @ states).squeeze(1)
 
 
 class Padded(nn.Module):
