@@ -166,7 +166,7 @@ def training(report: Report, plan: Plan) -> None:
     ways += [our("ours, by steps", by_steps[1])]
     ways += [their("padded, like lengths", shuffled, packed) for packed in (True, False)]
     ways += [our("ours, 4 × the words", by_size[4]), our("ours, by steps, 4 × the words", by_steps[4])]
-    ways += [their("padded, as ours by steps", ways[3].chosen, packed) for packed in (True, False)]
+    ways += [their("padded, by steps", ways[3].chosen, packed) for packed in (True, False)]
     for way in ways:
         measure(report, row, way, texts)
 

@@ -22,9 +22,10 @@ from jumok.data.sentences import sentences
 WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 BREAK = re.compile(r"<br\s*/?>")
 RARE = 5  # a word that comes less often is unknown, as in the paper
-# Mean and deviation of the logarithm, the least and the most.
-SENTENCES = 2.27, 0.70, 1, 282
-WORDS = 2.87, 0.72, 1, 686
+# Mean and deviation of the logarithm.
+SENTENCES = 2.27, 0.70
+WORDS = 2.87, 0.72
+MOST = 282, 686  # sentences of a document, words of a sentence
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,10 @@ class Reviews:
 
 
 def reviews(split: str, many: int | None = None) -> Reviews:
-    """Those of a split, in the order of the file; drawn ones where there is no file, or if told how many."""
+    """Those of a split, in the order of the file, or drawn where there is none; or ``many`` small ones."""
     path = data_folder() / "imdb" / f"{split}.jsonl.gz"
     if many is not None:
-        return drawn(many, 97)
+        return drawn(many, 97, most=(9, 31))
     if not path.is_file():
         return drawn(25_000, 30_000)
     texts, labels = [], []
@@ -68,15 +69,14 @@ def reviews(split: str, many: int | None = None) -> Reviews:
     return Reviews(f"IMDB {split}", documents, labels, len(SPECIAL) + len(known))
 
 
-def drawn(many: int, vocabulary: int) -> Reviews:
+def drawn(many: int, vocabulary: int, most: tuple[int, int] = MOST) -> Reviews:
     chance = np.random.default_rng(0)
 
-    def numbers(of: tuple[float, float, int, int], count: int) -> np.ndarray:
-        mean, deviation, least, most = of
-        return np.clip(np.rint(chance.lognormal(mean, deviation, count)), least, most).astype(np.int64)
+    def numbers(mean: float, deviation: float, most: int, count: int) -> np.ndarray:
+        return np.clip(np.rint(chance.lognormal(mean, deviation, count)), 1, most).astype(np.int64)
 
-    of_documents = numbers(SENTENCES, many)
-    of_sentences = numbers(WORDS, int(of_documents.sum()))
+    of_documents = numbers(*SENTENCES, most[0], many)
+    of_sentences = numbers(*WORDS, most[1], int(of_documents.sum()))
     rarity = 1 / (np.arange(vocabulary - len(SPECIAL)) + 2.7)
     said = chance.choice(len(rarity), int(of_sentences.sum()), p=rarity / rarity.sum()) + len(SPECIAL)
     every = [words.tolist() for words in np.split(said, np.cumsum(of_sentences)[:-1])]
