@@ -135,3 +135,23 @@ def test_what_cannot_be_learned_from() -> None:
         Nested(DOCUMENTS[:3], [0, 1], tokens=10, seed=1)
     with pytest.raises(InputError, match="tokens=0"):
         Nested(DOCUMENTS[:1], [0], tokens=0, seed=1)
+
+
+def steps(document: list[list[int]]) -> int:
+    return max(len(document), *map(len, document))
+
+
+def test_by_steps_a_long_sentence_holds_up_few_others() -> None:
+    data = Nested(DOCUMENTS, LABELS, tokens=200, seed=1, by_steps=True)
+    batches = [index.tolist() for index in data.batches(0)]
+    assert sorted(itertools.chain.from_iterable(batches)) == list(range(101))
+    assert all(sum(words(DOCUMENTS[n]) for n in index) <= 200 for index in batches)
+    assert len(batches) < 1.2 * sum(map(words, DOCUMENTS)) / 200 + 1
+    ranges = sorted((min(taken), max(taken)) for taken in ([steps(DOCUMENTS[n]) for n in i] for i in batches))
+    assert all(one[1] <= other[0] for one, other in itertools.pairwise(ranges))
+    again = Nested(DOCUMENTS, LABELS, tokens=200, seed=1, by_steps=True)
+    assert [index.tolist() for index in again.batches(0)] == batches
+    assert [index.tolist() for index in again.batches(1)] != batches
+    sizes = [[[5, 6]], [[7] * 30, [8] * 40], [[9]]]
+    alone = Nested(sizes, [0, 1, 0], tokens=10, seed=1, by_steps=True)
+    assert sorted(sorted(index.tolist()) for index in alone.batches(0)) == [[0, 2], [1]]

@@ -121,6 +121,8 @@ class Ragged:
         )
         whole = torch.from_numpy(np.concatenate(numbers).astype(np.int32))
         parts = [len(step), len(order), len(step), full, int(wide.sum())]
+        if device.type == "cuda":  # from other memory, so large a copy waits until the GPU is through
+            whole = whole.pin_memory()
         places, ranks, off, counts, where = moved(whole, device).split(parts)
 
         def mask(begin: int, rows: int, length: int) -> Mask | None:
