@@ -27,6 +27,7 @@ __all__ = ["draw_document"]
 ROOM, GUTTER, BAR, GAP = 500.0, 78.0, 40.0, 10.0  # of the text, what stands before it, the longest bar
 SIZE, LINE = 10.5, 17.5
 BELOW = {"title": 24.0, "said": 26.0, "hop": 20.0, "sentence": 3.0, "paragraph": 11.0, "block": 20.0}
+A_PART = 100  # letters that are measured together
 PALE = 0.62  # behind a text: never so dark, as in the viewer
 MOST_WORDS, MOST_PIXELS = 20_000, 65_000  # the second is matplotlib's
 
@@ -86,7 +87,8 @@ def draw_document(
 def _too_long(document: Document, hops: Sequence[Hop]) -> InputError:
     times = "" if len(hops) == 1 else f", {len(hops)} times,"
     return InputError(
-        f"{len(document.words):,} words{times} are too many for a picture: give an .html file, or see the page"
+        f"{len(document.words):,} words{times} are too many for a picture: "
+        "give an .html file, or look at the page"
     )
 
 
@@ -98,19 +100,24 @@ class Type:
         from matplotlib.textpath import text_to_path
 
         self._font, self._outlines = FontProperties(size=SIZE), text_to_path
-        self._known: dict[str, tuple[float, Corners, Codes]] = {}
-
-    def of(self, text: str) -> tuple[float, Corners, Codes]:
-        """The width in points, the corners (x, y) with y upwards, and what leads from one to the next."""
-        if text not in self._known:
-            width = self._outlines.get_text_width_height_descent(text, self._font, False)[0]
-            corners, codes = self._outlines.get_text_path(self._font, text)
-            scaled = np.asarray(corners, float).reshape(-1, 2) * (SIZE / self._outlines.FONT_SCALE)
-            self._known[text] = float(width), scaled, np.asarray(codes, np.uint8)
-        return self._known[text]
+        self._widths: dict[str, float] = {}
+        self._known: dict[str, tuple[Corners, Codes]] = {}
 
     def width(self, text: str) -> float:
-        return self.of(text)[0]
+        """In points."""
+        if text not in self._widths:
+            self._widths[text] = float(
+                self._outlines.get_text_width_height_descent(text, self._font, False)[0]
+            )
+        return self._widths[text]
+
+    def outline(self, text: str) -> tuple[Corners, Codes]:
+        """The corners (x, y), y upwards, and how each is reached."""
+        if text not in self._known:
+            corners, codes = self._outlines.get_text_path(self._font, text)
+            scaled = np.asarray(corners, float).reshape(-1, 2) * (SIZE / self._outlines.FONT_SCALE)
+            self._known[text] = scaled, np.asarray(codes, np.uint8)
+        return self._known[text]
 
 
 class Page:
@@ -192,12 +199,12 @@ class Page:
 
     def _write(self, x: float, text: str, colour: str, size: float = 1.0, y: float | None = None) -> float:
         """With the middle of small letters at y, the line's own if none is given. The width is given back."""
-        width, corners, codes = self.type.of(text)
+        corners, codes = self.type.outline(text)
         at = np.array([x, (self.y if y is None else y) + 0.37 * SIZE * size], np.float32)
         self.letters.setdefault(colour, []).append(
             (at + corners * np.array([size, -size], np.float32), codes)
         )
-        return width * size
+        return self.type.width(text) * size
 
     def _bar(self, weight: float, part: float) -> None:
         from matplotlib.patches import Rectangle
@@ -235,7 +242,7 @@ def wrapped(words: Sequence[str], gaps: Sequence[str], measure: Measure, room: f
     blank = measure("n n") - measure("nn")
     for first, last in _runs(gaps):
         breaks = gaps[first].count("\n")
-        run = sum(measure(word) for word in words[first:last])
+        run = sum(measure(word[:A_PART]) for word in words[first:last])
         if first and breaks:
             line, x = line + min(breaks, 2), 0.0
         elif x > 0:
@@ -290,6 +297,10 @@ def _runs(gaps: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 def _parts(word: str, measure: Measure, room: float) -> Iterator[str]:
     """The word, or, where it is wider than the page, parts that are not."""
+    if len(word) > A_PART:  # a word may be a whole book
+        for n in range(0, len(word), A_PART):
+            yield from _parts(word[n : n + A_PART], measure, room)
+        return
     while len(word) > 1 and measure(word) > room:
         keep = max(1, int(len(word) * room / measure(word)))
         while keep > 1 and measure(word[:keep]) > room:

@@ -8,6 +8,7 @@ import { Passage } from "./passage.js";
 import { shown, written } from "./text.js";
 
 const MOST_CLASSES = 4;
+const A_SECTION = 400; // words
 const LINE_TALL = 29; // pixels of a line of text
 const SHARES = { document: "within the document", sentence: "within its sentence" };
 
@@ -15,8 +16,8 @@ export class DocumentView {
   /** `events`: set(change of state: spot, share), tip(lines or null, x, y), say(text). */
   constructor({ look, events }) {
     Object.assign(this, { look, events });
-    this.blocks = [];
-    this.near = new Set();
+    this.blocks = []; // the sentences
+    this.near = new Set(); // sections of them that are in sight, or nearly
     this.version = 0;
     this.cursor = null; // the word that keys have gone to
     this.jumped = null; // the rank of the sentence that was jumped to
@@ -37,6 +38,7 @@ export class DocumentView {
       onpointerleave: () => this.events.tip(null),
       onclick: (event) => this.clicked(event),
       onscroll: () => this.scrolled(),
+      onwheel: () => cancelAnimationFrame(this.aiming),
     });
     this.strip = new Overview({ look, seek: (part) => this.seek(part) });
     this.el = make("div", { class: "jm-document" }, [
@@ -69,29 +71,25 @@ export class DocumentView {
   open(given) {
     this.given = given;
     this.text = new Passage(given);
-    this.cursor = this.jumped = null;
+    this.cursor = this.jumped = this.here = null;
     this.sight.disconnect();
     this.near.clear();
     this.passage.classList.toggle("jm-single", this.text.sentences === 1);
     const wide = Math.min(640, (this.passage.clientWidth || 760) - 130);
     this.blocks = this.text.blocks().map((block) => this.block(block, wide));
-    this.passage.replaceChildren(...this.blocks.map((block) => block.el));
+    this.sections = sectionsOf(this.blocks);
+    this.passage.replaceChildren(...this.sections.map((section) => section.el));
     this.passage.scrollTop = 0;
     this.verdict.replaceChildren(...verdictOf(this.text));
     this.verdict.hidden = !this.verdict.childElementCount;
     // What is in sight first is shaded at once, the rest once it is near.
-    let words = 0;
-    for (const block of this.blocks) {
-      if ((words += block.last - block.first) > 900 && this.near.size) break;
-      this.near.add(block);
-    }
-    this.blocks.forEach((block) => this.sight.observe(block.el));
+    this.sections.slice(0, 2).forEach((section) => this.near.add(section));
+    this.sections.forEach((section) => this.sight.observe(section.el));
   }
 
   block({ sentence, first, last }, wide) {
     const { words, before, edges } = this.text;
-    const gap = first === edges[sentence] ? before[first].trimStart() : before[first].replace(/^\s*\n/, "");
-    const gaps = [gap, ...before.slice(first + 1, last)].map(written);
+    const gaps = [before[first].trimStart(), ...before.slice(first + 1, last)].map(written);
     const line = make("p", { class: "jm-line", dir: "auto" });
     line.textContent = gaps.map((space, n) => space + written(words[first + n])).join("");
     const gauge = first === edges[sentence] ? make("span", { class: "jm-gauge", role: "img" }) : make("span");
@@ -102,16 +100,15 @@ export class DocumentView {
     ]);
     // A guess at its height, for the scroll bar, until it has been laid out.
     const letters = line.textContent.replace(/[^\u1100-\uffdc]/g, "").length + line.textContent.length;
-    el.style.setProperty("contain-intrinsic-height", `auto ${6 + LINE_TALL * Math.ceil((letters * 8) / wide)}px`);
-    const block = { el, gauge, line, gaps, sentence, first, last, spans: null, version: 0 };
-    el.jumokBlock = block;
-    return block;
+    const tall = (paragraph ? 18 : 6) + LINE_TALL * Math.ceil((letters * 8) / wide);
+    return { el, gauge, line, gaps, sentence, first, last, tall, spans: null, version: 0 };
   }
 
   came(changes) {
     for (const { target, isIntersecting } of changes) {
-      if (isIntersecting) this.near.add(target.jumokBlock);
-      else this.near.delete(target.jumokBlock);
+      const section = this.sections[Number(target.dataset.section)];
+      if (isIntersecting) this.near.add(section);
+      else this.near.delete(section);
     }
     this.shade();
   }
@@ -132,7 +129,8 @@ export class DocumentView {
 
   shade() {
     if (!this.now) return;
-    for (const block of this.near) if (block.version !== this.version) this.paint(block);
+    for (const { blocks } of this.near)
+      for (const block of blocks) if (block.version !== this.version) this.paint(block);
   }
 
   paint(block) {
@@ -234,18 +232,20 @@ export class DocumentView {
       high = this.blocks.length - 1;
     while (low < high) {
       const middle = (low + high + 1) >> 1;
-      if (this.blocks[middle].el.offsetTop <= y) low = middle;
+      if (topOf(this.blocks[middle]) <= y) low = middle;
       else high = middle - 1;
     }
-    const { el, first, last } = this.blocks[low];
-    return first + (last - first) * Math.max(0, Math.min(1, (y - el.offsetTop) / (el.offsetHeight || 1)));
+    const { el, first, last } = this.blocks[low],
+      part = (y - topOf(this.blocks[low])) / (el.offsetHeight || 1);
+    return first + (last - first) * Math.max(0, Math.min(1, part));
   }
 
   /** To a part of the whole, 0 to 1. */
   seek(part) {
     const n = Math.min(this.text.length - 1, Math.floor(part * this.text.length)),
-      { first, last, el } = this.blockOf(n);
-    this.aim(() => el.offsetTop + (el.offsetHeight * (n - first)) / (last - first) - this.passage.clientHeight / 2);
+      block = this.blockOf(n),
+      { first, last, el } = block;
+    this.aim(() => topOf(block) + (el.offsetHeight * (n - first)) / (last - first) - this.passage.clientHeight / 2);
   }
 
   scrolled() {
@@ -270,15 +270,16 @@ export class DocumentView {
     return this.blocks[low];
   }
 
-  // What lies between is laid out only now, and may be taller than guessed: so aim again.
+  // What lies there is laid out only now, and may be taller than guessed: so aim again, for some frames.
   aim(place) {
-    const go = () => (this.passage.scrollTop = place());
-    go();
+    let times = 6;
+    const go = () => {
+      this.passage.scrollTop = place();
+      times -= 1;
+      if (times) this.aiming = requestAnimationFrame(go);
+    };
     cancelAnimationFrame(this.aiming);
-    this.aiming = requestAnimationFrame(() => {
-      go();
-      this.aiming = requestAnimationFrame(go);
-    });
+    go();
   }
 
   /** Have a word in sight; where it is, all stays as it is. */
@@ -306,7 +307,7 @@ export class DocumentView {
     passage.querySelector(".jm-here")?.classList.remove("jm-here");
     el.classList.add("jm-here");
     this.here = sentence;
-    this.aim(() => el.offsetTop - Math.max(12, (passage.clientHeight - el.offsetHeight) / 3));
+    this.aim(() => topOf(block) - Math.max(12, (passage.clientHeight - el.offsetHeight) / 3));
     const [first, last] = [this.text.edges[sentence], this.text.edges[sentence + 1]];
     const text = this.text.words.slice(first, Math.min(last, first + 40)).join(" ");
     this.events.say(`Sentence ${count(sentence + 1)}, weight ${told(weight)}: ${text}`);
@@ -360,8 +361,8 @@ export class DocumentView {
   walk(by) {
     const { passage, text } = this,
       { scrollTop, clientHeight } = passage;
-    const at = this.here === undefined || this.here === null ? null : this.blockOf(text.edges[this.here]).el;
-    const inSight = at && at.offsetTop < scrollTop + clientHeight && at.offsetTop + at.offsetHeight > scrollTop;
+    const at = this.here === null ? null : this.blockOf(text.edges[this.here]);
+    const inSight = at && topOf(at) < scrollTop + clientHeight && topOf(at) + at.el.offsetHeight > scrollTop;
     if (text.sentences === 1) return (passage.scrollBy({ top: by * 2 * LINE_TALL }), true);
     const first = text.owners[Math.min(text.length - 1, Math.floor(this.wordAt(scrollTop + 4)))];
     const next = inSight ? this.here + by : first;
@@ -446,6 +447,34 @@ export class DocumentView {
     cancelAnimationFrame(this.waiting);
     cancelAnimationFrame(this.aiming);
   }
+}
+
+// Some sentences together: what is out of sight is not laid out, and a few large parts are less to watch than many.
+function sectionsOf(blocks) {
+  const sections = [];
+  let words = Infinity;
+  for (const block of blocks) {
+    if (words >= A_SECTION) {
+      sections.push({ blocks: [], tall: 0 });
+      words = 0;
+    }
+    words += block.last - block.first;
+    sections.at(-1).blocks.push(block);
+    sections.at(-1).tall += block.tall;
+  }
+  sections.forEach((section, n) => {
+    section.el = make(
+      "div",
+      { class: "jm-section", data: { section: n }, css: { "contain-intrinsic-height": `auto ${section.tall}px` } },
+      section.blocks.map((block) => block.el),
+    );
+  });
+  return sections;
+}
+
+// From the top of the text.
+function topOf({ el }) {
+  return el.parentElement.offsetTop + el.offsetTop;
 }
 
 // What the model said, and what is true where that is known.
