@@ -2,12 +2,12 @@
 // searched and copied; words are shaded when they come near, so that a book opens as fast as a letter.
 
 import { count, curveOf, told } from "./colours.js";
-import { iconButton, make, word } from "./dom.js";
+import { iconButton, make } from "./dom.js";
 import { Overview } from "./overview.js";
 import { Passage } from "./passage.js";
+import { ofPinned, ofSentence, ofWord, verdictOf } from "./telling.js";
 import { shown, written } from "./text.js";
 
-const MOST_CLASSES = 4;
 const A_SECTION = 400; // words
 const LINE_TALL = 29; // pixels of a line of text
 const SHARES = { document: "within the document", sentence: "within its sentence" };
@@ -38,7 +38,8 @@ export class DocumentView {
       onpointerleave: () => this.events.tip(null),
       onclick: (event) => this.clicked(event),
       onscroll: () => this.scrolled(),
-      onwheel: () => cancelAnimationFrame(this.aiming),
+      onwheel: () => this.still(),
+      onpointerdown: () => this.still(),
     });
     this.strip = new Overview({ look, seek: (part) => this.seek(part) });
     this.el = make("div", { class: "jm-document" }, [
@@ -278,8 +279,13 @@ export class DocumentView {
       times -= 1;
       if (times) this.aiming = requestAnimationFrame(go);
     };
-    cancelAnimationFrame(this.aiming);
+    this.still();
     go();
+  }
+
+  // Whoever scrolls goes where they like.
+  still() {
+    cancelAnimationFrame(this.aiming);
   }
 
   /** Have a word in sight; where it is, all stays as it is. */
@@ -333,6 +339,7 @@ export class DocumentView {
       return (this.events.set({ share: this.share === "sentence" ? "document" : "sentence" }), true);
     if (key === "Enter" && !button && this.cursor !== null) return (this.pin(this.cursor), true);
     const page = { PageUp: -0.9, PageDown: 0.9 }[key];
+    if (page || key === "Home" || key === "End") this.still();
     if (page) return (passage.scrollBy({ top: page * passage.clientHeight }), true);
     if (key === "Home" || key === "End") return ((passage.scrollTop = key === "Home" ? 0 : passage.scrollHeight), true);
     return false;
@@ -377,7 +384,7 @@ export class DocumentView {
       gauge = event.target.closest(".jm-gauge");
     const lines = span
       ? this.lines(Number(span.dataset.word))
-      : gauge && this.sentenceLines(Number(gauge.parentElement.dataset.sentence));
+      : gauge && ofSentence(this.text, Number(gauge.parentElement.dataset.sentence), this.hop);
     this.events.tip(lines, event.clientX, event.clientY);
   }
 
@@ -393,59 +400,19 @@ export class DocumentView {
   }
 
   lines(n) {
-    const { weight, rank, share, sentence } = this.text.word(n, this.hop),
-      inIt = this.share === "sentence",
-      many = this.text.sentences > 1;
-    const text = (value) => make("div", { class: "jm-soft jm-number", text: value });
-    return [
-      make("div", { class: "jm-pair" }, [word(shown(this.text.words[n], 60))]),
-      make("div", { class: "jm-weight", text: told(inIt ? share : weight, 4) }),
-      ...(inIt ? [text(`of its sentence, ${told(weight)} of the document`)] : []),
-      text(`rank ${count(rank)} of ${count(this.text.length)} words`),
-      ...(many ? [text(this.about(sentence))] : []),
-    ];
+    return ofWord(this.text, n, this.hop, this.share);
   }
 
-  sentenceLines(s) {
-    const about = this.text.sentence(s, this.hop);
-    const text = (value) => make("div", { class: "jm-soft jm-number", text: value });
-    return [
-      make("div", { class: "jm-pair", text: `Sentence ${count(s + 1)}` }),
-      make("div", { class: "jm-weight", text: told(about.weight, 4) }),
-      text(`rank ${count(about.rank)} of ${count(this.text.sentences)} sentences`),
-      text(`${count(about.words)} ${about.words === 1 ? "word" : "words"}`),
-    ];
-  }
-
-  about({ number, weight, rank }) {
-    return `sentence ${count(number + 1)}: ${told(weight)}, rank ${count(rank)} of ${count(this.text.sentences)}`;
-  }
-
-  /** What the panel tells of a word: how much each hop looks at it, or else what else counts in its sentence. */
+  /** What the panel tells of a word. */
   tellOf(n) {
-    const { weight, rank, sentence } = this.text.word(n, this.hop),
-      { hops, edges, sentences } = this.text;
-    const lead = [`Weight ${told(weight)}, rank ${count(rank)} of ${count(this.text.length)}`];
-    if (sentences > 1) lead.push(this.about(sentence).replace(/^s/, "S"));
-    const [first, last] = sentences > 1 ? [edges[sentence.number], edges[sentence.number + 1]] : [0, this.text.length];
-    const lines =
-      hops.length > 1
-        ? hops.map((hop, k) => ({ text: `hop ${k}`, hop: k, value: hop[n] }))
-        : Array.from({ length: last - first }, (_, k) => ({
-            text: shown(this.text.words[first + k], 40),
-            place: first + k,
-            value: this.now.words[first + k],
-          }));
-    const alone = sentences === 1 && hops.length === 1,
-      many = hops.length > 1 ? "How much each hop looks at it" : "What counts most in its sentence";
-    return { title: this.text.words[n], place: n, lead, heading: alone ? "What counts most" : many, lines };
+    return ofPinned(this.text, n, this.hop);
   }
 
   close() {
     this.watch.disconnect();
     this.sight.disconnect();
     cancelAnimationFrame(this.waiting);
-    cancelAnimationFrame(this.aiming);
+    this.still();
   }
 }
 
@@ -475,37 +442,4 @@ function sectionsOf(blocks) {
 // From the top of the text.
 function topOf({ el }) {
   return el.parentElement.offsetTop + el.offsetTop;
-}
-
-// What the model said, and what is true where that is known.
-function verdictOf({ said, truth }) {
-  const parts = said.slice(0, MOST_CLASSES).map(([label, chance], n) =>
-    make("span", { class: n ? "jm-class" : "jm-class jm-said" }, [
-      word(shown(label, 40)),
-      make("span", { class: "jm-number", text: percentOf(chance) }),
-      make("span", { class: "jm-meter", aria: { hidden: "true" } }, [
-        make("span", { css: { width: `${100 * chance}%` } }),
-      ]),
-    ]),
-  );
-  if (said.length > MOST_CLASSES)
-    parts.push(make("span", { class: "jm-soft", text: `and ${said.length - MOST_CLASSES} more` }));
-  if (truth === null) return parts;
-  const right = said.length ? said[0][0] === truth : null,
-    chance = said.find(([label]) => label === truth)?.[1];
-  const tone = right === null ? "jm-truth" : right ? "jm-truth jm-right" : "jm-truth jm-wrong";
-  parts.push(
-    make("span", { class: tone }, [
-      make("span", { text: right ? "✓ right" : right === null ? "It is " : "✗ wrong: it is " }),
-      ...(right ? [] : [word(shown(truth, 40))]),
-      make("span", { class: "jm-number", text: right || chance === undefined ? "" : ` (${percentOf(chance)})` }),
-    ]),
-  );
-  return parts;
-}
-
-function percentOf(chance) {
-  if (chance > 0.9995 && chance < 1) return "> 99.9 %";
-  if (chance < 0.0005 && chance > 0) return "< 0.1 %";
-  return `${(100 * chance).toFixed(1)} %`;
 }
