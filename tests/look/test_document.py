@@ -198,6 +198,14 @@ def test_within_sentences_each_has_a_darkest_word(tmp_path: Path) -> None:
     assert each > 1.5 * whole
 
 
+def test_a_title_may_be_the_whole_text(tmp_path: Path) -> None:
+    said = (("x" * 500, 0.5), ("y\nz", 0.5))
+    usual = imread(draw_document(hierarchical(), tmp_path / "a.png", title="t")).shape
+    document = replace(hierarchical(), said=said)
+    shape = imread(draw_document(document, tmp_path / "b.png", title="a long\ntitle " * 40)).shape
+    assert shape[:2] == pytest.approx(usual[:2], abs=6)
+
+
 def test_several_hops_stand_one_below_the_other(tmp_path: Path) -> None:
     document = several_hops()
     one = imread(draw_document(document, tmp_path / "a.png", hops=[1])).shape

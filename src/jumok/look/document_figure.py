@@ -138,13 +138,12 @@ class Page:
 
     def head(self, title: str) -> None:
         if title:
-            self._write(0, title, INK, 1.2)
+            self._write(0, self._cut(title, (self.left + ROOM) / 1.2), INK, 1.2)
             self.y += BELOW["title"]
         if parts := _verdict(self.document):
             x = 0.0
             for n, (text, colour) in enumerate(parts):
-                size = 1.0 if n else 1.15
-                x += self._write(x, text, colour, size) + 16
+                x += self._write(x, self._cut(text, ROOM / 4), colour, 1.0 if n else 1.15) + 16
             self.y += BELOW["said"]
 
     def hop(self, name: str) -> None:
@@ -196,6 +195,15 @@ class Page:
         words = [_drawable(word) for word in document.words[first:last]]
         pieces = wrapped(words, gaps, self.type.width, ROOM)
         return [replace(piece, place=first + piece.place) for piece in in_order(pieces, ROOM)]
+
+    def _cut(self, text: str, room: float) -> str:
+        """On one line, and no wider than that."""
+        text = _drawable(" ".join(text.split()))[:200]
+        if self.type.width(text) <= room:
+            return text
+        while text and self.type.width(f"{text}…") > room:
+            text = text[:-1]
+        return f"{text}…"
 
     def _write(self, x: float, text: str, colour: str, size: float = 1.0, y: float | None = None) -> float:
         """With the middle of small letters at y, the line's own if none is given. The width is given back."""
