@@ -95,7 +95,7 @@ def faithful(
     chosen = sorted(np.random.default_rng(seed).choice(len(texts), number, replace=False).tolist())
     with console.status("looking") as status:
         looked = list(_looked_at(predictor, [texts[at] for at in chosen]))
-        documents = [one for one in looked if one is not None and one.words]
+        documents = [one for one in looked if one is not None]
         words = [_sentences(one) for one in documents]
         if not words:
             raise InputError(f"of {number:,} texts, none has words to take away")
