@@ -54,11 +54,14 @@ class Highlighter(Protocol):
 
 def check(predictor: object) -> None:
     """Refuse a model that does not say where it looked, or that says no classes."""
-    if not isinstance(predictor, Highlighter) or not len(predictor.labels):
-        raise InputError(
-            "--faithfulness: this model does not highlight the words that decided; the self-attentive and "
-            "the hierarchical classifier do, as in: jumok train selfattentive, jumok train hierarchical"
-        )
+    if isinstance(predictor, Highlighter) and len(predictor.labels):
+        return
+    if isinstance(predictor, Highlighter):
+        raise InputError("--faithfulness is about the probabilities of classes; this model says numbers")
+    raise InputError(
+        "--faithfulness: this model does not highlight the words that decided; the self-attentive and the "
+        "hierarchical classifier do, as in: jumok train selfattentive, jumok train hierarchical"
+    )
 
 
 # ---------------------------------------------------------------------------------------- the picture, tested
