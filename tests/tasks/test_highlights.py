@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from tasks_labelled import BAD, GOOD, pair, review, table, trained
 
-from jumok import cli
+from jumok import cli, recipe
 from jumok.data.labelled import Sample
 from jumok.errors import InputError
 from jumok.look.document import Document
@@ -33,7 +33,7 @@ QUIET = Console(quiet=True)
 class Counter:
     """Counts good and bad words, a sentence a line; and says that it looked at them, or at anything else."""
 
-    labels = ("bad", "good")
+    labels: tuple[str, ...] = ("bad", "good")
 
     def __init__(self, folder: Path, samples: Sequence[Sample], *, honest: bool = True) -> None:
         self.run = SimpleNamespace(folder=folder)
@@ -177,6 +177,36 @@ def test_words_that_are_read_otherwise_than_their_text_are_told(tmp_path: Path) 
     assert "Of 100.0 % of the texts, the words put together again are given another label" in said(told)
 
 
+@pytest.mark.parametrize("kind", ["selfattentive", "hierarchical"])
+def test_real_models(kind: str, tmp_path: Path) -> None:
+    small = ["data.documents=150", "data.held_out=30", "train.epochs=1", "train.device=cpu"]
+    small += ["model.width=8", "model.embedding=8", "model.attention=8", "train.tensorboard=false"]
+    run = Run.start(tmp_path / kind, recipe.load(kind, small))
+    classify.train(run, QUIET)
+    reader = classify.load(run, "cpu")
+    assert isinstance(reader, Highlighter)
+    classify.evaluate(reader, "test", Search(), QUIET)
+    found = highlights.evaluate(reader, "test", QUIET)
+    kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
+    assert kept["faithfulness"]["agreement"] == 1
+    assert found.texts == kept["examples"]
+    wrong = (run.folder / "eval" / "errors.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(wrong) == kept["examples"] - np.trace(kept["confusion"]) > 0
+    words = json.loads(wrong[0])["words"]
+    assert sum(weight for _, weight in words) == pytest.approx(1, abs=0.01)
+    # What was told of the whole texts is what the reader says of them.
+    lines = [json.loads(line) for line in (run.folder / "eval" / "test.jsonl").read_text().splitlines()]
+    assert found.probability == pytest.approx(np.mean([line["probability"] for line in lines]), abs=1e-4)
+
+
+def test_models_that_say_numbers_are_refused(tmp_path: Path) -> None:
+    class Numbers(Counter):
+        labels = ()
+
+    with pytest.raises(InputError, match="this model says numbers"):
+        highlights.check(Numbers(tmp_path, []))
+
+
 def test_pairs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="this model reads pairs"):
         highlights.evaluate(Counter(tmp_path, [Sample("a b", "c d", "0", "")]), "test", QUIET)
@@ -217,7 +247,7 @@ def test_in_a_terminal_words_are_shaded(tmp_path: Path) -> None:
     told = console(force_terminal=True, color_system="truecolor")
     verdicts.evaluate(Counter(tmp_path, samples(5, wrong=3)), "test", told)
     shown = said(told)
-    assert "\x1b[1;37;48;2;217;72;15m" in shown
+    assert re.search(r"\x1b\[(1;)?37;48;2;\d+;\d+;\d+m(" + "|".join(GOOD + BAD) + ")", shown)
     plain = console(force_terminal=True, no_color=True, color_system=None)
     verdicts.evaluate(Counter(tmp_path, samples(5, wrong=3)), "test", plain)
     assert "48;2;" not in said(plain)

@@ -1,7 +1,8 @@
 """Texts that were given a wrong label, with the words that were looked at: as a page, and for a terminal.
 
 The page is one file that fetches nothing and runs nothing: words are text, shades are classes of its style.
-A shade tells a word's weight beside that of the most attended word of the same text.
+A shade tells a word's weight beside that of the most attended word of the same text; where none stands out,
+none is dark.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ ON_PAGE, IN_TERMINAL = (
 )  # words of a text that are shown; of a longer one, those around what was looked at
 AROUND = 5  # words on either side
 TOP = 5  # words that are named
+STANDS_OUT = 4  # times the weight that it would have were all the same: no word with less is fully dark
 # Seen on a light and on a dark terminal alike: the more weight, the more colour.
 HEAT = (
     (0.75, "bold white on #d9480f"),
@@ -68,7 +70,7 @@ def in_terminal(mistake: Mistake, *, colours: bool) -> Text:
     found = Text()
     head = f"said {_seen(mistake.said)} {mistake.probability:.3f}, is {_seen(mistake.wanted)}\n"
     found.append(head, "bold" * colours)
-    if mistake.document is None or not mistake.document.words:
+    if mistake.document is None:
         both = mistake.text if mistake.pair is None else f"{mistake.text} | {mistake.pair}"
         words = _seen(both).split()
         found.append(" ".join(words[:IN_TERMINAL]) + " …" * (len(words) > IN_TERMINAL))
@@ -118,7 +120,7 @@ def _item(mistake: Mistake) -> str:
         f'<span class="number">{mistake.probability:.3f}</span>, '
         f'is <b class="is"><bdi>{_text(mistake.wanted)}</bdi></b></h2>'
     )
-    if mistake.document is None or not mistake.document.words:
+    if mistake.document is None:
         texts = [mistake.text] if mistake.pair is None else [mistake.text, mistake.pair]
         return head + "".join(f'<p dir="auto">{_text(text)}</p>' for text in texts)
     parts = []
@@ -140,7 +142,8 @@ def _parts(mistake: Mistake, most: int) -> Iterator[tuple[str, str, float]]:
     document = mistake.document
     assert document is not None
     each = weights(document)
-    strengths = np.clip(each / max(float(each.max()), 1e-12), 0, 1)
+    full = max(float(each.max()), min(1.0, STANDS_OUT / len(each)))
+    strengths = np.clip(each / full, 0, 1)
     shown = _shown(strengths, most)
     second = document.sentences[1] if mistake.pair is not None else None
     gap = False
@@ -199,7 +202,7 @@ li {{ border-top: 1px solid var(--line); padding: 1.1rem 0; }}
 h2 {{ font-size: 0.95rem; font-weight: 400; margin: 0 0 0.4rem; }}
 .said {{ color: var(--said); }} .is {{ color: var(--is); }} .number {{ font-variant-numeric: tabular-nums; }}
 li p {{ margin: 0.3rem 0; white-space: pre-wrap; overflow-wrap: anywhere; }}
-mark {{ border-radius: 3px; padding: 0.1em; margin: 0 -0.1em; box-decoration-break: clone;
+mark {{ border-radius: 3px; padding: 0.1em 0; box-decoration-break: clone;
   -webkit-box-decoration-break: clone; }}
 {light}
 @media (prefers-color-scheme: dark) {{

@@ -54,11 +54,14 @@ class Highlighter(Protocol):
 
 def check(predictor: object) -> None:
     """Refuse a model that does not say where it looked, or that says no classes."""
-    if not isinstance(predictor, Highlighter) or not len(predictor.labels):
-        raise InputError(
-            "--faithfulness: this model does not highlight the words that decided; the self-attentive and "
-            "the hierarchical classifier do, as in: jumok train selfattentive, jumok train hierarchical"
-        )
+    if isinstance(predictor, Highlighter) and len(predictor.labels):
+        return
+    if isinstance(predictor, Highlighter):
+        raise InputError("--faithfulness is about the probabilities of classes; this model says numbers")
+    raise InputError(
+        "--faithfulness: this model does not highlight the words that decided; the self-attentive and the "
+        "hierarchical classifier do, as in: jumok train selfattentive, jumok train hierarchical"
+    )
 
 
 # ---------------------------------------------------------------------------------------- the picture, tested
@@ -95,7 +98,7 @@ def faithful(
     chosen = sorted(np.random.default_rng(seed).choice(len(texts), number, replace=False).tolist())
     with console.status("looking") as status:
         looked = list(_looked_at(predictor, [texts[at] for at in chosen]))
-        documents = [one for one in looked if one is not None and one.words]
+        documents = [one for one in looked if one is not None]
         words = [_sentences(one) for one in documents]
         if not words:
             raise InputError(f"of {number:,} texts, none has words to take away")
