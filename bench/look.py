@@ -191,7 +191,9 @@ def tune(report: Report, chosen: argparse.Namespace) -> None:
         large._replace(polynomials=0),
         large._replace(polynomials=2),
         large._replace(by_warp=True),
-        large._replace(by_warp=True, programs=4096),
+        large._replace(by_warp=True, walk=512),
+        large._replace(by_warp=True, walk=256),
+        large._replace(by_warp=True, walk=128),
         large._replace(ahead=True, registers=255),
         large._replace(ahead=True, registers=255, by_warp=True),
         small._replace(registers=128, stages=2),
@@ -222,6 +224,7 @@ def tune(report: Report, chosen: argparse.Namespace) -> None:
         name = f"{blocks.queries}×{blocks.keys}, {blocks.warps} warps, {blocks.stages} stages"
         name += f", unroll {blocks.unroll}, {blocks.registers} registers, {blocks.polynomials}/4 polynomials"
         name += f", {blocks.programs} programs{', ahead' * blocks.ahead}{', by warp' * blocks.by_warp}"
+        name += f", walks of {blocks.walk}" * (blocks.walk < Blocks().walk)
         run: Run = functools.partial(pooled_maps, query, key, sums, cells=cells, blocks=blocks, **mask)
         way = report.measure(row, name, run)
         if "error" not in way:

@@ -31,6 +31,7 @@ class Blocks(NamedTuple):
     ahead: bool = False  # the products of the next tile are made beside the weights of this one
     by_warp: bool = False  # each warp writes sums of its own, where a tile lies in one cell: more memory
     programs: int = 2048  # the walk along the keys is split until there are about so many
+    walk: int = 1 << 30  # tiles that a program walks along at most: the shorter, the sooner all end
 
 
 def fitting(query: Tensor, slots: int) -> Blocks:
