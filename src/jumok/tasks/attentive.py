@@ -334,7 +334,10 @@ class AttentiveReader(ClassReader):
             before = [*some[0].before, *(gap or " " for one in some[1:] for gap in one.before)]
             edges = some[0].edges if len(some) == 1 else (0, len(some[0].words), len(words))
             weights = np.zeros((len(of_tokens), len(words)), np.float32)
-            np.add.at(weights.T, self._places(some), of_tokens.T)
+            if of_tokens.shape == weights.shape:  # each word is one token
+                weights = of_tokens
+            else:
+                np.add.at(weights.T, self._places(some), of_tokens.T)
             found.append(Document(words, tuple(before), edges, weights, within, self._ranked(said[number])))
         return found
 
