@@ -1,9 +1,11 @@
 """Documents with known decisive words: one sentence decides, and nothing else tells the class."""
 
+import doctest
 from collections import Counter
 
 import pytest
 
+import jumok.data.decisive as module
 from jumok import InputError
 from jumok.data.decisive import LANGUAGES, decisive, documents
 from jumok.data.worded import written
@@ -60,3 +62,7 @@ def test_what_is_not_there() -> None:
         next(documents(1, 5, "decisive-words-fr"))
     with pytest.raises(InputError, match="0 documents"):
         next(documents(1, 0))
+
+
+def test_examples_in_the_docstrings() -> None:
+    assert doctest.testmod(module).failed == 0

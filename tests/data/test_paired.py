@@ -1,9 +1,12 @@
 """Pairs of texts as batches: each pair once, both texts whole, labels beside them."""
 
+import doctest
+
 import numpy as np
 import pytest
 import torch
 
+import jumok.data.paired as module
 from jumok import InputError
 from jumok.batch import IGNORE, UNK
 from jumok.data.paired import Paired
@@ -51,3 +54,7 @@ def test_what_does_not_fit_together() -> None:
         Paired([], [], [], tokens=9, seed=1)
     with pytest.raises(InputError, match="1 first texts, 2 second ones and 1 labels"):
         Paired([[4]], [[5], [6]], [0], tokens=9, seed=1)
+
+
+def test_examples_in_the_docstrings() -> None:
+    assert doctest.testmod(module).failed == 0

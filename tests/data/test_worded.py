@@ -1,5 +1,6 @@
 """Text as sentences of words: nothing lost, words as one reads them, ids of each word by itself."""
 
+import doctest
 import re
 import time
 import unicodedata
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import jumok.data.worded as module
 from jumok.batch import UNK
 from jumok.data.worded import Words, WordsConfig, Written, written
 
@@ -97,3 +99,7 @@ def test_settings_that_make_no_sense() -> None:
         WordsConfig(least=0)
     with pytest.raises(ValueError, match="texts=0"):
         WordsConfig(texts=0)
+
+
+def test_examples_in_the_docstrings() -> None:
+    assert doctest.testmod(module).failed == 0

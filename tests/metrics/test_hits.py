@@ -1,8 +1,11 @@
 """Whether the words with most weight are those that decide, by numbers one can check by hand."""
 
+import doctest
+
 import numpy as np
 import pytest
 
+import jumok.metrics.hits as module
 from jumok import InputError
 from jumok.metrics.hits import hit_rates
 
@@ -30,3 +33,7 @@ def test_nothing_to_hit() -> None:
         hit_rates([])
     with pytest.raises(InputError, match=r"\[7\] came as decisive words of 2"):
         hit_rates([(np.ones(2, np.float32), (7,), (0, 2))])
+
+
+def test_examples_in_the_docstrings() -> None:
+    assert doctest.testmod(module).failed == 0
