@@ -11,7 +11,7 @@ __all__ = ["read", "script", "style"]
 # Each imports only what stands before it, so that all of them can be put one after the other.
 MODULES = (
     *("dom", "colours", "text", "tiles", "look", "cells", "map"),
-    *("arcs", "heads", "reading", "media", "panel", "frame", "viewer"),
+    *("arcs", "heads", "reading", "overview", "passage", "document", "media", "panel", "frame", "viewer"),
 )
 
 

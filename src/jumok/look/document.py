@@ -95,6 +95,7 @@ def told(document: Document) -> dict[str, Any]:
         "words": list(document.words),
         "before": list(document.before),
         "sentences": [int(edge) for edge in document.sentences],
+        "hops": document.hops,
         "weights": _packed(document.weights),
         "within": None if document.within is None else _packed(document.within[None]),
         "said": [[label, float(chance)] for label, chance in document.said],

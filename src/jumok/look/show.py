@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from jumok.errors import InputError
+from jumok.look.document import Document
+from jumok.look.document_figure import draw_document
 from jumok.look.figures import PICTURES, heat_map
 from jumok.look.scene import Layer, Scene, as_scenes, numbers
 from jumok.look.seen import matches, nearest
@@ -18,14 +20,20 @@ DRAWN = 400  # tokens a side of a picture; a viewer shows more
 
 
 def save(
-    scenes: Scene | Sequence[Scene], path: Path, layer: str | None = None, head: int | None = None
+    scenes: Scene | Sequence[Scene], path: str | Path, layer: str | None = None, head: int | None = None
 ) -> Path:
     """Write a scene, or two to compare, to ``path``: an HTML file with the viewer, or a picture of a map.
+
+    Of a scene with a document a picture shows that, unless a layer is asked for; ``head`` is then one of its
+    hops, and without it their mean is shown.
 
     ``layer`` is a name, in which * stands for anything. Without it an HTML file has all layers, and a picture
     shows the last one between two texts, or else the last of all; without ``head``, their heads' mean.
     """
+    path = Path(path)
     scene, *second = as_scenes(scenes)
+    if scene.document is not None and layer is None:
+        return _document([scene, *second], scene.document, path, head)
     layers = [one for one in scene.layers if layer is None or matches(one.name, layer)]
     if not layers:
         names = [one.name for one in scene.layers]
@@ -38,12 +46,26 @@ def save(
 
         chosen = {one.name: one.heads if head is None else [head] for one in layers}
         return html.save([scene, *second], path, heads=None if layer is None and head is None else chosen)
-    if path.suffix not in PICTURES:
-        raise InputError(f"--out {path}: an .html file or a picture ({', '.join(PICTURES)}) is expected")
-    if second:
-        raise InputError(f"--out {path}: a picture shows one map, and there are two; give an .html file")
+    _check_picture(path, bool(second))
     crossing = [one for one in layers if one.kind == "cross"]
     return _drawn((crossing or layers)[-1], head, path)
+
+
+def _document(scenes: Sequence[Scene], document: Document, path: Path, hop: int | None) -> Path:
+    document.of(hop)  # says so if there is no such hop
+    if path.suffix == ".html":
+        from jumok.look import html
+
+        return html.save(scenes, path)
+    _check_picture(path, len(scenes) > 1)
+    return draw_document(document, path, hops=[hop], title=scenes[0].title)
+
+
+def _check_picture(path: Path, compared: bool) -> None:
+    if path.suffix not in PICTURES:
+        raise InputError(f"--out {path}: an .html file or a picture ({', '.join(PICTURES)}) is expected")
+    if compared:
+        raise InputError(f"--out {path}: a picture shows one map, and there are two; give an .html file")
 
 
 def _drawn(layer: Layer, head: int | None, path: Path) -> Path:

@@ -1,6 +1,6 @@
 // The frame around the views: title, choices, scale, what is pinned, what is said. It holds no state of its own.
 
-import { count, CURVES, SCALES, told } from "./colours.js";
+import { CURVES, SCALES, told } from "./colours.js";
 import { icon, iconButton, make, word } from "./dom.js";
 import { Legend } from "./look.js";
 import { PinPanel } from "./panel.js";
@@ -12,15 +12,28 @@ const KEYS = [
   ["Shift + arrows", "move over the map, cell by cell"],
   ["Enter, Esc", "pin the row of that cell, unpin it"],
   ["+ − 0", "zoom in, zoom out, all of it"],
-  ["1 to 6", "the views"],
+  ["1, 2, …", "the views"],
   ["c", "before, after, both, difference"],
   ["n", "numbers in the cells"],
   ["t", "light or dark"],
   ["?", "this list"],
 ];
+const DOCUMENT_KEYS = [
+  ["← →", "previous, next hop"],
+  ["↑ ↓", "previous, next sentence"],
+  ["n p", "the strongest sentences, one after the other, and back"],
+  ["Shift + ← →", "from word to word"],
+  ["Enter, Esc", "pin that word, unpin it"],
+  ["s", "weights within the document or within the sentence"],
+  ["Page ↑ ↓, Home, End", "scroll"],
+  ["1, 2, …", "the views"],
+  ["c", "before, after"],
+  ["t", "light or dark"],
+  ["?", "this list"],
+];
 
 export class Frame {
-  /** `actions`: set(change of state), step("layer" or "head", by), zoom(factor, 0 for all), digits(), theme(), save(). */
+  /** `actions`: set(change of state), step("layer" or "head", by), zoom(factor, 0 for all), digits(), theme(), save(), unpin(). */
   constructor(full, actions) {
     this.actions = actions;
     this.tabs = make("div", { class: "jm-tabs", role: "tablist", aria: { label: "Views" } });
@@ -29,7 +42,8 @@ export class Frame {
       aria: { label: "Layer" },
       onchange: () => actions.set({ layer: Number(this.layerBox.value) }),
     });
-    this.headBox = make("div", { class: "jm-chips", role: "radiogroup", aria: { label: "Head" } });
+    this.headBox = make("div", { class: "jm-chips", role: "radiogroup" });
+    this.headName = make("span", { class: "jm-soft" });
     this.sides = make("div", { class: "jm-tabs jm-sides", role: "group", aria: { label: "Compare" } });
     this.title = make("h2", { class: "jm-title" });
     this.subtitle = make("p", { class: "jm-subtitle" });
@@ -75,18 +89,16 @@ export class Frame {
     this.tip = make("div", { class: "jm-tip", role: "tooltip", hidden: true });
     this.live = make("div", { class: "jm-unseen", aria: { live: "polite" } });
     this.note = make("p", { class: "jm-trouble", role: "status", hidden: true });
-    this.panel = new PinPanel({ close: () => actions.set({ pinned: null }) });
+    this.panel = new PinPanel({ close: () => actions.unpin() });
+    this.keys = make("dl");
+    this.hint = make("p", { class: "jm-soft" });
     this.help = make("dialog", { class: "jm-help", aria: { label: "Keys" } }, [
       make("div", { class: "jm-bar" }, [
         make("h3", { text: "Keys" }),
         iconButton("close", "Close", () => this.help.close()),
       ]),
-      make(
-        "dl",
-        {},
-        KEYS.flatMap(([key, text]) => [make("dt", {}, [make("kbd", { text: key })]), make("dd", { text })]),
-      ),
-      make("p", { class: "jm-soft", text: "On the map: drag to move, wheel or pinch to zoom, click to pin a row." }),
+      this.keys,
+      this.hint,
     ]);
     this.root = make(
       "div",
@@ -110,10 +122,7 @@ export class Frame {
               this.layerBox,
               iconButton("right", "Next layer (↓)", () => actions.step("layer", 1)),
             ]),
-            make("div", { class: "jm-step jm-head-step" }, [
-              make("span", { class: "jm-soft", text: "Head" }),
-              this.headBox,
-            ]),
+            make("div", { class: "jm-step jm-head-step" }, [this.headName, this.headBox]),
           ]),
         ]),
         this.note,
@@ -127,11 +136,9 @@ export class Frame {
   }
 
   /** Buttons and boxes as the state has them. */
-  dress({ title, layer, layers, state, views, sides, side }) {
-    const { shape, kind, name, heads, mean } = layer,
-      { actions } = this;
-    const about = [...(title ? [name] : []), `${kind} attention`, `${count(shape[0])} × ${count(shape[1])} tokens`];
-    this.title.replaceChildren(word(title || name));
+  dress({ title, about, layers, chips, state, views, sides, side }) {
+    const { actions } = this;
+    this.title.replaceChildren(word(title));
     this.subtitle.replaceChildren(
       ...about.flatMap((text, n) => [
         ...(n ? [make("span", { class: "jm-dot", text: "·" })] : []),
@@ -152,16 +159,22 @@ export class Frame {
       ...layers.map((one, n) => make("option", { value: `${n}`, text: one.name, selected: n === state.layer })),
     );
     this.layerBox.parentElement.hidden = layers.length < 2;
+    const { name, all } = chips; // heads, or the hops of a document
+    this.headName.textContent = `${name[0].toUpperCase()}${name.slice(1)}`;
+    this.headBox.setAttribute("aria-label", this.headName.textContent);
     this.headBox.replaceChildren(
-      ...[...heads, ...(mean ? [null] : [])].map((head) =>
-        choice(head === null ? "mean" : `${head}`, head === state.head, () => actions.set({ head }), {
+      ...all.map((one) =>
+        choice(one === null ? "mean" : `${one}`, one === state[name], () => actions.set({ [name]: one }), {
           role: "radio",
-          aria: { checked: `${head === state.head}`, label: head === null ? "Mean of all heads" : `Head ${head}` },
-          data: { head: `${head}` },
+          aria: {
+            checked: `${one === state[name]}`,
+            label: one === null ? `Mean of all ${name}s` : `${this.headName.textContent} ${one}`,
+          },
+          data: { [name]: `${one}` },
         }),
       ),
     );
-    this.headBox.parentElement.hidden = heads.length < 2;
+    this.headBox.parentElement.hidden = all.length < 2;
     this.headBox.querySelector(".jm-on")?.scrollIntoView({ block: "nearest", inline: "nearest" });
     this.sides.hidden = !sides.length;
     this.sides.replaceChildren(
@@ -174,6 +187,16 @@ export class Frame {
     );
     this.saveButton.hidden = !["map", "arcs"].includes(state.view);
     this.digitsButton.hidden = state.view !== "map";
+    const read = state.view === "document";
+    this.keys.replaceChildren(
+      ...(read ? DOCUMENT_KEYS : KEYS).flatMap(([key, text]) => [
+        make("dt", {}, [make("kbd", { text: key })]),
+        make("dd", { text }),
+      ]),
+    );
+    this.hint.textContent = read
+      ? "In the text: point at a word for its weight, click to pin it; the strip at the side goes anywhere."
+      : "On the map: drag to move, wheel or pinch to zoom, click to pin a row.";
   }
 
   /** What depends on how things look. */

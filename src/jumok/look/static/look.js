@@ -55,6 +55,7 @@ export class Look {
   }
 
   setRange(kind, contrast, range) {
+    this.wish = kind; // as it was chosen
     this.curveKind = kind === "auto" ? curveFor(range.keys) : kind;
     this.less = 10 ** -contrast;
     this.known = range;
@@ -115,14 +116,14 @@ export class Legend {
 
   // Places on the bar, 0 to 1, and what stands there.
   ticks() {
-    const { curve, log, apart } = this.what;
+    const { curve, log, apart, tell = (value) => told(value, 2) } = this.what;
     if (apart)
       return [
         [0, `−${told(curve.from(1), 2)}`],
         [0.5, "0"],
         [1, `+${told(curve.from(1), 2)}`],
       ];
-    if (!log) return [0, 0.5, 1].map((place) => [place, told(curve.from(place), 2)]);
+    if (!log) return [0, 0.5, 1].map((place) => [place, tell(curve.from(place))]);
     const low = Math.ceil(Math.log10(curve.from(0)) - 0.01),
       high = Math.floor(Math.log10(curve.from(1)) + 0.01),
       all = [];

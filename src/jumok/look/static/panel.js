@@ -11,7 +11,7 @@ export class PinPanel {
     this.heading = make("h3", { class: "jm-panel-title" });
     this.lead = make("p", { class: "jm-soft" });
     this.list = make("ol", { class: "jm-rank" });
-    this.el = make("aside", { class: "jm-panel", hidden: true, aria: { label: "The pinned row" } }, [
+    this.el = make("aside", { class: "jm-panel", hidden: true, aria: { label: "What is pinned" } }, [
       make("div", { class: "jm-bar" }, [this.heading, iconButton("close", "Unpin (Esc)", close)]),
       this.lead,
       this.list,
@@ -23,11 +23,15 @@ export class PinPanel {
   }
 
   name(content, pinned) {
+    if (content.rows) this.call(content.rows[pinned], pinned);
+    else this.call(`Row ${count(pinned)}`, null);
+  }
+
+  call(text, place) {
     this.el.hidden = false;
-    const text = content.rows ? shown(content.rows[pinned], 60) : `Row ${count(pinned)}`;
     this.heading.replaceChildren(
-      word(text),
-      ...(content.rows ? [make("span", { class: "jm-soft jm-number", text: ` ${count(pinned)}` })] : []),
+      word(shown(text, 60)),
+      ...(place === null ? [] : [make("span", { class: "jm-soft jm-number", text: ` ${count(place)}` })]),
     );
   }
 
@@ -66,6 +70,34 @@ export class PinPanel {
             { class: "jm-number jm-values" },
             rows.map((row) => make("span", { text: told(row[n]) })),
           ),
+        ]),
+      ),
+    );
+  }
+
+  /** A word of a document: `lines` of { text, value, and a hop or a place }, the strongest of which are listed. */
+  word({ title, place, lead, heading, lines }, chosen, pick, look) {
+    this.call(title, place);
+    this.lead.replaceChildren(
+      ...lead.map((text) => make("div", { class: "jm-number", text })),
+      make("div", { class: "jm-heading jm-over", text: heading }),
+    );
+    const best = [...lines].sort((a, b) => b.value - a.value).slice(0, Math.max(LINES, lines[0].hop === 0 ? 64 : 0)),
+      most = best[0].value || 1;
+    this.list.replaceChildren(
+      ...best.map((line) =>
+        make("li", { data: { place: line.place ?? line.hop } }, [
+          line.hop === undefined
+            ? word(line.text, { class: "jm-key" })
+            : make("button", {
+                type: "button",
+                class: line.hop === chosen ? "jm-link jm-on" : "jm-link",
+                text: line.text,
+                onclick: () => pick(line.hop),
+              }),
+          make("span", { class: "jm-number jm-soft", text: line.place === undefined ? "" : count(line.place) }),
+          make("span", { class: "jm-meters" }, [meter(line.value / most, look.inks.accent, "")]),
+          make("span", { class: "jm-number jm-values", text: told(line.value) }),
         ]),
       ),
     );

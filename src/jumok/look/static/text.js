@@ -8,14 +8,15 @@ export function graphemes(text) {
   return pieces ? Array.from(pieces.segment(text), (piece) => piece.segment) : Array.from(text);
 }
 
+// Controls would do things: a lone override turns the text of a whole line around.
+const CONTROLS = /[\u0000-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069\ufeff]/g;
 const SEEN = { "\n": "⏎", "\r": "⏎", "\t": "⇥", " ": "␣", "\u00a0": "␣", "\u3000": "␣" };
 
 /** A token on one line, with its blanks to be seen; at most `most` characters. */
 export function shown(text, most = 24) {
   if (text === "") return "∅";
   let clean = text.replace(/[\n\r\t]/g, (blank) => SEEN[blank]);
-  // Controls would do things: a lone override turns the text of a whole line around.
-  clean = clean.replace(/[\u0000-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069\ufeff]/g, "�");
+  clean = clean.replace(CONTROLS, "�");
   if (/^[ \u00a0\u3000]+$/.test(clean)) clean = clean.replace(/[ \u00a0\u3000]/g, "␣");
   else
     clean = clean
@@ -25,6 +26,11 @@ export function shown(text, most = 24) {
   if (clean.length <= most) return clean;
   const parts = graphemes(clean.slice(0, 64 * most)); // a token may be a whole document
   return parts.length <= most ? clean : `${parts.slice(0, most - 1).join("")}…`;
+}
+
+/** A part of a text as it was written, with its lines and blanks. */
+export function written(text) {
+  return text.replace(/\r\n?/g, "\n").replace(CONTROLS, (letter) => (/[\n\t]/.test(letter) ? letter : "�"));
 }
 
 /** Whether a text is read from right to left: as its first letter that has a direction. */

@@ -2,8 +2,9 @@
 // `model.get("manifest")` tells what there is, and the host brings the numbers (see tiles.js).
 
 import { ArcView } from "./arcs.js";
-import { told } from "./colours.js";
+import { count, told } from "./colours.js";
 import { download, make, word } from "./dom.js";
+import { DocumentView } from "./document.js";
 import { Frame } from "./frame.js";
 import { HeadView } from "./heads.js";
 import { Look } from "./look.js";
@@ -13,7 +14,11 @@ import { ReadingView } from "./reading.js";
 import { shortNames } from "./text.js";
 import { Axis, hostOf, keyOf, Store, STRIP, TILE } from "./tiles.js";
 
-const VIEWS = { map: "Map", arcs: "Arcs", text: "Text", heads: "Heads", picture: "Image", speech: "Speech" };
+const VIEWS = {
+  ...{ document: "Document", map: "Map", arcs: "Arcs", text: "Text" },
+  ...{ heads: "Heads", picture: "Image", speech: "Speech" },
+};
+const SHOWN = ["view", "side", "layer", "head", "pinned", "hop", "spot", "share"]; // what a change of needs new contents
 const SIDES = { both: "Both", difference: "Difference" };
 
 class Viewer {
@@ -27,11 +32,14 @@ class Viewer {
       failed: (error) => this.trouble(error),
     });
     this.state = {
-      view: "map",
+      view: this.manifest.scenes[0].document ? "document" : "map",
       side: 0,
       layer: 0,
       head: this.layers(0)[0].heads[0],
       pinned: null,
+      hop: null, // of a document; null is the mean of all
+      spot: null, // the pinned word of a document
+      share: "document", // and its weights in the whole of it, or in their "sentence"
       theme: null,
       scale: "blue",
       curve: "auto",
@@ -97,10 +105,15 @@ class Viewer {
     );
   }
 
+  get document() {
+    return this.manifest.scenes[this.scene].document ?? null;
+  }
+
   available() {
     const { picture, speech } = this.manifest.scenes[this.scene],
       { shape } = this.layer;
     const has = {
+      document: this.document !== null,
       picture: Boolean(picture) && shape[1] === picture.first + picture.grid[0] * picture.grid[1],
       speech: Boolean(speech),
     };
@@ -118,6 +131,7 @@ class Viewer {
       digits: () => this.set({ digits: !this.state.digits }),
       theme: () => this.toggleTheme(),
       save: () => this.save(),
+      unpin: () => this.set(this.state.view === "document" ? { spot: null } : { pinned: null }),
     };
   }
 
@@ -137,6 +151,14 @@ class Viewer {
     this.figures = this.maps.map((view, n) => make("figure", { class: "jm-figure" }, [this.captions[n], view.el]));
     this.mapBox = make("div", { class: "jm-maps" }, [...this.figures, this.frame.zooms]);
     this.views = {
+      document: new DocumentView({
+        look,
+        events: {
+          set: (change) => this.set(change),
+          tip: (lines, x, y) => (lines ? this.frame.tipAt(lines, x, y) : this.frame.tell(null)),
+          say: (text) => this.frame.say(text),
+        },
+      }),
       map: { el: this.mapBox },
       arcs: new ArcView({
         look,
@@ -170,9 +192,12 @@ class Viewer {
     if (!this.available().includes(this.state.view)) this.state.view = "map";
     if (this.state.view === "map" && typeof this.state.side !== "number" && !this.sides().includes(this.state.side))
       this.state.side = 1;
+    if (this.state.hop !== null && this.state.hop >= (this.document?.hops ?? 0)) this.state.hop = null;
+    if (this.state.spot !== null && this.state.spot >= (this.document?.words.length ?? 0)) this.state.spot = null;
     if (["theme", "scale", "curve", "contrast", "digits"].some((name) => before[name] !== this.state[name]))
       this.restyle();
-    if (["view", "side", "layer", "head", "pinned"].some((name) => before[name] !== this.state[name])) this.update();
+    if (SHOWN.some((name) => before[name] !== this.state[name])) this.update();
+    if (before.hop !== this.state.hop) this.frame.say(this.hopName());
     if (before.layer !== this.state.layer || before.head !== this.state.head) this.frame.say(this.content().label);
   }
 
@@ -182,10 +207,11 @@ class Viewer {
       had = this.frame.root.contains(focus),
       group = focus?.closest?.(".jm-tabs, .jm-chips");
     this.dress();
-    this.measure();
+    if (state.view !== "document") this.measure();
     const view = this.views[state.view];
     if (this.frame.stage.firstElementChild !== view.el) this.frame.stage.replaceChildren(view.el);
     for (const item of Object.values(this.views)) item.pinned = state.pinned;
+    if (state.view === "document") this.views.document.show(this.document, state);
     if (state.view === "map") this.updateMaps();
     else this.maps.forEach((map) => map.store.want(map.owner, []));
     if (state.view === "arcs")
@@ -233,15 +259,43 @@ class Viewer {
   dress() {
     const { state, manifest } = this,
       both = manifest.scenes.length === 2;
+    const { shape, kind, name } = this.layer,
+      reads = state.view === "document";
+    const attention = [`${kind} attention`, `${count(shape[0])} × ${count(shape[1])} tokens`];
     this.frame.dress({
-      title: manifest.title,
-      layer: this.layer,
-      layers: this.named(),
+      title: manifest.title || (reads ? "Document" : name),
+      about: reads ? this.measures() : [...(manifest.title ? [name] : []), ...attention],
+      layers: reads ? [] : this.named(),
+      chips: { name: reads ? "hop" : "head", all: this.chips() },
       state,
       views: this.available().map((view) => [view, VIEWS[view]]),
       sides: both ? this.sides().map((side) => [side, manifest.scenes[side]?.label ?? SIDES[side]]) : [],
       side: state.view === "map" ? state.side : this.scene,
     });
+  }
+
+  // How long a document is.
+  measures() {
+    const { words, sentences } = this.document,
+      several = (number, name) => `${count(number)} ${number === 1 ? name : `${name}s`}`;
+    const { hops, hop } = { ...this.state, ...this.document };
+    return [
+      several(words.length, "word"),
+      ...(sentences.length > 2 ? [several(sentences.length - 1, "sentence")] : []),
+      ...(hops > 1 ? [hop === null ? `mean of ${hops} hops` : `hop ${hop} of ${hops}`] : []),
+    ];
+  }
+
+  hopName() {
+    return this.state.hop === null ? "Mean of all hops" : `Hop ${this.state.hop}`;
+  }
+
+  // The heads of a layer, or the hops of a document, and their mean.
+  chips() {
+    const { heads, mean } = this.layer,
+      read = this.state.view === "document";
+    const all = read ? Array.from({ length: this.document.hops }, (_, hop) => hop) : heads;
+    return (read ? all.length > 1 : mean) ? [...all, null] : all;
   }
 
   // What one may look at where two scenes are compared.
@@ -258,9 +312,10 @@ class Viewer {
 
   step(name, by) {
     if (name === "layer") return this.set({ layer: this.state.layer + by });
-    const every = [...this.layer.heads, ...(this.layer.mean ? [null] : [])],
-      at = every.indexOf(this.state.head);
-    return this.set({ head: every[Math.max(0, Math.min(every.length - 1, at + by))] });
+    const every = this.chips(),
+      which = this.state.view === "document" ? "hop" : "head",
+      at = every.indexOf(this.state[which]);
+    return this.set({ [which]: every[Math.max(0, Math.min(every.length - 1, at + by))] });
   }
 
   // ---------------------------------------------------------------- colours and scale
@@ -322,9 +377,10 @@ class Viewer {
     const { view, side } = this.state,
       { look } = this,
       text = this.views.text;
-    this.frame.settings.hidden = !["map", "arcs"].includes(view);
+    this.frame.settings.hidden = !["document", "map", "arcs"].includes(view);
     if (view === "map" && side === "difference")
       this.frame.legend.show(look, { curve: look.apart, list: look.apartList, title: "change of weight", apart: true });
+    else if (view === "document") this.frame.legend.show(look, this.views.document.legend());
     else if (view === "text")
       this.frame.legend.show(
         look,
@@ -363,8 +419,15 @@ class Viewer {
   }
 
   async showPin() {
-    const { pinned, view } = this.state,
+    const { pinned, view, spot, hop } = this.state,
       content = this.content();
+    if (view === "document" && spot !== null)
+      return this.frame.panel.word(
+        this.views.document.tellOf(spot),
+        hop,
+        (one) => this.set({ hop: one }),
+        this.look,
+      );
     if (pinned === null || !["map", "arcs", "text"].includes(view)) return this.frame.panel.hide();
     const scenes = this.manifest.scenes.length === 2 && this.comparable() ? [0, 1] : [this.scene];
     try {
@@ -463,7 +526,7 @@ class Viewer {
       this.manifest = this.model.get("manifest");
       this.store.kept.clear();
       this.range = undefined;
-      this.set({ layer: 0, pinned: null });
+      this.set({ layer: 0, pinned: null, spot: null, hop: null });
       this.update();
     };
     this.model.on?.("change:manifest", this.onManifest);
@@ -472,15 +535,19 @@ class Viewer {
   keyed(event) {
     const { key, shiftKey } = event,
       by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[key];
+    const button = event.target.closest("button");
+    if (this.state.view === "document" && this.views.document.keyed(key, shiftKey, button)) return true;
     if (by && shiftKey) return this.move(...by);
     if (by) return (by[1] ? this.step("head", by[1]) : this.step("layer", by[0]), true);
-    if (key === "Enter" && event.target.closest("button")) return false;
+    if (key === "Enter" && button) return false;
+    if (key === "Escape" && this.state.view === "document" && this.state.spot !== null)
+      return (this.set({ spot: null }), true);
     if (key === "Enter" && this.maps[0].hover) return (this.pin(this.maps[0].hover.row), true);
     if (key === "Escape" && this.state.pinned !== null) return (this.set({ pinned: null }), true);
     if (key === "+" || key === "=") return (this.maps.forEach((map) => map.glide(2)), true);
     if (key === "-") return (this.maps.forEach((map) => map.glide(0.5)), true);
     if (key === "0") return (this.maps.forEach((map) => map.fit()), true);
-    if (/^[1-6]$/.test(key) && this.available()[key - 1]) return (this.set({ view: this.available()[key - 1] }), true);
+    if (/^[1-7]$/.test(key) && this.available()[key - 1]) return (this.set({ view: this.available()[key - 1] }), true);
     if (key === "t") return (this.toggleTheme(), true);
     if (key === "n") return (this.set({ digits: !this.state.digits }), true);
     if (key === "?") return (this.frame.help.showModal(), true);
