@@ -253,7 +253,7 @@ def test_texts_of_no_word_of_one_and_of_many(reader: Any) -> None:
     [whole] = reader.documents([long])
     assert (len(whole.sentences), len(whole.words)) == (5101, 1700 * 18)
     assert whole.weights.sum(1) == pytest.approx(np.ones(whole.hops), abs=1e-3)
-    with pytest.raises(InputError, match="too long for this picture"):
+    with pytest.raises(InputError, match="too many for a picture"):
         reader.draw(next(reader.predict([long], Search())), Path("x.png"))
     with pytest.raises(InputError, match="reads one text, and two came"):
         reader.classify("a", "b")
