@@ -52,7 +52,7 @@ class HierarchicalConfig:
     embedding: int = 200
     width: int = 64  # of a GRU's state, each way, at both levels
     attention: int = 128  # of keys and queries
-    dropout: float = 0.3  # of embeddings, and before the classifier
+    dropout: float = 0.3  # of embeddings, of sentences, and before the classifier
     word_dropout: float = 0.0  # of whole words, which are unknown then
 
     def __post_init__(self) -> None:
@@ -196,7 +196,7 @@ class Hierarchical(nn.Module):
 
     def _read(self, batch: LabelledDocuments) -> Tensor:
         """The vectors of all sentences, ``(B, 2 W)``."""
-        return self.words(self._words, batch.tokens)  # type: ignore[no-any-return]
+        return self.dropout(self.words(self._words, batch.tokens))  # type: ignore[no-any-return]
 
     def _words(self, ids: Tensor) -> Tensor:
         if self.training:
