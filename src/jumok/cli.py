@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 import typer
 
 from jumok.errors import InputError, JumokError
-from jumok.lines import output, windows
+from jumok.lines import output, whole, windows
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -215,7 +215,7 @@ def look(
     model: Annotated[
         Path, typer.Argument(metavar="MODEL", help="The folder of a run, or a Hugging Face folder.")
     ],
-    text: Annotated[str, typer.Argument(help="What the model reads.")],
+    text: Annotated[str, typer.Argument(help="What the model reads, or a file that holds it.")],
     target: Annotated[str | None, typer.Option(help="What it says; otherwise what it would say.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write an .html file or a picture, rather than serve a page.")
@@ -238,7 +238,7 @@ def look(
     from jumok.run import Run
     from jumok.tasks import of
 
-    gone = read(without or ())
+    gone, text = read(without or ()), whole(text)
     if folder.is_folder(model):
         scenes = folder.look_into(model, text, target, without=gone, device=device)
     else:

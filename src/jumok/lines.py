@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from jumok.errors import InputError
 
-__all__ = ["output", "windows"]
+__all__ = ["output", "whole", "windows"]
 
 AT_ONCE = 1024  # lines that are translated together, so that those of like length share a batch
 TEXT_FILES = (".txt", ".tsv", ".csv", ".jsonl", ".gz", ".en", ".de", ".fr", ".ko")  # what a typo may be of
@@ -41,6 +41,16 @@ def windows(text: str | None) -> Iterator[Iterator[list[str]]]:
         )
     else:
         yield iter([str(text).split("\n")])
+
+
+def whole(text: str) -> str:
+    """The text itself, or if there is a file of this name, all that it holds."""
+    if not _is_file(Path(text)):
+        return text
+    from jumok.data.files import opened
+
+    with opened(Path(text)) as file:
+        return "\n".join(_decoded(file, text)).strip()
 
 
 def _some_at_a_time(lines: Iterator[str]) -> Iterator[list[str]]:

@@ -24,7 +24,7 @@ from jumok.tasks.fine_tuning import Search
 USES = {
     name: recipe.read(path)["task"]
     for name, path in recipe.listed().items()
-    if recipe.read(path)["task"] in ("classify", "tag", "answer")
+    if recipe.read(path)["task"] in ("classify", "tag", "answer") and name.startswith("bert/")
 }
 SMALL = [f"model.{key}={value}" for key, value in MODEL.items() if "dropout" not in key]
 SMALL += ["model.positions=64", "from=null", "text.size=200", "data.longest=64", "data.held_out=20"]

@@ -10,9 +10,10 @@ that in the sentence with a *marker* (overall, finally, …); the others are dra
 sentences' order and number. So neither a place in the text nor the number of words of a kind tells the class:
 who knows it has found the sentence with the marker, and read the judgement in it.
 
->>> one = next(iter(documents(seed=2, count=1)))
->>> one.label, decisive(one.text.replace(".", " .").split())
-('blame', (22, 27))
+>>> one = next(documents(seed=2, count=1))
+>>> words = one.text.replace(".", " .").split()
+>>> one.label, [words[number] for number in decisive(words)]
+('praise', ['Overall', 'brilliant'])
 """
 
 from __future__ import annotations

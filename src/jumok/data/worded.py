@@ -88,7 +88,7 @@ def written(text: str, *, markup: bool = False) -> Written:
         end = 0
         for found in WORD.finditer(sentence):
             words.append(found[0])
-            before.append(" " if words[1:] and (not end or found.start() > end) else "")
+            before.append(" " if len(words) > 1 and (not end or found.start() > end) else "")
             end = found.end()
         if len(words) > edges[-1]:
             edges.append(len(words))

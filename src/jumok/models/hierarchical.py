@@ -52,7 +52,7 @@ class HierarchicalConfig:
     embedding: int = 200
     width: int = 64  # of a GRU's state, each way, at both levels
     attention: int = 128  # of keys and queries
-    dropout: float = 0.3  # of embeddings, and before the classifier
+    dropout: float = 0.3  # of embeddings, of sentences, and before the classifier
     word_dropout: float = 0.0  # of whole words, which are unknown then
 
     def __post_init__(self) -> None:
@@ -86,8 +86,13 @@ class Level(nn.Module):
         self.query = nn.Parameter(torch.empty(attention).normal_(std=attention**-0.5))
         self.score = Dot()
 
-    def forward(self, look_up: Callable[[Tensor], Tensor], tokens: Tokens) -> Tensor:
-        """``(B, 2 W)``; ``look_up`` gives vectors ``(…, inputs)`` for the numbers ``(…)`` in the tokens."""
+    def forward(self, look_up: Callable[[Tensor], Tensor], tokens: Tokens, *, weigh: bool = False) -> Tensor:
+        """``(B, 2 W)``; ``look_up`` gives vectors ``(…, inputs)`` for the numbers ``(…)`` in the tokens.
+
+        With ``weigh``, :meth:`weights` instead.
+        """
+        if weigh:
+            return self._weighed(look_up, tokens)
 
         def mixed(rows: _Rows) -> Tensor:
             asked = attend(self._queries(rows), rows.keys, rows.states, score=self.score, mask=rows.mask)
@@ -97,6 +102,9 @@ class Level(nn.Module):
 
     def weights(self, look_up: Callable[[Tensor], Tensor], tokens: Tokens) -> Tensor:
         """How much each token matters to its sequence, ``(B, L)``; zero at padding."""
+        return self(look_up, tokens, weigh=True)  # type: ignore[no-any-return]  # as whoever watches it sees
+
+    def _weighed(self, look_up: Callable[[Tensor], Tensor], tokens: Tokens) -> Tensor:
         length = max(tokens.lengths, default=0) if tokens.packed else tokens.ids.shape[1]
 
         def weighed(rows: _Rows) -> Tensor:
@@ -188,7 +196,7 @@ class Hierarchical(nn.Module):
 
     def _read(self, batch: LabelledDocuments) -> Tensor:
         """The vectors of all sentences, ``(B, 2 W)``."""
-        return self.words(self._words, batch.tokens)  # type: ignore[no-any-return]
+        return self.dropout(self.words(self._words, batch.tokens))  # type: ignore[no-any-return]
 
     def _words(self, ids: Tensor) -> Tensor:
         if self.training:

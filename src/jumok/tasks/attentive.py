@@ -49,7 +49,6 @@ __all__ = ["RECIPES", "Attentive", "AttentiveReader", "HierarchicalRecipe", "Sel
 
 BUILT_IN = "decisive-words-en"
 TOKENS = 16384  # in a batch, at work
-DRAWN = 300  # words of a picture; the viewer shows more
 LONGEST_TITLE = 120  # characters
 
 
@@ -249,17 +248,11 @@ class AttentiveReader(ClassReader):
         return look
 
     def draw(self, prediction: Prediction, path: Path, title: str = "") -> Path:
-        """The weights of words as a picture: a row a hop."""
-        from jumok.look.figures import heat_map
+        """The text as a picture, its words shaded by their weights."""
+        from jumok.look.document_figure import draw_document
 
         [document] = self.documents([prediction.text])
-        if len(document.words) > DRAWN:
-            raise InputError(
-                f"a text of {len(document.words)} words is too long for this picture; "
-                "`jumok look RUN FILE --out page.html` shows it"
-            )
-        rows = [f"hop {hop}" for hop in range(document.hops)] if document.hops > 1 else ["text"]
-        return heat_map(document.weights, rows, list(document.words), path, title=title)
+        return draw_document(document, path, title=title)
 
     def _scene(self, document: Document, title: str, said: str) -> Scene:
         """The document, and its weights as layers: hops as heads; or words in sentences, and sentences."""
@@ -334,7 +327,10 @@ class AttentiveReader(ClassReader):
             before = [*some[0].before, *(gap or " " for one in some[1:] for gap in one.before)]
             edges = some[0].edges if len(some) == 1 else (0, len(some[0].words), len(words))
             weights = np.zeros((len(of_tokens), len(words)), np.float32)
-            np.add.at(weights.T, self._places(some), of_tokens.T)
+            if of_tokens.shape == weights.shape:  # each word is one token
+                weights = of_tokens
+            else:
+                np.add.at(weights.T, self._places(some), of_tokens.T)
             found.append(Document(words, tuple(before), edges, weights, within, self._ranked(said[number])))
         return found
 

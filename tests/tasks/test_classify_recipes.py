@@ -1,0 +1,81 @@
+"""Every recipe of the models of words, made small, on data laid out as the real one is."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import random
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tasks_labelled import pair, review
+
+from jumok import recipe
+from jumok.run import Run
+from jumok.tasks import classify
+from jumok.tasks.supervised import Search
+
+NAMES = [name for name in recipe.listed() if name.startswith(("selfattentive/", "hierarchical/"))]
+SMALL = ["model.embedding=8", "model.width=8", "model.attention=8", "data.held_out=20", "data.documents=120"]
+SMALL += ["text.size=400", "train.epochs=null", "train.steps=3", "train.warmup=1", "train.tokens=256"]
+SMALL += ["train.device=cpu", "train.tensorboard=false"]
+STARS = (1, 2, 3, 4, 7, 8, 9, 10)
+
+
+def zipped(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(text.encode()))
+
+
+@pytest.fixture(scope="module")
+def data_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What JUMOK_DATA may name: tables with the columns and signs of the real ones."""
+    root, chance = tmp_path_factory.mktemp("data"), random.Random(1)
+    for split in ("train", "test", "dev"):
+        rows = [review(chance) for _ in range(60)]
+        stars = [chance.choice(STARS) for _ in rows]
+        told = [
+            {"id": n, "text": f"{text}.<br /><br />{text}", "label": int(label), "rating": rating}
+            for n, ((text, label), rating) in enumerate(zip(rows, stars, strict=True))
+        ]
+        zipped(root / "imdb" / f"{split}.jsonl", "".join(f"{json.dumps(one)}\n" for one in told))
+        lines = "".join(f"7\t{text}\t{label}\n" for text, label in rows)
+        zipped(root / "nsmc" / f"{split}.tsv", f"id\tdocument\tlabel\n{lines}8\t\t1\n")
+        file = io.StringIO()
+        for text, _ in rows:
+            title = ["a title"] if split == "test" else []
+            csv.writer(file, quoting=csv.QUOTE_ALL).writerow([chance.randint(1, 4), *title, f"{text} #39;s"])
+        zipped(root / "ag_news" / f"{split}.csv", file.getvalue())
+        names = ["entailment", "not_entailment"]
+        pairs = (pair(chance) for _ in range(60))
+        lines = "".join(f"{n}\t{a}\t{b}\t{names[int(c)]}\n" for n, (a, b, c) in enumerate(pairs))
+        zipped(root / "rte" / f"{split}.tsv", f"index\tsentence1\tsentence2\tlabel\n{lines}")
+    return root
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_trains_answers_and_is_scored(
+    name: str, data_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUMOK_DATA", str(data_sets))
+    run = Run.start(tmp_path / "run", recipe.load(name, SMALL))
+    classify.train(run, Console(quiet=True))
+    reader = classify.load(Run.open(run.folder), "cpu")
+    classify.evaluate(reader, "test", Search(), Console(quiet=True))
+    kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
+    assert 0 <= kept["accuracy"] <= 1
+    assert kept["left_out"] == (1 if "nsmc" in name else 0)
+    assert ("mean_absolute_error" in kept) == ("ratings" in name)
+    assert ("attention_hits" in kept) == ("default" in name)
+    classes = {"imdb": 2, "imdb-ratings": 8, "ag_news": 4, "nsmc": 2, "rte": 2, "default": 3}
+    assert len(reader.labels) == len(kept["confusion"]) == classes[name.partition("/")[2]]
+    line = "a lovely film\tthe story was sad" if "rte" in name else "a lovely film"
+    [said] = reader.predict([line], Search())
+    assert said.label in reader.labels
+    if "imdb" in name:
+        assert "br" not in reader.use.written(reader.use.test().examples[0].text).words  # type: ignore[attr-defined]
+    if "ag_news" in name:
+        assert all(one.text.startswith("a title . ") for one in reader.use.test().examples)

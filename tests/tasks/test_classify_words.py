@@ -1,0 +1,317 @@
+"""The models of words at work: learned on documents whose decisive words are known, and where they look."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from tasks_labelled import GOOD, number, pair, review, table
+from typer.testing import CliRunner
+
+import jumok
+from jumok import InputError, recipe
+from jumok.cli import app
+from jumok.data.decisive import decisive
+from jumok.run import Run
+from jumok.tasks import classify
+from jumok.tasks.supervised import Search
+
+QUIET = Console(quiet=True)
+KINDS = ("selfattentive", "hierarchical")
+TEXT = "The soup was awful. Overall the museum was splendid. My sister waited near the film."
+SMALL = [
+    "model.embedding=32",
+    "model.width=32",
+    "model.attention=32",
+    "model.dropout=0.1",
+    "train.tokens=1024",
+]
+SMALL += ["train.learning_rate=1e-2", "train.warmup=20", "train.epochs=4", "train.device=cpu"]
+SMALL += ["train.tensorboard=false", "train.validate_every=1000000"]
+
+
+def trained(folder: Path, kind: str, *more: str) -> Run:
+    run = Run.start(folder, recipe.load(f"{kind}/default", [*SMALL, *more]))
+    classify.train(run, QUIET)
+    return run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    folder = tmp_path_factory.mktemp("runs")
+    more = {"selfattentive": ["train.learning_rate=1.5e-2"], "hierarchical": ["train.epochs=3"]}
+    data = ["data.documents=1200", "data.held_out=100"]
+    return {kind: trained(folder / kind, kind, *data, *more[kind]) for kind in KINDS}
+
+
+@pytest.fixture(params=KINDS)
+def reader(request: pytest.FixtureRequest, runs: dict[str, Run]) -> Any:
+    return jumok.load(runs[request.param].folder, "cpu")
+
+
+def reviews(tmp_path: Path, count: int = 200) -> str:
+    chance = random.Random(1)
+    return table(tmp_path / "reviews.tsv", "text\tlabel", [review(chance) for _ in range(count)])
+
+
+# ---------------------------------------------------------------------------------------------- learning
+
+
+def test_the_deciding_sentence_is_found(reader: Any) -> None:
+    found = classify.evaluate(reader, "test", Search(), QUIET)
+    kept = json.loads((reader.run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
+    assert kept["accuracy"] == found.figures["accuracy"] >= 0.95
+    assert kept["sentence_hits"] >= 0.9 > 3 * kept["sentence_hits_by_chance"]
+    assert kept["attention_hits"] >= 0.4 > 3 * kept["attention_hits_by_chance"]
+    assert "mean_absolute_error" not in kept
+    assert reader.classify(TEXT).label == "praise"
+    assert (
+        reader.classify(TEXT.replace("Overall", "Yesterday").replace("The soup", "Overall it")).label
+        == "blame"
+    )
+
+
+def test_documents_tell_where_it_looked(reader: Any) -> None:
+    one, other = reader.documents([TEXT, "Overall  it was shabby!"])
+    assert one.text == TEXT
+    assert other.text == "Overall it was shabby!"
+    assert one.sentences == (0, 5, 11, 18)
+    assert dict(one.said) == pytest.approx(dict(reader.classify(TEXT).classes), abs=1e-5)
+    assert one.weights.sum(1) == pytest.approx(np.ones(one.hops), abs=1e-5)
+    assert one.by_sentence()[1] > 0.5
+    assert set(decisive(one.words)) == {5, 9}
+    assert (one.within is None) == (reader.use.recipe.model.kind == "selfattentive")
+    assert one.hops == getattr(reader.use.recipe.model, "hops", 1)
+    alone = reader.documents([TEXT])[0]  # its neighbours in a batch do not matter
+    assert one.weights == pytest.approx(alone.weights, abs=1e-5)
+
+
+def test_the_weights_are_those_that_watch_sees(reader: Any) -> None:
+    [document] = reader.documents([TEXT])
+    batch = reader.use.laid(list(reader.encode([reader.of_line(TEXT)])), tokens=100).collate([0])
+    with torch.inference_mode(), jumok.watch(reader.model, reader.tokenizer) as seen:
+        reader.model.logits(batch)
+    if document.within is None:
+        assert seen.names == ["attention"]
+        assert seen[0].weights(batch=0)[0].numpy() == pytest.approx(document.weights, abs=1e-6)
+        assert list(seen[0].cols[0][:2]) == ["▁the", "▁soup"]
+        return
+    assert seen.names == ["words", "sentences"]
+    assert seen["sentences"].weights(batch=0)[0, 0].numpy() == pytest.approx(document.within, abs=1e-6)
+    second = seen["words"].weights(batch=1)[0, 0, :6].numpy()
+    assert document.in_sentences()[5:11] == pytest.approx(second, abs=1e-6)
+
+
+def test_probabilities_of_words_are_those_of_the_text(reader: Any) -> None:
+    [one] = reader.documents([TEXT])
+    sentences = [one.words[begin:end] for begin, end in zip(one.sentences, one.sentences[1:], strict=False)]
+    names = list(reader.labels)
+    whole, without, nothing = reader.probabilities(
+        [sentences, [sentences[0], [], sentences[2]], [[], [], []]]
+    )
+    assert dict(zip(names, whole, strict=True)) == pytest.approx(dict(one.said), abs=1e-6)
+    assert without[names.index("praise")] < 0.5 < whole[names.index("praise")]
+    assert nothing.sum() == pytest.approx(1)
+    assert reader.probabilities([]).shape == (0, 3)
+
+
+def test_the_commands(reader: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = str(reader.run.folder)
+
+    def jumok(*words: str) -> str:
+        done = CliRunner().invoke(app, words, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    assert jumok("run", run, TEXT).startswith("praise\t")
+    assert json.loads(jumok("run", run, TEXT, "--json"))["label"] == "praise"
+    assert len(jumok("run", run, TEXT, "--n-best", "2").splitlines()) == 2
+    Path("text.txt").write_text(f"{TEXT}\n{TEXT}\n", encoding="utf-8")
+    assert len(jumok("run", run, "text.txt", "--map", "map.png").splitlines()) == 2
+    assert Path("map.png").stat().st_size > 1000
+    jumok("look", run, "text.txt", "--out", "look.html")
+    assert "splendid" in Path("look.html").read_text(encoding="utf-8")
+    assert "attention_hits" in jumok("eval", run, "--split", "valid")
+
+
+def test_scenes_have_the_document_and_its_layers(reader: Any) -> None:
+    [scene] = reader.look(TEXT)
+    assert scene.document is not None
+    assert scene.document.text == TEXT
+    assert scene.label == ""
+    shapes = {layer.name: (layer.shape, len(layer.heads)) for layer in scene.layers}
+    if scene.document.within is None:
+        assert shapes == {"attention": ((1, 18), 4)}
+    else:
+        assert shapes == {"words": ((1, 18), 1), "sentences": ((1, 3), 1)}
+    for layer in scene.layers:
+        total = layer.source.weights(0, slice(0, 1), slice(0, layer.shape[1])).sum()
+        assert total == pytest.approx(3 if layer.name == "words" else 1, abs=1e-4)
+    name = "sentences" if len(shapes) == 2 else "attention"
+    most = int((scene.document.weights[0] if len(shapes) == 1 else scene.document.within).argmax())
+    _, after = reader.look(TEXT, without={name: [(0, most)]})
+    gone = after.document.weights[0] if len(shapes) == 1 else after.document.within
+    assert gone[most] == 0
+    assert gone.sum() == pytest.approx(1, abs=1e-4)
+
+
+# ------------------------------------------------------------------------------- other data, other text
+
+
+def test_korean_in_pieces(tmp_path: Path) -> None:
+    more = ["data.train=decisive-words-ko", "data.documents=300", "data.held_out=40"]
+    more += ["text.kind=bpe", "text.size=700", "train.epochs=1"]
+    found = jumok.load(trained(tmp_path / "run", "selfattentive", *more).folder, "cpu")
+    [one] = found.documents(["결국 박물관은 훌륭했다. 국물은 지루했다."])
+    assert one.words == ("결국", "박물관은", "훌륭했다", ".", "국물은", "지루했다", ".")
+    assert one.sentences == (0, 4, 7)
+    [[ids]] = found.tokenizer.encode([[one.words[:4]]])
+    assert len(ids) >= 4
+    assert one.weights.sum(1) == pytest.approx(np.ones(4), abs=1e-5)
+
+
+def test_pairs(tmp_path: Path) -> None:
+    chance = random.Random(2)
+    path = table(tmp_path / "pairs.tsv", "a\tb\tlabel", [pair(chance) for _ in range(300)])
+    more = [f"data.train={path}", "data.text=a", "data.pair=b", "data.held_out=40", "model.hops=2"]
+    found: Any = classify.load(
+        trained(tmp_path / "run", "selfattentive", *more, "train.epochs=6", "train.tokens=256"), "cpu"
+    )
+    assert found.judge(found.use.test().examples).figures["accuracy"] > 0.9
+    assert found.classify("the sad", "a lovely").label == "1"
+    [one] = found.documents(["a lovely film ||| the sad"])
+    assert one.words == ("a", "lovely", "film", "the", "sad")
+    assert one.sentences == (0, 3, 5)
+    assert one.weights[:, :3].sum(1) == pytest.approx(np.full(2, 0.5), abs=1e-5)
+    shares = found.probabilities([[["a", "lovely", "film"], ["the", "sad"]]])[0]
+    assert dict(zip(found.labels, shares, strict=True)) == pytest.approx(dict(one.said), abs=1e-6)
+    with pytest.raises(InputError, match="document 1 has 1 texts; this model reads two"):
+        found.probabilities([[["a"]]])
+    with pytest.raises(InputError, match="a hierarchical model reads one text"):
+        trained(tmp_path / "other", "hierarchical", *more[:4])
+    with pytest.raises(InputError, match=r"model\.pairs: true, but data\.pair"):
+        trained(tmp_path / "third", "selfattentive", "model.pairs=true")
+
+
+def test_numbers_and_classes_that_are_numbers(tmp_path: Path) -> None:
+    chance = random.Random(3)
+    path = table(tmp_path / "numbers.tsv", "text\tscore", [number(chance) for _ in range(300)])
+    more = [f"data.train={path}", "data.label=score", "data.held_out=40"]
+    found: Any = classify.load(
+        trained(tmp_path / "run", "hierarchical", *more, "data.regression=true", "train.epochs=8"), "cpu"
+    )
+    assert found.judge(found.use.test().examples).figures["spearman"] > 0.8
+    assert found.documents([" ".join(GOOD)])[0].said == ()
+    assert found.look("the film")[0].title.startswith("the film  →  ")
+    with pytest.raises(InputError, match="says a number"):
+        found.probabilities([[["a"]]])
+    classes: Any = classify.load(
+        trained(tmp_path / "classes", "hierarchical", *more, "train.epochs=1"), "cpu"
+    )
+    examples = classes.use.test().examples
+    judged = classes.judge(examples)
+    said = [json.loads(line) for line in judged.outputs]
+    by_hand = np.mean([abs(float(one["said"]) - float(one["wanted"])) for one in said])
+    assert judged.figures["mean_absolute_error"] == pytest.approx(by_hand)
+
+
+def test_words_begin_from_vectors(tmp_path: Path) -> None:
+    (tmp_path / "some.vec").write_text("2 32\nlovely " + "0.5 " * 32 + "\nzebra " + "0.1 " * 32 + "\n")
+    more = [f"data.train={reviews(tmp_path)}", "data.held_out=20", f"vectors={tmp_path / 'some.vec'}"]
+    more += ["train.epochs=null", "train.steps=1", "train.warmup=0", "train.learning_rate=1e-9"]
+    console = Console(record=True, width=200)
+    run = Run.start(tmp_path / "run", recipe.load("selfattentive", [*SMALL, *more]))
+    classify.train(run, console)
+    assert "1 of " in console.export_text()
+    found: Any = classify.load(run, "cpu")
+    [[ids]] = found.tokenizer.encode([[["lovely"]]])
+    assert found.model.embedding.weight[ids[0]].detach().numpy() == pytest.approx(np.full(32, 0.5), abs=1e-5)
+
+
+# --------------------------------------------------------------------------------------------- bad input
+
+
+def test_texts_of_no_word_of_one_and_of_many(reader: Any) -> None:
+    assert sum(share for _, share in reader.classify("").classes) == pytest.approx(1)
+    assert len([one.label for one in reader.predict(["", "overall"], Search())]) == 2
+    for text in ("", "  \n"):
+        with pytest.raises(InputError, match="the text has no words"):
+            reader.look(text)
+    with pytest.raises(InputError, match="text 2 has no words"):
+        reader.documents(["good", " "])
+    [one] = reader.documents(["overall"])
+    assert one.weights.shape[1] == 1
+    long = " ".join([TEXT] * 1700)
+    [whole] = reader.documents([long])
+    assert (len(whole.sentences), len(whole.words)) == (5101, 1700 * 18)
+    assert whole.weights.sum(1) == pytest.approx(np.ones(whole.hops), abs=1e-3)
+    with pytest.raises(InputError, match="too many for a picture"):
+        reader.draw(next(reader.predict([long], Search())), Path("x.png"))
+    with pytest.raises(InputError, match="reads one text, and two came"):
+        reader.classify("a", "b")
+    with pytest.raises(InputError, match="has no other format"):
+        reader.export("hf", Path("x"))
+    with pytest.raises(InputError, match="--target is for translations"):
+        reader.look("a", "b")
+
+
+def test_typos_in_a_recipe() -> None:
+    base = {"task": "classify", "data": {"train": "x"}}
+    with pytest.raises(InputError, match=r"model\.kind: 'hierachical' came; .* did you mean hierarchical\?"):
+        recipe.parse({**base, "model": {"kind": "hierachical"}})
+    with pytest.raises(InputError, match=r"model\.hop: there is no such key; did you mean model\.hops\?"):
+        recipe.parse({**base, "model": {"kind": "selfattentive", "hop": 3}})
+    with pytest.raises(InputError, match=r"text\.lowr: there is no such key; did you mean text\.lower\?"):
+        recipe.parse({**base, "model": {"kind": "hierarchical"}, "text": {"lowr": True}})
+    with pytest.raises(InputError, match="from: there is no such key"):
+        recipe.parse({**base, "model": {"kind": "hierarchical"}, "from": "x"})
+    with pytest.raises(InputError, match=r"text: size 3 is too small"):
+        recipe.parse({**base, "model": {"kind": "hierarchical"}, "text": {"size": 3}})
+    assert recipe.parse(base).model.kind == "bert"
+    assert recipe.plain(recipe.parse({**base, "model": {"kind": "bert"}}))["model"]["kind"] == "bert"
+
+
+def test_an_unknown_label_and_a_data_set_that_is_not_there(tmp_path: Path) -> None:
+    other = table(tmp_path / "valid.tsv", "text\tlabel", [("fine", "1"), ("so so", "maybe")])
+    with pytest.raises(InputError, match=r"valid\.tsv:3: an unknown label \('maybe'"):
+        trained(tmp_path / "run", "hierarchical", f"data.train={reviews(tmp_path)}", f"data.valid={other}")
+    with pytest.raises(InputError, match="decisive-words-fr"):
+        trained(tmp_path / "fr", "hierarchical", "data.train=decisive-words-fr")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_goes_on_and_refuses_other_data(kind: str, tmp_path: Path) -> None:
+    path = reviews(tmp_path, 100)
+    more = [f"data.train={path}", "data.held_out=10", "train.epochs=null", "train.schedule=constant"]
+    trained(tmp_path / "whole", kind, *more, "train.steps=6")
+    half = trained(tmp_path / "half", kind, *more, "train.steps=3")
+    trained(half.folder, kind, *more, "train.steps=6")
+    one, two = (
+        classify.load(Run.open(tmp_path / name), "cpu").model.state_dict() for name in ("whole", "half")
+    )
+    assert all(torch.equal(x, two[name]) for name, x in one.items())
+    Path(path).write_text(Path(path).read_text() + "something new\t1\n", encoding="utf-8")
+    with pytest.raises(InputError, match="the data has changed"):
+        trained(half.folder, kind, *more, "train.steps=7")
+
+
+def test_word_dropout_hides_words_only_in_training(runs: dict[str, Run]) -> None:
+    for kind in KINDS:
+        found: Any = classify.load(runs[kind], "cpu")
+        model = found.model
+        model.config = replace(model.config, word_dropout=0.9)
+        batch = found.use.laid(list(found.encode([found.of_line(TEXT)])), tokens=100).collate([0])
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        at_rest = model.eval().logits(batch)
+        assert torch.equal(at_rest, model.logits(batch))
+        assert not torch.allclose(at_rest, model.train().logits(batch), atol=1e-3)
