@@ -129,10 +129,10 @@ class Way:
 
 def training(report: Report, plan: Plan) -> None:
     texts = reviews("train", 12 if plan.quick else None)
-    many = 8192 if plan.on_gpu else 12 if plan.quick else 256
+    many = 4096 if plan.on_gpu else 12 if plan.quick else 64
     chance = np.random.default_rng(0)
     texts = texts.some(chance.permutation(len(texts.documents))[:many].tolist())
-    size = 3 if plan.quick else PAPER if plan.on_gpu else 16
+    size = 3 if plan.quick else PAPER if plan.on_gpu else 8
     words = np.array(texts.words)
     ours = network(texts.vocabulary, plan)
     row = report.row("training", f"{many} documents, {texts.origin}", dtype=str(plan.dtype))
