@@ -129,10 +129,10 @@ class Way:
 
 def training(report: Report, plan: Plan) -> None:
     texts = reviews("train", 12 if plan.quick else None)
-    many = 8192 if plan.on_gpu else 12 if plan.quick else 256
+    many = 4096 if plan.on_gpu else 12 if plan.quick else 64
     chance = np.random.default_rng(0)
     texts = texts.some(chance.permutation(len(texts.documents))[:many].tolist())
-    size = 3 if plan.quick else PAPER if plan.on_gpu else 16
+    size = 3 if plan.quick else PAPER if plan.on_gpu else 8
     words = np.array(texts.words)
     ours = network(texts.vocabulary, plan)
     row = report.row("training", f"{many} documents, {texts.origin}", dtype=str(plan.dtype))
@@ -400,10 +400,14 @@ def inference_tables(rows: list[Row]) -> None:
 # --------------------------------------------------------------------------------------------- baselines
 
 
-def baselines(report: Report, plan: Plan, runs: Sequence[Path] = ()) -> None:
+def baselines(
+    report: Report, plan: Plan, runs: Sequence[Path] = (), only: Sequence[str] = tuple(tfidf.TASKS)
+) -> None:
     """TF-IDF on each of the data sets that are found; and what runs of ours came to."""
     beside = tfidf.beside(runs)
     for name, make in tfidf.TASKS.items():
+        if name not in only:
+            continue
         row = report.row("baselines", name, runs=[told for told in beside if told["task"] == name])
         if report.left <= 0:
             report.failed(row, "TF-IDF", "skipped, the time was up")
@@ -419,7 +423,7 @@ def baselines(report: Report, plan: Plan, runs: Sequence[Path] = ()) -> None:
             row["ways"]["TF-IDF"] = found
             report.say(f"baselines  {name}  accuracy {found['accuracy']:.4f}")
             report.save()
-    unknown = [told for told in beside if told["task"] not in tfidf.TASKS]
+    unknown = [told for told in beside if told["task"] not in only]
     if unknown:
         report.row("baselines", "other data", runs=unknown)
 
@@ -457,6 +461,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="of ours, to stand beside TF-IDF")
     parser.add_argument("--section", choices=[*SECTIONS, "all"], default="all")
+    parser.add_argument("--data", action="append", choices=tfidf.TASKS, help="of baselines; else all")
     parser.add_argument("--quick", action="store_true", help="a look only: smaller, less often")
     parser.add_argument("--out", type=Path, help="the JSON file; runs/bench/… unless --quick")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -475,7 +480,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     for name in names:
         try:
-            more = {"runs": chosen.runs} if name == "baselines" else {}
+            more = {"runs": chosen.runs, "only": chosen.data or [*tfidf.TASKS]} if name == "baselines" else {}
             SECTIONS[name][0](report, plan, **more)
         except Exception as error:  # one section that breaks must not cost the others
             report.failed(report.row(name, "the rest of it"), "all", r.short(error))

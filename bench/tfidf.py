@@ -112,7 +112,7 @@ def _vectorizer(grams: str) -> Any:
 def _regression(strength: float) -> Any:
     from sklearn.linear_model import LogisticRegression
 
-    return LogisticRegression(C=strength, max_iter=1000, tol=1e-5)
+    return LogisticRegression(C=strength, max_iter=1000, tol=1e-4)
 
 
 def judged(task: Task, say: Say) -> dict[str, Any]:
