@@ -34,6 +34,7 @@ from jumok.attention.core import attend, weights
 from jumok.attention.masks import Mask
 from jumok.attention.scores import Dot
 from jumok.batch import Loss, Map, Tokens
+from jumok.models.adversarial import with_moved_words
 from jumok.models.labels import label_loss
 from jumok.models.ragged import Ragged
 from jumok.models.recurrent import read, recurrent, run_packed
@@ -54,6 +55,7 @@ class HierarchicalConfig:
     attention: int = 128  # of keys and queries
     dropout: float = 0.3  # of embeddings, of sentences, and before the classifier
     word_dropout: float = 0.0  # of whole words, which are unknown then
+    adversarial: float = 0.0  # how far words are moved to make it hard (see adversarial.py)
 
     def __post_init__(self) -> None:
         for name in ("embedding", "width", "attention"):
@@ -62,6 +64,8 @@ class HierarchicalConfig:
         for name in ("dropout", "word_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: a share from 0 to below 1 is expected")
+        if not self.adversarial >= 0:
+            raise ValueError(f"adversarial={self.adversarial}: 0 or more is expected")
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,8 +185,14 @@ class Hierarchical(nn.Module):
     def loss(self, batch: LabelledDocuments) -> Loss:
         """Cross-entropy, or with one class the squared error, summed over the documents.
 
-        It is its own and only part, "nll" or "error".
+        It is its own part, "nll" or "error"; and the only one, but in adversarial training.
         """
+        size = self.config.adversarial
+        if self.training and size:
+            return with_moved_words(self.embedding, lambda: self._loss(batch), size)
+        return self._loss(batch)
+
+    def _loss(self, batch: LabelledDocuments) -> Loss:
         name, total = label_loss(self.logits(batch), batch.labels)
         return Loss(total, batch.count, {name: total.detach()})
 

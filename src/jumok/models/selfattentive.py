@@ -40,6 +40,7 @@ from jumok.attention import core
 from jumok.attention.masks import Mask
 from jumok.attention.scores import Dot
 from jumok.batch import PAD, Loss, Map, Tokens
+from jumok.models.adversarial import with_moved_words
 from jumok.models.labels import exact, label_loss
 from jumok.models.recurrent import read, recurrent
 from jumok.models.unknown import some_unknown
@@ -71,12 +72,13 @@ class SelfAttentiveConfig:
     factors: int = 256  # of a pair, for each hop
     dropout: float = 0.3  # of embeddings, between layers, of matrices, and of hidden units
     word_dropout: float = 0.0  # of whole words, which are unknown then
+    adversarial: float = 0.0  # how far words are moved to make it hard (see adversarial.py)
 
     def __post_init__(self) -> None:
         for name in ("embedding", "width", "layers", "attention", "hops", "hidden", "factors"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: 1 or more is expected")
-        for name in ("row_units", "column_units", "penalty"):
+        for name in ("row_units", "column_units", "penalty", "adversarial"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)}: 0 or more is expected")
         for name in ("dropout", "word_dropout"):
@@ -231,8 +233,14 @@ class SelfAttentive(nn.Module):
     def loss(self, batch: Labelled) -> Loss:
         """Cross-entropy, or with one class the squared error, and the penalty, summed over the labels.
 
-        They are the parts "nll", or "error", and "penalty".
+        They are the parts "nll", or "error", and "penalty"; with a further one in adversarial training.
         """
+        size = self.config.adversarial
+        if self.training and size:
+            return with_moved_words(self.embedding, lambda: self._loss(batch), size)
+        return self._loss(batch)
+
+    def _loss(self, batch: Labelled) -> Loss:
         logits, looked = self._decided(batch)
         texts = len(batch.labels)
         name, error = label_loss(logits[:texts], batch.labels)

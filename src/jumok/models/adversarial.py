@@ -1,0 +1,67 @@
+"""Adversarial training (Miyato 2017): a model must also be right about words that are moved a little.
+
+They are moved where it hurts most, along the gradient of the loss at the vectors x of a batch's words::
+
+    r = ε √N · g / ‖g‖,   g = ∂loss / ∂x           N texts: each is moved by about ε
+
+and what is made smaller is the mean of the loss at x and the loss at x + r. With few texts and many weights,
+this keeps a model from learning texts by heart, better than dropout alone does. A step takes three times as
+long: the gradient at x is computed, and then the usual one of both losses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from jumok.batch import Loss
+from jumok.models.labels import exact
+
+__all__ = ["with_moved_words"]
+
+Change = Callable[[Tensor], Tensor]
+
+
+def with_moved_words(embedding: nn.Embedding, loss: Callable[[], Loss], size: float) -> Loss:
+    """The mean of ``loss()`` and of the same with the vectors that ``embedding`` gives moved by ``size``.
+
+    The parts are those of the first, and "moved", the second as a whole. In each of its calls the loss looks
+    words up in the same order; dropout is drawn anew.
+
+    >>> embedding, labels = nn.Embedding(5, 2), torch.tensor([3.0])
+    >>> loss = lambda: Loss(embedding(torch.tensor([2])).sum(), 1)  # the gradient is (1, 1)
+    >>> plain, both = loss(), with_moved_words(embedding, loss, size=0.5)
+    >>> (both.parts["moved"] - plain.total).item()  # (1, 1) · 0.5 (1, 1) / √2
+    0.7071068286895752
+    """
+    found: list[Tensor] = []
+
+    def kept(vectors: Tensor) -> Tensor:
+        vectors = vectors if vectors.requires_grad else vectors.detach().requires_grad_()
+        found.append(vectors)
+        return vectors
+
+    with _changed(embedding, kept):
+        plain = loss()
+    gradients = torch.autograd.grad(plain.total, found, retain_graph=True)
+    norm = torch.stack([exact(one).square().sum() for one in gradients]).sum().sqrt()
+    step = size * math.sqrt(max(1, plain.count)) / norm.clamp(min=1e-12)
+    shifts = iter([(step * one).to(one.dtype) for one in gradients])
+    with _changed(embedding, lambda vectors: vectors + next(shifts)):
+        moved = loss()
+    parts = {**plain.parts, "moved": moved.total.detach()}
+    return Loss((plain.total + moved.total) / 2, plain.count, parts)
+
+
+@contextlib.contextmanager
+def _changed(embedding: nn.Embedding, change: Change) -> Iterator[None]:
+    """Within, what the embedding gives is changed."""
+    hook = embedding.register_forward_hook(lambda _, __, vectors: change(vectors))
+    try:
+        yield
+    finally:
+        hook.remove()
