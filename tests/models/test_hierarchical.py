@@ -370,7 +370,9 @@ def test_dropout_is_for_training_only() -> None:
     dropped: list[torch.Size] = []
     model.dropout.register_forward_hook(lambda _, given, out: dropped.append(out.shape))
     assert not torch.equal(model.logits(batch), model.logits(batch))
-    assert dropped[:2] == [(20, 7), (3, 6)]  # the words, without padding, and the documents
+    words, sentences, documents = dropped[:3]
+    assert (words, documents) == ((20, 7), (3, 6))  # without padding
+    assert sentences == (len(batch.tokens.lengths), 6)
 
 
 # ------------------------------------------------------------------------------------- what is wrong
@@ -381,6 +383,12 @@ def test_a_config_that_makes_no_sense() -> None:
     assert adapter.validate_python({"kind": "hierarchical", "width": 50}).width == 50
     with pytest.raises(ValidationError, match="widht"):
         adapter.validate_python({"widht": 50})
-    for wrong in ({"width": 0}, {"embedding": -1}, {"attention": 0}, {"dropout": 1.0}):
+    for wrong in (
+        {"width": 0},
+        {"embedding": -1},
+        {"attention": 0},
+        {"dropout": 1.0},
+        {"word_dropout": -0.1},
+    ):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
             HierarchicalConfig(**wrong)  # type: ignore[arg-type]
