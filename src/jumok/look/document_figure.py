@@ -217,7 +217,7 @@ class Page:
     def _bar(self, weight: float, part: float) -> None:
         from matplotlib.patches import Rectangle
 
-        right, told = self.left - GAP, f"{weight:.2g}"
+        right, told = self.left - GAP, f"{weight:.2g}" if weight >= 5e-4 else "0"  # there is little room
         self._write(right - BAR - 5 - 0.7 * self.type.width(told), told, GREY, 0.7)
         bar = Rectangle((right - BAR * part, self.y - 3.5), BAR * part, 7, color=COLOURS[0], lw=0)
         self.axes.add_artist(bar)
