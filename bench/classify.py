@@ -4,7 +4,7 @@
 
 training     reviews of IMDB, beside a network written as one writes it first: padded to the longest sentence
              and document of a batch (padded.py), in batches of 64 as in the paper
-inference    the same, of IMDB's test data in the order of the file; the padded one also with sorted documents
+inference    the same, of IMDB's test data in the order of the file, and sorted; some batches from everywhere
 baselines    TF-IDF and logistic regression (tfidf.py) on IMDB, its ratings, AG News and NSMC; runs of
              `jumok train` that are given stand beside it, with what `jumok eval` found
 
@@ -291,32 +291,30 @@ def told_differs(row: Row) -> None:
 def inference(report: Report, plan: Plan) -> None:
     texts = reviews("test", 12 if plan.quick else None)
     size, many = (3, 2) if plan.quick else (PAPER, 8)
-    # Some batches of the file, from its beginning to its end.
-    every = fixed(len(texts.documents), range(len(texts.documents)), size)
-    every = [batch for batch in every if len(batch) == size]
-    numbers = [n for at in np.linspace(0, len(every) - 1, many).astype(int) for n in every[at]]
-    texts = texts.some(numbers)
-    words = np.array(texts.words)
     ours = network(texts.vocabulary, plan).eval()
     differs = check(plan, ours, texts)
     ours = ours.to(plan.device)
     orders = {
-        "in the order of the file": list(range(len(numbers))),
-        "sorted by their words": np.argsort(words, kind="stable").tolist(),
+        "in the order of the file": list(range(len(texts.documents))),
+        "sorted by their words": np.argsort(texts.words, kind="stable").tolist(),
     }
-    data = Nested(texts.documents, texts.labels, tokens=1, seed=1)
     for name, order in orders.items():
-        chosen = Chosen(fixed(len(order), order, size))
+        every = fixed(len(order) // size * size, order, size)
+        # Some of them, from everywhere.
+        chosen = Chosen([every[int((at + 0.5) * len(every) / many)] for at in range(many)])
+        some = texts.some([n for batch in chosen.batches for n in batch])
+        batches = Chosen(fixed(many * size, range(many * size), size))
         row = report.row("inference", name, "float32", origin=texts.origin, differs=differs)
-        row |= {"documents": len(order), "words": int(words.sum()), "size": size, "load": os.getloadavg()[0]}
-        row |= chosen.costs(texts, "padded")
-        read_in_turn(report, row, plan, ours, texts, data, chosen)
+        row |= {"documents": many * size, "words": sum(some.words), "size": size}
+        row |= {"load": os.getloadavg()[0], **batches.costs(some, "padded")}
+        read_in_turn(report, row, plan, ours, some, batches)
 
 
 def read_in_turn(
-    report: Report, row: Row, plan: Plan, ours: Hierarchical, texts: Reviews, data: Nested, chosen: Chosen
+    report: Report, row: Row, plan: Plan, ours: Hierarchical, texts: Reviews, chosen: Chosen
 ) -> None:
     """The padded one both ways, once each; then ours and the faster of them in turns."""
+    data = Nested(texts.documents, texts.labels, tokens=1, seed=1)
     batches = [data.collate(numbers).to(plan.device) for numbers in chosen.batches]
     somes = [texts.some(numbers) for numbers in chosen.batches]
     blocks = [Block.of(some.documents, some.labels).to(plan.device) for some in somes]
@@ -387,8 +385,9 @@ def inference_tables(rows: list[Row]) -> None:
     r.table(f"{title}: documents a second", head, lines)
     print(f"  times as fast as the faster of both padded ones, in turns: {first.get('against', 'none')}")
     # The padded one may sort what it reads; ours need not.
-    sorted_ms = [r.get(rows[-1]["ways"], faster(rows[-1]["ways"], "padded"))]
-    across = ratio(sorted_ms[0], r.get(first["ways"], "ours"))
+    rates = [r.get(rows[-1]["ways"], faster(rows[-1]["ways"], "padded"), "documents_s"),
+             r.get(first["ways"], "ours", "documents_s")]  # fmt: skip
+    across = ratio(rates[1], rates[0])
     if len(rows) == 2 and across:
         first["ratios"]["ours as they come / padded, sorted"] = 1 / across
         print(f"  ours as they come, beside the padded one over sorted documents: {r.number(across)} times")
