@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from jumok.errors import InputError
 from jumok.look.adapters import listening
@@ -99,6 +99,10 @@ class Watcher(Listener):
             if output is not None:
                 generation.finish(output, batch)
             generation.forget()
+
+    def rows_moved(self, rows: Tensor) -> None:
+        if self.generation is not None:
+            self.generation.told = rows
 
     def enter(self, module: nn.Module, name: str, args: Any) -> None:
         self.ran[name] += 1
