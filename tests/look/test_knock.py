@@ -186,6 +186,23 @@ def test_a_loop_over_the_same_keys_counts_its_steps() -> None:
     assert (seen[0].weights() == 0).nonzero().tolist() == [[0, 0, 2, 5], [0, 1, 2, 5]]
 
 
+@pytest.mark.parametrize("same", [False, True])
+def test_two_attentions_to_the_same_keys_both_lose_an_edge(same: bool) -> None:
+    class Attention(nn.Module):
+        def forward(self, query: Tensor, other: Tensor, key: Tensor) -> Tensor:
+            chunks = [F.scaled_dot_product_attention(part, key, key) for part in query.split(3, dim=2)]
+            return torch.cat(chunks, dim=2) - F.scaled_dot_product_attention(other, key, 2 * key)
+
+    query, other, key = torch.randn(3, 1, 2, 5, 3).unbind()
+    other = query if same else other
+    model = Attention()
+    with knock_out(model, {"Attention": [(4, 2)]}), watch(model) as seen:
+        model(query, other, key)
+    assert len(seen) == 2
+    for entry in seen:
+        assert (entry.weights() == 0).nonzero().tolist() == [[0, 0, 4, 2], [0, 1, 4, 2]]
+
+
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", ["bert", "llama", "marian", "t5"])
 def test_models_of_hugging_face(name: str, implementation: str) -> None:

@@ -595,6 +595,24 @@ def test_chunks_of_queries_are_one_entry() -> None:
     torch.testing.assert_close(seen[0].weights(), softmax(query, key, allowed))
 
 
+class Twice(nn.Module):
+    """Attends twice to the same keys, with the same queries or with others."""
+
+    def forward(self, query: Tensor, other: Tensor, key: Tensor) -> Tensor:
+        first = F.scaled_dot_product_attention(query, key, key)
+        return first - F.scaled_dot_product_attention(other, key, 2 * key)
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_two_attentions_to_the_same_keys_are_two_entries(same: bool) -> None:
+    query, key, other = qkv(2, 3, queries=7)
+    other = query if same else other
+    _, _, seen = twice(Twice(), query, other, key)
+    assert [entry.shape for entry in seen] == [(2, 3, 7, 7)] * 2
+    torch.testing.assert_close(seen[0].weights(), softmax(query, key))
+    torch.testing.assert_close(seen[1].weights(), softmax(other, key))
+
+
 def test_other_models_are_not_watched() -> None:
     one, other, x = SelfAttention(2, "module"), SelfAttention(2, "module"), torch.randn(3, 5, 6)
     with watch(one) as seen:

@@ -19,7 +19,7 @@ from jumok.look.adapters.softmax import as_given
 from jumok.look.adapters.trail import kind_by_name, looks_like_attention
 from jumok.look.kept import Kept
 from jumok.look.seen import nearest
-from jumok.look.sources import goes_on
+from jumok.look.sources import goes_on, same_tensor
 
 Edge = tuple[int, int] | tuple[int, int, int]  # (query, key), or (head, query, key)
 
@@ -60,6 +60,7 @@ class _Layer:
     met: set[int] = field(default_factory=set)  # of the edges
     ran: bool = False
     turn: int = 0
+    begin: int = 0  # the place at which this turn began
     first: int = 0  # the place of the last call's first query …
     count: int = 0  # … and how many there were
     last: Kept | None = None
@@ -190,18 +191,12 @@ class Knocker(Listener):
         cross = kind_by_name(name, None if frame is None else frame.module) == "cross"
         if layer.turn != self.trail.turn:  # another forward: the next step of a generation, or something new
             whole = not self.generates or (not cross and queries == keys)
-            layer.first = 0 if whole else layer.first + layer.count
+            layer.begin = layer.first = 0 if whole else layer.first + layer.count
             layer.turn, layer.last = self.trail.turn, kept
-        elif (
-            kept is not None
-            and layer.last is not None
-            and kept is not layer.last
-            and goes_on(layer.last, kept)
-        ):
-            layer.first, layer.last = (
-                layer.first + layer.count,
-                kept,
-            )  # the next step of a loop over the same keys
+        elif kept is not None and layer.last is not None and not same_tensor(kept.query, layer.last.query):
+            # The next step of a loop over the same keys; or another attention, which begins anew.
+            layer.first = layer.first + layer.count if goes_on(layer.last, kept) else layer.begin
+            layer.last = kept
         layer.count = queries
         # A sliding window has dropped the first keys; a static cache has room behind the last.
         return layer.first, 0 if cross or not self.generates else max(0, layer.first + queries - keys)

@@ -106,16 +106,30 @@ class Pieces:
 
 
 def goes_on(one: Kept, other: Kept) -> bool:
-    """Whether the other one's queries go to the same keys: the tensor itself, not one with equal numbers."""
+    """Whether the other one is more of the same attention: the next step of a loop, the next of some chunks.
+
+    The keys are the same tensor, not one with equal numbers; the queries are the next single one, or those
+    behind the first ones in memory. Others are a second attention to these keys.
+    """
     if one.score is as_given and other.score is as_given:
         # There are no keys to tell by, but steps of a loop look like this.
         return one.shape == other.shape and one.shape[2] == 1 and (one.lse is None) == (other.lse is None)
-    a, b = one.key, other.key
-    same = a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
-    is_real = a.numel() > 0 and a.stride()[2] != 0
+    is_real = one.key.numel() > 0 and one.key.stride()[2] != 0
     sizes = (0, 1, 3)
     alike = [one.query.shape[axis] for axis in sizes] == [other.query.shape[axis] for axis in sizes]
-    return same and is_real and alike and (one.scale, one.softcap) == (other.scale, other.softcap)
+    same_rule = (one.scale, one.softcap) == (other.scale, other.softcap)
+    if not (is_real and alike and same_rule and same_tensor(one.key, other.key)):
+        return False
+    first, then = one.query, other.query
+    behind = first.data_ptr() + first.shape[2] * first.stride(2) * first.element_size()
+    next_chunk = then.data_ptr() == behind and first.stride() == then.stride()
+    single = first.shape[2] == then.shape[2] == 1
+    return next_chunk or (single and not same_tensor(first, then))
+
+
+def same_tensor(one: Tensor, other: Tensor) -> bool:
+    """Whether both are the same numbers in memory."""
+    return (one.data_ptr(), one.shape, one.stride()) == (other.data_ptr(), other.shape, other.stride())
 
 
 def with_sink(kept: Kept, sink: Tensor) -> Kept:

@@ -141,6 +141,7 @@ class Watcher(Listener):
         if pieces is not None and goes_on(before, found.kept):
             kept = replace(self.keeper.kept(found.kept), key=pieces.first.key)
             pieces.append(Pieces(kept, found))
+            self._open[name] = pieces, found.kept
         else:
             kept = self.keeper.kept(found.kept)
             pieces = Pieces(kept, found)
