@@ -770,6 +770,17 @@ def test_compiled_modules_are_refused_with_the_remedy() -> None:
     assert len(seen) == 2
 
 
+def test_a_compiled_wrapper_of_the_model_is_told_of_with_the_remedy() -> None:
+    model, x = encoder().eval(), torch.randn(2, 5, 6)
+    compiled = torch.compile(model, backend="eager")
+    compiled(x)
+    with pytest.raises(InputError, match=r"compiled by torch\.compile.*force_eager"), watch(model):
+        compiled(x)
+    with torch.compiler.set_stance("force_eager"), watch(model) as seen:  # the remedy
+        compiled(x)
+    assert len(seen) == 2
+
+
 def test_what_the_model_overwrites_is_not_shown_wrongly() -> None:
     query, key, value = qkv(2, 3)
     model = Attention(F.scaled_dot_product_attention)
@@ -779,6 +790,21 @@ def test_what_the_model_overwrites_is_not_shown_wrongly() -> None:
     key.mul_(2)
     with pytest.raises(InputError, match="written into"):
         seen[0].weights()
+
+
+@pytest.mark.parametrize("length", [5, 3001])  # the latter with more numbers than are compared
+@pytest.mark.parametrize("which", ["query", "key"])
+def test_what_is_overwritten_in_inference_mode_is_not_shown_wrongly(which: str, length: int) -> None:
+    model = Attention(F.scaled_dot_product_attention)
+    with torch.inference_mode():
+        query, key, value = qkv(2, 3, queries=length, keys=length)
+        key[0, 0, 0, 0] = torch.nan
+        with watch(model) as seen:
+            model(query, key, value)
+        assert seen[0].weights(batch=1, head=1, rows=0).sum() == pytest.approx(1)
+        (query if which == "query" else key)[:, 1:] *= 2
+    with pytest.raises(InputError, match="written into"):
+        seen[0].weights(batch=1, head=0, rows=0)
 
 
 def test_a_buffer_that_is_written_again_and_again_is_copied() -> None:

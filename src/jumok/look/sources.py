@@ -16,6 +16,8 @@ from jumok.look.stitch import Part, stitched
 from jumok.look.strips import strips
 
 MASKS = 8  # that a model uses at a time
+SAMPLE = 1 << 14  # numbers of a tensor by which it is known again
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Keeper:
@@ -71,7 +73,8 @@ class Pieces:
     def __init__(self, first: Kept, found: Found) -> None:
         self.first, self.sink = first, found.sink
         self.all = [first]
-        self._used = _versions(first, *found.uses)
+        held = (first.query, first.key, first.mask, *found.uses)
+        self._used = [(x, _mark(x)) for x in held if x is not None]  # kept by reference; as they were
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -85,8 +88,8 @@ class Pieces:
 
     @property
     def kept(self) -> Kept:
-        for tensor, version in self._used:
-            if tensor._version != version:
+        for tensor, mark in self._used:
+            if not _is(mark, _mark(tensor)):
                 raise InputError(
                     "the model has written into tensors that this attention was computed from, since it was "
                     "seen (an optimizer's step, a reused buffer): ask before that happens"
@@ -146,7 +149,23 @@ def with_sink(kept: Kept, sink: Tensor) -> Kept:
     return replace(kept, lse=total)
 
 
-def _versions(kept: Kept, *uses: Tensor) -> list[tuple[Tensor, int]]:
-    """What is kept by reference, and how often it has been written to."""
-    held = (kept.query, kept.key, kept.mask, *uses)
-    return [(x, x._version) for x in held if x is not None and not x.is_inference()]
+def _mark(x: Tensor) -> int | Tensor:
+    """What changes when ``x`` is written to: how often it was; of a tensor that does not count, a sample."""
+    if not x.is_inference():
+        return x._version
+    sample = x.detach()[_sampled(x.shape, x.device)] if x.numel() > SAMPLE else x.detach().clone()
+    return sample.view(BITS[sample.element_size()])  # a NaN equals itself then
+
+
+def _is(one: int | Tensor, other: int | Tensor) -> bool:
+    """Whether two marks of a tensor are the same."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return bool(one == other)
+
+
+@functools.lru_cache(maxsize=64)
+def _sampled(shape: torch.Size, device: torch.device) -> tuple[Tensor, ...]:
+    """Places all over a tensor."""
+    places = torch.arange(SAMPLE, device=device) * (shape.numel() // SAMPLE * 2 + 1) % shape.numel()
+    return torch.unravel_index(places, shape)

@@ -184,8 +184,9 @@ class Watcher(Listener):
             raise InputError(f"keep= chose none of the layers that ran: {ran}")
         if not self.ran:
             raise InputError(
-                "watch saw nothing: the model was not called inside the with block, or in another thread; "
-                "call it there, in the thread that watches"
+                "watch saw nothing: the model was not called inside the with block, or in another thread, or "
+                "only as compiled by torch.compile, which runs without Python; call the model itself there, "
+                'in the thread that watches, or with torch.compiler.set_stance("force_eager")'
             )
         raise InputError(
             f"watch saw no attention in the {len(self.ran)} modules that ran, such as "
