@@ -158,9 +158,23 @@ def test_wrong_layers_heads_and_edges() -> None:
         knock({"layers.0.merge": [0]})
     with pytest.raises(InputError, match=r"layers.0 has no edge \(5, 1\)"):
         knock({"layers.0": [(5, 1)]})
-    for wrong in ("x", [1.5], [(1, 2, 3, 4)], [(1,)], [(0, -1)], []):
+    for wrong in (
+        "x",
+        [1.5],
+        1.5,
+        True,
+        [True, False, False],
+        [(1, True)],
+        [(1, 2, 3, 4)],
+        [(1,)],
+        [(0, -1)],
+        [],
+    ):
         with pytest.raises(InputError, match=r"knock_out: .* came for layers.0"):
             knock({"layers.0": wrong})
+    for nothing in ({}, [1], None):
+        with pytest.raises(InputError, match=r"knock_out: .* came; for each layer"):
+            knock(nothing)
     with pytest.raises(InputError, match=r"knock_out takes an nn.Module"):  # noqa: SIM117
         with knock_out("model", {}):  # type: ignore[arg-type]
             pass

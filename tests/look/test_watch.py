@@ -770,6 +770,7 @@ def test_compiled_modules_are_refused_with_the_remedy() -> None:
     assert len(seen) == 2
 
 
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")
 def test_a_compiled_wrapper_of_the_model_is_told_of_with_the_remedy() -> None:
     model, x = encoder().eval(), torch.randn(2, 5, 6)
     compiled = torch.compile(model, backend="eager")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -71,6 +71,11 @@ class Knocker(Listener):
 
     def __init__(self, model: nn.Module, what: Mapping[str, Any]) -> None:
         super().__init__(model)
+        if not isinstance(what, Mapping) or not what:
+            raise InputError(
+                f"knock_out: {what!r} came; for each layer its heads and edges are expected, as in "
+                '{"layers.0": [1, (8, 2)]}'
+            )
         known = list(self.trail.names.values())
         likely = [self.trail.names[id(module)] for module in model.modules() if looks_like_attention(module)]
         self.layers: dict[str, _Layer] = {}
@@ -255,8 +260,12 @@ def _read(name: str, given: Any) -> _Layer:
     single = isinstance(given, int) or (
         isinstance(given, tuple) and len(given) in (2, 3) and all(isinstance(x, int) for x in given)
     )
+    if not single and (isinstance(given, str) or not isinstance(given, Iterable)):
+        given = [given]
     for one in [given] if single else given:
         try:
+            if isinstance(one, bool) or (isinstance(one, tuple | list) and any(type(x) is bool for x in one)):
+                raise TypeError
             if isinstance(one, tuple | list):
                 *head, query, key = (operator.index(x) for x in one)
                 if len(head) > 1 or min(query, key) < 0:

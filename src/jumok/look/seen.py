@@ -97,7 +97,10 @@ class Entry:
     def weights(
         self, *, batch: Choice = None, head: Choice = None, rows: Choice = None, cols: Choice = None
     ) -> Tensor:
-        """See :func:`jumok.look.views.weights`."""
+        """The weights, or a part of them; ``rows=(0, 4)`` are the rows 0 and 4.
+
+        See :func:`jumok.look.views.weights`.
+        """
         return views.weights(self.kept, batch=batch, head=head, rows=rows, cols=cols)
 
     def map(
@@ -109,7 +112,10 @@ class Entry:
         cols: Span = None,
         size: int | tuple[int, int] = 512,
     ) -> Tensor:
-        """See :func:`jumok.look.views.map`."""
+        """A rectangle pooled to ``size`` cells each way; of fewer tokens, to a cell for each.
+
+        ``rows=(0, 4)`` are the rows from 0 to 3. See :func:`jumok.look.views.map`.
+        """
         return views.map(self.kept, batch=batch, head=head, rows=rows, cols=cols, size=size)
 
     def received(self, *, batch: Choice = 0, head: Choice = None) -> Tensor:

@@ -125,10 +125,13 @@ def _agree(kept: Kept, scores: Tensor) -> bool:
     if scores.shape[:3] != kept.shape[:3] or scores.shape[3] - keys not in (0, 1):
         return False
     rows = torch.tensor([0, queries // 2, queries - 1], device=scores.device)
-    expected = kept.weights(batch - 1, slice(heads - 1, heads), rows, slice(0, keys))[0]
-    found = scores[-1, -1, rows, :keys].detach().to(expected.dtype).softmax(-1)
-    alive = expected.any(-1)  # a row without an allowed key says nothing
-    return bool(((found - expected).abs().amax(-1) < CLOSE)[alive].all())
+    for entry in {0, batch - 1}:
+        expected = kept.weights(entry, slice(heads - 1, heads), rows, slice(0, keys))[0]
+        found = scores[entry, -1, rows, :keys].detach().to(expected.dtype).softmax(-1)
+        alive = expected.any(-1)  # a row without an allowed key says nothing
+        if not bool(((found - expected).abs().amax(-1) < CLOSE)[alive].all()):
+            return False
+    return True
 
 
 def _flash(site: Site, given: _Given, run: Function) -> Any:
