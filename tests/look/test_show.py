@@ -181,6 +181,17 @@ def test_weights_of_no_use_are_not_missed(bert: Path, tmp_path: Path, capfd: Any
         folder.look_into(tmp_path, "a cat", device="cpu")
 
 
+def test_the_command_tells_what_it_would_not_use(bert: Path, tmp_path: Path) -> None:
+    for wrong in (["--head", "1"], ["--layer", "encoder.*"]):
+        result = CliRunner().invoke(app, ["look", str(bert), "a cat", *wrong])
+        assert isinstance(result.exception, InputError)
+        assert "--out" in str(result.exception)
+    result = CliRunner().invoke(app, ["look", str(tmp_path), "a cat"])
+    assert isinstance(result.exception, InputError)
+    assert "recipe.yaml" in str(result.exception)
+    assert "config.json" in str(result.exception)
+
+
 def test_before_and_after(run: Run, bert: Path) -> None:
     cross = "decoder.1.source_attention"
     text, target = "this is an example sentence", "이것은 예문이다"

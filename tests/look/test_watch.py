@@ -882,6 +882,33 @@ def test_answers_are_those_of_the_views() -> None:
     torch.testing.assert_close(seen.rollout(batch=1).sum(-1), torch.ones(7))
 
 
+def test_a_rollout_goes_through_a_shared_layer_as_often_as_it_ran() -> None:
+    layer, x = SelfAttention(2, "module").eval(), torch.randn(1, 5, 6)
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = layer
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(3):
+                x = x + self.attention(x)
+            return x
+
+    model = Shared()
+    with torch.no_grad(), watch(model) as seen:
+        model(x)
+    expected = torch.eye(5)
+    for entry in seen:
+        expected = (entry.weights(batch=0).mean(0) + torch.eye(5)) / 2 @ expected
+    torch.testing.assert_close(seen.rollout(), expected)
+    with torch.no_grad(), watch(model) as seen:
+        model(x)
+        model(x)
+    with pytest.raises(InputError, match="run the model once inside"):
+        seen.rollout()
+
+
 def test_a_rollout_is_through_one_stack() -> None:
     model = nn.Transformer(6, 2, 2, 1, 11, batch_first=True).eval()
     with torch.no_grad(), watch(model) as seen:

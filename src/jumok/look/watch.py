@@ -155,7 +155,8 @@ class Watcher(Listener):
         self.seen.unseen[name] = reason
 
     def entry(self, name: str, kind: str, source: Source, reads: Sequence[Read] | None = None) -> Entry:
-        return Entry(name, kind, source, tuple(self.reads) if reads is None else reads, self.tokenizer)
+        reads = tuple(self.reads) if reads is None else reads
+        return Entry(name, kind, source, reads, self.tokenizer, self.trail.turn, self.ran[name])
 
     def _kind(self, name: str, kept: Kept) -> str:
         frame = self.trail.frame
