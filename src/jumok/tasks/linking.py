@@ -114,8 +114,8 @@ class Job:
             if link[0] >= sizes[0] or link[1] >= sizes[1]:
                 raise InputError(
                     f"{gold}: pair {number + 1} has a link from word {link[0]} to word {link[1]}, counted "
-                    f"from 0, and its sentences have {sizes[0]} and {sizes[1]} words; if links are written target "
-                    "first, say --gold-flipped; otherwise they are those of other pairs"
+                    f"from 0, and its sentences have {sizes[0]} and {sizes[1]} words; if links are written "
+                    "target first, say --gold-flipped; otherwise they are those of other pairs"
                 )
 
     def _score(self, gold: Path, kept: Sequence[Aligned], aligner: Aligner, tell: Line) -> None:
