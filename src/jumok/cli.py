@@ -239,6 +239,13 @@ def look(
     from jumok.tasks import of
 
     gone, text = read(without or ()), whole(text)
+    if out is None and (layer is not None or head is not None):
+        raise InputError("--layer and --head choose what --out writes; on the page they are chosen there")
+    if model.is_dir() and not folder.is_folder(model) and not (model / "recipe.yaml").is_file():
+        raise InputError(
+            f"{model} has neither a recipe.yaml, as a run of `jumok train` has, nor a config.json, as a "
+            "folder that save_pretrained wrote has: give one of these"
+        )
     if folder.is_folder(model):
         scenes = folder.look_into(model, text, target, without=gone, device=device)
     else:

@@ -139,6 +139,32 @@ def test_gpt2(implementation: str) -> None:
         equal(entry.weights(), weights)
 
 
+@pytest.mark.parametrize(
+    ("name", "search"),
+    [
+        ("bloom_that_writes", {}),
+        ("bloom_that_writes", {"cache_implementation": "static"}),
+        ("bloom_that_writes", {"num_beams": 3}),
+        ("bloom_that_writes", {"num_beams": 4, "num_return_sequences": 4}),
+        ("bloom_that_writes", {"num_beams": 3, "use_cache": False}),
+        ("mpt", {"num_beams": 4, "num_return_sequences": 4}),  # it has no cache
+    ],
+    ids=["greedy", "static", "beams", "beams returned", "no cache", "mpt"],
+)
+def test_models_that_write_their_attention_out(name: str, search: dict[str, Any]) -> None:
+    model, prompt = tiny(name), ids(2, 5)
+    options = {"attention_mask": torch.ones_like(prompt), "pad_token_id": 0, "eos_token_id": None}
+    sequences, seen = generated(model, input_ids=prompt, **options, **search)
+    expected = told(model, sequences).attentions
+    assert len(seen) == len(expected) == 2
+    for entry, weights in zip(seen, expected, strict=True):
+        assert entry.shape == (len(sequences), 3, 5 + NEW - 1, 5 + NEW - 1)
+        equal(entry.weights(), weights)
+        torch.testing.assert_close(entry.weights().sum(-1), torch.ones(entry.shape[:3]))
+    for entry in seen.calls:
+        torch.testing.assert_close(entry.weights().sum(-1), torch.ones(entry.shape[:3]))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_flex_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     import functools
@@ -229,6 +255,31 @@ def test_a_model_that_hears() -> None:
             output_attentions=True,
         )
     equal(cross.weights(), out.cross_attentions[1])
+
+
+def test_beams_of_a_model_that_leaves_the_beginning_out() -> None:
+    model, given = tiny("whisper", init_std=0.5), inputs("whisper")
+    options = {"input_features": given["input_features"], "attention_mask": torch.ones(2, 22)}
+    sequences, seen = generated(model, num_beams=3, **options)
+    assert not seen.unseen
+    cross, inner = (seen[f"model.decoder.layers.1.{kind}_attn"] for kind in ("encoder", "self"))
+    assert cross.row_ids is not None
+    assert torch.equal(cross.row_ids[:, 0], torch.ones(2, dtype=torch.long))
+    assert torch.equal(cross.row_ids[:, 1:], sequences[:, : cross.shape[2] - 1])
+    model.set_attn_implementation("eager")
+    features = given["input_features"]
+    with torch.no_grad():
+        out = model(input_features=features, decoder_input_ids=cross.row_ids, output_attentions=True)
+    equal(cross.weights(), out.cross_attentions[1])
+    equal(inner.weights(), out.decoder_attentions[1])
+
+
+def test_all_beams_without_a_cache_come_in_the_order_of_the_sequences() -> None:
+    model, prompt = tiny("llama"), ids(2, 5)
+    options = {"num_beams": 4, "num_return_sequences": 4, "use_cache": False}
+    sequences, seen = generated(model, input_ids=prompt, **options)
+    for entry, weights in zip(seen, told(model, sequences).attentions, strict=True):
+        equal(entry.weights(), weights)
 
 
 def test_beams_over_embeddings_are_refused_with_the_reason() -> None:

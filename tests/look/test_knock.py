@@ -158,9 +158,23 @@ def test_wrong_layers_heads_and_edges() -> None:
         knock({"layers.0.merge": [0]})
     with pytest.raises(InputError, match=r"layers.0 has no edge \(5, 1\)"):
         knock({"layers.0": [(5, 1)]})
-    for wrong in ("x", [1.5], [(1, 2, 3, 4)], [(1,)], [(0, -1)], []):
+    for wrong in (
+        "x",
+        [1.5],
+        1.5,
+        True,
+        [True, False, False],
+        [(1, True)],
+        [(1, 2, 3, 4)],
+        [(1,)],
+        [(0, -1)],
+        [],
+    ):
         with pytest.raises(InputError, match=r"knock_out: .* came for layers.0"):
             knock({"layers.0": wrong})
+    for nothing in ({}, [1], None):
+        with pytest.raises(InputError, match=r"knock_out: .* came; for each layer"):
+            knock(nothing)
     with pytest.raises(InputError, match=r"knock_out takes an nn.Module"):  # noqa: SIM117
         with knock_out("model", {}):  # type: ignore[arg-type]
             pass
@@ -184,6 +198,23 @@ def test_a_loop_over_the_same_keys_counts_its_steps() -> None:
     with knock_out(model, {"DecoderAttention": [(2, 5)]}), watch(model) as seen:
         model(query, key)
     assert (seen[0].weights() == 0).nonzero().tolist() == [[0, 0, 2, 5], [0, 1, 2, 5]]
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_two_attentions_to_the_same_keys_both_lose_an_edge(same: bool) -> None:
+    class Attention(nn.Module):
+        def forward(self, query: Tensor, other: Tensor, key: Tensor) -> Tensor:
+            chunks = [F.scaled_dot_product_attention(part, key, key) for part in query.split(3, dim=2)]
+            return torch.cat(chunks, dim=2) - F.scaled_dot_product_attention(other, key, 2 * key)
+
+    query, other, key = torch.randn(3, 1, 2, 5, 3).unbind()
+    other = query if same else other
+    model = Attention()
+    with knock_out(model, {"Attention": [(4, 2)]}), watch(model) as seen:
+        model(query, other, key)
+    assert len(seen) == 2
+    for entry in seen:
+        assert (entry.weights() == 0).nonzero().tolist() == [[0, 0, 4, 2], [0, 1, 4, 2]]
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])

@@ -1,7 +1,9 @@
 """`jumok look`: runs of ours and Hugging Face folders, as an HTML file and as a picture."""
 
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -139,6 +141,55 @@ def test_what_cannot_be_read_is_told(bert: Path, tmp_path: Path) -> None:
     large = Scene.of_weights({"layer": torch.eye(401)})
     with pytest.raises(InputError, match="too large for a picture"):
         show.save(large, tmp_path / "map.png")
+
+
+def test_a_device_that_is_not_there_is_told(bert: Path) -> None:
+    for device in ("cuda:99", "foo"):
+        with pytest.raises(InputError, match=f"device '{device}' cannot be used here"):
+            folder.look_into(bert, "a cat", device=device)
+
+
+def test_a_model_that_reads_no_text_is_told(tmp_path: Path) -> None:
+    from transformers import ViTConfig, ViTModel
+
+    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 17}
+    ViTModel(ViTConfig(image_size=15, patch_size=5, **sizes)).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"\(vit\) that reads no text.*jumok\.watch"):
+        folder.look_into(tmp_path, "a cat", device="cpu")
+
+
+def test_weights_of_no_use_are_not_missed(bert: Path, tmp_path: Path, capfd: Any) -> None:
+    import safetensors.torch
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = AutoModelForMaskedLM.from_pretrained(bert)
+    model.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
+    capfd.readouterr()
+    assert len(folder.look_into(tmp_path, "a cat", device="cpu")) == 1
+    assert capfd.readouterr() == ("", "")
+    weights = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    gone = "bert.encoder.layer.1.attention.self.query.weight"
+    safetensors.torch.save_file(
+        {name: x for name, x in weights.items() if name != gone},
+        tmp_path / "model.safetensors",
+        {"format": "pt"},
+    )
+    with pytest.warns(UserWarning, match=r"lacks 1 weights.*query\.weight"):
+        folder.look_into(tmp_path, "a cat", device="cpu")
+
+
+def test_the_command_tells_what_it_would_not_use(bert: Path, tmp_path: Path) -> None:
+    for wrong in (["--head", "1"], ["--layer", "encoder.*"]):
+        result = CliRunner().invoke(app, ["look", str(bert), "a cat", *wrong])
+        assert isinstance(result.exception, InputError)
+        assert "--out" in str(result.exception)
+    result = CliRunner().invoke(app, ["look", str(tmp_path), "a cat"])
+    assert isinstance(result.exception, InputError)
+    assert "recipe.yaml" in str(result.exception)
+    assert "config.json" in str(result.exception)
 
 
 def test_before_and_after(run: Run, bert: Path) -> None:

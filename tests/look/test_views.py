@@ -269,6 +269,9 @@ def test_nothing_to_look_at() -> None:
         (lambda kept: views.rollout([]), "at least one"),
         (lambda kept: views.rollout([by_hand()], residual=2), "from 0 to 1"),
         (lambda kept: views.rollout([by_hand(), Kept(kept.query, kept.query)]), "over 5 positions"),
+        (lambda kept: views.weights(kept, head=[True, False]), "head=True came; whole numbers"),
+        (lambda kept: views.map(kept, rows=(5, 2)), r"rows=\(5, 2\) came, which is empty"),
+        (lambda kept: views.map(kept, cols=(3, 3)), r"cols=\(3, 3\) came, which is empty"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_answered_with_what_would_be_right(ask, says: str) -> None:

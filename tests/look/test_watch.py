@@ -595,6 +595,24 @@ def test_chunks_of_queries_are_one_entry() -> None:
     torch.testing.assert_close(seen[0].weights(), softmax(query, key, allowed))
 
 
+class Twice(nn.Module):
+    """Attends twice to the same keys, with the same queries or with others."""
+
+    def forward(self, query: Tensor, other: Tensor, key: Tensor) -> Tensor:
+        first = F.scaled_dot_product_attention(query, key, key)
+        return first - F.scaled_dot_product_attention(other, key, 2 * key)
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_two_attentions_to_the_same_keys_are_two_entries(same: bool) -> None:
+    query, key, other = qkv(2, 3, queries=7)
+    other = query if same else other
+    _, _, seen = twice(Twice(), query, other, key)
+    assert [entry.shape for entry in seen] == [(2, 3, 7, 7)] * 2
+    torch.testing.assert_close(seen[0].weights(), softmax(query, key))
+    torch.testing.assert_close(seen[1].weights(), softmax(other, key))
+
+
 def test_other_models_are_not_watched() -> None:
     one, other, x = SelfAttention(2, "module"), SelfAttention(2, "module"), torch.randn(3, 5, 6)
     with watch(one) as seen:
@@ -752,6 +770,18 @@ def test_compiled_modules_are_refused_with_the_remedy() -> None:
     assert len(seen) == 2
 
 
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")
+def test_a_compiled_wrapper_of_the_model_is_told_of_with_the_remedy() -> None:
+    model, x = encoder().eval(), torch.randn(2, 5, 6)
+    compiled = torch.compile(model, backend="eager")
+    compiled(x)
+    with pytest.raises(InputError, match=r"compiled by torch\.compile.*force_eager"), watch(model):
+        compiled(x)
+    with torch.compiler.set_stance("force_eager"), watch(model) as seen:  # the remedy
+        compiled(x)
+    assert len(seen) == 2
+
+
 def test_what_the_model_overwrites_is_not_shown_wrongly() -> None:
     query, key, value = qkv(2, 3)
     model = Attention(F.scaled_dot_product_attention)
@@ -761,6 +791,21 @@ def test_what_the_model_overwrites_is_not_shown_wrongly() -> None:
     key.mul_(2)
     with pytest.raises(InputError, match="written into"):
         seen[0].weights()
+
+
+@pytest.mark.parametrize("length", [5, 3001])  # the latter with more numbers than are compared
+@pytest.mark.parametrize("which", ["query", "key"])
+def test_what_is_overwritten_in_inference_mode_is_not_shown_wrongly(which: str, length: int) -> None:
+    model = Attention(F.scaled_dot_product_attention)
+    with torch.inference_mode():
+        query, key, value = qkv(2, 3, queries=length, keys=length)
+        key[0, 0, 0, 0] = torch.nan
+        with watch(model) as seen:
+            model(query, key, value)
+        assert seen[0].weights(batch=1, head=1, rows=0).sum() == pytest.approx(1)
+        (query if which == "query" else key)[:, 1:] *= 2
+    with pytest.raises(InputError, match="written into"):
+        seen[0].weights(batch=1, head=0, rows=0)
 
 
 def test_a_buffer_that_is_written_again_and_again_is_copied() -> None:
@@ -835,6 +880,33 @@ def test_answers_are_those_of_the_views() -> None:
     torch.testing.assert_close(entry.top(2, batch=1)[0], weights[1].topk(2).values)
     assert entry.distance().shape[0] == 3
     torch.testing.assert_close(seen.rollout(batch=1).sum(-1), torch.ones(7))
+
+
+def test_a_rollout_goes_through_a_shared_layer_as_often_as_it_ran() -> None:
+    layer, x = SelfAttention(2, "module").eval(), torch.randn(1, 5, 6)
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = layer
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(3):
+                x = x + self.attention(x)
+            return x
+
+    model = Shared()
+    with torch.no_grad(), watch(model) as seen:
+        model(x)
+    expected = torch.eye(5)
+    for entry in seen:
+        expected = (entry.weights(batch=0).mean(0) + torch.eye(5)) / 2 @ expected
+    torch.testing.assert_close(seen.rollout(), expected)
+    with torch.no_grad(), watch(model) as seen:
+        model(x)
+        model(x)
+    with pytest.raises(InputError, match="run the model once inside"):
+        seen.rollout()
 
 
 def test_a_rollout_is_through_one_stack() -> None:

@@ -1,5 +1,6 @@
 """watch: FlexAttention, compiled or not."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
+from jumok.errors import InputError
 from jumok.look.knock import knock_out
 from jumok.look.watch import watch
 
@@ -155,6 +157,50 @@ def test_a_compiled_function_around_it_runs_as_before() -> None:
     assert torch.equal(before[0], watched[0])
     assert torch.equal(before[0], after[0])
     assert seen.names == ["1"]
+
+
+class Learned(nn.Module):
+    """Its scores are changed by a parameter, which is read in one of several ways."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.slope, self.other = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(6))
+        self.how = how
+
+    def rule(self, score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return score + self.slope[h] * (q - k)
+
+    def forward(self, *qkv: Tensor) -> Any:
+        slope = self.slope
+
+        def free(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return score + slope[h] * (q - k)
+
+        def given(slope: Tensor, score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return score + slope[h] * (q - k)
+
+        rules = {
+            "closure": free,
+            "attribute": lambda score, b, h, q, k: score + self.slope[h] * (q - k),
+            "method": self.rule,
+            "partial": functools.partial(given, slope),
+            "inner": lambda *args: self.rule(*args),
+        }
+        return flex_attention(*qkv, score_mod=rules[self.how])
+
+
+@pytest.mark.parametrize("how", ["closure", "attribute", "method", "partial", "inner"])
+def test_a_rule_whose_parameters_have_changed_is_not_asked(how: str) -> None:
+    model = Learned(how)
+    seen = run(model, *qkv())
+    before = seen[0].weights()
+    with torch.no_grad():
+        model.other.add_(1)  # which it does not read
+    assert torch.equal(seen[0].weights(), before)
+    with torch.no_grad():
+        model.slope.add_(1)
+    with pytest.raises(InputError, match="written into"):
+        seen[0].weights()
 
 
 def test_knocked_out() -> None:

@@ -156,14 +156,18 @@ def test_models_that_write_their_attention_out(name: str) -> None:
         torch.testing.assert_close(entry.weights()[alive], weights[alive], atol=1e-5, rtol=0)
 
 
-def test_a_model_with_an_eager_attention_of_its_own_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rows", [slice(None), slice(3, 4)], ids=["everywhere", "in the middle"])
+def test_a_model_with_an_eager_attention_of_its_own_is_read_as_it_is(
+    rows: slice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from transformers.models.llama import modeling_llama
 
     plain = modeling_llama.eager_attention_forward
 
     def slanted(module: Any, query: Tensor, key: Tensor, *args: Any, **options: Any) -> Any:
         place = torch.arange(key.shape[2])
-        mask = args[1] + 0.3 * place  # something that no argument tells of
+        mask = args[1].clone()
+        mask[:, :, rows] += 0.3 * place  # something that no argument tells of
         return plain(module, query, key, args[0], mask, *args[2:], **options)
 
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", slanted)

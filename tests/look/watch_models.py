@@ -125,6 +125,22 @@ def _gptj(**options: Any) -> Any:
     return GPTJModel(GPTJConfig(vocab_size=WORDS, **sizes, **options))
 
 
+def _mpt(**options: Any) -> Any:
+    from transformers import MptConfig, MptForCausalLM
+
+    sizes = {"d_model": 12, "n_layers": 2, "n_heads": 3, "max_seq_len": 32, "initializer_range": 0.5}
+    return MptForCausalLM(MptConfig(vocab_size=WORDS, **(sizes | options)))
+
+
+def _bloom_that_writes(**options: Any) -> Any:
+    from transformers import BloomConfig, BloomForCausalLM
+
+    kinds = {"initializer_range": 0.5, "pad_token_id": 0, "eos_token_id": None}
+    return BloomForCausalLM(
+        BloomConfig(vocab_size=WORDS, hidden_size=12, n_layer=2, n_head=3, **(kinds | options))
+    )
+
+
 def _deberta(**options: Any) -> Any:
     from transformers import DebertaV2Config, DebertaV2Model
 
@@ -136,6 +152,7 @@ def _deberta(**options: Any) -> Any:
 MODELS: dict[str, Callable[..., Any]] = {
     "bert": _bert,
     "bloom": _bloom,
+    "bloom_that_writes": _bloom_that_writes,
     "deberta": _deberta,
     "gemma2": _gemma2,
     "gpt2": _gpt2,
@@ -144,6 +161,7 @@ MODELS: dict[str, Callable[..., Any]] = {
     "llama": _llama,
     "marian": _marian,
     "mistral": _mistral,
+    "mpt": _mpt,
     "t5": _t5,
     "vit": _vit,
     "whisper": _whisper,

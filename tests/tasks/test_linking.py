@@ -149,6 +149,19 @@ def test_gold_links_tell_the_error_rate_of_each_direction(both: Aligner, tmp_pat
         Heard().of(Job([str(tmp_path / "short.tsv")], Asked(), gold=str(tmp_path / "gold")), both)
 
 
+def test_gold_links_that_lead_out_of_a_sentence_are_told_before_anything_is_written(
+    both: Aligner, tmp_path: Path
+) -> None:
+    name = write(tmp_path / "p.tsv", pairs(3, seed=2))
+    (tmp_path / "gold").write_text("0-0\n0-99\n0-0\n")
+    heard = Heard()
+    with pytest.raises(InputError, match=r"pair 2 has a link from word 0 to word 99.*--gold-flipped"):
+        heard.of(Job([name], Asked(), gold=str(tmp_path / "gold")), both)
+    assert not heard.lines
+    with pytest.raises(InputError, match=r"^head 99 came; this model"):
+        heard.of(Job([name], Asked(head=99)), both)
+
+
 def test_symmetry_needs_two_directions_and_a_name_that_is_known(
     both: Aligner, word_runs: dict[str, Run]
 ) -> None:

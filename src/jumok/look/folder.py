@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,16 +64,53 @@ def _loaded(folder: Path, device: str) -> tuple[Any, Any]:
             f"{folder} is a Hugging Face folder, and transformers is not installed: pip install transformers"
         ) from error
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    place = _place(device)
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        _check_reads_text(folder, config)
         both = bool(getattr(config, "is_encoder_decoder", False))
         kind = transformers.AutoModelForSeq2SeqLM if both else transformers.AutoModel
-        model = kind.from_pretrained(folder, local_files_only=True).eval().to(place)
+        with _quietly():  # what is missing is told of below, if it is of use
+            model, told = kind.from_pretrained(folder, local_files_only=True, output_loading_info=True)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except InputError:
+        raise
     except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"{folder} cannot be looked into: {str(error).splitlines()[0]}") from error
-    return model, tokenizer
+        raise InputError(f"{folder} cannot be looked into: {' '.join(str(error).split())}") from error
+    missing = sorted(name for name in told["missing_keys"] if "pooler" not in name)  # of no attention
+    if missing:
+        some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+        warnings.warn(f"{folder} lacks {len(missing)} weights, which are random now: {some}", stacklevel=3)
+    return model.eval().to(place), tokenizer
+
+
+def _check_reads_text(folder: Path, config: Any) -> None:
+    if not hasattr(config.get_text_config(), "vocab_size"):
+        raise InputError(
+            f"{folder} holds a model ({config.model_type}) that reads no text, and jumok look gives it one; "
+            "in Python, jumok.watch shows where it attends, whatever it reads"
+        )
+
+
+def _place(device: str) -> torch.device:
+    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    try:
+        return torch.empty(0, device=place).device
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """While it lasts, transformers says what is an error, and nothing else."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _check_length(model: Any, tokens: int) -> None:

@@ -7,6 +7,7 @@ whatever the cache: of each step only the new keys are kept, and a row whose ear
     step 1   row 0  a b c          step 2   row 0  d e f G      its past is that of row 1,
              row 1  d e f                   row 1  d e f H      and so is this one's
 
+Attention that is written out by hand shows scores and no keys: there the search tells how it moves its cache.
 From these moves, and from the tokens of a returned sequence, follows which rows it lived in. The last token
 is never fed back to the model: it has no row.
 """
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from jumok.look.adapters.site import Found
+from jumok.look.adapters.softmax import as_given
 from jumok.look.kept import Kept
 from jumok.look.sources import with_sink
 from jumok.look.stitch import Memo, Part, side_by_side, stitched
@@ -30,7 +32,8 @@ from jumok.look.stitch import Memo, Part, side_by_side, stitched
 if TYPE_CHECKING:
     from jumok.look.watch import Watcher
 
-Ends = list[tuple[int, int]]  # for each returned sequence the turn and the row in which it ended
+# For each returned sequence the turn and the row in which it ended; and all of its tokens.
+Returned = tuple[list[tuple[int, int]], Tensor]
 
 
 class Broken(Exception):
@@ -72,6 +75,7 @@ class Generation:
         self.watcher = watcher
         self.layers: dict[tuple[str, int], Layer] = {}
         self.parents: dict[int, Tensor] = {}  # of each turn in which rows moved: where each came from
+        self.told: Tensor | None = None  # how the search has moved the rows, for the step to come
         self.restarts: set[int] = set()  # turns in which everything was computed anew, without a cache
         self.memo: Memo = {}
         self._turn = 0
@@ -111,10 +115,10 @@ class Generation:
     def finish(self, output: Any, batch: int) -> None:
         """The entries of what was generated, from a batch of so many prompts."""
         sequences = getattr(output, "sequences", output)
-        main, ends, why = self._main(), None, None
+        main, returned, why = self._main(), None, None
         try:
             if main is not None and isinstance(sequences, Tensor):
-                ends = self._ends(main, sequences, batch)
+                returned = self._returned(main, sequences.cpu(), batch)
         except Broken as error:
             why = str(error)
         for layer in self.layers.values():
@@ -123,8 +127,7 @@ class Generation:
             if reason is not None:
                 self.watcher.miss(layer.name, f"its steps cannot be joined, see seen.calls: {reason}")
             elif layer.last is not None:
-                returned = (ends, sequences) if decodes and ends is not None else None
-                source = Walk(self, layer.last, returned)
+                source = Walk(self, layer.last, returned if decodes else None)
                 entry = self.watcher.entry(layer.name, layer.kind, source, layer.reads)
                 self.watcher.seen.entries.append(entry)
 
@@ -158,13 +161,16 @@ class Generation:
         some = [layer for layer in self.layers.values() if layer.last is not None and not layer.fixed]
         return max(some, key=lambda layer: len(layer.turns), default=None)
 
-    def _ends(self, main: Layer, sequences: Tensor, batch: int) -> Ends | None:
+    def _returned(self, main: Layer, sequences: Tensor, batch: int) -> Returned | None:
         """Where each returned sequence ended; None: all rows are returned, as they are at the end."""
-        assert main.last is not None
-        if not self.parents and len(sequences) == len(main.last.new):
+        last = main.last
+        assert last is not None
+        rows, moved = len(last.new), bool(self.parents) or self.told is not None
+        sampled = last.ids is None and last.before is not None  # or beam search, but then its cache moves
+        if not moved and len(sequences) == rows and (rows == batch or sampled):
             return None
         told: list[tuple[int, Tensor]] = []  # after each turn, the tokens of every row
-        for one in reversed(list(main.last.back())):
+        for one in reversed(list(last.back())):
             if one.ids is None:
                 raise Broken("beam search over embeddings, not tokens: which beam was returned is not known")
             ids = one.ids
@@ -174,20 +180,28 @@ class Generation:
                     history = history[self.parents[turn]]
                 ids = torch.cat([history, ids], dim=1)
             told.append((one.turn, ids))
-        several = len(sequences) // batch
-        return [_end(tokens, told, at // several, batch) for at, tokens in enumerate(sequences.cpu())]
+        several, first = len(sequences) // batch, told[0][1]
+        for left_out in (0, first.shape[1]):  # some models return what they said without how it began
+            begun = first[:: rows // batch, :left_out].repeat_interleave(several, 0)
+            whole = torch.cat([begun, sequences], dim=1)
+            ends = [_end(tokens, told, at // several, batch) for at, tokens in enumerate(whole)]
+            if ends == [(last.turn, row) for row in range(rows)]:
+                return None
+            if None not in ends:
+                return [end for end in ends if end is not None], whole
+        raise Broken("the returned sequence is that of no row")
 
 
-def _end(sequence: Tensor, told: list[tuple[int, Tensor]], prompt: int, batch: int) -> tuple[int, int]:
+def _end(sequence: Tensor, told: list[tuple[int, Tensor]], prompt: int, batch: int) -> tuple[int, int] | None:
     """Turn and row of the longest tokens that a sequence begins with, among the rows of its prompt."""
     for turn, rows in reversed(told):
-        beams = len(rows) // batch
-        mine = rows[prompt * beams : (prompt + 1) * beams]
-        if rows.shape[1] <= len(sequence):
-            same = (mine == sequence[: rows.shape[1]]).all(1).nonzero()
+        length, beams = rows.shape[1], len(rows) // batch
+        padding = sequence[length + 1 :]  # the last token is not fed, and what follows it says nothing
+        if length <= len(sequence) and bool((padding == padding[:1]).all()):
+            same = (rows[prompt * beams : (prompt + 1) * beams] == sequence[:length]).all(1).nonzero()
             if len(same):
                 return turn, prompt * beams + int(same[0, 0])
-    raise Broken("the returned sequence is that of no row (beam search without a cache?)")
+    return None
 
 
 # ------------------------------------------------------------------------------------- one layer
@@ -234,6 +248,7 @@ class Layer:
     def _known(self, kept: Kept, turn: int) -> tuple[int, int, int]:
         """Of a step's keys: how many are known, how many there are, and which of all is the first of them."""
         parents = self.generation.parents
+        told = parents.get(turn, self.generation.told)
         _, _, queries, count = kept.shape
         length, past = self._length, count - queries
         if self._keys is None:
@@ -242,7 +257,7 @@ class Layer:
             return 0, queries if _blocked_from(kept, queries) else count, 0
         known, key = self._keys[:, :, :length], kept.key.detach()
         may_be_fixed = (self.fixed or len(self.turns) == 1) and count == length
-        if may_be_fixed and _moves(known, key, parents.get(turn)) is not None:
+        if may_be_fixed and _moves(known, key, told) is not None:
             # Rows of a beam have the same source, up to the last bit: which of them a row is does not matter.
             self.fixed, self._keys = True, key
             return length, length, 0
@@ -256,9 +271,11 @@ class Layer:
             if not _blocked_from(kept, length + queries):
                 raise Broken("it attends to keys that no step has made")
             past = length
+        if past < length and kept.score is as_given:
+            raise Broken("it has scores alone, and these do not tell which keys were dropped from its cache")
         # A sliding window drops the first keys, an assistant whose guess was rejected the last ones.
         for first in dict.fromkeys((length - past, 0)):
-            moved = _moves(known[:, :, first : first + past], key[:, :, :past], parents.get(turn))
+            moved = _moves(known[:, :, first : first + past], key[:, :, :past], told)
             if moved is None:
                 continue
             if not torch.equal(moved, torch.arange(len(known))):
@@ -295,7 +312,7 @@ class Layer:
 
 
 def _moves(known: Tensor, now: Tensor, told: Tensor | None) -> Tensor | None:
-    """Which row of ``known`` each row of ``now`` is; None if one is none. ``told``: by another layer."""
+    """Which row of ``known`` each row of ``now`` is; None if one is none. ``told``: by others."""
     if known.shape[1:] != now.shape[1:]:
         return None
     for guess in (told, torch.arange(len(known))):
@@ -327,7 +344,7 @@ def _blocked_from(kept: Kept, place: int) -> bool:
 class Walk:
     """All steps of a layer as one attention: of every row, or of the sequences that were returned."""
 
-    def __init__(self, generation: Generation, last: Step, returned: tuple[Ends, Tensor] | None) -> None:
+    def __init__(self, generation: Generation, last: Step, returned: Returned | None) -> None:
         self._generation = generation
         self._ends = [(last, torch.arange(len(last.part.query)))]
         self._tokens = None

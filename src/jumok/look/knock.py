@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +19,7 @@ from jumok.look.adapters.softmax import as_given
 from jumok.look.adapters.trail import kind_by_name, looks_like_attention
 from jumok.look.kept import Kept
 from jumok.look.seen import nearest
-from jumok.look.sources import goes_on
+from jumok.look.sources import goes_on, same_tensor
 
 Edge = tuple[int, int] | tuple[int, int, int]  # (query, key), or (head, query, key)
 
@@ -60,6 +60,7 @@ class _Layer:
     met: set[int] = field(default_factory=set)  # of the edges
     ran: bool = False
     turn: int = 0
+    begin: int = 0  # the place at which this turn began
     first: int = 0  # the place of the last call's first query …
     count: int = 0  # … and how many there were
     last: Kept | None = None
@@ -70,6 +71,11 @@ class Knocker(Listener):
 
     def __init__(self, model: nn.Module, what: Mapping[str, Any]) -> None:
         super().__init__(model)
+        if not isinstance(what, Mapping) or not what:
+            raise InputError(
+                f"knock_out: {what!r} came; for each layer its heads and edges are expected, as in "
+                '{"layers.0": [1, (8, 2)]}'
+            )
         known = list(self.trail.names.values())
         likely = [self.trail.names[id(module)] for module in model.modules() if looks_like_attention(module)]
         self.layers: dict[str, _Layer] = {}
@@ -190,18 +196,12 @@ class Knocker(Listener):
         cross = kind_by_name(name, None if frame is None else frame.module) == "cross"
         if layer.turn != self.trail.turn:  # another forward: the next step of a generation, or something new
             whole = not self.generates or (not cross and queries == keys)
-            layer.first = 0 if whole else layer.first + layer.count
+            layer.begin = layer.first = 0 if whole else layer.first + layer.count
             layer.turn, layer.last = self.trail.turn, kept
-        elif (
-            kept is not None
-            and layer.last is not None
-            and kept is not layer.last
-            and goes_on(layer.last, kept)
-        ):
-            layer.first, layer.last = (
-                layer.first + layer.count,
-                kept,
-            )  # the next step of a loop over the same keys
+        elif kept is not None and layer.last is not None and not same_tensor(kept.query, layer.last.query):
+            # The next step of a loop over the same keys; or another attention, which begins anew.
+            layer.first = layer.first + layer.count if goes_on(layer.last, kept) else layer.begin
+            layer.last = kept
         layer.count = queries
         # A sliding window has dropped the first keys; a static cache has room behind the last.
         return layer.first, 0 if cross or not self.generates else max(0, layer.first + queries - keys)
@@ -260,8 +260,12 @@ def _read(name: str, given: Any) -> _Layer:
     single = isinstance(given, int) or (
         isinstance(given, tuple) and len(given) in (2, 3) and all(isinstance(x, int) for x in given)
     )
+    if not single and (isinstance(given, str) or not isinstance(given, Iterable)):
+        given = [given]
     for one in [given] if single else given:
         try:
+            if isinstance(one, bool) or (isinstance(one, tuple | list) and any(type(x) is bool for x in one)):
+                raise TypeError
             if isinstance(one, tuple | list):
                 *head, query, key = (operator.index(x) for x in one)
                 if len(head) > 1 or min(query, key) < 0:

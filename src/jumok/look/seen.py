@@ -44,8 +44,18 @@ class Entry:
       where they are not known. ``row_ids``, ``col_ids``: the tokens themselves.
     """
 
-    def __init__(self, name: str, kind: str, source: Source, reads: Sequence[Read], tokenizer: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        source: Source,
+        reads: Sequence[Read],
+        tokenizer: Any,
+        turn: int = 0,
+        run: int = 0,
+    ) -> None:
         self.name, self.kind = name, kind
+        self.turn, self.run = turn, run  # of the model, and of this layer
         self._source, self._reads, self._tokenizer = source, reads, tokenizer
         self._written: dict[tuple[int, ...], list[list[str]]] = {}  # texts, by axis and shape
 
@@ -97,7 +107,10 @@ class Entry:
     def weights(
         self, *, batch: Choice = None, head: Choice = None, rows: Choice = None, cols: Choice = None
     ) -> Tensor:
-        """See :func:`jumok.look.views.weights`."""
+        """The weights, or a part of them; ``rows=(0, 4)`` are the rows 0 and 4.
+
+        See :func:`jumok.look.views.weights`.
+        """
         return views.weights(self.kept, batch=batch, head=head, rows=rows, cols=cols)
 
     def map(
@@ -109,7 +122,10 @@ class Entry:
         cols: Span = None,
         size: int | tuple[int, int] = 512,
     ) -> Tensor:
-        """See :func:`jumok.look.views.map`."""
+        """A rectangle pooled to ``size`` cells each way; of fewer tokens, to a cell for each.
+
+        ``rows=(0, 4)`` are the rows from 0 to 3. See :func:`jumok.look.views.map`.
+        """
         return views.map(self.kept, batch=batch, head=head, rows=rows, cols=cols, size=size)
 
     def received(self, *, batch: Choice = 0, head: Choice = None) -> Tensor:
@@ -220,6 +236,7 @@ class Seen(Sequence[Entry]):
     ) -> Tensor:
         """What reaches each position through all self-attentions; see :func:`jumok.look.views.rollout`.
 
+        A layer that one forward runs several times (ALBERT's) is passed through as often, in that order.
         ``layers`` chooses them by their names: "encoder.*".
         """
         some = [
@@ -227,11 +244,13 @@ class Seen(Sequence[Entry]):
             for entry in self.entries
             if entry.kind == "self" and (layers is None or matches(entry.name, layers))
         ]
-        if len({entry.shape for entry in some}) > 1 or len({entry.name for entry in some}) < len(some):
+        one_turn = len({entry.turn for entry in some}) == 1
+        once = len({(entry.name, entry.run if one_turn else 0) for entry in some}) == len(some)
+        if len({entry.shape for entry in some}) > 1 or not once:
             sizes = ", ".join(f"{entry.name} {entry.shape}" for entry in some)
             raise InputError(
                 "a rollout goes through the layers of one stack, each once, and these are of several: "
-                f"{sizes}; choose with layers='encoder.*', or run the model once"
+                f"{sizes}; choose with layers='encoder.*', or run the model once inside the with block"
             )
         if not some:
             raise InputError(f"no self-attention was seen that layers={layers!r} would fit")

@@ -16,6 +16,8 @@ from jumok.look.stitch import Part, stitched
 from jumok.look.strips import strips
 
 MASKS = 8  # that a model uses at a time
+SAMPLE = 1 << 14  # numbers of a tensor by which it is known again
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Keeper:
@@ -71,7 +73,8 @@ class Pieces:
     def __init__(self, first: Kept, found: Found) -> None:
         self.first, self.sink = first, found.sink
         self.all = [first]
-        self._used = _versions(first, *found.uses)
+        held = (first.query, first.key, first.mask, *found.uses)
+        self._used = [(x, _mark(x)) for x in held if x is not None]  # kept by reference; as they were
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -85,8 +88,8 @@ class Pieces:
 
     @property
     def kept(self) -> Kept:
-        for tensor, version in self._used:
-            if tensor._version != version:
+        for tensor, mark in self._used:
+            if not _is(mark, _mark(tensor)):
                 raise InputError(
                     "the model has written into tensors that this attention was computed from, since it was "
                     "seen (an optimizer's step, a reused buffer): ask before that happens"
@@ -106,16 +109,30 @@ class Pieces:
 
 
 def goes_on(one: Kept, other: Kept) -> bool:
-    """Whether the other one's queries go to the same keys: the tensor itself, not one with equal numbers."""
+    """Whether the other one is more of the same attention: the next step of a loop, the next of some chunks.
+
+    The keys are the same tensor, not one with equal numbers; the queries are the next single one, or those
+    behind the first ones in memory. Others are a second attention to these keys.
+    """
     if one.score is as_given and other.score is as_given:
         # There are no keys to tell by, but steps of a loop look like this.
         return one.shape == other.shape and one.shape[2] == 1 and (one.lse is None) == (other.lse is None)
-    a, b = one.key, other.key
-    same = a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
-    is_real = a.numel() > 0 and a.stride()[2] != 0
+    is_real = one.key.numel() > 0 and one.key.stride()[2] != 0
     sizes = (0, 1, 3)
     alike = [one.query.shape[axis] for axis in sizes] == [other.query.shape[axis] for axis in sizes]
-    return same and is_real and alike and (one.scale, one.softcap) == (other.scale, other.softcap)
+    same_rule = (one.scale, one.softcap) == (other.scale, other.softcap)
+    if not (is_real and alike and same_rule and same_tensor(one.key, other.key)):
+        return False
+    first, then = one.query, other.query
+    behind = first.data_ptr() + first.shape[2] * first.stride(2) * first.element_size()
+    next_chunk = then.data_ptr() == behind and first.stride() == then.stride()
+    single = first.shape[2] == then.shape[2] == 1
+    return next_chunk or (single and not same_tensor(first, then))
+
+
+def same_tensor(one: Tensor, other: Tensor) -> bool:
+    """Whether both are the same numbers in memory."""
+    return (one.data_ptr(), one.shape, one.stride()) == (other.data_ptr(), other.shape, other.stride())
 
 
 def with_sink(kept: Kept, sink: Tensor) -> Kept:
@@ -132,7 +149,23 @@ def with_sink(kept: Kept, sink: Tensor) -> Kept:
     return replace(kept, lse=total)
 
 
-def _versions(kept: Kept, *uses: Tensor) -> list[tuple[Tensor, int]]:
-    """What is kept by reference, and how often it has been written to."""
-    held = (kept.query, kept.key, kept.mask, *uses)
-    return [(x, x._version) for x in held if x is not None and not x.is_inference()]
+def _mark(x: Tensor) -> int | Tensor:
+    """What changes when ``x`` is written to: how often it was; of a tensor that does not count, a sample."""
+    if not x.is_inference():
+        return x._version
+    sample = x.detach()[_sampled(x.shape, x.device)] if x.numel() > SAMPLE else x.detach().clone()
+    return sample.view(BITS[sample.element_size()])  # a NaN equals itself then
+
+
+def _is(one: int | Tensor, other: int | Tensor) -> bool:
+    """Whether two marks of a tensor are the same."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return bool(one == other)
+
+
+@functools.lru_cache(maxsize=64)
+def _sampled(shape: torch.Size, device: torch.device) -> tuple[Tensor, ...]:
+    """Places all over a tensor."""
+    places = torch.arange(SAMPLE, device=device) * (shape.numel() // SAMPLE * 2 + 1) % shape.numel()
+    return torch.unravel_index(places, shape)

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from jumok.errors import InputError
+from jumok.look.adapters.softmax import as_given
 from jumok.look.kept import Change, Kept, Scoring
 
 Memo = dict[Any, tuple[Tensor, Any]]  # masks that several layers share; with what their keys are the ids of
@@ -63,6 +65,13 @@ class Part:
             mask = mask[..., :keys] if mask.shape[-1] > 1 else mask
         return replace(self, query=self.query[:, :, :count], mask=mask, keys=keys)
 
+    def query_among(self, keys: int) -> Tensor:
+        """The queries; if they are scores themselves, at their places among so many keys."""
+        if self.score is not as_given:
+            return self.query
+        behind = keys - self.first - self.keys
+        return F.pad(self.query[..., : self.keys], (self.first, behind), value=-torch.inf)
+
 
 def stitched(
     parts: Sequence[Part], key: Tensor, scale: float, softcap: float | None, memo: Memo | None = None
@@ -72,14 +81,19 @@ def stitched(
     for part in parts:
         starts.append(starts[-1] + part.count)
     mask, diagonal, window = _visible(parts, starts, key.shape[2], {} if memo is None else memo)
-    query, score = _scoring(parts, starts)
+    query, score = _scoring(parts, key.shape[2])
     return Kept(query, key, scale, softcap, mask, diagonal, window, _change(parts, starts), score)
 
 
 def side_by_side(some: Sequence[Kept]) -> Kept:
     """Attentions of different lengths as one batch. What is beyond a shorter one's end attends to nothing."""
     queries, keys = (max(kept.shape[axis] for kept in some) for axis in (2, 3))
-    query = torch.cat([F.pad(kept.query, (0, 0, 0, queries - kept.shape[2])) for kept in some])
+    if any(kept.score not in (None, as_given) for kept in some):
+        raise InputError(
+            "beams of a score that is no dot product cannot be joined; each step is in seen.calls"
+        )
+    wide = [Part.of(kept).query_among(keys) for kept in some]
+    query = torch.cat([F.pad(one, (0, 0, 0, queries - one.shape[2])) for one in wide])
     key = torch.cat([F.pad(kept.key, (0, 0, 0, keys - kept.shape[3])) for kept in some])
     first = some[0]
     alike = len({(kept.shape[2:], kept.diagonal, kept.window) for kept in some}) == 1
@@ -98,7 +112,8 @@ def side_by_side(some: Sequence[Kept]) -> Kept:
             ]
         )
         diagonal = window = None
-    return Kept(query, key, first.scale, first.softcap, mask, diagonal, window, _change_of_each(some))
+    change = _change_of_each(some)
+    return Kept(query, key, first.scale, first.softcap, mask, diagonal, window, change, first.score)
 
 
 def _change_of_each(some: Sequence[Kept]) -> Change | None:
@@ -213,9 +228,9 @@ def _change(parts: Sequence[Part], starts: Sequence[int]) -> Change | None:
     return change
 
 
-def _scoring(parts: Sequence[Part], starts: Sequence[int]) -> tuple[Tensor, Scoring | None]:
+def _scoring(parts: Sequence[Part], keys: int) -> tuple[Tensor, Scoring | None]:
     """The queries of all parts, and their score. If that differs, queries carry the number of their part."""
-    query = torch.cat([part.query for part in parts], dim=2)
+    query = torch.cat([part.query_among(keys) for part in parts], dim=2)
     if all(part.score == parts[0].score for part in parts):
         return query, parts[0].score
     number = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([part.count for part in parts]))

@@ -110,6 +110,11 @@ def span(choice: Span, size: int, what: str) -> slice:
     if isinstance(choice, tuple):
         if len(choice) != 2:
             raise InputError(f"{what}={choice!r} came; (first, one after the last) is expected")
+        first, last = (place if place is None or place >= 0 else place + size for place in choice)
+        if first is not None and last is not None and last <= first and (first, last) != (0, size):
+            raise InputError(
+                f"{what}={choice!r} came, which is empty; (first, one after the last) is expected, of {size}"
+            )
         choice = slice(*choice)
     part, _ = chosen(choice, size, what)
     if isinstance(part, Tensor):
@@ -118,6 +123,8 @@ def span(choice: Span, size: int, what: str) -> slice:
 
 
 def _inside(place: object, size: int, what: str) -> int:
+    if isinstance(place, bool):
+        raise InputError(f"{what}={place} came; whole numbers are expected: the places that are wanted")
     try:
         number = operator.index(place)  # type: ignore[arg-type]
     except TypeError:

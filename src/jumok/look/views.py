@@ -37,6 +37,7 @@ def weights(
     """The weights ``(B, H, Q, K)``, or the part asked for. The only answer that may be as large as Q×K.
 
     A row sums to one over all columns, or to zero without an allowed key. Weights are those before dropout.
+    ``rows=(0, 4)`` are the two rows 0 and 4, as with any list; ``rows=slice(0, 4)`` are those from 0 to 3.
 
     >>> kept = Kept(torch.randn(1, 2, 5, 8), torch.randn(1, 2, 7, 8))
     >>> weights(kept).shape, weights(kept, batch=0, head=1, rows=slice(2, 5)).shape
@@ -65,7 +66,8 @@ def map(
     A cell holds what its queries give to its keys together, on average over the queries; a row of cells thus
     sums to one where all columns are looked at. Cells are as even as whole numbers allow: of ``n`` rows, cell
     ``i`` begins at row ``i·n // size``. With fewer than ``size`` rows each has its own cell, and there are
-    fewer cells; and so with columns. ``size=(300, 400)`` is 300 cells down, 400 across.
+    fewer cells; and so with columns. ``size=(300, 400)`` is 300 cells down, 400 across. ``rows=(0, 4)`` is a
+    span here, from row 0 to row 3: a rectangle has no gaps.
 
     Large maps on a GPU are made by a kernel. In bfloat16 and float16 it takes exponentials that are right to
     a relative 7e-4; float32 is as exact as elsewhere.

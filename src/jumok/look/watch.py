@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from jumok.errors import InputError
 from jumok.look.adapters import listening
@@ -100,6 +100,10 @@ class Watcher(Listener):
                 generation.finish(output, batch)
             generation.forget()
 
+    def rows_moved(self, rows: Tensor) -> None:
+        if self.generation is not None:
+            self.generation.told = rows
+
     def enter(self, module: nn.Module, name: str, args: Any) -> None:
         self.ran[name] += 1
         if id(module) in self._embeddings and (ids := as_ids(args)) is not None:
@@ -137,6 +141,7 @@ class Watcher(Listener):
         if pieces is not None and goes_on(before, found.kept):
             kept = replace(self.keeper.kept(found.kept), key=pieces.first.key)
             pieces.append(Pieces(kept, found))
+            self._open[name] = pieces, found.kept
         else:
             kept = self.keeper.kept(found.kept)
             pieces = Pieces(kept, found)
@@ -150,7 +155,8 @@ class Watcher(Listener):
         self.seen.unseen[name] = reason
 
     def entry(self, name: str, kind: str, source: Source, reads: Sequence[Read] | None = None) -> Entry:
-        return Entry(name, kind, source, tuple(self.reads) if reads is None else reads, self.tokenizer)
+        reads = tuple(self.reads) if reads is None else reads
+        return Entry(name, kind, source, reads, self.tokenizer, self.trail.turn, self.ran[name])
 
     def _kind(self, name: str, kept: Kept) -> str:
         frame = self.trail.frame
@@ -179,8 +185,9 @@ class Watcher(Listener):
             raise InputError(f"keep= chose none of the layers that ran: {ran}")
         if not self.ran:
             raise InputError(
-                "watch saw nothing: the model was not called inside the with block, or in another thread; "
-                "call it there, in the thread that watches"
+                "watch saw nothing: the model was not called inside the with block, or in another thread, or "
+                "only as compiled by torch.compile, which runs without Python; call the model itself there, "
+                'in the thread that watches, or with torch.compiler.set_stance("force_eager")'
             )
         raise InputError(
             f"watch saw no attention in the {len(self.ran)} modules that ran, such as "

@@ -44,8 +44,10 @@ class Asked:
         found = [number for number, view in enumerate(known) if self._allows(view)]
         if not found:
             layers, most = (max(n) + 1 for n in zip(*((v.layer, v.head or 0) for v in known), strict=True))
+            came = {"layer": self.layer, "head": None if self.head == "auto" else self.head}
+            told = ", ".join(f"{name} {number}" for name, number in came.items() if number is not None)
             raise InputError(
-                f"layer {self.layer}, head {self.head} came; this model's attention to the source has "
+                f"{told} came; this model's attention to the source has "
                 f"{layers} layers with {most} heads each, both counted from 0"
             )
         return found

@@ -42,15 +42,21 @@ class Job:
         """Write a line for each pair, in their order, and tell what was chosen and how good it is."""
         symmetry = self._symmetry(aligner)
         gold = None if self.gold is None else links.find(self.gold)
+        right = None if gold is None else self._right(gold, aligner)
         coming = self._checked(pairs_in(self.pairs, aligner.forth.run.recipe.data), aligner)
         first = list(itertools.islice(coming, SAMPLE))
         if not first:
             raise InputError(f"there are no pairs of sentences in {' '.join(self.pairs)}")
+        if gold is not None and len(first) < SAMPLE:  # then these are all
+            right = self._right(gold, aligner, pairs=len(first))
+        for number, one in enumerate(first):
+            self._check_gold(number, one, gold, right)
         chosen = aligner.choose([one for one in first if isinstance(one, Example)], self.asked)
         tell(f"links by {chosen}")
         kept: list[Aligned] = []
         left_out = 0
-        for found in _in_place(itertools.chain(first, coming), aligner, chosen, symmetry):
+        later = itertools.chain(first, self._checked_gold(coming, len(first), gold, right))
+        for found in _in_place(later, aligner, chosen, symmetry):
             if isinstance(found, Flaw):
                 left_out += 1
                 if left_out <= TOLD:
@@ -80,11 +86,40 @@ class Job:
                 raise InputError(f"{flaw}. Mend it, or have an empty line in its place: --on-error skip")
             yield flaw or one
 
+    def _right(self, gold: Path, aligner: Aligner, pairs: int | None = None) -> list[links.Gold]:
+        """The links by people, source first."""
+        right, data = links.read(gold, pairs=pairs), aligner.forth.run.recipe.data
+        turned = self.gold_flipped or (self.gold == data.gold and data.gold_flipped)
+        return [one.flipped() for one in right] if turned else right
+
+    def _checked_gold(
+        self,
+        pairs: Iterable[Example | Flaw],
+        first: int,
+        gold: Path | None,
+        right: Sequence[links.Gold] | None,
+    ) -> Iterator[Example | Flaw]:
+        for number, one in enumerate(pairs, first):
+            self._check_gold(number, one, gold, right)
+            yield one
+
+    def _check_gold(
+        self, number: int, one: Example | Flaw, gold: Path | None, right: Sequence[links.Gold] | None
+    ) -> None:
+        """Links by people that lead out of their sentences are those of others, or the other way round."""
+        if right is None or number >= len(right) or not isinstance(one, Example):
+            return
+        sizes = len(one.source.split()), len(one.target.split())
+        for link in sorted(right[number].possible):
+            if link[0] >= sizes[0] or link[1] >= sizes[1]:
+                raise InputError(
+                    f"{gold}: pair {number + 1} has a link from word {link[0]} to word {link[1]}, counted "
+                    f"from 0, and its sentences have {sizes[0]} and {sizes[1]} words; if links are written "
+                    "target first, say --gold-flipped; otherwise they are those of other pairs"
+                )
+
     def _score(self, gold: Path, kept: Sequence[Aligned], aligner: Aligner, tell: Line) -> None:
-        right = links.read(gold, pairs=len(kept))
-        data = aligner.forth.run.recipe.data
-        if self.gold_flipped or (self.gold == data.gold and data.gold_flipped):
-            right = [one.flipped() for one in right]
+        right = self._right(gold, aligner, pairs=len(kept))
         told = {"links": [one.links for one in kept]}
         if aligner.back is not None:
             told["forth alone"] = [one.forth for one in kept]

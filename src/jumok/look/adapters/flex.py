@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from jumok.look.adapters.closures import tensors_of
 from jumok.look.adapters.patches import Function, Make
 from jumok.look.adapters.site import here
 from jumok.look.kept import Change, Kept
@@ -45,7 +46,8 @@ def watching(attention: Function) -> Function:
         if kept is None:
             return result
         changed = site.output(kept, given.value, out)
-        site.saw(kept)
+        rule = None if given.block_mask is None else given.block_mask.mask_mod
+        site.saw(kept, uses=tensors_of(given.score_mod, rule))
         return result if changed is out else (changed, *more) if more else changed
 
     return watched_flex_attention

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -25,6 +26,10 @@ def watched(model: nn.Module) -> Iterator[None]:
                 stack.enter_context(attribute(kind, "generate", _generate))
             if callable(getattr(kind, "get_compiled_call", None)):
                 stack.enter_context(attribute(kind, "get_compiled_call", _refused))
+        caches = sys.modules.get("transformers.cache_utils")
+        if caches is not None:
+            for kind in (caches.Cache, caches.EncoderDecoderCache):
+                stack.enter_context(attribute(kind, "reorder_cache", _reorder))
         yield
 
 
@@ -44,6 +49,18 @@ def _generate(generate: Function) -> Function:
         return output
 
     return watched_generate
+
+
+def _reorder(reorder_cache: Function) -> Function:
+    """Beam search moves the rows of a cache: where no keys are there to compare, this tells how."""
+
+    def watched_reorder_cache(self: Any, beam_idx: Tensor) -> Any:
+        for one in LISTENERS.get():
+            if one.generates:
+                one.rows_moved(beam_idx.detach().cpu())
+        return reorder_cache(self, beam_idx)
+
+    return watched_reorder_cache
 
 
 def _batch(*args: Any, **options: Any) -> int:

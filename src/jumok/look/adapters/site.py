@@ -46,6 +46,9 @@ class Listener:
     def generation_ends(self, output: Any, batch: int) -> None:
         """They were, and it gave this for so many prompts; None: it failed."""
 
+    def rows_moved(self, rows: Tensor) -> None:
+        """In a generation, row ``i`` of the next forward goes on from row ``rows[i]`` of the last."""
+
     def enter(self, module: nn.Module, name: str, args: Any) -> None:
         """A module begins, with these arguments."""
 
