@@ -452,9 +452,11 @@ def test_a_run_goes_on_to_the_same_weights_and_refuses_other_data(tmp_path: Path
     one, other = (_last_weights(run) for run in (whole, half))
     assert one.keys() == other.keys()
     assert all(torch.equal(x, other[name]) for name, x in one.items())
-    table(path, "text\tlabel", [*rows, ("new", "1")])
-    with pytest.raises(InputError, match="the data has changed"):
-        trained(half.folder, "classify", data, train=steps | {"steps": 9})
+    relabelled = [(text, "10"[int(label)]) for text, label in rows]
+    for others in ([*rows, ("new", "1")], relabelled):
+        table(path, "text\tlabel", others)
+        with pytest.raises(InputError, match="the data has changed"):
+            trained(half.folder, "classify", data, train=steps | {"steps": 9})
 
 
 def _last_weights(run: Run) -> dict[str, torch.Tensor]:

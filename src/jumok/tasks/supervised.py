@@ -282,9 +282,10 @@ def _prepared(use: Use[Any]) -> str | None:
 def _check_unchanged(run: Run, data: Learnable) -> None:
     """Refuse to go on with other data than the run began with."""
     path = run.folder / "data" / "train.json"
-    told = {"rows": len(data), "sha256": data.fingerprint}
+    told = {"rows": len(data), "fingerprint": data.fingerprint}
     if run.has_begun and path.is_file():
-        if json.loads(path.read_text(encoding="utf-8")) != told:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if any(kept.get(name, value) != value for name, value in told.items()):  # older runs tell less
             raise InputError(
                 f"the data has changed since {run.folder} began with it; bring it back, or begin anew: --out"
             )
