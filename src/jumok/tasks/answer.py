@@ -140,6 +140,7 @@ class AnswerUse(BertUse[Question]):
     """Answers in texts, for one run."""
 
     does = "answer a question about a text"
+    kind = Question
     batch = Spanned
 
     @property
