@@ -58,6 +58,22 @@ def test_a_recipe_may_begin_from_another_one_beside_it(tmp_path: Path) -> None:
     assert (recipe.train.steps, recipe.train.seed, recipe.model.kind) == (3, 4, "seq2seq")
 
 
+def test_labels_take_the_place_of_the_recipes_labels(tmp_path: Path) -> None:
+    labels = {"no": "negative", "yes": "positive"}
+    given = load("bert/sst2", ["data.train=mine.tsv", "data.labels={no: negative, yes: positive}"])
+    assert (given.data.labels, given.data.train) == (labels, "mine.tsv")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("base: bert/sst2\ndata:\n  labels: {no: negative, yes: positive}\n", encoding="utf-8")
+    begun = load(str(mine))
+    assert (begun.data.labels, begun.data.train) == (labels, load("bert/sst2").data.train)
+
+
+def test_an_entry_of_a_value_is_changed_by_its_key_alone() -> None:
+    assert load("bert/sst2", ["data.labels.0=bad"]).data.labels == {"0": "bad", "1": "positive"}
+    overrides = ["a.b.c=1", "a.b={d: 2}", "a.b.e.f=3"]
+    assert overridden({}, overrides) == {"a": {"b": {"d": 2, "c": 1, "e": {"f": 3}}}}
+
+
 WRONG = {
     "a typo in a key": (["model.widht=5"], ["model.widht", "did you mean model.width?"]),
     "a typo in a section": (["modle.width=5"], ["modle", "did you mean model?"]),

@@ -101,10 +101,14 @@ def read(path: Path, depth: int = 0) -> Tree:
 
 
 def merged(under: Tree, over: Tree) -> Tree:
-    """What ``over`` says, and what ``under`` says where ``over`` is silent.
+    """What ``over`` says, and what ``under`` says where ``over`` is silent, section by section.
 
-    A model of another ``kind`` takes the place of the whole section: the settings of a GRU mean nothing to
-    a Transformer.
+    Below the sections a value takes the place of the other as a whole, whatever it holds: of other labels,
+    none is a class any more. So does a model of another ``kind``: the settings of a GRU mean nothing to a
+    Transformer.
+
+    >>> merged({"data": {"train": "a", "labels": {"0": "bad"}}}, {"data": {"labels": {"no": "bad"}}})
+    {'data': {'train': 'a', 'labels': {'no': 'bad'}}}
     """
     result = dict(under)
     for key, value in over.items():
@@ -114,7 +118,7 @@ def merged(under: Tree, over: Tree) -> Tree:
         ):
             result[key] = value
         else:
-            result[key] = merged(old, value)
+            result[key] = {**old, **value}
     return result
 
 
@@ -125,18 +129,32 @@ def overridden(tree: Tree, overrides: Sequence[str]) -> Tree:
     {'train': {'steps': 7}, 'data': {'train': ['a.en', 'a.de']}}
     """
     together: Tree = {}
+    within: list[tuple[list[str], Any]] = []  # what changes one entry of a value, as in data.labels.0=bad
     for one in overrides:
         key, equals, text = one.partition("=")
-        if not equals or not all(key.split(".")):
+        keys = key.split(".")
+        if not equals or not all(keys):
             raise InputError(f"{one!r}: an override is key=value, as in train.steps=500")
         try:
             value: Any = yaml.load(text, Loader=_Strict)
         except yaml.YAMLError:
             value = text  # a text with a colon or a bracket in it, say
-        for part in reversed(key.split(".")):
-            value = {part: value}
-        together = merged(together, value)
-    return merged(tree, together)
+        if len(keys) > 2:
+            within.append((keys, value))
+        else:
+            together = merged(together, {keys[0]: value} if len(keys) == 1 else {keys[0]: {keys[1]: value}})
+    result = merged(tree, together)
+    for keys, value in within:
+        result = _changed_at(result, keys, value)
+    return result
+
+
+def _changed_at(tree: Any, keys: Sequence[str], value: Any) -> Any:
+    """The same with another value there."""
+    if not keys:
+        return value
+    known = tree if isinstance(tree, dict) else {}
+    return {**known, keys[0]: _changed_at(known.get(keys[0]), keys[1:], value)}
 
 
 def parse(tree: Mapping[str, Any], name: str = "this recipe") -> Any:

@@ -5,7 +5,7 @@
     runs/transformer/multi30k-en-de/
         recipe.yaml          all settings, spelled out, and the number of this format
         tokenizer.json       (two of them where the languages have vocabularies of their own)
-        model.json           the sizes of a fine-tuned BERT, which it has from what it began from
+        model.json           the sizes of a BERT that it has from what it began from
         labels.json          the names of its classes or tags, in their order
         model.safetensors    the best weights so far
         metrics.jsonl        a line for every few steps and every validation

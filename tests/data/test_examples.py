@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,19 @@ def test_the_parts_of_a_batch_are_all_of_it() -> None:
     data = Examples(Labelled, rows(Labelled), tokens=64, seed=1)
     parts = data.divide(np.arange(10, dtype=np.uint32), 3)
     assert sorted(int(n) for part in parts for n in part) == list(range(10))
+
+
+def test_other_labels_tags_or_spans_have_another_fingerprint() -> None:
+    def found(kind: type[Texts], given: list[Row]) -> str:
+        return Examples(kind, given, tokens=64, seed=1).fingerprint
+
+    for kind, mark in ((Labelled, "labels"), (TaggedWords, "labels"), (Spanned, "starts"), (Spanned, "ends")):
+        given = rows(kind)
+        old: Any = given[1].marks[mark]
+        new = [*old[:3], 2, *old[4:]] if isinstance(old, list) else old + 1
+        assert new != old
+        changed = [*given[:1], replace(given[1], marks={**given[1].marks, mark: new}), *given[2:]]
+        assert found(kind, rows(kind)) == found(kind, given) != found(kind, changed)
 
 
 def test_nothing_to_learn_from() -> None:

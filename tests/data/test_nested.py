@@ -53,6 +53,13 @@ def test_every_document_comes_once_with_its_label() -> None:
     assert data.unit == "documents"
 
 
+def test_other_documents_or_labels_have_another_fingerprint() -> None:
+    given = [(DOCUMENTS, LABELS), (DOCUMENTS, LABELS), (DOCUMENTS, LABELS[::-1]), (DOCUMENTS[::-1], LABELS)]
+    one, same, *others = (Nested(*both, tokens=200, seed=1).fingerprint for both in given)
+    assert one == same
+    assert len({one, *others}) == 3
+
+
 def test_documents_of_a_batch_are_of_like_size_and_batches_are_full() -> None:
     data = Nested(DOCUMENTS, LABELS, tokens=200, seed=1)
     batches = [[words(DOCUMENTS[n]) for n in index] for index in data.batches(0)]

@@ -47,6 +47,8 @@ def test_numbers_and_empty_texts() -> None:
 def test_other_texts_have_another_fingerprint() -> None:
     one, same, other = (Paired(x, SECONDS, LABELS, tokens=9, seed=1) for x in (FIRSTS, FIRSTS, SECONDS))
     assert one.fingerprint == same.fingerprint != other.fingerprint
+    relabelled = Paired(FIRSTS, SECONDS, LABELS[::-1], tokens=9, seed=1)
+    assert relabelled.fingerprint != one.fingerprint
 
 
 def test_what_does_not_fit_together() -> None:

@@ -122,6 +122,21 @@ def test_the_rows_of_a_question(run: Run) -> None:
     assert rows[-1].marks["starts"] > 0
 
 
+def test_an_answer_across_the_ends_of_windows_is_whole_in_another(run: Run) -> None:
+    reader = answer.load(run, "cpu")
+    reader.use.recipe = replace(run.recipe, data=replace(run.recipe.data, stride=128))  # more than fits
+    words = ["film"] * 33 + ["was", "a", "story"] + ["film"] * 40  # "who?" leaves room for 35
+    context = " ".join(words)
+    start = context.index("was a story")
+    inside = Question("who?", context, (Answer("was a story", start),), "1", "a", "x:1")
+    [asked] = reader.use.asked([inside], reader.tokenizer, reader.longest)
+    assert [tuple(part) for part in asked.parts][:2] == [(0, 35), (17, 52)]
+    assert reader.judge([inside]).figures["exact_reachable"] == 1
+    # One that is longer than half a window may still be whole in none: nobody can find that.
+    long = replace(inside, answers=(Answer(" ".join(words[:38]), 0),))
+    assert reader.judge([long]).figures["exact_reachable"] == 0
+
+
 def test_questions_without_an_answer_are_learned(tmp_path: Path) -> None:
     chance = random.Random(4)
     articles = []

@@ -452,9 +452,59 @@ def test_a_run_goes_on_to_the_same_weights_and_refuses_other_data(tmp_path: Path
     one, other = (_last_weights(run) for run in (whole, half))
     assert one.keys() == other.keys()
     assert all(torch.equal(x, other[name]) for name, x in one.items())
-    table(path, "text\tlabel", [*rows, ("new", "1")])
-    with pytest.raises(InputError, match="the data has changed"):
-        trained(half.folder, "classify", data, train=steps | {"steps": 9})
+    relabelled = [(text, "10"[int(label)]) for text, label in rows]
+    for others in ([*rows, ("new", "1")], relabelled):
+        table(path, "text\tlabel", others)
+        with pytest.raises(InputError, match="the data has changed"):
+            trained(half.folder, "classify", data, train=steps | {"steps": 9})
+
+
+def test_what_was_held_out_stays_held_out_when_the_data_changes(tmp_path: Path) -> None:
+    chance = random.Random(5)
+    rows = [review(chance) for _ in range(120)]
+    path = tmp_path / "reviews.tsv"
+    table(path, "text\tlabel", rows)
+    data, few = {"train": str(path), "held_out": 20}, {"epochs": None, "steps": 1, "warmup": 0}
+    run = trained(tmp_path / "run", "classify", data, train=few)
+    before = {name: classify.load(run, "cpu").split(name).examples for name in ("valid", "test")}
+    learned = {one.text for one in classify.Classify(run).train().examples}
+    table(path, "text\tlabel", [review(chance) for _ in range(50)] + rows[:70])
+    for name, examples in before.items():
+        found = classify.load(run, "cpu").split(name).examples
+        assert found == examples
+        assert not learned & {one.text for one in found}
+    path.unlink()  # it is not needed any more
+    classify.evaluate(classify.load(run, "cpu"), "test", Search(), QUIET)
+    kept = run.folder / "data" / "test.jsonl"
+    kept.write_text(kept.read_text(encoding="utf-8") + "{}\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"test\.jsonl:\d+ is not what training held out"):
+        classify.load(run, "cpu").split("test")
+    kept.unlink()
+    with pytest.raises(InputError, match=r"test\.jsonl is missing"):
+        classify.load(run, "cpu").split("test")
+
+
+def test_test_data_is_checked_before_training(reviews: Path, tmp_path: Path) -> None:
+    good = table(tmp_path / "good.tsv", "text\tlabel", [("fine", "1"), ("so so", "0")])
+    bad = table(tmp_path / "bad.tsv", "text\tlabel", [("fine", "1"), ("so so", "2")])
+    with pytest.raises(InputError, match=r"bad.tsv:3: an unknown label"):
+        trained(tmp_path / "run", "classify", {"train": str(reviews), "valid": good, "test": bad})
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_the_same_data_in_two_places_is_the_same(run: Run, reviews: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "copied.tsv"
+    copied.write_bytes(reviews.read_bytes())
+    data = {"train": str(copied), "held_out": 40, "labels": {"0": "bad", "1": "good"}}
+    few = {"epochs": None, "steps": 1, "warmup": 0}
+    other = trained(tmp_path / "other", "classify", data, train=few)
+    classify.compare([run, other], "test", Search(), tmp_path / "out", "cpu", QUIET)
+    rows = [line.replace("\t0", "\t2").replace("\t1", "\t0").replace("\t2", "\t1")
+            for line in reviews.read_text().splitlines()]  # fmt: skip
+    copied.write_text("\n".join(rows))
+    swapped = trained(tmp_path / "swapped", "classify", data, train=few)
+    with pytest.raises(InputError, match="has other test data"):
+        classify.compare([run, swapped], "test", Search(), tmp_path / "out", "cpu", QUIET)
 
 
 def _last_weights(run: Run) -> dict[str, torch.Tensor]:

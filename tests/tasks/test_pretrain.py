@@ -10,10 +10,13 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
+from torch import nn
 
 import jumok
 from jumok import InputError, cli, recipe
 from jumok.data.tokenised import Tokenised
+from jumok.exchange.bert import export_bert
+from jumok.models.bert import Pretraining
 from jumok.run import Run
 from jumok.tasks import cloze, pretrain
 from jumok.tasks.filler import Search, attention_maps
@@ -348,6 +351,35 @@ def test_a_pretrained_model_goes_on_with_other_text(learned: Run, data_sets: Pat
     other = small(tmp_path / "other", data_sets, f"from={learned.folder}")
     with pytest.raises(InputError, match=r"width 16.*width 64.*give model: its sizes"):
         pretrain.train(other, QUIET)
+
+
+def test_an_embedding_with_more_rows_than_pieces_is_taken_over(
+    learned: Run, data_sets: Path, tmp_path: Path
+) -> None:
+    before = pretrain.load(learned, "cpu")
+    model, pieces = before.model, before.tokenizer
+    rounded = -(-pieces.size // 64) * 64
+    assert rounded > pieces.size
+    larger = Pretraining(model.bert.config, rounded)
+    larger.load_state_dict(
+        {
+            name: nn.functional.pad(weight, (0, 0) * (weight.dim() - 1) + (0, rounded - pieces.size))
+            if weight.shape[0] == pieces.size
+            else weight
+            for name, weight in model.state_dict().items()
+        }
+    )
+    export_bert(larger, pieces, tmp_path / "hf")
+    (tmp_path / "other.txt").write_text(text(count=100, seed=2))
+    more = ["model.width=64", "model.feed_forward=128", "masking.length=16", f"from={tmp_path / 'hf'}"]
+    more += [f"data.train={tmp_path / 'other.txt'}", "data.held_out=10", "train.learning_rate=1e-12"]
+    run = small(tmp_path / "on", data_sets, *more, "train.steps=2", "train.warmup=1")
+    pretrain.train(run, QUIET)
+    after = pretrain.load(run, "cpu")
+    assert after.model.bert.word_embedding.num_embeddings == rounded
+    for name, weight in larger.state_dict().items():
+        torch.testing.assert_close(after.model.state_dict()[name], weight, atol=1e-6, rtol=0)
+    assert len(after.fill("one [MASK] three", n_best=10**6).words[0]) == pieces.size
 
 
 def test_packed_is_for_gpus_in_half_precision(data_sets: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import itertools
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -383,6 +384,23 @@ def test_a_finished_run_is_left_as_it_is_and_a_longer_one_goes_on(tmp_path: Path
     train(Toy(0.3), PointData(), longer, tmp_path / "b")
     assert same(state(tmp_path / "a"), state(tmp_path / "b"))
     assert lines(tmp_path / "a") == lines(tmp_path / "b")
+
+
+def test_a_shortened_warm_up_is_the_same_for_a_run_that_goes_on(tmp_path: Path) -> None:
+    settings = quick(steps=None, epochs=8, warmup=500, schedule="linear", save_every=3)
+    train(Toy(0.3), PointData(), settings, tmp_path / "whole")
+    rates = [one["learning_rate"] / settings.learning_rate for one in lines(tmp_path / "whole", "train")]
+    assert rates[:5] == pytest.approx([0.25, 0.5, 0.75, 1, 1])  # of 40 steps, 4
+    with pytest.raises(RuntimeError, match="pulled"):
+        train(
+            Toy(0.3), PointData(), replace(settings, validate_every=2), tmp_path / "broken", validate=_pulled
+        )
+    train(Toy(0.3, seed=4), PointData(), settings, tmp_path / "broken")
+    assert same(state(tmp_path / "broken"), state(tmp_path / "whole"))
+
+
+def _pulled(model: nn.Module) -> Report:
+    raise RuntimeError("pulled")
 
 
 def test_epochs_and_minutes_end_a_run(tmp_path: Path) -> None:

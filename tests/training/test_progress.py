@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.cells import cell_len
@@ -78,6 +79,34 @@ def test_going_on_and_being_finished_are_told(tmp_path: Path) -> None:
     shown, file = console()
     train(Toy(), PointData(), quick(steps=3), tmp_path, console=shown)
     assert file.getvalue() == "This run is finished already: all 3 steps are done.\n"
+
+
+def test_a_warm_up_longer_than_the_training_is_told(tmp_path: Path) -> None:
+    def told(name: str, **changes: Any) -> str:
+        shown, file = console(width=200)
+        train(Toy(), PointData(), quick(warmup=70, **changes), tmp_path / name, console=shown)
+        return file.getvalue().splitlines()[0]
+
+    assert told("short", steps=None, epochs=4) == (
+        "The training has 20 steps, and train.warmup is 70: the learning rate rises for 2 instead, a tenth "
+        "of them."
+    )
+    assert "never comes to its highest" in told("given", steps=7)
+    assert told("long", steps=71).startswith("epoch 1")
+
+
+class Uneven(PointData):
+    """Epochs of 4, 5 and 5 batches."""
+
+    def batches(self, epoch: int) -> list[Any]:
+        return super().batches(epoch)[epoch == 0 :]
+
+
+def test_no_step_is_behind_the_last(tmp_path: Path) -> None:
+    shown, file = console()
+    summary = train(Toy(), Uneven(), quick(steps=None, epochs=3), tmp_path, console=shown)
+    assert summary.steps == 14
+    assert "epoch 3 · step 14/14 · " in file.getvalue()
 
 
 def test_without_a_console_nothing_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from jumok.training import Settings
-from jumok.training.schedule import last_step, share
+from jumok.training.schedule import COUNTED, fitted, last_step, share
 
 
 @pytest.mark.parametrize(
@@ -106,4 +106,29 @@ def test_a_schedule_ends_where_the_minutes_do_if_that_is_nearer() -> None:
     ],
 )
 def test_the_last_step_is_the_nearest_bound(changes: dict[str, Any], last: int | None) -> None:
-    assert last_step(Settings(**changes), steps_an_epoch=5) == last
+    assert last_step(Settings(**changes), lambda epoch: 5) == last
+
+
+def test_epochs_of_different_lengths_are_all_counted() -> None:
+    assert last_step(Settings(epochs=3), lambda epoch: (1, 2, 2)[epoch]) == 5
+    assert last_step(Settings(epochs=3, steps=4), lambda epoch: (1, 2, 2)[epoch]) == 4
+    asked: list[int] = []
+
+    def steps_of(epoch: int) -> int:
+        asked.append(epoch)
+        return 1 + epoch % 2
+
+    assert last_step(Settings(epochs=10**9), steps_of) == 15 * 10**8
+    assert (len(asked), asked[-1]) == (COUNTED, 0)
+
+
+def test_epochs_that_end_within_the_warm_up_shorten_it() -> None:
+    asked = Settings(epochs=3, warmup=500, schedule="linear")
+    short = fitted(asked, last=18)
+    assert short.warmup == 1
+    assert [share(short, step, 18) for step in (1, 2, 18)] == [1, 1, pytest.approx(1 / 17)]
+    assert fitted(asked, last=500).warmup == 50
+    assert fitted(asked, last=501) is asked
+    assert fitted(asked, last=None) is asked
+    given = Settings(steps=18, warmup=500)  # both are the user's own; a longer run goes on with the same
+    assert fitted(given, last=18) is given

@@ -5,7 +5,6 @@ All of it is held in memory, 8 bytes a token and a field: data that people have 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +24,7 @@ from jumok.data.batches import (
     batches,
     divide,
     filled,
+    fingerprint,
     in_a_row,
     in_rows,
     stepped,
@@ -91,8 +91,9 @@ class Examples:
 
     @property
     def fingerprint(self) -> str:
-        """Another one for other texts."""
-        return hashlib.sha256(self.ids.tobytes()).hexdigest()
+        """Another one for other texts, or for other marks."""
+        marks = [*self.of_tokens.values(), *self.of_texts.values()]
+        return fingerprint(self.lengths, self.ids, self.segments, *marks)
 
     def batches(self, epoch: int) -> Batches:
         """The batches of an epoch, in order."""

@@ -1,18 +1,25 @@
 """What is set aside to validate and to test with, where a recipe names no data for it.
 
 Examples with the same *key* stay together: the same sentence twice is never on both sides, and no article is
-both learned from and asked about. Chance decides, by the key alone: the same data gives the same parts.
+both learned from and asked about. Chance decides, by the key alone: the same data gives the same parts. They
+can be kept in a file, with a line of JSON each: then they stay what they are when the data changes.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pydantic
 
 from jumok.errors import InputError
+from jumok.files import written
 
-__all__ = ["NAMES", "divided"]
+__all__ = ["NAMES", "divided", "keep", "kept"]
 
 NAMES = ("train", "valid", "test")
 MOST = 0.2  # of the examples, for each of validation and test
@@ -47,3 +54,25 @@ def divided(examples: Sequence[T], key: Callable[[T], str], wanted: int) -> dict
             "name data.valid and data.test, or use more data"
         )
     return parts
+
+
+def keep(path: Path, examples: Sequence[Any]) -> None:
+    """Write examples, which are dataclasses, to a file."""
+    lines = (json.dumps(asdict(one), ensure_ascii=False) for one in examples)
+    with written(path) as part:
+        part.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+
+
+def kept(path: Path, kind: type[T]) -> list[T]:
+    """The examples of such a file."""
+    read = pydantic.TypeAdapter(kind).validate_json
+    found: list[T] = []
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                found.append(read(line))
+            except pydantic.ValidationError:
+                raise InputError(
+                    f"{path}:{number} is not what training held out: the file was changed; train again"
+                ) from None
+    return found

@@ -18,7 +18,6 @@ All of it is held in memory, 4 bytes a word: data that people have labelled is s
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -29,7 +28,7 @@ from numpy.typing import NDArray
 
 from jumok.annotated import LabelledDocuments, counts
 from jumok.batch import UNK, Tokens
-from jumok.data.batches import Batches, Lengths, Numbers, batches, divide
+from jumok.data.batches import Batches, Lengths, Numbers, batches, divide, fingerprint
 from jumok.errors import InputError
 
 __all__ = ["Document", "Loose", "Nested"]
@@ -106,8 +105,8 @@ class Nested:
 
     @property
     def fingerprint(self) -> str:
-        """Another one for other documents."""
-        return hashlib.sha256(self._words.tobytes() + self._sentences.tobytes()).hexdigest()
+        """Another one for other documents, or for other labels."""
+        return fingerprint(self._words, self._sentences, self._documents, self.labels.numpy())
 
     def batches(self, epoch: int) -> Batches:
         """The batches of an epoch, in order."""

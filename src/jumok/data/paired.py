@@ -5,7 +5,6 @@ All of it is held in memory, 4 bytes a token: data that people have labelled is 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from itertools import chain
 
@@ -14,7 +13,7 @@ import torch
 
 from jumok.annotated import LabelledPairs, counts
 from jumok.batch import IGNORE, PAD, UNK, Tokens
-from jumok.data.batches import Batches, Lengths, Numbers, batches, divide, in_rows, stepped
+from jumok.data.batches import Batches, Lengths, Numbers, batches, divide, fingerprint, in_rows, stepped
 from jumok.errors import InputError
 
 __all__ = ["Paired"]
@@ -63,8 +62,8 @@ class Paired:
 
     @property
     def fingerprint(self) -> str:
-        """Another one for other texts."""
-        return hashlib.sha256(b"".join(side.ids.tobytes() for side in self.sides)).hexdigest()
+        """Another one for other texts, or for other labels."""
+        return fingerprint(self.labels, *(x for side in self.sides for x in (side.lengths, side.ids)))
 
     def batches(self, epoch: int) -> Batches:
         """The batches of an epoch, in order."""

@@ -7,7 +7,8 @@
                     p2 p3 p4 p5 p6
                           p4 p5 p6 p7 p8
 
-They begin every ``stride`` pieces, so that what is at the end of one is in the middle of another.
+They begin every ``stride`` pieces, or every half window if that is nearer: what is at the end of one is in
+the middle of another.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def windows(length: int, room: int, stride: int) -> list[Window]:
     """
     if room < 1 or stride < 1:
         raise InputError(f"windows of {room} pieces every {stride}: both must be 1 or more")
-    stride = min(stride, room)  # else what lies between would be read by none
+    stride = min(stride, max(1, room // 2))  # else what lies across two ends would be whole in no window
     count = 1 + max(0, -(-(length - room) // stride))
     return [Window(n * stride, min(n * stride + room, length)) for n in range(count)]
 

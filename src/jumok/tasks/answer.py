@@ -140,6 +140,7 @@ class AnswerUse(BertUse[Question]):
     """Answers in texts, for one run."""
 
     does = "answer a question about a text"
+    kind = Question
     batch = Spanned
 
     @property
@@ -309,12 +310,15 @@ class AnswerReader(BertReader):
     def _reachable(self, examples: Sequence[Question], gold: Sequence[Sequence[str]]) -> dict[str, float]:
         """What a model would score that always found the right pieces: they may hold more than the answer.
 
-        A Korean word with its particle, 서울에서, may be one piece, where the answer is 서울.
+        A Korean word with its particle, 서울에서, may be one piece, where the answer is 서울. An answer that
+        is whole in no window is out of reach.
         """
         best = []
         for one in self.encoded(self.use.asked(examples, self.tokenizer, self.longest), None):
             answer = one.question.answers[0] if one.question.answers else None
             span = pieces_of((answer.start, answer.end), one.text.spans) if answer else None
+            if span and not any(begin <= span[0] and span[1] < end for begin, end in one.parts):
+                span = None
             best.append(text_of(one.question.context, one.text.spans, *span).text if span else "")
         score = answer_score(best, gold, self.use.recipe.score.answers)
         return {"exact_reachable": score.exact, "f1_reachable": score.f1}

@@ -75,6 +75,7 @@ class Classes(Use[Sample]):
     """Labels of texts, for one run."""
 
     does = "label a text"
+    kind = Sample
 
     @property
     def example(self) -> str:

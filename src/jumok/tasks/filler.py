@@ -167,7 +167,7 @@ class Filler:
         """For each row the likeliest words of its masks, and the probability that its second text is next."""
         words, follows = self.model.logits(self._batch(rows))
         assert words is not None
-        words = words.float()
+        words = words[:, : self.tokenizer.size].float()  # an embedding may have more rows than that
         words[:, self.tokenizer.special] = -torch.inf  # none of them is a word
         best = words.softmax(-1).topk(min(many, words.shape[1]), dim=-1)
         told = map(zip, best.indices.tolist(), best.values.tolist())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -16,13 +17,14 @@ from jumok.data.masking import MaskedData, MaskingConfig
 from jumok.data.tokenised import Tokenised, prepare
 from jumok.data.wordpiece import WordPieceConfig, WordPieces
 from jumok.errors import InputError
+from jumok.files import written
 from jumok.models.bert import Bert, BertConfig, Pretraining
 from jumok.run import Run
 from jumok.tasks import common
 from jumok.tasks.cloze import compare, evaluate, held_out, judge
 from jumok.tasks.filler import Filler, Search, attention_maps
 from jumok.tasks.library import DataConfig, Library
-from jumok.tasks.origin import From, opened
+from jumok.tasks.origin import From, opened, taken
 from jumok.training import Report, Settings, Summary, attention_health, joined, load_weights
 from jumok.training import train as train_model
 
@@ -75,7 +77,7 @@ def train(run: Run, console: Console) -> Summary:
             store, pieces, recipe.masking, tokens=recipe.train.tokens, seed=recipe.train.seed, **layout
         )
         torch.manual_seed(recipe.train.seed)
-        model = make_model(recipe, pieces)
+        model = make_model(run, pieces)
         if recipe.from_ is not None and not run.has_begun:
             _begin(model, recipe.from_)
         if ranks.main:
@@ -100,14 +102,16 @@ def train(run: Run, console: Console) -> Summary:
 def load(run: Run, device: str = "auto") -> Filler:
     """The trained model of a run, ready to say hidden words."""
     pieces = WordPieces.load(run.folder)
-    model = make_model(run.recipe, pieces)
+    model = make_model(run, pieces)
     load_weights(model, run.weights)
     return Filler(run, common.placed(model, device), pieces)
 
 
-def make_model(recipe: Recipe, pieces: WordPieces) -> Pretraining:
-    """The model of a recipe, with new weights."""
-    return Pretraining(recipe.model, pieces.size)
+def make_model(run: Run, pieces: WordPieces) -> Pretraining:
+    """The model of a run, with new weights. What it began from may have more words than pieces."""
+    path = run.folder / "model.json"
+    told = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return Pretraining(run.recipe.model, told.get("vocabulary", pieces.size))
 
 
 # -------------------------------------------------------------------------------------- before training
@@ -122,6 +126,10 @@ def _prepare(run: Run, console: Console) -> None:
         with console.status("learning the vocabulary"):
             _vocabulary(recipe, Paragraphs(documents, recipe.text.documents)).save(run.folder)
     pieces = WordPieces.load(run.folder)
+    if not run.has_begun:
+        words = pieces.size if recipe.from_ is None else taken(recipe.from_)[0].word_embedding.num_embeddings
+        with written(run.folder / "model.json") as part:
+            part.write_text(json.dumps({"vocabulary": words}) + "\n", encoding="utf-8")
     with console.status("tokenising the documents"):
         store = prepare(run.folder / "data" / "train", documents, pieces, replace=not run.has_begun)
     if store.skipped.total:
@@ -187,7 +195,8 @@ class _Validation:
         words, _ = model.logits(batch)
         assert words is not None
         width = batch.tokens.ids.shape[1]
-        places, said, wanted = (x.tolist() for x in (batch.places, words.argmax(-1), batch.labels))
+        best = words[:, : self.pieces.size].argmax(-1)
+        places, said, wanted = (x.tolist() for x in (batch.places, best, batch.labels))
         lines = []
         for row, length in enumerate(batch.tokens.lengths[:SHOWN]):
             mine = [n for n, place in enumerate(places) if place // width == row]

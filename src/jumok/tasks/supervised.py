@@ -6,7 +6,8 @@ A *use* says how examples are read, which model learns them and how that model r
               ►  examples  ►  what the model reads of each  ►  batches
 
 What was settled at the beginning (a vocabulary, the names of the classes in ``labels.json``) lies in the
-run's folder. So nothing later needs what the run began from.
+run's folder, and what was held out (``data/valid.jsonl``, ``data/test.jsonl``). So nothing later needs what
+the run began from, but for data that the recipe names to validate or to test with.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rich.console import Console
 from torch import nn
 
 from jumok.data.formats import Flaw
-from jumok.data.held_out import divided
+from jumok.data.held_out import divided, keep, kept
 from jumok.data.sources import OnError, Skipped, usable
 from jumok.errors import InputError
 from jumok.files import written
@@ -95,6 +96,7 @@ class Use(ABC, Generic[E]):
     """One way to use a model, for one run."""
 
     does: ClassVar[str]  # what a trained run does, as in "label a text"
+    kind: ClassVar[type]  # of its examples: a dataclass
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -184,8 +186,23 @@ class Use(ABC, Generic[E]):
         named: Named | None = getattr(self.recipe.data, name)
         if named is not None:
             return Split(name, *self._read(named, name))
-        whole, skipped = self._whole
+        if (path := self._kept(name)).is_file():
+            return Split(name, kept(path, self.kind), Skipped())
+        if "fingerprint" in _told_of(self.run):
+            raise InputError(f"{path} is missing: the examples that training held out; train again")
+        whole, skipped = self._whole  # a run of an earlier version has kept nothing
         return Split(name, divided(whole, self.key, self.recipe.data.held_out)[name], skipped)
+
+    def hold_out(self) -> None:
+        """Keep what is held out in the run's folder: data may change, what was learned from does not."""
+        data: LabelledData = self.recipe.data
+        names = [name for name in ("valid", "test") if getattr(data, name) is None]
+        parts = divided(self.whole, self.key, data.held_out) if names else {}
+        for name in names:
+            keep(self._kept(name), parts[name])
+
+    def _kept(self, name: str) -> Path:
+        return self.run.folder / "data" / f"{name}.jsonl"
 
     def readable(self, name: str, encode: Callable[[Sequence[E]], Iterator[Any]]) -> Split[E]:
         """The validation or test data, without what the model cannot read, if such may be left out."""
@@ -227,7 +244,8 @@ def train(use: Use[Any], console: Console) -> Summary:
         data = use.learnable(encoded, model, ranks)
         if ranks.main:
             _check_unchanged(run, data)
-            reader.split("valid")  # a flaw in it is told now, not after an hour
+            for name in ("valid", "test"):
+                reader.split(name)  # a flaw in it is told now, not after an hour
         if not run.has_begun:
             notes.append(use.begin(model, tokenizer))
         if ranks.main:
@@ -276,20 +294,31 @@ def _prepared(use: Use[Any]) -> str | None:
         use.prepare(train)
         if labels:
             write(use.run.folder / "labels.json", labels)
+        use.hold_out()
     return f"Of the training data, {train.skipped}" if train.skipped.total else None
 
 
 def _check_unchanged(run: Run, data: Learnable) -> None:
     """Refuse to go on with other data than the run began with."""
-    path = run.folder / "data" / "train.json"
-    told = {"rows": len(data), "sha256": data.fingerprint}
-    if run.has_begun and path.is_file():
-        if json.loads(path.read_text(encoding="utf-8")) != told:
+    told = {"rows": len(data), "fingerprint": data.fingerprint}
+    if run.has_begun and (before := _told_of(run)):
+        if any(before.get(name, value) != value for name, value in told.items()):  # older runs tell less
             raise InputError(
                 f"the data has changed since {run.folder} began with it; bring it back, or begin anew: --out"
             )
         return
-    write(path, told)
+    write(_train_json(run), told)
+
+
+def _told_of(run: Run) -> dict[str, Any]:
+    """What is known of the data that a run began with; nothing, before it did."""
+    path = _train_json(run)
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found
+
+
+def _train_json(run: Run) -> Path:
+    return run.folder / "data" / "train.json"
 
 
 def write(path: Path, content: Any) -> None:

@@ -105,6 +105,7 @@ class Tag(BertUse[Sentence]):
     """Tags of words, for one run."""
 
     does = "find the entities of a text"
+    kind = Sentence
     batch = TaggedWords
 
     def read(self, named: Named, split: str) -> Iterator[Sentence | Flaw]:

@@ -34,7 +34,7 @@ from jumok.training.learner import Learner, reseed
 from jumok.training.prefetch import Data, Work
 from jumok.training.progress import Display
 from jumok.training.report import Best, Report, Summary
-from jumok.training.schedule import last_step
+from jumok.training.schedule import fitted, last_step
 from jumok.training.settings import Settings
 from jumok.training.signals import Interrupted, Now, Signals
 
@@ -99,9 +99,11 @@ class _Loop:
         ranks: Ranks,
         signals: Signals,
     ) -> None:
+        self.last = last_step(settings, lambda epoch: len(data.batches(epoch)))
+        self.asked_warmup = settings.warmup
+        settings = fitted(settings, self.last)
         self.data, self.settings, self.folder, self.validate = data, settings, folder, validate
         self.ranks, self.signals = ranks, signals
-        self.last = last_step(settings, len(data.batches(0)))
         self.learner = Learner(model, settings, ranks, self.last)
         self.checkpoints = Checkpoints(folder)
         self.standing = self._restored()
@@ -133,6 +135,7 @@ class _Loop:
                 self.journal = Journal(self.folder, standing, settings.tensorboard)
                 stack.callback(self.journal.close)
                 self.display.note(self.journal.notice)
+                self.display.note(self._short_warmup())
             ahead = stack.enter_context(contextlib.closing(prefetch.ahead(works, settings.prefetch)))
             return self._steps(ahead)
 
@@ -372,6 +375,16 @@ class _Loop:
         mean = weights.average(files) if self.ranks.main else {}
         if self._judge(mean, averaged=len(files)) and self.ranks.main:
             weights.write(mean, self.folder / "model.safetensors")
+
+    def _short_warmup(self) -> str:
+        """A line where the training is shorter than its warm-up was to be."""
+        asked, warmup, last = self.asked_warmup, self.settings.warmup, self.last
+        if not asked or last is None or last > asked:
+            return ""
+        told = f"The training has {last:,} steps, and train.warmup is {asked:,}: "
+        if warmup != asked:
+            return told + f"the learning rate rises for {warmup:,} instead, a tenth of them."
+        return told + "the learning rate never comes to its highest; lower train.warmup, or train longer."
 
     def _summary(self, reason: str) -> Summary:
         self.ranks.wait()  # for what the first process wrote

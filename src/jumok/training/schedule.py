@@ -10,16 +10,21 @@ cosine           falls along half a wave, to 0 at the end
 
 All begin with a warm-up, a straight line up from 0; ``warmup=0`` leaves it out. The end is behind the last
 step, or where ``minutes`` are over, whichever is nearer: so a run that the clock stops has still learned with
-a rate near 0. On a faster machine its numbers come out otherwise; it would stop elsewhere there anyway.
+a rate near 0. On a faster machine its numbers come out otherwise; it would stop elsewhere there anyway. Where
+the epochs end before the warm-up would, it is shortened to a tenth of them (:func:`fitted`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
 from jumok.training.settings import Settings
 
-__all__ = ["last_step", "share"]
+__all__ = ["fitted", "last_step", "share"]
+
+COUNTED = 64  # epochs whose steps are counted
 
 
 def share(settings: Settings, step: int, last: int | None, spent: float = 0.0) -> float:
@@ -48,7 +53,29 @@ def share(settings: Settings, step: int, last: int | None, spent: float = 0.0) -
     return 1 - done if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
 
 
-def last_step(settings: Settings, steps_an_epoch: int) -> int | None:
-    """The number of the last step; None: only time or patience will tell."""
-    bounds = [settings.steps, settings.epochs and settings.epochs * steps_an_epoch]
-    return min((bound for bound in bounds if bound), default=None)
+def last_step(settings: Settings, steps_of: Callable[[int], int]) -> int | None:
+    """The number of the last step; None: only time or patience will tell.
+
+    ``steps_of`` says how many steps an epoch has, the first of which is 0: chance may make some longer. Of
+    very many epochs it is asked for some, and the rest taken to be like these.
+
+    >>> last_step(Settings(epochs=3), lambda epoch: 5 + epoch)
+    18
+    """
+    if settings.epochs is None:
+        return settings.steps
+    counted = min(settings.epochs, COUNTED)
+    # The first epoch is asked for last: data may remember the latest that was asked for.
+    steps = sum(steps_of(epoch) for epoch in reversed(range(counted)))
+    whole = -(-steps * settings.epochs // counted)
+    return whole if settings.steps is None else min(settings.steps, whole)
+
+
+def fitted(settings: Settings, last: int | None) -> Settings:
+    """The same, with a warm-up that ends before the training, where the number of epochs ends it.
+
+    How many steps an epoch has is for the data to say, and a recipe's warm-up was chosen for other data.
+    """
+    if last is None or last > settings.warmup or last == settings.steps:
+        return settings
+    return replace(settings, warmup=last // 10)
