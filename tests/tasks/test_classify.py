@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -513,6 +514,13 @@ def test_what_was_held_out_stays_held_out_when_the_data_changes(tmp_path: Path) 
         found = classify.load(run, "cpu").split(name).examples
         assert found == examples
         assert not learned & {one.text for one in found}
+    table(path, "text\tlabel", rows)
+    older = tmp_path / "older"  # a run that has kept nothing draws the same again
+    shutil.copytree(run.folder, older)
+    (older / "data" / "train.json").write_text('{"rows": 80, "sha256": "0"}', encoding="utf-8")
+    for name, examples in before.items():
+        (older / "data" / f"{name}.jsonl").unlink()
+        assert classify.load(Run.open(older), "cpu").split(name).examples == examples
     path.unlink()  # it is not needed any more
     classify.evaluate(classify.load(run, "cpu"), "test", Search(), QUIET)
     kept = run.folder / "data" / "test.jsonl"
