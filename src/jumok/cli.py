@@ -8,15 +8,15 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
 
 from jumok.errors import InputError, JumokError
-from jumok.lines import output, whole, windows
+from jumok.lines import answered, output, whole, windows
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -82,14 +82,18 @@ def predict(
         Path | None,
         typer.Option("--map", help="Draw the first line's attention (.png, .svg, .pdf)."),
     ] = None,
+    on_error: Annotated[
+        str, typer.Option(help="stop, or skip: an empty line for what cannot be read.")
+    ] = "stop",
     device: Device = "auto",
 ) -> None:
     """Predict for a text, a file or standard input: a line out for every line in."""
     from jumok.run import Run
-    from jumok.tasks import of
+    from jumok.tasks import linking, of
 
     opened = Run.open(run)
     task = of(opened.recipe.task)
+    skip = linking.on_error(on_error) == "skip"
     search = task.Search(
         beam=beam, n_best=n_best, sample=sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
     )
@@ -101,10 +105,20 @@ def predict(
         from jumok.look.figures import check_picture
 
         check_picture(picture)
+
+    def said(lines: list[str], first: int) -> Iterable[Any]:
+        found: Iterable[Any] = predictor.predict(lines, search, align=align, first=first)
+        return found
+
     done = 0
     with windows(text) as some, output(out) as write:
         for lines in some:
-            for prediction in predictor.predict(lines, search, align=align, first=done):
+            for prediction in answered(said, lines, done, skip=skip):
+                if isinstance(prediction, InputError):
+                    print(prediction, file=sys.stderr)
+                    if n_best == 1 and not as_json:  # elsewhere lines are numbered
+                        write("")
+                    continue
                 for line in prediction.lines(n_best=n_best > 1, alignments=alignments, as_json=as_json):
                     write(line)
                 if not prediction.finished:

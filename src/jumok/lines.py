@@ -8,13 +8,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from jumok.errors import InputError
 
-__all__ = ["output", "whole", "windows"]
+__all__ = ["answered", "output", "whole", "windows"]
 
 AT_ONCE = 1024  # lines that are translated together, so that those of like length share a batch
+T = TypeVar("T")
 TEXT_FILES = (".txt", ".tsv", ".csv", ".jsonl", ".gz", ".en", ".de", ".fr", ".ko")  # what a typo may be of
 
 
@@ -41,6 +42,31 @@ def windows(text: str | None) -> Iterator[Iterator[list[str]]]:
         )
     else:
         yield iter([str(text).split("\n")])
+
+
+def answered(
+    predict: Callable[[list[str], int], Iterable[T]], lines: list[str], first: int, *, skip: bool = False
+) -> Iterator[T | InputError]:
+    """What is said of lines that are read together, numbered from ``first``.
+
+    One of them that cannot be read takes the others not along: what comes before it is answered, and then the
+    error raised; or, to ``skip``, it stands in the place of an answer.
+    """
+    done = 0
+    try:
+        for one in predict(lines, first):
+            yield one
+            done += 1
+    except InputError as error:
+        left, begin = lines[done:], first + done
+        if len(left) > 1:  # those of like length share a batch still
+            half = len(left) // 2
+            yield from answered(predict, left[:half], begin, skip=skip)
+            yield from answered(predict, left[half:], begin + half, skip=skip)
+        elif skip and str(error).startswith(f"line {begin + 1}"):  # and not what is wrong with all of them
+            yield error
+        else:
+            raise
 
 
 def whole(text: str) -> str:

@@ -209,6 +209,13 @@ def test_an_unknown_label_names_its_line_and_the_known_ones(tmp_path: Path) -> N
         list(usable(checked, "stop", Skipped()))
 
 
+def test_the_same_number_is_the_same_class(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    labels = ["1", "1.0", "2.5", "-3.0", '"1.0"']  # what is in quotes is no number
+    path.write_text("".join(f'{{"text": "x", "label": {one}}}\n' for one in labels))
+    assert [one.label for one in samples(path, Columns("text", "label"))] == ["1", "1", "2.5", "-3", "1.0"]
+
+
 def test_labels_that_are_none() -> None:
     with pytest.raises(InputError, match="x:1000: more than 1000 different labels"):
         Labels.seen(Sample("t", None, str(n), f"x:{n}") for n in range(5000))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from safetensors.torch import load_file
 from tasks_labelled import GOOD, MODEL, TRAIN, number, pair, review, table, trained
 
 import jumok
-from jumok import InputError, MissingExtra, recipe
+from jumok import InputError, MissingExtra, cli, recipe
 from jumok.data.examples import Examples, Row
 from jumok.data.labelled import Sample
 from jumok.models.bert import BertConfig
@@ -270,6 +273,44 @@ def test_look_and_draw(run: Run, tmp_path: Path) -> None:
     assert path.stat().st_size > 1000
 
 
+def test_of_a_text_in_windows_the_first_is_shown_and_that_is_told(run: Run, tmp_path: Path) -> None:
+    reader = classify.load(run, "cpu")
+    reader.use.recipe = replace(run.recipe, data=replace(run.recipe.data, long="window", stride=10))
+    text = " ".join(["film"] * 20 + ["awful"] + ["film"] * 30)
+    with pytest.warns(UserWarning, match=r"a text of 3 windows: shown is the first, to … film film film"):
+        (scene,) = reader.look(text)
+    assert scene.title.startswith("window 1 of 3: film film")
+    with pytest.warns(UserWarning, match="a text of 3 windows"):
+        reader.draw(reader.classify(text), tmp_path / "map.png")
+
+
+def test_a_line_that_is_too_long_takes_no_other_along(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, long = "the film was awful", " ".join(["film"] * 60)
+    path = tmp_path / "in.txt"
+    path.write_text("".join(f"{line}\n" for line in [*[good] * 5, long, *[good] * 3]), encoding="utf-8")
+
+    def said(*more: str) -> tuple[int, list[str], str]:
+        monkeypatch.setattr(sys, "argv", ["jumok", "run", str(run.folder), str(path), "--device=cpu", *more])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        found = capsys.readouterr()
+        return int(ended.value.code or 0), found.out.splitlines(), found.err
+
+    told = r"line 6: a text that is too long .*; shorten it, or train with data\.long=window"
+    status, lines, error = said()
+    assert (status, len(lines)) == (1, 5)
+    assert re.search(told, error)
+    status, lines, error = said("--on-error", "skip")
+    assert (status, len(lines), lines[5]) == (0, 9, "")
+    assert len(set(lines)) == 2
+    assert re.search(told, error)
+    status, lines, _ = said("--on-error=skip", "--json")
+    assert [json.loads(line)["line"] for line in lines] == [0, 1, 2, 3, 4, 6, 7, 8]
+    assert said("--on-error=perhaps")[0] == 1
+
+
 def test_export_is_what_transformers_reads(run: Run, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     reader = classify.load(run, "cpu")
@@ -473,6 +514,13 @@ def test_what_was_held_out_stays_held_out_when_the_data_changes(tmp_path: Path) 
         found = classify.load(run, "cpu").split(name).examples
         assert found == examples
         assert not learned & {one.text for one in found}
+    table(path, "text\tlabel", rows)
+    older = tmp_path / "older"  # a run that has kept nothing draws the same again
+    shutil.copytree(run.folder, older)
+    (older / "data" / "train.json").write_text('{"rows": 80, "sha256": "0"}', encoding="utf-8")
+    for name, examples in before.items():
+        (older / "data" / f"{name}.jsonl").unlink()
+        assert classify.load(Run.open(older), "cpu").split(name).examples == examples
     path.unlink()  # it is not needed any more
     classify.evaluate(classify.load(run, "cpu"), "test", Search(), QUIET)
     kept = run.folder / "data" / "test.jsonl"

@@ -108,6 +108,17 @@ def test_a_tag_that_was_never_learned(run: Run, tmp_path: Path) -> None:
         use.test()
 
 
+def test_tags_are_told_in_iob2_whatever_the_model_says(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = tag.load(run, "cpu")
+    said = ("I-PER", "I-PER", "I-LOC"), (0.9, 0.8, 0.7)
+    monkeypatch.setattr(reader, "_tags", lambda sentences, first: iter([said]))
+    found = reader.tag("Carla Maria Seoul")
+    [line] = found.lines(n_best=False, alignments=False, as_json=True)
+    told = json.loads(line)
+    assert told["tags"] == ["B-PER", "I-PER", "B-LOC"]
+    assert [one["text"] for one in told["entities"]] == ["Carla Maria", "Seoul"]
+
+
 def test_look_and_export(run: Run, tmp_path: Path) -> None:
     reader = tag.load(run, "cpu")
     assert reader.look("Anna was")[0].layers[0].rows[0] == "[CLS]"

@@ -87,10 +87,8 @@ def test_a_warm_up_longer_than_the_training_is_told(tmp_path: Path) -> None:
         train(Toy(), PointData(), quick(warmup=70, **changes), tmp_path / name, console=shown)
         return file.getvalue().splitlines()[0]
 
-    assert told("short", steps=None, epochs=4) == (
-        "The training has 20 steps, and train.warmup is 70: the learning rate rises for 2 instead, a tenth "
-        "of them."
-    )
+    short = "The training has 20 steps, and train.warmup is 70: the warm-up is shortened to 2, a tenth."
+    assert told("short", steps=None, epochs=4) == short
     assert "never comes to its highest" in told("given", steps=7)
     assert told("long", steps=71).startswith("epoch 1")
 

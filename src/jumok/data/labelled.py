@@ -152,7 +152,9 @@ def _sample(record: Record, regression: bool) -> Sample | Flaw:
 
 
 def _class(label: object, where: str) -> str | Flaw:
-    """A class as text: JSON and Parquet may have a number or a truth."""
+    """A class as text: JSON and Parquet may have a number or a truth. The numbers 1 and 1.0 are one class."""
+    if isinstance(label, float) and label.is_integer():
+        label = int(label)
     return clean(str(label) if isinstance(label, int | float) else label, "label", where)
 
 

@@ -35,7 +35,7 @@ from jumok.metrics.answers import Convention, answer_score, is_exact, overlap
 from jumok.models.bert import BertConfig, Spans
 from jumok.run import Run
 from jumok.tasks import fine_tuning, verdicts
-from jumok.tasks.fine_tuning import BertUse, From, LabelledData, Named, Search
+from jumok.tasks.fine_tuning import TOO_LONG, BertUse, From, LabelledData, Named, Search
 from jumok.tasks.reader import BertReader, Prediction
 from jumok.tasks.verdicts import Judgement
 from jumok.training import Settings, Summary
@@ -184,7 +184,7 @@ class AnswerUse(BertUse[Question]):
             told = f"{len(question)} tokens, and {longest} are read at once, with the text"
             return Flaw(one.where, "a question that is too long", told)
         if len(text.ids) > room and self.recipe.data.long == "refuse":
-            told = f"{len(text.ids)} tokens, and {room} are read at once; data.long=window reads all of it"
+            told = f"{len(text.ids)} tokens, and {room} are read at once; {TOO_LONG}"
             return Flaw(one.where, "a text that is too long", told)
         return Asked(one, question, text, windows(len(text.ids), max(room, 1), self.recipe.data.stride))
 
@@ -261,10 +261,10 @@ class AnswerReader(BertReader):
             for (number, line), one, answers in zip(window, asked, found, strict=True):
                 yield Answered(number, line, one.question, one.context, answers)
 
-    def row(self, text: str) -> Row:
+    def windows(self, text: str) -> list[Row]:
+        rows: list[Row]
         [rows] = self.encoded(self.use.rows([_of_line(text, 0)], self.tokenizer, self.longest))
-        first: Row = rows[0]
-        return first
+        return rows
 
     def judge(self, examples: Sequence[Question]) -> Judgement:
         convention: Convention = self.use.recipe.score.answers

@@ -36,7 +36,7 @@ from jumok.run import Run
 from jumok.tasks import attentive, supervised, verdicts
 from jumok.tasks.attentive import Attentive
 from jumok.tasks.classes import AT_ONCE, Classes, ClassReader, ScoreConfig, TextData
-from jumok.tasks.fine_tuning import BertUse, From, LabelledData, Search
+from jumok.tasks.fine_tuning import TOO_LONG, BertUse, From, LabelledData, Search
 from jumok.tasks.reader import BertReader
 from jumok.tasks.verdicts import Judgement
 from jumok.training import Settings, Summary
@@ -137,7 +137,7 @@ class Classify(Classes, BertUse[Sample]):
         data: DataConfig = self.recipe.data
         over = f"{length + longest - room} tokens, and {longest} are read at once"
         if data.long == "refuse":
-            return Flaw(where, "a text that is too long", f"{over}; data.long=window reads it in windows")
+            return Flaw(where, "a text that is too long", f"{over}; {TOO_LONG}")
         longer = max(range(len(given)), key=lambda n: len(given[n]))
         left = room - (length - len(given[longer]))
         if left < min(len(given[longer]), room // 4):
@@ -154,10 +154,10 @@ class Classify(Classes, BertUse[Sample]):
 class BertClassReader(ClassReader, BertReader):
     """A BERT that labels texts."""
 
-    def row(self, text: str) -> Row:
+    def windows(self, text: str) -> list[Row]:
+        rows: list[Row]
         [rows] = self.encoded(self.encode([self.of_line(text)]))
-        first: Row = rows[0]
-        return first
+        return rows
 
     def said(self, samples: Sequence[Sample], first: int | None) -> NDArray[np.float64]:
         """Of a text in several windows, the mean over these."""

@@ -33,8 +33,9 @@ from jumok.tasks.origin import From, taken
 from jumok.tasks.supervised import Named, Search, Split, Use, load_model, train
 from jumok.training import Ranks
 
-__all__ = ["BertUse", "From", "LabelledData", "Named", "Search", "Split", "load_model", "train"]
+__all__ = ["TOO_LONG", "BertUse", "From", "LabelledData", "Named", "Search", "Split", "load_model", "train"]
 
+TOO_LONG = "shorten it, or train with data.long=window, which reads it in windows"  # a text is
 CHOSEN = ("dropout", "attention_dropout", "pooling")  # of ``model:``, where a model is taken over
 E = TypeVar("E")  # an example
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -188,19 +189,34 @@ class BertReader(Reader):
 
     # --------------------------------------------------------------------------------------------- looking
 
-    def row(self, text: str) -> Row:
-        """What the model reads of a line; of a long one, the first window."""
+    def windows(self, text: str) -> list[Row]:
+        """What the model reads of a line: one row, or of a long one several."""
         raise NotImplementedError
+
+    def _first_window(self, text: str) -> tuple[Row, str]:
+        """What is shown of a line, and a few words about it if that is not all."""
+        row, *others = self.windows(text)
+        if not others:
+            return row, ""
+        told = f"window 1 of {1 + len(others)}"
+        words = " ".join(self.tokenizer.tokens(row.ids[-4:-1]))
+        warnings.warn(
+            f"a text of {1 + len(others)} windows: shown is the first, to … {words}; give a part of the text "
+            "to see that",
+            stacklevel=2,
+        )
+        return row, told
 
     def looking(self, text: str) -> Callable[[], Scene]:
         from jumok.look.scene import Scene
 
-        row = self.row(text)
+        row, part = self._first_window(text)
 
         def look() -> Scene:
             [prediction] = self.predict([text], Search())
             said = " ".join(prediction.written(n_best=False, as_json=False)).replace("\t", " ")
-            return Scene.of(self._seen(row), title=f"{text}  →  {said}", label=said)
+            title = f"{text}  →  {said}"
+            return Scene.of(self._seen(row), title=f"{part}: {title}" if part else title, label=said)
 
         return look
 
@@ -208,10 +224,10 @@ class BertReader(Reader):
         """The last layer's attention as a picture, the mean of its heads: rows look at columns."""
         from jumok.look.figures import heat_map
 
-        row = self.row(prediction.text)
+        row, part = self._first_window(prediction.text)
         weights = self._seen(row)[-1].weights(batch=0).float().mean(0)
         tokens = self.tokenizer.tokens(row.ids)
-        return heat_map(weights, tokens, tokens, path, title=title)
+        return heat_map(weights, tokens, tokens, path, title=", ".join(filter(None, (title, part))))
 
     @torch.inference_mode()
     def _seen(self, row: Row) -> Any:

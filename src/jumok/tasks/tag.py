@@ -28,7 +28,7 @@ from jumok.batch import IGNORE
 from jumok.data import tagged
 from jumok.data.examples import Row
 from jumok.data.formats import Flaw
-from jumok.data.tagged import Entity, Scheme, Sentence, entities, first_pieces, labels_of
+from jumok.data.tagged import Entity, Scheme, Sentence, entities, first_pieces, iob2, labels_of
 from jumok.data.windows import Window, central, windows
 from jumok.data.wordpiece import Pieces, WordPieceConfig, WordPieces
 from jumok.errors import InputError
@@ -36,7 +36,7 @@ from jumok.metrics.tagging import EntityScore, tag_score
 from jumok.models.bert import BertConfig, Tagger
 from jumok.run import Run
 from jumok.tasks import fine_tuning, verdicts
-from jumok.tasks.fine_tuning import BertUse, From, LabelledData, Named, Search
+from jumok.tasks.fine_tuning import TOO_LONG, BertUse, From, LabelledData, Named, Search
 from jumok.tasks.reader import BertReader, Prediction
 from jumok.tasks.verdicts import Judgement
 from jumok.training import Settings, Summary
@@ -166,9 +166,7 @@ class Tag(BertUse[Sentence]):
         """What of a sentence is read at once."""
         room = longest - 2
         if len(found.ids) > room and self.recipe.data.long == "refuse":
-            told = (
-                f"{len(found.ids) + 2} tokens, and {longest} are read at once; data.long=window reads it all"
-            )
+            told = f"{len(found.ids) + 2} tokens, and {longest} are read at once; {TOO_LONG}"
             return Flaw(where, "a sentence that is too long", told)
         return windows(len(found.ids), room, self.recipe.data.stride)
 
@@ -194,7 +192,7 @@ def _counted(labels: list[int], part: Window, number: int, parts: list[Window]) 
 
 @dataclass(frozen=True)
 class Tagging(Prediction):
-    """The words of a line, where each begins and ends in it, their tags, and how likely each tag is."""
+    """The words of a line, where each begins and ends, their tags in IOB2, and how likely each tag is."""
 
     words: tuple[str, ...] = ()
     spans: tuple[tuple[int, int], ...] = ()
@@ -259,17 +257,18 @@ class TagReader(BertReader):
                 Sentence(tuple(one.group() for one in words), ("O",) * len(words), "") for words in found
             ]
             said = self._tags(sentences, window[0][0])
-            for (number, line), words, one in zip(window, found, said, strict=True):
+            for (number, line), words, (tags, shares) in zip(window, found, said, strict=True):
                 spans = tuple(word.span() for word in words)
-                yield Tagging(number, line, tuple(word.group() for word in words), spans, *one)
+                texts = tuple(word.group() for word in words)
+                yield Tagging(number, line, texts, spans, tuple(iob2(tags)), shares)
 
-    def row(self, text: str) -> Row:
+    def windows(self, text: str) -> list[Row]:
         words = tuple(WORD.findall(text))
+        rows: list[Row]
         [rows] = self.encoded(
             self.use.rows([Sentence(words, ("O",) * len(words), "")], self.tokenizer, self.longest)
         )
-        first: Row = rows[0]
-        return first
+        return rows
 
     def judge(self, examples: Sequence[Sentence]) -> Judgement:
         said = [tags for tags, _ in self._tags(examples, None)]

@@ -383,7 +383,7 @@ class _Loop:
             return ""
         told = f"The training has {last:,} steps, and train.warmup is {asked:,}: "
         if warmup != asked:
-            return told + f"the learning rate rises for {warmup:,} instead, a tenth of them."
+            return told + f"the warm-up is shortened to {warmup:,}, a tenth."
         return told + "the learning rate never comes to its highest; lower train.warmup, or train longer."
 
     def _summary(self, reason: str) -> Summary:

@@ -64,9 +64,11 @@ def last_step(settings: Settings, steps_of: Callable[[int], int]) -> int | None:
     """
     if settings.epochs is None:
         return settings.steps
-    counted = min(settings.epochs, COUNTED)
-    # The first epoch is asked for last: data may remember the latest that was asked for.
-    steps = sum(steps_of(epoch) for epoch in reversed(range(counted)))
+    counted, steps = min(settings.epochs, COUNTED), 0
+    for epoch in range(counted):
+        steps += steps_of(epoch)
+        if settings.steps is not None and steps >= settings.steps:
+            return settings.steps
     whole = -(-steps * settings.epochs // counted)
     return whole if settings.steps is None else min(settings.steps, whole)
 
