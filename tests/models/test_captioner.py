@@ -133,6 +133,17 @@ def test_it_is_the_papers(gate: bool, at_rest: Any) -> None:
         assert all(gradient.any() for gradient in expected)
 
 
+def test_weights_are_the_same_whether_kept_or_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    # With a kernel that keeps none, the weights are computed after the loop.
+    model, batch = made(SOFT).train(), batch_of()
+    kept = model.loss(batch)
+    monkeypatch.setattr(captioner, "why_no_kernel", lambda x: None)
+    assert model._kept(batch) is None
+    again = model.loss(batch)
+    torch.testing.assert_close(again.total, kept.total, **EXACT)
+    torch.testing.assert_close(gradients(model, again.total), gradients(model, kept.total), **EXACT)
+
+
 def test_the_penalty_by_hand() -> None:
     # One picture of two places, two steps: (¾ ¼) and (¾ ¼), in all 1½ and ½: ¼ + ¼. The third does not count.
     weights = torch.tensor([[[0.75, 0.25], [0.75, 0.25], [0.9, 0.1]], [[1, 0], [1, 0], [1, 0]]])
@@ -372,10 +383,11 @@ def test_pictures_that_take_the_expectation_learn_as_soft_attention_does() -> No
     assert hard_one.baseline.item() == pytest.approx(-math.log(VOCABULARY))  # nothing was drawn
 
 
-def test_about_the_share_that_is_said_takes_the_expectation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_about_the_share_that_is_said_takes_the_expectation() -> None:
     model = Captioner(dataclasses.replace(HARD, expected=0.25), VOCABULARY, FEATURES)
     torch.manual_seed(0)
-    draws = model._draws(Captions.of(torch.zeros(4000, 1, FEATURES), (1, 1), [[]] * 4000))
+    draws = model._kept(Captions.of(torch.zeros(4000, 1, FEATURES), (1, 1), [[]] * 4000))
+    assert isinstance(draws, hard.Draws)
     assert draws.sampled.double().mean().item() == pytest.approx(0.75, abs=0.02)
 
 

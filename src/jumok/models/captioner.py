@@ -35,9 +35,10 @@ from jumok.attention import core
 from jumok.attention.kinds import moved
 from jumok.attention.prepared import Prepared
 from jumok.attention.scores import Additive
+from jumok.attention.tanh import why_no_kernel
 from jumok.batch import IGNORE, Loss, Map, Tokens
 from jumok.models.deferred import Deferred
-from jumok.models.hard import Draws, entropy, most_probable, surrogate
+from jumok.models.hard import Draws, Kept, entropy, most_probable, surrogate
 from jumok.models.labels import exact
 from jumok.models.output import counted, smoothed_loss
 from jumok.models.recurrent import Hidden, Steps, recurrent
@@ -221,8 +222,8 @@ class Captioner(nn.Module):
         The parts are "nll", the plain one, and where they are wanted "doubly_stochastic", "reinforce" and
         "entropy", as they stand in the total. (The value of "reinforce" means nothing; its gradient does.)
         """
-        draws = self._draws(batch) if self.training and self.config.attention == "hard" else None
-        told = self._told(batch, draws or self._at_rest)
+        kept = self._kept(batch) if self.training else None
+        told = self._told(batch, kept or self._at_rest)
         hidden, labels = counted(told.readouts, batch.pairs)
         smoothing = self.config.smoothing if self.training else 0.0
         weight, bias = self.generator.weight, self.generator.bias
@@ -230,18 +231,23 @@ class Captioner(nn.Module):
         costs: dict[str, Tensor] = {}
         counts = batch.labels != IGNORE
         if self.config.penalty:
-            weights = self.attention.weights(told.queries, told.seen) if draws is None else draws.weights
+            weights = self.attention.weights(told.queries, told.seen) if kept is None else kept.weights
             costs["doubly_stochastic"] = self.config.penalty * _uneven(weights, counts)
-        if draws is not None:
-            costs |= self._of_drawing(draws, told.readouts, batch.labels, counts)
+        if isinstance(kept, Draws):
+            costs |= self._of_drawing(kept, told.readouts, batch.labels, counts)
         if self.training:
             total = total + sum(costs.values())
         parts = {name: cost.detach() for name, cost in costs.items()}
         return Loss(total, batch.count, {"nll": nll, **parts})
 
-    def _draws(self, batch: Captions) -> Draws:
-        rows = torch.rand(len(batch.places), device=batch.places.device)
-        return Draws(rows >= self.config.expected)
+    def _kept(self, batch: Captions) -> Kept | None:
+        """How to look in training, where weights of single steps have to be kept."""
+        if self.config.attention == "hard":
+            rows = torch.rand(len(batch.places), device=batch.places.device)
+            return Draws(rows >= self.config.expected)
+        # A kernel that attends in one go has no weights to show: where there is one, the weights of all steps
+        # are computed once more, together, which costs less than to go without it.
+        return Kept() if self.config.penalty and why_no_kernel(batch.places) is not None else None
 
     def _of_drawing(
         self, draws: Draws, readouts: Tensor, labels: Tensor, counts: Tensor

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from jumok.models.labels import exact
 
-__all__ = ["Draws", "drawn", "entropy", "most_probable", "surrogate"]
+__all__ = ["Draws", "Kept", "drawn", "entropy", "most_probable", "surrogate"]
 
 
 def drawn(weights: Tensor) -> Tensor:
@@ -43,37 +43,44 @@ def most_probable(weights: Tensor) -> Tensor:
     return _all_to(weights.argmax(-1), weights)
 
 
-class Draws:
-    """What to look at in one loop over the steps: a place that is drawn for the rows ``sampled`` ``(B,)``.
+class Kept:
+    """Looks with the weights as they are, as soft attention does, and keeps them for what they cost."""
 
-    The other rows look at everything by its weight, which has a gradient and so less noise. Afterwards
-    ``weights`` are those of all steps, and ``chosen`` the places.
-    """
-
-    def __init__(self, sampled: Tensor) -> None:
-        self.sampled = sampled
-        self._steps: list[tuple[Tensor, Tensor]] = []
+    def __init__(self) -> None:
+        self._steps: list[Tensor] = []
 
     def __call__(self, weights: Tensor) -> Tensor:
         """From weights ``(B, 1, P)`` those to look with."""
-        chosen = drawn(weights)
-        self._steps.append((weights, chosen))
-        return torch.where(self.sampled[:, None, None], _all_to(chosen, weights), weights)
+        self._steps.append(weights)
+        return weights
 
     @property
     def weights(self) -> Tensor:
-        """``(B, T, P)``"""
-        return torch.cat([weights for weights, _ in self._steps], 1)
+        """Those of all steps, ``(B, T, P)``."""
+        return torch.cat(self._steps, 1)
 
-    @property
-    def chosen(self) -> Tensor:
-        """``(B, T)``"""
-        return torch.cat([chosen for _, chosen in self._steps], 1)
+
+class Draws(Kept):
+    """Looks at one place, which is drawn, in the rows ``sampled`` ``(B,)``, and keeps what it drew.
+
+    The other rows look at everything by its weight, which has a gradient and so less noise.
+    """
+
+    def __init__(self, sampled: Tensor) -> None:
+        super().__init__()
+        self.sampled = sampled
+        self._chosen: list[Tensor] = []
+
+    def __call__(self, weights: Tensor) -> Tensor:
+        chosen = drawn(weights)
+        self._chosen.append(chosen)
+        return torch.where(self.sampled[:, None, None], _all_to(chosen, weights), super().__call__(weights))
 
     @property
     def log_chosen(self) -> Tensor:
         """How probable what was drawn had been, ``(B, T)``; with a gradient."""
-        return _log(self.weights).take_along_dim(self.chosen[..., None], -1).squeeze(-1)
+        chosen = torch.cat(self._chosen, 1)
+        return _log(self.weights).take_along_dim(chosen[..., None], -1).squeeze(-1)
 
 
 def surrogate(log_chosen: Tensor, log_words: Tensor, counts: Tensor, baseline: Tensor) -> Tensor:
