@@ -1,0 +1,117 @@
+"""Hard attention (Xu 2015, 4.1): one place is looked at, drawn at random, and how to learn where.
+
+What is made greater is the mean, over all ways s = s_1 … s_T to look, of how probable the caption is then::
+
+    L = Σ_s p(s) log p(y | s)
+
+    ∂L = E_s [ ∂ log p(y | s)  +  Σ_t (R_t − b_t) ∂ log p(s_t) ]         REINFORCE
+    R_t = Σ_(u ≥ t) log p(y_u | s)                                       what came of looking there
+
+Words that were said before step t owe nothing to s_t, so that R_t leaves them out (the paper has all words at
+every step: the same on average, and noisier). The baseline b_t makes it less noisy still: it is how probable
+the words from t on are as a rule, a moving average of log p of a word times the words that are left.
+
+Shapes: ``B`` pictures, ``T`` steps, ``P`` places.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from jumok.models.labels import exact
+
+__all__ = ["Draws", "Kept", "drawn", "entropy", "most_probable", "surrogate"]
+
+
+def drawn(weights: Tensor) -> Tensor:
+    """A place for each row of weights ``(…, P)``, drawn with these probabilities: ``(…)``.
+
+    Of P exponential waiting times with these rates, the shortest. (``torch.multinomial`` waits for a GPU.)
+    """
+    rates = exact(weights.detach())
+    return (rates / torch.empty_like(rates).exponential_()).argmax(-1)
+
+
+def most_probable(weights: Tensor) -> Tensor:
+    """All weight to the place that has the most, ``(…, P)``.
+
+    >>> most_probable(torch.tensor([[0.2, 0.5, 0.3]]))
+    tensor([[0., 1., 0.]])
+    """
+    return _all_to(weights.argmax(-1), weights)
+
+
+class Kept:
+    """Looks with the weights as they are, as soft attention does, and keeps them for what they cost."""
+
+    def __init__(self) -> None:
+        self._steps: list[Tensor] = []
+
+    def __call__(self, weights: Tensor) -> Tensor:
+        """From weights ``(B, 1, P)`` those to look with."""
+        self._steps.append(weights)
+        return weights
+
+    @property
+    def weights(self) -> Tensor:
+        """Those of all steps, ``(B, T, P)``."""
+        return torch.cat(self._steps, 1)
+
+
+class Draws(Kept):
+    """Looks at one place, which is drawn, in the rows ``sampled`` ``(B,)``, and keeps what it drew.
+
+    The other rows look at everything by its weight, which has a gradient and so less noise.
+    """
+
+    def __init__(self, sampled: Tensor) -> None:
+        super().__init__()
+        self.sampled = sampled
+        self._chosen: list[Tensor] = []
+
+    def __call__(self, weights: Tensor) -> Tensor:
+        chosen = drawn(weights)
+        self._chosen.append(chosen)
+        return torch.where(self.sampled[:, None, None], _all_to(chosen, weights), super().__call__(weights))
+
+    @property
+    def log_chosen(self) -> Tensor:
+        """How probable what was drawn had been, ``(B, T)``; with a gradient."""
+        chosen = torch.cat(self._chosen, 1)
+        return _log(self.weights).take_along_dim(chosen[..., None], -1).squeeze(-1)
+
+
+def surrogate(log_chosen: Tensor, log_words: Tensor, counts: Tensor, baseline: Tensor) -> Tensor:
+    """A number whose gradient is that of REINFORCE, for what is to be made smaller. Its value means nothing.
+
+    Args:
+        log_chosen: ``(B, T)``, log p(s_t).
+        log_words: ``(B, T)``, log p(y_t | s); a reward: no gradient goes there.
+        counts: ``(B, T)``, True at steps that count.
+        baseline: log p of a word, as a rule.
+
+    >>> said = torch.tensor([[-1.0, -2.0]])
+    >>> chosen = torch.zeros(1, 2, requires_grad=True)
+    >>> surrogate(chosen, said, said < 0, torch.tensor(-1.0)).backward()
+    >>> chosen.grad  # 1 + 2 − 2 · 1, and 2 − 1
+    tensor([[1., 1.]])
+    """
+    better = torch.where(counts, log_words.detach() - baseline, 0.0)
+    advantage = better.flip(1).cumsum(1).flip(1)
+    return -torch.where(counts, advantage * log_chosen, 0.0).sum()
+
+
+def entropy(weights: Tensor) -> Tensor:
+    """How undecided each row of weights ``(…, P)`` is: from 0, for a single place, to log P."""
+    return -(exact(weights) * _log(weights)).sum(-1)
+
+
+def _all_to(chosen: Tensor, weights: Tensor) -> Tensor:
+    return F.one_hot(chosen, weights.shape[-1]).to(weights.dtype)
+
+
+def _log(weights: Tensor) -> Tensor:
+    weights = exact(weights)
+    return weights.clamp(min=torch.finfo(weights.dtype).tiny).log()

