@@ -34,7 +34,7 @@ def tensors_of(*functions: Any) -> tuple[Tensor, ...]:
 def _held(value: Any, names: Names) -> Iterator[tuple[Any, Names]]:
     """What a value holds, with the names by which more is taken from that."""
     match value:
-        case types.FunctionType() if not str(value.__module__).startswith("torch."):
+        case types.FunctionType() if not _is_of_a_library(value):
             mine = CALLED.union(_names(value.__code__))
             for cell in value.__closure__ or ():
                 if cell != types.CellType():  # it is filled
@@ -43,7 +43,7 @@ def _held(value: Any, names: Names) -> Iterator[tuple[Any, Names]]:
                 yield value.__globals__[name], mine
             for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
                 yield default, mine
-        case types.MethodType() if isinstance(value.__func__, types.FunctionType):
+        case types.MethodType() if not _is_of_a_library(value.__func__):
             yield value.__func__, names
             yield value.__self__, frozenset(_names(value.__func__.__code__))
         case functools.partial():
@@ -52,8 +52,8 @@ def _held(value: Any, names: Names) -> Iterator[tuple[Any, Names]]:
             yield from ((one, names) for one in value)
         case dict():
             yield from ((one, names) for one in value.values())
-        case types.FunctionType() | types.ModuleType() | type():
-            return  # what libraries hold has no end
+        case types.FunctionType() | types.MethodType() | types.ModuleType() | type():
+            return
         case _:
             held: dict[str, Any] = dict(getattr(value, "__dict__", {}))
             if isinstance(value, nn.Module):
@@ -64,6 +64,13 @@ def _held(value: Any, names: Names) -> Iterator[tuple[Any, Names]]:
                     yield held[name], names
                 elif isinstance(method, types.FunctionType):
                     yield types.MethodType(method, value), names
+
+
+def _is_of_a_library(function: Any) -> bool:
+    """Whether it is PyTorch's or our watch's: what these hold has no end, and is no part of a rule."""
+    if not isinstance(function, types.FunctionType):
+        return True
+    return f"{function.__module__}.".startswith(("torch.", "jumok.look."))
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
