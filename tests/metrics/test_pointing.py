@@ -1,0 +1,77 @@
+"""The pointing game, by hand: which places are inside a box, ties, and what chance gives."""
+
+from __future__ import annotations
+
+import doctest
+
+import numpy as np
+import pytest
+import torch
+
+from jumok.errors import InputError
+from jumok.metrics import pointing as module
+from jumok.metrics.pointing import Box, Pointing, pointing
+
+SIZE = (30, 70)  # height, width: cells of 10 × 10 in a grid of 3 × 7
+
+
+def pointed(row: int, column: int) -> np.ndarray:
+    map_ = np.zeros((3, 7))
+    map_[row, column] = 0.4
+    return map_
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    assert doctest.testmod(module) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("box", "hit"),
+    [
+        ((50, 0, 60, 10), True),  # the cell itself, whose centre is (55, 5)
+        ((55, 5, 56, 6), True),
+        ((56, 5, 70, 30), False),  # just right of the centre
+        ((0, 0, 55, 30), False),  # left of it: the right edge lies outside
+        ((0, 6, 70, 30), False),  # below
+        ((0, 0, 70, 5), False),  # above
+    ],
+)
+def test_the_centre_of_the_strongest_cell_counts(box: Box, hit: bool) -> None:
+    assert pointing([pointed(0, 5)[None]], [[box]], SIZE).accuracy == hit
+
+
+def test_the_mean_is_over_words_with_a_box() -> None:
+    maps = [np.stack([pointed(0, 0), pointed(2, 6), pointed(1, 1)]), torch.tensor(pointed(1, 3)[None])]
+    boxes = [[(0, 0, 10, 10), None, (20, 0, 50, 30)], [(20, 0, 50, 30)]]
+    found = pointing(maps, boxes, SIZE)
+    assert found == Pointing(pytest.approx(2 / 3), pytest.approx((1 + 9 + 9) / 21 / 3), 3)  # type: ignore[arg-type]
+    assert str(found) == "pointing 0.667 (chance 0.302, 3 words)"
+
+
+def test_a_flat_map_does_as_well_as_chance() -> None:
+    flat = np.full((1, 3, 7), 1 / 21)
+    found = pointing([flat], [[(0, 0, 20, 10)]], SIZE)
+    assert found.accuracy == found.chance == pytest.approx(2 / 21)
+
+
+def test_maps_of_a_model_in_training() -> None:
+    maps = torch.rand(5, 3, 7, dtype=torch.bfloat16, requires_grad=True)
+    assert pointing([maps], [[(0, 0, 70, 30)] * 5], SIZE) == Pointing(1.0, 1.0, 5)
+
+
+@pytest.mark.parametrize(
+    ("maps", "boxes", "size", "message"),
+    [
+        ([np.zeros((1, 3, 7))], [], SIZE, "maps of 1 pictures, boxes of 0"),
+        ([np.zeros((1, 3, 7))], [[None]], (0, 7), r"size=\(0, 7\)"),
+        ([np.zeros((2, 3, 7))], [[None]], SIZE, "picture 0: maps of shape"),
+        ([np.zeros((1, 21))], [[None]], SIZE, "picture 0: maps of shape"),
+        ([np.zeros((1, 0, 7))], [[(0, 0, 5, 5)]], SIZE, "picture 0: maps of shape"),
+        ([np.full((1, 3, 7), np.nan)], [[(0, 0, 5, 5)]], SIZE, "NaN"),
+        ([np.zeros((1, 3, 7))], [[None]], SIZE, "no word has a box"),
+        ([], [], SIZE, "no word has a box"),
+    ],
+)
+def test_what_cannot_be_pointed_at(maps: list, boxes: list, size: tuple[int, int], message: str) -> None:  # type: ignore[type-arg]
+    with pytest.raises(InputError, match=message):
+        pointing(maps, boxes, size)
