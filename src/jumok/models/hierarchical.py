@@ -189,7 +189,7 @@ class Hierarchical(nn.Module):
         """
         size = self.config.adversarial
         if self.training and size:
-            return with_moved_words(self.embedding, lambda: self._loss(batch), size)
+            return with_moved_words(self.embedding, lambda: self._loss(batch), size, batch.labels)
         return self._loss(batch)
 
     def _loss(self, batch: LabelledDocuments) -> Loss:

@@ -62,7 +62,9 @@ class BertRecipe:
     # A run or a Hugging Face folder; null: new weights, and a vocabulary learned from the data.
     from_: From = None
     scratch: bool = False  # take over sizes and vocabulary only: new weights, to compare with
-    model: BertConfig = field(default_factory=BertConfig)  # with ``from``, only dropouts and pooling count
+    model: BertConfig = field(
+        default_factory=BertConfig
+    )  # with ``from``, only dropouts, pooling and adversarial count
     text: WordPieceConfig = field(default_factory=WordPieceConfig)
     train: Settings = field(default_factory=Settings)
     score: ScoreConfig = field(default_factory=ScoreConfig)
