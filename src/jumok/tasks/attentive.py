@@ -148,6 +148,8 @@ class Attentive(Classes):
 
     def learnable(self, encoded: Sequence[Encoded], model: Any, ranks: Ranks) -> Examples | Nested | Paired:
         train: Settings = self.recipe.train
+        if model.bigrams is not None and not self.run.has_begun:
+            model.bigrams.learn(itertools.chain.from_iterable(one.parts for one in encoded))
         alike = common.layout(self.run, ranks, packed=False)["alike"]
         return self.laid(encoded, tokens=train.tokens, seed=train.seed, alike=alike)
 
