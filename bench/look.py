@@ -181,36 +181,18 @@ def tune(report: Report, chosen: argparse.Namespace) -> None:
     from jumok.attention.kernels.pooled import pooled_maps
 
     large = Blocks(queries=128, keys=128, warps=4, unroll=1, registers=168)
-    small = Blocks(queries=128, keys=64, warps=4, registers=168)
+    by_warp = large._replace(by_warp=True)
     cuts = [
         Blocks(),
-        Blocks(stages=4),
         large,
-        large._replace(registers=160),
-        large._replace(stages=2),
-        large._replace(polynomials=0),
-        large._replace(polynomials=2),
-        large._replace(by_warp=True),
-        large._replace(by_warp=True, walk=512),
-        large._replace(by_warp=True, walk=256),
-        large._replace(by_warp=True, walk=128),
-        large._replace(ahead=True, registers=255),
-        large._replace(ahead=True, registers=255, by_warp=True),
-        small._replace(registers=128, stages=2),
-        small._replace(registers=128, stages=2, by_warp=True),
-        small._replace(registers=128, by_warp=True),
-        small._replace(registers=96, unroll=1, by_warp=True),
-        small._replace(ahead=True),
-        small._replace(ahead=True, by_warp=True),
-        small._replace(ahead=True, by_warp=True, stages=2),
-        small._replace(ahead=True, by_warp=True, polynomials=0),
-        small._replace(ahead=True, by_warp=True, polynomials=2),
-        small._replace(ahead=True, by_warp=True, registers=224),
-        small._replace(ahead=True, by_warp=True, unroll=1),
-        small._replace(ahead=True, by_warp=True, unroll=1, stages=4),
-        small._replace(ahead=True, by_warp=True, unroll=1, registers=128),
-        large._replace(ahead=True, by_warp=True, warps=8, registers=128),
-        small._replace(ahead=True, by_warp=True, warps=8, registers=104),
+        by_warp,
+        by_warp._replace(walk=512),
+        by_warp._replace(walk=256),
+        by_warp._replace(walk=128),
+        by_warp._replace(walk=64),
+        by_warp._replace(polynomials=0),
+        by_warp._replace(polynomials=2),
+        by_warp._replace(ahead=True, registers=255),
     ]
     layer = made(chosen, chosen.causal)
     mask = {"diagonal": 0 if layer.causal else None, "scale": chosen.width**-0.5}

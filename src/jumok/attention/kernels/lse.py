@@ -51,7 +51,8 @@ def fitting(query: Tensor, slots: int) -> Blocks:
 def pooling(query: Tensor, slots: int) -> Blocks:
     """The same for the pooling kernel, which on large tiles is faster with few warps."""
     blocks = fitting(query, slots)
-    large = Blocks(queries=128, keys=128, warps=4, unroll=1, registers=168, by_warp=True)
+    # 256 tiles a walk: programs are so many that few places of the GPU are idle while the last ones end.
+    large = Blocks(queries=128, keys=128, warps=4, unroll=1, registers=168, by_warp=True, walk=256)
     return large if blocks == Blocks() else blocks
 
 
