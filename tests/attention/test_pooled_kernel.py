@@ -212,7 +212,7 @@ def test_the_cuts_that_the_bench_tries_all_give_the_same(
     with torch.no_grad():
         look.main(["--tune", "--quick", "--device", "cpu", "--out", str(out), *sizes])
     _, *cuts = json.loads(out.read_text(encoding="utf-8"))["rows"][0]["ways"].values()
-    assert len(cuts) > 10
+    assert len(cuts) >= 10
     assert all(cut["differs"] < 1e-3 for cut in cuts)
 
 
