@@ -47,7 +47,7 @@ WAYS = [
     SMALL._replace(polynomials=0),
     SMALL._replace(polynomials=2, unroll=1, programs=9),
     BY_WARP._replace(polynomials=0, ahead=True),
-    BY_WARP._replace(polynomials=1, unroll=1, programs=1, walk=2),
+    BY_WARP._replace(polynomials=1, unroll=1, programs=40),
 ]
 
 CLOSE = 3e-5 if ON_GPU else 3e-6  # float32 there is three products of tensor cores

@@ -31,7 +31,6 @@ class Blocks(NamedTuple):
     ahead: bool = False  # the products of the next tile are made beside the weights of this one
     by_warp: bool = False  # each warp writes sums of its own, where a tile lies in one cell: more memory
     programs: int = 2048  # the walk along the keys is split until there are about so many
-    walk: int = 1 << 30  # tiles that a program walks along at most: the shorter, the sooner all end
 
 
 def fitting(query: Tensor, slots: int) -> Blocks:
@@ -51,8 +50,7 @@ def fitting(query: Tensor, slots: int) -> Blocks:
 def pooling(query: Tensor, slots: int) -> Blocks:
     """The same for the pooling kernel, which on large tiles is faster with few warps."""
     blocks = fitting(query, slots)
-    # 256 tiles a walk: programs are so many that few places of the GPU are idle while the last ones end.
-    large = Blocks(queries=128, keys=128, warps=4, unroll=1, registers=168, by_warp=True, walk=256)
+    large = Blocks(queries=128, keys=128, warps=4, unroll=1, registers=168, by_warp=True)
     return large if blocks == Blocks() else blocks
 
 

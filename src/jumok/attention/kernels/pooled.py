@@ -316,8 +316,7 @@ def pooled_maps(
         blocks = pooling(query, triton.next_power_of_2(-(-R // down)) * down)
     rows, cols = _Slots.of(R, down, blocks.queries), _Slots.of(C, across, blocks.keys)
     row_blocks, groups = rows.taken(down, blocks.queries), -(-cols.taken(across, blocks.keys) // cols.blocks)
-    splits = max(1, blocks.programs // (H * row_blocks), groups * cols.blocks // blocks.walk)
-    splits = min(groups, splits)
+    splits = min(groups, max(1, blocks.programs // (H * row_blocks)))
     share = -(-groups // splits)
     unroll = math.gcd(cols.blocks, blocks.unroll)
     whole = (rows.size, cols.size) == (blocks.queries, blocks.keys)  # a tile lies in one cell
