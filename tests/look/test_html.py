@@ -169,7 +169,6 @@ def test_pictures_and_speech_are_in_the_file(saved: Show) -> None:
         picture=Picture.of_pixels(np.full((20, 30, 3), 99, np.uint8), (2, 3)),
     )  # fmt: skip
     shown = saved([scene, scene])
-    shown.press("5")
     shown.page.wait_for_function("() => document.querySelector('.jm-veil').width > 10")
     shown.press("6")
     shown.page.wait_for_function("() => document.querySelector('#viewer').jumok.views.speech.box")

@@ -1,0 +1,475 @@
+// A picture under the weights of what was said of it: the words of its caption, or the patches of the picture itself.
+// Point at a word to see its places, at a place to see its words.
+
+import { count, curveOf, told } from "./colours.js";
+import { canvasOf, make, word } from "./dom.js";
+import { boxOf, coloursOf, paintOver } from "./overlay.js";
+import { Strip } from "./strip.js";
+import { isRightToLeft, shown } from "./text.js";
+
+const MOST_SAID = 400;
+const TOLD = 5; // words that are told of a place
+const SCALES_OF = { own: "Each word its own", all: "One for all words" };
+
+export class PictureView {
+  /**
+   * `events`: all() a promise of all weights, row(n) and received() of those of one query and of the mean of all;
+   * pin(row); tip(lines or null, x, y); say(text); changed(), when the legend is another.
+   */
+  constructor({ look, events }) {
+    Object.assign(this, { look, events });
+    this.pinned = null;
+    this.pointed = null; // the word under the pointer
+    this.cursor = null; // the word that keys have gone to
+    this.place = null; // the place under the pointer, or that keys have gone to
+    this.scale = "own";
+    this.buttons = [];
+    this.lead = make("p", { class: "jm-lead jm-now" });
+    this.image = make("img", { class: "jm-photo", alt: "The picture that the model looked at", draggable: "false" });
+    this.veil = make("canvas", { class: "jm-veil", role: "img" });
+    this.cell = make("div", { class: "jm-cell", hidden: true });
+    this.frame = make(
+      "div",
+      {
+        class: "jm-frame",
+        onpointermove: (event) => this.point(event),
+        onpointerdown: (event) => this.point(event),
+        onpointerleave: (event) => event.pointerType === "mouse" && this.leave(), // a finger always leaves
+        onpointercancel: () => this.leave(),
+        onclick: (event) => this.clicked(event),
+      },
+      [this.image, this.veil, this.cell],
+    );
+    this.strength = make("input", {
+      type: "range",
+      min: "0",
+      max: "1",
+      step: "0.05",
+      value: "0.7",
+      aria: { label: "Strength of the overlay" },
+      oninput: () => this.refresh(),
+    });
+    this.scales = make("div", { class: "jm-tabs", role: "group", aria: { label: "Scale of the weights" } });
+    this.words = make("div", { class: "jm-text jm-caption", role: "group", aria: { label: "Words of the caption" } });
+    const point = (n, event) => this.pointAt(n, event),
+      pin = (n) => this.pin(n);
+    this.strip = new Strip({ look, events: { point, pin } });
+    this.el = make("div", { class: "jm-picture" }, [
+      make("div", { class: "jm-bar" }, [
+        this.lead,
+        make("div", { class: "jm-bar jm-ways" }, [
+          this.scales,
+          make("label", { class: "jm-field" }, [make("span", { text: "Overlay" }), this.strength]),
+        ]),
+      ]),
+      this.words,
+      this.frame,
+      this.strip.el,
+    ]);
+    this.watch = new ResizeObserver(() => this.paintVeil());
+    this.watch.observe(this.frame);
+    this.elsewhere = (event) => !this.frame.contains(event.target) && this.place !== null && this.leave();
+    document.addEventListener("pointerdown", this.elsewhere);
+  }
+
+  async show(content, picture) {
+    const another = this.picture !== picture || this.content.rows !== content.rows;
+    Object.assign(this, { content, picture });
+    if (another) this.loaded = null; // else what was shown stays until the new numbers are there
+    if (another) this.opened = this.open(picture);
+    try {
+      await this.opened;
+      await this.load();
+      this.trouble = "";
+    } catch (error) {
+      if (this.content !== content) return;
+      this.loaded = null;
+      this.trouble = error.message;
+    }
+    if (this.content === content) this.refresh();
+  }
+
+  // ---------------------------------------------------------------- what there is
+
+  async open(picture) {
+    this.pointed = this.cursor = this.place = null;
+    this.dress();
+    if (this.image.src !== picture.source) {
+      this.image.src = picture.source;
+      await this.image.decode().catch(() => {
+        this.lead.textContent = "This browser cannot show the picture.";
+      });
+    }
+    const ratio = this.image.naturalWidth / this.image.naturalHeight || 1;
+    this.frame.style.setProperty("--ratio", `${ratio}`);
+    this.fillWords();
+    this.strip.fill(this.isSelf ? [] : this.names, ratio);
+  }
+
+  // The weights: of a caption all at once, for any word may be pointed at; of patches those of one.
+  async load() {
+    const { content, pinned, isSelf } = this,
+      of = `${content.layer} ${content.head}`;
+    if (isSelf) {
+      const answer = await (pinned === null ? this.events.received() : this.events.row(pinned));
+      if (this.content === content && this.pinned === pinned)
+        this.loaded = { values: answer.values, most: answer.most, mean: this.placesOf(answer.values, 0) };
+      return;
+    }
+    if (this.loaded?.of === of) return;
+    const { values, most } = await this.events.all();
+    if (this.content !== content) return;
+    const [rows, keys] = content.shape,
+      mean = new Float32Array(this.places);
+    for (let row = 0; row < rows; row += 1)
+      this.placesOf(values, row * keys).forEach((weight, n) => (mean[n] += weight / rows));
+    this.loaded = { of, values, most, mean };
+  }
+
+  get isSelf() {
+    return this.content.shape[0] === this.picture.first + this.places;
+  }
+
+  get places() {
+    return this.picture.grid[0] * this.picture.grid[1];
+  }
+
+  /** The key that a place is. */
+  keyOf(place) {
+    return this.picture.first + place;
+  }
+
+  placesOf(values, from) {
+    return values.subarray(this.keyOf(from), this.keyOf(from) + this.places);
+  }
+
+  /** The word whose places are shown; null is the mean of all. */
+  get chosen() {
+    return this.isSelf ? this.pinned : (this.pointed ?? this.cursor ?? this.pinned);
+  }
+
+  /** The weights of a word on all places. */
+  weights(n) {
+    const { values, mean } = this.loaded;
+    return n === null || this.isSelf ? mean : this.placesOf(values, n * this.content.shape[1]);
+  }
+
+  curve(weights) {
+    const { wish, less } = this.look,
+      top = Math.max(1e-9, (this.scale === "all" ? this.loaded.most : Math.max(...weights)) * less);
+    return curveOf(wish === "auto" ? "linear" : wish, top * 1e-3, top);
+  }
+
+  about(n) {
+    const weights = this.weights(n);
+    const { picture, look } = this;
+    return { weights, picture, look, curve: this.curve(weights), strength: Number(this.strength.value) };
+  }
+
+  named(place) {
+    const cols = this.picture.grid[1];
+    return `row ${count(Math.floor(place / cols) + 1)}, column ${count((place % cols) + 1)}`;
+  }
+
+  // ---------------------------------------------------------------- the page
+
+  // Of a picture that looks at itself, the words are the keys before its patches, like [CLS].
+  fillWords() {
+    const { rows, shape } = this.content,
+      length = this.isSelf ? this.picture.first : Math.min(shape[0], MOST_SAID);
+    this.names = Array.from({ length }, (_, n) => (rows ? shown(rows[n], 40) : `token ${count(n)}`));
+    this.words.hidden = !length;
+    this.isBackwards = isRightToLeft(this.names.join(" "));
+    this.words.dir = this.isBackwards ? "rtl" : "ltr";
+    this.buttons = this.names.map((text, n) =>
+      make("button", {
+        type: "button",
+        class: "jm-token",
+        dir: "auto",
+        text,
+        data: { place: n, axis: "rows" },
+        onpointerenter: (event) => this.pointAt(n, event),
+        onpointerleave: (event) => this.pointAt(null, event),
+        onfocus: () => this.buttons[n].matches(":focus-visible") && this.goTo(n),
+        onblur: () => this.cursor === n && this.goTo(null),
+        onclick: () => this.pin(n),
+      }),
+    );
+    this.words.replaceChildren(...this.buttons.flatMap((button, n) => (n ? [" ", button] : [button])));
+  }
+
+  dress() {
+    this.scales.hidden = this.isSelf;
+    this.scales.replaceChildren(
+      ...Object.entries(SCALES_OF).map(([scale, text]) =>
+        make("button", {
+          type: "button",
+          class: scale === this.scale ? "jm-choice jm-on" : "jm-choice",
+          aria: { pressed: `${scale === this.scale}` },
+          data: { scale },
+          text,
+          onclick: () => {
+            this.scale = scale;
+            this.dress();
+            this.scales.querySelector(".jm-on").focus({ preventScroll: true });
+            this.refresh();
+          },
+        }),
+      ),
+    );
+  }
+
+  /** As it is to be seen now: after other weights, another look. */
+  refresh() {
+    if (!this.content) return;
+    if (this.loaded && !this.isSelf && this.image.naturalWidth) this.strip.paint(this.image, (n) => this.about(n));
+    this.paint();
+  }
+
+  // What changes while one points.
+  paint() {
+    this.paintVeil();
+    this.mark();
+    this.tellChosen();
+    this.events.changed();
+  }
+
+  paintVeil() {
+    const { clientWidth: wide, clientHeight: tall } = this.frame;
+    if (!this.content || !wide || !tall) return;
+    const context = canvasOf(this.veil, wide, tall);
+    if (this.loaded) paintOver(context, { ...this.about(this.chosen), wide, tall });
+    if (this.isSelf && this.pinned !== null && this.pinned >= this.picture.first) {
+      const [rows, cols] = this.picture.grid,
+        { x, y, w, h } = boxOf(this.picture, wide, tall),
+        place = this.pinned - this.picture.first,
+        [left, top] = [x + (place % cols) * (w / cols), y + Math.floor(place / cols) * (h / rows)];
+      context.strokeStyle = this.look.inks.pin;
+      context.lineWidth = 2;
+      context.strokeRect(left, top, w / cols, h / rows);
+    }
+  }
+
+  mark() {
+    const { chosen, pinned, cursor } = this,
+      tint = this.tinting();
+    this.buttons.forEach((button, n) => {
+      button.classList.toggle("jm-is-pinned", n === pinned);
+      button.classList.toggle("jm-at", n === chosen && n !== pinned);
+      button.setAttribute("aria-pressed", `${n === pinned}`);
+      button.tabIndex = n === (cursor ?? pinned ?? 0) ? 0 : -1;
+      tint(button, n);
+    });
+    this.strip.mark(chosen, pinned, tint);
+    this.markPlace();
+  }
+
+  // Words are shaded by how much each looked at the place that is pointed at, the strongest most. At a place that
+  // none looked at more than by chance all stay pale.
+  tinting() {
+    const { look, place, loaded } = this;
+    if (place === null || !loaded || this.isSelf)
+      return (el) => {
+        el.style.backgroundColor = el.style.color = "";
+      };
+    const here = this.names.map((_, n) => this.weights(n)[place]),
+      top = Math.max(2 / this.places, ...here);
+    return (el, n) => {
+      const shade = Math.round((here[n] / top) * 255),
+        colour = look.tints[shade];
+      el.style.backgroundColor = shade > 7 ? `rgb(${colour})` : "";
+      el.style.color = shade > 7 ? look.inkOn(colour) : "";
+    };
+  }
+
+  markPlace() {
+    this.cell.hidden = this.place === null;
+    if (this.place === null) return;
+    const [rows, cols] = this.picture.grid,
+      { x, y, w, h } = boxOf(this.picture, 100, 100);
+    const at = { left: x + (this.place % cols) * (w / cols), top: y + Math.floor(this.place / cols) * (h / rows) };
+    Object.assign(at, { width: w / cols, height: h / rows });
+    for (const [name, value] of Object.entries(at)) this.cell.style.setProperty(name, `${value}%`);
+  }
+
+  tellChosen() {
+    const { chosen } = this;
+    if (!this.loaded) {
+      this.lead.textContent = this.trouble || "One moment …";
+      return;
+    }
+    const weights = this.weights(chosen),
+      best = peakOf(weights),
+      name = this.nameOf(chosen);
+    const most = `most at ${this.named(best)}: ${told(weights[best])}`;
+    this.veil.setAttribute("aria-label", `Where the model looked, ${name}: ${most}`);
+    this.lead.replaceChildren(
+      word(name, { class: chosen !== null && chosen === this.pinned ? "jm-pinned" : "jm-shown" }),
+      make("span", { class: "jm-soft jm-number", text: `  ${most}` }),
+    );
+  }
+
+  nameOf(n) {
+    if (n === null) return this.isSelf ? "Mean of all patches" : `Mean of ${count(this.content.shape[0])} words`;
+    return this.names[n] ?? `Patch at ${this.named(n - this.picture.first)}`;
+  }
+
+  /** What the legend shows. */
+  legend() {
+    if (!this.loaded) return null;
+    const curve = this.curve(this.weights(this.chosen)),
+      list = coloursOf(this.look, Number(this.strength.value));
+    return { curve, list, log: this.look.wish === "log", title: "attention weight of a place" };
+  }
+
+  // ---------------------------------------------------------------- pointing
+
+  pointAt(n, event) {
+    if (event.pointerType === "touch") return; // a tap pins
+    this.pointed = n;
+    if (n !== null) this.cursor = this.place = null;
+    this.paint();
+  }
+
+  pin(n) {
+    this.place = this.cursor = null;
+    this.events.tip(null);
+    this.events.pin(n);
+  }
+
+  placeAt({ clientX, clientY }) {
+    const { left, top, width, height } = this.frame.getBoundingClientRect(),
+      { x, y, w, h } = boxOf(this.picture, width, height),
+      [rows, cols] = this.picture.grid;
+    const col = Math.floor(((clientX - left - x) / w) * cols),
+      row = Math.floor(((clientY - top - y) / h) * rows);
+    return row >= 0 && row < rows && col >= 0 && col < cols ? row * cols + col : null;
+  }
+
+  point(event) {
+    if (!this.loaded) return;
+    const place = this.placeAt(event);
+    if (place !== this.place) {
+      this.place = place;
+      this.mark();
+    }
+    this.events.tip(place === null ? null : this.lines(place), event.clientX, event.clientY);
+  }
+
+  // A patch that is clicked is the query whose places are shown.
+  clicked(event) {
+    const place = this.isSelf ? this.placeAt(event) : null;
+    if (place !== null) this.events.pin(this.keyOf(place));
+  }
+
+  leave() {
+    this.place = null;
+    this.mark();
+    this.events.tip(null);
+  }
+
+  // The words that looked most at a place, and the one that is chosen; of patches, only how much is there.
+  ranked(place) {
+    const all = this.names.map((text, n) => ({ n, text, value: this.weights(n)[place] }));
+    const best = [...all].sort((a, b) => b.value - a.value).slice(0, TOLD);
+    return this.chosen === null || best.some(({ n }) => n === this.chosen) ? best : [...best, all[this.chosen]];
+  }
+
+  lines(place) {
+    const title = make("div", { class: "jm-soft jm-number", text: this.named(place) });
+    if (this.isSelf) return [title, make("div", { class: "jm-weight", text: told(this.weights(null)[place], 4) })];
+    const best = this.ranked(place),
+      top = best[0].value || 1;
+    return [
+      title,
+      make(
+        "div",
+        { class: "jm-looked" },
+        best.flatMap(({ n, text, value }) => [
+          word(text, { class: n === this.chosen ? "jm-pinned" : "" }),
+          make("span", { class: "jm-meter" }, [
+            make("span", { css: { width: `${(100 * value) / top}%`, "background-color": this.look.inks.accent } }),
+          ]),
+          make("span", { class: "jm-number", text: told(value) }),
+        ]),
+      ),
+    ];
+  }
+
+  // ---------------------------------------------------------------- keys
+
+  /** Keys that mean something here; false for all others. */
+  keyed(key, shiftKey) {
+    const by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[key];
+    if (!this.loaded) return false;
+    if (by && shiftKey) return this.move(...by);
+    if (this.names.length && !this.isSelf) {
+      const from = this.cursor ?? this.pinned,
+        last = this.names.length - 1;
+      if (by?.[1]) {
+        const step = this.isBackwards ? -by[1] : by[1];
+        return this.walk(from === null ? (step > 0 ? 0 : last) : Math.max(0, Math.min(last, from + step)));
+      }
+      if (key === "Home" || key === "End") return this.walk(key === "Home" ? 0 : last);
+    }
+    if (key === "Escape" && (this.cursor !== null || this.place !== null)) {
+      this.leave();
+      this.goTo(null);
+      if (this.pinned !== null) this.events.pin(this.pinned);
+      return true;
+    }
+    return false;
+  }
+
+  walk(n) {
+    this.place = null;
+    this.events.tip(null);
+    this.goTo(n);
+    this.buttons[n].focus({ preventScroll: false });
+    const weights = this.weights(n),
+      best = peakOf(weights);
+    this.events.say(`${this.names[n]}: most at ${this.named(best)}, ${told(weights[best])}`);
+    return true;
+  }
+
+  goTo(n) {
+    this.cursor = n;
+    this.pointed = null;
+    this.paint();
+  }
+
+  // From place to place; what is there is said.
+  move(down, right) {
+    const [rows, cols] = this.picture.grid,
+      at = this.place;
+    const row = Math.max(0, Math.min(rows - 1, Math.floor(at / cols) + down)),
+      col = Math.max(0, Math.min(cols - 1, (at % cols) + right));
+    this.place = at === null ? peakOf(this.weights(this.chosen)) : row * cols + col; // from the strongest on
+    this.mark();
+    const { right: x, bottom: y } = this.cell.getBoundingClientRect();
+    this.events.tip(this.lines(this.place), x - 8, y - 8);
+    const words = this.isSelf
+      ? told(this.weights(null)[this.place])
+      : this.ranked(this.place)
+          .map(({ text, value }) => `${text} ${told(value)}`)
+          .join(", ");
+    this.events.say(`${this.named(this.place)}: ${words}`);
+    return true;
+  }
+
+  /** A PNG of all words. */
+  save() {
+    return this.strip.save(this.image, (n) => this.about(n));
+  }
+
+  close() {
+    this.watch.disconnect();
+    document.removeEventListener("pointerdown", this.elsewhere);
+  }
+}
+
+function peakOf(weights) {
+  let best = 0;
+  for (let n = 0; n < weights.length; n += 1) if (weights[n] > weights[best]) best = n;
+  return best;
+}
