@@ -359,10 +359,11 @@ def test_a_grid_may_cover_a_part_of_the_picture(served: Show) -> None:
     shown.page.hover(word(0))
     script = """[0.1, 0.61, 0.9].map((x) => { const c = v.views.picture.veil;
         const d = c.getContext("2d").getImageData(c.width * x, c.height / 4, 1, 1).data;
-        return d[0] + d[1] + d[2]; })"""
-    dim, bright, also_dim = shown.ask(script)
+        return [d[0] + d[1] + d[2], d[3]]; })"""
+    (dim, cover), (bright, _), (also_dim, _) = shown.ask(script)
     assert bright > dim + 200
     assert dim == also_dim
+    assert cover == pytest.approx(255 * 0.7 * 0.88, abs=2)  # never seen, and still to be seen
 
 
 def test_what_does_not_come_is_told(served: Show) -> None:

@@ -46,7 +46,7 @@ export function paintOver(context, { weights, picture, curve, look, strength, wi
   context.beginPath(); // what was never seen is as dim as what was not looked at
   context.rect(0, 0, wide, tall);
   context.rect(box.x, box.y, box.w, box.h);
-  context.fillStyle = `rgb(${look.lamp[0]} / ${cover(0, strength)})`;
+  context.fillStyle = `rgb(${look.lamp[0].join(" ")} / ${cover(0, strength)})`;
   context.fill("evenodd");
   context.beginPath();
   context.rect(0, 0, wide, tall);

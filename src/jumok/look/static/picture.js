@@ -104,6 +104,7 @@ export class PictureView {
     this.frame.style.setProperty("--ratio", `${ratio}`);
     this.fillWords();
     this.strip.fill(this.isSelf ? [] : this.names, ratio);
+    this.el.style.setProperty("--shot-tall", `${this.isSelf ? 0 : this.strip.size[1]}px`);
   }
 
   // The weights: of a caption all at once, for any word may be pointed at; of patches those of one.
