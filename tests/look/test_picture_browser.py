@@ -380,6 +380,14 @@ def test_what_does_not_come_is_told(served: Show) -> None:
     shown.complaints.clear()
 
 
+def test_a_damaged_picture_is_told_and_the_words_are_there(served: Show) -> None:
+    scene = corners()
+    shown = served(replace(scene, picture=Picture(b"\x89PNG" + bytes(40), (2, 3))))
+    shown.until(lambda: "cannot show the picture" in shown.page.inner_text(".jm-now"))
+    shown.page.hover(word(1))
+    assert shown.text(".jm-shot") == ["right", "left"]
+
+
 def test_the_colours_are_those_of_the_figure(new_page: Show) -> None:
     colours = module(new_page(), "colours.js", "m.scaleOf('lamp', 'dark')")
     hexes = [

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["draw_strip", "strip"]
 
 # From shade to lamplight, and how much of the picture that covers: as in static/colours.js and overlay.js.
-LAMP = ("#101621", "#2b2c30", "#48443e", "#685d4c", "#877858", "#a79463", "#c6b16b", "#e6d073", "#fff0a5")
+LAMP = ("#101621", "#2a2b2f", "#46423c", "#635a49", "#827356", "#a08e62", "#bea96d", "#ddc779", "#fce584")
 STRENGTH, SHADED, LIT = 0.7, 0.88, 0.42
 # All in inches.
 AREA, WIDEST, TALLEST, NARROWEST = 2.6, 3.4, 2.7, 0.85  # of a small picture, whatever its shape

@@ -96,9 +96,7 @@ export class PictureView {
     this.dress();
     if (this.image.src !== picture.source) {
       this.image.src = picture.source;
-      await this.image.decode().catch(() => {
-        this.lead.textContent = "This browser cannot show the picture.";
-      });
+      await this.image.decode().catch(() => {}); // then it has no width, and that is told
     }
     const ratio = this.image.naturalWidth / this.image.naturalHeight || 1;
     this.frame.style.setProperty("--ratio", `${ratio}`);
@@ -295,8 +293,9 @@ export class PictureView {
 
   tellChosen() {
     const { chosen } = this;
-    if (!this.loaded) {
-      this.lead.textContent = this.trouble || "One moment …";
+    if (!this.loaded || !this.image.naturalWidth) {
+      const waits = this.loaded ? "This browser cannot show the picture." : "One moment …";
+      this.lead.textContent = this.trouble || waits;
       return;
     }
     const weights = this.weights(chosen),
@@ -459,7 +458,7 @@ export class PictureView {
   }
 
   /** A PNG of all words. */
-  save() {
+  async save() {
     return this.strip.save(this.image, (n) => this.about(n));
   }
 
