@@ -237,20 +237,26 @@ def test_shift_and_arrows_go_from_place_to_place(served: Show) -> None:
 
 
 def test_heads_and_layers_are_chosen_as_elsewhere(served: Show) -> None:
+    # A Transformer: its encoder's patches look at patches, its decoder's words at words and at patches.
     scene = drawing(heads=2, layers=2)
     words = scene.layers[0].shape[0]
-    own = Layer("decoder.0.attention", "causal self", (words, words), (0,), Arrays(np.eye(words, dtype="f4")))
-    shown = loaded(served(replace(scene, layers=(own, *scene.layers))))
-    assert shown.ask("[v.state.view, v.state.layer, v.state.head]") == ["picture", 2, None]
-    assert shown.text('[aria-label="Layer"] option') == [layer.name for layer in scene.layers]
+    told = Layer("told", "causal self", (words, words), (0,), Arrays(np.eye(words, dtype=np.float32)))
+    seen = Layer("encoder", "self", (56, 56), (0, 1), Arrays(np.full((2, 56, 56), 1 / 56, np.float32)))
+    shown = loaded(served(replace(scene, layers=(told, seen, *scene.layers))))
+    assert shown.ask("[v.state.view, v.state.layer, v.state.head]") == ["picture", 3, None]
+    assert shown.text('[aria-label="Layer"] option') == ["encoder", *(layer.name for layer in scene.layers)]
     most = "Math.max(...v.views.picture.weights(1))"
     mean = shown.ask(most)
     shown.page.click('[data-head="0"]')
     shown.until(lambda: bool(shown.ask(most) > 1.5 * mean))
     shown.press("h")
     shown.until(lambda: shown.ask(most) == pytest.approx(1 / 56, rel=1e-3))
-    shown.press("ArrowUp", "ArrowUp", "ArrowUp")  # what is over no picture is passed over
+    shown.press("ArrowUp", "ArrowUp", "ArrowUp", "ArrowUp")  # what is over no picture is passed over
     assert shown.ask("[v.state.view, v.state.layer]") == ["picture", 1]
+    shown.until(lambda: shown.page.inner_text(".jm-now").startswith("Mean of all patches"))
+    assert shown.page.locator(".jm-shot").count() == 0
+    shown.press("ArrowDown")
+    shown.until(lambda: shown.page.locator(".jm-shot").count() == words)
 
 
 def test_a_finger_does_it_too(served: Show) -> None:

@@ -1,11 +1,13 @@
 // A picture under the weights of what was said of it: the words of its caption, or the patches of the picture itself.
 // Point at a word to see its places, at a place to see its words.
 
+import { Caption } from "./caption.js";
 import { count, curveOf, told } from "./colours.js";
 import { canvasOf, make, word } from "./dom.js";
+import { Gaze, Ground, peakOf } from "./gaze.js";
 import { boxOf, coloursOf, paintOver } from "./overlay.js";
 import { Strip } from "./strip.js";
-import { isRightToLeft, shown } from "./text.js";
+import { shown } from "./text.js";
 
 const MOST_SAID = 400;
 const TOLD = 5; // words that are told of a place
@@ -23,7 +25,7 @@ export class PictureView {
     this.cursor = null; // the word that keys have gone to
     this.place = null; // the place under the pointer, or that keys have gone to
     this.scale = "own";
-    this.buttons = [];
+    this.names = [];
     this.lead = make("p", { class: "jm-lead jm-now" });
     this.image = make("img", { class: "jm-photo", alt: "The picture that the model looked at", draggable: "false" });
     this.veil = make("canvas", { class: "jm-veil", role: "img" });
@@ -50,9 +52,9 @@ export class PictureView {
       oninput: () => this.refresh(),
     });
     this.scales = make("div", { class: "jm-tabs", role: "group", aria: { label: "Scale of the weights" } });
-    this.words = make("div", { class: "jm-text jm-caption", role: "group", aria: { label: "Words of the caption" } });
     const point = (n, event) => this.pointAt(n, event),
       pin = (n) => this.pin(n);
+    this.caption = new Caption({ point, pin, go: (n) => this.goTo(n) });
     this.strip = new Strip({ look, events: { point, pin } });
     this.el = make("div", { class: "jm-picture" }, [
       make("div", { class: "jm-bar" }, [
@@ -62,7 +64,7 @@ export class PictureView {
           make("label", { class: "jm-field" }, [make("span", { text: "Overlay" }), this.strength]),
         ]),
       ]),
-      this.words,
+      this.caption.el,
       this.frame,
       this.strip.el,
     ]);
@@ -73,10 +75,13 @@ export class PictureView {
   }
 
   async show(content, picture) {
-    const another = this.picture !== picture || this.content.rows !== content.rows;
-    Object.assign(this, { content, picture });
-    if (another) this.loaded = null; // else what was shown stays until the new numbers are there
-    if (another) this.opened = this.open(picture);
+    const { content: before } = this;
+    if (this.picture !== picture || before.rows !== content.rows || `${before.shape}` !== `${content.shape}`) {
+      this.loaded = null; // else what was shown stays until the new numbers are there
+      Object.assign(this, { content, picture, ground: new Ground(picture, content.shape) });
+      this.opened = this.open(picture);
+    }
+    this.content = content;
     try {
       await this.opened;
       await this.load();
@@ -100,57 +105,37 @@ export class PictureView {
     }
     const ratio = this.image.naturalWidth / this.image.naturalHeight || 1;
     this.frame.style.setProperty("--ratio", `${ratio}`);
-    this.fillWords();
-    this.strip.fill(this.isSelf ? [] : this.names, ratio);
-    this.el.style.setProperty("--shot-tall", `${this.isSelf ? 0 : this.strip.size[1]}px`);
+    this.names = this.words();
+    this.caption.fill(this.names);
+    this.strip.fill(this.ground.isSelf ? [] : this.names, ratio);
+    this.el.style.setProperty("--shot-tall", `${this.ground.isSelf ? 0 : this.strip.size[1]}px`);
+  }
+
+  // Of a picture that looks at itself, the words are the keys before its patches, like [CLS].
+  words() {
+    const { rows, shape } = this.content,
+      length = this.ground.isSelf ? this.picture.first : Math.min(shape[0], MOST_SAID);
+    return Array.from({ length }, (_, n) => (rows ? shown(rows[n], 40) : `token ${count(n)}`));
   }
 
   // The weights: of a caption all at once, for any word may be pointed at; of patches those of one.
   async load() {
-    const { content, pinned, isSelf } = this,
-      of = `${content.layer} ${content.head}`;
-    if (isSelf) {
-      const answer = await (pinned === null ? this.events.received() : this.events.row(pinned));
-      if (this.content === content && this.pinned === pinned)
-        this.loaded = { values: answer.values, most: answer.most, mean: this.placesOf(answer.values, 0) };
-      return;
-    }
+    const { content, pinned, ground } = this,
+      single = ground.isSelf;
+    const of = `${content.layer} ${content.head} ${single ? pinned : ""}`;
     if (this.loaded?.of === of) return;
-    const { values, most } = await this.events.all();
-    if (this.content !== content) return;
-    const [rows, keys] = content.shape,
-      mean = new Float32Array(this.places);
-    for (let row = 0; row < rows; row += 1)
-      this.placesOf(values, row * keys).forEach((weight, n) => (mean[n] += weight / rows));
-    this.loaded = { of, values, most, mean };
-  }
-
-  get isSelf() {
-    return this.content.shape[0] === this.picture.first + this.places;
-  }
-
-  get places() {
-    return this.picture.grid[0] * this.picture.grid[1];
-  }
-
-  /** The key that a place is. */
-  keyOf(place) {
-    return this.picture.first + place;
-  }
-
-  placesOf(values, from) {
-    return values.subarray(this.keyOf(from), this.keyOf(from) + this.places);
+    const { all, received, row } = this.events,
+      { values } = await (!single ? all() : pinned === null ? received() : row(pinned));
+    if (this.content === content && this.pinned === pinned) this.loaded = new Gaze(ground, values, { of, single });
   }
 
   /** The word whose places are shown; null is the mean of all. */
   get chosen() {
-    return this.isSelf ? this.pinned : (this.pointed ?? this.cursor ?? this.pinned);
+    return this.ground.isSelf ? this.pinned : (this.pointed ?? this.cursor ?? this.pinned);
   }
 
-  /** The weights of a word on all places. */
   weights(n) {
-    const { values, mean } = this.loaded;
-    return n === null || this.isSelf ? mean : this.placesOf(values, n * this.content.shape[1]);
+    return this.loaded.weights(n);
   }
 
   curve(weights) {
@@ -165,40 +150,10 @@ export class PictureView {
     return { weights, picture, look, curve: this.curve(weights), strength: Number(this.strength.value) };
   }
 
-  named(place) {
-    const cols = this.picture.grid[1];
-    return `row ${count(Math.floor(place / cols) + 1)}, column ${count((place % cols) + 1)}`;
-  }
-
   // ---------------------------------------------------------------- the page
 
-  // Of a picture that looks at itself, the words are the keys before its patches, like [CLS].
-  fillWords() {
-    const { rows, shape } = this.content,
-      length = this.isSelf ? this.picture.first : Math.min(shape[0], MOST_SAID);
-    this.names = Array.from({ length }, (_, n) => (rows ? shown(rows[n], 40) : `token ${count(n)}`));
-    this.words.hidden = !length;
-    this.isBackwards = isRightToLeft(this.names.join(" "));
-    this.words.dir = this.isBackwards ? "rtl" : "ltr";
-    this.buttons = this.names.map((text, n) =>
-      make("button", {
-        type: "button",
-        class: "jm-token",
-        dir: "auto",
-        text,
-        data: { place: n, axis: "rows" },
-        onpointerenter: (event) => this.pointAt(n, event),
-        onpointerleave: (event) => this.pointAt(null, event),
-        onfocus: () => this.buttons[n].matches(":focus-visible") && this.goTo(n),
-        onblur: () => this.cursor === n && this.goTo(null),
-        onclick: () => this.pin(n),
-      }),
-    );
-    this.words.replaceChildren(...this.buttons.flatMap((button, n) => (n ? [" ", button] : [button])));
-  }
-
   dress() {
-    this.scales.hidden = this.isSelf;
+    this.scales.hidden = this.ground.isSelf;
     this.scales.replaceChildren(
       ...Object.entries(SCALES_OF).map(([scale, text]) =>
         make("button", {
@@ -221,7 +176,7 @@ export class PictureView {
   /** As it is to be seen now: after other weights, another look. */
   refresh() {
     if (!this.content) return;
-    if (this.loaded && !this.isSelf && this.image.naturalWidth) this.strip.paint(this.image, (n) => this.about(n));
+    if (this.loaded && this.image.naturalWidth) this.strip.paint(this.image, (n) => this.about(n));
     this.paint();
   }
 
@@ -238,28 +193,18 @@ export class PictureView {
     if (!this.content || !wide || !tall) return;
     const context = canvasOf(this.veil, wide, tall);
     if (this.loaded) paintOver(context, { ...this.about(this.chosen), wide, tall });
-    if (this.isSelf && this.pinned !== null && this.pinned >= this.picture.first) {
-      const [rows, cols] = this.picture.grid,
-        { x, y, w, h } = boxOf(this.picture, wide, tall),
-        place = this.pinned - this.picture.first,
-        [left, top] = [x + (place % cols) * (w / cols), y + Math.floor(place / cols) * (h / rows)];
+    if (this.ground.isSelf && this.pinned !== null && this.pinned >= this.picture.first) {
+      const { x, y, w, h } = this.ground.cell(this.pinned - this.picture.first, boxOf(this.picture, wide, tall));
       context.strokeStyle = this.look.inks.pin;
       context.lineWidth = 2;
-      context.strokeRect(left, top, w / cols, h / rows);
+      context.strokeRect(x, y, w, h);
     }
   }
 
   mark() {
-    const { chosen, pinned, cursor } = this,
-      tint = this.tinting();
-    this.buttons.forEach((button, n) => {
-      button.classList.toggle("jm-is-pinned", n === pinned);
-      button.classList.toggle("jm-at", n === chosen && n !== pinned);
-      button.setAttribute("aria-pressed", `${n === pinned}`);
-      button.tabIndex = n === (cursor ?? pinned ?? 0) ? 0 : -1;
-      tint(button, n);
-    });
-    this.strip.mark(chosen, pinned, tint);
+    const tint = this.tinting();
+    this.caption.mark(this, tint);
+    this.strip.mark(this, tint);
     this.markPlace();
   }
 
@@ -267,12 +212,12 @@ export class PictureView {
   // none looked at more than by chance all stay pale.
   tinting() {
     const { look, place, loaded } = this;
-    if (place === null || !loaded || this.isSelf)
+    if (place === null || !loaded || this.ground.isSelf)
       return (el) => {
         el.style.backgroundColor = el.style.color = "";
       };
     const here = this.names.map((_, n) => this.weights(n)[place]),
-      top = Math.max(2 / this.places, ...here);
+      top = Math.max(2 / this.ground.places, ...here);
     return (el, n) => {
       const shade = Math.round((here[n] / top) * 255),
         colour = look.tints[shade];
@@ -284,11 +229,9 @@ export class PictureView {
   markPlace() {
     this.cell.hidden = this.place === null;
     if (this.place === null) return;
-    const [rows, cols] = this.picture.grid,
-      { x, y, w, h } = boxOf(this.picture, 100, 100);
-    const at = { left: x + (this.place % cols) * (w / cols), top: y + Math.floor(this.place / cols) * (h / rows) };
-    Object.assign(at, { width: w / cols, height: h / rows });
-    for (const [name, value] of Object.entries(at)) this.cell.style.setProperty(name, `${value}%`);
+    const { x, y, w, h } = this.ground.cell(this.place, boxOf(this.picture, 100, 100));
+    for (const [name, value] of Object.entries({ left: x, top: y, width: w, height: h }))
+      this.cell.style.setProperty(name, `${value}%`);
   }
 
   tellChosen() {
@@ -301,7 +244,7 @@ export class PictureView {
     const weights = this.weights(chosen),
       best = peakOf(weights),
       name = this.nameOf(chosen);
-    const most = `most at ${this.named(best)}: ${told(weights[best])}`;
+    const most = `most at ${this.ground.named(best)}: ${told(weights[best])}`;
     this.veil.setAttribute("aria-label", `Where the model looked, ${name}: ${most}`);
     this.lead.replaceChildren(
       word(name, { class: chosen !== null && chosen === this.pinned ? "jm-pinned" : "jm-shown" }),
@@ -310,8 +253,9 @@ export class PictureView {
   }
 
   nameOf(n) {
-    if (n === null) return this.isSelf ? "Mean of all patches" : `Mean of ${count(this.content.shape[0])} words`;
-    return this.names[n] ?? `Patch at ${this.named(n - this.picture.first)}`;
+    if (n === null && this.ground.isSelf) return "Mean of all patches";
+    if (n === null) return `Mean of ${count(this.content.shape[0])} words`;
+    return this.names[n] ?? `Patch at ${this.ground.named(n - this.picture.first)}`;
   }
 
   /** What the legend shows. */
@@ -338,12 +282,8 @@ export class PictureView {
   }
 
   placeAt({ clientX, clientY }) {
-    const { left, top, width, height } = this.frame.getBoundingClientRect(),
-      { x, y, w, h } = boxOf(this.picture, width, height),
-      [rows, cols] = this.picture.grid;
-    const col = Math.floor(((clientX - left - x) / w) * cols),
-      row = Math.floor(((clientY - top - y) / h) * rows);
-    return row >= 0 && row < rows && col >= 0 && col < cols ? row * cols + col : null;
+    const { left, top, width, height } = this.frame.getBoundingClientRect();
+    return this.ground.at(clientX - left, clientY - top, boxOf(this.picture, width, height));
   }
 
   point(event) {
@@ -358,8 +298,8 @@ export class PictureView {
 
   // A patch that is clicked is the query whose places are shown.
   clicked(event) {
-    const place = this.isSelf ? this.placeAt(event) : null;
-    if (place !== null) this.events.pin(this.keyOf(place));
+    const place = this.ground.isSelf ? this.placeAt(event) : null;
+    if (place !== null) this.events.pin(this.ground.keyOf(place));
   }
 
   leave() {
@@ -368,16 +308,16 @@ export class PictureView {
     this.events.tip(null);
   }
 
-  // The words that looked most at a place, and the one that is chosen; of patches, only how much is there.
+  // The words that looked most at a place, and the one that is chosen.
   ranked(place) {
-    const all = this.names.map((text, n) => ({ n, text, value: this.weights(n)[place] }));
-    const best = [...all].sort((a, b) => b.value - a.value).slice(0, TOLD);
-    return this.chosen === null || best.some(({ n }) => n === this.chosen) ? best : [...best, all[this.chosen]];
+    const found = this.loaded.ranked(this.names.length, place, TOLD, this.chosen);
+    return found.map(({ n, value }) => ({ n, value, text: this.names[n] }));
   }
 
   lines(place) {
-    const title = make("div", { class: "jm-soft jm-number", text: this.named(place) });
-    if (this.isSelf) return [title, make("div", { class: "jm-weight", text: told(this.weights(null)[place], 4) })];
+    const title = make("div", { class: "jm-soft jm-number", text: this.ground.named(place) });
+    const { mean } = this.loaded;
+    if (this.ground.isSelf) return [title, make("div", { class: "jm-weight", text: told(mean[place], 4) })];
     const best = this.ranked(place),
       top = best[0].value || 1;
     return [
@@ -403,15 +343,8 @@ export class PictureView {
     const by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[key];
     if (!this.loaded) return false;
     if (by && shiftKey) return this.move(...by);
-    if (this.names.length && !this.isSelf) {
-      const from = this.cursor ?? this.pinned,
-        last = this.names.length - 1;
-      if (by?.[1]) {
-        const step = this.isBackwards ? -by[1] : by[1];
-        return this.walk(from === null ? (step > 0 ? 0 : last) : Math.max(0, Math.min(last, from + step)));
-      }
-      if (key === "Home" || key === "End") return this.walk(key === "Home" ? 0 : last);
-    }
+    const next = this.ground.isSelf ? null : this.caption.next(key, this.cursor ?? this.pinned);
+    if (next !== null) return this.walk(next);
     if (key === "Escape" && (this.cursor !== null || this.place !== null)) {
       this.leave();
       this.goTo(null);
@@ -425,10 +358,10 @@ export class PictureView {
     this.place = null;
     this.events.tip(null);
     this.goTo(n);
-    this.buttons[n].focus({ preventScroll: false });
+    this.caption.focus(n);
     const weights = this.weights(n),
       best = peakOf(weights);
-    this.events.say(`${this.names[n]}: most at ${this.named(best)}, ${told(weights[best])}`);
+    this.events.say(`${this.names[n]}: most at ${this.ground.named(best)}, ${told(weights[best])}`);
     return true;
   }
 
@@ -440,20 +373,17 @@ export class PictureView {
 
   // From place to place; what is there is said.
   move(down, right) {
-    const [rows, cols] = this.picture.grid,
-      at = this.place;
-    const row = Math.max(0, Math.min(rows - 1, Math.floor(at / cols) + down)),
-      col = Math.max(0, Math.min(cols - 1, (at % cols) + right));
-    this.place = at === null ? peakOf(this.weights(this.chosen)) : row * cols + col; // from the strongest on
+    const { place, ground } = this;
+    this.place = place === null ? peakOf(this.weights(this.chosen)) : ground.beside(place, down, right);
     this.mark();
     const { right: x, bottom: y } = this.cell.getBoundingClientRect();
     this.events.tip(this.lines(this.place), x - 8, y - 8);
-    const words = this.isSelf
+    const words = this.ground.isSelf
       ? told(this.weights(null)[this.place])
       : this.ranked(this.place)
           .map(({ text, value }) => `${text} ${told(value)}`)
           .join(", ");
-    this.events.say(`${this.named(this.place)}: ${words}`);
+    this.events.say(`${this.ground.named(this.place)}: ${words}`);
     return true;
   }
 
@@ -466,10 +396,4 @@ export class PictureView {
     this.watch.disconnect();
     document.removeEventListener("pointerdown", this.elsewhere);
   }
-}
-
-function peakOf(weights) {
-  let best = 0;
-  for (let n = 0; n < weights.length; n += 1) if (weights[n] > weights[best]) best = n;
-  return best;
 }

@@ -56,7 +56,7 @@ export class Strip {
   }
 
   /** `tint(element, n)` shades the name of a word. */
-  mark(chosen, pinned, tint) {
+  mark({ chosen, pinned }, tint) {
     this.shots.forEach(({ el, name }, n) => {
       el.classList.toggle("jm-at", n === chosen && n !== pinned);
       el.classList.toggle("jm-is-pinned", n === pinned);
