@@ -186,7 +186,12 @@ def tune(report: Report, chosen: argparse.Namespace) -> None:
         Blocks(),
         large,
         by_warp,
-        by_warp._replace(registers=160),
+        by_warp._replace(beside=True),
+        by_warp._replace(beside=True, stages=2),
+        by_warp._replace(beside=True, stages=4, registers=255),
+        by_warp._replace(beside=True, stages=2, polynomials=0.5),
+        by_warp._replace(beside=True, stages=2, polynomials=1.5),
+        by_warp._replace(beside=True, stages=2, programs=32768),
         by_warp._replace(stages=2),
         by_warp._replace(stages=4),
         by_warp._replace(programs=8192),
@@ -206,6 +211,7 @@ def tune(report: Report, chosen: argparse.Namespace) -> None:
         name = f"{blocks.queries}×{blocks.keys}, {blocks.warps} warps, {blocks.stages} stages"
         name += f", unroll {blocks.unroll}, {blocks.registers} registers, {blocks.polynomials}/4 polynomials"
         name += f", {blocks.programs} programs{', ahead' * blocks.ahead}{', by warp' * blocks.by_warp}"
+        name += ", beside" * blocks.beside
         run: Run = functools.partial(pooled_maps, query, key, sums, cells=cells, blocks=blocks, **mask)
         way = report.measure(row, name, run)
         if "error" not in way:
