@@ -158,7 +158,7 @@ class Seeing(nn.Module):
     """An encoder and who says what it sees: a captioner that takes pixels, and may teach its encoder.
 
     Batches have pixels in the place of places (see :class:`~jumok.pictures.Captions`), or places that the
-    encoder found before.
+    encoder found before, or their numbers where they are known.
     """
 
     compiles = False
@@ -188,6 +188,8 @@ class Seeing(nn.Module):
 
     def seen(self, batch: Captions) -> Captions:
         """The batch with places."""
+        if batch.known is not None:
+            return replace(batch, places=batch.known.places(batch.places), known=None)
         if not batch.is_unseen:
             return batch
         places, grid = self.encoder(batch.places)
