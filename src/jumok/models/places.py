@@ -121,6 +121,14 @@ class Encoder(nn.Module):
             found = found.permute(0, 3, 1, 2)
         return found.flatten(2).transpose(1, 2), (found.shape[2], found.shape[3])
 
+    @torch.inference_mode()
+    def grid(self, size: int) -> tuple[int, int]:
+        """How many rows and columns of places it makes of a square picture."""
+        mode = self.training
+        _, found = self.eval()(torch.zeros(1, 3, size, size, dtype=torch.uint8, device=self.mean.device))
+        self.train(mode)
+        return found  # type: ignore[no-any-return]
+
     def train(self, mode: bool = True) -> Encoder:
         super().train(mode)
         if not any(parameter.requires_grad for parameter in self.parameters()):

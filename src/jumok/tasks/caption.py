@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import pydantic
 import torch
@@ -33,6 +33,7 @@ from jumok.data.formats import Flaw
 from jumok.data.text import TextConfig, Tokenizer
 from jumok.data.views import Augment, Given, KnownPlaces, Places, Squares
 from jumok.errors import InputError
+from jumok.files import written
 from jumok.metrics.captions import words
 from jumok.models.caption_transformer import CaptionTransformer
 from jumok.models.captioner import Captioner, CaptionerConfig
@@ -51,6 +52,7 @@ __all__ = ["Recipe", "Search", "compare", "evaluate", "load", "train", "whole", 
 MODELS: dict[str, Any] = {"captioner": Captioner, "transformer": CaptionTransformer}
 OF_MEMORY = 0.5  # of what is free on a GPU, for the features of all pictures
 Column = str | int | list[str | int]
+T = TypeVar("T")
 
 
 # ------------------------------------------------------------------------------------------------- recipes
@@ -215,6 +217,11 @@ class Describing(Use[Captioned]):
     kind = Captioned
     encodes_with_model = True
 
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._cache: Cache | None = None
+        self._left_out: dict[str, None] = {}  # an ordered set
+
     @property
     def example(self) -> str:
         return "scenes:7" if self.recipe.data.train in LANGUAGES else "photo.jpg"
@@ -228,17 +235,15 @@ class Describing(Use[Captioned]):
     def read(self, named: Named, split: str) -> Iterator[Captioned | Flaw]:
         data: DataConfig = self.recipe.data
         if isinstance(named, str) and named in LANGUAGES:
-            yield from _built_in(named, data.scenes)
-            return
+            return _built_in(named, data.scenes)
         found = captioned.find(named, split=split, columns=data.columns, pictures=data.pictures)
-        for one in found:
-            if isinstance(one, Flaw):
-                yield one
-            else:
-                yield from self._usable(one)
+        return self.noted(same for one in found for same in self._usable(one))
 
-    def _usable(self, one: Captioned) -> Iterator[Captioned | Flaw]:
+    def _usable(self, one: Captioned | Flaw) -> Iterator[Captioned | Flaw]:
         """The same without captions that are too long, or that have no words."""
+        if isinstance(one, Flaw):
+            yield one
+            return
         fit = []
         for caption in one.captions:
             count = len(self.recipe.text.prepared(caption).split())
@@ -252,6 +257,16 @@ class Describing(Use[Captioned]):
             # Whoever evaluates the run may stand in another folder.
             picture = replace(one.picture, path=one.picture.path.absolute())
             yield replace(one, picture=picture, captions=tuple(fit))
+
+    def noted(self, found: Iterable[T | Flaw]) -> Iterator[T | Flaw]:
+        """The same; what is left out is written down by name, all of it, in ``data/left_out.txt``."""
+        for one in found:
+            if isinstance(one, Flaw):
+                self._left_out.setdefault(str(one))
+            yield one
+        if self._left_out:
+            with written(self.run.folder / "data" / "left_out.txt") as part:
+                part.write_text("".join(f"{line}\n" for line in self._left_out), encoding="utf-8")
 
     def key(self, example: Captioned) -> str:
         return example.picture.where
@@ -298,6 +313,11 @@ class Describing(Use[Captioned]):
 
     def cache(self, encoder: Encoder) -> Cache:
         """Where what is known of pictures is kept: features, which runs share; or squares, of this run."""
+        if self._cache is None:  # the encoder is always that of the run, and its features do not change
+            self._cache = self._opened(encoder)
+        return self._cache
+
+    def _opened(self, encoder: Encoder) -> Cache:
         config: EncoderConfig = self.recipe.encoder
         if not self.is_frozen:
             folder = self.run.folder / "data" / "pictures"
@@ -326,7 +346,7 @@ class Describing(Use[Captioned]):
         rows = cache.rows(one.picture for one in encoded)
         if not self.is_frozen:
             return Squares(cache.features, rows, self.recipe.data.augment)
-        places = Places(cache.features, rows, grid_of(model.encoder, self.recipe.encoder.size))
+        places = Places(cache.features, rows, model.encoder.grid(self.recipe.encoder.size))
         size = len(rows) * cache.features[0].nbytes
         if device.type == "cuda" and size < OF_MEMORY * torch.cuda.mem_get_info(device)[0]:
             return KnownPlaces.of(places)
@@ -346,14 +366,6 @@ def _built_in(name: str, count: int) -> Iterator[Captioned]:
     for number in range(count):
         made = drawn(SEED, number) if LANGUAGES[name] == "en" else scenes.scene(SEED, number, LANGUAGES[name])
         yield Captioned(Drawn(SEED, number), (made.caption,), f"{name}:{number}", made.boxes)
-
-
-def grid_of(encoder: Encoder, size: int) -> tuple[int, int]:
-    """The rows and columns of places that the encoder makes of a square picture."""
-    device = encoder.mean.device
-    with torch.inference_mode():
-        grid: tuple[int, int] = encoder(torch.zeros(1, 3, size, size, dtype=torch.uint8, device=device))[1]
-    return grid
 
 
 def _digest(net: nn.Module) -> str:

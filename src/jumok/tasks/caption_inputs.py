@@ -96,7 +96,7 @@ class Finder:
             return found
         if not path.is_file():
             raise InputError(
-                f"{name}: there is no such picture; expected a file, a folder, a table with a column image, or "
-                "scenes:7, a built-in one"
+                f"{name}: there is no such picture; expected a file, a folder, a table with a column image, "
+                "or scenes:7, a built-in one"
             )
         return PictureFile.of(path)

@@ -21,6 +21,7 @@ from jumok.data.described import Described
 from jumok.data.drawn import Drawn
 from jumok.data.formats import Flaw
 from jumok.data.pictures import PictureFile, Pixels, decode
+from jumok.data.scenes import SIZE
 from jumok.data.views import squashed
 from jumok.decoding import Hypothesis
 from jumok.errors import InputError
@@ -223,11 +224,8 @@ class CaptionReader(Reader):
     @functools.cached_property
     def grid(self) -> tuple[int, int]:
         """The rows and columns of places."""
-        size = self.run.recipe.encoder.size
-        with torch.inference_mode():
-            zeros = torch.zeros(1, 3, size, size, dtype=torch.uint8, device=self.device)
-            grid: tuple[int, int] = self.model.encoder(zeros)[1]
-        return grid
+        found: tuple[int, int] = self.model.encoder.grid(self.run.recipe.encoder.size)
+        return found
 
     @torch.inference_mode()
     def looked(self, places: Tensor, said: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -299,7 +297,7 @@ class CaptionReader(Reader):
         """What is learned of pictures, once all that the model is given of them is on the disk."""
         cache, prepared = self.use.cache(self.model.encoder), self.run.recipe.text.prepared
         make = self._features if self.use.is_frozen else np.stack
-        for one in cache.filled(examples, self.prepare, make):
+        for one in self.use.noted(cache.filled(examples, self.prepare, make)):
             if isinstance(one, Flaw):
                 yield one
             else:
@@ -371,7 +369,7 @@ class CaptionReader(Reader):
         figures = _figures(scores)
         figures["exact"] = float(np.mean([one in some for one, some in zip(told, wanted, strict=True)]))
         if maps:
-            found = _pointing(examples, maps, self.run.recipe.encoder.size)
+            found = pointing(maps, [one.boxes for one in examples], (SIZE, SIZE))
             figures |= {"pointing": found.accuracy, "pointing_by_chance": found.chance}
         return Judgement(
             figures,
@@ -421,11 +419,6 @@ def _figures(scores: captions.CaptionScores) -> dict[str, Any]:
     figures: dict[str, Any] = {f"bleu{n}": value for n, value in enumerate(bleu.value, 1)}
     figures |= {f"bleu{n}_without_brevity": value for n, value in enumerate(bleu.plain, 1)}
     return figures | {"brevity": bleu.brevity, "rouge_l": scores.rouge_l, "cider_d": scores.cider_d}
-
-
-def _pointing(examples: Sequence[Captioned], maps: Sequence[Tensor], size: int) -> Any:
-    boxes = [one.boxes for one in examples]
-    return pointing(maps, boxes, (size, size))
 
 
 def _of_words(weights: Tensor, words: Sequence[int]) -> Tensor:
