@@ -213,7 +213,7 @@ def compare(
 class Describing(Use[Captioned]):
     """Captions of pictures, for one run."""
 
-    does = "say what is in a picture, or in all of a folder"
+    does = "say what is in a picture, in a folder of them"
     kind = Captioned
     encodes_with_model = True
 
