@@ -66,6 +66,17 @@ def test_every_caption_comes_once_an_epoch_with_its_picture(places: Places, alik
     assert orders[0] == [n for index in data(places, alike=alike).batches(0) for n in index]
 
 
+def test_mixed_batches_have_captions_of_any_length(places: Places) -> None:
+    captions = [[[7] * n] for n in (1, 1, 1, 1, 9, 9, 9, 9)]
+    rows = Places(places.features, np.zeros(8, np.int64), (2, 3))
+    for mixed, expected in ((False, 1), (True, 2)):
+        made = Described(rows, captions, tokens=24, seed=3, mixed=mixed, alike=mixed)
+        batches = [made.collate(index) for epoch in range(5) for index in made.batches(epoch)]
+        assert max(len(set(batch.told.lengths[: len(batch.index)])) for batch in batches) == expected
+        if mixed:  # so many captions that they have 24 words as a rule
+            assert {len(batch.told.lengths) for batch in batches} == {4}
+
+
 def test_another_caption_or_picture_is_other_data(places: Places) -> None:
     first = data(places, names=["a", "b", "c"]).fingerprint
     assert first == data(places, names=["a", "b", "c"], tokens=99).fingerprint

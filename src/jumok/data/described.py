@@ -7,6 +7,7 @@ time among others. All captions are held in memory, 8 bytes a token; pictures ar
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,8 +28,12 @@ Ints = NDArray[np.int64]
 class Described:
     """Captions, with the pictures that they are of, as batches of up to ``tokens`` words.
 
+    A batch has captions of like length, and so little padding; or, if they are ``mixed``, of any: where an
+    encoder with batch norms learns, the other pictures of a batch must not tell how long a caption will be.
+    To be ``alike``, batches are filled up with captions without words.
+
     The number of an example in a batch is epoch · EPOCH + its number in the data where pictures look other at
-    every epoch, and else just the latter. To be ``alike``, batches are filled up with captions without words.
+    every epoch, and else just the latter.
 
     >>> data = Described(given, [[[7, 8], [9]], [[7]]], tokens=64, seed=1)  # doctest: +SKIP
     >>> data.collate([0, 2]).labels  # doctest: +SKIP
@@ -45,6 +50,7 @@ class Described:
         *,
         tokens: int,
         seed: int,
+        mixed: bool = False,
         alike: bool = False,
         names: Sequence[str] = (),
     ) -> None:
@@ -58,6 +64,7 @@ class Described:
         self.begins = np.cumsum(self.sizes) - self.sizes
         self.ids = np.concatenate([np.asarray(caption, np.int64) for caption in flat])
         self.lengths: Lengths = (self.sizes + 1).astype(np.int32)  # with <s>, or </s>
+        self.usual = math.ceil(self.lengths.mean()) if mixed else None
         self.names = tuple(names)
         self._latest: tuple[int, _Epoch] | None = None  # asked for again, the same need not be made again
 
@@ -75,6 +82,8 @@ class Described:
         latest = self._latest
         if latest is None or latest[0] != epoch:
             lengths = stepped(self.lengths) if self.alike else self.lengths
+            if self.usual is not None:  # all count the same, and stay in the order of chance
+                lengths = np.full_like(self.lengths, self.usual)
             made = batches(lengths, lengths, tokens=self.tokens, seed=self.seed, epoch=epoch)
             latest = self._latest = (epoch, _Epoch(made, epoch * EPOCH if self.given.anew else 0))
         return latest[1]
@@ -95,7 +104,7 @@ class Described:
         rows, width = len(numbers), int(sizes.max()) + 1
         if self.alike:
             width = int(stepped(np.array(width)))
-            rows = max(rows, self.tokens // width)
+            rows = max(rows, self.tokens // (self.usual or width))
         told = in_rows(np.insert(ids, before, BOS), sizes + 1, (rows, width), PAD, BOS)
         ended = np.insert(ids, np.cumsum(sizes), EOS), sizes + 1
         labels = in_rows(*ended, (rows, width), IGNORE, IGNORE).ids

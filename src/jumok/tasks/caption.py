@@ -336,6 +336,7 @@ class Describing(Use[Captioned]):
             [one.captions for one in encoded],
             tokens=settings.tokens,
             seed=settings.seed,
+            mixed=not self.is_frozen,
             alike=common.layout(self.run, ranks, packed=False)["alike"],
             names=[one.picture.where for one in encoded],
         )
