@@ -3,7 +3,8 @@
 A cache is a folder, one for each encoder and size of its input::
 
     cache.json     what made it, and the shape of one picture's features, as in [49, 1280]
-    features.f16   the features of one picture after the other, 2 bytes a number
+    features.f16   the features of one picture after the other, 2 bytes a number; or, in features.u8, whole
+                   numbers of 1 byte: pictures that are decoded and resized, for an encoder that learns
     pictures.key   32 bytes a picture, in the same order: a digest of its file's name, place, size and time
 
 Features are on the disk before their keys are: whatever ends a process, a key that is there has its features,
@@ -27,12 +28,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jumok.data.captioned import Captioned
+from jumok.data.drawn import Drawn
 from jumok.data.formats import Flaw
 from jumok.data.pictures import LIMITS, Limits, PictureFile, Pixels
 from jumok.errors import InputError
@@ -41,12 +43,15 @@ from jumok.files import written
 __all__ = ["Cache", "Encode", "Prepare"]
 
 FORMAT = 1
-FACTS, FEATURES, KEYS, LOCK = "cache.json", "features.f16", "pictures.key", "lock"
+FACTS, KEYS, LOCK = "cache.json", "pictures.key", "lock"
+FILES = {"float16": "features.f16", "uint8": "features.u8"}
 KEY = 32  # bytes
 AT_ONCE = 64  # pictures
 THREADS = 8  # that decode; Pillow lets others work meanwhile
 
-Features = NDArray[np.float16]
+Kind = Literal["float16", "uint8"]
+Picture = PictureFile | Drawn
+Features = NDArray[np.float16] | NDArray[np.uint8]
 Prepare = Callable[[Pixels], NDArray[Any]]  # a picture of any size → what the encoder takes
 Encode = Callable[[list[NDArray[Any]]], NDArray[Any]]  # of several pictures → (pictures, *shape)
 
@@ -54,8 +59,9 @@ Encode = Callable[[list[NDArray[Any]]], NDArray[Any]]  # of several pictures →
 class Cache:
     """Features of pictures by one encoder, on disk."""
 
-    def __init__(self, path: Path, made_by: dict[str, object]) -> None:
-        self.path = path
+    def __init__(self, path: Path, made_by: dict[str, object], kind: Kind = "float16") -> None:
+        self.path, self.kind = path, np.dtype(kind)
+        self.file = path / FILES[kind]
         self.shape: tuple[int, ...] | None = None  # of one picture; None before there is one
         self._made_by = made_by
         self._count = 0  # rows on the disk that count
@@ -64,21 +70,23 @@ class Cache:
         self._update()
 
     @classmethod
-    def open(cls, folder: Path, *, encoder: str, size: int) -> Cache:
+    def open(cls, folder: Path, *, encoder: str, size: int, kind: Kind = "float16") -> Cache:
         """The cache of one encoder, in a folder for those of many.
 
         ``encoder`` is to name all that features depend on besides the picture and the size: the network, its
         weights, the layer, how pictures are cropped.
         """
         made_by: dict[str, object] = {"format": FORMAT, "encoder": encoder, "size": size}
+        if kind != "float16":
+            made_by["kind"] = kind
         digest = hashlib.sha256(json.dumps(made_by).encode()).hexdigest()[:12]
         name = re.sub(r"[^\w.-]+", "-", encoder)[:40].strip("-.")
-        return cls(folder / f"{name}-{size}-{digest}", made_by)
+        return cls(folder / f"{name}-{size}-{digest}", made_by, kind)
 
     def __len__(self) -> int:
         return self._count
 
-    def __contains__(self, picture: PictureFile) -> bool:
+    def __contains__(self, picture: Picture) -> bool:
         return _key(picture) in self._row
 
     @property
@@ -89,10 +97,10 @@ class Cache:
         if self._features is None or len(self._features) < len(self):
             shape = (len(self), *self.shape)
             # A plain array over the map: a slice of a memmap object takes far longer.
-            self._features = np.asarray(np.memmap(self.path / FEATURES, np.float16, "r", shape=shape))
+            self._features = np.asarray(np.memmap(self.file, self.kind, "r", shape=shape))
         return self._features
 
-    def rows(self, pictures: Iterable[PictureFile]) -> NDArray[np.int64]:
+    def rows(self, pictures: Iterable[Picture]) -> NDArray[np.int64]:
         """Where the features of these pictures are among ``features``."""
         found = []
         for picture in pictures:
@@ -130,10 +138,10 @@ class Cache:
 
     def _fill(
         self,
-        some: Mapping[PictureFile, Captioned],
+        some: Mapping[Picture, Captioned],
         read: Callable[[Iterable[Captioned]], Iterable[NDArray[Any] | Flaw]],
         encode: Encode,
-    ) -> dict[PictureFile, Flaw]:
+    ) -> dict[Picture, Flaw]:
         """Compute what is not here; why some of it cannot be."""
         if all(picture in self for picture in some):
             return {}
@@ -146,10 +154,10 @@ class Cache:
                 self._add(list(prepared), encode(list(prepared.values())))
         return flaws
 
-    def _add(self, pictures: Sequence[PictureFile], features: NDArray[Any]) -> None:
+    def _add(self, pictures: Sequence[Picture], features: NDArray[Any]) -> None:
         """Write features behind those that are here, and then their keys."""
         with np.errstate(over="ignore"):
-            rows = np.ascontiguousarray(features, np.float16)
+            rows = np.ascontiguousarray(features, self.kind)
         if len(rows) != len(pictures) or self.shape not in (None, rows.shape[1:]):
             raise InputError(
                 f"the encoder made features of shape {rows.shape} of {len(pictures)} pictures; expected "
@@ -165,7 +173,7 @@ class Cache:
             with written(self.path / FACTS) as part:
                 part.write_text(json.dumps({**self._made_by, "shape": self.shape}), encoding="utf-8")
         keys = b"".join(map(_key, pictures))
-        _append(self.path / FEATURES, self._count * rows[0].nbytes, rows.tobytes())
+        _append(self.file, self._count * rows[0].nbytes, rows.tobytes())
         _append(self.path / KEYS, self._count * KEY, keys)
         self._learn(keys, len(pictures))
 
@@ -178,11 +186,11 @@ class Cache:
             return
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self.path} is damaged: {error!r}; remove this folder, and fill it") from None
-        each = 2 * math.prod(self.shape)
+        each = self.kind.itemsize * math.prod(self.shape)
         with contextlib.suppress(FileNotFoundError), (self.path / KEYS).open("rb") as file:
             file.seek(self._count * KEY)
             keys = file.read()
-            there = (self.path / FEATURES).stat().st_size // each
+            there = self.file.stat().st_size // each
             self._learn(keys, min(len(keys) // KEY, there - self._count))
 
     def _learn(self, keys: bytes, count: int) -> None:
@@ -204,9 +212,8 @@ class Cache:
             yield
 
 
-def _key(picture: PictureFile) -> bytes:
-    told = [os.path.abspath(picture.path), picture.name, picture.begin, picture.size, picture.time]
-    return hashlib.sha256(json.dumps(told).encode()).digest()
+def _key(picture: Picture) -> bytes:
+    return hashlib.sha256(json.dumps(picture.identity).encode()).digest()
 
 
 def _append(path: Path, end: int, data: bytes) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import stat
 import tarfile
 from dataclasses import dataclass
@@ -61,6 +62,11 @@ class PictureFile:
     @property
     def where(self) -> str:
         return f"{self.path}:{self.name}" if self.begin else str(self.path)
+
+    @property
+    def identity(self) -> list[object]:
+        """Other values for every other picture, and for this one once it has changed."""
+        return [os.path.abspath(self.path), self.name, self.begin, self.size, self.time]
 
     def read(self) -> bytes:
         """Its bytes."""
