@@ -35,5 +35,5 @@ def test_a_step_after_it_was_brought_back_is_the_same(layout: torch.memory_forma
     stepped(model, optimizer, 2)
     stepped(other, resumed, 2)
     assert torch.equal(model.weight, other.weight)
-    with pytest.raises(InputError, match="another model: this one has no weight"):
+    with pytest.raises(InputError, match="another model: this one has no bias, weight"):
         restore_moments(resumed, nn.Tanh(), saved)
