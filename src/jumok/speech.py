@@ -121,5 +121,5 @@ def _filled(spectra: Sequence[Tensor], to: int) -> Tensor:
     longest = max(to, *map(len, spectra), 0)
     filled = torch.zeros(len(spectra), longest, spectra[0].shape[-1])
     for row, spectrum in zip(filled, spectra, strict=True):
-        row[: len(spectrum)] = spectrum
+        row[: len(spectrum)] = torch.as_tensor(spectrum)
     return filled
