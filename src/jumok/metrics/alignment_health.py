@@ -220,8 +220,8 @@ def attention_alarm(diagonality: Sequence[float], done: float) -> str | None:
     ``diagonality`` are the figures so far, one an evaluation. None: there is nothing to say, or not yet.
 
     >>> attention_alarm([0.38, 0.41], done=0.2)
-    >>> attention_alarm([0.38, 0.41, 0.40], done=0.5)[:42]
-    'attention never became diagonal: its diag'
+    >>> attention_alarm([0.38, 0.41, 0.40], done=0.5)[:31]
+    'attention never became diagonal'
     """
     figures = [figure for figure in diagonality if not math.isnan(figure)]
     if done < PATIENCE or not figures or max(figures) >= DIAGONAL:

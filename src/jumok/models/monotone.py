@@ -53,7 +53,7 @@ def guided_cost(weights: Tensor, steps: Tensor, symbols: Tensor, width: float) -
     tensor([[0.3935, 0.0000]])
     """
     weights = exact(weights)
-    step, symbol = (torch.arange(size, device=weights.device) for size in weights.shape[1:])
+    step, symbol = (torch.arange(size, device=weights.device).to(weights.dtype) for size in weights.shape[1:])
     through_sound = step / steps[:, None]  # (B, T)
     through_text = symbol / symbols[:, None]  # (B, N)
     apart = through_sound[:, :, None] - through_text[:, None]
