@@ -62,6 +62,7 @@ def test_looking_everywhere_alike() -> None:
         assert health.diagonality == pytest.approx(0.0, abs=1e-6)
         assert health.entropy == pytest.approx(1.0)
         assert health.skipped == ()
+        assert not health.is_whole
 
 
 def test_half_of_the_weight_on_each_of_two() -> None:

@@ -64,8 +64,9 @@ class AlignmentHealth:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing was left out and nothing said twice."""
-        return not self.skipped and not self.repeated
+        """Whether the text was read, nothing left out and nothing said twice."""
+        # What looks everywhere alike leaves nothing out either, but it does not read.
+        return self.diagonality >= DIAGONAL and not self.skipped and not self.repeated
 
     def __str__(self) -> str:
         return (
@@ -131,8 +132,8 @@ def alignments_health(
 ) -> dict[str, float]:
     """The means over utterances, of alignments ``(T, L)`` of which so many steps and symbols are real.
 
-    "whole" is the share of utterances in which nothing was skipped or repeated; the numbers of skipped and
-    repeated symbols are shares of all symbols.
+    "whole" is the share of utterances that were read, with nothing skipped or repeated; the numbers of skipped
+    and repeated symbols are shares of all symbols.
 
     >>> figures = alignments_health(torch.eye(3)[None], steps=[3], symbols=[3])
     >>> figures["alignment/diagonality"], figures["alignment/whole"]
