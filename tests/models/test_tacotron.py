@@ -13,11 +13,12 @@ from torch.nn import functional as F
 
 from jumok import speech
 from jumok.batch import EOS, Tokens
-from jumok.models import aligner, monotone, postnet, tacotron
+from jumok.models import aligner, frame_decoder, monotone, postnet, tacotron
 from jumok.models.monotone import forward_attention, guided_cost
 from jumok.models.style import StyleConfig
 from jumok.models.tacotron import Tacotron, TacotronConfig
 from jumok.speech import Speech, frames_of
+from jumok.training.prefetch import each_tensor
 
 SYMBOLS, MELS, LINEAR = 13, 5, 11
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
@@ -91,7 +92,7 @@ def gradients(model: nn.Module, total: Tensor) -> dict[str, Tensor]:
 
 def test_the_docstrings_are_right() -> None:
     names = {"torch": torch, "frames": frames_of(torch.ones(2, 9, 5), (9, 4))}
-    for module in (speech, aligner, monotone, postnet, tacotron):
+    for module in (speech, aligner, frame_decoder, monotone, postnet, tacotron):
         found = doctest.testmod(module, extraglobs=names)
         assert found.attempted > 1
         assert found.failed == 0
@@ -217,24 +218,27 @@ def test_the_total_of_training_has_all_its_parts() -> None:
 def test_what_it_says_is_what_it_would_be_told(kind: dict[str, Any]) -> None:
     model = made(dataclasses.replace(TINY, style=None, refine=0, linear=0, **kind))
     with torch.no_grad():
-        model.decoder.stop.bias.fill_(-1.5)  # so that it does not stop at once
+        model.decoder.stop.bias.fill_(-99.0)  # so that it does not stop
     text = Tokens.padded(TEXTS)
     said = model.say(text, longest=13)
-    assert len(set(said.frames)) > 1 or all(said.cut)
+    assert said.frames == (13, 13, 13)
     batch = Speech(text, said.mels, said.frames, sum(said.frames))
     torch.testing.assert_close(model.told(batch), said.mels, **EXACT)
     torch.testing.assert_close(model.maps(batch)[0].weights[:, 0], said.alignments, **EXACT)
 
 
 def test_each_is_said_as_if_alone_and_stops_by_itself() -> None:
-    model = made()
-    with torch.no_grad():
-        model.decoder.stop.weight.mul_(3.0)
-        model.decoder.stop.bias.fill_(-1.0)
     style = torch.randn(3, 4).double()
-    said = model.say(Tokens.padded(TEXTS), style=style, longest=10)
+    for seed in range(20):  # until some are cut, and some are not
+        model = made(seed=seed)
+        with torch.no_grad():
+            model.decoder.stop.weight.mul_(3.0)
+            model.decoder.stop.bias.fill_(-1.0)
+        said = model.say(Tokens.padded(TEXTS), style=style, longest=10)
+        if any(said.cut) and not all(said.cut):
+            break
     assert said.linear is not None
-    assert any(said.cut) != all(said.cut), "the test wants some that are cut, and some that are not"
+    assert any(said.cut) != all(said.cut)
     for row, text in enumerate(TEXTS):
         one = model.say(Tokens.padded([text]), style=style[row], longest=10)
         frames, steps = said.frames[row], -(-said.frames[row] // 3)
@@ -357,6 +361,7 @@ def test_speech_is_alike() -> None:
     assert alike.counts is not None
     assert alike.counts.tolist() == list(FRAMES)
     assert torch.equal(alike.sound.real, first.sound.real)
+    assert each_tensor(alike, torch.clone).form == alike.form  # what a recorded step does with a batch
     assert alike.to("meta").counts.is_meta
     assert alike.to("meta").mels.is_meta
     with pytest.raises(ValueError, match="from 1 to 12"):
@@ -416,12 +421,11 @@ def test_with_forward_attention_no_symbol_is_skipped_over() -> None:
 # ---------------------------------------------------------------------------------------------- it learns
 
 
-@pytest.mark.parametrize("linear", [0, 3])
-def test_it_learns_two_utterances_by_heart(linear: int) -> None:
+def test_it_learns_two_utterances_by_heart() -> None:
     torch.manual_seed(3)
     config = TacotronConfig(
         mels=MELS,
-        linear=linear,
+        linear=3,
         reduction=2,
         embedding=16,
         encoder=16,
@@ -431,22 +435,22 @@ def test_it_learns_two_utterances_by_heart(linear: int) -> None:
         dropout=0.1,
         width=32,
         layers=1,
-        refine=0 if linear else 2,
+        refine=2,
         refine_width=16,
         attention_width=16,
         filters=4,
         kernel=5,
         guided=1.0,
     )
-    sounds = [torch.randn(3, MELS).repeat_interleave(3, 0), torch.randn(4, MELS).repeat_interleave(3, 0)[:11]]
-    batch = Speech.of(
-        [[5, 6, EOS], [7, 5, 8, EOS]], sounds, [sound[:, :linear] for sound in sounds] if linear else None
-    )
+    sounds = [torch.randn(number, MELS).repeat_interleave(3, 0) for number in (3, 4)]
+    sounds[1] = sounds[1][:11]  # no whole number of steps
+    batch = Speech.of([[5, 6, EOS], [7, 5, 8, EOS]], sounds, [sound[:, :3] for sound in sounds])
+    assert batch.linear is not None
     model = Tacotron(config, SYMBOLS).train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-    for step in range(LEARNING := 200):
-        for group in optimizer.param_groups:
-            group["lr"] = 5e-3 * (1 - step / LEARNING) + 1e-5
+    optimizer = torch.optim.Adam(model.parameters())
+    steps = 150
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = 1e-2 * (1 - step / steps)
         optimizer.zero_grad()
         loss = model.loss(batch)
         (loss.total / loss.count).backward()
@@ -456,8 +460,6 @@ def test_it_learns_two_utterances_by_heart(linear: int) -> None:
     assert said.frames == (9, 11)
     assert said.cut == (False, False)
     assert (said.mels - batch.mels).abs().mean() < 0.1
-    if linear:
-        assert said.linear is not None
-        assert batch.linear is not None
-        assert (said.linear - batch.linear).abs().mean() < 0.15
-    assert said.alignments[1, :6].argmax(-1).diff().min() >= 0
+    assert said.linear is not None
+    assert (said.linear - batch.linear).abs().mean() < 0.15
+    assert said.alignments[1, :6].argmax(-1).diff().min() >= 0  # it goes through the text

@@ -132,8 +132,8 @@ def alignments_health(
 ) -> dict[str, float]:
     """The means over utterances, of alignments ``(T, L)`` of which so many steps and symbols are real.
 
-    "whole" is the share of utterances that were read, with nothing skipped or repeated; the numbers of skipped
-    and repeated symbols are shares of all symbols.
+    "whole" is the share of utterances that were read, with nothing skipped or repeated; "skipped" and
+    "repeated" are shares of all symbols.
 
     >>> figures = alignments_health(torch.eye(3)[None], steps=[3], symbols=[3])
     >>> figures["alignment/diagonality"], figures["alignment/whole"]

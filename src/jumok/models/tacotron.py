@@ -11,8 +11,7 @@
     mels ─ CBHG ─ linear spectra                                                if they are wanted
 
 A step says r frames (the *reduction*) and is given the last frame of the step before: in training the true
-one, else its own. So in training the inputs of all steps are known beforehand, and only the first GRU and
-attention go step by step; all that stands behind them runs over all steps at once.
+one, else its own (:mod:`jumok.models.frame_decoder`).
 
 Attention is additive or location-sensitive (:mod:`jumok.models.aligner`), and may be taught to go through the
 text from left to right (:mod:`jumok.models.monotone`). A style, if there is one, comes in training from the
@@ -33,13 +32,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jumok.batch import Loss, Map, Tokens
-from jumok.models.aligner import Aligner, Looked, Text
+from jumok.models.aligner import Aligner, Text
 from jumok.models.cbhg import CBHG
+from jumok.models.frame_decoder import FrameDecoder, PreNet, Spoken
 from jumok.models.labels import exact
-from jumok.models.layers import layers
 from jumok.models.monotone import guided_cost
 from jumok.models.postnet import Refiner, Spectra
-from jumok.models.recurrent import Hidden, Recurrent, Steps, recurrent, run
 from jumok.models.style import StyleConfig, StyleTokens
 from jumok.speech import Speech, frames_of
 
@@ -117,119 +115,12 @@ class Said:
     cut: tuple[bool, ...]  # of each, whether it had not come to its end
 
 
-# ---------------------------------------------------------------------------------------- the decoder
-
-
-@dataclass(frozen=True, eq=False)
-class State:
-    """How far a decoder has come."""
-
-    text: Text
-    asking: Hidden  # of the GRU that asks
-    found: Tensor  # (B, D): what was found last
-    looked: Looked | None
-    speaking: tuple[Hidden, ...]  # of each GRU behind attention
-
-
-@dataclass(frozen=True, eq=False)
-class _Spoken:
-    """What S steps of a decoder said."""
-
-    mels: Tensor  # (B, S r, M)
-    stops: Tensor  # (B, S r): logits that a frame is the last
-    weights: Tensor | None  # (B, S, L); None: attention looks anew each time, so they follow from the queries
-    queries: Tensor  # (B, S, W)
-
-
-class PreNet(nn.Module):
-    """Two layers that drop much of what they are given, so that the text has to be looked at."""
-
-    def __init__(self, inputs: int, widths: tuple[int, int], dropout: float, *, drops_at_rest: bool) -> None:
-        super().__init__()
-        self.layers = layers(nn.Linear(*sizes) for sizes in ((inputs, widths[0]), widths))
-        self.dropout, self.drops_at_rest = dropout, drops_at_rest
-
-    def forward(self, x: Tensor) -> Tensor:
-        drops = self.training or self.drops_at_rest
-        for layer in self.layers:
-            x = F.dropout(layer(x).relu(), self.dropout, training=drops)
-        return x
-
-
-class Decoder(nn.Module):
-    """Says frames, and looks in the text for each step."""
-
-    def __init__(self, config: TacotronConfig) -> None:
-        super().__init__()
-        self.config = config
-        width, states = config.width, 2 * config.encoder
-        self.prenet = PreNet(config.mels, config.prenet, config.dropout, drops_at_rest=config.drops_at_rest)
-        self.asking = recurrent("gru", config.prenet[1] + states, width)
-        self.attention = Aligner(
-            width,
-            states,
-            config.attention_width,
-            location=(config.filters, config.kernel) if config.attention == "location-sensitive" else None,
-            moves_on=config.forward_attention,
-        )
-        self.join = nn.Linear(width + states, width)
-        self.speaking: list[Recurrent] = layers(recurrent("gru", width, width) for _ in range(config.layers))
-        self.mels = nn.Linear(width + states, config.reduction * config.mels)
-        self.stop = nn.Linear(width + states, config.reduction)
-
-    def start(self, text: Text) -> State:
-        """Before the first step."""
-        rows, width = len(text.states), self.config.width
-        zeros = text.states.new_zeros(rows, width)
-        found = text.states.new_zeros(rows, text.states.shape[2])
-        speaking = tuple((zeros[None],) for _ in self.speaking)
-        return State(text, (zeros,), found, self.attention.start(text), speaking)
-
-    def forward(self, frames: Tensor, state: State) -> tuple[_Spoken, State]:
-        """Go on for S steps that are given ``frames`` ``(B, S, M)``, each the last one before its step."""
-        cell = Steps(self.asking, known=self.config.prenet[1])
-        asking, found, looked = state.asking, state.found, state.looked
-        queries: list[Tensor] = []
-        founds: list[Tensor] = []
-        weights: list[Tensor] = []
-        for gates in cell.prepare(self.prenet(frames)).unbind(1):
-            (asking,) = cell(gates, found, [asking])
-            found, looked = self.attention(asking[0], state.text, looked)
-            queries.append(asking[0])
-            founds.append(found)
-            if looked is not None:
-                weights.append(looked.last)
-        all_queries, all_found = torch.stack(queries, 1), torch.stack(founds, 1)
-
-        x = self.join(torch.cat([all_queries, all_found], -1))
-        speaking: list[Hidden] = []
-        for rnn, hidden in zip(self.speaking, state.speaking, strict=True):
-            made, after = run(rnn, x, tuple(part.to(x.dtype) for part in hidden))
-            x = x + made
-            speaking.append(after)
-        x = torch.cat([x, all_found], -1)
-        spoken = _Spoken(
-            mels=exact(self.mels(x)).unflatten(-1, (self.config.reduction, -1)).flatten(1, 2),
-            stops=exact(self.stop(x)).flatten(1),
-            weights=torch.stack(weights, 1) if weights else None,
-            queries=all_queries,
-        )
-        return spoken, State(state.text, asking, found, looked, tuple(speaking))
-
-    def weights(self, spoken: _Spoken, text: Text) -> Tensor:
-        """Where each step looked, ``(B, S, L)``."""
-        return self.attention.weights(spoken.queries, text) if spoken.weights is None else spoken.weights
-
-
-# ------------------------------------------------------------------------------------------ the model
-
-
 @dataclass(frozen=True, eq=False)
 class _Told:
     """A model's way through sounds that it is told."""
 
     text: Text
-    spoken: _Spoken  # all of its frames, S r of them
+    spoken: Spoken  # all of its frames, S r of them
     target: Tensor  # (B, T, M): the true mels, zero at padding
 
 
@@ -256,7 +147,22 @@ class Tacotron(nn.Module):
         self.style = None if config.style is None else StyleTokens(config.style, config.mels)
         if config.style is not None:
             self.of_style = nn.Linear(config.style.width, 2 * config.encoder, bias=False)
-        self.decoder = Decoder(config)
+        states = 2 * config.encoder
+        location = (config.filters, config.kernel) if config.attention == "location-sensitive" else None
+        self.decoder = FrameDecoder(
+            PreNet(config.mels, config.prenet, config.dropout, drops_at_rest=config.drops_at_rest),
+            Aligner(
+                config.width,
+                states,
+                config.attention_width,
+                location=location,
+                moves_on=config.forward_attention,
+            ),
+            width=config.width,
+            states=states,
+            layers=config.layers,
+            frames=(config.reduction, config.mels),
+        )
         self.refiner = Refiner(config.mels, config.refine_width, config.refine) if config.refine else None
         self.spectra = Spectra(config.mels, config.linear, config.encoder) if config.linear else None
 
