@@ -111,6 +111,7 @@ class Said:
     mels: Tensor  # (B, T, M), in at least float32
     frames: tuple[int, ...]  # how many are real
     alignments: Tensor  # (B, S, L): where each step looked in the text
+    steps: tuple[int, ...]  # how many of them are real
     linear: Tensor | None  # (B, T, F)
     cut: tuple[bool, ...]  # of each, whether it had not come to its end
 
@@ -292,10 +293,11 @@ class Tacotron(nn.Module):
         sound = frames_of(mels, frames)
         real = sound.real[..., None]
         mels = self._refined(mels, sound).where(real, 0.0)
-        steps = torch.arange(weights.shape[1], device=weights.device) < _steps(sizes, r)[:, None]
+        steps = tuple(-(-number // r) for number in frames)
+        weights = weights.where(frames_of(weights, steps).real[..., None], 0.0)
         linear = None if self.spectra is None else exact(self.spectra(mels, sound)).where(real, 0.0)
         cut = tuple((~stopped).tolist())
-        return Said(mels, frames, weights * steps[..., None], linear, cut)
+        return Said(mels, frames, weights, steps, linear, cut)
 
     def style_of(self, mels: Tensor, frames: Sequence[int]) -> Tensor:
         """The styles ``(B, W)`` of sounds ``(B, T, M)`` with so many real frames."""
