@@ -90,6 +90,19 @@ def test_one_that_is_larger_than_a_batch_goes_alone(batcher: Any, worker: Worker
     run(test())
 
 
+def test_a_long_one_lets_short_ones_pass_until_it_is_the_oldest(batcher: Any, worker: Worker) -> None:
+    async def test() -> None:
+        one = batcher()
+        jobs = [one.submit(worker, 0, 1)]
+        await until(lambda: worker.batches == [[0]])
+        jobs += [one.submit(worker, n, size) for n, size in ((1, 2), (2, 4), (3, 2), (4, 2), (5, 3))]
+        worker.open.set()
+        await asyncio.gather(*map(one.answer, jobs))
+        assert worker.batches == [[0], [1, 2], [3, 4, 5]]  # three are padded to 4, or 3, tokens: 12 and 9
+
+    run(test())
+
+
 def test_only_what_is_alike_goes_together_and_the_oldest_first(batcher: Any, worker: Worker) -> None:
     async def test() -> None:
         one = batcher()

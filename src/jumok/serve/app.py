@@ -16,10 +16,7 @@ is ever taken from a request.
 # Annotations are evaluated here: FastAPI reads the schemas of requests from them.
 import asyncio
 import contextlib
-import json
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -33,11 +30,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 import jumok
 from jumok.errors import InputError
-from jumok.serve.batcher import Batcher, Closed, Job, Late, Overloaded
+from jumok.serve.batcher import Closed, Late, Overloaded
+from jumok.serve.desk import Desk, Left, Model, Reading
 from jumok.serve.limits import Guard, Limits, problem
 from jumok.serve.looks import Looks
 from jumok.serve.measures import LEFT, Counted, Measures
-from jumok.tasks.served import Asked, Service, TooMuch, told
+from jumok.tasks.served import Service, TooMuch, told
 
 __all__ = ["app"]
 
@@ -70,10 +68,6 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 
 
-class Left(Exception):
-    """The client closed the connection."""
-
-
 def app(
     services: Mapping[str, Service[Any, Any]],
     limits: Limits | None = None,
@@ -83,8 +77,8 @@ def app(
 ) -> FastAPI:
     """Services by the names of their models. Only requests to these ``hosts`` are answered; None: to any."""
     limits, measures = limits or Limits(), Measures()
-    models = [_model(name, service, limits, measures) for name, service in services.items()]
-    reading = ThreadPoolExecutor(1, "reading")  # tokenizers; apart from the models, which are busy
+    models = [Model.of(name, service, limits, measures) for name, service in services.items()]
+    reading = Reading()
     looks = Looks(limits.looks, limits.look_seconds)
 
     @contextlib.asynccontextmanager
@@ -93,7 +87,7 @@ def app(
             model.batcher.start()
         yield
         await asyncio.gather(*(asyncio.to_thread(model.batcher.close, limits.grace) for model in models))
-        reading.shutdown(wait=False)
+        reading.close()
 
     made = FastAPI(
         title="jumok",
@@ -116,160 +110,7 @@ def app(
     return made
 
 
-# ------------------------------------------------------------------------------------------------- a model
-
-
-@dataclass(frozen=True, eq=False)
-class Model:
-    """A service, and the thread that does its work."""
-
-    name: str
-    service: Service[Any, Any]
-    batcher: Batcher
-
-    def predict(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Work for the batcher: the answers."""
-        return self.service.predict([job.asked for job in jobs], _Audience(jobs))
-
-    def attend(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Work for the batcher: answers, each with what was looked at."""
-        return [(self.predict([job])[0], self.service.look(job.asked)) for job in jobs]
-
-
-def _model(name: str, service: Service[Any, Any], limits: Limits, measures: Measures) -> Model:
-    batcher = Batcher(
-        tokens=limits.batch,
-        most=limits.queue,
-        wait=limits.wait,
-        computed=measures.computed(name),
-        name=f"model {name}",
-    )
-    measures.watch(name, lambda: batcher.held, lambda: batcher.waiting)
-    return Model(name, service, batcher)
-
-
-class _Audience:
-    """Those who wait for some jobs."""
-
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self.jobs = jobs
-
-    def gone(self, number: int) -> bool:
-        return self.jobs[number].gone
-
-    def hears(self, number: int) -> bool:
-        return self.jobs[number].heard is not None and not self.jobs[number].gone
-
-    def heard(self, number: int, text: str) -> None:
-        job = self.jobs[number]
-        if (heard := job.heard) is not None:
-            job.tell(lambda: heard(text))
-
-
-# -------------------------------------------------------------------------------------------------- a task
-
-
-@dataclass(frozen=True)
-class Desk:
-    """The models of one task, and the way of a request to one of them."""
-
-    models: Mapping[str, Model]
-    limits: Limits
-    reading: ThreadPoolExecutor
-
-    @property
-    def service(self) -> Service[Any, Any]:
-        """The first, to know their schemas by."""
-        return next(iter(self.models.values())).service
-
-    def model(self, asked: Asked) -> Model:
-        if asked.model is None:
-            return next(iter(self.models.values()))
-        if asked.model not in self.models:
-            known = ", ".join(self.models)
-            raise HTTPException(
-                404, f"there is no model {asked.model[:80]!r} of this task; there are: {known}"
-            )
-        return self.models[asked.model]
-
-    async def answer(self, request: Request, asked: Asked) -> Any:
-        """The answer, unless the client leaves before."""
-        model = self.model(asked)
-        size = await self._size(model, asked, self.limits.queue)
-        job = model.batcher.submit(model.predict, asked, size, alike=model.service.alike(asked))
-        return await _unless_gone(request, model.batcher.answer(job, self.limits.seconds))
-
-    async def attend(self, request: Request, asked: Asked) -> Any:
-        """The answer, and what was looked at."""
-        model = self.model(asked)
-        size = await self._size(model, asked, min(self.limits.look, self.limits.queue))
-        job = model.batcher.submit(model.attend, asked, size, alike=object())  # each alone
-        return await _unless_gone(request, model.batcher.answer(job, self.limits.seconds))
-
-    async def stream(self, asked: Asked) -> AsyncIterator[str]:
-        """Events; what is refused is refused before the first one."""
-        model = self.model(asked)
-        size = await self._size(model, asked, self.limits.queue)
-        latest, changed = "", asyncio.Event()
-
-        def heard(text: str) -> None:
-            nonlocal latest
-            latest = text  # a slow reader gets the last of several
-            changed.set()
-
-        job = model.batcher.submit(model.predict, asked, size, alike=model.service.alike(asked), heard=heard)
-
-        async def events() -> AsyncIterator[str]:
-            answer = asyncio.create_task(model.batcher.answer(job, self.limits.seconds))
-            answer.add_done_callback(lambda _: changed.set())
-            try:
-                said = ""
-                while not answer.done():
-                    await changed.wait()
-                    changed.clear()
-                    if latest != said and not answer.done():
-                        said = latest
-                        yield _event("text", json.dumps({"text": said}, ensure_ascii=False))
-                try:
-                    whole = await answer
-                except (Late, InputError) as error:
-                    yield _event("error", json.dumps({"error": str(error)}, ensure_ascii=False))
-                else:
-                    yield _event("done", whole.model_dump_json())
-            finally:
-                answer.cancel()
-
-        return events()
-
-    async def _size(self, model: Model, asked: Asked, most: int) -> int:
-        model.batcher.check()  # before anything is done for it
-        size = await asyncio.get_running_loop().run_in_executor(self.reading, model.service.size, asked)
-        if size > most:
-            raise TooMuch(f"this would be {size:,} tokens of work; {most:,} are taken at most: shorten it")
-        return size
-
-
-def _event(name: str, data: str) -> str:
-    return f"event: {name}\ndata: {data}\n\n"
-
-
-async def _unless_gone(request: Request, answer: Coroutine[Any, Any, Any]) -> Any:
-    """Wait for an answer as long as the client does."""
-
-    async def leaving() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    both = asyncio.create_task(answer), asyncio.create_task(leaving())
-    try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if not both[0].done():
-            raise Left
-        return both[0].result()
-    finally:
-        for one in both:
-            one.cancel()
-        await asyncio.gather(*both, return_exceptions=True)
+# ---------------------------------------------------------------------------------------------- endpoints
 
 
 def _add_task(app: FastAPI, desk: Desk, looks: Looks) -> None:

@@ -224,16 +224,21 @@ class Batcher:
                     self._changed.wait()
 
     def _together(self) -> tuple[list[Job], bool]:
-        """The oldest request and those like it, in their order; and whether no more would fit."""
-        first, tokens = self._queue[0], 0
+        """The oldest request and those like it, in their order; and whether some are left for want of room.
+
+        All are reckoned to be as long as the longest: they are padded to that. One that does not fit lets
+        shorter ones pass, until it is the oldest.
+        """
+        first, longest, full = self._queue[0], 0, False
         jobs: list[Job] = []
         for job in self._queue:
             if job.alike == first.alike and job.work == first.work:
-                if jobs and tokens + job.size > self.tokens:
-                    return jobs, True
+                if jobs and (len(jobs) + 1) * max(longest, job.size) > self.tokens:
+                    full = True
+                    continue
                 jobs.append(job)
-                tokens += job.size
-        return jobs, tokens >= self.tokens
+                longest = max(longest, job.size)
+        return jobs, full or (len(jobs) + 1) * longest > self.tokens
 
     def _compute(self, jobs: Sequence[Job]) -> None:
         """Answer these; if they cannot be answered together, in halves, so that one that is bad is alone."""

@@ -4,7 +4,7 @@
 - **How much**: a body whose announced length is too large is refused before it is read, any other as soon as
   it is too large.
 - **How slowly**: a body that is not there in time is refused with 408; a connection that does not even send
-  the head of a request is closed.
+  the head of a request, or does not take its answer, is closed.
 """
 
 from __future__ import annotations
@@ -119,10 +119,11 @@ def _digest(token: bytes) -> bytes:
 
 
 class Prompt(H11Protocol):
-    """Connections on which no request's head arrives in time are closed."""
+    """Connections on which no request's head arrives in time are closed, or no answer is taken."""
 
     seconds = 10.0
     _hurry: asyncio.TimerHandle | None = None
+    _stuck: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -132,9 +133,19 @@ class Prompt(H11Protocol):
         super().data_received(data)
         self._watch()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stuck = self.loop.call_later(self.seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stuck is not None:
+            self._stuck.cancel()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._hurry is not None:
-            self._hurry.cancel()
+        for timer in (self._hurry, self._stuck):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
     def _watch(self) -> None:
