@@ -107,5 +107,5 @@ def test_rows_are_told_apart_without_sources(told, random_scores) -> None:
         def reorder(self, index, sources=None):
             return self
 
-    state = type(state)(Any_([20, 21], [(), ()]), state.sentences, state.said)
+    state = type(state)(Any_([20, 21], [(), ()]), state.sentences, 2, None)
     assert state.reorder(torch.tensor([1, 1, 0])).sentences == (6, 6, 4)

@@ -27,7 +27,7 @@ from jumok.run import Run
 from jumok.serve.app import app
 from jumok.serve.limits import Limits
 from jumok.serve.server import config
-from jumok.tasks import pretrain, served
+from jumok.tasks import classify, pretrain, served
 from jumok.tasks.served import Bounds
 
 COUNTING = "one two three four five six . seven eight nine ten eleven twelve ."
@@ -35,6 +35,9 @@ BERT = ["model.width=16", "model.layers=2", "model.heads=2", "model.feed_forward
 BERT += ["masking.length=32", "text.size=120", "data.held_out=19", "train.tokens=512", "train.device=cpu"]
 BERT += ["train.epochs=null", "train.minutes=null", "train.steps=3", "train.warmup=2", "train.log_every=1"]
 BERT += ["train.validate_every=3", "train.tensorboard=false"]
+
+WORDS = ["model.embedding=8", "model.width=8", "model.attention=8", "data.held_out=9", "train.device=cpu"]
+WORDS += ["train.tokens=1024", "train.epochs=1", "train.tensorboard=false", "train.validate_every=1000"]
 
 
 @pytest.fixture(scope="session")
@@ -62,6 +65,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     lines = [" ".join(chance.sample(COUNTING.split(), 9)) for _ in range(300)]
     text = "\n\n".join("\n".join(lines[n : n + 5]) for n in range(0, 300, 5))
     (root / "text.txt").write_text(text, encoding="utf-8")
+    words = recipe.load("hierarchical/default", [*WORDS, "data.documents=90"])
+    made["words"] = Run.start(root / "words", words)
+    classify.train(made["words"], Console(quiet=True))
     run = Run.start(root / "fill", recipe.load("bert", [*BERT, f"data.train={root / 'text.txt'}"]))
     pretrain.train(run, Console(quiet=True))
     made["fill"] = run
@@ -77,7 +83,11 @@ def predictors(runs: dict[str, Path]) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def services(predictors: dict[str, Any]) -> dict[str, Any]:
     """The same, to be served."""
-    tasks = {name: name for name in predictors} | {"fill": "pretrain", "pairs": "classify"}
+    tasks = {name: name for name in predictors} | {
+        "fill": "pretrain",
+        "pairs": "classify",
+        "words": "classify",
+    }
     return {name: served.of(tasks[name]).Service(one, Bounds()) for name, one in predictors.items()}
 
 
@@ -177,7 +187,7 @@ class Echo:
         self.finished += texts
         return [self.Said(text=text) for text in texts]
 
-    def look(self, asked: Asked) -> list[Any]:
+    def look(self, asked: Asked, answer: Said) -> list[Any]:
         raise jumok.InputError("line 1: there is nothing to look at")
 
 

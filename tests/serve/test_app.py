@@ -130,10 +130,18 @@ def test_fill(client: TestClient, predictors: dict[str, Any]) -> None:
     assert hidden.json()["error"].startswith("the text hides no word: write [MASK]")
 
 
+def test_classify_by_a_model_of_words(client: TestClient, predictors: dict[str, Any]) -> None:
+    text = "The soup was awful. Overall the museum was splendid."
+    got = client.post("/classify", json={"text": text, "model": "words"}).json()
+    wanted = predictors["words"].classify(text)
+    assert (got["label"], got["probability"]) == (wanted.label, pytest.approx(wanted.classes[0][1]))
+
+
 BODIES = {
-    "translate": {"text": TEXT},
+    "translate": {"text": TEXT, "beam": 1},
     "classify": {"text": "the film was nice"},
     "pairs": {"text": "the film", "pair": "was nice", "model": "pairs"},
+    "words": {"text": "The soup was awful.", "model": "words"},
     "tag": {"text": "Anna was in Paris"},
     "answer": {"question": "who?", "context": "Anna lives in Seoul"},
     "fill": {"text": "one [MASK] three"},
@@ -142,7 +150,7 @@ BODIES = {
 
 @pytest.mark.parametrize("name", BODIES)
 def test_attend_gives_the_answer_and_a_page_of_its_maps(client: TestClient, name: str) -> None:
-    task = "classify" if name == "pairs" else name
+    task = "classify" if name in ("pairs", "words") else name
     got = client.post(f"/attend/{task}", json=BODIES[name])
     assert got.status_code == 200, got.text
     told = got.json()
@@ -151,6 +159,8 @@ def test_attend_gives_the_answer_and_a_page_of_its_maps(client: TestClient, name
     assert told["prediction"].get("text") == plain.get("text")
     page = client.get(told["look"])
     assert page.headers["content-type"].startswith("text/html")
+    if name == "translate":  # the maps are of what was said
+        assert told["prediction"]["text"] in client.get(f"{told['look']}manifest.json").json()["title"]
     assert f"{told['look']}viewer.js" in page.text
     manifest = client.get(f"{told['look']}manifest.json").json()
     rows, cols = manifest["scenes"][0]["layers"][0]["shape"]
@@ -186,14 +196,9 @@ def test_too_long_to_look_at(services: dict[str, Any]) -> None:
 
 def test_what_is_served(client: TestClient) -> None:
     told = {one["name"]: one for one in client.get("/models").json()}
-    assert [one["task"] for one in told.values()] == [
-        "translate",
-        "classify",
-        "classify",
-        "tag",
-        "answer",
-        "fill",
-    ]
+    tasks = {name: one["task"] for name, one in told.items()}
+    same = {name: name for name in ("translate", "classify", "tag", "answer", "fill")}
+    assert tasks == same | {"pairs": "classify", "words": "classify"}
     assert told["classify"]["about"] == {"labels": ["0", "1"], "pairs": False}
     assert client.get("/health").json() == {"status": "ok"}
     assert client.get("/ready").json() == {"status": "ready"}

@@ -22,7 +22,7 @@ from conftest import Echo, Running, until
 from typer.testing import CliRunner
 
 from jumok import cli
-from jumok.errors import InputError
+from jumok.errors import InputError, MissingExtra
 from jumok.serve import server
 from jumok.serve.limits import Limits
 from jumok.tasks.served import Bounds
@@ -101,6 +101,19 @@ def test_too_many_are_refused_at_once_and_the_queue_stays_within_its_bound(servi
     assert sum(map(len, echo.batches)) == 6  # what was refused was not computed
     too_much = http.post(f"{running.url}/echo", json={"text": "x" * 51})
     assert (too_much.status_code, "retry-after" in too_much.headers) == (413, False)
+
+
+def test_too_many_at_the_same_time(serving: Any, echo: Echo) -> None:
+    running = serving({"echo": echo}, Limits(requests=2))
+    echo.open.clear()
+    taken = in_the_background(running, ["first", "second"])
+
+    until(lambda: http.get(f"{running.url}/models").status_code == 503)
+    assert http.get(f"{running.url}/models").headers["retry-after"] == "1"
+    assert http.get(f"{running.url}/health").status_code == 200  # who would restart it for being busy?
+    echo.open.set()
+    assert [one.result().status_code for one in taken] == [200, 200]
+    assert http.get(f"{running.url}/models").status_code == 200
 
 
 def test_no_answer_in_time(serving: Any, echo: Echo) -> None:
@@ -310,6 +323,15 @@ def _answers(client: httpx2.Client) -> bool:
         return client.get("/ready").status_code == 200
     except httpx2.TransportError:
         return False
+
+
+def test_what_is_not_installed_is_named(runs: dict[str, Path], monkeypatch: Any) -> None:
+    for name in [name for name in sys.modules if name.startswith("jumok.serve")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    got = CliRunner().invoke(cli.app, ["serve", str(runs["tag"])])
+    assert isinstance(got.exception, MissingExtra)
+    assert str(got.exception) == 'serving needs fastapi, which is not installed: pip install "jumok[serve]"'
 
 
 def test_what_cannot_be_served(runs: dict[str, Path], tmp_path: Path) -> None:

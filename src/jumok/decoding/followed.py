@@ -47,17 +47,18 @@ class _State(Generic[S]):
 
     inner: S
     sentences: tuple[int, ...]
-    said: Tensor  # (N, steps), BOS included
+    rows: int  # in all
+    said: Tensor | None  # (rows, steps), BOS included; None: nobody listens
 
     def reorder(self, index: Tensor, sources: Sequence[int] | None = None) -> Self:
         if sources is None:  # only the numbers in the index tell
-            each = self.said.shape[0] // len(self.sentences)
+            each = self.rows // len(self.sentences)
             sentences = tuple(self.sentences[row // each] for row in index.tolist())
         else:
             sentences = tuple(self.sentences[n] for n in sources)
-        return replace(
-            self, inner=self.inner.reorder(index, sources), sentences=sentences, said=self.said[index]
-        )
+        said = None if self.said is None else self.said[index]
+        inner = self.inner.reorder(index, sources)
+        return replace(self, inner=inner, sentences=sentences, rows=len(index), said=said)
 
 
 class Followed(Generic[S]):
@@ -68,16 +69,18 @@ class Followed(Generic[S]):
 
     def start(self, source: Tokens) -> _State[S]:
         assert len(source.lengths) == len(self.sentences)
-        said = torch.zeros((len(source.lengths), 0), dtype=torch.long, device=source.ids.device)
-        return _State(self.model.start(source), self.sentences, said)
+        rows, said = len(source.lengths), None
+        if any(map(self.listener.hears, self.sentences)):
+            said = torch.zeros((rows, 0), dtype=torch.long, device=source.ids.device)
+        return _State(self.model.start(source), self.sentences, rows, said)
 
     def step(self, state: _State[S], ids: Tensor) -> tuple[Tensor, _State[S]]:
-        said = torch.cat([state.said, ids[:, None]], 1)
-        each = len(ids) // len(state.sentences)
-        for n, sentence in enumerate(state.sentences):
-            if said.shape[1] > 1 and self.listener.hears(sentence):
-                words = said[n * each, 1:].tolist()  # of its rows, the first is the best
-                if EOS not in words:
+        said, each = state.said, len(ids) // len(state.sentences)
+        if said is not None:
+            said = torch.cat([said, ids[:, None]], 1)
+            for n, sentence in enumerate(state.sentences):
+                words = said[n * each, 1:].tolist() if self.listener.hears(sentence) else []
+                if words and EOS not in words:  # of its rows, the first is the best
                     self.listener.heard(sentence, words)
         logits, inner = self.model.step(state.inner, ids)
         left = [n for n, sentence in enumerate(state.sentences) if self.listener.gone(sentence)]

@@ -54,7 +54,8 @@ class Model:
 
     def attend(self, jobs: Sequence[Job]) -> Sequence[Any]:
         """Work for the batcher: answers, each with what was looked at."""
-        return [(self.predict([job])[0], self.service.look(job.asked)) for job in jobs]
+        answers = self.predict(jobs)
+        return [(one, self.service.look(job.asked, one)) for job, one in zip(jobs, answers, strict=True)]
 
 
 class _Audience:

@@ -25,7 +25,7 @@ from jumok.tasks.served import Bounds
 
 __all__ = ["Guard", "Limits", "Prompt", "problem"]
 
-OPEN = ("/health", "/ready")  # for whoever keeps the server running
+OPEN = ("/health", "/ready")  # for whoever keeps the server running: always answered, without a token
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class Limits:
     look: int = 2048  # tokens of what is looked at
     looks: int = 8  # that are kept
     look_seconds: float = 900.0  # so long
-    connections: int = 1024
+    requests: int = 1024  # that are answered at the same time
+    connections: int = 4096
     grace: float = 30.0  # seconds to finish what was taken, when the server goes down
 
 
@@ -56,7 +57,8 @@ class Guard:
 
     def __init__(self, app: ASGIApp, limits: Limits, token: str | None = None) -> None:
         self.app, self.limits = app, limits
-        self._token = None if token is None else _digest(token.encode())
+        self._token = None if token is None else _digest(token.strip().encode())
+        self._busy = 0  # requests that are being answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -74,7 +76,15 @@ class Guard:
             # What it still sends is not read: the connection ends here.
             await problem(413, self._too_large, Connection="close")(scope, receive, send)
             return
-        await self.app(scope, self._bounded(receive), send)
+        if self._busy >= self.limits.requests and scope["path"] not in OPEN:
+            told = "too many requests at once; try again in 1 s"
+            await problem(503, told, **{"Retry-After": "1", "Connection": "close"})(scope, receive, send)
+            return
+        self._busy += 1
+        try:
+            await self.app(scope, self._bounded(receive), send)
+        finally:
+            self._busy -= 1
 
     def _may_enter(self, path: str, headers: Headers) -> bool:
         if self._token is None or path in OPEN or path.startswith("/look/"):  # whose names cannot be guessed

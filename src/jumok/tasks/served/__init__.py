@@ -138,8 +138,8 @@ class Service(Protocol[Q, A]):
         """The answers to requests that are alike, in their order."""
         ...
 
-    def look(self, asked: Q) -> list[Scene]:
-        """What the model attends to while it answers, for the viewer."""
+    def look(self, asked: Q, answer: Any) -> list[Scene]:
+        """What the model attends to while it gives this answer, for the viewer."""
         ...
 
 

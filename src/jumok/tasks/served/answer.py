@@ -69,7 +69,7 @@ class Service:
         found = self.reader.answers([(one.question, one.context) for one in asked], asked[0].n_best)
         return [_told(one) for one in found]
 
-    def look(self, asked: Ask) -> list[Scene]:
+    def look(self, asked: Ask, answer: Spans) -> list[Scene]:
         return self.reader.look(json.dumps({"question": asked.question, "context": asked.context}))
 
 

@@ -66,7 +66,7 @@ class Service:
     def predict(self, asked: Sequence[Classify], audience: Audience) -> list[Classified]:
         return [_told(one) for one in self.reader.label([(one.text, one.pair) for one in asked])]
 
-    def look(self, asked: Classify) -> list[Scene]:
+    def look(self, asked: Classify, answer: Classified) -> list[Scene]:
         if asked.pair is None:
             return self.reader.look(asked.text)
         return self.reader.look(f"{line(asked.text)}\t{line(asked.pair)}")

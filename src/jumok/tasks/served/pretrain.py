@@ -78,7 +78,7 @@ class Service:
             for one in found
         ]
 
-    def look(self, asked: Fill) -> list[Scene]:
+    def look(self, asked: Fill, answer: Filled) -> list[Scene]:
         return self.filler.look(_line(asked))
 
 

@@ -74,5 +74,5 @@ class Service:
             for one in self.reader.predict([one.text for one in asked], Search())
         ]
 
-    def look(self, asked: Tag) -> list[Scene]:
+    def look(self, asked: Tag, answer: Tagged) -> list[Scene]:
         return self.reader.look(asked.text)

@@ -95,8 +95,8 @@ class Service:
             for one in found
         ]
 
-    def look(self, asked: Translate) -> list[Scene]:
-        return self.translator.look(asked.text)
+    def look(self, asked: Translate, answer: Translated) -> list[Scene]:
+        return self.translator.look(asked.text, answer.text)
 
 
 def _told(one: Translation) -> dict[str, Any]:
