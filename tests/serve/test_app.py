@@ -219,6 +219,7 @@ def test_the_description_has_every_schema(client: TestClient) -> None:
 
 def test_figures_count(services: dict[str, Any]) -> None:
     with TestClient(app({"tag": services["tag"]}), raise_server_exceptions=False) as client:
+        client.get("/look/x/")
         for _ in range(3):
             client.post("/tag", json={"text": "Anna"})
         client.post("/tag", json={"text": 1})
@@ -227,6 +228,7 @@ def test_figures_count(services: dict[str, Any]) -> None:
     assert 'jumok_requests_total{path="/tag",status="200"} 3.0' in lines
     assert 'jumok_requests_total{path="/tag",status="422"} 1.0' in lines
     assert 'jumok_requests_total{path="none",status="404"} 1.0' in lines
+    assert 'jumok_requests_total{path="/look",status="404"} 1.0' in lines
     assert 'jumok_batch_requests_count{model="tag"} 3.0' in lines
     assert 'jumok_batch_requests_sum{model="tag"} 3.0' in lines
     assert 'jumok_queue_tokens{model="tag"} 0.0' in lines
@@ -332,11 +334,16 @@ def test_whatever_is_a_character_is_answered(client: TestClient, text: str) -> N
                 assert got.status_code in (200, 422), (path, body, got.text)
 
 
-def test_faults_of_a_model_are_not_the_client_s(echo: Echo) -> None:
+def test_faults_of_a_model_are_not_the_client_s(echo: Echo, caplog: pytest.LogCaptureFixture) -> None:
     with TestClient(app({"echo": echo}), raise_server_exceptions=False) as client:
         got = client.post("/echo", json={"text": "broken"})
         assert got.status_code == 500
         assert "broken here" in got.json()["error"]
+        got = client.post("/echo/stream", json={"text": "broken"})
+        assert got.text.startswith("event: error\ndata: ")
+        assert "this one is broken" in caplog.text
+        got = client.post("/echo/stream", json={"text": "unreadable"})
+        assert 'data: {"error": "the text has words that nobody can read"}' in got.text
         got = client.post("/echo", json={"text": "unreadable"})
         assert (got.status_code, got.json()) == (422, {"error": "the text has words that nobody can read"})
         got = client.post("/attend/echo", json={"text": "a"})

@@ -31,7 +31,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 import jumok
 from jumok.errors import InputError
 from jumok.serve.batcher import Closed, Late, Overloaded
-from jumok.serve.desk import Desk, Left, Model, Reading
+from jumok.serve.desk import BROKEN, Desk, Left, Model, Reading
 from jumok.serve.limits import Guard, Limits, problem
 from jumok.serve.looks import Looks
 from jumok.serve.measures import LEFT, Counted, Measures
@@ -225,7 +225,7 @@ def _add_refusals(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def broken(request: Request, error: Exception) -> Response:
-        return problem(500, "something is broken here; the server's log says what")
+        return problem(500, BROKEN)
 
 
 def _fault(fault: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ from jumok.serve.limits import Limits
 from jumok.serve.measures import Measures
 from jumok.tasks.served import Asked, Service, TooMuch, told
 
-__all__ = ["Desk", "Left", "Model", "Reading"]
+__all__ = ["BROKEN", "Desk", "Left", "Model", "Reading"]
 
+log = logging.getLogger("jumok.serve")
+BROKEN = "something is broken here; the server's log says what"
 READ_AT_ONCE = 256  # requests that wait to be measured
 
 
@@ -178,6 +181,9 @@ def _last(answer: asyncio.Task[Any]) -> str:
         said = told(error)
     except Late as error:
         said = str(error)
+    except Exception:
+        log.exception("an answer could not be given")
+        said = BROKEN
     return _event("error", json.dumps({"error": said}, ensure_ascii=False))
 
 

@@ -63,7 +63,7 @@ class Measures:
 
 
 class Counted:
-    """Counts and times every request by the route that it took; others, which took none, together."""
+    """Counts and times every request by the route that it took, those that took none together."""
 
     def __init__(self, app: ASGIApp, measures: Measures) -> None:
         self.app, self.measures = app, measures
@@ -83,6 +83,14 @@ class Counted:
         try:
             await self.app(scope, receive, sent)
         finally:
-            path = getattr(scope.get("route"), "path", "none")
+            path = _path(scope)
             self.measures.requests.labels(path, str(status)).inc()
             self.measures.seconds.labels(path).observe(time.perf_counter() - begun)
+
+
+def _path(scope: Scope) -> str:
+    """Of few: what comes from requests alone would be a series each."""
+    route = scope.get("route")
+    if route is not None:
+        return str(route.path)
+    return "/look" if scope["path"].startswith("/look/") else "none"
