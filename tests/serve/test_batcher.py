@@ -119,18 +119,18 @@ def test_only_what_is_alike_goes_together_and_the_oldest_first(batcher: Any, wor
 def test_a_batch_waits_for_more_only_so_long(batcher: Any, worker: Worker) -> None:
     async def test() -> None:
         worker.open.set()
-        one = batcher(wait=0.2)
+        one = batcher(wait=0.5)
         begun = time.monotonic()
         first = one.submit(worker, 1, 1)
         await asyncio.sleep(0.05)
         second = one.submit(worker, 2, 1)
         await asyncio.gather(one.answer(first), one.answer(second))
-        assert 0.19 < time.monotonic() - begun < 2
+        assert 0.49 < time.monotonic() - begun < 5
         assert worker.batches == [[1, 2]]
         begun = time.monotonic()
         full = [one.submit(worker, n, 5) for n in (3, 4)]
         await asyncio.gather(*map(one.answer, full))
-        assert time.monotonic() - begun < 0.15  # there is nothing to wait for
+        assert time.monotonic() - begun < 0.45  # there is nothing to wait for
 
     run(test())
 
