@@ -197,6 +197,10 @@ class AttentiveReader(ClassReader):
             for one, parts in zip(some, self._parts(texts), strict=True):
                 yield Encoded(parts, self.use.number(one))
 
+    def length(self, text: str, pair: str | None = None) -> int:
+        [encoded] = self.encode([self._sample(text, pair)])
+        return sum(map(len, encoded.parts))
+
     def said(self, samples: Sequence[Sample], first: int | None) -> NDArray[np.float64]:
         return self._said(list(self.encode(samples)))
 

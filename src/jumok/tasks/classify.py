@@ -161,6 +161,10 @@ class BertClassReader(ClassReader, BertReader):
         [rows] = self.encoded(self.encode([self.of_line(text)]))
         return rows
 
+    def length(self, text: str, pair: str | None = None) -> int:
+        [rows] = self.encoded(self.encode([self._sample(text, pair)]))
+        return sum(len(row.ids) for row in rows)
+
     def said(self, samples: Sequence[Sample], first: int | None) -> NDArray[np.float64]:
         """Of a text in several windows, the mean over these."""
         rows = self.encoded(self.encode(samples), first)
