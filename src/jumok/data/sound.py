@@ -30,7 +30,18 @@ from jumok.data.formats import Flaw
 from jumok.errors import InputError
 from jumok.files import written
 
-__all__ = ["LIMITS", "Limits", "Sound", "SoundConfig", "Spectra", "Wave", "decode", "louder", "saved"]
+__all__ = [
+    "LIMITS",
+    "Limits",
+    "Sound",
+    "SoundConfig",
+    "Spectra",
+    "Wave",
+    "decode",
+    "louder",
+    "saved",
+    "too_large",
+]
 
 Wave = NDArray[np.float32]  # (samples,)
 Spectra = NDArray[np.float32]  # (frames, bands)
@@ -273,7 +284,7 @@ def decode(data: bytes, where: str, limits: Limits = LIMITS) -> tuple[NDArray[np
     if not data:
         return Flaw(where, "an empty recording")
     if len(data) > limits.size:
-        return Flaw(where, "a recording of too many bytes", f"{len(data)}, and {limits.size} are the most")
+        return too_large(where, len(data), limits)
     if data[:4] == b"RIFF" and (told := int.from_bytes(data[4:8], "little")) not in UNTOLD:
         missing = told + 8 - len(data)
         if missing > 1:  # a last byte of padding is often left out
@@ -297,6 +308,11 @@ def decode(data: bytes, where: str, limits: Limits = LIMITS) -> tuple[NDArray[np
     if not np.isfinite(samples).all():
         return Flaw(where, "a damaged recording", "it has NaN or infinity among its samples")
     return samples, rate
+
+
+def too_large(where: str, size: int, limits: Limits) -> Flaw:
+    """Of a file that nobody should read."""
+    return Flaw(where, "a recording of too many bytes", f"{size}, and {limits.size} are the most")
 
 
 def _reason(error: Exception) -> str:
