@@ -63,7 +63,12 @@ def train(
 @app.command("run")
 def predict(
     run: RunFolder,
-    text: Annotated[str | None, typer.Argument(help="A text, or a file; without it, standard input.")] = None,
+    text: Annotated[
+        str | None,
+        typer.Argument(
+            help="A text, or a file; without it, standard input. For a captioner: a picture, or a folder."
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write there, not to standard output.")] = None,
     beam: Beam = None,
     n_best: Annotated[int, typer.Option(min=1, help="So many answers to each line, the best first.")] = 1,
@@ -111,7 +116,7 @@ def predict(
         return found
 
     done = 0
-    with windows(text) as some, output(out) as write:
+    with getattr(task, "windows", windows)(text) as some, output(out) as write:
         for lines in some:
             for prediction in answered(said, lines, done, skip=skip):
                 if isinstance(prediction, InputError):
@@ -229,7 +234,7 @@ def look(
     model: Annotated[
         Path, typer.Argument(metavar="MODEL", help="The folder of a run, or a Hugging Face folder.")
     ],
-    text: Annotated[str, typer.Argument(help="What the model reads, or a file that holds it.")],
+    text: Annotated[str, typer.Argument(help="What the model reads, or a file that holds it; a picture.")],
     target: Annotated[str | None, typer.Option(help="What it says; otherwise what it would say.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write an .html file or a picture, rather than serve a page.")
@@ -252,7 +257,7 @@ def look(
     from jumok.run import Run
     from jumok.tasks import of
 
-    gone, text = read(without or ()), whole(text)
+    gone = read(without or ())
     if out is None and (layer is not None or head is not None):
         raise InputError("--layer and --head choose what --out writes; on the page they are chosen there")
     if model.is_dir() and not folder.is_folder(model) and not (model / "recipe.yaml").is_file():
@@ -261,10 +266,12 @@ def look(
             "folder that save_pretrained wrote has: give one of these"
         )
     if folder.is_folder(model):
-        scenes = folder.look_into(model, text, target, without=gone, device=device)
+        scenes = folder.look_into(model, whole(text), target, without=gone, device=device)
     else:
         run = Run.open(model)
-        scenes = of(run.recipe.task).load(run, device).look(text, target, without=gone)
+        task = of(run.recipe.task)
+        text = getattr(task, "whole", whole)(text)
+        scenes = task.load(run, device).look(text, target, without=gone)
     if words:
         scenes = [in_words(scene) for scene in scenes]
     if out is not None:

@@ -50,7 +50,8 @@ def answered(
     """What is said of lines that are read together, numbered from ``first``.
 
     One of them that cannot be read takes the others not along: what comes before it is answered, and then the
-    error raised; or, to ``skip``, it stands in the place of an answer.
+    error raised; or, to ``skip``, it stands in the place of an answer. The error of a line begins with its
+    number, or with the line itself (the name of a picture).
     """
     done = 0
     try:
@@ -63,8 +64,8 @@ def answered(
             half = len(left) // 2
             yield from answered(predict, left[:half], begin, skip=skip)
             yield from answered(predict, left[half:], begin + half, skip=skip)
-        elif skip and str(error).startswith(f"line {begin + 1}"):  # and not what is wrong with all of them
-            yield error
+        elif skip and str(error).startswith((f"line {begin + 1}", f"{left[0]}: ")):
+            yield error  # and not what is wrong with all of them
         else:
             raise
 

@@ -19,7 +19,31 @@ from torch import Tensor
 
 from jumok.batch import BOS, EOS, IGNORE, Pairs, Tokens
 
-__all__ = ["Captions", "source_of"]
+__all__ = ["Captions", "Known", "source_of"]
+
+
+class Known:
+    """The places of all pictures of a data set ``(N, P, F)``, to be told by number.
+
+    They move to the device that first asks for some, and stay there: what a frozen encoder makes of a few
+    thousand pictures fits on a GPU, and no step waits for any of it.
+
+    >>> Known(torch.arange(12.0).reshape(3, 2, 2)).places(torch.tensor([2, 0]))
+    tensor([[[ 8.,  9.],
+             [10., 11.]],
+    <BLANKLINE>
+            [[ 0.,  1.],
+             [ 2.,  3.]]])
+    """
+
+    def __init__(self, places: Tensor) -> None:
+        self._places = places
+
+    def places(self, numbers: Tensor) -> Tensor:
+        """Those of the pictures of these numbers ``(B,)``: ``(B, P, F)``."""
+        if self._places.device != numbers.device:
+            self._places = self._places.to(numbers.device)
+        return self._places.index_select(0, numbers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +56,8 @@ class Captions:
         labels    v1 … vm </s>       IGNORE where told is padding
 
     Before an encoder has looked at a picture, its pixels ``(B, 3, height, width)`` stand for its places, and
-    the grid is that of the pixels.
+    the grid is that of the pixels. Where the places of all pictures are ``known``, the numbers of pictures
+    ``(B,)`` stand for their places.
     """
 
     places: Tensor  # (B, P, F)
@@ -41,9 +66,18 @@ class Captions:
     labels: Tensor
     count: int  # labels that count
     index: tuple[int, ...] = ()  # the numbers of the examples in their data set
+    known: Known | None = None
 
     def __post_init__(self) -> None:
-        places = self.places.shape[-2] * self.places.shape[-1] if self.is_unseen else self.places.shape[1]
+        if (self.known is None) != (self.places.dim() > 1):
+            raise ValueError(
+                f"places of shape {tuple(self.places.shape)} came; expected (pictures, places, features), or "
+                "pixels, or the numbers of pictures along with what is known"
+            )
+        places = self.grid[0] * self.grid[1]
+        if self.known is None:
+            rows, columns = self.places.shape[-2:]
+            places = rows * columns if self.is_unseen else rows
         if self.grid[0] * self.grid[1] != places:
             raise ValueError(
                 f"places of shape {tuple(self.places.shape)} came with a grid of {self.grid[0]} × "

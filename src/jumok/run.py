@@ -7,6 +7,7 @@
         tokenizer.json       (two of them where the languages have vocabularies of their own)
         model.json           the sizes of a BERT that it has from what it began from
         labels.json          the names of its classes or tags, in their order
+        encoder.safetensors  the weights that the encoder of pictures began from
         model.safetensors    the best weights so far
         metrics.jsonl        a line for every few steps and every validation
         state/               what resuming needs
@@ -135,8 +136,8 @@ def _refuse_changes(folder: Path, before: dict[str, Any], after: dict[str, Any])
 
 
 def _clear(folder: Path) -> None:
-    for path in folder.glob("tokenizer*.json"):
-        path.unlink()
+    for path in (*folder.glob("tokenizer*.json"), folder / "encoder.safetensors"):
+        path.unlink(missing_ok=True)
     shutil.rmtree(folder / "data", ignore_errors=True)
 
 

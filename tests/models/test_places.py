@@ -137,15 +137,18 @@ def test_a_frozen_encoder_never_changes(pixels: Tensor) -> None:
 
 def test_it_learns_from_a_stage_on(pixels: Tensor) -> None:
     encoder = Encoder.of("small", stage=2, tune=1).train()
-    assert learning(encoder) == {"layers.1.0", "layers.1.1", "layers.2.0", "layers.2.1"}
+    assert learning(encoder) == {"layers.1.0", "layers.1.1", *(f"layers.2.{n}" for n in range(4))}
     norms = {name: m.training for name, m in encoder.net.named_modules() if isinstance(m, nn.BatchNorm2d)}
-    assert norms == {"layers.0.1": False, "layers.1.1": True, "layers.2.1": True, "layers.3.1": False}
+    learn = {"layers.1.1", "layers.2.1", "layers.2.3"}
+    assert norms == {
+        name: name in learn for name in ("layers.0.1", *sorted(learn), "layers.3.1", "layers.3.3")
+    }
     before = {name: x.clone() for name, x in encoder.net.state_dict().items()}
     found, _ = encoder(pixels)
     found.sum().backward()
     assert all(p.grad is not None for p in encoder.parameters() if p.requires_grad)
     changed = {name for name, x in encoder.net.state_dict().items() if not torch.equal(x, before[name])}
-    assert {name.rpartition(".")[0] for name in changed} == {"layers.1.1", "layers.2.1"}
+    assert {name.rpartition(".")[0] for name in changed} == learn
     assert not any(module.training for module in encoder.eval().modules())
 
 
@@ -176,14 +179,31 @@ def test_a_captioner_teaches_its_encoder(pixels: Tensor) -> None:
     assert all(p.grad is not None and p.grad.any() for p in encoder.parameters())
     model.eval()
     seen = model.seen(batch)
-    assert seen.grid == (4, 6)
+    assert seen.grid == (8, 12)
     [found], [again] = model.maps(batch), model.maps(seen)
     assert found.name == "captioner.attention"
-    assert found.weights.shape == (2, 1, 3, 24)
+    assert found.weights.shape == (2, 1, 3, 96)
     assert torch.equal(found.weights, again.weights)
     for source in (pixels, source_of(pixels), seen.source):
         logits, _ = model.step(model.start(source), torch.tensor([2, 2]))
         torch.testing.assert_close(logits, model.step(model.start(seen.places), torch.tensor([2, 2]))[0])
+
+
+def test_the_small_net_says_where_its_places_are(pixels: Tensor) -> None:
+    places, (rows, columns) = Encoder.of("small", tune=0)(pixels)
+    assert (rows, columns) == (8, 12)
+    across, down = places[0, :, -2:].detach().unflatten(0, (rows, columns)).unbind(-1)
+    torch.testing.assert_close(across[3], torch.arange(-11, 12, 2) / 12)
+    torch.testing.assert_close(down[:, 5], torch.arange(-7, 8, 2) / 8)
+
+
+def test_to_ask_for_the_grid_changes_nothing(pixels: Tensor) -> None:
+    encoder = Encoder.of("small", tune=0).train()
+    before = {name: x.clone() for name, x in encoder.state_dict().items()}
+    assert encoder.grid(96) == (12, 12)
+    assert encoder.training
+    assert encoder.net.training
+    assert all(torch.equal(x, before[name]) for name, x in encoder.state_dict().items())
 
 
 # --------------------------------------------------------------------------------------------- the net

@@ -25,13 +25,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jumok.data import formats, sources, tables
+from jumok.data.drawn import Drawn
 from jumok.data.files import data_folder, lines, opened
 from jumok.data.formats import Flaw, clean
 from jumok.data.pictures import Archive, Folder, PictureFile
+from jumok.data.shapes import Box
 from jumok.data.tables import SPLITS, Column, split_name
 from jumok.errors import InputError
 
-__all__ = ["Captioned", "Columns", "PictureFile", "find"]
+__all__ = ["CAPTION", "PICTURE", "Captioned", "Columns", "Drawn", "PictureFile", "find", "pictures_of"]
 
 # Where the captions of a folder may be: of all splits, or of one.
 LAYOUTS = (
@@ -53,23 +55,28 @@ PICTURES = (
     "flickr30k-images",
     "flickr30k_images",
 )
+PICTURE, CAPTION = ("image", "picture"), ("caption", "captions")  # what the columns of tables are called
 
 
 @dataclass(frozen=True, slots=True)
 class Captioned:
-    """A picture, all its captions, and where the first of them was found: ``file:line``."""
+    """A picture, all its captions, and where the first of them was found: ``file:line``.
 
-    picture: PictureFile
+    Where it is known what the words are about, the words of the first caption have ``boxes`` (or None).
+    """
+
+    picture: PictureFile | Drawn
     captions: tuple[str, ...]
     where: str
+    boxes: tuple[Box | None, ...] = ()
 
 
 @dataclass(frozen=True)
 class Columns:
     """Which columns of a table hold what; one for the split need not be there."""
 
-    picture: Column = ("image", "picture")
-    caption: Column = ("caption", "captions")
+    picture: Column = PICTURE
+    caption: Column = CAPTION
     split: str | int = "split"
     header: bool | None = None  # whether the first line names the columns; None: if they are told by name
 
@@ -102,7 +109,7 @@ def find(
     """
     for name in [where] if isinstance(where, str) else where:
         for path, must_tell in _files(name, split):
-            yield from _grouped(path, split, must_tell, columns, _pictures(path, pictures))
+            yield from _grouped(path, split, must_tell, columns, pictures_of(path, pictures))
 
 
 def _grouped(
@@ -174,8 +181,8 @@ def _layout(folder: Path, split: str | None) -> tuple[Path, bool] | None:
     return None
 
 
-def _pictures(captions: Path, named: str | None) -> Folder | Archive:
-    """Where the pictures are: as it is said, or as it is usual."""
+def pictures_of(captions: Path, named: str | None = None) -> Folder | Archive:
+    """Where the pictures are that a file speaks of: as it is said, or as it is usual."""
     if named is not None:
         for path in (Path(named), data_folder() / named):
             if path.exists():

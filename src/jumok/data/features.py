@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jumok.data.captioned import Captioned
+from jumok.data.drawn import Drawn
 from jumok.data.formats import Flaw
 from jumok.data.kept import FORMAT, Kept, Kind, named
 from jumok.data.pictures import LIMITS, Limits, PictureFile, Pixels
@@ -24,9 +25,10 @@ from jumok.errors import InputError
 
 __all__ = ["Cache", "Encode", "Prepare"]
 
+Features = NDArray[np.float16] | NDArray[np.uint8]
 Prepare = Callable[[Pixels], NDArray[Any]]  # a picture of any size → what the encoder takes
 Encode = Callable[[list[NDArray[Any]]], NDArray[Any]]  # of several pictures → (pictures, *shape)
-Picture = PictureFile
+Picture = PictureFile | Drawn
 
 
 class Cache(Kept[Picture]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -58,7 +59,7 @@ def divided(examples: Sequence[T], key: Callable[[T], str], wanted: int) -> dict
 
 def keep(path: Path, examples: Sequence[Any]) -> None:
     """Write examples, which are dataclasses, to a file."""
-    lines = (json.dumps(asdict(one), ensure_ascii=False) for one in examples)
+    lines = (json.dumps(asdict(one), ensure_ascii=False, default=os.fspath) for one in examples)
     with written(path) as part:
         part.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
 

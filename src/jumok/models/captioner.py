@@ -64,6 +64,8 @@ class CaptionerConfig:
     gate: bool = True  # β; without, what is found always counts in full
     penalty: float = 1.0  # what it costs not to look at every place about once
     dropout: float = 0.3  # of embeddings, and before the generator
+    place_dropout: float = 0.0  # of what the places are like, the same for all words of a caption
+    tie: bool = False  # words are said with the vectors that they are read with
     smoothing: float = 0.0  # of the labels, in training
     # Of hard attention:
     reinforce: float = 1.0  # how much what came of looking somewhere counts
@@ -76,7 +78,7 @@ class CaptionerConfig:
         for name in ("width", "embedding", "attention_width"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: 1 or more is expected")
-        for name in ("dropout", "smoothing", "baseline_decay"):
+        for name in ("dropout", "place_dropout", "smoothing", "baseline_decay"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: a share from 0 to below 1 is expected")
         for name in ("penalty", "reinforce", "entropy"):
@@ -203,7 +205,7 @@ class Captioner(nn.Module):
         self.of_state = nn.Linear(width, embedding)  # L_h
         self.of_found = nn.Linear(features, embedding, bias=False)  # L_z
         self.generator = nn.Linear(embedding, vocabulary)  # L_o
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout, self.place_dropout = nn.Dropout(config.dropout), nn.Dropout(config.place_dropout)
         # log p of a word as a rule, for hard attention; at first all words are equally probable
         self.register_buffer("baseline", torch.tensor(-math.log(vocabulary)))
         for module in self.modules():
@@ -213,6 +215,8 @@ class Captioner(nn.Module):
                 nn.init.xavier_uniform_(module.weight)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
+        if config.tie:
+            self.generator.weight = self.embedding.weight
 
     # ------------------------------------------------------------------------------------- training
 
@@ -277,7 +281,7 @@ class Captioner(nn.Module):
                 f"places of shape {tuple(places.shape)} came; expected (pictures, places, "
                 f"{self.of_found.in_features}), at least one of each"
             )
-        places = places.to(self.generator.weight.dtype)
+        places = self.place_dropout(places.to(self.generator.weight.dtype))
         mean = places.mean(1)
         return State((self.first_state(mean), self.first_memory(mean)), self.attention.prepare(places))
 

@@ -7,7 +7,7 @@
 Two nets are here; all others are timm's, by their names there:
 
 - ``tf_efficientnet_lite0``: small and good, with published weights (:mod:`jumok.models.lite`);
-- ``small``: four layers for simple drawings, to be learned from nothing along with the captions.
+- ``small``: for simple drawings, to be learned from nothing along with the captions.
 
 Shapes: ``B`` pictures of ``H`` × ``W`` pixels, ``P`` = h · w places, ``F`` features of a place.
 """
@@ -59,7 +59,7 @@ class Encoder(nn.Module):
     >>> encoder = Encoder.of("small", stage=2, tune=0)
     >>> places, grid = encoder(torch.zeros(2, 3, 48, 64, dtype=torch.uint8))
     >>> places.shape, grid, encoder.features
-    (torch.Size([2, 48, 96]), (6, 8), 96)
+    (torch.Size([2, 48, 128]), (6, 8), 128)
     """
 
     mean: Tensor
@@ -121,6 +121,14 @@ class Encoder(nn.Module):
             found = found.permute(0, 3, 1, 2)
         return found.flatten(2).transpose(1, 2), (found.shape[2], found.shape[3])
 
+    @torch.inference_mode()
+    def grid(self, size: int) -> tuple[int, int]:
+        """How many rows and columns of places it makes of a square picture."""
+        mode = self.training
+        _, found = self.eval()(torch.zeros(1, 3, size, size, dtype=torch.uint8, device=self.mean.device))
+        self.train(mode)
+        return found  # type: ignore[no-any-return]
+
     def train(self, mode: bool = True) -> Encoder:
         super().train(mode)
         if not any(parameter.requires_grad for parameter in self.parameters()):
@@ -133,32 +141,63 @@ class Encoder(nn.Module):
 
 
 class Small(nn.Module):
-    """Four convolutions, each of which halves the sides of a picture: for drawings, learned from nothing."""
+    """For drawings, learned from nothing: made to be quick on a CPU, and to know where things are.
+
+    ::
+
+        patches of 4 × 4 ─ convolution ─ 5 × 5, channel by channel ─ 3 × 3, the same ─┬─
+              48               96                  128                     128        │
+                                                                       x, y, 2 more ──┘
+              ÷4               ÷8                  ÷8                      ÷8           sides
+
+    A place of the last map sees 60 pixels around it. What it says of where it is comes as two features of
+    its own, from −1 to 1: so what is left of what can only be told by looking at both.
+    """
 
     MAPS = ("layers.0", "layers.1", "layers.2", "layers.3")
-    CHANNELS = (32, 64, 96, 128)
+    CHANNELS = (48, 96, 128, 130)
 
     def __init__(self) -> None:
         super().__init__()
-        inputs = (3, *self.CHANNELS)
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(a, b, 3, 2, 1, bias=False), nn.BatchNorm2d(b), nn.ReLU())
-            for a, b in zip(inputs, self.CHANNELS, strict=False)
+            [
+                _normed(nn.Conv2d(3, 48, 4, 4, bias=False)),
+                _normed(nn.Conv2d(48, 96, 3, 2, 1, bias=False)),
+                _separable(96, 128, 5),
+                _separable(128, 128, 3),
+            ]
         )
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, x: Tensor) -> list[Tensor]:
         maps: list[Tensor] = []
+        x = x.contiguous(memory_format=torch.channels_last)
         for layer in self.layers:
             x = layer(x)
             maps.append(x)
+        height, width = x.shape[2:]
+        y, z = ((torch.arange(n, device=x.device) + 0.5) * (2 / n) - 1 for n in (height, width))
+        where = torch.stack(torch.meshgrid(z, y, indexing="xy")).to(x.dtype)
+        maps[-1] = torch.cat([x, where.expand(len(x), -1, -1, -1)], 1)
         return maps
+
+
+def _normed(convolution: nn.Conv2d) -> nn.Sequential:
+    return nn.Sequential(convolution, nn.BatchNorm2d(convolution.out_channels), nn.ReLU())
+
+
+def _separable(inputs: int, outputs: int, kernel: int) -> nn.Sequential:
+    """A look around in each channel by itself, and then what the channels are together."""
+    around = nn.Conv2d(inputs, inputs, kernel, padding=kernel // 2, groups=inputs, bias=False)
+    together = nn.Conv2d(inputs, outputs, 1, bias=False)
+    return nn.Sequential(around, nn.BatchNorm2d(inputs), *_normed(together))
 
 
 class Seeing(nn.Module):
     """An encoder and who says what it sees: a captioner that takes pixels, and may teach its encoder.
 
     Batches have pixels in the place of places (see :class:`~jumok.pictures.Captions`), or places that the
-    encoder found before.
+    encoder found before, or their numbers where they are known.
     """
 
     compiles = False
@@ -188,6 +227,8 @@ class Seeing(nn.Module):
 
     def seen(self, batch: Captions) -> Captions:
         """The batch with places."""
+        if batch.known is not None:
+            return replace(batch, places=batch.known.places(batch.places), known=None)
         if not batch.is_unseen:
             return batch
         places, grid = self.encoder(batch.places)

@@ -6,7 +6,8 @@ A task's module has
 - ``train(run, console)``: make or resume a run;
 - ``load(run, device)``: a predictor, with ``predict``, ``draw`` and ``export``;
 - ``Search``: what may be asked of ``predict``;
-- ``evaluate(predictor, split, …)`` and ``compare(runs, …)``.
+- ``evaluate(predictor, split, …)`` and ``compare(runs, …)``;
+- if it reads something else than text: ``windows`` and ``whole``, in the place of those in ``lines.py``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 __all__ = ["NAMES", "of"]
 
-NAMES = ("translate", "pretrain", "classify", "tag", "answer")
+NAMES = ("translate", "pretrain", "classify", "tag", "answer", "caption")
 
 
 def of(name: str) -> Any:

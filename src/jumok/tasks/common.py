@@ -18,7 +18,7 @@ from jumok.files import written
 from jumok.run import Run
 from jumok.training import Ranks, Settings, graphs
 
-__all__ = ["Asked", "held_out_share", "layout", "next_commands", "packs_fast", "placed"]
+__all__ = ["Asked", "AskedOfWriter", "held_out_share", "layout", "next_commands", "packs_fast", "placed"]
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -45,6 +45,19 @@ class Asked:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 1
+
+
+@dataclass(frozen=True)
+class AskedOfWriter(Asked):
+    """The same, of a model that writes text."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.top_p <= 1 or self.temperature <= 0:
+            raise InputError("--top-p is a share above 0 and at most 1, --temperature a number above 0")
+        if self.sample and (self.beam is not None or self.n_best > 1):
+            raise InputError("--sample draws one text; it goes with neither --beam nor --n-best")
+        if self.beam is not None and self.n_best > self.beam:
+            raise InputError(f"--n-best {self.n_best} needs a beam of as many; --beam {self.beam} came")
 
 
 def held_out_share(folder: Path, what: str, count: Callable[[], int], wanted: int, most: float) -> float:

@@ -91,7 +91,7 @@ class Reader:
         return self.use.readable(name, self.encode)
 
     def predict(
-        self, lines: Iterable[str], search: Search, *, align: bool = False, first: int = 0
+        self, lines: Iterable[str], search: Any, *, align: bool = False, first: int = 0
     ) -> Iterator[Prediction]:
         """What is said of every line, in their order; ``first`` is the number of the first."""
         raise NotImplementedError

@@ -97,6 +97,7 @@ class Use(ABC, Generic[E]):
 
     does: ClassVar[str]  # what a trained run does, as in "label a text"
     kind: ClassVar[type]  # of its examples: a dataclass
+    encodes_with_model: ClassVar[bool] = False  # so that it goes to its device before it is trained
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -237,6 +238,8 @@ def train(use: Use[Any], console: Console) -> Summary:
         ranks.wait()
         torch.manual_seed(recipe.train.seed)
         model, tokenizer = use.made()
+        if use.encodes_with_model:
+            model.to(ranks.device)
         reader = use.predictor(model, tokenizer)
         skipped = Skipped()
         encoded = list(usable(reader.encode(use.train().examples), recipe.data.on_error, skipped))

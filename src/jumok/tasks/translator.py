@@ -23,7 +23,7 @@ from jumok.metrics.alignment import Links
 from jumok.models.graphed import Graphed
 from jumok.models.transformer import Transformer
 from jumok.run import Run
-from jumok.tasks.common import Asked
+from jumok.tasks.common import AskedOfWriter
 from jumok.tasks.corpora import Texts
 
 if TYPE_CHECKING:
@@ -57,16 +57,8 @@ class DecodeConfig:
 
 
 @dataclass(frozen=True)
-class Search(Asked):
+class Search(AskedOfWriter):
     """What one asks of a translation; None: what the recipe says."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.top_p <= 1 or self.temperature <= 0:
-            raise InputError("--top-p is a share above 0 and at most 1, --temperature a number above 0")
-        if self.sample and (self.beam is not None or self.n_best > 1):
-            raise InputError("--sample draws one translation; it goes with neither --beam nor --n-best")
-        if self.beam is not None and self.n_best > self.beam:
-            raise InputError(f"--n-best {self.n_best} needs a beam of as many; --beam {self.beam} came")
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,7 +53,7 @@ def report(found: Judgement, loss: float) -> Report:
 def evaluate(predictor: Any, name: str, console: Console) -> Judgement:
     """Score a run on its test or validation data, show it, and keep it in the run's folder."""
     split = _split(predictor, name)
-    with console.status(f"reading {len(split.examples):,} texts"):
+    with console.status(f"reading {len(split.examples):,} examples"):
         found: Judgement = predictor.judge(split.examples)
     folder = predictor.run.folder
     _write(folder / "eval" / f"{name}.jsonl", "".join(f"{line}\n" for line in found.outputs))

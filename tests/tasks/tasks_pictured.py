@@ -1,0 +1,76 @@
+"""Pictures of our own in files, and recipes of captioning made small."""
+
+import gzip
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from jumok import recipe
+from jumok.data.scenes import Scene, scene
+from jumok.run import Run
+from jumok.tasks import caption
+
+QUIET = Console(quiet=True)
+SMALL = ["train.device=cpu", "train.average=0", "train.tensorboard=false", "train.epochs=null"]
+SMALL += ["train.steps=3", "train.warmup=1", "train.validate_every=3", "train.log_every=1", "train.tokens=64"]
+SIZES = {
+    "captioner": ["model.width=8", "model.embedding=8", "model.attention_width=8"],
+    "transformer": ["model.width=8", "model.heads=2", "model.feed_forward=16"],
+}
+
+
+def drawn(count: int) -> list[Scene]:
+    return [scene(77, number) for number in range(count)]
+
+
+def png(of: Scene) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(of.pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def folder_of(path: Path, count: int, broken: tuple[int, ...] = ()) -> Path:
+    """A folder of pictures, and beside them ``captions.jsonl`` with two captions each."""
+    path.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for number, made in enumerate(drawn(count)):
+        data = png(made)
+        (path / f"{number}.png").write_bytes(data[: len(data) // 2] if number in broken else data)
+        rows.append({"image": f"{number}.png", "captions": [made.caption, f"I see {made.caption}."]})
+    lines = (json.dumps(row) for row in rows)
+    (path / "captions.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path / "captions.jsonl"
+
+
+def data_set(path: Path) -> None:
+    """A folder laid out as Flickr8k is: pictures in a .tar, all splits in one zipped table."""
+    path.mkdir(parents=True)
+    lines = ["image\tsplit\tcaption"]
+    with tarfile.open(path / "images.tar", "w") as tar:
+        for number, made in enumerate(drawn(13)):
+            data, name = png(made), f"{number}.png"
+            member = tarfile.TarInfo(f"images/{name}")
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+            split = "train" if number < 8 else "dev" if number < 11 else "test"
+            lines += [f"{name}\t{split}\t{made.caption} .", f"{name}\t{split}\tA dog 's {made.caption} ."]
+    text = "".join(f"{line}\n" for line in lines)
+    (path / "captions.tsv.gz").write_bytes(gzip.compress(text.encode()))
+
+
+def small(name: str, *more: str) -> Any:
+    """A recipe made small."""
+    kind = recipe.load(name).model.kind
+    return recipe.load(name, [*SMALL, *SIZES[kind], *more])
+
+
+def trained(folder: Path, chosen: Any) -> Run:
+    run = Run.start(folder, chosen)
+    caption.train(run, QUIET)
+    return run

