@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import doctest
 import time
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from jumok.data import voices as module
 from jumok.data.voices import STYLES, WORDS, in_words, say, voice, voices
 from jumok.errors import InputError
 from jumok.metrics.pitch import prosody
@@ -107,3 +109,7 @@ def test_it_is_fast() -> None:
 def test_what_cannot_be_said(call, message: str) -> None:
     with pytest.raises(InputError, match=message):
         call()
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    assert doctest.testmod(module).failed == 0

@@ -111,8 +111,9 @@ class SoundConfig:
     def at(cls, rate: int, mels: int = 80) -> SoundConfig:
         """The usual times at another rate: 12.5 ms from frame to frame, of 50 ms each.
 
-        >>> SoundConfig.at(8000)
-        SoundConfig(rate=8000, fft=512, hop=100, window=400, mels=80, lowest=50.0, ...)
+        >>> config = SoundConfig.at(8000)
+        >>> config.fft, config.hop, config.window
+        (512, 100, 400)
         """
         window = max(1, round(rate / 20))
         return cls(rate, 1 << math.ceil(math.log2(window)), max(1, window // 4), window, mels)
