@@ -286,7 +286,7 @@ def _unmixed(bank: NDArray[np.float64], bands: NDArray[np.float64]) -> NDArray[n
     By multiplicative updates (Lee and Seung 2001): nearer to the bands, soft ones above all, than librosa's
     general solver is after ten times as long.
     """
-    found = bank.T @ bands / (bank.T.sum(1, keepdims=True) + TINY)
+    found: NDArray[np.float64] = bank.T @ bands / (bank.T.sum(1, keepdims=True) + TINY)
     wanted, squared = bank.T @ bands, bank.T @ bank
     for _ in range(UPDATES):
         found *= wanted / (squared @ found + TINY)
