@@ -47,6 +47,13 @@ def test_the_times_of_the_characters_rise_and_cover_the_utterance() -> None:
         assert np.abs(one.wave[first:last]).max() == np.abs(one.wave).max()
 
 
+def test_which_character_sounds_when() -> None:
+    one = say("six")
+    middles = [(begin + end) / 2 for begin, end in pairwise([*one.begins, one.end])]
+    assert one.sounding(np.array([0.0, *middles, one.end + 0.01])).tolist() == [0, 0, 1, 2, 3]
+    assert one.sounding(np.array(one.begins)).tolist() == [0, 1, 2]
+
+
 def test_letters_sound_where_they_are_said_to() -> None:
     one = say("six")  # s hisses, i does not
     begins = [int(at * one.rate) for at in (*one.begins, one.end)]

@@ -102,6 +102,14 @@ class Utterance:
     def seconds(self) -> float:
         return len(self.wave) / self.rate
 
+    def sounding(self, times: NDArray[np.float64]) -> NDArray[np.int64]:
+        """The number of the character that sounds at each time, in seconds; behind the last, one more.
+
+        So it is the number of the symbol that a model should look at: ``</s>`` when all has been said.
+        """
+        found = np.searchsorted([*self.begins, self.end], times, side="right") - 1
+        return np.maximum(found, 0).astype(np.int64)
+
 
 def in_words(number: int) -> str:
     """A number below a hundred.
