@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import unicodedata
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jumok.batch import EOS, SPECIAL, UNK
+from jumok.data import spoken as module
 from jumok.data.spoken import Symbols, jamo, read_out, syllables
 from jumok.errors import InputError
 
@@ -107,3 +109,7 @@ def test_what_symbols_refuse() -> None:
         Symbols.learned(["a"], numbers="fr")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="no symbol 99"):
         Symbols.learned(["a"]).decode([99])
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    assert doctest.testmod(module).failed == 0

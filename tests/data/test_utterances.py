@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import doctest
+
 import numpy as np
 import pytest
 import torch
 
 from jumok.batch import EOS
+from jumok.data import utterances as module
 from jumok.data.utterances import Utterances
 from jumok.errors import InputError
 
@@ -118,3 +121,7 @@ def test_the_fingerprint_tells_data_apart() -> None:
 def test_what_does_not_fit(symbols: list, spectra: list, settings: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Utterances(symbols, spectra, **{"frames": 10, "seed": 1, **settings})
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    assert doctest.testmod(module).failed == 0

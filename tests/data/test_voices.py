@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import doctest
 import time
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from jumok.data import voices as module
 from jumok.data.voices import STYLES, WORDS, in_words, say, voice, voices
 from jumok.errors import InputError
 from jumok.metrics.pitch import prosody
@@ -43,6 +45,13 @@ def test_the_times_of_the_characters_rise_and_cover_the_utterance() -> None:
         first, last = (int(at * one.rate) for at in (times[0], times[-1]))
         assert np.abs(one.wave[: first - 80]).max() < 0.02 * np.abs(one.wave).max()
         assert np.abs(one.wave[first:last]).max() == np.abs(one.wave).max()
+
+
+def test_which_character_sounds_when() -> None:
+    one = say("six")
+    middles = [(begin + end) / 2 for begin, end in pairwise([*one.begins, one.end])]
+    assert one.sounding(np.array([0.0, *middles, one.end + 0.01])).tolist() == [0, 0, 1, 2, 3]
+    assert one.sounding(np.array(one.begins)).tolist() == [0, 1, 2]
 
 
 def test_letters_sound_where_they_are_said_to() -> None:
@@ -107,3 +116,7 @@ def test_it_is_fast() -> None:
 def test_what_cannot_be_said(call, message: str) -> None:
     with pytest.raises(InputError, match=message):
         call()
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    assert doctest.testmod(module).failed == 0

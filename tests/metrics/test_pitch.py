@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import doctest
 import math
 
 import numpy as np
 import pytest
 
 from jumok.errors import InputError
+from jumok.metrics import pitch as module
 from jumok.metrics.pitch import pitches, prosody
 
 
@@ -61,3 +63,7 @@ def test_what_has_no_sound() -> None:
             prosody(wave, 16000)
     with pytest.raises(InputError, match="rate 100"):
         prosody(np.ones(100), 100)
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    assert doctest.testmod(module).failed == 0

@@ -28,7 +28,7 @@ from jumok.data.formats import Flaw, clean
 from jumok.data.members import Archive, Folder, Member
 from jumok.data.sound import LIMITS, Limits, Sound, Wave, too_large
 from jumok.data.tables import Record, split_name
-from jumok.data.voices import Utterance, voice
+from jumok.data.voices import Utterance, told, voice
 from jumok.errors import InputError
 
 __all__ = ["Columns", "Recording", "RecordingFile", "Said", "built_in", "find"]
@@ -129,8 +129,8 @@ def built_in(seed: int, count: int, rate: int = 16000, first: int = 0) -> Iterat
     """So many built-in utterances, from the one of this number on; their styles stand for emotions."""
     for number in range(first, first + count):
         said = Said(seed, number, rate)
-        utterance = said.utterance
-        yield Recording(said, utterance.text, said.where, emotion=utterance.style)
+        text, style = told(seed, number)
+        yield Recording(said, text, said.where, emotion=style)
 
 
 def find(

@@ -1,8 +1,12 @@
 """Spoken numbers in a handful of styles, made on the spot from a seed: the built-in data set.
 
->>> for one in voices(seed=5, count=3):
-...     print(one.text, one.style, round(one.pitch), round(len(one.wave) / one.rate, 1))  # doctest: +SKIP
-forty two calm 121 1.2
+>>> for one in voices(seed=4, count=3):
+...     print(one.text, one.style, round(one.pitch), round(one.seconds, 1))
+fourteen hurried 188 0.6
+twenty seven bright 244 1.0
+twenty deep 91 0.8
+>>> [round(begin, 1) for begin in one.begins]
+[0.1, 0.2, 0.2, 0.4, 0.5, 0.6]
 
 A style has a pitch and a rate of its own, so that what a model learned of styles can be scored; no style's
 order in pitch tells its order in rate. It is known when every character of the text begins to sound, so that
@@ -23,7 +27,7 @@ from jumok.data.shapes import Chance
 from jumok.data.spoken import read_out
 from jumok.errors import InputError
 
-__all__ = ["STYLES", "Style", "Utterance", "in_words", "say", "voice", "voices"]
+__all__ = ["STYLES", "Style", "Utterance", "in_words", "say", "told", "voice", "voices"]
 
 LEAD = 0.05  # seconds before the first sound
 
@@ -98,6 +102,14 @@ class Utterance:
     def seconds(self) -> float:
         return len(self.wave) / self.rate
 
+    def sounding(self, times: NDArray[np.float64]) -> NDArray[np.int64]:
+        """The number of the character that sounds at each time, in seconds; behind the last, one more.
+
+        So it is the number of the symbol that a model should look at: ``</s>`` when all has been said.
+        """
+        found = np.searchsorted([*self.begins, self.end], times, side="right") - 1
+        return np.maximum(found, 0).astype(np.int64)
+
 
 def in_words(number: int) -> str:
     """A number below a hundred.
@@ -120,8 +132,16 @@ def voices(seed: int, count: int, rate: int = 16000) -> Iterator[Utterance]:
 def voice(seed: int, number: int, rate: int = 16000) -> Utterance:
     """The utterance of this number, which depends on no other: what is said, and how, is up to chance."""
     chance = _chance(f"{seed} {number}")
-    text = in_words(chance.pick(range(100)))
-    return _said(text, chance.pick(tuple(STYLES)), rate, chance)
+    return _said(*_chosen(chance), rate, chance)
+
+
+def told(seed: int, number: int) -> tuple[str, str]:
+    """The text and the style of that utterance, without a sound."""
+    return _chosen(_chance(f"{seed} {number}"))
+
+
+def _chosen(chance: Chance) -> tuple[str, str]:
+    return in_words(chance.pick(range(100))), chance.pick(tuple(STYLES))
 
 
 def say(text: str, style: str = "plain", *, seed: int = 0, rate: int = 16000) -> Utterance:
