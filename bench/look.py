@@ -186,10 +186,15 @@ def tune(report: Report, chosen: argparse.Namespace) -> None:
         Blocks(),
         large,
         by_warp,
-        by_warp._replace(walk=512),
-        by_warp._replace(walk=256),
-        by_warp._replace(walk=128),
-        by_warp._replace(walk=64),
+        by_warp._replace(beside=True),
+        by_warp._replace(beside=True, stages=2),
+        by_warp._replace(beside=True, stages=4, registers=255),
+        by_warp._replace(beside=True, stages=2, polynomials=0.5),
+        by_warp._replace(beside=True, stages=2, polynomials=1.5),
+        by_warp._replace(beside=True, stages=2, programs=32768),
+        by_warp._replace(stages=2),
+        by_warp._replace(stages=4),
+        by_warp._replace(programs=8192),
         by_warp._replace(polynomials=0),
         by_warp._replace(polynomials=2),
         by_warp._replace(ahead=True, registers=255),
@@ -206,7 +211,7 @@ def tune(report: Report, chosen: argparse.Namespace) -> None:
         name = f"{blocks.queries}×{blocks.keys}, {blocks.warps} warps, {blocks.stages} stages"
         name += f", unroll {blocks.unroll}, {blocks.registers} registers, {blocks.polynomials}/4 polynomials"
         name += f", {blocks.programs} programs{', ahead' * blocks.ahead}{', by warp' * blocks.by_warp}"
-        name += f", walks of {blocks.walk}" * (blocks.walk < Blocks().walk)
+        name += ", beside" * blocks.beside
         run: Run = functools.partial(pooled_maps, query, key, sums, cells=cells, blocks=blocks, **mask)
         way = report.measure(row, name, run)
         if "error" not in way:

@@ -108,21 +108,6 @@ def test_pairs_are_learned_by_their_order(tmp_path: Path) -> None:
         reader.classify("one")
 
 
-def test_mirrored_pairs_are_learned_both_ways_round_and_judged_as_they_are(tmp_path: Path) -> None:
-    chance = random.Random(2)
-    path = table(tmp_path / "pairs.tsv", "a\tb\tlabel", [pair(chance) for _ in range(60)])
-    data = {"train": path, "text": "a", "pair": "b", "held_out": 7, "mirrored": True}
-    run = trained(tmp_path / "run", "classify", data, train={"epochs": 1})
-    use = classify.Classify(run)
-    train = use.train().examples
-    told = [(one.text, one.pair, one.label) for one in train]
-    half = len(told) // 2
-    assert told[half:] == [(second, first, label) for first, second, label in told[:half]]
-    assert half + len(use.valid().examples) + len(use.test().examples) == 60
-    with pytest.raises(InputError, match="mirrored is for pairs"):
-        trained(tmp_path / "other", "classify", data | {"pair": None}, train={"epochs": 1})
-
-
 def test_numbers_are_learned(tmp_path: Path) -> None:
     chance = random.Random(3)
     path = table(tmp_path / "numbers.tsv", "text\tscore", [number(chance) for _ in range(400)])

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jumok.annotated import LabelledDocuments
-from jumok.attention.core import attend, weights
+from jumok.attention.core import mix, weights
 from jumok.attention.masks import Mask
 from jumok.attention.scores import Dot
 from jumok.batch import Loss, Map, Tokens
@@ -102,8 +102,10 @@ class Level(nn.Module):
             return self._weighed(look_up, tokens)
 
         def mixed(rows: _Rows) -> Tensor:
-            asked = attend(self._queries(rows), rows.keys, rows.states, score=self.score, mask=rows.mask)
-            return asked.squeeze(1)
+            # Not `attend`: for a single query two products are as fast as any kernel, and cuDNN's would be
+            # planned anew for every batch, since each has lengths of its own.
+            looked = weights(self._queries(rows), rows.keys, score=self.score, mask=rows.mask)
+            return mix(looked, rows.states.to(looked.dtype)).squeeze(1)
 
         return self._each(mixed, look_up, tokens, 2 * self.rnn.hidden_size)
 

@@ -159,7 +159,7 @@ class Attentive(Classes):
         """As batches. Those of documents are like no other, and none the slower for it."""
         labels: Any = [one.label for one in encoded]
         if self.by_sentence:
-            return Nested([one.parts for one in encoded], labels, tokens=tokens, seed=seed)
+            return Nested([one.parts for one in encoded], labels, tokens=tokens, seed=seed, by_steps=True)
         if self.recipe.data.pair is not None:
             firsts, seconds = zip(*(one.parts for one in encoded), strict=True)
             return Paired(firsts, seconds, labels, tokens=tokens, seed=seed, alike=alike)

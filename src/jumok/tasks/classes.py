@@ -24,7 +24,7 @@ from jumok.errors import InputError
 from jumok.metrics.correlation import pearson, spearman
 from jumok.tasks import judging
 from jumok.tasks.reader import Prediction, Reader, texts_of
-from jumok.tasks.supervised import LabelledData, Named, Search, Split, Use
+from jumok.tasks.supervised import LabelledData, Named, Search, Use
 from jumok.tasks.verdicts import Judgement
 
 __all__ = ["AT_ONCE", "ClassReader", "Classes", "Labelling", "ScoreConfig", "TextData"]
@@ -41,7 +41,6 @@ class TextData(LabelledData):
 
     text: Column = "text"
     pair: Column | None = None  # the second text
-    mirrored: bool = False  # pairs are also learned from the other way round: their order says nothing
     label: Column = "label"
     header: bool | None = None  # whether the first line of a table names its columns; null: if they are named
     labels: list[str] | dict[str, str] | None = (
@@ -55,10 +54,6 @@ class TextData(LabelledData):
         super().__post_init__()
         if self.regression and self.labels is not None:
             raise ValueError("regression has no classes: leave labels out")
-        if self.mirrored and self.pair is None:
-            raise ValueError(
-                "mirrored is for pairs: say which column is the second text (pair), or leave it out"
-            )
         if self.documents < 1:
             raise ValueError(f"documents={self.documents}: 1 or more is expected")
 
@@ -107,13 +102,6 @@ class Classes(Use[Sample]):
         if data.regression or (split == "train" and data.labels is None and not self.run.has_begun):
             return found
         return self.known.check(found)
-
-    def train(self) -> Split[Sample]:
-        split = super().train()
-        if not self.recipe.data.mirrored:
-            return split
-        turned = [replace(one, text=one.pair or "", pair=one.text) for one in split.examples]
-        return replace(split, examples=split.examples + turned)
 
     def key(self, example: Sample) -> str:
         return f"{example.text}\t{example.pair or ''}"
