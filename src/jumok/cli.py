@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 import typer
 
 from jumok.errors import InputError, JumokError, MissingExtra
-from jumok.lines import answered, output, whole, windows
+from jumok import lines as usual
+from jumok.lines import answered, output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -116,7 +117,7 @@ def predict(
         return found
 
     done = 0
-    with getattr(task, "windows", windows)(text) as some, output(out) as write:
+    with getattr(task, "inputs", usual).windows(text) as some, output(out) as write:
         for lines in some:
             for prediction in answered(said, lines, done, skip=skip):
                 if isinstance(prediction, InputError):
@@ -266,11 +267,11 @@ def look(
             "folder that save_pretrained wrote has: give one of these"
         )
     if folder.is_folder(model):
-        scenes = folder.look_into(model, whole(text), target, without=gone, device=device)
+        scenes = folder.look_into(model, usual.whole(text), target, without=gone, device=device)
     else:
         run = Run.open(model)
         task = of(run.recipe.task)
-        text = getattr(task, "whole", whole)(text)
+        text = getattr(task, "inputs", usual).whole(text)
         scenes = task.load(run, device).look(text, target, without=gone)
     if words:
         scenes = [in_words(scene) for scene in scenes]

@@ -7,7 +7,7 @@ A task's module has
 - ``load(run, device)``: a predictor, with ``predict``, ``draw`` and ``export``;
 - ``Search``: what may be asked of ``predict``;
 - ``evaluate(predictor, split, …)`` and ``compare(runs, …)``;
-- if it reads something else than text: ``windows`` and ``whole``, in the place of those in ``lines.py``.
+- if it reads something else than text: ``inputs``, with what ``lines.py`` has: ``windows`` and ``whole``.
 """
 
 from __future__ import annotations

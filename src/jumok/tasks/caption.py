@@ -40,14 +40,14 @@ from jumok.models.captioner import Captioner, CaptionerConfig
 from jumok.models.places import Encoder, Seeing
 from jumok.models.transformer import TransformerConfig
 from jumok.run import Run
+from jumok.tasks import caption_inputs as inputs
 from jumok.tasks import common, supervised, verdicts
-from jumok.tasks.caption_inputs import whole, windows
 from jumok.tasks.caption_reader import CaptionReader, Encoded, Search
 from jumok.tasks.supervised import LabelledData, Named, Split, Use
 from jumok.tasks.verdicts import Judgement
 from jumok.training import Ranks, Settings, Summary, load_weights, save_weights
 
-__all__ = ["Recipe", "Search", "compare", "evaluate", "load", "train", "whole", "windows"]
+__all__ = ["Recipe", "Search", "compare", "evaluate", "inputs", "load", "train"]
 
 MODELS: dict[str, Any] = {"captioner": Captioner, "transformer": CaptionTransformer}
 OF_MEMORY = 0.5  # of what is free on a GPU, for the features of all pictures
