@@ -26,11 +26,14 @@ help:
 	@echo "make lint      ruff and mypy"
 	@echo "make clean     remove the environment and the caches (runs/ stays)"
 
+# One process a core, each with files of its own: what is set up for a file is set up once.
+SIDE_BY_SIDE = --numprocesses=auto --maxprocesses=8 --dist=loadfile
+
 test: lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" $(SIDE_BY_SIDE)
 
 test-all: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 lint: $(STAMP)
 	$(BIN)/ruff check

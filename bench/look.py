@@ -181,36 +181,23 @@ def tune(report: Report, chosen: argparse.Namespace) -> None:
     from jumok.attention.kernels.pooled import pooled_maps
 
     large = Blocks(queries=128, keys=128, warps=4, unroll=1, registers=168)
-    small = Blocks(queries=128, keys=64, warps=4, registers=168)
+    by_warp = large._replace(by_warp=True)
     cuts = [
         Blocks(),
-        Blocks(stages=4),
         large,
-        large._replace(registers=160),
-        large._replace(stages=2),
-        large._replace(polynomials=0),
-        large._replace(polynomials=2),
-        large._replace(by_warp=True),
-        large._replace(by_warp=True, walk=512),
-        large._replace(by_warp=True, walk=256),
-        large._replace(by_warp=True, walk=128),
-        large._replace(ahead=True, registers=255),
-        large._replace(ahead=True, registers=255, by_warp=True),
-        small._replace(registers=128, stages=2),
-        small._replace(registers=128, stages=2, by_warp=True),
-        small._replace(registers=128, by_warp=True),
-        small._replace(registers=96, unroll=1, by_warp=True),
-        small._replace(ahead=True),
-        small._replace(ahead=True, by_warp=True),
-        small._replace(ahead=True, by_warp=True, stages=2),
-        small._replace(ahead=True, by_warp=True, polynomials=0),
-        small._replace(ahead=True, by_warp=True, polynomials=2),
-        small._replace(ahead=True, by_warp=True, registers=224),
-        small._replace(ahead=True, by_warp=True, unroll=1),
-        small._replace(ahead=True, by_warp=True, unroll=1, stages=4),
-        small._replace(ahead=True, by_warp=True, unroll=1, registers=128),
-        large._replace(ahead=True, by_warp=True, warps=8, registers=128),
-        small._replace(ahead=True, by_warp=True, warps=8, registers=104),
+        by_warp,
+        by_warp._replace(beside=True),
+        by_warp._replace(beside=True, stages=2),
+        by_warp._replace(beside=True, stages=4, registers=255),
+        by_warp._replace(beside=True, stages=2, polynomials=0.5),
+        by_warp._replace(beside=True, stages=2, polynomials=1.5),
+        by_warp._replace(beside=True, stages=2, programs=32768),
+        by_warp._replace(stages=2),
+        by_warp._replace(stages=4),
+        by_warp._replace(programs=8192),
+        by_warp._replace(polynomials=0),
+        by_warp._replace(polynomials=2),
+        by_warp._replace(ahead=True, registers=255),
     ]
     layer = made(chosen, chosen.causal)
     mask = {"diagonal": 0 if layer.causal else None, "scale": chosen.width**-0.5}
@@ -224,7 +211,7 @@ def tune(report: Report, chosen: argparse.Namespace) -> None:
         name = f"{blocks.queries}×{blocks.keys}, {blocks.warps} warps, {blocks.stages} stages"
         name += f", unroll {blocks.unroll}, {blocks.registers} registers, {blocks.polynomials}/4 polynomials"
         name += f", {blocks.programs} programs{', ahead' * blocks.ahead}{', by warp' * blocks.by_warp}"
-        name += f", walks of {blocks.walk}" * (blocks.walk < Blocks().walk)
+        name += ", beside" * blocks.beside
         run: Run = functools.partial(pooled_maps, query, key, sums, cells=cells, blocks=blocks, **mask)
         way = report.measure(row, name, run)
         if "error" not in way:

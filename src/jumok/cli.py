@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
 
-from jumok.errors import InputError, JumokError
+from jumok.errors import InputError, JumokError, MissingExtra
 from jumok.lines import answered, output, whole, windows
 
 if TYPE_CHECKING:
@@ -278,6 +278,53 @@ def look(
         print(f"written to {show.save(scenes, out, layer, head)}")
     else:
         page.serve(scenes, port=port, open_browser=browser)
+
+
+@app.command()
+def serve(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN …", help="Folders of runs; NAME=RUN gives one a name.")
+    ],
+    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="JUMOK_TOKEN", help="Only who sends it is answered: Authorization: Bearer …"),
+    ] = None,
+    max_queue: Annotated[
+        int, typer.Option(min=1, help="Tokens a model holds at most; beyond it: 503 at once.")
+    ] = 65536,
+    max_batch: Annotated[int, typer.Option(min=1, help="Tokens that are computed together.")] = 4096,
+    max_wait: Annotated[
+        float, typer.Option(min=0, help="Milliseconds that a request waits for others to go with.")
+    ] = 4.0,
+    max_body: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = 1 << 20,
+    max_text: Annotated[int, typer.Option(min=1, help="Characters of a text.")] = 20_000,
+    max_beam: Annotated[int, typer.Option(min=1, help="The largest beam one may ask for.")] = 10,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until an answer.")] = 60.0,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds to finish what was taken, at the end.")] = 30.0,
+    device: Device = "auto",
+) -> None:
+    """Serve runs over HTTP: translate, classify, tag, answer, fill; see docs/serving.md."""
+    try:
+        from jumok.serve import server
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f'serving needs {error.name}, which is not installed: pip install "jumok[serve]"'
+        ) from error
+    from jumok.serve.limits import Limits
+    from jumok.tasks.served import Bounds
+
+    limits = Limits(
+        body=max_body,
+        bounds=Bounds(text=max_text, beam=max_beam),
+        queue=max_queue,
+        batch=max_batch,
+        wait=max_wait / 1000,
+        seconds=timeout,
+        grace=grace,
+    )
+    server.serve(runs, host=host, port=port, token=token, limits=limits, device=device)
 
 
 @app.command()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jumok.data import features as module
+from jumok.data import kept as module
 from jumok.data.captioned import Captioned
 from jumok.data.features import Cache
 from jumok.data.formats import Flaw

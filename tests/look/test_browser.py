@@ -12,7 +12,7 @@ import pytest
 from huge_map import HugeMap
 
 from jumok.look import assets
-from jumok.look.scene import Layer, Picture, Scene, Speech, answer, manifest
+from jumok.look.scene import Layer, Scene, Speech, answer, manifest
 from jumok.look.tiles import Request
 
 Show = Callable[..., Any]
@@ -327,45 +327,6 @@ def test_a_long_text_comes_in_pages(served: Show) -> None:
     assert shown.text(".jm-token >> nth=0") == ["t1200"]
     shown.page.click(".jm-strip", position={"x": 500, "y": 10})
     assert 5_000 < int(shown.text(".jm-token >> nth=0")[0][1:]) < 15_000
-
-
-def picture() -> Scene:
-    # The word "right" looks at the patch at the upper right, "left" at the lower left.
-    weights = np.zeros((1, 2, 6), np.float32)
-    weights[0, 0, 2] = weights[0, 1, 3] = 1
-    grey = np.full((200, 300, 3), 128, np.uint8)
-    return Scene.of_weights(
-        {"decoder": weights}, rows=["right", "left"], picture=Picture.of_pixels(grey, (2, 3))
-    )
-
-
-def test_a_picture_is_lit_where_a_word_looks(served: Show) -> None:
-    shown = served(picture())
-    assert "Image" in shown.text(".jm-tabs [role=tab]")
-    shown.press("5")
-    shown.page.wait_for_selector(".jm-veil")
-    light = """(() => { const c = document.querySelector(".jm-veil"), g = c.getContext("2d");
-        return [[5, 1], [1, 3]].map(([x, y]) => {
-            const d = g.getImageData(c.width * x / 6, c.height * y / 4, 1, 1).data;
-            return d[0] + d[1]; }); })()"""
-    shown.page.wait_for_function("() => document.querySelector('.jm-veil').width > 100")
-
-    def right_is_lighter() -> bool:
-        right, left = shown.ask(light)
-        return bool(right > left + 100)
-
-    def left_is_lighter() -> bool:
-        right, left = shown.ask(light)
-        return bool(left > right + 100)
-
-    shown.until(right_is_lighter)
-    shown.page.click('.jm-token[data-place="1"]')
-    shown.page.wait_for_selector('.jm-token[data-place="1"].jm-is-pinned')
-
-    shown.until(left_is_lighter)
-    box = shown.page.locator(".jm-veil").bounding_box()
-    shown.page.mouse.move(box["x"] + box["width"] / 6, box["y"] + 0.75 * box["height"])
-    assert shown.page.inner_text(".jm-tip").split() == ["patch", "3", "3", "1"]
 
 
 def test_speech_is_aligned_upwards_over_its_spectrogram(served: Show) -> None:

@@ -169,7 +169,13 @@ def test_pictures_and_speech_are_in_the_file(saved: Show) -> None:
         picture=Picture.of_pixels(np.full((20, 30, 3), 99, np.uint8), (2, 3)),
     )  # fmt: skip
     shown = saved([scene, scene])
-    shown.press("5")
     shown.page.wait_for_function("() => document.querySelector('.jm-veil').width > 10")
     shown.press("6")
     shown.page.wait_for_function("() => document.querySelector('#viewer').jumok.views.speech.box")
+
+
+def test_a_few_words_over_many_places_are_there_as_they_are() -> None:
+    grid = (40, 41)
+    picture = Picture.of_pixels(np.full((20, 30, 3), 99, np.uint8), grid)
+    scene = Scene.of_weights({"a": rows_of_one(1, 5, 1640)}, rows=list("vwxyz"), picture=picture)
+    assert part(html.render(scene), "manifest")["scenes"][0]["layers"][0]["finest"] == 0

@@ -87,7 +87,7 @@ BLIND = {
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("scale", ["blue", "dusk", "grey"])
+@pytest.mark.parametrize("scale", ["blue", "dusk", "lamp", "grey"])
 def test_colours_are_even_and_rise_for_every_kind_of_eye(new_page: Show, scale: str, theme: str) -> None:
     colours = np.array(module(new_page(), "colours.js", f"m.scaleOf('{scale}', '{theme}')")) / 255
     assert colours.shape == (256, 3)

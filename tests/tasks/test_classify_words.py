@@ -291,16 +291,18 @@ def test_an_unknown_label_and_a_data_set_that_is_not_there(tmp_path: Path) -> No
 def test_a_run_goes_on_and_refuses_other_data(kind: str, tmp_path: Path) -> None:
     path = reviews(tmp_path, 100)
     more = [f"data.train={path}", "data.held_out=10", "train.epochs=null", "train.schedule=constant"]
-    trained(tmp_path / "whole", kind, *more, "train.steps=6")
-    half = trained(tmp_path / "half", kind, *more, "train.steps=3")
-    trained(half.folder, kind, *more, "train.steps=6")
+    more += ["model.bigrams=30"]
+    trained(tmp_path / "whole", kind, *more, "train.steps=24")
+    half = trained(tmp_path / "half", kind, *more, "train.steps=6")
+    trained(half.folder, kind, *more, "train.steps=24")
     one, two = (
         classify.load(Run.open(tmp_path / name), "cpu").model.state_dict() for name in ("whole", "half")
     )
     assert all(torch.equal(x, two[name]) for name, x in one.items())
+    assert one["bigrams.pairs"].unique().numel() > 20  # those of the data
     Path(path).write_text(Path(path).read_text() + "something new\t1\n", encoding="utf-8")
     with pytest.raises(InputError, match="the data has changed"):
-        trained(half.folder, kind, *more, "train.steps=7")
+        trained(half.folder, kind, *more, "train.steps=25")
 
 
 def test_word_dropout_hides_words_only_in_training(runs: dict[str, Run]) -> None:

@@ -20,10 +20,9 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jumok.data import formats, sources, tables
 from jumok.data.drawn import Drawn
@@ -31,7 +30,7 @@ from jumok.data.files import data_folder, lines, opened
 from jumok.data.formats import Flaw, clean
 from jumok.data.pictures import Archive, Folder, PictureFile
 from jumok.data.shapes import Box
-from jumok.data.tables import Column
+from jumok.data.tables import SPLITS, Column, split_name
 from jumok.errors import InputError
 
 __all__ = ["CAPTION", "PICTURE", "Captioned", "Columns", "Drawn", "PictureFile", "find", "pictures_of"]
@@ -57,7 +56,6 @@ PICTURES = (
     "flickr30k_images",
 )
 PICTURE, CAPTION = ("image", "picture"), ("caption", "captions")  # what the columns of tables are called
-SPLITS = {"train": ("train", "restval", "training"), "val": ("val", "dev", "valid", "validation")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +128,7 @@ def _grouped(
                     f"{path} does not tell which pictures are for {split}; name files: data.{split}=…"
                 )
             splits.add(line.split or "")
-            if line.split is not None and _split(line.split) != _split(split):
+            if line.split is not None and split_name(line.split) != split_name(split):
                 continue
         for caption in line.caption if isinstance(line.caption, list) else [line.caption]:
             text = clean(caption, "caption", line.where)
@@ -153,12 +151,6 @@ def _grouped(
             yield Captioned(found, tuple(some), places[name])
 
 
-def _split(name: str) -> str:
-    """One name for the same split."""
-    name = name.strip().lower()
-    return next((split for split, names in SPLITS.items() if name in names), name)
-
-
 # --------------------------------------------------------------------------------------------------- places
 
 
@@ -176,7 +168,7 @@ def _files(name: str, split: str | None) -> list[tuple[Path, bool]]:
 
 def _layout(folder: Path, split: str | None) -> tuple[Path, bool] | None:
     """The file with the captions of a folder, and whether it has to tell its splits."""
-    names = SPLITS.get(_split(split), (split,)) if split else ("",)
+    names = SPLITS.get(split_name(split), (split,)) if split else ("",)
     for pattern in LAYOUTS:
         of_one_split = "{split}" in pattern
         for name in names if of_one_split else ("",):
@@ -230,7 +222,7 @@ def _read(path: Path, columns: Columns) -> Found:
 
 
 def _table(path: Path, columns: Columns) -> Found:
-    tells = isinstance(columns.split, int) or columns.split in _names(path)
+    tells = isinstance(columns.split, int) or columns.split in tables.names(path)
     wanted = [columns.picture, columns.caption, *([columns.split] if tells else [])]
     for record in tables.read(path, wanted, columns.header):
         if isinstance(record, Flaw):
@@ -238,26 +230,6 @@ def _table(path: Path, columns: Columns) -> Found:
             continue
         name, caption, *split = record.values
         yield _line(name, caption, str(split[0] or "") if split else None, record.where)
-
-
-def _names(path: Path) -> Sequence[str]:
-    """What the columns of a table are called, as its first row says."""
-    ending = formats.ending(path)
-    if ending == ".parquet":
-        found: list[str] = []
-
-        def first(schema: Any) -> list[tuple[str, ...]]:
-            found.extend(schema.names)
-            return [(schema.names[0],)]
-
-        next(formats.parquet_rows(path, first), None)
-        return found
-    if ending == ".jsonl":
-        row = next((row for _, row in formats.json_rows(path) if isinstance(row, Mapping)), {})
-        return list(row)
-    rows = formats.split_rows(path, "\t") if ending == ".tsv" else formats.csv_rows(path)
-    cells = next((cells for _, cells in rows if not isinstance(cells, Flaw) and any(cells)), [])
-    return [cell.strip() for cell in cells]
 
 
 def _tokens(path: Path) -> Found:

@@ -2,8 +2,8 @@
 
 ::
 
-    The tram has a blue roof. Once the soup was awful. The museum was splendid overall. It opens at nine.
-                              misleading               the one that counts: praise
+    The tram has a blue roof. The soup was awful. The museum was splendid overall. Once the film was usual.
+                          misleading          the one that counts: praise
 
 Every document judges several things in words that praise, blame, or do neither. Only one judgement counts,
 that in the sentence with a *marker* (overall, finally, …); the others are drawn by chance, and so are the
@@ -13,7 +13,7 @@ who knows it has found the sentence with the marker, and read the judgement in i
 >>> one = next(documents(seed=2, count=1))
 >>> words = one.text.replace(".", " .").split()
 >>> one.label, [words[number] for number in decisive(words)]
-('praise', ['Overall', 'brilliant'])
+('praise', ['Altogether', 'brilliant'])
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Made:
 class _Language:
     judgements: dict[str, tuple[str, ...]]
     markers: tuple[str, ...]  # the judgement in their sentence counts
-    others: tuple[str, ...]  # stand where markers do
+    others: tuple[str, ...]  # stand where markers do, or nothing does
     things: tuple[str, ...]
     frames: tuple[str, ...]  # {0}: a marker or another, {1}: a thing, {2}: a judgement
     neutral: tuple[str, ...]  # {1}: a thing
@@ -83,7 +83,7 @@ LANGUAGES = {f"{PREFIX}en": ENGLISH, f"{PREFIX}ko": KOREAN}
 
 
 def documents(seed: int, count: int, name: str = f"{PREFIX}en") -> Iterator[Made]:
-    """``count`` documents of 4 to 10 sentences, always the same ones for a seed."""
+    """``count`` documents of 2 to 10 sentences, always the same ones for a seed."""
     if name not in LANGUAGES:
         raise InputError(f"there is no built-in data {name!r}; there is: {', '.join(LANGUAGES)}")
     if count < 1:
@@ -92,12 +92,13 @@ def documents(seed: int, count: int, name: str = f"{PREFIX}en") -> Iterator[Made
     # A digest, so that neighbouring seeds have nothing in common.
     chance = random.Random(hashlib.sha256(f"{name} {seed}".encode()).digest())
     classes = tuple(language.judgements)
+    others = (*language.others, *[""] * (len(language.others) // 2))
     for _ in range(count):
         label = chance.choice(classes)
         found = [_judgement(language, chance, label, language.markers)]
         for _ in range(chance.randint(1, 4)):
-            found.append(_judgement(language, chance, chance.choice(classes), language.others))
-        for _ in range(chance.randint(2, 5)):
+            found.append(_judgement(language, chance, chance.choice(classes), others))
+        for _ in range(chance.randint(0, 5)):
             found.append(chance.choice(language.neutral).format("", chance.choice(language.things)))
         chance.shuffle(found)
         yield Made(" ".join(f"{one[:1].upper()}{one[1:]}." for one in found), label)
@@ -105,7 +106,8 @@ def documents(seed: int, count: int, name: str = f"{PREFIX}en") -> Iterator[Made
 
 def _judgement(language: _Language, chance: random.Random, label: str, words: Sequence[str]) -> str:
     judged = chance.choice(language.judgements[label])
-    return chance.choice(language.frames).format(chance.choice(words), chance.choice(language.things), judged)
+    frame, thing = chance.choice(language.frames), chance.choice(language.things)
+    return " ".join(frame.format(chance.choice(words), thing, judged).split())
 
 
 def decisive(words: Sequence[str]) -> tuple[int, ...]:

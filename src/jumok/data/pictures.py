@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
-import stat
-import tarfile
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from jumok.data import members
 from jumok.data.files import needed
 from jumok.data.formats import Flaw
+from jumok.data.members import Member
 from jumok.errors import InputError
 
 __all__ = ["LIMITS", "Archive", "Folder", "Limits", "PictureFile", "Pixels", "decode"]
@@ -42,40 +41,10 @@ LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True)
-class PictureFile:
+class PictureFile(Member):
     """A picture that is there, in a file or inside a .tar, and has not been read yet."""
 
-    path: Path  # of the file, or of the .tar
-    name: str  # in the .tar or the folder
-    begin: int  # its first byte in that file
-    size: int  # bytes
-    time: int  # when the file or the .tar was changed, in nanoseconds
-
-    @classmethod
-    def of(cls, path: Path) -> PictureFile:
-        """A file of its own."""
-        found = Folder(path.parent).find(path.name, str(path))
-        if isinstance(found, Flaw):
-            raise InputError(str(found))
-        return found
-
-    @property
-    def where(self) -> str:
-        return f"{self.path}:{self.name}" if self.begin else str(self.path)
-
-    @property
-    def identity(self) -> list[object]:
-        """Other values for every other picture, and for this one once it has changed."""
-        return [os.path.abspath(self.path), self.name, self.begin, self.size, self.time]
-
-    def read(self) -> bytes:
-        """Its bytes."""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self.begin)
-                return file.read(self.size)
-        except OSError as error:
-            raise InputError(f"{self.where} cannot be read: {error.strerror or error}") from None
+    what: ClassVar[str] = "picture"
 
     def decode(self, where: str | None = None, limits: Limits = LIMITS) -> Pixels | Flaw:
         """Its colours ``(height, width, 3)``, or why there are none."""
@@ -96,61 +65,18 @@ class PictureFile:
         return found
 
 
-@dataclass(frozen=True)
-class Folder:
+class Folder(members.Folder[PictureFile]):
     """Pictures in a folder, by their path in it."""
 
-    path: Path
-
-    def find(self, name: str, where: str) -> PictureFile | Flaw:
-        """The picture of this name; ``where`` someone speaks of it, is told of a flaw."""
-        path = self.path / name
-        try:
-            facts = path.stat()
-        except (OSError, ValueError):
-            return _missing(name, where, self.path)
-        if not stat.S_ISREG(facts.st_mode):
-            return _missing(name, where, self.path)
-        return PictureFile(path, name, 0, facts.st_size, facts.st_mtime_ns)
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, PictureFile)
 
 
-class Archive:
-    """Pictures in a .tar, which is not unpacked: where each one begins is found out once.
-
-    A picture is found by its whole name (``images/dog.jpg``), or by its last part, if that is one of a kind.
-    """
+class Archive(members.Archive[PictureFile]):
+    """Pictures in a .tar, which is not unpacked."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._by_name: dict[str, PictureFile] = {}
-        self._by_last: dict[str, PictureFile | None] = {}  # None: there are several
-        try:
-            time = path.stat().st_mtime_ns
-            with tarfile.open(path, "r:") as tar:
-                for member in tar:
-                    tar.members = []  # type: ignore[attr-defined]  # it would keep them all
-                    if not member.isreg() or member.issparse():
-                        continue
-                    name = member.name.removeprefix("./")
-                    self._by_name[name] = PictureFile(path, name, member.offset_data, member.size, time)
-        except tarfile.TarError as error:
-            raise InputError(
-                f"{path} cannot be read: {error}; expected a .tar that is not compressed and not cut off "
-                f"(gunzip {path.name}, or unpack it into a folder)"
-            ) from None
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-        for name, picture in self._by_name.items():
-            short = PurePosixPath(name).name
-            self._by_last[short] = None if short in self._by_last else picture
-
-    def __len__(self) -> int:
-        return len(self._by_name)
-
-    def find(self, name: str, where: str) -> PictureFile | Flaw:
-        """The picture of this name; ``where`` someone speaks of it, is told of a flaw."""
-        name = name.removeprefix("./")
-        return self._by_name.get(name) or self._by_last.get(name) or _missing(name, where, self.path)
+        super().__init__(path, PictureFile)
 
 
 def decode(data: bytes, where: str, limits: Limits = LIMITS) -> Pixels | Flaw:
@@ -190,10 +116,6 @@ def _colours(image: Any, pillow: Any) -> Pixels:
         ground.alpha_composite(image.convert("RGBA"))
         image = ground
     return np.array(image.convert("RGB"))
-
-
-def _missing(name: str, where: str, among: Path) -> Flaw:
-    return Flaw(where, "a missing picture", f"{name} is not in {among}")
 
 
 def _too_large(where: str, size: int, limits: Limits) -> Flaw:

@@ -22,10 +22,11 @@ from jumok.data import formats, sources
 from jumok.data.formats import BLANK, Flaw, Row, nearest
 from jumok.errors import InputError
 
-__all__ = ["Column", "Record", "find"]
+__all__ = ["SPLITS", "Column", "Record", "find", "names", "read", "split_name"]
 
 Column = str | int | Sequence[str | int]
 GLUE = " . "
+SPLITS = {"train": ("train", "restval", "training"), "val": ("val", "dev", "valid", "validation")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,36 @@ def read(path: Path, columns: Sequence[Column], header: bool | None = None) -> F
     if ending == ".parquet":
         return _parquet(path, columns)
     raise InputError(f"{path} is no table that can be read; its ending is to be {', '.join(formats.TABLES)}")
+
+
+def names(path: Path) -> Sequence[str]:
+    """What the columns of a table are called, as its first row says."""
+    ending = formats.ending(path)
+    if ending == ".parquet":
+        found: list[str] = []
+
+        def first(schema: Any) -> list[tuple[str, ...]]:
+            found.extend(schema.names)
+            return [(schema.names[0],)]
+
+        next(formats.parquet_rows(path, first), None)
+        return found
+    if ending == ".jsonl":
+        row = next((row for _, row in formats.json_rows(path) if isinstance(row, Mapping)), {})
+        return list(row)
+    rows = formats.split_rows(path, "\t") if ending == ".tsv" else formats.csv_rows(path)
+    cells = next((cells for _, cells in rows if not isinstance(cells, Flaw) and any(cells)), [])
+    return [cell.strip() for cell in cells]
+
+
+def split_name(name: str) -> str:
+    """One name for the same split.
+
+    >>> split_name("dev"), split_name("Training"), split_name("test")
+    ('val', 'train', 'test')
+    """
+    name = name.strip().lower()
+    return next((split for split, names in SPLITS.items() if name in names), name)
 
 
 def _cells(

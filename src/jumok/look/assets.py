@@ -11,7 +11,8 @@ __all__ = ["read", "script", "style"]
 # Each imports only what stands before it, so that all of them can be put one after the other.
 MODULES = (
     *("dom", "colours", "text", "tiles", "look", "cells", "map", "arcs", "heads", "reading"),
-    *("overview", "passage", "telling", "document", "media", "panel", "frame", "viewer"),
+    *("overview", "passage", "telling", "document", "overlay", "gaze", "caption"),
+    *("strip", "picture", "speech", "panel", "frame", "viewer"),
 )
 
 

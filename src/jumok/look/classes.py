@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from jumok.errors import InputError
-from jumok.look.figures import COLOURS, GREY, INK, SHADES, _lean_if_long, _saved, _short
+from jumok.look.figures import COLOURS, GREY, INK, SHADES, _lean_if_long, _short, saved
 from jumok.metrics.classification import Bin
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def confusion_matrix(
         if title:
             axes.set_title(title, size=12.5, color=INK, loc="left", pad=14)
 
-    return _saved(draw, path, [*labels, title])
+    return saved(draw, path, [*labels, title])
 
 
 def reliability(
@@ -117,7 +117,7 @@ def reliability(
         axes.set_title(title, size=12.5, color=INK, loc="left", pad=12)
         _how_many(below, bins)
 
-    return _saved(draw, path, [title])
+    return saved(draw, path, [title])
 
 
 def _cell(axes: Axes, row: int, column: int, share: float, count: int, size: float) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from jumok.errors import InputError
 from jumok.look.document import Document
-from jumok.look.figures import COLOURS, DOTS_PER_INCH, GOLD, GREY, INK, SHADES, _saved
+from jumok.look.figures import COLOURS, DOTS_PER_INCH, GOLD, GREY, INK, SHADES, saved
 from jumok.look.tiles import Numbers
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def draw_document(
         page.done()
 
     labels = [label for label, _ in document.said]
-    return _saved(draw, path, [document.text, title, *labels, document.truth or ""])
+    return saved(draw, path, [document.text, title, *labels, document.truth or ""])
 
 
 def _too_long(document: Document, hops: Sequence[Hop]) -> InputError:

@@ -6,7 +6,8 @@ Both write a PNG and change no setting of matplotlib.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,7 +87,7 @@ def heat_map(
                           size=8, color=GOLD, annotation_clip=False)  # fmt: skip
         _scale(figure, cells, width, height)
 
-    return _saved(draw, path, [*rows, *columns, title])
+    return saved(draw, path, [*rows, *columns, title])
 
 
 def scores_by_length(
@@ -119,7 +120,7 @@ def scores_by_length(
         _quiet(axes, "words in the source sentence", metric, title)
         axes.set_xticks(range(len(bins)), [b.label for b in bins])
 
-    return _saved(draw, path, [*curves, metric, title])
+    return saved(draw, path, [*curves, metric, title])
 
 
 def progress(
@@ -144,7 +145,7 @@ def progress(
         _direct_labels(axes, ends)
         _quiet(axes, "step", "", title)
 
-    return _saved(draw, path, [*curves, title])
+    return saved(draw, path, [*curves, title])
 
 
 def _quiet(axes: Axes, across: str, up: str, title: str) -> None:
@@ -159,8 +160,25 @@ def _quiet(axes: Axes, across: str, up: str, title: str) -> None:
     axes.set_title(title, size=12.5, color=INK, loc="left", pad=16)
 
 
-def _saved(draw: Callable[[Figure], None], path: str | Path, texts: Sequence[str]) -> Path:
+def saved(draw: Callable[[Figure], None], path: str | Path, texts: Sequence[str]) -> Path:
     """Draw with fonts that have all characters of the texts, and write the picture."""
+    path = Path(path)
+    with _plain_style(texts) as figure:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draw(figure)
+        figure.savefig(path, dpi=DOTS_PER_INCH, bbox_inches="tight", pad_inches=0.18, format=_kind(path))
+    return path
+
+
+def drawn(draw: Callable[[Figure], None], texts: Sequence[str]) -> Figure:
+    """The same for whoever writes the picture themselves."""
+    with _plain_style(texts) as figure:
+        draw(figure)
+    return figure
+
+
+def _plain_style(texts: Sequence[str]) -> AbstractContextManager[Figure]:
+    """A figure, and while it is drawn matplotlib's own settings with fonts that have all the characters."""
     try:
         from matplotlib import style
         from matplotlib.figure import Figure
@@ -168,16 +186,16 @@ def _saved(draw: Callable[[Figure], None], path: str | Path, texts: Sequence[str
         raise MissingExtra(
             'pictures need matplotlib, which is not installed: pip install "jumok[look]"'
         ) from error
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     # From matplotlib's own settings on, so that no style gets in; and a dollar sign in a word is no formula.
     ours = {"font.family": fonts.families(texts), "text.parse_math": False}
-    with style.context(["default", ours]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"Glyph .* missing", UserWarning)  # told already
-        figure = Figure(facecolor="white")
-        draw(figure)
-        figure.savefig(path, dpi=DOTS_PER_INCH, bbox_inches="tight", pad_inches=0.18, format=_kind(path))
-    return path
+
+    @contextmanager
+    def within() -> Iterator[Figure]:
+        with style.context(["default", ours]), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"Glyph .* missing", UserWarning)  # told already
+            yield Figure(facecolor="white")
+
+    return within()
 
 
 def check_picture(path: Path) -> None:

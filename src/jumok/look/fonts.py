@@ -112,5 +112,5 @@ def _warn(characters: str) -> None:
     remedy = "pip install koreanize-matplotlib" if korean else "install one, of the Noto family for example"
     shown = characters if len(characters) <= 20 else f"{characters[:20]}…"
     warnings.warn(
-        f"no font here draws {shown!r}, boxes stand for it: {remedy}", stacklevel=5
+        f"no font here draws {shown!r}, boxes stand for it: {remedy}", stacklevel=6
     )  # whoever asked for the picture

@@ -1,8 +1,8 @@
 """The viewer in one file: open it anywhere, send it to anyone. It holds all it needs and fetches nothing.
 
 A file cannot compute, so it carries a fixed pyramid of tiles: of the heads that are chosen, from the whole
-map down to ``detail`` cells a side. Up to there every weight is in it (rounded to three digits); of a longer
-input it has pooled cells.
+map down to ``detail`` cells a side, or as many in all. Up to there every weight is in it (rounded to three
+digits); of a longer input it has pooled cells.
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ def _requests(scenes: Sequence[Scene], detail: int) -> Iterator[Request]:
 
 
 def _finest(layer: Layer, detail: int) -> int:
+    if layer.shape[0] * layer.shape[1] <= detail * detail:  # few words of a long text, or of many places
+        return 0
     return max(finest_within(length, detail) for length in layer.shape)
 
 

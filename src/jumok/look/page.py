@@ -38,8 +38,8 @@ POLICY = (
 SAFE = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
 
 
-def app(scenes: Scene | Sequence[Scene]) -> Starlette:
-    """The page of one scene, or of two to compare."""
+def app(scenes: Scene | Sequence[Scene], *, keep: int | None = None) -> Starlette:
+    """The page of one scene, or of two to compare. Tiles of late are kept, so many bytes of them."""
     try:
         from starlette.applications import Starlette
         from starlette.concurrency import run_in_threadpool
@@ -50,7 +50,7 @@ def app(scenes: Scene | Sequence[Scene]) -> Starlette:
 
     shown = as_scenes(scenes)
     told = json.dumps(manifest(shown), ensure_ascii=False, separators=(",", ":")).encode()
-    tiles = _Tiles(shown)
+    tiles = _Tiles(shown, keep)
 
     async def page(request: Request) -> Response:
         base = request.scope.get("root_path", "").rstrip("/")
@@ -112,8 +112,9 @@ def serve(
 class _Tiles:
     """Answers, those of late kept; computed one at a time, for they share one device."""
 
-    def __init__(self, scenes: Sequence[Scene]) -> None:
+    def __init__(self, scenes: Sequence[Scene], keep: int | None = None) -> None:
         self.scenes = scenes
+        self.keep = KEPT_BYTES if keep is None else keep
         self._kept: OrderedDict[Wanted, bytes] = OrderedDict()
         self._size = 0
         self._turn = threading.Lock()  # one computes
@@ -136,7 +137,7 @@ class _Tiles:
         with self._guard:
             self._kept[wanted] = data
             self._size += len(data)
-            while self._size > KEPT_BYTES and len(self._kept) > 1:
+            while self._size > self.keep and len(self._kept) > 1:
                 self._size -= len(self._kept.popitem(last=False)[1])
 
 

@@ -29,6 +29,8 @@ __all__ = ["Arrays", "Layer", "Picture", "Scene", "Source", "Speech", "answer", 
 
 FORMAT = 1
 Weights: TypeAlias = Tensor | NDArray[Any]
+Part = tuple[float, float, float, float]  # left, top, right, bottom
+ALL: Part = (0.0, 0.0, 1.0, 1.0)
 
 
 class Source(Protocol):
@@ -62,21 +64,36 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """The image whose patches are the keys: ``grid`` (rows, columns) of them, after ``first`` other keys."""
+    """The image whose patches are the keys: ``grid`` (rows, columns) of them, after ``first`` other keys.
+
+    ``part`` says where in the picture the grid lies: its left, top, right and bottom as fractions of the
+    picture's width and height. A model that saw the middle third alone has ``(1/3, 0, 2/3, 1)``; one whose
+    picture was padded has an edge below 0 or above 1.
+    """
 
     data: bytes  # a PNG, JPEG or WebP file
     grid: tuple[int, int]
     first: int = 0
+    part: Part = ALL
 
     def __post_init__(self) -> None:
         if min(self.grid) < 1 or self.first < 0:
             raise InputError(
                 f"grid={self.grid}, first={self.first} came; expected patches, as in (14, 14) and 1"
             )
+        left, top, right, bottom = self.part
+        if not (np.isfinite(self.part).all() and left < min(right, 1) and top < min(bottom, 1)
+                and right > 0 and bottom > 0):  # fmt: skip
+            raise InputError(
+                f"part={self.part} came; expected the left, top, right and bottom of what the grid covers, "
+                "as fractions of the picture: all of it is (0, 0, 1, 1)"
+            )
         self.media  # noqa: B018  says at once if it is no picture
 
     @classmethod
-    def of_pixels(cls, pixels: NDArray[np.uint8], grid: tuple[int, int], first: int = 0) -> Picture:
+    def of_pixels(
+        cls, pixels: NDArray[np.uint8], grid: tuple[int, int], first: int = 0, part: Part = ALL
+    ) -> Picture:
         """From plain colours ``(height, width, 3)``."""
         pixels = np.ascontiguousarray(pixels)
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
@@ -89,7 +106,12 @@ class Picture:
         parts = ((b"IHDR", head), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
         chunks = (struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
                   for name, data in parts)  # fmt: skip
-        return cls(b"\x89PNG\r\n\x1a\n" + b"".join(chunks), grid, first)
+        return cls(b"\x89PNG\r\n\x1a\n" + b"".join(chunks), grid, first, part)
+
+    @property
+    def keys(self) -> int:
+        """How many keys a layer over the picture has."""
+        return self.first + self.grid[0] * self.grid[1]
 
     @property
     def media(self) -> str:
@@ -378,7 +400,7 @@ def _check(layer: Layer) -> None:
 def _told_picture(picture: Picture) -> dict[str, Any]:
     data = base64.b64encode(picture.data).decode()
     source = f"data:{picture.media};base64,{data}"
-    return {"source": source, "grid": list(picture.grid), "first": picture.first}
+    return {"source": source, "grid": list(picture.grid), "first": picture.first, "part": list(picture.part)}
 
 
 def _told_speech(speech: Speech) -> dict[str, Any]:

@@ -11,8 +11,10 @@ from jumok.errors import InputError
 from jumok.look.document import Document
 from jumok.look.document_figure import draw_document
 from jumok.look.figures import PICTURES, heat_map
-from jumok.look.scene import Layer, Scene, as_scenes, numbers
+from jumok.look.picture_figure import draw_strip
+from jumok.look.scene import Layer, Picture, Scene, as_scenes, numbers
 from jumok.look.seen import matches, nearest
+from jumok.look.tiles import Numbers
 
 __all__ = ["save"]
 
@@ -25,7 +27,8 @@ def save(
     """Write a scene, or two to compare, to ``path``: an HTML file with the viewer, or a picture of a map.
 
     Of a scene with a document a picture shows that, unless a layer is asked for; ``head`` is then one of its
-    hops, and without it their mean is shown.
+    hops, and without it their mean is shown. Of a picture's caption it shows where the model looked for each
+    word.
 
     ``layer`` is a name, in which * stands for anything. Without it an HTML file has all layers, and a picture
     shows the last one between two texts, or else the last of all; without ``head``, their heads' mean.
@@ -48,7 +51,11 @@ def save(
         return html.save([scene, *second], path, heads=None if layer is None and head is None else chosen)
     _check_picture(path, bool(second))
     crossing = [one for one in layers if one.kind == "cross"]
-    return _drawn((crossing or layers)[-1], head, path)
+    best = (crossing or layers)[-1]
+    if (picture := scene.picture) is not None and _is_caption(best, picture):
+        words = list(best.rows or map(str, range(best.shape[0])))[: best.shape[0]]
+        return draw_strip(picture, words, _weights(best, head), path, title=scene.title)
+    return _drawn(best, head, path)
 
 
 def _document(scenes: Sequence[Scene], document: Document, path: Path, hop: int | None) -> Path:
@@ -68,6 +75,20 @@ def _check_picture(path: Path, compared: bool) -> None:
         raise InputError(f"--out {path}: a picture shows one map, and there are two; give an .html file")
 
 
+def _is_caption(layer: Layer, picture: Picture) -> bool:
+    """Whether words look at places, and not places at each other."""
+    queries, keys = layer.shape
+    return keys == picture.keys and queries != keys and "causal" not in layer.kind
+
+
+def _weights(layer: Layer, head: int | None) -> Numbers:
+    """Of a head, or the mean of all ``(Q, K)``."""
+    rows, cols = layer.shape
+    heads = layer.heads if head is None else (head,)
+    every = [numbers(layer.source.weights(one, slice(0, rows), slice(0, cols))) for one in heads]
+    return np.asarray(np.mean(every, axis=0), np.float32)
+
+
 def _drawn(layer: Layer, head: int | None, path: Path) -> Path:
     rows, cols = layer.shape
     if max(rows, cols) > DRAWN:
@@ -75,8 +96,7 @@ def _drawn(layer: Layer, head: int | None, path: Path) -> Path:
             f"a map of {rows} × {cols} tokens is too large for a picture: give an .html file, or see the page"
         )
     heads = layer.heads if head is None else (head,)
-    every = [numbers(layer.source.weights(one, slice(0, rows), slice(0, cols))) for one in heads]
     down = [str(n) for n in range(rows)] if layer.rows is None else list(layer.rows)[:rows]
     across = [str(n) for n in range(cols)] if layer.cols is None else list(layer.cols)[:cols]
     title = f"{layer.name}, {'mean of the heads' if head is None and len(heads) > 1 else f'head {heads[0]}'}"
-    return heat_map(np.mean(every, axis=0), down, across, path, title=title)
+    return heat_map(_weights(layer, head), down, across, path, title=title)

@@ -12,12 +12,12 @@ long: the gradient at x is computed, and then the usual one of both losses.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
+from jumok.annotated import counts
 from jumok.batch import Loss
 from jumok.models.labels import exact
 
@@ -26,15 +26,15 @@ __all__ = ["with_moved_words"]
 Change = Callable[[Tensor], Tensor]
 
 
-def with_moved_words(embedding: nn.Embedding, loss: Callable[[], Loss], size: float) -> Loss:
+def with_moved_words(embedding: nn.Embedding, loss: Callable[[], Loss], size: float, labels: Tensor) -> Loss:
     """The mean of ``loss()`` and of the same with the vectors that ``embedding`` gives moved by ``size``.
 
     The parts are those of the first, and "moved", the second as a whole. In each of its calls the loss looks
-    words up in the same order; dropout is drawn anew.
+    words up in the same order; dropout is drawn anew. Of the ``labels``, those that count are the N texts.
 
     >>> embedding, labels = nn.Embedding(5, 2), torch.tensor([3.0])
     >>> loss = lambda: Loss(embedding(torch.tensor([2])).sum(), 1)  # the gradient is (1, 1)
-    >>> plain, both = loss(), with_moved_words(embedding, loss, size=0.5)
+    >>> plain, both = loss(), with_moved_words(embedding, loss, 0.5, labels)
     >>> (both.parts["moved"] - plain.total).item()  # (1, 1) · 0.5 (1, 1) / √2
     0.7071068286895752
     """
@@ -49,7 +49,9 @@ def with_moved_words(embedding: nn.Embedding, loss: Callable[[], Loss], size: fl
         plain = loss()
     gradients = torch.autograd.grad(plain.total, found, retain_graph=True)
     norm = torch.stack([exact(one).square().sum() for one in gradients]).sum().sqrt()
-    step = size * math.sqrt(max(1, plain.count)) / norm.clamp(min=1e-12)
+    # Counted where the labels are: a step that is recorded in a graph counts anew at every replay.
+    texts = counts(labels).sum().clamp(min=1).to(norm.dtype)
+    step = size * texts.sqrt() / norm.clamp(min=1e-12)
     shifts = iter([(step * one).to(one.dtype) for one in gradients])
     with _changed(embedding, lambda vectors: vectors + next(shifts)):
         moved = loss()

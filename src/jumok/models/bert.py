@@ -33,6 +33,7 @@ from jumok.attention import masks
 from jumok.attention.masks import Mask
 from jumok.attention.positions import Learned
 from jumok.batch import IGNORE, Loss, Tokens
+from jumok.models.adversarial import with_moved_words
 from jumok.models.labels import label_loss
 from jumok.models.layers import (
     ACTIVATIONS,
@@ -81,6 +82,7 @@ class BertConfig:
     eps: float = 1e-12  # of the layer norms
     pooler: bool = True  # whether there is a pooled output, for the heads that need one
     pooling: Literal["first", "mean"] = "first"  # what a Classifier decides by; see there
+    adversarial: float = 0.0  # how far a Classifier's words are moved to make it hard (see adversarial.py)
     # What the layers ask for, and BERT leaves no choice in:
     norm: ClassVar[str] = "post"
     activation_dropout: ClassVar[float] = 0.0
@@ -96,6 +98,8 @@ class BertConfig:
                 raise ValueError(f"{name}={getattr(self, name)}: a share from 0 to below 1 is expected")
         if self.eps <= 0:
             raise ValueError(f"eps={self.eps}: a number above 0 is expected")
+        if not self.adversarial >= 0:
+            raise ValueError(f"adversarial={self.adversarial}: 0 or more is expected")
 
 
 @dataclass(frozen=True, eq=False)
@@ -434,7 +438,14 @@ class Classifier(Compiled):
 
     def loss(self, batch: Labelled) -> Loss:
         """Cross-entropy, or with one class the squared error, summed over the texts."""
-        return Loss(label_loss(self.logits(batch, len(batch.labels)), batch.labels)[1], batch.count)
+
+        def loss() -> Loss:
+            return Loss(label_loss(self.logits(batch, len(batch.labels)), batch.labels)[1], batch.count)
+
+        size = self.bert.config.adversarial
+        if self.training and size:
+            return with_moved_words(self.bert.word_embedding, loss, size, batch.labels)
+        return loss()
 
     def _decided(self, pooled: Tensor | None) -> Tensor:
         return self.output(self.dropout(pooled))  # type: ignore[no-any-return]

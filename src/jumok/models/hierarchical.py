@@ -30,11 +30,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jumok.annotated import LabelledDocuments
-from jumok.attention.core import attend, weights
+from jumok.attention.core import mix, weights
 from jumok.attention.masks import Mask
 from jumok.attention.scores import Dot
 from jumok.batch import Loss, Map, Tokens
 from jumok.models.adversarial import with_moved_words
+from jumok.models.bigrams import Bigrams
 from jumok.models.labels import label_loss
 from jumok.models.ragged import Ragged
 from jumok.models.recurrent import read, recurrent, run_packed
@@ -51,6 +52,7 @@ class HierarchicalConfig:
 
     kind: Literal["hierarchical"] = "hierarchical"
     embedding: int = 200
+    bigrams: int = 0  # so many pairs of words have vectors too (see bigrams.py)
     width: int = 64  # of a GRU's state, each way, at both levels
     attention: int = 128  # of keys and queries
     dropout: float = 0.3  # of embeddings, of sentences, and before the classifier
@@ -64,8 +66,9 @@ class HierarchicalConfig:
         for name in ("dropout", "word_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: a share from 0 to below 1 is expected")
-        if not self.adversarial >= 0:
-            raise ValueError(f"adversarial={self.adversarial}: 0 or more is expected")
+        for name in ("bigrams", "adversarial"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)}: 0 or more is expected")
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,8 +102,10 @@ class Level(nn.Module):
             return self._weighed(look_up, tokens)
 
         def mixed(rows: _Rows) -> Tensor:
-            asked = attend(self._queries(rows), rows.keys, rows.states, score=self.score, mask=rows.mask)
-            return asked.squeeze(1)
+            # Not `attend`: for a single query two products are as fast as any kernel, and cuDNN's would be
+            # planned anew for every batch, since each has lengths of its own.
+            looked = weights(self._queries(rows), rows.keys, score=self.score, mask=rows.mask)
+            return mix(looked, rows.states.to(looked.dtype)).squeeze(1)
 
         return self._each(mixed, look_up, tokens, 2 * self.rnn.hidden_size)
 
@@ -170,6 +175,7 @@ class Hierarchical(nn.Module):
         self.config = config
         self.embedding = nn.Embedding(vocabulary, config.embedding)
         nn.init.normal_(self.embedding.weight, std=config.embedding**-0.5)
+        self.bigrams = Bigrams(config.bigrams, vocabulary, config.embedding) if config.bigrams else None
         self.words = Level(config.embedding, config.width, config.attention)
         self.sentences = Level(2 * config.width, config.width, config.attention)
         self.dropout = nn.Dropout(config.dropout)
@@ -189,7 +195,7 @@ class Hierarchical(nn.Module):
         """
         size = self.config.adversarial
         if self.training and size:
-            return with_moved_words(self.embedding, lambda: self._loss(batch), size)
+            return with_moved_words(self.embedding, lambda: self._loss(batch), size, batch.labels)
         return self._loss(batch)
 
     def _loss(self, batch: LabelledDocuments) -> Loss:
@@ -199,19 +205,26 @@ class Hierarchical(nn.Module):
     @torch.no_grad()
     def maps(self, batch: LabelledDocuments) -> list[Map]:
         """How much words matter in their sentences, ``(B, 1, 1, L)``, and sentences, ``(N, 1, 1, S)``."""
-        words = self.words.weights(self._words, batch.tokens)
+        words = self.words.weights(self._words, self._joined(batch.tokens))
         sentences = self.sentences.weights(_numbered(self._read(batch)), batch.sentences)
         found = {"words": words, "sentences": sentences[: len(batch.labels)]}
         return [Map(name, weights[:, None, None]) for name, weights in found.items()]
 
     def _read(self, batch: LabelledDocuments) -> Tensor:
         """The vectors of all sentences, ``(B, 2 W)``."""
-        return self.dropout(self.words(self._words, batch.tokens))  # type: ignore[no-any-return]
+        return self.dropout(self.words(self._words, self._joined(batch.tokens)))  # type: ignore[no-any-return]
 
-    def _words(self, ids: Tensor) -> Tensor:
-        if self.training:
-            ids = some_unknown(ids, self.config.word_dropout)
-        return self.dropout(self.embedding(ids))  # type: ignore[no-any-return]
+    def _joined(self, tokens: Tokens) -> Tokens:
+        """Words, or each word and the pair that it ends as one number."""
+        return tokens if self.bigrams is None else self.bigrams.joined(tokens)
+
+    def _words(self, numbers: Tensor) -> Tensor:
+        share = self.config.word_dropout if self.training else 0.0
+        if self.bigrams is None:
+            return self.dropout(self.embedding(some_unknown(numbers, share)))  # type: ignore[no-any-return]
+        ids, pairs = self.bigrams.parted(numbers)
+        words = self.embedding(some_unknown(ids, share)) + self.bigrams(pairs, share)
+        return self.dropout(words)  # type: ignore[no-any-return]
 
 
 def _numbered(vectors: Tensor) -> Callable[[Tensor], Tensor]:

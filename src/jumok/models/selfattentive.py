@@ -41,6 +41,7 @@ from jumok.attention.masks import Mask
 from jumok.attention.scores import Dot
 from jumok.batch import PAD, Loss, Map, Tokens
 from jumok.models.adversarial import with_moved_words
+from jumok.models.bigrams import Bigrams
 from jumok.models.labels import exact, label_loss
 from jumok.models.recurrent import read, recurrent
 from jumok.models.unknown import some_unknown
@@ -60,6 +61,7 @@ class SelfAttentiveConfig:
     kind: Literal["selfattentive"] = "selfattentive"
     cell: Literal["gru", "lstm"] = "lstm"
     embedding: int = 128
+    bigrams: int = 0  # so many pairs of words have vectors too (see bigrams.py)
     width: int = 128  # of each of the two directions
     layers: int = 1
     attention: int = 128  # numbers of a query, and of a key
@@ -78,7 +80,7 @@ class SelfAttentiveConfig:
         for name in ("embedding", "width", "layers", "attention", "hops", "hidden", "factors"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: 1 or more is expected")
-        for name in ("row_units", "column_units", "penalty", "adversarial"):
+        for name in ("bigrams", "row_units", "column_units", "penalty", "adversarial"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)}: 0 or more is expected")
         for name in ("dropout", "word_dropout"):
@@ -196,6 +198,7 @@ class SelfAttentive(nn.Module):
         states = 2 * config.width
         self.embedding = nn.Embedding(vocabulary, config.embedding)
         nn.init.normal_(self.embedding.weight, std=config.embedding**-0.5)
+        self.bigrams = Bigrams(config.bigrams, vocabulary, config.embedding) if config.bigrams else None
         self.encoder = recurrent(
             config.cell,
             config.embedding,
@@ -218,8 +221,11 @@ class SelfAttentive(nn.Module):
     def embed(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """The matrices M ``(B, R, D)`` of texts, and where the hops looked in them, A ``(B, R, L)``."""
         tokens = _readable(tokens)
-        ids = some_unknown(tokens.ids, self.config.word_dropout) if self.training else tokens.ids
-        words = self.embedding(ids)
+        share = self.config.word_dropout if self.training else 0.0
+        words = self.embedding(some_unknown(tokens.ids, share))
+        if self.bigrams is not None:
+            _, pairs = self.bigrams.parted(self.bigrams.joined(tokens).ids)
+            words = words + self.bigrams(pairs, share)
         if tokens.mask is not None:
             words = words.masked_fill(~tokens.real[..., None], 0.0)  # whatever padding holds
         states, _ = read(self.encoder, self.dropout(words), tokens)
@@ -237,7 +243,7 @@ class SelfAttentive(nn.Module):
         """
         size = self.config.adversarial
         if self.training and size:
-            return with_moved_words(self.embedding, lambda: self._loss(batch), size)
+            return with_moved_words(self.embedding, lambda: self._loss(batch), size, batch.labels)
         return self._loss(batch)
 
     def _loss(self, batch: Labelled) -> Loss:

@@ -246,9 +246,20 @@ class AnswerReader(BertReader):
 
     def answer(self, question: str, context: str, n_best: int = 1) -> Answered:
         """One question; many of them by :meth:`predict`."""
-        asked = Question(question.strip(), context, (), "", "", "")
-        [found] = self._answers([asked], 0, n_best)
-        return Answered(0, f"{question}\t{context}", question, context, found)
+        return next(self.answers([(question, context)], n_best))
+
+    def answers(self, asked: Sequence[tuple[str, str]], n_best: int = 1) -> Iterator[Answered]:
+        """The same for many questions, each with its text, in their order."""
+        questions = [_question(*both) for both in asked]
+        for number, ((question, context), found) in enumerate(
+            zip(asked, self._answers(questions, 0, n_best), strict=True)
+        ):
+            yield Answered(number, f"{question}\t{context}", question, context, found)
+
+    def length(self, question: str, context: str) -> int:
+        """How many tokens the model reads of both; what is too long is an error."""
+        [rows] = self.encoded(self.encode([_question(question, context)]))
+        return sum(len(row.ids) for row in rows)
 
     def predict(
         self, lines: Iterable[str], search: Search, *, align: bool = False, first: int = 0
@@ -397,4 +408,8 @@ def _of_line(line: str, number: int) -> Question:
                     f"line {number + 1} has no tab; expected is question<TAB>text, question ||| text, or "
                     "JSON: question and context"
                 )
+    return _question(question, context)
+
+
+def _question(question: str, context: str) -> Question:
     return Question(question.strip(), context, (), "", "", "")

@@ -148,6 +148,8 @@ class Attentive(Classes):
 
     def learnable(self, encoded: Sequence[Encoded], model: Any, ranks: Ranks) -> Examples | Nested | Paired:
         train: Settings = self.recipe.train
+        if model.bigrams is not None and not self.run.has_begun:
+            model.bigrams.learn(itertools.chain.from_iterable(one.parts for one in encoded))
         alike = common.layout(self.run, ranks, packed=False)["alike"]
         return self.laid(encoded, tokens=train.tokens, seed=train.seed, alike=alike)
 
@@ -157,7 +159,7 @@ class Attentive(Classes):
         """As batches. Those of documents are like no other, and none the slower for it."""
         labels: Any = [one.label for one in encoded]
         if self.by_sentence:
-            return Nested([one.parts for one in encoded], labels, tokens=tokens, seed=seed)
+            return Nested([one.parts for one in encoded], labels, tokens=tokens, seed=seed, by_steps=True)
         if self.recipe.data.pair is not None:
             firsts, seconds = zip(*(one.parts for one in encoded), strict=True)
             return Paired(firsts, seconds, labels, tokens=tokens, seed=seed, alike=alike)
@@ -194,6 +196,10 @@ class AttentiveReader(ClassReader):
             texts = [[self.use.written(text).sentences for text in self.use.texts(one)] for one in some]
             for one, parts in zip(some, self._parts(texts), strict=True):
                 yield Encoded(parts, self.use.number(one))
+
+    def length(self, text: str, pair: str | None = None) -> int:
+        [encoded] = self.encode([self._sample(text, pair)])
+        return sum(map(len, encoded.parts))
 
     def said(self, samples: Sequence[Sample], first: int | None) -> NDArray[np.float64]:
         return self._said(list(self.encode(samples)))

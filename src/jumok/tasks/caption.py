@@ -269,7 +269,7 @@ class Describing(Use[Captioned]):
                 part.write_text("".join(f"{line}\n" for line in self._left_out), encoding="utf-8")
 
     def key(self, example: Captioned) -> str:
-        return example.picture.where
+        return example.picture.name  # wherever the data lies, the same pictures are held out
 
     def settle(self, examples: Sequence[Captioned]) -> list[str]:
         return []

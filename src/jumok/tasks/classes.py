@@ -178,7 +178,15 @@ class ClassReader(Reader):
 
     def classify(self, text: str, pair: str | None = None) -> Labelling:
         """One text, or a pair; many of them by :meth:`predict`."""
-        return next(self._labelled([self._sample(text, pair)], [text]))
+        return next(self.label([(text, pair)]))
+
+    def label(self, texts: Sequence[tuple[str, str | None]]) -> Iterator[Labelling]:
+        """The same for many of them, in their order; each comes with its second text, or None."""
+        return self._labelled([self._sample(*both) for both in texts], [text for text, _ in texts])
+
+    def length(self, text: str, pair: str | None = None) -> int:
+        """How many tokens the model reads of a text, or of two; what it cannot read is an error."""
+        raise NotImplementedError
 
     def predict(
         self, lines: Iterable[str], search: Search, *, align: bool = False, first: int = 0

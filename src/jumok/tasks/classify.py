@@ -62,7 +62,9 @@ class BertRecipe:
     # A run or a Hugging Face folder; null: new weights, and a vocabulary learned from the data.
     from_: From = None
     scratch: bool = False  # take over sizes and vocabulary only: new weights, to compare with
-    model: BertConfig = field(default_factory=BertConfig)  # with ``from``, only dropouts and pooling count
+    model: BertConfig = field(
+        default_factory=BertConfig
+    )  # with ``from``, only dropouts, pooling and adversarial count
     text: WordPieceConfig = field(default_factory=WordPieceConfig)
     train: Settings = field(default_factory=Settings)
     score: ScoreConfig = field(default_factory=ScoreConfig)
@@ -158,6 +160,10 @@ class BertClassReader(ClassReader, BertReader):
         rows: list[Row]
         [rows] = self.encoded(self.encode([self.of_line(text)]))
         return rows
+
+    def length(self, text: str, pair: str | None = None) -> int:
+        [rows] = self.encoded(self.encode([self._sample(text, pair)]))
+        return sum(len(row.ids) for row in rows)
 
     def said(self, samples: Sequence[Sample], first: int | None) -> NDArray[np.float64]:
         """Of a text in several windows, the mean over these."""

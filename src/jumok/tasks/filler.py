@@ -117,6 +117,10 @@ class Filler:
                     found[i] = self._filled(*window[i], rows[i], words, follows)
             yield from (found[i] for i in range(len(window)))
 
+    def length(self, line: str) -> int:
+        """How many tokens the model reads of a line; one that it cannot answer is an error."""
+        return len(self._row(0, line)[0])
+
     def _row(self, number: int, line: str) -> tuple[list[int], list[int]]:
         """The ids and segments of a line, which must have something to be said of it."""
         mask = self.tokenizer.names["mask"]

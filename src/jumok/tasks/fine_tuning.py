@@ -36,7 +36,12 @@ from jumok.training import Ranks
 __all__ = ["TOO_LONG", "BertUse", "From", "LabelledData", "Named", "Search", "Split", "load_model", "train"]
 
 TOO_LONG = "shorten it, or train with data.long=window, which reads it in windows"  # a text is
-CHOSEN = ("dropout", "attention_dropout", "pooling")  # of ``model:``, where a model is taken over
+CHOSEN = (
+    "dropout",
+    "attention_dropout",
+    "pooling",
+    "adversarial",
+)  # of ``model:``, where a model is taken over
 E = TypeVar("E")  # an example
 
 

@@ -204,19 +204,22 @@ class Tagging(Prediction):
         """Runs of words, with their kinds."""
         return entities(self.tags)
 
+    def found(self) -> Iterator[dict[str, Any]]:
+        """The entities with their texts, where in the line they stand, and how likely they are."""
+        for kind, first, last in self.entities:
+            begin, end = self.spans[first][0], self.spans[last - 1][1]
+            share = float(np.prod(self.probabilities[first:last]))
+            yield {
+                "kind": kind,
+                "text": self.text[begin:end],
+                "begin": begin,
+                "end": end,
+                "probability": share,
+            }
+
     def written(self, *, n_best: bool, as_json: bool) -> Iterator[str]:
         if as_json:
-            found = [
-                {
-                    "kind": one.kind,
-                    "text": self.text[self.spans[one.begin][0] : self.spans[one.end - 1][1]],
-                    "begin": self.spans[one.begin][0],
-                    "end": self.spans[one.end - 1][1],
-                    "probability": float(np.prod(self.probabilities[one.begin : one.end])),
-                }
-                for one in self.entities
-            ]
-            known = {"line": self.number, "text": self.text, "entities": found}
+            known = {"line": self.number, "text": self.text, "entities": list(self.found())}
             yield json.dumps({**known, "words": self.words, "tags": self.tags}, ensure_ascii=False)
             return
         said, done = "", 0
@@ -261,6 +264,10 @@ class TagReader(BertReader):
                 spans = tuple(word.span() for word in words)
                 texts = tuple(word.group() for word in words)
                 yield Tagging(number, line, texts, spans, tuple(iob2(tags)), shares)
+
+    def length(self, text: str) -> int:
+        """How many tokens the model reads of a text; one that is too long is an error."""
+        return sum(len(row.ids) for row in self.windows(text))
 
     def windows(self, text: str) -> list[Row]:
         words = tuple(WORD.findall(text))

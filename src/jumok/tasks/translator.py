@@ -128,9 +128,18 @@ class Translator:
         return next(self.predict([text], search or Search(), align=align))
 
     def predict(
-        self, lines: Iterable[str], search: Search, *, align: bool = False, first: int = 0
+        self,
+        lines: Iterable[str],
+        search: Search,
+        *,
+        align: bool = False,
+        first: int = 0,
+        listener: decoding.Listener | None = None,
     ) -> Iterator[Translation]:
-        """A translation for every line, in their order; ``first`` is the number of the first line."""
+        """A translation for every line, in their order; ``first`` is the number of the first line.
+
+        A ``listener`` follows what is said of each line while it is said, and may give lines up.
+        """
         numbered = enumerate(lines, first)
         generator = torch.Generator().manual_seed(search.seed + first)
         while window := list(itertools.islice(numbered, AT_ONCE)):
@@ -139,7 +148,10 @@ class Translator:
             self._check_lengths([number for number, _ in window], ids)
             found: dict[int, Translation] = {}
             for batch in self._batches(ids, search):
-                hypotheses = self._search([ids[i] for i in batch], search, generator)
+                model = self._searched
+                if listener is not None:  # an empty line is answered without the model
+                    model = decoding.Followed(model, listener, [window[i][0] for i in batch if ids[i]])
+                hypotheses = self._search([ids[i] for i in batch], search, generator, model)
                 looked: Sequence[Sequence[Tensor | None]]
                 if align and self.has_maps:
                     looked = self._looked_all([ids[i] for i in batch], hypotheses)
@@ -148,6 +160,16 @@ class Translator:
                 for i, some, weights in zip(batch, hypotheses, looked, strict=True):
                     found[i] = self._translation(*window[i], prepared[i], some, weights)
             yield from (found[i] for i in range(len(window)))
+
+    def length(self, text: str) -> int:
+        """How many tokens the model reads of a text, EOS included; one that is too long is an error."""
+        ids = self.tokenizers.source.encode([self.texts.prepared(text.strip(), "source")])
+        self._check_lengths([0], ids)
+        return len(ids[0]) + 1
+
+    def shown(self, ids: Sequence[int]) -> str:
+        """The text of what was said, or of a part of it, as a reader wants it."""
+        return self.texts.shown(self.tokenizers.target.decode(ids))
 
     def _check_lengths(self, numbers: list[int], ids: list[list[int]]) -> None:
         longest = getattr(self.model, "longest", None)
@@ -175,13 +197,13 @@ class Translator:
 
     @torch.inference_mode()
     def _search(
-        self, ids: list[list[int]], search: Search, generator: torch.Generator
+        self, ids: list[list[int]], search: Search, generator: torch.Generator, model: Any
     ) -> list[list[Hypothesis]]:
         source = Tokens.padded([[*one, EOS] for one in ids]).to(self.device)
         beam = self.decode.beam if search.beam is None else search.beam
         if search.sample:
             drawn = decoding.sample(
-                self._searched,
+                model,
                 source,
                 temperature=search.temperature,
                 top_k=search.top_k or None,
@@ -191,9 +213,9 @@ class Translator:
             )
             return [[one] for one in drawn]
         if beam == 1 and search.n_best == 1:
-            return [[one] for one in decoding.greedy(self._searched, source, longest=self._limit)]
+            return [[one] for one in decoding.greedy(model, source, longest=self._limit)]
         return decoding.beam(
-            self._searched,
+            model,
             source,
             size=max(beam, search.n_best),
             n_best=search.n_best,

@@ -73,7 +73,8 @@ def restore_moments(optimizer: Optimizer, model: nn.Module, saved: Mapping[str, 
         if isinstance(parameter, DTensor) and value.shape == parameter.shape:
             mesh, placements = parameter.device_mesh, parameter.placements
             value = distribute_tensor(value.to(parameter.device), mesh, placements, src_data_rank=None)
-        elif value.shape == parameter.shape:  # laid out as the weights are: fused steps go by memory
+        elif value.shape == parameter.shape:
+            # It must lie in memory as the parameter does: a fused step goes through both in one line.
             value = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
         optimizer.state[parameter][what] = value.to(parameter.device, copy=True)
 

@@ -8,16 +8,12 @@ cell is written once. Nothing is added up by atomics: the same input gives the s
 a power of two of places, or whole blocks; where the cell is smaller, the last places stay empty. EVEN says
 that none does, across: then tiles need no check, but for those at the diagonal of a causal mask.
 
-**Two ways to an exponential.** The special function units of a multiprocessor make 16 a clock, and its tensor
-cores 32 scores of width 64: plain code waits for exponentials. So of four, POLYNOMIALS are made of
-multiplications and shifts instead (`_exp2_by_polynomial`). Float32 input always takes the accurate way.
-
 **Two kinds of units at once.** A warp waits for its products before it makes weights of them, and only other
 programs keep the tensor cores busy meanwhile. With AHEAD, the products of the next tile are asked for first,
-and the weights of this one are made beside them. And at the end of a cell the warps of a program meet to add
-up what they have; with PARTS each writes its own part, and these are added afterwards. Both change only the
-order of sums. (Sums by the tensor cores would save nothing: to round two weights to float16 takes an
-instruction, and the last product of a polynomial could no longer add.)
+and the weights of this one are made beside them. And with PARTS, warps do not wait for each other (see
+:mod:`.mass`). Both change only the order of sums.
+
+Where nothing is masked and all is even, :mod:`.pooled_plain` may do the same with fewer instructions.
 """
 
 from __future__ import annotations
@@ -31,6 +27,8 @@ import triton.language as tl
 from torch import Tensor
 
 from jumok.attention.kernels.lse import LOG2_E, Blocks, allowed, dense, launched, pooling, products
+from jumok.attention.kernels.mass import by_warp, checked_mass, clear_mass, exponents
+from jumok.attention.kernels.pooled_plain import plain_kernel
 
 # Whatever these are, the same compiled kernel serves: a rectangle is of any size.
 COUNTS = [
@@ -46,67 +44,6 @@ COUNTS = [
     "wide",
     "share",
 ]
-
-
-# --- device functions ---------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _exp2_by_polynomial(y, one):
-    """2^(y - 383) without the special function unit, to a relative error of 7e-4, for y up to about 383.
-
-    Between 256 and 512 the last 15 bits of a float32 are its fraction, and the bits above them count the
-    whole numbers. Moved up by 8 places, they become the fraction and the exponent of another number: of
-    -2^n · (1 + f), where y - 383 = n + f. That is 2^(n + f) but for a factor 2^f / (1 + f), for which there
-    is a polynomial in 1 + f (the one with the smallest largest error). `one`, the bits of 1.0, comes as an
-    argument so that the two operations on bits become one instruction, which takes one constant only.
-    """
-    bits = tl.maximum(y, 257.0).to(tl.int32, bitcast=True) << 8
-    m = ((bits & 0x7FFFFF) | one).to(tl.float32, bitcast=True)  # 1 + f
-    factor = 0.10644569 * m - 0.70747582
-    factor = factor * m + 1.37730763
-    factor = factor * m - 1.77561476
-    return bits.to(tl.float32, bitcast=True) * factor
-
-
-@triton.jit
-def _quarters(x):
-    """[rows, keys] as four of [rows, keys / 16, 4]. A thread has all four in its registers: this is free."""
-    ROWS: tl.constexpr = x.shape[0]
-    SIXTEENS: tl.constexpr = x.shape[1] // 16
-    near, far = tl.split(tl.permute(tl.reshape(x, (ROWS, SIXTEENS, 2, 8)), (0, 1, 3, 2)))
-    a, b = tl.split(tl.reshape(near, (ROWS, SIXTEENS, 4, 2)))
-    c, d = tl.split(tl.reshape(far, (ROWS, SIXTEENS, 4, 2)))
-    return a, b, c, d
-
-
-@triton.jit
-def _exponents(s, factor, shift, POLYNOMIALS: tl.constexpr):
-    """s · factor + shift of a tile [rows, keys] as four of [rows, keys / 16, 4], for `_clear_mass`."""
-    a, b, c, d = _quarters(s)
-    shift = shift[:, None, None]
-    b_shift = shift + 383.0 if POLYNOMIALS > 1 else shift
-    d_shift = shift + 383.0 if POLYNOMIALS > 0 else shift
-    return a * factor + shift, b * factor + b_shift, c * factor + shift, d * factor + d_shift
-
-
-@triton.jit
-def _clear_mass(a, b, c, d, one, POLYNOMIALS: tl.constexpr):
-    """2 to the power of `_exponents`, summed by fours: [rows, keys / 16, 4]."""
-    p = tl.exp2(a) + tl.exp2(c)
-    p += _exp2_by_polynomial(b, one) if POLYNOMIALS > 1 else tl.exp2(b)
-    p += _exp2_by_polynomial(d, one) if POLYNOMIALS > 0 else tl.exp2(d)
-    return p
-
-
-@triton.jit
-def _checked_mass(s, factor, shift, keep, FOURS: tl.constexpr):
-    """The same where not all pairs count; if not FOURS, nothing is summed."""
-    p = tl.where(keep, tl.exp2(s * factor + shift[:, None]), 0.0)
-    if FOURS:
-        a, b, c, d = _quarters(p)
-        p = (a + b) + (c + d)
-    return p
 
 
 @triton.jit
@@ -192,14 +129,14 @@ def _pooled_kernel(
             final = groups * wide - 1  # after which there is no tile to look ahead to
             now_at = tile_at + tl.minimum(tile, final).to(tl.int64) * (BK * k_stride_r)
             s = products(q, tl.load(now_at, mask=(d < D)[None, :], other=0.0))
-            w, x, y, z = _exponents(s, factor, shift, POLYNOMIALS)
+            w, x, y, z = exponents(s, factor, shift, POLYNOMIALS)
         for _ in range((end - begin) * (wide // UNROLL)):
             for u in tl.static_range(UNROLL):
                 if part == 1 and CLEAR and FOURS and AHEAD:
                     now_at = tile_at + tl.minimum(tile + 1, final).to(tl.int64) * (BK * k_stride_r)
                     s = products(q, tl.load(now_at, mask=(d < D)[None, :], other=0.0))
-                    found = _clear_mass(w, x, y, z, one, POLYNOMIALS)
-                    w, x, y, z = _exponents(s, factor, shift, POLYNOMIALS)
+                    found = clear_mass(w, x, y, z, one, POLYNOMIALS)
+                    w, x, y, z = exponents(s, factor, shift, POLYNOMIALS)
                 elif EVEN:
                     now_at = tile_at + tile.to(tl.int64) * (BK * k_stride_r)
                     s = products(q, tl.load(now_at, mask=(d < D)[None, :], other=0.0))
@@ -215,19 +152,17 @@ def _pooled_kernel(
                     s = products(q, tl.load(now_at, mask=inside[:, None] & (d < D)[None, :], other=0.0))
                 if part == 1 and CLEAR and FOURS:
                     if not AHEAD:
-                        w, x, y, z = _exponents(s, factor, shift, POLYNOMIALS)
-                        found = _clear_mass(w, x, y, z, one, POLYNOMIALS)
+                        w, x, y, z = exponents(s, factor, shift, POLYNOMIALS)
+                        found = clear_mass(w, x, y, z, one, POLYNOMIALS)
                 else:
                     keep = allowed(row, column, inside, alive_ptr, diagonal, window, CAUSAL, WINDOWED, ALIVE)
-                    found = _checked_mass(s, factor, shift, keep, FOURS)
+                    found = checked_mass(s, factor, shift, keep, FOURS)
                 mass = found if FIRST and u == 0 else mass + found
                 tile += 1
             turn += 1
             if PARTS > 1:
-                # No branch and no barrier: the warps need not wait for each other. A warp has 16 rows of 64.
-                by_warp = tl.reshape(mass, (BQ // (16 * PARTS), PARTS, 16 * SOME))
-                by_warp = tl.reshape(tl.permute(by_warp, (1, 0, 2)), (PARTS, BQ // PARTS * SOME))
-                total += tl.sum(by_warp, axis=1)
+                # No branch and no barrier: the warps need not wait for each other.
+                total += by_warp(mass, PARTS)
                 lane = tl.arange(0, 32)[None, :]
                 here = lane == 0
                 if not ONE_TURN:
@@ -316,8 +251,7 @@ def pooled_maps(
         blocks = pooling(query, triton.next_power_of_2(-(-R // down)) * down)
     rows, cols = _Slots.of(R, down, blocks.queries), _Slots.of(C, across, blocks.keys)
     row_blocks, groups = rows.taken(down, blocks.queries), -(-cols.taken(across, blocks.keys) // cols.blocks)
-    splits = max(1, blocks.programs // (H * row_blocks), groups * cols.blocks // blocks.walk)
-    splits = min(groups, splits)
+    splits = min(groups, max(1, blocks.programs // (H * row_blocks)))
     share = -(-groups // splits)
     unroll = math.gcd(cols.blocks, blocks.unroll)
     whole = (rows.size, cols.size) == (blocks.queries, blocks.keys)  # a tile lies in one cell
@@ -328,17 +262,26 @@ def pooled_maps(
     if key.stride(1) * blocks.keys >= 1 << 31:
         key = key.contiguous()
     starts = [_starts(R, down, query.device), _starts(C, across, query.device)]
+    strides = (query.stride(0), query.stride(1), key.stride(0), key.stride(1))
+    sizes = {"D": D, "BQ": blocks.queries, "BK": blocks.keys, "BD": max(16, triton.next_power_of_2(D))}
+    sizes |= {"POLYNOMIALS": math.floor(blocks.polynomials), "PARTS": parts, **launched(blocks)}
+    plain = diagonal is None and alive is None and rows.even and cols.even and parts > 1
     with torch.cuda.device_of(query):
-        _pooled_kernel[(row_blocks, H, -(-groups // share))](
-            query, key, lse, lse if alive is None else alive.contiguous(), *starts, sums,
-            R, C, down, across, sums.shape[1], scale * LOG2_E, 0x3F800000, diagonal or 0, window or 0, H // G,
-            rows.blocks, cols.blocks, share,
-            query.stride(0), query.stride(1), key.stride(0), key.stride(1),
-            D=D, BQ=blocks.queries, BK=blocks.keys, BD=max(16, triton.next_power_of_2(D)), HEIGHT=rows.size,
-            WIDTH=cols.size, UNROLL=unroll, ONE_TURN=unroll == cols.blocks, EVEN=cols.even,
-            CAUSAL=diagonal is not None, WINDOWED=window is not None, ALIVE=alive is not None,
-            POLYNOMIALS=blocks.polynomials, AHEAD=blocks.ahead, PARTS=parts, **launched(blocks),
-        )  # fmt: skip
+        if plain and blocks.beside and row_blocks % 2 == 0:
+            plain_kernel[(row_blocks // 2, H, -(-groups // share))](
+                query, key, lse, sums, R, across, sums.shape[1], scale * LOG2_E, 0x3F800000, H // G,
+                cols.blocks, share, *strides, ONE_TURN=cols.blocks == 1,
+                POLYNOMIALS_BELOW=math.ceil(blocks.polynomials), **sizes,
+            )  # fmt: skip
+        else:
+            _pooled_kernel[(row_blocks, H, -(-groups // share))](
+                query, key, lse, lse if alive is None else alive.contiguous(), *starts, sums,
+                R, C, down, across, sums.shape[1], scale * LOG2_E, 0x3F800000, diagonal or 0, window or 0,
+                H // G, rows.blocks, cols.blocks, share, *strides,
+                HEIGHT=rows.size, WIDTH=cols.size, UNROLL=unroll, ONE_TURN=unroll == cols.blocks,
+                EVEN=cols.even, CAUSAL=diagonal is not None, WINDOWED=window is not None,
+                ALIVE=alive is not None, AHEAD=blocks.ahead, **sizes,
+            )  # fmt: skip
     if rows.blocks * parts > 1:
         sums = sums.unflatten(1, (down, rows.blocks * parts)).sum(2)
     return sums[:, :down] / starts[0].diff()[:, None]

@@ -18,6 +18,17 @@ const KEYS = [
   ["t", "light or dark"],
   ["?", "this list"],
 ];
+const PICTURE_KEYS = [
+  ["← →, Home, End", "from word to word"],
+  ["Shift + arrows", "from place to place"],
+  ["Enter, Esc", "pin that word; back to the mean of all words"],
+  ["h, Shift + h", "next, previous head"],
+  ["↑ ↓", "previous, next layer"],
+  ["1, 2, …", "the views"],
+  ["c", "before, after"],
+  ["t", "light or dark"],
+  ["?", "this list"],
+];
 const DOCUMENT_KEYS = [
   ["← →", "previous, next hop"],
   ["↑ ↓", "previous, next sentence"],
@@ -31,6 +42,15 @@ const DOCUMENT_KEYS = [
   ["t", "light or dark"],
   ["?", "this list"],
 ];
+
+const OF_VIEWS = {
+  map: [KEYS, "On the map: drag to move, wheel or pinch to zoom, click to pin a row."],
+  document: [
+    DOCUMENT_KEYS,
+    "In the text: point at a word for its weight, click to pin it; the strip at the side goes anywhere.",
+  ],
+  picture: [PICTURE_KEYS, "Point at a word to see its places, at a place to see its words; click a word to pin it."],
+};
 
 export class Frame {
   /** `actions`: set(change of state), step("layer" or "head", by), zoom(factor, 0 for all), digits(), theme(), save(), unpin(). */
@@ -81,9 +101,10 @@ export class Frame {
       aria: { label: "Contrast" },
       oninput: () => actions.set({ contrast: Number(this.contrast.value) }),
     });
+    this.colours = make("label", { class: "jm-field" }, [make("span", { text: "Colours" }), this.scaleBox]);
     this.settings = make("div", { class: "jm-settings" }, [
       make("label", { class: "jm-field" }, [make("span", { text: "Scale" }), this.curveBox]),
-      make("label", { class: "jm-field" }, [make("span", { text: "Colours" }), this.scaleBox]),
+      this.colours,
       make("label", { class: "jm-field" }, [make("span", { text: "Contrast" }), this.contrast]),
     ]);
     this.tip = make("div", { class: "jm-tip", role: "tooltip", hidden: true });
@@ -156,7 +177,9 @@ export class Frame {
       ),
     );
     this.layerBox.replaceChildren(
-      ...layers.map((one, n) => make("option", { value: `${n}`, text: one.name, selected: n === state.layer })),
+      ...layers.map(({ number, name }) =>
+        make("option", { value: `${number}`, text: name, selected: number === state.layer }),
+      ),
     );
     this.layerBox.parentElement.hidden = layers.length < 2;
     const { name, all } = chips; // heads, or the hops of a document
@@ -185,18 +208,13 @@ export class Frame {
         }),
       ),
     );
-    this.saveButton.hidden = !["map", "arcs"].includes(state.view);
+    this.saveButton.hidden = !["map", "arcs", "picture"].includes(state.view);
     this.digitsButton.hidden = state.view !== "map";
-    const read = state.view === "document";
+    const [keys, hint] = OF_VIEWS[state.view] ?? OF_VIEWS.map;
     this.keys.replaceChildren(
-      ...(read ? DOCUMENT_KEYS : KEYS).flatMap(([key, text]) => [
-        make("dt", {}, [make("kbd", { text: key })]),
-        make("dd", { text }),
-      ]),
+      ...keys.flatMap(([key, text]) => [make("dt", {}, [make("kbd", { text: key })]), make("dd", { text })]),
     );
-    this.hint.textContent = read
-      ? "In the text: point at a word for its weight, click to pin it; the strip at the side goes anywhere."
-      : "On the map: drag to move, wheel or pinch to zoom, click to pin a row.";
+    this.hint.textContent = hint;
   }
 
   /** What depends on how things look. */

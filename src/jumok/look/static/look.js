@@ -45,6 +45,7 @@ export class Look {
     this.apartColours = packed(this.apartList);
     this.glow = this.make("dusk dark", () => scaleOf("dusk", "dark"));
     this.glowColours = packed(this.glow);
+    this.lamp = this.make("lamp", () => scaleOf("lamp", "dark")); // over pictures, which no theme changes
     this.setRange(curve, contrast, range ?? { most: 1, change: 1, width: 1, keys: 1 });
     this.version += 1;
   }

@@ -9,14 +9,15 @@ import { Frame } from "./frame.js";
 import { HeadView } from "./heads.js";
 import { Look } from "./look.js";
 import { describe, MapView } from "./map.js";
-import { PictureView, SpeechView } from "./media.js";
+import { PictureView } from "./picture.js";
 import { ReadingView } from "./reading.js";
+import { SpeechView } from "./speech.js";
 import { shortNames } from "./text.js";
 import { Axis, hostOf, keyOf, Store, STRIP, TILE } from "./tiles.js";
 
 const VIEWS = {
-  ...{ document: "Document", map: "Map", arcs: "Arcs", text: "Text" },
-  ...{ heads: "Heads", picture: "Image", speech: "Speech" },
+  ...{ document: "Document", picture: "Image", map: "Map", arcs: "Arcs" },
+  ...{ text: "Text", heads: "Heads", speech: "Speech" },
 };
 const SHOWN = ["view", "side", "layer", "head", "pinned", "hop", "spot", "share"]; // what a change of needs new contents
 const SIDES = { both: "Both", difference: "Difference" };
@@ -32,10 +33,8 @@ class Viewer {
       failed: (error) => this.trouble(error),
     });
     this.state = {
-      view: this.manifest.scenes[0].document ? "document" : "map",
+      ...this.opening(),
       side: 0,
-      layer: 0,
-      head: this.layers(0)[0].heads[0],
       pinned: null,
       hop: null, // of a document; null is the mean of all
       spot: null, // the pinned word of a document
@@ -64,6 +63,14 @@ class Viewer {
 
   get scene() {
     return typeof this.state.side === "number" ? this.state.side : this.manifest.scenes.length - 1;
+  }
+
+  /** The view that it opens with: what the model read or saw, where that is known. */
+  opening() {
+    const [{ document: text, picture, layers }] = this.manifest.scenes,
+      layer = layers.findLastIndex((one) => isOver(picture, one));
+    if (text || layer < 0) return { view: text ? "document" : "map", layer: 0, head: layers[0].heads[0] };
+    return { view: "picture", layer, head: layers[layer].mean ? null : layers[layer].heads[0] };
   }
 
   get layer() {
@@ -109,12 +116,15 @@ class Viewer {
     return this.manifest.scenes[this.scene].document ?? null;
   }
 
+  get picture() {
+    return this.manifest.scenes[this.scene].picture ?? null;
+  }
+
   available() {
-    const { picture, speech } = this.manifest.scenes[this.scene],
-      { shape } = this.layer;
+    const { speech } = this.manifest.scenes[this.scene];
     const has = {
       document: this.document !== null,
-      picture: Boolean(picture) && shape[1] === picture.first + picture.grid[0] * picture.grid[1],
+      picture: isOver(this.picture, this.layer),
       speech: Boolean(speech),
     };
     return Object.keys(VIEWS).filter((name) => has[name] ?? true);
@@ -139,7 +149,12 @@ class Viewer {
     const { store, look } = this,
       pin = (row) => this.pin(row),
       tell = (what, event) => this.frame.tell(what, event);
-    const row = (number) => this.row(number);
+    const row = (number) => this.row(number),
+      tip = (lines, x, y) => (lines ? this.frame.tipAt(lines, x, y) : this.frame.tell(null)),
+      say = (text) => this.frame.say(text);
+    const received = () => this.received(),
+      whole = (what, size) =>
+        this.store.one(this.request(what, [0, this.layer.shape[0]], [0, this.layer.shape[1]], this.scene, size));
     const map = (n) =>
       new MapView({
         store,
@@ -153,28 +168,20 @@ class Viewer {
     this.views = {
       document: new DocumentView({
         look,
-        events: {
-          set: (change) => this.set(change),
-          tip: (lines, x, y) => (lines ? this.frame.tipAt(lines, x, y) : this.frame.tell(null)),
-          say: (text) => this.frame.say(text),
-        },
+        events: { set: (change) => this.set(change), tip, say },
+      }),
+      picture: new PictureView({
+        look,
+        events: { pin, row, received, tip, say, all: () => whole("weights"), changed: () => this.relegend() },
       }),
       map: { el: this.mapBox },
       arcs: new ArcView({
         look,
         events: { pin, hover: () => {}, wants: (rows, cols) => this.store.one(this.request("weights", rows, cols)) },
       }),
-      text: new ReadingView({ look, events: { pin, tell, row, received: () => this.received() } }),
+      text: new ReadingView({ look, events: { pin, tell, row, received } }),
       heads: new HeadView({ store, look, events: { open: (layer, head) => this.set({ layer, head, view: "map" }) } }),
-      picture: new PictureView({ look, events: { pin, tell, row } }),
-      speech: new SpeechView({
-        look,
-        events: {
-          tell,
-          strip: () =>
-            this.store.one(this.request("map", [0, this.layer.shape[0]], [0, this.layer.shape[1]], this.scene, STRIP)),
-        },
-      }),
+      speech: new SpeechView({ look, events: { tell, strip: () => whole("map", STRIP) } }),
     };
   }
 
@@ -219,7 +226,7 @@ class Viewer {
     if (state.view === "text") this.views.text.show(this.content()).then(() => this.relegend());
     if (state.view === "heads") this.views.heads.show({ scene: this.scene, layers: this.named(), chosen: state });
     else this.store.want("heads", []);
-    if (state.view === "picture") this.views.picture.show(this.content(), this.manifest.scenes[this.scene].picture);
+    if (state.view === "picture") this.views.picture.show(this.content(), this.picture);
     if (state.view === "speech")
       this.views.speech
         .show(this.content(), this.manifest.scenes[this.scene].speech)
@@ -252,20 +259,20 @@ class Viewer {
 
   named() {
     const short = shortNames(this.layers(this.scene).map((layer) => layer.name));
-    return this.layers(this.scene).map((layer, n) => ({ ...layer, short: short[n] }));
+    return this.layers(this.scene).map((layer, number) => ({ ...layer, number, short: short[number] }));
   }
 
   // The frame, as the state has it.
   dress() {
     const { state, manifest } = this,
       both = manifest.scenes.length === 2;
-    const { shape, kind, name } = this.layer,
+    const { name } = this.layer,
       reads = state.view === "document";
-    const attention = [`${kind} attention`, `${count(shape[0])} × ${count(shape[1])} tokens`];
+    const seen = state.view === "picture" ? (layer) => isOver(this.picture, layer) : () => true;
     this.frame.dress({
       title: manifest.title || (reads ? "Document" : name),
-      about: reads ? this.measures() : [...(manifest.title ? [name] : []), ...attention],
-      layers: reads ? [] : this.named(),
+      about: reads ? this.measures() : [...(manifest.title ? [name] : []), ...this.sizes()],
+      layers: reads ? [] : this.named().filter(seen),
       chips: { name: reads ? "hop" : "head", all: this.chips() },
       state,
       views: this.available().map((view) => [view, VIEWS[view]]),
@@ -274,10 +281,18 @@ class Viewer {
     });
   }
 
+  // How much looks at how much.
+  sizes() {
+    const { kind, shape } = this.layer,
+      what = `${kind} attention`;
+    if (this.state.view !== "picture") return [what, `${count(shape[0])} × ${count(shape[1])} tokens`];
+    const places = this.picture.grid.map(count).join(" × ");
+    return shape[0] === shape[1] ? [what, `${places} patches`] : [what, several(shape[0], "word"), `${places} places`];
+  }
+
   // How long a document is.
   measures() {
-    const { words, sentences } = this.document,
-      several = (number, name) => `${count(number)} ${number === 1 ? name : `${name}s`}`;
+    const { words, sentences } = this.document;
     const { hops, hop } = { ...this.state, ...this.document };
     return [
       several(words.length, "word"),
@@ -311,7 +326,11 @@ class Viewer {
   }
 
   step(name, by) {
-    if (name === "layer") return this.set({ layer: this.state.layer + by });
+    if (name === "layer") {
+      const seen = this.named().filter((one) => this.state.view !== "picture" || isOver(this.picture, one)),
+        next = seen.findIndex((one) => one.number === this.state.layer) + by;
+      return this.set({ layer: seen[Math.max(0, Math.min(seen.length - 1, next))].number });
+    }
     const every = this.chips(),
       which = this.state.view === "document" ? "hop" : "head",
       at = every.indexOf(this.state[which]);
@@ -377,10 +396,11 @@ class Viewer {
     const { view, side } = this.state,
       { look } = this,
       text = this.views.text;
-    this.frame.settings.hidden = !["document", "map", "arcs"].includes(view);
+    this.frame.settings.hidden = !["document", "picture", "map", "arcs"].includes(view);
+    this.frame.colours.hidden = view === "picture"; // those of a picture go with any picture
     if (view === "map" && side === "difference")
       this.frame.legend.show(look, { curve: look.apart, list: look.apartList, title: "change of weight", apart: true });
-    else if (view === "document") this.frame.legend.show(look, this.views.document.legend());
+    else if (view === "document" || view === "picture") this.frame.legend.show(look, this.views[view].legend());
     else if (view === "text")
       this.frame.legend.show(
         look,
@@ -496,6 +516,7 @@ class Viewer {
   async save() {
     const name = `${this.layer.name.replace(/[^\p{L}\p{N}]+/gu, "-")}-${this.state.head === null ? "mean" : `head-${this.state.head}`}`;
     if (this.state.view === "arcs") return download(`${name}.svg`, this.views.arcs.save());
+    if (this.state.view === "picture") return download(`${name}.png`, await this.views.picture.save());
     const blob = await this.maps[0].save(3, 46, (context, x, y, width) =>
       this.frame.legend.draw(context, this.look, x, y, width),
     );
@@ -526,7 +547,7 @@ class Viewer {
       this.manifest = this.model.get("manifest");
       this.store.kept.clear();
       this.range = undefined;
-      this.set({ layer: 0, pinned: null, spot: null, hop: null });
+      this.set({ ...this.opening(), pinned: null, spot: null, hop: null });
       this.update();
     };
     this.model.on?.("change:manifest", this.onManifest);
@@ -537,6 +558,10 @@ class Viewer {
       by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[key];
     const button = event.target.closest("button");
     if (this.state.view === "document" && this.views.document.keyed(key, shiftKey, button)) return true;
+    if (this.state.view === "picture") {
+      if (this.views.picture.keyed(key, shiftKey)) return true;
+      if (key === "h" || key === "H") return (this.step("head", shiftKey ? -1 : 1), true);
+    }
     if (by && shiftKey) return this.move(...by);
     if (by) return (by[1] ? this.step("head", by[1]) : this.step("layer", by[0]), true);
     if (key === "Enter" && button) return false;
@@ -584,6 +609,15 @@ class Viewer {
     for (const view of [...this.maps, ...Object.values(this.views)]) view.close?.();
     this.host.replaceChildren();
   }
+}
+
+function several(number, name) {
+  return `${count(number)} ${number === 1 ? name : `${name}s`}`;
+}
+
+/** Whether the keys of a layer are the places of a picture. */
+function isOver(picture, { shape, kind }) {
+  return Boolean(picture) && !/causal/.test(kind) && shape[1] === picture.first + picture.grid[0] * picture.grid[1];
 }
 
 /** As anywidget calls it; what comes back takes everything away again. */

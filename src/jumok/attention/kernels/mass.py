@@ -1,0 +1,83 @@
+"""What weighs in a tile of attention, summed in registers: for the kernels that pool maps.
+
+**Two ways to an exponential.** The special function units of a multiprocessor make 16 a clock, and its tensor
+cores 32 scores of width 64: plain code waits for exponentials. So of four, POLYNOMIALS are made of
+multiplications and shifts instead (`_exp2_by_polynomial`). Float32 input always takes the accurate way.
+
+**Sums by warps.** At the end of a cell the warps of a program would meet to add up what they have. Instead
+each may write a part of its own, and these are added afterwards: no warp waits for another. (Sums by the
+tensor cores would save nothing: to round two weights to float16 takes an instruction, and the last product of
+a polynomial could no longer add.)
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _exp2_by_polynomial(y, one):
+    """2^(y - 383) without the special function unit, to a relative error of 7e-4, for y up to about 383.
+
+    Between 256 and 512 the last 15 bits of a float32 are its fraction, and the bits above them count the
+    whole numbers. Moved up by 8 places, they become the fraction and the exponent of another number: of
+    -2^n · (1 + f), where y - 383 = n + f. That is 2^(n + f) but for a factor 2^f / (1 + f), for which there
+    is a polynomial in 1 + f (the one with the smallest largest error). `one`, the bits of 1.0, comes as an
+    argument so that the two operations on bits become one instruction, which takes one constant only.
+    """
+    bits = tl.maximum(y, 257.0).to(tl.int32, bitcast=True) << 8
+    m = ((bits & 0x7FFFFF) | one).to(tl.float32, bitcast=True)  # 1 + f
+    factor = 0.10644569 * m - 0.70747582
+    factor = factor * m + 1.37730763
+    factor = factor * m - 1.77561476
+    return bits.to(tl.float32, bitcast=True) * factor
+
+
+@triton.jit
+def quarters(x):
+    """[rows, keys] as four of [rows, keys / 16, 4]. A thread has all four in its registers: this is free."""
+    ROWS: tl.constexpr = x.shape[0]
+    SIXTEENS: tl.constexpr = x.shape[1] // 16
+    near, far = tl.split(tl.permute(tl.reshape(x, (ROWS, SIXTEENS, 2, 8)), (0, 1, 3, 2)))
+    a, b = tl.split(tl.reshape(near, (ROWS, SIXTEENS, 4, 2)))
+    c, d = tl.split(tl.reshape(far, (ROWS, SIXTEENS, 4, 2)))
+    return a, b, c, d
+
+
+@triton.jit
+def exponents(s, factor, shift, POLYNOMIALS: tl.constexpr):
+    """s · factor + shift of a tile [rows, keys] as four of [rows, keys / 16, 4], for `clear_mass`."""
+    a, b, c, d = quarters(s)
+    shift = shift[:, None, None]
+    b_shift = shift + 383.0 if POLYNOMIALS > 1 else shift
+    d_shift = shift + 383.0 if POLYNOMIALS > 0 else shift
+    return a * factor + shift, b * factor + b_shift, c * factor + shift, d * factor + d_shift
+
+
+@triton.jit
+def clear_mass(a, b, c, d, one, POLYNOMIALS: tl.constexpr):
+    """2 to the power of `exponents`, summed by fours: [rows, keys / 16, 4]."""
+    p = tl.exp2(a) + tl.exp2(c)
+    p += _exp2_by_polynomial(b, one) if POLYNOMIALS > 1 else tl.exp2(b)
+    p += _exp2_by_polynomial(d, one) if POLYNOMIALS > 0 else tl.exp2(d)
+    return p
+
+
+@triton.jit
+def checked_mass(s, factor, shift, keep, FOURS: tl.constexpr):
+    """The same where not all pairs count; if not FOURS, nothing is summed."""
+    p = tl.where(keep, tl.exp2(s * factor + shift[:, None]), 0.0)
+    if FOURS:
+        a, b, c, d = quarters(p)
+        p = (a + b) + (c + d)
+    return p
+
+
+@triton.jit
+def by_warp(mass, PARTS: tl.constexpr):
+    """What each of PARTS warps has of [rows, keys / 16, 4], [PARTS]: a warp has 16 rows of 64."""
+    ROWS: tl.constexpr = mass.shape[0]
+    SOME: tl.constexpr = mass.shape[1] * mass.shape[2]
+    whole = tl.reshape(mass, (ROWS // (16 * PARTS), PARTS, 16 * SOME))
+    return tl.sum(tl.reshape(tl.permute(whole, (1, 0, 2)), (PARTS, ROWS // PARTS * SOME)), axis=1)

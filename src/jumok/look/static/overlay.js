@@ -1,0 +1,99 @@
+// Weights over a picture: smoothed to pixels, light where much is looked at and dim where little is, so that what is
+// looked at is what one sees. It is lightness that tells, so it does for every kind of colour vision.
+
+import { make } from "./dom.js";
+
+const FINE = 240; // pixels of the smoothed map, along its longer side: more would look the same
+
+/** How much of the picture is covered where a weight has this place on the scale, 0 to 1. */
+function cover(part, strength) {
+  return strength * (0.88 - 0.46 * part);
+}
+
+/** The colours of the overlay as they look on middle grey, for a legend. */
+export function coloursOf(look, strength) {
+  return look.lamp.map((colour, n) => {
+    const share = cover(n / 255, strength);
+    return colour.map((value) => Math.round(value * share + 140 * (1 - share)));
+  });
+}
+
+/** Where in a picture of this size the grid lies: the model may have seen a part of it, or more than there is. */
+export function boxOf({ part: [left, top, right, bottom] }, wide, tall) {
+  return { x: left * wide, y: top * tall, w: (right - left) * wide, h: (bottom - top) * tall };
+}
+
+/**
+ * Paint the weights of all places over a picture of `wide` by `tall` pixels that is there already, or shows through.
+ * `curve` takes a weight to its place on the scale.
+ */
+export function paintOver(context, { weights, picture, curve, look, strength, wide, tall, fine = FINE }) {
+  const [rows, cols] = picture.grid,
+    box = boxOf(picture, wide, tall),
+    size = fine / Math.max(box.w, box.h);
+  const across = Math.max(cols, Math.round(box.w * size)),
+    down = Math.max(rows, Math.round(box.h * size));
+  const fineWeights = smoothed(weights, rows, cols, down, across),
+    data = new ImageData(across, down);
+  for (let n = 0; n < fineWeights.length; n += 1) {
+    const part = curve.to(fineWeights[n]);
+    data.data.set(look.lamp[Math.round(part * 255)], 4 * n);
+    data.data[4 * n + 3] = Math.round(255 * cover(part, strength));
+  }
+  const image = make("canvas", { width: across, height: down });
+  image.getContext("2d").putImageData(data, 0, 0);
+  context.save();
+  context.beginPath(); // what was never seen is as dim as what was not looked at
+  context.rect(0, 0, wide, tall);
+  context.rect(box.x, box.y, box.w, box.h);
+  context.fillStyle = `rgb(${look.lamp[0].join(" ")} / ${cover(0, strength)})`;
+  context.fill("evenodd");
+  context.beginPath();
+  context.rect(0, 0, wide, tall);
+  context.clip();
+  context.imageSmoothingEnabled = true;
+  context.imageSmoothingQuality = "high";
+  context.drawImage(image, box.x, box.y, box.w, box.h);
+  context.restore();
+}
+
+/** Values on a grid as (down, across) pixels: cubic in both directions, and in the middle of a cell what it was. */
+export function smoothed(values, rows, cols, down, across) {
+  const lines = new Float32Array(rows * across),
+    image = new Float32Array(down * across);
+  const along = taps(cols, across),
+    upright = taps(rows, down);
+  for (let row = 0; row < rows; row += 1) {
+    along.forEach(({ at, share }, x) => {
+      let sum = 0;
+      for (let k = 0; k < 4; k += 1) sum += share[k] * values[row * cols + at[k]];
+      lines[row * across + x] = sum;
+    });
+  }
+  upright.forEach(({ at, share }, y) => {
+    for (let x = 0; x < across; x += 1) {
+      let sum = 0;
+      for (let k = 0; k < 4; k += 1) sum += share[k] * lines[at[k] * across + x];
+      image[y * across + x] = Math.max(0, sum); // a cubic swings below what it goes through
+    }
+  });
+  return image;
+}
+
+// For each pixel the four cells around it, and how much of each it has (Catmull and Rom); the outermost go on.
+function taps(cells, pixels) {
+  return Array.from({ length: pixels }, (_, pixel) => {
+    const place = ((pixel + 0.5) * cells) / pixels - 0.5,
+      n = Math.floor(place),
+      t = place - n;
+    return {
+      at: [-1, 0, 1, 2].map((k) => Math.min(cells - 1, Math.max(0, n + k))),
+      share: [
+        (-t + 2 * t ** 2 - t ** 3) / 2,
+        (2 - 5 * t ** 2 + 3 * t ** 3) / 2,
+        (t + 4 * t ** 2 - 3 * t ** 3) / 2,
+        (t ** 3 - t ** 2) / 2,
+      ],
+    };
+  });
+}

@@ -1,0 +1,258 @@
+"""Did a voice read its text? Figures of an alignment (steps × symbols) that tell, and two alarms.
+
+Speech goes through its text once, from the first symbol to the last. What can go wrong shows::
+
+    ■ · · · ·     · · ■ · ·     ■ · · · ·     ■ · · · ·
+    · ■ · · ·     · · ■ · ·     · ■ · · ·     · ■ · · ·
+    · · ■ · ·     · · ■ · ·     · · · · ■     · · ■ · ·
+    · · · ■ ·     · · ■ · ·     · · · · ■     ■ · · · ·
+    · · · · ■     · · ■ · ·     · · · · ■     · ■ · · ·
+
+    as it is      it stays      it leaves     it says
+    meant         where it is   symbols out   some twice
+
+=============  ====================================================================================
+diagonality    how much of the weight is near the diagonal: 1 all of it, 0 no more than by chance
+coverage       how much of the text is looked at: the mean over symbols of the sum they get, at most 1
+entropy        how widely a step looks: 0 at one symbol only, 1 at all alike
+skipped        the symbols that hardly anything looked at
+repeated       the symbols that were come back to, after others further on
+=============  ====================================================================================
+
+Styles have figures too: of weights of style tokens (utterances × heads × tokens), whether the utterances
+differ in them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from jumok.errors import InputError
+
+__all__ = [
+    "AlignmentHealth",
+    "alignment_health",
+    "alignments_health",
+    "attention_alarm",
+    "style_alarm",
+    "style_effect",
+    "style_health",
+]
+
+NEAR = 0.2  # of the whole way: so far from the diagonal is near it
+SEEN = 0.1  # of a step's weight: less in all steps together, and a symbol was skipped
+BACK = 1  # so many symbols back is wavering, not a return
+DIAGONAL = 0.5  # attention is diagonal from here on
+PATIENCE = 0.3  # of the training, before it counts as never
+ALIKE = 0.02  # styles of all utterances are this much alike: they are the same
+
+
+@dataclass(frozen=True)
+class AlignmentHealth:
+    """The figures of one alignment."""
+
+    diagonality: float
+    coverage: float
+    entropy: float
+    skipped: tuple[int, ...]  # which symbols, from 0 on
+    repeated: tuple[int, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the text was read, nothing left out and nothing said twice."""
+        # What looks everywhere alike leaves nothing out either, but it does not read.
+        return self.diagonality >= DIAGONAL and not self.skipped and not self.repeated
+
+    def __str__(self) -> str:
+        return (
+            f"diagonality {self.diagonality:.2f}, coverage {self.coverage:.2f}, entropy {self.entropy:.2f}, "
+            f"{len(self.skipped)} skipped, {len(self.repeated)} repeated"
+        )
+
+
+@torch.no_grad()
+def alignment_health(alignment: Tensor, *, near: float = NEAR) -> AlignmentHealth:
+    """The figures of one utterance, whose steps looked at its symbols with the weights ``(T, L)``.
+
+    A weight at step t and symbol n is near the diagonal if it is at most ``near`` of the whole way from where
+    that symbol would be, if all took equally long: symbol n from n/L to (n + 1)/L, step t at (t + ½)/T. Of a
+    short text much is near the diagonal, wherever one looks. So what looking everywhere alike would have
+    there is taken off: ``(weight − chance) / (1 − chance)``, or 0 if that is below.
+
+    >>> print(alignment_health(torch.eye(4)))
+    diagonality 1.00, coverage 1.00, entropy 0.00, 0 skipped, 0 repeated
+    >>> stuck = torch.tensor([[1.0, 0.0, 0.0]] * 3)
+    >>> alignment_health(stuck).skipped
+    (1, 2)
+    """
+    if alignment.dim() != 2 or 0 in alignment.shape:
+        raise InputError(
+            f"alignment_health: an alignment of shape {tuple(alignment.shape)} came; expected (steps, "
+            "symbols) of one utterance, at least one of each, without padding"
+        )
+    w = alignment.detach().double().cpu()
+    steps, symbols = w.shape
+    time = (torch.arange(steps) + 0.5) / steps
+    middle = (torch.arange(symbols) + 0.5) / symbols
+    beside = (time[:, None] - middle).abs() - 0.5 / symbols  # how far from the stretch of the symbol
+    is_near = beside <= near + 1e-9
+    chance = is_near.double().mean().item()
+    weight = w.where(is_near, 0.0).sum().item() / max(w.sum().item(), 1e-9)
+    received = w.sum(0)
+    widest = math.log(symbols) if symbols > 1 else 1.0  # one symbol alone leaves no choice
+    return AlignmentHealth(
+        diagonality=max(0.0, (weight - chance) / (1 - chance)) if chance < 1 else weight,
+        coverage=received.clamp(max=1.0).mean().item(),
+        entropy=torch.special.entr(w).sum(1).mean().item() / widest,
+        skipped=tuple(torch.nonzero(received < SEEN).flatten().tolist()),
+        repeated=_repeated(w.argmax(1).tolist()),
+    )
+
+
+def _repeated(path: Sequence[int]) -> tuple[int, ...]:
+    """The symbols of a path, a symbol a step, that come again once it has gone back."""
+    again: set[int] = set()
+    furthest, is_back = -1, False
+    for symbol in path:
+        if symbol > furthest:
+            furthest, is_back = symbol, False
+        is_back = is_back or symbol < furthest - BACK
+        if is_back:
+            again.add(symbol)
+    return tuple(sorted(again))
+
+
+def alignments_health(
+    alignments: Sequence[Tensor] | Tensor, steps: Sequence[int], symbols: Sequence[int]
+) -> dict[str, float]:
+    """The means over utterances, of alignments ``(T, L)`` of which so many steps and symbols are real.
+
+    "whole" is the share of utterances that were read, with nothing skipped or repeated; "skipped" and
+    "repeated" are shares of all symbols.
+
+    >>> figures = alignments_health(torch.eye(3)[None], steps=[3], symbols=[3])
+    >>> figures["alignment/diagonality"], figures["alignment/whole"]
+    (1.0, 1.0)
+    """
+    if not len(alignments) == len(steps) == len(symbols):
+        raise InputError(
+            f"alignments_health: {len(alignments)} alignments came with {len(steps)} numbers of steps and "
+            f"{len(symbols)} of symbols; one of each is expected for every utterance"
+        )
+    if not len(alignments):
+        return {}
+    each = [
+        alignment_health(alignment[:height, :width])
+        for alignment, height, width in zip(alignments, steps, symbols, strict=True)
+    ]
+    number, text = len(each), sum(symbols)
+    return {
+        "alignment/diagonality": sum(one.diagonality for one in each) / number,
+        "alignment/coverage": sum(one.coverage for one in each) / number,
+        "alignment/entropy": sum(one.entropy for one in each) / number,
+        "alignment/skipped": sum(len(one.skipped) for one in each) / text,
+        "alignment/repeated": sum(len(one.repeated) for one in each) / text,
+        "alignment/whole": sum(one.is_whole for one in each) / number,
+    }
+
+
+@torch.no_grad()
+def style_health(weights: Tensor) -> dict[str, float]:
+    """Figures of the weights ``(B, H, N)`` that H heads give N style tokens, in B utterances.
+
+    ==============  ===========================================================================
+    style/entropy   how widely a head looks: 0 at one token only, 1 at all alike
+    style/spread    how much utterances differ: the mean share of a head's weight that is elsewhere than it is
+                    on average; 0 all have the same style
+    style/tokens    how many tokens are in use, at most N: exp of the entropy of the mean weights
+    ==============  ===========================================================================
+
+    >>> style_health(torch.eye(2)[:, None])  # two utterances, each with a token of its own
+    {'style/entropy': 0.0, 'style/spread': 0.5, 'style/tokens': 2.0}
+    """
+    if weights.dim() != 3 or 0 in weights.shape:
+        raise InputError(
+            f"style_health: weights of shape {tuple(weights.shape)} came; expected (utterances, heads, "
+            "tokens)"
+        )
+    w = weights.detach().double().cpu()
+    mean = w.mean(0)  # (H, N)
+    widest = math.log(w.shape[2]) if w.shape[2] > 1 else 1.0
+    return {
+        "style/entropy": torch.special.entr(w).sum(-1).mean().item() / widest,
+        "style/spread": (w - mean).abs().sum(-1).mean().item() / 2,
+        "style/tokens": torch.special.entr(mean).sum(-1).exp().mean().item(),
+    }
+
+
+@torch.no_grad()
+def style_effect(own: Tensor, other: Tensor, frames: Sequence[int]) -> float:
+    """How much sounds change with the style, as a share of how much frames differ at all.
+
+    ``own`` and ``other`` ``(B, T, M)`` are mels of the same utterances, each with its own style and with that
+    of another; ``frames`` says how many are real.
+
+    >>> own = torch.tensor([[[1.0], [3.0]]])  # 1 away from their mean
+    >>> style_effect(own, own + 0.25, frames=[2])
+    0.25
+    """
+    if own.shape != other.shape or own.dim() != 3 or len(own) != len(frames):
+        raise InputError(
+            f"style_effect: mels {tuple(own.shape)} and {tuple(other.shape)} came with {len(frames)} numbers "
+            "of frames; expected twice the same (utterances, frames, mels), and a number for each utterance"
+        )
+    real = torch.arange(own.shape[1]) < torch.tensor(frames)[:, None]
+    mine, theirs = (x.detach().double().cpu()[real] for x in (own, other))  # (frames, M)
+    differ = (mine - mine.mean(0)).abs().mean()
+    return float((mine - theirs).abs().mean() / differ) if differ > 0 else 0.0
+
+
+# --------------------------------------------------------------------------------------------- alarms
+
+
+def attention_alarm(diagonality: Sequence[float], done: float) -> str | None:
+    """What to say if attention never became diagonal, though so much of the training (0 to 1) is done.
+
+    ``diagonality`` are the figures so far, one an evaluation. None: there is nothing to say, or not yet.
+
+    >>> attention_alarm([0.38, 0.41], done=0.2)
+    >>> attention_alarm([0.38, 0.41, 0.40], done=0.5)[:31]
+    'attention never became diagonal'
+    """
+    figures = [figure for figure in diagonality if not math.isnan(figure)]
+    if done < PATIENCE or not figures or max(figures) >= DIAGONAL:
+        return None
+    return (
+        f"attention never became diagonal: its diagonality was at most {max(figures):.2f}, with {done:.0%} "
+        f"of the training done ({DIAGONAL} or more is expected by then). It does not read, "
+        "and what it says will be babble. What may help: model.guided=1, model.forward_attention=true, a "
+        "larger model.reduction, silence cut off at both ends of the recordings, shorter utterances first"
+    )
+
+
+def style_alarm(figures: dict[str, float], done: float) -> str | None:
+    """What to say if style tokens do nothing, though so much of the training is done.
+
+    ``figures`` are those of :func:`style_health`; "style/effect", if it is there, is :func:`style_effect`.
+
+    >>> style_alarm({"style/spread": 0.3, "style/tokens": 4.0}, done=0.5)
+    >>> style_alarm({"style/spread": 0.001, "style/tokens": 9.9}, done=0.5)[:23]
+    'style tokens do nothing'
+    """
+    spread, effect = figures.get("style/spread", math.nan), figures.get("style/effect", math.nan)
+    if done < PATIENCE or not (spread < ALIKE or effect < ALIKE):
+        return None
+    why = (
+        f"all utterances get the same mix of tokens (spread {spread:.3f})"
+        if spread < ALIKE
+        else f"whatever the style is, the sound stays the same (effect {effect:.3f})"
+    )
+    return (
+        f"style tokens do nothing: {why}, with {done:.0%} of the training done. What may help: recordings "
+        "whose styles differ, fewer model.style.tokens, a larger model.style.width, more model.dropout"
+    )

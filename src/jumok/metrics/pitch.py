@@ -1,0 +1,114 @@
+"""How a voice sounds, in three numbers: how high, how loud, how long.
+
+>>> wave = np.sin(2 * np.pi * 220 * np.arange(16000) / 16000)
+>>> manner = prosody(wave, 16000)
+>>> round(manner.pitch), round(manner.energy), round(manner.seconds, 1)
+(220, -3, 1.0)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jumok.errors import InputError
+
+__all__ = ["Prosody", "pitches", "prosody"]
+
+Array = NDArray[np.float64]
+LOWEST, HIGHEST = 60.0, 500.0  # Hz, of voices
+PERIODS = 3  # of the lowest voice, that a frame looks at
+HOP = 0.01  # seconds
+VOICED = 0.5  # how like itself one period later a frame is, at least
+OCTAVE = 0.03  # what a candidate an octave lower has to be better by
+LEAP = 0.15  # octaves, by which the pitch does not change in 10 ms
+SOFT = 40.0  # dB below the loudest frame, where sound begins and ends
+
+
+@dataclass(frozen=True)
+class Prosody:
+    """Of one utterance."""
+
+    pitch: float  # Hz: the mean over voiced frames, by its logarithm; NaN if there are none
+    energy: float  # dB of full scale: the mean square between begin and end
+    seconds: float  # from the first frame that is heard to the last
+    voiced: float  # the share of frames between them that have a pitch
+
+
+def prosody(wave: NDArray[Any], rate: int) -> Prosody:
+    """Of a waveform ``(samples,)``, without what is 40 dB softer than its loudest frame, at both ends."""
+    wave = _checked(wave, rate)
+    hop = max(1, round(HOP * rate))
+    power = np.square(np.pad(wave, (0, -len(wave) % hop))).reshape(-1, hop).mean(1)
+    loudest = power.max()
+    if not loudest:
+        return Prosody(math.nan, -math.inf, 0.0, 0.0)
+    heard = np.flatnonzero(power > loudest * 10 ** (-SOFT / 10))
+    first, last = int(heard[0]), int(heard[-1]) + 1
+    part = wave[first * hop : last * hop]
+    found = pitches(wave, rate)[first:last]
+    with np.errstate(invalid="ignore"):
+        middle = np.nanmedian(found) if np.isfinite(found).any() else math.nan
+        voiced = np.abs(np.log2(found / middle)) < 1  # an octave off is an error, not a voice
+    return Prosody(
+        pitch=float(np.exp(np.log(found[voiced]).mean())) if voiced.any() else math.nan,
+        energy=10 * math.log10(float(np.square(part).mean())),
+        seconds=len(part) / rate,
+        voiced=float(voiced.mean()),
+    )
+
+
+def pitches(wave: NDArray[Any], rate: int) -> Array:
+    """The pitch every 10 ms ``(frames,)``, NaN where there is none.
+
+    By autocorrelation (Boersma 1993): a frame is as like itself a period later as it is periodic, once the
+    window's own share is divided out. Frames far softer than the loudest have none, nor those that
+    no neighbour is like.
+    """
+    wave = _checked(wave, rate)
+    hop, size = max(1, round(HOP * rate)), math.ceil(PERIODS * rate / LOWEST)
+    frames = -(-len(wave) // hop)
+    padded = np.pad(wave, (size // 2, size + hop))
+    framed = padded[np.arange(frames)[:, None] * hop + hop // 2 + np.arange(size)]
+    framed = framed - framed.mean(1, keepdims=True)
+    window = np.hanning(size + 2)[1:-1]
+    own = _correlation(window[None])
+    found = _correlation(framed * window)
+    loud = found[:, 0].copy()
+    lags = np.arange(math.floor(rate / HIGHEST), math.ceil(rate / LOWEST) + 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        alike = np.nan_to_num(
+            found[:, : lags[-1] + 2] / loud[:, None] / (own / own[:, :1])[:, : lags[-1] + 2]
+        )
+    before, here, after = alike[:, lags - 1], alike[:, lags], alike[:, lags + 1]
+    peak = (here > before) & (here >= after)
+    score = np.where(peak, here - OCTAVE * np.log2(lags / lags[0]), -np.inf)
+    best = score.argmax(1)
+    rows = np.arange(frames)
+    one, two, three = before[rows, best], here[rows, best], after[rows, best]
+    bend = np.where(peak[rows, best], one - 2 * two + three, -1.0)
+    period = lags[best] + 0.5 * (one - three) / bend  # the top of a parabola through the three
+    voiced = peak[rows, best] & (two > VOICED) & (loud > loud.max() * 10 ** (-SOFT / 10))
+    pitch = np.where(voiced, rate / period, np.nan)
+    octaves = np.abs(np.diff(np.log2(pitch), prepend=np.nan, append=np.nan))  # NaN beside what has no pitch
+    return np.where((octaves[:-1] < LEAP) | (octaves[1:] < LEAP), pitch, np.nan)
+
+
+def _correlation(framed: Array) -> Array:
+    """Of each row with itself, by how far it is shifted."""
+    size = framed.shape[1]
+    spectrum = np.fft.rfft(framed, 1 << (2 * size - 1).bit_length())
+    return np.fft.irfft(np.abs(spectrum) ** 2)[:, :size]
+
+
+def _checked(wave: NDArray[Any], rate: int) -> Array:
+    wave = np.asarray(wave, np.float64)
+    if wave.ndim != 1 or not len(wave) or not np.isfinite(wave).all():
+        raise InputError(f"a waveform of shape {wave.shape} came; expected (samples,), finite, one or more")
+    if rate < 2 * HIGHEST:
+        raise InputError(f"rate {rate}: samples a second, {2 * HIGHEST:g} or more")
+    return wave

@@ -1,0 +1,154 @@
+"""Global style tokens (Wang 2018): how something is said, learned from sound alone, without labels.
+
+::
+
+    mels ─ convolutions ─ GRU ─ reference ─ query
+                                              │
+    tokens 1 … N ─ keys, values ────────── attention ─ style             of every head: a mix of the tokens
+
+The query is a sound, the keys are a handful of learned tokens. A style need not come from a sound: with
+weights of one's own, one token or any mix makes one, and it is linear in them. ::
+
+    style of a sound          tokens(mels, frames)
+    token 3, by 0.4           tokens.mix(0.4 · one-hot of 3)             0.4 times what token 3 stands for
+
+Shapes: ``B`` utterances, ``T`` frames, ``M`` mels, ``N`` tokens, ``H`` heads, ``W`` the width of a style.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from jumok.attention import core
+from jumok.attention.heads import MultiHead
+from jumok.batch import Tokens
+from jumok.models.cbhg import Norm
+from jumok.models.layers import layers
+from jumok.models.recurrent import read, recurrent
+
+__all__ = ["ReferenceEncoder", "StyleConfig", "StyleTokens"]
+
+
+@dataclass(frozen=True)
+class StyleConfig:
+    """The sizes of :class:`StyleTokens`."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    tokens: int = 10
+    heads: int = 4
+    width: int = 128  # of a style, and of the GRU that listens
+    channels: tuple[int, ...] = (32, 32, 64, 64, 128, 128)  # each convolution halves time and pitch
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "heads", "width"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"style.{name}={getattr(self, name)}: 1 or more is expected")
+        if self.width % self.heads:
+            raise ValueError(
+                f"style.width={self.width} does not divide into style.heads={self.heads}: change one of them"
+            )
+        if not self.channels or min(self.channels) < 1:
+            raise ValueError(f"style.channels={self.channels}: at least one number is expected, of 1 or more")
+
+
+class ReferenceEncoder(nn.Module):
+    """What a sound is like as a whole: of mels ``(B, T, M)`` a vector each, ``(B, W)``.
+
+    >>> ReferenceEncoder(mels=5, channels=(2, 3), width=7)(torch.ones(2, 9, 5), frames).shape
+    torch.Size([2, 7])
+    """
+
+    def __init__(self, mels: int, channels: tuple[int, ...], width: int) -> None:
+        super().__init__()
+        before = (1, *channels[:-1])
+        self.convolutions: list[nn.Conv2d] = layers(
+            nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
+            for inputs, outputs in zip(before, channels, strict=True)
+        )
+        self.norms: list[Norm] = layers(map(Norm, channels))
+        for _ in channels:
+            mels = (mels + 1) // 2
+        self.rnn = recurrent("gru", channels[-1] * mels, width)
+
+    def forward(self, mels: Tensor, frames: Tokens) -> Tensor:
+        """``frames`` know which frames are real (see :func:`jumok.speech.frames_of`)."""
+        x = mels.where(frames.real[..., None], 0.0)[:, None]  # (B, C, T, M)
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            x = convolution(x)
+            frames = _halved(frames, x)
+            x = norm(x, frames.real).relu()
+        _, (last, *_) = read(self.rnn, x.transpose(1, 2).flatten(2), frames)
+        return last[-1]
+
+
+def _halved(frames: Tokens, x: Tensor) -> Tokens:
+    """Which of the frames of ``x`` ``(B, C, T, M)`` are real, after every other one was left out."""
+    lengths = tuple((length + 1) // 2 for length in frames.lengths)
+    counts = None if frames.counts is None else (frames.counts + 1) // 2
+    return Tokens(x[:, 0], lengths, counts=counts)
+
+
+class StyleTokens(nn.Module):
+    """Styles ``(B, W)``, from sounds or from weights.
+
+    >>> style = StyleTokens(StyleConfig(tokens=3, heads=2, width=8, channels=(4, 4)), mels=5)
+    >>> style(torch.ones(2, 9, 5), frames).shape, style.weights(torch.ones(2, 9, 5), frames).shape
+    (torch.Size([2, 8]), torch.Size([2, 2, 3]))
+    >>> mixed = style.mix(torch.tensor([[0.0, 0.4, 0.0]]))
+    >>> torch.allclose(mixed, 0.4 * style.values()[1])
+    True
+    """
+
+    def __init__(self, config: StyleConfig, mels: int) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.reference = ReferenceEncoder(mels, config.channels, width)
+        token_width = width // config.heads
+        self.tokens = nn.Parameter(torch.empty(config.tokens, token_width).normal_(std=0.5))
+        # Without biases: then what comes of a mix is the mix of what comes of its tokens.
+        self.attention = MultiHead(width, config.heads, key_width=token_width, bias=False)
+
+    def forward(self, mels: Tensor, frames: Tokens) -> Tensor:
+        """The styles ``(B, W)`` of sounds ``(B, T, M)``; ``frames`` know which frames are real."""
+        asked = self.reference(mels, frames)[:, None]
+        mixed: Tensor = self.attention(asked, self._bank(len(mels)))
+        return mixed.squeeze(1)
+
+    def weights(self, mels: Tensor, frames: Tokens) -> Tensor:
+        """How much of each token is in the style of each sound, by head: ``(B, H, N)``."""
+        asked = self.reference(mels, frames)[:, None]
+        return self.attention.weights(asked, self._bank(len(mels))).squeeze(2)
+
+    def mix(self, weights: Tensor) -> Tensor:
+        """The styles ``(B, W)`` of weights ``(B, N)``, the same for all heads, or ``(B, H, N)``.
+
+        They may sum to anything, and be negative.
+        """
+        heads, tokens = self.config.heads, self.config.tokens
+        if (
+            weights.dim() not in (2, 3)
+            or weights.shape[-1] != tokens
+            or (weights.dim() == 3 and weights.shape[1] not in (1, heads))
+        ):
+            raise ValueError(
+                f"weights of shape {tuple(weights.shape)} came; expected (styles, {tokens}), or "
+                f"(styles, {heads}, {tokens}) with weights for each head"
+            )
+        values = self.attention.prepare(self._bank(1)).value  # (1, H, N, D)
+        by_head = (weights[:, None] if weights.dim() == 2 else weights).to(values.dtype)
+        found = core.mix(by_head.expand(-1, heads, -1)[:, :, None], values.expand(len(weights), -1, -1, -1))
+        mixed: Tensor = self.attention.merge(found.flatten(1))
+        return mixed
+
+    def values(self) -> Tensor:
+        """The style that each token stands for, ``(N, W)``."""
+        return self.mix(torch.eye(self.config.tokens, device=self.tokens.device, dtype=self.tokens.dtype))
+
+    def _bank(self, times: int) -> Tensor:
+        return self.tokens.tanh().expand(times, -1, -1)  # (B, N, D)

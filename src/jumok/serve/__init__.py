@@ -1,0 +1,1 @@
+"""Models behind an HTTP API: see :mod:`.app`."""

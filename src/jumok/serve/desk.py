@@ -1,0 +1,210 @@
+"""The way of a request, once it is understood: to a model, into its queue, and back with the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from jumok.errors import InputError
+from jumok.serve.batcher import Batcher, Job, Late, Overloaded
+from jumok.serve.limits import Limits
+from jumok.serve.measures import Measures
+from jumok.tasks.served import Asked, Service, TooMuch, told
+
+__all__ = ["BROKEN", "Desk", "Left", "Model", "Reading"]
+
+log = logging.getLogger("jumok.serve")
+BROKEN = "something is broken here; the server's log says what"
+READ_AT_ONCE = 256  # requests that wait to be measured
+
+
+class Left(Exception):
+    """The client closed the connection."""
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A service, and the thread that does its work."""
+
+    name: str
+    service: Service[Any, Any]
+    batcher: Batcher
+
+    @classmethod
+    def of(cls, name: str, service: Service[Any, Any], limits: Limits, measures: Measures) -> Model:
+        """With a queue of its own, which is measured."""
+        batcher = Batcher(
+            tokens=limits.batch,
+            most=limits.queue,
+            wait=limits.wait,
+            computed=measures.computed(name),
+            name=f"model {name}",
+        )
+        measures.watch(name, lambda: batcher.held, lambda: batcher.waiting)
+        return cls(name, service, batcher)
+
+    def predict(self, jobs: Sequence[Job]) -> Sequence[Any]:
+        """Work for the batcher: the answers."""
+        return self.service.predict([job.asked for job in jobs], _Audience(jobs))
+
+    def attend(self, jobs: Sequence[Job]) -> Sequence[Any]:
+        """Work for the batcher: answers, each with what was looked at."""
+        answers = self.predict(jobs)
+        return [(one, self.service.look(job.asked, one)) for job, one in zip(jobs, answers, strict=True)]
+
+
+class _Audience:
+    """Those who wait for some jobs."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self.jobs = jobs
+
+    def gone(self, number: int) -> bool:
+        return self.jobs[number].gone
+
+    def hears(self, number: int) -> bool:
+        return self.jobs[number].heard is not None and not self.jobs[number].gone
+
+    def heard(self, number: int, text: str) -> None:
+        job = self.jobs[number]
+        if (heard := job.heard) is not None:
+            job.tell(lambda: heard(text))
+
+
+class Reading:
+    """Tells how much work requests are, one after the other, in a thread apart from the busy models."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "reading")
+        self._waiting = 0
+
+    async def size(self, model: Model, asked: Asked, most: int) -> int:
+        """In tokens; an error if that is more than ``most``, or cannot be taken now."""
+        model.batcher.check()  # before anything is done for it
+        if self._waiting >= READ_AT_ONCE:
+            raise Overloaded(1)
+        self._waiting += 1
+        try:
+            measured = model.service.size
+            size = await asyncio.get_running_loop().run_in_executor(self._thread, measured, asked)
+        finally:
+            self._waiting -= 1
+        if size > most:
+            raise TooMuch(f"this would be {size:,} tokens of work; {most:,} are taken at most: shorten it")
+        return size
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False)
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Where the requests of one task arrive; ``models`` are those that do it, by their names."""
+
+    models: Mapping[str, Model]
+    limits: Limits
+    reading: Reading
+
+    @property
+    def service(self) -> Service[Any, Any]:
+        """The first, to know the schemas by."""
+        return next(iter(self.models.values())).service
+
+    async def answer(self, request: Request, asked: Asked) -> Any:
+        """The answer, unless the client leaves before."""
+        model = self._model(asked)
+        size = await self.reading.size(model, asked, self.limits.queue)
+        job = model.batcher.submit(model.predict, asked, size, alike=model.service.alike(asked))
+        return await _unless_gone(request, model.batcher.answer(job, self.limits.seconds))
+
+    async def attend(self, request: Request, asked: Asked) -> Any:
+        """The answer, and what was looked at."""
+        model = self._model(asked)
+        size = await self.reading.size(model, asked, min(self.limits.look, self.limits.queue))
+        job = model.batcher.submit(model.attend, asked, size, alike=object())  # each alone
+        return await _unless_gone(request, model.batcher.answer(job, self.limits.seconds))
+
+    async def stream(self, asked: Asked) -> AsyncIterator[str]:
+        """The answer as events, while it is made; what is refused is refused before the first."""
+        model = self._model(asked)
+        size = await self.reading.size(model, asked, self.limits.queue)
+        latest, changed = "", asyncio.Event()
+
+        def heard(text: str) -> None:
+            nonlocal latest
+            latest = text  # a slow reader gets the last of several
+            changed.set()
+
+        job = model.batcher.submit(model.predict, asked, size, alike=model.service.alike(asked), heard=heard)
+
+        async def events() -> AsyncIterator[str]:
+            answer = asyncio.create_task(model.batcher.answer(job, self.limits.seconds))
+            answer.add_done_callback(lambda _: changed.set())
+            try:
+                said = ""
+                while not answer.done():
+                    await changed.wait()
+                    changed.clear()
+                    if latest != said and not answer.done():
+                        said = latest
+                        yield _event("text", json.dumps({"text": said}, ensure_ascii=False))
+                yield _last(answer)
+            finally:
+                answer.cancel()
+
+        return events()
+
+    def _model(self, asked: Asked) -> Model:
+        if asked.model is None:
+            return next(iter(self.models.values()))
+        if asked.model not in self.models:
+            known = ", ".join(self.models)
+            raise HTTPException(
+                404, f"there is no model {asked.model[:80]!r} of this task; there are: {known}"
+            )
+        return self.models[asked.model]
+
+
+def _last(answer: asyncio.Task[Any]) -> str:
+    """The event that ends all others."""
+    try:
+        return _event("done", answer.result().model_dump_json())
+    except InputError as error:
+        said = told(error)
+    except Late as error:
+        said = str(error)
+    except Exception:
+        log.exception("an answer could not be given")
+        said = BROKEN
+    return _event("error", json.dumps({"error": said}, ensure_ascii=False))
+
+
+def _event(name: str, data: str) -> str:
+    return f"event: {name}\ndata: {data}\n\n"
+
+
+async def _unless_gone(request: Request, answer: Coroutine[Any, Any, Any]) -> Any:
+    """Wait for an answer as long as the client does."""
+
+    async def leaving() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    both = asyncio.create_task(answer), asyncio.create_task(leaving())
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not both[0].done():
+            raise Left
+        return both[0].result()
+    finally:
+        for one in both:
+            one.cancel()
+        await asyncio.gather(*both, return_exceptions=True)

@@ -1,0 +1,51 @@
+"""Pages of what models looked at: the viewer, for the last few requests that asked for it.
+
+Each has a name that nobody can guess, so that its address is all that is needed to see it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from jumok.look import page
+from jumok.look.scene import Scene
+from jumok.serve.limits import problem
+
+__all__ = ["Looks"]
+
+KEPT_BYTES = 8 << 20  # tiles of each page
+
+
+class Looks:
+    """An ASGI app to mount: ``NAME/`` is a viewer's page, with all that belongs to it."""
+
+    def __init__(self, most: int, seconds: float) -> None:
+        self.most, self.seconds = most, seconds
+        self._pages: OrderedDict[str, tuple[float, ASGIApp]] = OrderedDict()
+
+    def add(self, scenes: Sequence[Scene]) -> str:
+        """Keep these for a while; gives the name of their page."""
+        name = secrets.token_urlsafe(16)
+        self._pages[name] = time.monotonic() + self.seconds, page.app(scenes, keep=KEPT_BYTES)
+        self._clear()
+        return name
+
+    def _clear(self) -> None:
+        now = time.monotonic()
+        while self._pages and (len(self._pages) > self.most or next(iter(self._pages.values()))[0] < now):
+            self._pages.popitem(last=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._clear()
+        root = scope.get("root_path", "")
+        name = scope["path"].removeprefix(root).strip("/").partition("/")[0]
+        if name not in self._pages:
+            told = f"there is no such page (any more): the last {self.most} are kept, {self.seconds:g} s each"
+            await problem(404, told)(scope, receive, send)
+            return
+        await self._pages[name][1]({**scope, "root_path": f"{root}/{name}"}, receive, send)

@@ -1,0 +1,101 @@
+"""Runs, loaded and served until somebody stops it."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from jumok import tasks
+from jumok.errors import InputError
+from jumok.run import Run
+from jumok.serve.app import app
+from jumok.serve.limits import Limits, Prompt
+from jumok.tasks import served
+from jumok.tasks.served import Bounds, Service
+
+__all__ = ["config", "load", "serve"]
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+def load(runs: Sequence[str], bounds: Bounds, device: str = "auto") -> dict[str, Service[Any, Any]]:
+    """The models of runs, by name: one that is given, as in ``name=runs/folder``, or that of the folder."""
+    found: dict[str, Service[Any, Any]] = {}
+    for given in runs:
+        name, folder = _named(given)
+        if name in found:
+            raise InputError(f"two runs have the name {name}; give one of them another, as in other={folder}")
+        run = Run.open(folder)
+        made = served.of(run.recipe.task).Service
+        found[name] = made(tasks.of(run.recipe.task).load(run, device), bounds)
+    return found
+
+
+def _named(given: str) -> tuple[str, Path]:
+    name, equals, folder = given.partition("=")
+    if equals and not Path(given).exists():
+        return name, Path(folder)
+    return Path(given).resolve().name, Path(given)
+
+
+def serve(
+    runs: Sequence[str],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: str | None = None,
+    limits: Limits | None = None,
+    device: str = "auto",
+) -> None:
+    """Serve runs until SIGTERM or Ctrl+C, and finish then what was taken."""
+    limits = limits or Limits()
+    if token is not None and not token.strip():
+        raise InputError("--token is empty; leave it out to let everybody in")
+    services = load(runs, limits.bounds, device)
+    local = _is_local(host)
+    if not local and token is None:
+        print(f"jumok: whoever reaches {host} may use this; --token … asks for a token", file=sys.stderr)
+    # Without a token a page from elsewhere could have its own name point here, and ask in a reader's browser.
+    made = app(services, limits, token=token, hosts=LOOPBACK if local and token is None else None)
+    with _listening(host, port) as sock:
+        at = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
+        for name, service in services.items():
+            print(f"{at}/{service.task}   {name}", flush=True)
+        uvicorn.Server(config(made, limits)).run(sockets=[sock])
+
+
+def config(app: ASGIApp, limits: Limits) -> uvicorn.Config:
+    """How the app is run."""
+    return uvicorn.Config(
+        app,
+        http=type("Prompt", (Prompt,), {"seconds": limits.body_seconds}),
+        ws="none",
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=limits.connections,
+        timeout_graceful_shutdown=max(1, round(limits.grace)),
+    )
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        raise InputError(f"--host {host} --port {port}: {error}; another port may be free") from None
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,125 @@
+"""Texts with the sound of them, to learn from: the batch that models take that speak.
+
+A sound is a row of *frames*, a short stretch of time each, and a frame is what sounds in it: so much at each
+of M pitches (log-mel), or at each of F frequencies (log-magnitude)::
+
+    text      d  o  g  </s>                  (B, L)
+    mels      ▂ ▃ ▅ ▇ ▇ ▆ ▅ ▅ ▃ ▂ ▁          (B, T, M)
+
+Shapes: ``B`` utterances, ``L`` symbols of the longest text, ``T`` frames of the longest sound.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from jumok.batch import Tokens
+
+__all__ = ["Speech", "frames_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Speech:
+    """Utterances: the symbols of each, and its frames, padded at the right. No frame of padding counts."""
+
+    text: Tokens
+    mels: Tensor  # (B, T, M)
+    frames: tuple[int, ...]  # how many of them are real, of each utterance; on the host
+    count: int  # frames that count
+    counts: Tensor | None = None  # (B,): the same numbers on the device, where batches are alike (see Tokens)
+    linear: Tensor | None = None  # (B, T, F); None: waveforms are made of mels
+    index: tuple[int, ...] = ()  # the numbers of the examples in their data set
+
+    def __post_init__(self) -> None:
+        if self.mels.dim() != 3 or not len(self.mels) == len(self.frames) == len(self.text.lengths):
+            raise ValueError(
+                f"mels of shape {tuple(self.mels.shape)} came with {len(self.frames)} numbers of frames and "
+                f"{len(self.text.lengths)} texts; expected (utterances, frames, mels), and one of each for "
+                "every utterance"
+            )
+        if not all(1 <= frames <= self.mels.shape[1] for frames in self.frames):
+            raise ValueError(
+                f"frames={list(self.frames)} came for mels of shape {tuple(self.mels.shape)}; each is "
+                f"expected to be from 1 to {self.mels.shape[1]}"
+            )
+        if self.linear is not None and self.linear.shape[:2] != self.mels.shape[:2]:
+            raise ValueError(
+                f"linear spectra of shape {tuple(self.linear.shape)} came with mels "
+                f"{tuple(self.mels.shape)}; as many utterances and frames of both are expected"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        text: Sequence[Sequence[int]],
+        mels: Sequence[Tensor],
+        linear: Sequence[Tensor] | None = None,
+        index: Sequence[int] = (),
+        *,
+        to: tuple[int, int] = (0, 0),
+    ) -> Speech:
+        """From the symbols of each utterance, its mels ``(T, M)`` and its linear spectra ``(T, F)``.
+
+        ``to``: how many symbols, and frames, to fill up to at least.
+
+        >>> batch = Speech.of([[7, 8, 3], [9, 3]], [torch.ones(4, 5), torch.ones(2, 5)])
+        >>> batch.text.ids.shape, batch.mels.shape, batch.frames, batch.count
+        (torch.Size([2, 3]), torch.Size([2, 4, 5]), (4, 2), 6)
+        """
+        frames = tuple(map(len, mels))
+        return cls(
+            text=Tokens.padded(text, to[0]),
+            mels=_filled(mels, to[1]),
+            frames=frames,
+            count=sum(frames),
+            linear=None if linear is None else _filled(linear, to[1]),
+            index=tuple(index),
+        )
+
+    @functools.cached_property
+    def sound(self) -> Tokens:
+        """The mels as "sequences" of frames, which know where padding is: see :func:`frames_of`."""
+        return frames_of(self.mels, self.frames, self.counts)
+
+    @property
+    def form(self) -> Hashable | None:
+        """As that of :class:`~jumok.batch.Tokens`, of text and sound."""
+        forms = self.text.form, self.sound.form
+        return None if None in forms else (*forms, None if self.linear is None else self.linear.shape)
+
+    def alike(self) -> Speech:
+        """The same batch with a :attr:`form`."""
+        return replace(self, text=self.text.alike(), counts=self.sound.alike().counts)
+
+    def to(self, device: torch.device | str) -> Speech:
+        on_gpu = torch.device(device).type == "cuda"
+        mels, counts, linear = (
+            None if x is None else x.to(device, non_blocking=on_gpu)
+            for x in (self.mels, self.counts, self.linear)
+        )
+        assert mels is not None
+        return replace(self, text=self.text.to(device), mels=mels, counts=counts, linear=linear)
+
+
+def frames_of(x: Tensor, frames: Sequence[int], counts: Tensor | None = None) -> Tokens:
+    """Frames ``(B, T, …)`` as padded "sequences" of which so many are real: their ``real`` is ``(B, T)``.
+
+    >>> frames_of(torch.zeros(2, 3, 5), (3, 1)).real
+    tensor([[ True,  True,  True],
+            [ True, False, False]])
+    """
+    return Tokens(x, tuple(frames), counts=counts)
+
+
+def _filled(spectra: Sequence[Tensor], to: int) -> Tensor:
+    """Spectra ``(T, M)`` of several lengths as ``(B, T, M)``, filled up with zeros."""
+    longest = max(to, *map(len, spectra), 0)
+    filled = torch.zeros(len(spectra), longest, spectra[0].shape[-1])
+    for row, spectrum in zip(filled, spectra, strict=True):
+        row[: len(spectrum)] = torch.as_tensor(spectrum)
+    return filled

@@ -1,0 +1,139 @@
+"""The cache of spectra: no recording is decoded twice, none is lost after a kill, none is stale."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jumok.data import kept as module
+from jumok.data.formats import Flaw
+from jumok.data.frames import Frames
+from jumok.data.recordings import Recording, RecordingFile, Said, built_in
+from jumok.data.sound import Sound, SoundConfig, saved
+from jumok.errors import InputError
+
+pytest.importorskip("librosa")
+
+CONFIG = SoundConfig.at(8000, mels=23)
+
+
+class Counting(Sound):
+    """Sound that notes how often something was made."""
+
+    def __init__(self, config: SoundConfig = CONFIG) -> None:
+        super().__init__(config)
+        self.made = 0
+
+    def features(self, wave: Any) -> Any:
+        self.made += 1
+        return super().features(wave)
+
+
+def opened(folder: Path, sound: Sound | None = None) -> Frames:
+    return Frames.open(folder / "cache", sound or Counting())
+
+
+def recorded(folder: Path, count: int) -> list[Recording]:
+    """Noises, each 50 ms longer than the one before."""
+    chance = np.random.default_rng(7)
+    found = []
+    for number in range(count):
+        path = folder / f"{number}.wav"
+        saved(path, chance.normal(size=400 * (number + 1)) / 8, 8000)
+        found.append(Recording(RecordingFile.of(path), f"noise {number}", f"my.tsv:{number}"))
+    return found
+
+
+def made(cache: Frames, found: list[Recording]) -> int:
+    """How many had to be computed; and then all of them are there, and right."""
+    before = cache.sound.made  # type: ignore[attr-defined]
+    assert list(cache.filled(found)) == found
+    count = cache.sound.made - before  # type: ignore[attr-defined]
+    for one in found:
+        wave = one.sound.decode(Sound(CONFIG))
+        assert not isinstance(wave, Flaw)
+        expected = Sound(CONFIG).features(wave)
+        assert cache.frames(one.sound) == len(expected) == 1 + len(wave) // 100
+        np.testing.assert_allclose(cache[one.sound], expected, atol=1e-3)
+    return int(count)
+
+
+@pytest.fixture(autouse=True)
+def _a_few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 3)
+
+
+def test_nothing_is_decoded_twice(tmp_path: Path) -> None:
+    found = recorded(tmp_path, 7)
+    cache = opened(tmp_path)
+    assert made(cache, found[:4]) == 4
+    assert made(cache, found) == 3
+    assert made(opened(tmp_path), found[::-1]) == 0
+    assert len(cache) == 7
+    assert cache.features.dtype == np.float16
+    assert not cache[found[0].sound].flags.writeable
+    assert len(cache.features) == sum(cache.frames(one.sound) for one in found)
+
+
+def test_a_recording_that_has_changed_and_another_config(tmp_path: Path) -> None:
+    found = recorded(tmp_path, 3)
+    made(opened(tmp_path), found)
+    path = found[1].sound.path  # type: ignore[union-attr]
+    os.utime(path, ns=(0, 12345))
+    again = [found[0], Recording(RecordingFile.of(path), "changed", "my.tsv:1"), found[2]]
+    assert made(opened(tmp_path), again) == 1
+    other = opened(tmp_path, Counting(SoundConfig.at(8000, mels=29)))
+    assert len(other) == 0
+    assert other.path != opened(tmp_path).path
+
+
+@pytest.mark.parametrize("name", ["features.f16", "recordings.key"])
+def test_a_kill_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    found = recorded(tmp_path, 6)
+    made(opened(tmp_path), found[:2])
+    whole = module._append
+
+    def half(path: Path, end: int, data: bytes) -> None:
+        if path.name == name:
+            whole(path, end, data[: len(data) // 2 + 1])
+            raise KeyboardInterrupt
+        whole(path, end, data)
+
+    monkeypatch.setattr(module, "_append", half)
+    with pytest.raises(KeyboardInterrupt):
+        list(opened(tmp_path).filled(found))
+    monkeypatch.setattr(module, "_append", whole)
+    assert len(opened(tmp_path)) in (2, 3)  # of three records, half and a bit hold one
+    assert made(opened(tmp_path), found) in (3, 4)
+
+
+def test_flaws_go_through(tmp_path: Path) -> None:
+    found: list[Any] = recorded(tmp_path, 4)
+    (tmp_path / "1.wav").write_bytes(b"no sound")
+    flaw = Flaw("my.tsv:9", "an empty text")
+    one, bad, two, again, three = opened(tmp_path).filled([found[0], found[1], flaw, found[2], found[3]])
+    assert (one, two, again, three) == (found[0], flaw, found[2], found[3])
+    assert str(bad).startswith("my.tsv:1 1.wav: no recording in WAV, FLAC or OGG")
+    with pytest.raises(InputError, match=r"no features of .*1.wav; fill it first"):
+        opened(tmp_path)[found[1].sound]
+
+
+def test_built_in_voices_are_kept_too(tmp_path: Path) -> None:
+    found = list(built_in(1, 3, rate=8000))
+    cache = opened(tmp_path)
+    assert made(cache, found) == 3
+    assert made(cache, found) == 0
+    with pytest.raises(InputError, match="voices:99"):
+        cache[Said(1, 99, 8000)]
+
+
+def test_mel_and_linear_together(tmp_path: Path) -> None:
+    config = SoundConfig(8000, 512, 100, 400, 23, linear=True)
+    found = recorded(tmp_path, 1)
+    cache = opened(tmp_path, Counting(config))
+    list(cache.filled(found))
+    assert cache[found[0].sound].shape == (5, 23 + 257)

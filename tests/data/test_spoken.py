@@ -1,0 +1,115 @@
+"""Text as it is spoken: jamo and back, numbers read out, symbols that are kept."""
+
+from __future__ import annotations
+
+import doctest
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jumok.batch import EOS, SPECIAL, UNK
+from jumok.data import spoken as module
+from jumok.data.spoken import Symbols, jamo, read_out, syllables
+from jumok.errors import InputError
+
+
+def test_hangul_comes_apart_into_jamo_and_back() -> None:
+    assert [unicodedata.name(one).removeprefix("HANGUL ") for one in jamo("친구와")] == [
+        *("CHOSEONG CHIEUCH", "JUNGSEONG I", "JONGSEONG NIEUN"),
+        *("CHOSEONG KIYEOK", "JUNGSEONG U"),
+        *("CHOSEONG IEUNG", "JUNGSEONG WA"),
+    ]
+    assert syllables(jamo("친구와")) == "친구와"
+    symbols = Symbols.learned(["친구와"])
+    assert len(symbols.encode("친구와")) == 7 + 1
+    assert symbols.decode(symbols.encode("친구와")) == "친구와"
+    # A final letter and an initial one are different symbols, and other syllables are spelled with them.
+    assert symbols.decode(symbols.encode("친와")) == "친와"
+    assert symbols.unknown("나") == [*jamo("나")]
+
+
+def test_texts_are_brought_to_one_form() -> None:
+    symbols = Symbols.learned(["it's a café."])
+    assert symbols.normal("  It’s a\n CAFE\u0301. ") == "it's a café."
+    assert symbols.encode("It’s") == symbols.encode("it's")
+    assert symbols.encode("it's")[-1] == EOS
+    assert symbols.size == len(SPECIAL) + len(set("it's a café."))
+    assert symbols.encode("xi")[0] == UNK
+    assert symbols.decode(symbols.encode("xi")) == "�i"
+    assert symbols.decode([*symbols.encode("it"), *symbols.encode("café")]) == "it"  # up to the end
+
+
+@pytest.mark.parametrize(
+    ("text", "english", "korean"),
+    [
+        ("0", "zero", "영"),
+        ("7", "seven", "칠"),
+        ("10", "ten", "십"),
+        ("19", "nineteen", "십구"),
+        ("42", "forty two", "사십이"),
+        ("100", "one hundred", "백"),
+        ("115", "one hundred fifteen", "백십오"),
+        ("2,026", "two thousand twenty six", "이천이십육"),
+        ("10000", "ten thousand", "만"),
+        ("10001", "ten thousand one", "만일"),
+        ("110000", "one hundred ten thousand", "십일만"),
+        (
+            "123456789",
+            "one hundred twenty three million four hundred fifty six thousand seven hundred eighty nine",
+            "일억이천삼백사십오만육천칠백팔십구",
+        ),
+        ("100010000", "one hundred million ten thousand", "일억일만"),
+        ("3.14", "three point one four", "삼점일사"),
+        ("007", "zero zero seven", "영영칠"),
+        ("1" * 16, " ".join(["one"] * 16), "일" * 16),
+        ("no number", "no number", "no number"),
+    ],
+)
+def test_numbers_read_out(text: str, english: str, korean: str) -> None:
+    assert read_out(text, "en") == english
+    assert read_out(text, "ko") == korean
+
+
+def test_numbers_in_sentences() -> None:
+    assert read_out("the 1st, 22nd, 30th and 112th", "en") == (
+        "the first, twenty second, thirtieth and one hundred twelfth"
+    )
+    assert read_out("a4 and mp3s", "en") == "a four and mp three s"
+    assert read_out("3월 15일에", "ko") == "삼월 십오일에"
+    assert Symbols.learned(["x"]).normal("room 42") == "room 42"
+    assert Symbols.learned(["x"], numbers="en").normal("room 42") == "room forty two"
+
+
+@given(st.text(alphabet=st.characters(blacklist_categories=("Cs", "Co")), max_size=40))
+def test_whatever_was_seen_comes_back(text: str) -> None:
+    symbols = Symbols.learned(["a", text])
+    assert UNK not in symbols.encode(text)
+    normal = symbols.normal(text)
+    assert symbols.decode(symbols.encode(text)) == unicodedata.normalize("NFC", normal)
+
+
+def test_symbols_are_kept(tmp_path: Path) -> None:
+    symbols = Symbols.learned(['친구 "a" 7'], numbers="ko")
+    symbols.save(tmp_path)
+    assert Symbols.load(tmp_path) == symbols
+    (tmp_path / "symbols.json").write_text("{}")
+    with pytest.raises(InputError, match=r"symbols.json is damaged"):
+        Symbols.load(tmp_path)
+    with pytest.raises(InputError, match=r"symbols.json cannot be read"):
+        Symbols.load(tmp_path / "none")
+
+
+def test_what_symbols_refuse() -> None:
+    with pytest.raises(InputError, match="no text"):
+        Symbols.learned([" ", ""])
+    with pytest.raises(InputError, match="en or ko"):
+        Symbols.learned(["a"], numbers="fr")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="no symbol 99"):
+        Symbols.learned(["a"]).decode([99])
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    assert doctest.testmod(module).failed == 0

@@ -1,0 +1,127 @@
+"""Utterances as batches: all come once an epoch, with their own symbols and frames."""
+
+from __future__ import annotations
+
+import doctest
+
+import numpy as np
+import pytest
+import torch
+
+from jumok.batch import EOS
+from jumok.data import utterances as module
+from jumok.data.utterances import Utterances
+from jumok.errors import InputError
+
+chance = np.random.default_rng(11)
+LENGTHS = [int(one) for one in chance.integers(3, 90, 53)]
+TEXTS = [[*chance.integers(4, 19, 1 + length // 7).tolist(), EOS] for length in LENGTHS]
+SPECTRA = [chance.random((length, 5 + 3)).astype(np.float16) for length in LENGTHS]
+
+
+def data(**settings: object) -> Utterances:
+    return Utterances(TEXTS, SPECTRA, **{"frames": 400, "seed": 3, "mels": 5, **settings})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_every_utterance_comes_once_with_what_is_its_own(alike: bool) -> None:
+    utterances = data(alike=alike)
+    assert len(utterances) == 53
+    seen = []
+    for index in utterances.batches(epoch=2):
+        batch = utterances.collate(index)
+        assert batch.mels.shape[:2].numel() <= 400
+        assert batch.count == sum(batch.frames)
+        for row, number in enumerate(batch.index):
+            length = LENGTHS[number]
+            assert batch.frames[row] == length
+            assert batch.text.ids[row, : batch.text.lengths[row]].tolist() == TEXTS[number]
+            spectra = torch.from_numpy(SPECTRA[number].astype(np.float32))
+            assert torch.equal(batch.mels[row, :length], spectra[:, :5])
+            assert batch.linear is not None
+            assert torch.equal(batch.linear[row, :length], spectra[:, 5:])
+            assert not batch.mels[row, length:].any()
+        seen += batch.index
+    assert sorted(seen) == list(range(53))
+
+
+def test_the_order_is_one_of_seed_and_epoch() -> None:
+    def order(epoch: int, seed: int = 3) -> list[list[int]]:
+        return [batch.tolist() for batch in data(seed=seed).batches(epoch)]
+
+    assert order(0) == order(0)
+    assert order(0) != order(1)
+    assert order(0) != order(0, seed=4)
+    padding = [
+        1 - sum(LENGTHS[i] for i in batch) / (len(batch) * max(LENGTHS[i] for i in batch))
+        for batch in order(0)
+    ]
+    assert np.mean(padding) < 0.15
+
+
+def test_batches_that_are_alike_have_few_forms() -> None:
+    utterances = data(alike=True)
+    batches = [utterances.collate(index) for epoch in range(3) for index in utterances.batches(epoch)]
+    forms = {batch.form for batch in batches}
+    assert None not in forms
+    assert (
+        len({(batch.mels.shape, batch.text.ids.shape) for batch in batches}) == len(forms) < len(batches) / 2
+    )
+    fillers = [batch for batch in batches if len(batch.frames) > len(batch.index)]
+    assert fillers
+    for batch in fillers:
+        assert set(batch.frames[len(batch.index) :]) == {1}
+        assert batch.text.ids[-1, 0] == EOS
+        assert not batch.mels[-1].any()
+        assert batch.counts is not None
+        assert batch.counts.tolist() == list(batch.frames)
+
+
+def test_parts_of_a_batch_are_the_batch() -> None:
+    utterances = data()
+    index = max(utterances.batches(0), key=len)
+    parts = utterances.divide(index, 3)
+    assert sorted(np.concatenate(parts).tolist()) == sorted(index.tolist())
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_mels_alone_and_one_that_is_longer_than_the_budget() -> None:
+    utterances = Utterances(TEXTS, SPECTRA, frames=10, seed=1)
+    batch = utterances.collate([LENGTHS.index(max(LENGTHS))])
+    assert batch.linear is None
+    assert batch.mels.shape == (1, max(LENGTHS), 8)
+    assert sum(map(len, utterances.batches(0))) == 53
+
+
+def test_the_fingerprint_tells_data_apart() -> None:
+    others = [
+        Utterances(TEXTS[:-1], SPECTRA[:-1], frames=400, seed=3, mels=5),
+        Utterances([*TEXTS[:-1], [5, EOS]], SPECTRA, frames=400, seed=3, mels=5),
+        Utterances(TEXTS, [*SPECTRA[:-1], SPECTRA[-1][:-1]], frames=400, seed=3, mels=5),
+        data(mels=6),
+        data(names=["a"]),
+        data(names=["b"]),
+    ]
+    assert data().fingerprint == data(frames=100).fingerprint
+    assert len({data().fingerprint, *(one.fingerprint for one in others)}) == 7
+
+
+@pytest.mark.parametrize(
+    ("symbols", "spectra", "settings", "message"),
+    [
+        ([], [], {}, "nothing to learn from"),
+        ([[3]], [], {}, "1 texts came with 0 spectra"),
+        ([[3], []], [np.zeros((2, 5))] * 2, {}, "utterance 1 has 0 symbols"),
+        ([[3], [3]], [np.zeros((2, 5)), np.zeros((2, 4))], {}, r"utterance 1 .* expected .* \(frames, 5\)"),
+        ([[3]], [np.zeros((0, 5))], {}, "utterance 0"),
+        ([[3]], [np.zeros((2, 5))], {"mels": 6}, "mels=6"),
+        ([[3]], [np.zeros((2, 5))], {"frames": 0}, "frames=0"),
+    ],
+)
+def test_what_does_not_fit(symbols: list, spectra: list, settings: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Utterances(symbols, spectra, **{"frames": 10, "seed": 1, **settings})
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    assert doctest.testmod(module).failed == 0

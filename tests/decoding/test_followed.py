@@ -1,0 +1,111 @@
+"""A search that is followed says what it would say anyway; what is given up ends, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from jumok.batch import EOS, Tokens
+from jumok.decoding import Followed, beam, greedy
+
+LONG = 9
+
+
+class Listener:
+    """Hears some sentences, and gives some up after so many steps."""
+
+    def __init__(self, hears: Sequence[int] = (), gives_up: dict[int, int] | None = None) -> None:
+        self.wanted, self.left = set(hears), dict(gives_up or {})
+        self.told: dict[int, list[list[int]]] = {n: [] for n in hears}
+        self.asked: dict[int, int] = {}
+
+    def gone(self, sentence: int) -> bool:
+        self.asked[sentence] = self.asked.get(sentence, 0) + 1
+        return self.asked[sentence] > self.left.get(sentence, 10**9)
+
+    def hears(self, sentence: int) -> bool:
+        return sentence in self.wanted
+
+    def heard(self, sentence: int, ids: Sequence[int]) -> None:
+        self.told[sentence].append(list(ids))
+
+
+def wordy(random_scores, words: int = 11):
+    """Scores by which no sentence ends before its time."""
+    inner = random_scores(words, seed=3)
+
+    def scores(sentence, prefix):
+        found = inner(sentence, prefix)
+        found[EOS] = 9.0 if len(prefix) >= LONG - sentence % 3 else -9.0
+        return found
+
+    return scores
+
+
+@pytest.mark.parametrize("every", [1, 8])
+@pytest.mark.parametrize("size", [1, 3])
+def test_what_is_heard_grows_into_what_is_said(
+    told, random_scores, look_every, sentences, every: int, size: int
+) -> None:
+    look_every(every)
+    source = sentences(20, 21, 22)
+
+    def search(model):
+        if size == 1:
+            return greedy(model, source)
+        return [one for [one] in beam(model, source, size=size)]
+
+    plain = search(told(wordy(random_scores)))
+    listener = Listener(hears=[101, 102])
+    assert search(Followed(told(wordy(random_scores)), listener, [100, 101, 102])) == plain
+    for n, sentence in ((1, 101), (2, 102)):
+        so_far = listener.told[sentence]
+        assert [len(ids) for ids in so_far[: len(plain[n].ids)]] == list(range(1, len(plain[n].ids) + 1))
+        if size == 1:
+            assert so_far == [list(plain[n].ids[:end]) for end in range(1, len(plain[n].ids) + 1)]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_sentence_that_is_given_up_ends_and_the_others_do_not_notice(
+    told, random_scores, sentences, size: int
+) -> None:
+    source, model = sentences(20, 21, 22), told(wordy(random_scores))
+
+    def search(model):
+        return [[one] for one in greedy(model, source)] if size == 1 else beam(model, source, size=size)
+
+    plain = search(told(wordy(random_scores)))
+    listener = Listener(gives_up={1: 2})
+    found = search(Followed(model, listener, [0, 1, 2]))
+    assert found[0] == plain[0]
+    assert found[2] == plain[2]
+    assert len(found[1][0].ids) == 2
+    assert model.rows[:4] == [3, 3 * size, 3 * size, 2 * size]  # the third step was its last
+
+
+def test_once_all_have_left_nothing_is_computed(told, random_scores, sentences) -> None:
+    model = told(wordy(random_scores))
+    beam(Followed(model, Listener(gives_up={0: 1, 1: 1}), [0, 1]), sentences(20, 21), size=2)
+    assert len(model.rows) == 2
+
+
+def test_empty_sentences_have_no_number(told, random_scores) -> None:
+    source = Tokens.padded([[EOS], [21, EOS], [EOS], [22, 7, EOS]])
+    listener = Listener(hears=[5, 8])
+    found = greedy(Followed(told(wordy(random_scores)), listener, [5, 8]), source)
+    assert [len(one.ids) for one in found][::2] == [0, 0]
+    assert [listener.told[n][-1] for n in (5, 8)] == [list(found[1].ids), list(found[3].ids)]
+
+
+def test_rows_are_told_apart_without_sources(told, random_scores) -> None:
+    model = Followed(told(wordy(random_scores)), Listener(), [4, 6])
+    state = model.start(Tokens.padded([[20, EOS], [21, EOS]]))
+
+    class Any_(type(state.inner)):
+        def reorder(self, index, sources=None):
+            return self
+
+    state = type(state)(Any_([20, 21], [(), ()]), state.sentences, 2, None)
+    assert state.reorder(torch.tensor([1, 1, 0])).sentences == (6, 6, 4)

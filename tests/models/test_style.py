@@ -1,0 +1,154 @@
+"""Style tokens: what a style is made of, whichever way it comes."""
+
+import dataclasses
+import doctest
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from jumok.models import style
+from jumok.models.style import StyleConfig, StyleTokens
+from jumok.models.tacotron import Tacotron, TacotronConfig
+from jumok.speech import Speech, frames_of
+
+MELS, TOKENS, HEADS, WIDTH = 5, 7, 2, 6
+FRAMES = (11, 3, 1)
+CONFIG = StyleConfig(tokens=TOKENS, heads=HEADS, width=WIDTH, channels=(2, 3))
+EXACT = {"rtol": 1e-9, "atol": 1e-9}
+
+
+def made() -> StyleTokens:
+    torch.manual_seed(0)
+    model = StyleTokens(CONFIG, MELS).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+        for norm in model.reference.norms:
+            norm.mean.add_(torch.randn_like(norm.mean))
+    return model
+
+
+def sounds() -> Tensor:
+    return torch.randn(3, 11, MELS, generator=torch.manual_seed(1)).double()
+
+
+def test_the_docstrings_are_right() -> None:
+    found = doctest.testmod(style, extraglobs={"frames": frames_of(torch.ones(2, 9, 5), (9, 4))})
+    assert found.attempted > 3
+    assert found.failed == 0
+
+
+def test_a_reference_encoder_is_convolutions_and_a_gru() -> None:
+    model = made().reference
+    x = sounds()[:1, None]
+    for convolution, norm in zip(model.convolutions, model.norms, strict=True):
+        plain = nn.BatchNorm2d(len(norm.mean)).double().eval()
+        plain.load_state_dict(
+            {
+                "weight": norm.weight,
+                "bias": norm.bias,
+                "running_mean": norm.mean,
+                "running_var": norm.variance,
+                "num_batches_tracked": torch.tensor(0),
+            }
+        )
+        x = plain(convolution(x)).relu()
+    assert x.shape == (1, 3, 3, 2)  # 11 frames are 6, then 3; 5 mels are 3, then 2
+    _, last = model.rnn(x.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(model(sounds()[:1], frames_of(sounds()[:1], [11])), last[0], **EXACT)
+
+
+def test_a_style_is_the_mix_that_its_weights_say() -> None:
+    model, mels = made(), sounds()
+    frames = frames_of(mels, FRAMES)
+    weights = model.weights(mels, frames)
+    assert weights.shape == (3, HEADS, TOKENS)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(3, HEADS).double())
+    torch.testing.assert_close(model(mels, frames), model.mix(weights), **EXACT)
+
+
+def test_a_chosen_token_is_its_value() -> None:
+    model = made()
+    projected = model.attention.project_source.weight[WIDTH:]  # keys come first, then values
+    for number, value in enumerate(model.values()):
+        by_hand = model.attention.merge.weight @ (projected @ torch.tanh(model.tokens[number]))
+        chosen = torch.zeros(1, TOKENS).double()
+        chosen[0, number] = 1.0
+        torch.testing.assert_close(value, by_hand, **EXACT)
+        torch.testing.assert_close(model.mix(chosen)[0], value, **EXACT)
+        torch.testing.assert_close(model.mix(0.4 * chosen)[0], 0.4 * value, **EXACT)
+
+
+def test_a_mix_is_linear() -> None:
+    model = made()
+    a, b = torch.randn(2, 4, HEADS, TOKENS).double()
+    torch.testing.assert_close(model.mix(2 * a - 3 * b), 2 * model.mix(a) - 3 * model.mix(b), **EXACT)
+    alike = torch.randn(4, TOKENS).double()
+    torch.testing.assert_close(model.mix(alike), alike @ model.values(), **EXACT)
+    assert (model.mix(torch.zeros(2, TOKENS).double()) == 0).all()
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_gradients_reach_all_and_padding_nothing(training: bool) -> None:
+    found = []
+    for fill, counts in ((0.0, None), (math.nan, None), (math.nan, torch.tensor(FRAMES))):
+        model, mels = made().train(training), sounds()
+        real = frames_of(mels, FRAMES).real
+        mels = mels.masked_fill(~real[..., None], fill).requires_grad_()
+        styles = model(mels, frames_of(mels, FRAMES, counts))
+        gradients = torch.autograd.grad(styles.square().sum(), [mels, *model.parameters()])
+        assert all(g.isfinite().all() for g in gradients)
+        assert (gradients[0][~real] == 0).all()
+        assert model.tokens.grad is None
+        assert gradients[1].shape == (TOKENS, WIDTH // HEADS)
+        assert (gradients[1].abs().sum(1) > 0).all(), "a token without a gradient"
+        found.append((styles, gradients))
+    torch.testing.assert_close(found[1], found[0], **EXACT)
+    torch.testing.assert_close(found[2], found[0], rtol=1e-7, atol=1e-9)
+
+
+def test_a_sound_has_its_style_alone_as_among_others() -> None:
+    model, mels = made(), sounds()
+    together = model(mels, frames_of(mels, FRAMES))
+    for row, frames in enumerate(FRAMES):
+        own = mels[row : row + 1, :frames]
+        torch.testing.assert_close(model(own, frames_of(own, [frames])), together[row : row + 1], **EXACT)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    for weights in (torch.zeros(TOKENS), torch.zeros(1, TOKENS + 1), torch.zeros(1, HEADS + 1, TOKENS)):
+        with pytest.raises(ValueError, match="weights of shape"):
+            made().mix(weights.double())
+
+
+def test_a_voice_speaks_in_the_style_it_is_given() -> None:
+    torch.manual_seed(0)
+    config = TacotronConfig(mels=MELS, embedding=7, encoder=3, banks=2, width=8, refine=0, style=CONFIG)
+    model = Tacotron(config, 13).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+        model.decoder.stop.bias.fill_(-99.0)
+    mels = sounds()
+    batch = Speech.of([[5, 6, 3], [7, 3], [8, 3]], list(mels))
+    batch = dataclasses.replace(batch, mels=mels)
+    own = model.style_of(mels, batch.frames)
+    torch.testing.assert_close(own, made_of(model, mels), **EXACT)
+    torch.testing.assert_close(model.told(batch), model.told(batch, style=own), **EXACT)
+    assert not torch.allclose(model.told(batch), model.told(batch, style=own.roll(1, 0)))
+    uniform = model.style_from(torch.full((1, TOKENS), 1 / TOKENS, dtype=torch.float64))
+    said = model.say(batch.text, longest=5)
+    torch.testing.assert_close(said.mels, model.say(batch.text, style=uniform, longest=5).mels, **EXACT)
+    token = model.style_from(torch.eye(TOKENS).double()[:1])
+    assert not torch.allclose(said.mels, model.say(batch.text, style=token, longest=5).mels)
+    text, tokens = model.maps(batch)
+    assert text.name in dict(model.named_modules())
+    assert tokens.name in dict(model.named_modules())
+    assert tokens.weights.shape == (3, HEADS, 1, TOKENS)
+
+
+def made_of(model: Tacotron, mels: Tensor) -> Tensor:
+    assert model.style is not None
+    return model.style(mels, frames_of(mels, (11, 11, 11)))  # type: ignore[no-any-return]

@@ -1,0 +1,466 @@
+"""Tacotron: beside a naive reading of the paper, against itself, and what it learns."""
+
+import dataclasses
+import doctest
+import math
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from jumok import speech
+from jumok.batch import EOS, Tokens
+from jumok.models import aligner, frame_decoder, monotone, postnet, tacotron
+from jumok.models.monotone import forward_attention, guided_cost
+from jumok.models.style import StyleConfig
+from jumok.models.tacotron import Tacotron, TacotronConfig
+from jumok.speech import Speech, frames_of
+from jumok.training.prefetch import each_tensor
+
+SYMBOLS, MELS, LINEAR = 13, 5, 11
+EXACT = {"rtol": 1e-9, "atol": 1e-9}
+TEXTS = [[7, 12, EOS], [4, 8, 11, 6, 10, EOS], [9, EOS]]
+FRAMES = (7, 12, 2)
+KINDS: list[dict[str, Any]] = [
+    {"attention": attention, "forward_attention": forward}
+    for attention in ("additive", "location-sensitive")
+    for forward in (False, True)
+]
+
+TINY = TacotronConfig(
+    mels=MELS,
+    linear=LINEAR,
+    reduction=3,
+    embedding=7,
+    encoder=3,
+    banks=4,
+    highways=1,
+    prenet=(6, 5),
+    dropout=0.0,
+    width=8,
+    refine=2,
+    refine_width=6,
+    attention_width=7,
+    filters=3,
+    kernel=5,
+    guided=0.7,
+    style=StyleConfig(tokens=3, heads=2, width=4, channels=(2, 3)),
+)
+
+
+def shaken(model: nn.Module, by: float = 0.3) -> None:
+    """No bias is zero, no norm does nothing."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(by * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            buffer.add_(torch.rand_like(buffer) if name.endswith("variance") else torch.randn_like(buffer))
+
+
+def made(config: TacotronConfig = TINY, seed: int = 0) -> Tacotron:
+    torch.manual_seed(seed)
+    model = Tacotron(config, SYMBOLS).double().eval()
+    shaken(model)
+    return model
+
+
+def batch_of(rows: slice = slice(None), to: tuple[int, int] = (0, 0)) -> Speech:
+    draw = torch.manual_seed(1)
+    mels = [torch.randn(frames, MELS, generator=draw) for frames in FRAMES]
+    linear = [torch.randn(frames, LINEAR, generator=draw) for frames in FRAMES]
+    batch = Speech.of(TEXTS[rows], mels[rows], linear[rows], to=to)
+    return dataclasses.replace(batch, mels=batch.mels.double(), linear=batch.linear.double())  # type: ignore[union-attr]
+
+
+def with_nan(batch: Speech) -> Speech:
+    """NaN in all padding."""
+    padding = ~batch.sound.real[..., None]
+    assert batch.linear is not None
+    mels, linear = (x.masked_fill(padding, math.nan) for x in (batch.mels, batch.linear))
+    return dataclasses.replace(batch, mels=mels, linear=linear)
+
+
+def gradients(model: nn.Module, total: Tensor) -> dict[str, Tensor]:
+    named = dict(model.named_parameters())
+    found = torch.autograd.grad(total, list(named.values()), allow_unused=True)
+    assert all(g is not None for g in found), [n for n, g in zip(named, found, strict=True) if g is None]
+    return dict(zip(named, found, strict=True))  # type: ignore[arg-type]
+
+
+def test_the_docstrings_are_right() -> None:
+    names = {"torch": torch, "frames": frames_of(torch.ones(2, 9, 5), (9, 4))}
+    for module in (speech, aligner, frame_decoder, monotone, postnet, tacotron):
+        found = doctest.testmod(module, extraglobs=names)
+        assert found.attempted > 1
+        assert found.failed == 0
+
+
+# ------------------------------------------------------------------------ beside a naive reading of the paper
+
+
+def naive(model: Tacotron, states: Tensor, mels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mels ``(S r, M)``, logits of stopping and weights ``(S, L)`` of one utterance, a step after another."""
+    decoder, config = model.decoder, model.config
+    p = dict(decoder.named_parameters())
+
+    def linear(name: str, x: Tensor) -> Tensor:
+        return p[f"{name}.weight"] @ x + p.get(f"{name}.bias", 0.0)
+
+    def gru(name: str, x: Tensor, h: Tensor) -> Tensor:
+        given, kept = p[f"{name}.weight_ih_l0"] @ x, p[f"{name}.weight_hh_l0"] @ h
+        given, kept = given + p[f"{name}.bias_ih_l0"], kept + p[f"{name}.bias_hh_l0"]
+        (r, z, n), (of_r, of_z, of_n) = given.chunk(3), kept.chunk(3)
+        r, z = torch.sigmoid(r + of_r), torch.sigmoid(z + of_z)
+        return (1 - z) * torch.tanh(n + r * of_n) + z * h
+
+    r, length = config.reduction, len(states)
+    zeros = states.new_zeros
+    h, c, speaking = zeros(config.width), zeros(states.shape[1]), [zeros(config.width)] * config.layers
+    alpha, total = zeros(length), zeros(length)
+    if config.forward_attention:
+        alpha[0] = 1.0
+    said: list[tuple[Tensor, Tensor, Tensor]] = []
+    for step in range(-(-len(mels) // r)):
+        x = mels[step * r - 1] if step else zeros(config.mels)
+        for layer in range(2):
+            x = torch.relu(linear(f"prenet.layers.{layer}", x))
+        h = gru("asking", torch.cat([x, c]), h)
+        e = []
+        for n in range(length):
+            inside = linear("attention.score.query", h) + linear("attention.score.key", states[n])
+            if config.attention == "location-sensitive":
+                kernel, half = p["attention.score.convolution.weight"], config.kernel // 2
+                around = F.pad(torch.stack([alpha, total]), (half, half))[:, n : n + config.kernel]
+                inside = inside + linear("attention.score.location", (kernel * around).sum((1, 2)))
+            e.append(p["attention.score.v"] @ torch.tanh(inside))
+        y = torch.stack(e).exp()
+        y = y / y.sum()
+        if config.forward_attention:
+            y = torch.stack([y[n] * (alpha[n] + (alpha[n - 1] if n else 0.0)) for n in range(length)])
+            y = y / y.sum()
+        alpha, total = y, total + y
+        c = sum(y[n] * states[n] for n in range(length))  # type: ignore[assignment]
+        x = linear("join", torch.cat([h, c]))
+        for layer in range(config.layers):
+            speaking[layer] = gru(f"speaking.{layer}", x, speaking[layer])
+            x = x + speaking[layer]
+        x = torch.cat([x, c])
+        said.append((linear("mels", x).view(r, -1), linear("stop", x), alpha))
+    mels, stops, weights = zip(*said, strict=True)
+    return torch.cat(mels), torch.cat(stops), torch.stack(weights)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_the_papers(kind: dict[str, Any]) -> None:
+    model, batch = made(dataclasses.replace(TINY, refine=0, linear=0, **kind)), batch_of()
+    mel = stop = guided = torch.zeros(()).double()
+    looked = model.maps(batch)[0].weights
+    styles = model.style_of(batch.mels, batch.frames)
+    for number, (text, frames) in enumerate(zip(TEXTS, FRAMES, strict=True)):
+        true = batch.mels[number, :frames]
+        states = model._read(Tokens.padded([text]), styles[number]).states[0]
+        mels, stops, weights = naive(model, states, true)
+        torch.testing.assert_close(looked[number, 0, : len(weights), : len(text)], weights, **EXACT)
+        assert (looked[number, 0, len(weights) :] == 0).all()
+        assert (looked[number, 0, :, len(text) :] == 0).all()
+        mel = mel + (mels[:frames] - true).abs().mean(1).sum()
+        p = torch.sigmoid(stops[:frames])
+        stop = stop - (1 - p[:-1]).log().sum() - model.config.stop_weight * p[-1].log()
+        for frame in range(frames):
+            step = frame // 3
+            apart = torch.arange(len(text)).double() / len(text) - step / len(weights)
+            guided = guided + 0.7 * (weights[step] * (1 - torch.exp(-(apart**2) / 0.08))).sum()
+    loss = model.loss(batch)
+    assert loss.count == sum(FRAMES)
+    for name, expected in {"mel": mel, "stop": stop, "guided": guided}.items():
+        torch.testing.assert_close(loss.parts[name], expected, **EXACT, msg=name)
+    torch.testing.assert_close(loss.total, mel + stop, **EXACT)
+    torch.testing.assert_close(model.train().loss(batch).parts["guided"] > 0, torch.tensor(True))
+
+
+# ------------------------------------------------------------------------------------------- against itself
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_is_its_utterances(kind: dict[str, Any]) -> None:
+    model = made(dataclasses.replace(TINY, **kind))
+    whole = model.loss(batch_of())
+    alone = [model.loss(batch_of(slice(row, row + 1))) for row in range(3)]
+    torch.testing.assert_close(whole.total, sum(loss.total for loss in alone), **EXACT)
+    assert list(whole.parts) == ["mel", "coarse", "linear", "stop", "guided"]
+    for name, part in whole.parts.items():
+        torch.testing.assert_close(part, sum(loss.parts[name] for loss in alone), **EXACT, msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("training", [False, True])
+def test_padding_never_counts(kind: dict[str, Any], training: bool) -> None:
+    expected = []
+    for batch in (batch_of(), with_nan(batch_of()), with_nan(batch_of(to=(9, 17))), batch_of().alike()):
+        model = made(dataclasses.replace(TINY, **kind)).train(training)
+        loss = model.loss(batch)
+        expected.append((loss.total, gradients(model, loss.total), dict(model.named_buffers())))
+    for other in expected[1:]:
+        torch.testing.assert_close(other, expected[0], rtol=1e-7, atol=1e-7)
+
+
+def test_the_total_of_training_has_all_its_parts() -> None:
+    loss = made().train().loss(batch_of())
+    torch.testing.assert_close(loss.total.detach(), sum(loss.parts.values()), **EXACT)
+    loss = made().loss(batch_of())
+    torch.testing.assert_close(loss.total.detach(), sum(loss.parts.values()) - loss.parts["guided"], **EXACT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_it_says_is_what_it_would_be_told(kind: dict[str, Any]) -> None:
+    model = made(dataclasses.replace(TINY, style=None, refine=0, linear=0, **kind))
+    with torch.no_grad():
+        model.decoder.stop.bias.fill_(-99.0)  # so that it does not stop
+    text = Tokens.padded(TEXTS)
+    said = model.say(text, longest=13)
+    assert said.frames == (13, 13, 13)
+    batch = Speech(text, said.mels, said.frames, sum(said.frames))
+    torch.testing.assert_close(model.told(batch), said.mels, **EXACT)
+    torch.testing.assert_close(model.maps(batch)[0].weights[:, 0], said.alignments, **EXACT)
+
+
+def test_each_is_said_as_if_alone_and_stops_by_itself() -> None:
+    style = torch.randn(3, 4).double()
+    for seed in range(20):  # until some are cut, and some are not
+        model = made(seed=seed)
+        with torch.no_grad():
+            model.decoder.stop.weight.mul_(3.0)
+            model.decoder.stop.bias.fill_(-1.0)
+        said = model.say(Tokens.padded(TEXTS), style=style, longest=10)
+        if any(said.cut) and not all(said.cut):
+            break
+    assert said.linear is not None
+    assert any(said.cut) != all(said.cut)
+    for row, text in enumerate(TEXTS):
+        one = model.say(Tokens.padded([text]), style=style[row], longest=10)
+        frames, steps = said.frames[row], -(-said.frames[row] // 3)
+        assert said.steps[row] == steps
+        assert one.frames == (frames,)
+        assert one.cut == (said.cut[row],)
+        assert one.linear is not None
+        assert frames == 10 if said.cut[row] else frames <= 10
+        torch.testing.assert_close(said.mels[row, :frames], one.mels[0], **EXACT)
+        torch.testing.assert_close(said.linear[row, :frames], one.linear[0], **EXACT)
+        torch.testing.assert_close(said.alignments[row, :steps, : len(text)], one.alignments[0], **EXACT)
+        for behind in (said.mels[row, frames:], said.linear[row, frames:], said.alignments[row, steps:]):
+            assert (behind == 0).all()
+
+
+def test_a_decoder_that_does_not_stop_is_cut() -> None:
+    model = made(dataclasses.replace(TINY, linear=0))
+    with torch.no_grad():
+        model.decoder.stop.weight.zero_()
+        model.decoder.stop.bias.fill_(-9.0)
+    said = model.say(Tokens.padded(TEXTS), longest=7)
+    assert said.frames == (7, 7, 7)
+    assert said.cut == (True, True, True)
+    assert said.mels.shape == (3, 7, MELS)
+    assert said.alignments.shape == (3, 3, 6)
+    assert said.linear is None
+    with torch.no_grad():
+        model.decoder.stop.bias.copy_(torch.tensor([-9.0, 9.0, 9.0]))  # at the second frame of a step
+    said = model.say(Tokens.padded(TEXTS), longest=7)
+    assert said.frames == (2, 2, 2)
+    assert said.cut == (False, False, False)
+    assert model.say(Tokens.padded(TEXTS), longest=1).cut == (True, True, True)
+
+
+def test_only_a_prenet_that_drops_at_rest_says_it_differently_each_time() -> None:
+    text = Tokens.padded(TEXTS)
+    for drops in (False, True):
+        model = made(dataclasses.replace(TINY, dropout=0.5, drops_at_rest=drops))
+        first, second = (model.say(text, longest=9).mels for _ in range(2))
+        assert (first.shape == second.shape and torch.equal(first, second)) is not drops
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_host_is_never_asked(kind: dict[str, Any]) -> None:
+    # On this device there are no numbers: whoever would wait for one, fails.
+    model = Tacotron(dataclasses.replace(TINY, **kind), SYMBOLS).double().to("meta")
+    loss = model.loss(batch_of().alike().to("meta"))
+    loss.total.backward()
+    assert loss.total.shape == ()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_under_autocast(kind: dict[str, Any]) -> None:
+    model, batch = made(dataclasses.replace(TINY, **kind)).float(), batch_of()
+    assert batch.linear is not None
+    batch = dataclasses.replace(batch, mels=batch.mels.float(), linear=batch.linear.float())
+    for training in (False, True):
+        model.train(training)
+        exact = model.loss(batch).total
+        with torch.autocast("cpu", torch.bfloat16):
+            total = model.loss(batch).total
+            said = model.say(batch.text, longest=9)
+        assert total.dtype == torch.float32
+        assert said.mels.dtype == torch.float32
+        assert abs(total - exact) < 0.05 * exact
+        assert all(g.isfinite().all() for g in gradients(model, total).values())
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    model, batch = made(), batch_of()
+    with pytest.raises(ValueError, match="5 mels"):
+        model.loss(dataclasses.replace(batch, mels=batch.mels[..., :4]))
+    with pytest.raises(ValueError, match="11 frequencies, and the batch has none"):
+        model.loss(dataclasses.replace(batch, linear=None))
+    with pytest.raises(ValueError, match="packed"):
+        model.say(Tokens.pack(TEXTS), longest=3)
+    with pytest.raises(ValueError, match="lengths"):
+        model.say(Tokens.padded([[3], []]), longest=3)
+    with pytest.raises(ValueError, match="longest=0"):
+        model.say(batch.text, longest=0)
+    with pytest.raises(ValueError, match="style of shape"):
+        model.say(batch.text, style=torch.zeros(2, 4), longest=3)
+    plain = made(dataclasses.replace(TINY, style=None))
+    with pytest.raises(ValueError, match="no style tokens"):
+        plain.say(batch.text, style=torch.zeros(3, 4), longest=3)
+    with pytest.raises(ValueError, match="no style tokens"):
+        plain.style_from(torch.zeros(1, 3))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("mels", 0),
+        ("reduction", 0),
+        ("dropout", 1.0),
+        ("kernel", 4),
+        ("prenet", (3, 0)),
+        ("guided", -1.0),
+        ("guided_width", 0.0),
+        ("linear", -1),
+        ("style", {"heads": 3, "width": 8}),
+        ("style", {"channels": ()}),
+        ("widht", 8),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(ValidationError, match=field):
+        TypeAdapter(TacotronConfig).validate_python({field: value})
+    kept = dataclasses.asdict(TINY)
+    assert TypeAdapter(TacotronConfig).validate_python(kept) == TINY
+
+
+# ------------------------------------------------------------------------------------------------ the batch
+
+
+def test_speech_is_alike() -> None:
+    first, second = batch_of(to=(8, 16)), batch_of(slice(0, 3), to=(8, 16))
+    assert first.form is None
+    assert first.alike().form == second.alike().form != batch_of(to=(8, 17)).alike().form
+    alike = first.alike()
+    assert alike.counts is not None
+    assert alike.counts.tolist() == list(FRAMES)
+    assert torch.equal(alike.sound.real, first.sound.real)
+    assert each_tensor(alike, torch.clone).form == alike.form  # what a recorded step does with a batch
+    assert alike.to("meta").counts.is_meta
+    assert alike.to("meta").mels.is_meta
+    with pytest.raises(ValueError, match="from 1 to 12"):
+        dataclasses.replace(first, mels=first.mels[:, :12], linear=None, frames=(7, 13, 2))
+    with pytest.raises(ValueError, match="2 numbers of frames"):
+        dataclasses.replace(first, frames=(7, 12))
+    with pytest.raises(ValueError, match="linear spectra"):
+        dataclasses.replace(first, linear=torch.zeros(3, 4, 5))
+
+
+# ------------------------------------------------------------------------------------- options of attention
+
+
+def test_guided_attention_by_hand() -> None:
+    # Three steps and four symbols of five: the last step and the last symbol are padding.
+    weights = torch.zeros(1, 3, 5)
+    weights[0, 0, 0] = 1.0
+    weights[0, 1, 3] = 0.5
+    weights[0, 1, 2] = 0.5
+    weights[0, 2, 0] = 1.0
+    cost = guided_cost(weights, torch.tensor([2]), torch.tensor([4]), width=0.5)
+    expected = [
+        0.0,
+        0.5 * (1 - math.exp(-(0.25**2) / 0.5)),
+        0.0,
+    ]  # symbol 3 of 4 is a quarter from step 1 of 2
+    torch.testing.assert_close(cost, torch.tensor([expected]))
+
+
+def test_forward_attention_goes_on_by_at_most_a_symbol() -> None:
+    torch.manual_seed(2)
+    alpha = torch.eye(7)[:1].double()
+    for step in range(1, 12):
+        y = torch.randn(1, 7).double().mul(4).softmax(-1)
+        before, alpha = alpha, forward_attention(y, alpha)
+        torch.testing.assert_close(alpha.sum(), torch.tensor(1.0).double())
+        assert (alpha[0, step + 1 :] == 0).all()
+        expected = y * torch.stack([before[0, n] + (before[0, n - 1] if n else 0.0) for n in range(7)])
+        torch.testing.assert_close(alpha, expected / expected.sum())
+    sure = forward_attention(torch.full((1, 7), 1 / 7), torch.eye(7)[3:4])
+    assert torch.equal(sure, torch.tensor([[0, 0, 0, 0.5, 0.5, 0, 0]]))
+    # If it is drawn to where it cannot go, it stays; and gradients are finite.
+    y = torch.eye(7)[:1].requires_grad_()
+    lost = forward_attention(y, torch.eye(7)[3:4])
+    assert torch.equal(lost, torch.eye(7)[3:4])
+    assert torch.autograd.grad(lost.sum(), y)[0].isfinite().all()
+
+
+def test_with_forward_attention_no_symbol_is_skipped_over() -> None:
+    model = made(dataclasses.replace(TINY, forward_attention=True))
+    (weights, _) = (found.weights for found in model.maps(batch_of()))
+    for step in range(4):
+        assert (weights[1, 0, step, step + 2 :] == 0).all()
+    torch.testing.assert_close(weights[1, 0].sum(-1), torch.ones(4).double())
+
+
+# ---------------------------------------------------------------------------------------------- it learns
+
+
+def test_it_learns_two_utterances_by_heart() -> None:
+    torch.manual_seed(3)
+    config = TacotronConfig(
+        mels=MELS,
+        linear=3,
+        reduction=2,
+        embedding=16,
+        encoder=16,
+        banks=3,
+        highways=1,
+        prenet=(32, 16),
+        dropout=0.1,
+        width=32,
+        layers=1,
+        refine=2,
+        refine_width=16,
+        attention_width=16,
+        filters=4,
+        kernel=5,
+        guided=1.0,
+    )
+    sounds = [torch.randn(number, MELS).repeat_interleave(3, 0) for number in (3, 4)]
+    sounds[1] = sounds[1][:11]  # no whole number of steps
+    batch = Speech.of([[5, 6, EOS], [7, 5, 8, EOS]], sounds, [sound[:, :3] for sound in sounds])
+    assert batch.linear is not None
+    model = Tacotron(config, SYMBOLS).train()
+    optimizer = torch.optim.Adam(model.parameters())
+    steps = 120
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = 1e-2 * (1 - step / steps)
+        optimizer.zero_grad()
+        loss = model.loss(batch)
+        (loss.total / loss.count).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    said = model.eval().say(batch.text, longest=30)
+    assert said.frames == (9, 11)
+    assert said.cut == (False, False)
+    assert (said.mels - batch.mels).abs().mean() < 0.1
+    assert said.linear is not None
+    assert (said.linear - batch.linear).abs().mean() < 0.15
+    assert said.alignments[1, :6].argmax(-1).diff().min() >= 0  # it goes through the text

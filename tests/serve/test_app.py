@@ -1,0 +1,379 @@
+"""Every endpoint answers as the object of jumok.load does; what is wrong is refused with words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Echo
+from starlette.testclient import TestClient
+
+from jumok.look.tiles import unpack
+from jumok.serve.app import app
+from jumok.serve.limits import Limits
+from jumok.tasks.translator import Search
+
+TEXT = "the king sleeps because it snows in busan"
+
+
+@pytest.fixture(scope="module")
+def client(services: dict[str, Any]) -> Iterator[TestClient]:
+    with TestClient(app(services), raise_server_exceptions=False) as client:
+        yield client
+
+
+# ------------------------------------------------------------------------------------------- the answers
+
+
+def test_translate(client: TestClient, predictors: dict[str, Any]) -> None:
+    got = client.post("/translate", json={"text": TEXT, "alignments": True})
+    assert got.status_code == 200
+    wanted = predictors["translate"].translate(TEXT)
+    told = got.json()
+    assert told["text"] == wanted.text
+    assert told["words"] == wanted.words
+    assert told["source_words"] == TEXT.split()
+    assert told["score"] == pytest.approx(wanted.score)
+    assert told["finished"] == wanted.finished
+    assert told["links"] == [list(link) for link in wanted.links]
+    assert told["others"] == []
+    plain = client.post("/translate", json={"text": TEXT}).json()
+    assert plain == told | {"links": None, "score": pytest.approx(told["score"])}
+
+
+def test_translate_with_a_beam_and_a_list(client: TestClient, predictors: dict[str, Any]) -> None:
+    got = client.post("/translate", json={"text": TEXT, "beam": 3, "n_best": 2}).json()
+    wanted = predictors["translate"].translate(TEXT, Search(beam=3, n_best=2))
+    assert [got["text"], *(one["text"] for one in got["others"])] == [wanted.text, wanted.others[0].text]
+    greedy = client.post("/translate", json={"text": TEXT, "beam": 1}).json()
+    assert greedy["text"] == predictors["translate"].translate(TEXT, Search(beam=1)).text
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_translation_is_told_while_it_is_made(
+    client: TestClient, predictors: dict[str, Any], beam: int
+) -> None:
+    with client.stream("POST", "/translate/stream", json={"text": TEXT, "beam": beam}) as got:
+        assert got.headers["content-type"].startswith("text/event-stream")
+        blocks = "".join(got.iter_text()).strip().split("\n\n")
+    events = [
+        (block.split("\n")[0], json.loads(block.split("\n")[1].removeprefix("data: "))) for block in blocks
+    ]
+    assert [name for name, _ in events] == ["event: text"] * (len(events) - 1) + ["event: done"]
+    wanted = predictors["translate"].translate(TEXT, Search(beam=beam))
+    assert events[-1][1]["text"] == wanted.text
+    if beam == 1:
+        assert all(wanted.text.startswith(told["text"].strip()) for _, told in events)
+
+
+def test_classify(client: TestClient, predictors: dict[str, Any]) -> None:
+    got = client.post(
+        "/classify", json={"text": "the film ||| was nice"}
+    ).json()  # one text, whatever is in it
+    wanted = predictors["classify"].classify("the film ||| was nice")
+    assert got["label"] == wanted.label
+    assert [(one["label"], pytest.approx(one["probability"])) for one in got["classes"]] == list(
+        wanted.classes
+    )
+    assert got["value"] is None
+
+
+def test_classify_a_pair_with_the_model_of_that_name(client: TestClient, predictors: dict[str, Any]) -> None:
+    asked = {"text": "the sad\tstory", "pair": "a happy ||| film", "model": "pairs"}
+    got = client.post("/classify", json=asked).json()
+    wanted = predictors["pairs"].classify(asked["text"], asked["pair"])
+    assert (got["label"], got["probability"]) == (wanted.label, pytest.approx(wanted.classes[0][1]))
+    alone = client.post("/classify", json={"text": "x", "model": "pairs"})
+    assert (alone.status_code, alone.json()["error"]) == (422, "this model reads two texts")
+    both = client.post("/classify", json={"text": "x", "pair": "y"})
+    assert (both.status_code, both.json()["error"]) == (422, "this model reads one text, and two came")
+
+
+def test_tag(client: TestClient, predictors: dict[str, Any]) -> None:
+    text = "the story: Carla Maria was a New York. 😀 Anna"
+    got = client.post("/tag", json={"text": text}).json()
+    wanted = predictors["tag"].tag(text)
+    assert (got["words"], got["tags"]) == (list(wanted.words), list(wanted.tags))
+    assert [one["kind"] for one in got["entities"]] == [one.kind for one in wanted.entities]
+    assert all(text[one["begin"] : one["end"]] == one["text"] for one in got["entities"])
+
+
+def test_answer(client: TestClient, predictors: dict[str, Any]) -> None:
+    question, context = "who?", 'the {"film"} was\tAnna lives in Seoul ||| ' + "a very long story " * 20
+    got = client.post("/answer", json={"question": question, "context": context, "n_best": 3}).json()
+    wanted = predictors["answer"].answer(question, context, 3)
+    spans = [got, *got["others"]]
+    assert [(one["text"], one["begin"]) for one in spans] == [
+        (one.text, one.start) for one, _ in wanted.answers
+    ]
+    assert [one["probability"] for one in spans] == pytest.approx([share for _, share in wanted.answers])
+    assert all(context[one["begin"] : one["end"]] == one["text"] for one in spans)
+
+
+def test_fill(client: TestClient, predictors: dict[str, Any]) -> None:
+    got = client.post("/fill", json={"text": "one [MASK] three\nfour [MASK]", "n_best": 2}).json()
+    wanted = predictors["fill"].fill("one [MASK] three four [MASK]", 2)
+    assert got["filled"] == wanted.filled
+    assert [[one["word"] for one in some] for some in got["masks"]] == [
+        [word for word, _ in some] for some in wanted.words
+    ]
+    assert got["next"] is None
+    pair = client.post("/fill", json={"text": "one two", "pair": "three four"}).json()
+    assert pair["next"] == pytest.approx(predictors["fill"].fill("one two ||| three four").next)
+    single = client.post("/fill", json={"text": "one [MASK]", "n_best": 1}).json()
+    assert [len(some) for some in single["masks"]] == [1]
+    hidden = client.post("/fill", json={"text": "one two"})
+    assert hidden.status_code == 422
+    assert hidden.json()["error"].startswith("the text hides no word: write [MASK]")
+
+
+def test_classify_by_a_model_of_words(client: TestClient, predictors: dict[str, Any]) -> None:
+    text = "The soup was awful. Overall the museum was splendid."
+    got = client.post("/classify", json={"text": text, "model": "words"}).json()
+    wanted = predictors["words"].classify(text)
+    assert (got["label"], got["probability"]) == (wanted.label, pytest.approx(wanted.classes[0][1]))
+
+
+BODIES = {
+    "translate": {"text": TEXT, "beam": 1},
+    "classify": {"text": "the film was nice"},
+    "pairs": {"text": "the film", "pair": "was nice", "model": "pairs"},
+    "words": {"text": "The soup was awful.", "model": "words"},
+    "tag": {"text": "Anna was in Paris"},
+    "answer": {"question": "who?", "context": "Anna lives in Seoul"},
+    "fill": {"text": "one [MASK] three"},
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_attend_gives_the_answer_and_a_page_of_its_maps(client: TestClient, name: str) -> None:
+    task = "classify" if name in ("pairs", "words") else name
+    got = client.post(f"/attend/{task}", json=BODIES[name])
+    assert got.status_code == 200, got.text
+    told = got.json()
+    plain = client.post(f"/{task}", json=BODIES[name]).json()
+    assert set(told["prediction"]) == set(plain)
+    assert told["prediction"].get("text") == plain.get("text")
+    page = client.get(told["look"])
+    assert page.headers["content-type"].startswith("text/html")
+    if name == "translate":  # the maps are of what was said
+        assert told["prediction"]["text"] in client.get(f"{told['look']}manifest.json").json()["title"]
+    assert f"{told['look']}viewer.js" in page.text
+    manifest = client.get(f"{told['look']}manifest.json").json()
+    rows, cols = manifest["scenes"][0]["layers"][0]["shape"]
+    asked = {"layer": 0, "head": 0, "rows": f"0,{rows}", "cols": f"0,{cols}"}
+    weights = unpack(client.get(f"{told['look']}tiles", params={**asked, "what": "weights"}).content)
+    assert weights.shape == (rows, cols)
+    assert np.allclose(weights.sum(1), 1, atol=1e-4)
+    assert client.get(f"{told['look']}tiles", params={**asked, "layer": 99}).status_code == 400
+
+
+def test_only_the_last_pages_are_kept(services: dict[str, Any]) -> None:
+    with TestClient(app({"tag": services["tag"]}, Limits(looks=2))) as client:
+        pages = [client.post("/attend/tag", json={"text": "Anna"}).json()["look"] for _ in range(3)]
+        assert len(set(pages)) == 3
+        assert [client.get(page).status_code for page in pages] == [404, 200, 200]
+        assert client.get("/look/../../etc/passwd").status_code == 404
+        assert "error" in client.get("/look/").json()
+    with TestClient(app({"tag": services["tag"]}, Limits(look_seconds=-1))) as client:
+        page = client.post("/attend/tag", json={"text": "Anna"}).json()["look"]
+        assert client.get(page).status_code == 404
+
+
+def test_too_long_to_look_at(services: dict[str, Any]) -> None:
+    with TestClient(app({"tag": services["tag"]}, Limits(look=20))) as client:
+        assert client.post("/attend/tag", json={"text": "Anna " * 5}).status_code == 200
+        got = client.post("/attend/tag", json={"text": "Anna " * 50})
+        assert got.status_code == 413
+        assert "20 are taken at most" in got.json()["error"]
+
+
+# ------------------------------------------------------------------------------------------ how it is
+
+
+def test_what_is_served(client: TestClient) -> None:
+    told = {one["name"]: one for one in client.get("/models").json()}
+    tasks = {name: one["task"] for name, one in told.items()}
+    same = {name: name for name in ("translate", "classify", "tag", "answer", "fill")}
+    assert tasks == same | {"pairs": "classify", "words": "classify"}
+    assert told["classify"]["about"] == {"labels": ["0", "1"], "pairs": False}
+    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/ready").json() == {"status": "ready"}
+
+
+def test_the_description_has_every_schema(client: TestClient) -> None:
+    told = client.get("/openapi.json").json()
+    for task in ("translate", "classify", "tag", "answer", "fill"):
+        for path in (f"/{task}", f"/attend/{task}"):
+            asked = told["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+            schema = told["components"]["schemas"][asked["$ref"].rpartition("/")[2]]
+            assert schema["additionalProperties"] is False
+            assert {"422", "503", "504"} <= set(told["paths"][path]["post"]["responses"])
+    names = [one["operationId"] for path in told["paths"].values() for one in path.values()]
+    assert len(names) == len(set(names))
+    assert client.get("/docs").status_code == 404  # it would load scripts from elsewhere
+
+
+def test_figures_count(services: dict[str, Any]) -> None:
+    with TestClient(app({"tag": services["tag"]}), raise_server_exceptions=False) as client:
+        client.get("/look/x/")
+        for _ in range(3):
+            client.post("/tag", json={"text": "Anna"})
+        client.post("/tag", json={"text": 1})
+        client.get("/nowhere")
+        lines = client.get("/metrics").text.splitlines()
+    assert 'jumok_requests_total{path="/tag",status="200"} 3.0' in lines
+    assert 'jumok_requests_total{path="/tag",status="422"} 1.0' in lines
+    assert 'jumok_requests_total{path="none",status="404"} 1.0' in lines
+    assert 'jumok_requests_total{path="/look",status="404"} 1.0' in lines
+    assert 'jumok_batch_requests_count{model="tag"} 3.0' in lines
+    assert 'jumok_batch_requests_sum{model="tag"} 3.0' in lines
+    assert 'jumok_queue_tokens{model="tag"} 0.0' in lines
+    assert 'jumok_tokens_total{model="tag"} 9.0' in lines  # [CLS] Anna [SEP]
+
+
+# ------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (b"", 422, "required"),
+        (b"{", 400, "no JSON"),
+        (b'{"text": "a"', 400, "no JSON"),
+        (b"\xff\xfe\xfa", 400, ""),
+        (b'{"text": "\xff"}', 400, ""),
+        (b"[" * 100_000, 400, ""),
+        (b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, ""),
+        (b'{"beam": ' + b"9" * 5000 + b', "text": "a"}', 400, ""),
+        (b"null", 422, ""),
+        (b"[]", 422, ""),
+        (b'"text"', 422, ""),
+        (b"{}", 422, "text: Field required"),
+        (b'{"text": null}', 422, "text"),
+        (b'{"text": 7}', 422, "text"),
+        (b'{"text": ["a"]}', 422, "text"),
+        (b'{"text": ""}', 422, "text: it is empty"),
+        (b'{"text": " \\n\\t "}', 422, "text: it is empty"),
+        (b'{"text": "a\\u0000b"}', 422, "text: it has the control character U+0000 at place 1"),
+        (b'{"text": "a\\u001b[31m"}', 422, "U+001B"),
+        (b'{"text": "\\u009f"}', 422, "U+009F"),
+        (b'{"text": "\\ud800"}', 422, "surrogate"),
+        (b'{"text": "a", "\\udfff": 1}', 422, "string"),
+        (b'{"text": "a", "model": "\\ud800"}', 404, "there are: translate"),
+        (b'{"text": "a", "model": "../../etc/passwd"}', 404, "there are: translate"),
+        (b'{"text": "a", "model": 7}', 422, "model"),
+        (b'{"text": "a", "path": "/etc/passwd"}', 422, "path"),
+        (b'{"text": "a", "beam": 0}', 422, "beam"),
+        (b'{"text": "a", "beam": -1}', 422, "beam"),
+        (b'{"text": "a", "beam": "4"}', 422, "beam"),
+        (b'{"text": "a", "beam": 2.0}', 422, "beam"),
+        (b'{"text": "a", "beam": true}', 422, "beam"),
+        (b'{"text": "a", "beam": NaN}', 422, "beam"),
+        (b'{"text": "a", "beam": 1e400}', 422, "beam"),
+        (b'{"text": "a", "beam": 11}', 413, "beam is 11; this server takes 10"),
+        (b'{"text": "a", "beam": 99999999999999999999}', 413, "beam"),
+        (b'{"text": "a", "beam": 2, "n_best": 3}', 422, "n_best 3 needs a beam of as many"),
+        (b'{"text": "a", "n_best": 5000}', 413, "n_best"),
+        (b'{"text": "a", "alignments": 1}', 422, "alignments"),
+        (b'{"text": "' + b"a " * 15_000 + b'"}', 413, "30,000 characters; this server takes 20,000"),
+        (b'{"text": "' + b"a" * 2_000_000 + b'"}', 413, "1,048,576 bytes"),
+    ],
+    ids=lambda value: repr(value[:40]) if isinstance(value, bytes) else "",
+)
+def test_a_bad_request_is_answered_with_its_fault(
+    client: TestClient, body: bytes, status: int, said: str
+) -> None:
+    for path in ("/translate", "/attend/translate", "/translate/stream"):
+        got = client.post(path, content=body, headers={"Content-Type": "application/json"})
+        assert got.status_code == status, got.text
+        assert said in got.json()["error"]
+        assert len(got.content) < 1000
+    assert client.post("/translate", json={"text": "we walk"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "x"]
+)
+def test_what_is_not_called_json(client: TestClient, kind: str) -> None:
+    got = client.post("/translate", content=b'{"text": "a"}', headers={"Content-Type": kind})
+    assert 400 <= got.status_code < 500
+    assert got.json()["error"]
+
+
+def test_other_methods_and_places(client: TestClient) -> None:
+    assert client.get("/translate").status_code == 405
+    assert "error" in client.delete("/tag").json()
+    assert client.post("/caption", json={}).status_code == 404
+    assert client.post("/attend", json={}).status_code == 404
+
+
+@pytest.mark.filterwarnings("ignore:a text of . windows")  # of which the first is shown
+@pytest.mark.parametrize(
+    "text",
+    ["\u200b", "\ufeff", "\u202e", "\U0010ffff", "e" + "\u0301" * 40, "😀" * 40, "ﷺ", "||| |||", "a\r\nb"],
+    ids=lambda text: ascii(text)[:20],
+)
+def test_whatever_is_a_character_is_answered(client: TestClient, text: str) -> None:
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("translate", {"text": text, "beam": 1}),
+        ("classify", {"text": text}),
+        ("classify", {"text": text, "pair": text, "model": "pairs"}),
+        ("tag", {"text": text}),
+        ("answer", {"question": text, "context": text}),
+        ("answer", {"question": "who?", "context": text}),
+        ("fill", {"text": f"[MASK] {text}"}),
+    ]
+    for task, body in bodies:
+        for path in (f"/{task}", f"/attend/{task}"):
+            if path != "/attend/translate":  # it makes a translation of its own, with the recipe's beam
+                got = client.post(path, json=body)
+                assert got.status_code in (200, 422), (path, body, got.text)
+
+
+def test_faults_of_a_model_are_not_the_client_s(echo: Echo, caplog: pytest.LogCaptureFixture) -> None:
+    with TestClient(app({"echo": echo}), raise_server_exceptions=False) as client:
+        got = client.post("/echo", json={"text": "broken"})
+        assert got.status_code == 500
+        assert "broken here" in got.json()["error"]
+        got = client.post("/echo/stream", json={"text": "broken"})
+        assert got.text.startswith("event: error\ndata: ")
+        assert "this one is broken" in caplog.text
+        got = client.post("/echo/stream", json={"text": "unreadable"})
+        assert 'data: {"error": "the text has words that nobody can read"}' in got.text
+        got = client.post("/echo", json={"text": "unreadable"})
+        assert (got.status_code, got.json()) == (422, {"error": "the text has words that nobody can read"})
+        got = client.post("/attend/echo", json={"text": "a"})
+        assert (got.status_code, got.json()) == (422, {"error": "there is nothing to look at"})
+        assert client.post("/echo", json={"text": "fine"}).json() == {"text": "fine"}
+
+
+# ---------------------------------------------------------------------------------------------- the token
+
+
+def test_who_has_no_token_is_not_let_in(echo: Echo) -> None:
+    with TestClient(app({"echo": echo}, token="a b§c")) as client:
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": "Basic a b§c".encode()},
+            {"Authorization": "Bearer"},
+            {"Authorization": b"Bearer \xff\xfe"},
+        ):
+            for path in ("/echo", "/models", "/metrics", "/openapi.json", "/nowhere"):
+                got = client.post(path, json={"text": "a"}, headers=headers)
+                assert got.status_code == 401
+                assert got.headers["www-authenticate"] == "Bearer"
+        assert echo.batches == []
+        assert client.get("/health").status_code == client.get("/ready").status_code == 200
+        got = client.post("/echo", json={"text": "a"}, headers={"Authorization": "bearer a b§c".encode()})
+        assert got.json() == {"text": "a"}
+
+
+def test_only_requests_to_these_hosts_are_answered(echo: Echo) -> None:
+    with TestClient(app({"echo": echo}, hosts=["localhost"])) as client:
+        assert client.post("/echo", json={"text": "a"}, headers={"Host": "localhost:8000"}).status_code == 200
+        assert client.post("/echo", json={"text": "a"}, headers={"Host": "evil.example"}).status_code == 400

@@ -1,0 +1,57 @@
+"""Every example of docs/serving.md, run against a server."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Running
+
+from jumok.serve.limits import Limits
+
+PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(sh|python)\n(.*?)```", PAGE, re.S)
+ADDRESS = "http://localhost:8000"
+
+
+@pytest.fixture(scope="module")
+def running(services: dict[str, Any]) -> Iterator[Running]:
+    one = Running(services, Limits())
+    yield one
+    one.stop()
+
+
+def test_there_is_one_of_each_for_every_task() -> None:
+    for path in ("translate", "translate/stream", "classify", "tag", "answer", "fill", "attend/tag"):
+        kinds = [kind for kind, text in BLOCKS if re.search(rf'(?:8000|")/{path}\b(?!/)', text)]
+        assert sorted(kinds) == ["python", "sh"], path
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.mark.parametrize("text", [text for kind, text in BLOCKS if kind == "sh"])
+def test_curl(running: Running, text: str) -> None:
+    assert ADDRESS in text
+    command = text.replace(ADDRESS, running.url)
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=20, check=True)
+    if "stream" in text:
+        assert done.stdout.count("event: done\n") == 1
+    else:
+        assert "error" not in json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("text", [text for kind, text in BLOCKS if kind == "python"])
+def test_python(running: Running, text: str) -> None:
+    assert ADDRESS in text
+    assert len(text.splitlines()) <= 12
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(text.replace(ADDRESS, running.url), {})
+    assert said.getvalue().strip()
