@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
 
-from jumok.errors import InputError, JumokError, MissingExtra
 from jumok import lines as usual
+from jumok.errors import InputError, JumokError, MissingExtra
 from jumok.lines import answered, output
 
 if TYPE_CHECKING:

@@ -136,19 +136,17 @@ def test_a_frozen_encoder_never_changes(pixels: Tensor) -> None:
 
 
 def test_it_learns_from_a_stage_on(pixels: Tensor) -> None:
-    encoder = Encoder.of("small", stage=2, tune=1).train()
-    assert learning(encoder) == {"layers.1.0", "layers.1.1", *(f"layers.2.{n}" for n in range(4))}
+    encoder = Encoder.of("small", stage=1, tune=1).train()
+    assert {name.partition(".")[0] for name in learning(encoder)} == {"wide"}
     norms = {name: m.training for name, m in encoder.net.named_modules() if isinstance(m, nn.BatchNorm2d)}
-    learn = {"layers.1.1", "layers.2.1", "layers.2.3"}
-    assert norms == {
-        name: name in learn for name in ("layers.0.1", *sorted(learn), "layers.3.1", "layers.3.3")
-    }
+    assert len(norms) == 2 + 6
+    assert all(training == name.startswith("wide") for name, training in norms.items())
     before = {name: x.clone() for name, x in encoder.net.state_dict().items()}
     found, _ = encoder(pixels)
     found.sum().backward()
     assert all(p.grad is not None for p in encoder.parameters() if p.requires_grad)
     changed = {name for name, x in encoder.net.state_dict().items() if not torch.equal(x, before[name])}
-    assert {name.rpartition(".")[0] for name in changed} == learn
+    assert {name.rpartition(".")[0] for name in changed} == {name for name in norms if norms[name]}
     assert not any(module.training for module in encoder.eval().modules())
 
 
@@ -195,6 +193,13 @@ def test_the_small_net_says_where_its_places_are(pixels: Tensor) -> None:
     across, down = places[0, :, -2:].detach().unflatten(0, (rows, columns)).unbind(-1)
     torch.testing.assert_close(across[3], torch.arange(-11, 12, 2) / 12)
     torch.testing.assert_close(down[:, 5], torch.arange(-7, 8, 2) / 8)
+
+
+def test_what_is_wide_in_the_small_net_is_blind_to_hue(pixels: Tensor) -> None:
+    encoder = Encoder.of("small", tune=0).eval()
+    one, other = (encoder(x)[0] for x in (pixels, pixels.flip(1)))  # red for blue
+    torch.testing.assert_close(one[..., 64:], other[..., 64:])
+    assert not torch.allclose(one[..., :64], other[..., :64], atol=0.1)
 
 
 def test_to_ask_for_the_grid_changes_nothing(pixels: Tensor) -> None:

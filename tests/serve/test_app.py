@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Echo
+from serve_running import Echo
 from starlette.testclient import TestClient
 
 from jumok.look.tiles import unpack

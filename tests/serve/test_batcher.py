@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -59,7 +60,9 @@ def run(test: Awaitable[Any]) -> Any:
         async with asyncio.timeout(20):
             return await test
 
-    return asyncio.run(whole())
+    # In a thread of its own: one that drove a browser before has an event loop that still runs.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, whole()).result()
 
 
 def test_what_waits_goes_together_up_to_the_budget(batcher: Any, worker: Worker) -> None:

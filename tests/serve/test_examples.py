@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Running
+from serve_running import Running
 
 from jumok.serve.limits import Limits
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from conftest import Echo, Running, until
+from serve_running import Echo, Running, until
 from typer.testing import CliRunner
 
 from jumok import cli

@@ -56,10 +56,10 @@ class Encoder(nn.Module):
     nothing learns, and features need to be computed once only. What does not learn stays as it is, batch
     norms and their averages too, whatever mode the rest is in.
 
-    >>> encoder = Encoder.of("small", stage=2, tune=0)
+    >>> encoder = Encoder.of("small", stage=0, tune=0)
     >>> places, grid = encoder(torch.zeros(2, 3, 48, 64, dtype=torch.uint8))
     >>> places.shape, grid, encoder.features
-    (torch.Size([2, 48, 128]), (6, 8), 128)
+    (torch.Size([2, 48, 64]), (6, 8), 64)
     """
 
     mean: Tensor
@@ -141,45 +141,44 @@ class Encoder(nn.Module):
 
 
 class Small(nn.Module):
-    """For drawings, learned from nothing: made to be quick on a CPU, and to know where things are.
+    """For drawings, learned from nothing: quick on a CPU, and made so that to look somewhere means something.
 
     ::
 
-        patches of 4 × 4 ─ convolution ─ 5 × 5, channel by channel ─ 3 × 3, the same ─┬─
-              48               96                  128                     128        │
-                                                                       x, y, 2 more ──┘
-              ÷4               ÷8                  ÷8                      ÷8           sides
+        colours ───── patches of 4 × 4 ─ 3 × 3, ÷2 ──────────────────── near     64, sees 12 pixels
+        lightest,
+        darkest ───── patches of 4 × 4 ─ 3 × 3, ÷2 ─ 5 × 5 ─ 3 × 3 ──── wide    128, sees 60
+                                                                        x, y      2, from −1 to 1
 
-    A place of the last map sees 60 pixels around it. What it says of where it is comes as two features of
-    its own, from −1 to 1: so what is left of what can only be told by looking at both.
+    Shapes take a wide view to be told, and then a place knows what is around it as well as what is there.
+    But what is wide here is blind to hue: of the three colours of a pixel, it is given the lightest and the
+    darkest. So a colour is known in its own place only. And where a place is comes as features of its own:
+    what stands left of what is only told by who looks at both.
     """
 
-    MAPS = ("layers.0", "layers.1", "layers.2", "layers.3")
-    CHANNELS = (48, 96, 128, 130)
+    MAPS = ("near", "wide")
+    CHANNELS = (64, 64 + 128 + 2)
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(
-            [
-                _normed(nn.Conv2d(3, 48, 4, 4, bias=False)),
-                _normed(nn.Conv2d(48, 96, 3, 2, 1, bias=False)),
-                _separable(96, 128, 5),
-                _separable(128, 128, 3),
-            ]
-        )
+        self.near = nn.Sequential(*_patched(3))
+        self.wide = nn.Sequential(*_patched(2), _separable(64, 128, 5), _separable(128, 128, 3))
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        maps: list[Tensor] = []
-        x = x.contiguous(memory_format=torch.channels_last)
-        for layer in self.layers:
-            x = layer(x)
-            maps.append(x)
-        height, width = x.shape[2:]
+        near = self.near(x.contiguous(memory_format=torch.channels_last))
+        extremes = torch.stack([x.amax(1), x.amin(1)], 1)
+        wide = self.wide(extremes.contiguous(memory_format=torch.channels_last))
+        height, width = near.shape[2:]
         y, z = ((torch.arange(n, device=x.device) + 0.5) * (2 / n) - 1 for n in (height, width))
-        where = torch.stack(torch.meshgrid(z, y, indexing="xy")).to(x.dtype)
-        maps[-1] = torch.cat([x, where.expand(len(x), -1, -1, -1)], 1)
-        return maps
+        where = torch.stack(torch.meshgrid(z, y, indexing="xy")).to(near.dtype)
+        return [near, torch.cat([near, wide, where.expand(len(x), -1, -1, -1)], 1)]
+
+
+def _patched(inputs: int) -> tuple[nn.Module, nn.Module]:
+    """To an eighth of both sides."""
+    patches, coarse = nn.Conv2d(inputs, 32, 4, 4, bias=False), nn.Conv2d(32, 64, 3, 2, 1, bias=False)
+    return _normed(patches), _normed(coarse)
 
 
 def _normed(convolution: nn.Conv2d) -> nn.Sequential:
