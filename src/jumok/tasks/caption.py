@@ -224,7 +224,7 @@ class Describing(Use[Captioned]):
 
     @property
     def example(self) -> str:
-        return "scenes:7" if self.recipe.data.train in LANGUAGES else "photo.jpg"
+        return "scenes:4" if self.recipe.data.train in LANGUAGES else "photo.jpg"
 
     @property
     def is_frozen(self) -> bool:

@@ -27,7 +27,7 @@ def windows(text: str | None) -> Iterator[Iterator[list[str]]]:
     """The names of pictures, so many at a time.
 
     ``text`` is a picture, a folder, a list (.txt, a name a line), a table with a column *image* or *picture*,
-    or ``scenes:7``, a built-in one; None: names come from standard input.
+    or ``scenes:4``, a built-in one; None: names come from standard input.
     """
     path = None if text is None else Path(text)
     if path is None or (path.suffix in LISTS and path.is_file()):
@@ -97,6 +97,6 @@ class Finder:
         if not path.is_file():
             raise InputError(
                 f"{name}: there is no such picture; expected a file, a folder, a table with a column image, "
-                "or scenes:7, a built-in one"
+                "or scenes:4, a built-in one"
             )
         return PictureFile.of(path)
