@@ -235,7 +235,7 @@ def test_pictures_of_any_shape_and_format_are_described(barely: CaptionReader, t
 
     for number, (size, end) in enumerate((((300, 40), "jpg"), ((7, 900), "png"), ((1, 1), "webp"))):
         Image.new("RGB", size, (200, 30, number)).save(tmp_path / f"{number}.{end}")
-    with caption.windows(str(tmp_path)) as some:
+    with caption.inputs.windows(str(tmp_path)) as some:
         [names] = some
     assert [Path(name).suffix for name in names] == [".jpg", ".png", ".webp"]
     together = list(barely.predict(names, Search(beam=2)))
@@ -247,20 +247,23 @@ def test_pictures_of_any_shape_and_format_are_described(barely: CaptionReader, t
 def test_pictures_by_a_table_a_list_and_inside_a_tar(
     tmp_path: Path, table: Path, barely: CaptionReader
 ) -> None:
-    with caption.windows(str(table)) as some:
+    with caption.inputs.windows(str(table)) as some:
         [names] = some
     assert names == [str(table.parent / f"{n}.png") for n in range(12)]
     (tmp_path / "list.txt").write_text(f"{names[3]}\nscenes:7\n", encoding="utf-8")
-    with caption.windows(str(tmp_path / "list.txt")) as some:
+    with caption.inputs.windows(str(tmp_path / "list.txt")) as some:
         assert list(some) == [[names[3], "scenes:7"]]
     data_set(tmp_path / "set")
-    with caption.windows(str(tmp_path / "set" / "captions.tsv.gz")) as some:
+    with caption.inputs.windows(str(tmp_path / "set" / "captions.tsv.gz")) as some:
         [inside] = some
     assert len(inside) == 13
     same = barely.predict([inside[3], names[3]], Search())
     assert len({one.caption for one in same}) == 1
     (tmp_path / "void").mkdir()
-    with caption.windows(str(tmp_path / "void")) as some, pytest.raises(InputError, match="has no pictures"):
+    with (
+        caption.inputs.windows(str(tmp_path / "void")) as some,
+        pytest.raises(InputError, match="has no pictures"),
+    ):
         next(some)
 
 
