@@ -99,7 +99,7 @@ def test_it_measures_both_over_the_same_documents(tmp_path: Path) -> None:
 
     (learning,) = (row for row in found["rows"] if row["section"] == "training")
     ways = learning["ways"]
-    assert len(ways) == 10
+    assert len(ways) == 9
     starts = [ways[name]["start"] for name in ("padded", "padded, packed GRU")]
     assert starts[0] == pytest.approx(starts[1], abs=0.1)  # but for dropout
     assert {way["batches"] for name, way in ways.items() if "like" in name} == {4}
