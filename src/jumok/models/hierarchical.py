@@ -102,8 +102,8 @@ class Level(nn.Module):
             return self._weighed(look_up, tokens)
 
         def mixed(rows: _Rows) -> Tensor:
-            # Not `attend`: for a single query two products are as fast as any kernel, and cuDNN's would be
-            # planned anew for every batch, since each has lengths of its own.
+            # Not `attend`: every batch has lengths of its own, and cuDNN's kernel is planned anew for each.
+            # For a single query, two products do.
             looked = weights(self._queries(rows), rows.keys, score=self.score, mask=rows.mask)
             return mix(looked, rows.states.to(looked.dtype)).squeeze(1)
 
