@@ -224,6 +224,8 @@ def test_a_server_that_fails_is_told_of_and_asked_again(served: Show) -> None:
             route.continue_()
 
     shown.page.route("**/tiles?*", answer)
+    shown.page.reload()  # so that nothing was asked for before
+    shown.page.wait_for_selector(".jm-trouble:not([hidden])")
     shown.press("ArrowRight")
     shown.page.wait_for_selector(".jm-trouble:not([hidden])")
     assert "the device is busy." in shown.page.inner_text(".jm-trouble")
