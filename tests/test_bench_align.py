@@ -58,7 +58,8 @@ def ran(*arguments: str | Path) -> tuple[dict[str, Any], str]:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert max(map(len, done.stdout.splitlines())) <= 110
+    *lines, _ = done.stdout.splitlines()  # the last names a file, wherever that is
+    assert max(map(len, lines)) <= 110
     return json.loads(Path(arguments[-1]).read_text(encoding="utf-8")), done.stdout
 
 
