@@ -334,7 +334,7 @@ def test_a_long_text_comes_in_pages(served: Show) -> None:
 def test_speech_is_aligned_upwards_over_its_spectrogram(served: Show) -> None:
     # Twelve steps of two frames each speak four letters, three steps a letter.
     weights = np.repeat(np.eye(4, dtype=np.float32), 3, axis=0)
-    sound = np.random.default_rng(0).random((8, 24))
+    sound = np.random.default_rng(0).random((24, 8))
     scene = Scene.of_weights({"decoder": weights}, cols=list("abcd"), speech=Speech(sound, step=2))
     shown = served(scene)
     assert shown.text(".jm-tabs [role=tab]") == ["Map", "Arcs", "Text", "Heads", "Speech"]

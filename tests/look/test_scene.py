@@ -227,8 +227,8 @@ def test_the_manifest_has_shared_texts_once_and_no_numbers() -> None:
         (lambda: Picture(b"GIF89a", (2, 2)), "PNG"),
         (lambda: Picture(b"\x89PNG", (0, 2)), "grid"),
         (lambda: Picture.of_pixels(np.zeros((2, 2, 3)), (1, 1)), "uint8"),  # type: ignore[arg-type]
-        (lambda: Speech(np.zeros((80,))), "bins, frames"),
-        (lambda: Speech(np.zeros((80, 4)), step=0), "step=0"),
+        (lambda: Speech(np.zeros((80,))), "frames, bands"),
+        (lambda: Speech(np.zeros((4, 80)), step=0), "step=0"),
     ],
 )
 def test_a_scene_that_cannot_be_is_refused(make: Any, says: str) -> None:
@@ -255,5 +255,5 @@ def test_a_spectrogram_goes_from_its_least_to_its_most() -> None:
     told = manifest([scene])["scenes"][0]["speech"]
     import base64
 
-    assert list(base64.b64decode(told["mel"])) == [0, 102, 128, 255]
+    assert list(base64.b64decode(told["mel"])) == [0, 128, 102, 255]  # the lower band first
     assert told["shape"] == [2, 2]
