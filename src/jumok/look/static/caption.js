@@ -5,10 +5,10 @@ import { isRightToLeft } from "./text.js";
 
 export class Caption {
   /** `events`: point(word or null, event), go(word or null) by keys, pin(word). */
-  constructor(events) {
+  constructor(events, label = "Words of the caption") {
     this.events = events;
     this.buttons = [];
-    this.el = make("div", { class: "jm-text jm-caption", role: "group", aria: { label: "Words of the caption" } });
+    this.el = make("div", { class: "jm-text jm-caption", role: "group", aria: { label } });
   }
 
   fill(words) {
