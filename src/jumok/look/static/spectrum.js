@@ -94,7 +94,8 @@ export function paintOn(context, box, { profile, symbol, words, pointed, heard, 
     context.fillStyle = inks.page;
     profile.forEach((weight, n) => {
       context.globalAlpha = 0.78 * (1 - Math.sqrt(weight / most)); // what is not of this symbol pales
-      context.fillRect(box.x + n * wide, box.mel.y, wide + 0.5, box.mel.h);
+      const [from, to] = [n, n + 1].map((edge) => Math.round(box.x + edge * wide)); // no seams between
+      context.fillRect(from, box.mel.y, to - from, box.mel.h);
     });
     context.globalAlpha = 1;
     const tall = box.h / words.length,
