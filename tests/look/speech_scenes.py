@@ -65,7 +65,7 @@ def said(
 ) -> Scene:
     """A text with a style: the first token makes it high, the second long."""
     symbols = letters(text)
-    given = np.array([[0.1, 0.2, 0.05, 0.5, 0.15], [0.3, 0.1, 0.3, 0.2, 0.1]])[:heads]
+    given = np.array([[0.1, 0.2, 0.065, 0.5, 0.135], [0.3, 0.1, 0.3, 0.2, 0.1]])[:heads]
     if weights is not None:
         given = np.array([weights] * heads)
         steps = round(steps * (1 + max(0.0, weights[1])))

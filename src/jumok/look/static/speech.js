@@ -52,7 +52,11 @@ export class SpeechView {
       },
       [this.canvas, this.veil],
     );
-    this.style = new StylePanel({ wish: (weights) => this.retell(weights), reset: () => events.reset() });
+    this.style = new StylePanel({
+      wish: (weights) => this.retell(weights),
+      reset: () => events.reset(),
+      play: () => this.sound.toggle(),
+    });
     this.el = make("div", { class: "jm-speech" }, [
       make("div", { class: "jm-speech-main" }, [
         make("div", { class: "jm-player" }, [this.button, this.clock, this.lead]),

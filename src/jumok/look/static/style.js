@@ -11,7 +11,7 @@ const FIXED =
   "and in a notebook they can be moved.";
 
 export class StylePanel {
-  /** `events`: wish(weights), when sliders were moved; reset(), to hear it as it was. */
+  /** `events`: wish(weights), when sliders were moved; reset(), to have it as it was; play(). */
   constructor(events) {
     this.events = events;
     this.about = make("p", { class: "jm-soft" });
@@ -75,6 +75,7 @@ export class StylePanel {
           this.tell(n);
         },
         onchange: () => this.moved(),
+        onkeydown: (event) => event.key === " " && (event.preventDefault(), this.events.play()),
       });
       const title = live
         ? make("button", {
