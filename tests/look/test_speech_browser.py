@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from jumok.errors import InputError
+from jumok.look import assets
 from jumok.look.scene import Scene, Speech
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -265,3 +267,49 @@ def test_all_of_it_is_there_on_a_phone(served: Show, theme: str) -> None:
     assert shown.page.is_hidden(".jm-tip")
     edge = colours(shown, [0.99], [0.01]).sum()
     assert edge < 150 if theme == "dark" else edge > 600
+
+
+def test_a_notebook_says_it_anew(new_page: Show, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("anywidget", reason='the notebook needs anywidget: pip install "jumok[look]"')
+    from jumok.look.widget import Viewer
+
+    sent: list[tuple[Any, Any]] = []
+    monkeypatch.setattr(Viewer, "send", lambda self, content, buffers=None: sent.append((content, buffers)))
+    widget = Viewer(said(KOREAN))
+
+    def to_kernel(_: Any, content: Any) -> Any:
+        widget._handle_custom_msg(content, [])
+        answer, buffers = sent.pop()
+        return [answer, [base64.b64encode(data).decode() for data in buffers or ()]]
+
+    shown = new_page()
+    shown.page.expose_binding("toKernel", to_kernel)
+    shown.page.set_content('<body><div id="viewer" style="width: 860px"></div></body>')
+    shown.page.add_style_tag(content=assets.style())
+    shown.page.evaluate(
+        """async ([source, manifest]) => {
+            const heard = [];
+            const model = {
+                get: (name) => ({ manifest })[name],
+                on: (name, f) => name === "msg:custom" && heard.push(f),
+                off: () => {},
+                send: async (content) => {
+                    const [answer, parts] = await window.toKernel(content);
+                    const bytes = parts.map((text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0)));
+                    heard.forEach((f) => f(answer, bytes.map(({ buffer }) => new DataView(buffer))));
+                },
+            };
+            const module = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+            window.cleanup = module.default.render({ model, el: document.querySelector("#viewer") });
+        }""",
+        [assets.script(), widget.manifest],
+    )
+    opened(shown.ready())
+    shown.page.get_by_label("Play what is said anew").uncheck()
+    shown.page.get_by_role("slider", name="How much of token 1").fill("1")
+    shown.page.get_by_text("106 steps in 2.64 s").wait_for()
+    shown.until(lambda: shown.text(".jm-style-token output")[1] == "1.00")
+    assert shown.ask("v.views.speech.map.steps") == 106
+    assert not shown.ask("v.views.speech.sound.playing")
+    shown.page.evaluate("window.cleanup()")
+    assert shown.page.locator("#viewer *").count() == 0

@@ -12,7 +12,7 @@ __all__ = ["read", "script", "style"]
 MODULES = (
     *("dom", "colours", "about", "text", "tiles", "look", "cells", "map", "arcs", "heads", "reading"),
     *("overview", "passage", "telling", "document", "overlay", "gaze", "caption"),
-    *("strip", "picture", "sound", "spectrum", "style", "speech", "panel", "frame", "viewer"),
+    *("strip", "picture", "alignment", "sound", "spectrum", "style", "speech", "panel", "frame", "viewer"),
 )
 
 

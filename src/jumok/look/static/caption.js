@@ -49,6 +49,15 @@ export class Caption {
     this.buttons[n].focus();
   }
 
+  /** A long one scrolls until a word is seen, and nothing around it moves. */
+  reveal(n) {
+    const button = this.buttons[n],
+      { offsetTop: top, clientHeight: tall, scrollTop } = this.el;
+    if (!button || this.el.scrollHeight <= tall) return;
+    const above = button.offsetTop - top;
+    if (above < scrollTop || above + button.offsetHeight > scrollTop + tall) this.el.scrollTop = above - 4;
+  }
+
   /** The word that a key goes to from another (null: from none), or null. */
   next(key, from) {
     const last = this.buttons.length - 1,

@@ -1,6 +1,7 @@
 // Speech: its spectrogram with the alignment under it, its sound, and the style tokens it was said with. Point at a
 // symbol to see its frames, at a time to see its symbols; click a place to hear it from there.
 
+import { Alignment } from "./alignment.js";
 import { Caption } from "./caption.js";
 import { count, curveOf, told } from "./colours.js";
 import { canvasOf, icon, iconButton, make, word } from "./dom.js";
@@ -98,7 +99,7 @@ export class SpeechView {
   async load(content) {
     const answer = await this.events.strip();
     if (this.content !== content || !answer) return;
-    this.map = answer;
+    this.map = new Alignment(answer, content.shape);
     this.refresh();
   }
 
@@ -125,38 +126,6 @@ export class SpeechView {
 
   secondsOf(row) {
     return (row / this.content.shape[0]) * this.length;
-  }
-
-  // A long one is pooled to fewer cells.
-  weight(row, symbol) {
-    const { rows, cols, values } = this.map,
-      [steps, symbols] = this.content.shape;
-    return values[Math.floor((row * rows) / steps) * cols + Math.floor((symbol * cols) / symbols)];
-  }
-
-  /** How much each step looks at a symbol. */
-  profile(symbol) {
-    return Array.from({ length: this.map.rows }, (_, cell) =>
-      this.weight(Math.floor((cell * this.content.shape[0]) / this.map.rows), symbol),
-    );
-  }
-
-  ranked(row) {
-    return this.names
-      .map((text, n) => ({ n, text, value: this.weight(row, n) }))
-      .sort((a, b) => b.value - a.value)
-      .slice(0, TOLD_SYMBOLS);
-  }
-
-  /** When a symbol is looked at more than any other: the first such step, the one after the last, how many. */
-  spoken(symbol) {
-    const [steps] = this.content.shape,
-      found = [];
-    for (let row = 0; row < steps; row += 1) {
-      const own = this.weight(row, symbol);
-      if (own > 0 && this.names.every((_, n) => this.weight(row, n) <= own)) found.push(row);
-    }
-    return found.length ? { from: found[0], to: found.at(-1) + 1, many: found.length } : null;
   }
 
   curve() {
@@ -189,7 +158,7 @@ export class SpeechView {
       { look, content } = this;
     this.images = {
       mel: melImage(this.mel, [bands, frames], look.glowColours),
-      map: alignmentImage(this.map, this.curve(), look.colours),
+      map: alignmentImage(this.map.answer, this.curve(), look.colours),
     };
     const [steps, symbols] = content.shape.map(count),
       about = `Spectrogram of ${this.length.toFixed(2)} seconds`;
@@ -226,10 +195,11 @@ export class SpeechView {
       [this.marked, this.markedIn] = [now, this.map];
       this.symbols.mark({ chosen, pinned: this.held, cursor: this.cursor }, this.tinting(row));
       this.tellNow(chosen, row);
+      if (playing && row !== null) this.symbols.reveal(this.map.ranked(row, 1)[0].n);
     }
     paintOn(canvasOf(this.veil, this.plot.clientWidth, this.plot.clientHeight), this.box, {
       symbol: chosen,
-      profile: chosen === null ? [] : this.profile(chosen),
+      profile: chosen === null ? [] : this.map.profile(chosen),
       words: this.names,
       pointed: this.at === null ? null : (this.at + 0.5) / this.content.shape[0],
       heard: ready && (playing || time > 0) ? Math.min(1, time / this.length) : null,
@@ -244,7 +214,7 @@ export class SpeechView {
       return (el) => {
         el.style.backgroundColor = el.style.color = "";
       };
-    const here = this.names.map((_, n) => this.weight(row, n)),
+    const here = this.map.at(row),
       top = Math.max(...here) || 1;
     return (el, n) => {
       const shade = Math.round((here[n] / top) * 255),
@@ -261,20 +231,20 @@ export class SpeechView {
         make("span", { class: "jm-soft jm-number", text: `  ${this.when(chosen)}` }),
       );
     if (row !== null) {
-      const [best] = this.ranked(row);
+      const [best] = this.map.ranked(row, 1);
       return this.lead.replaceChildren(
         make("span", { class: "jm-number", text: `${this.secondsOf(row).toFixed(2)} s  ` }),
-        word(best.text, { class: "jm-shown" }),
+        word(this.names[best.n], { class: "jm-shown" }),
         make("span", { class: "jm-soft jm-number", text: `  ${told(best.value)}` }),
       );
     }
     const play = this.sound.ready ? "; click to play from there" : "",
-      text = `Point at a symbol for its frames, at a time for its symbols${play}.`;
+      text = `Point at a symbol or at a time${play}.`;
     return this.lead.replaceChildren(make("span", { class: "jm-soft", text }));
   }
 
   when(symbol) {
-    const found = this.spoken(symbol);
+    const found = this.map.spoken(symbol);
     if (!found) return "is at no time looked at most";
     const [from, to] = [found.from, found.to].map((row) => this.secondsOf(row).toFixed(2)),
       gaps = found.many < found.to - found.from ? ", with others between" : "";
@@ -323,15 +293,15 @@ export class SpeechView {
   }
 
   lines(row) {
-    const best = this.ranked(row),
+    const best = this.map.ranked(row, TOLD_SYMBOLS),
       top = best[0].value || 1;
     return [
       make("div", { class: "jm-soft jm-number", text: `${this.secondsOf(row).toFixed(2)} s, step ${count(row)}` }),
       make(
         "div",
         { class: "jm-looked" },
-        best.flatMap(({ n, text, value }) => [
-          word(text, { class: n === this.chosen ? "jm-pinned" : "" }),
+        best.flatMap(({ n, value }) => [
+          word(this.names[n], { class: n === this.chosen ? "jm-pinned" : "" }),
           make("span", { class: "jm-meter" }, [
             make("span", { css: { width: `${(100 * value) / top}%`, "background-color": this.look.inks.accent } }),
           ]),
@@ -370,8 +340,8 @@ export class SpeechView {
   go(row) {
     this.choose({ at: row, pointed: null });
     this.events.tip(null);
-    const [best] = this.ranked(row);
-    this.events.say(`${this.secondsOf(row).toFixed(2)} seconds: ${best.text} ${told(best.value)}`);
+    const [best] = this.map.ranked(row, 1);
+    this.events.say(`${this.secondsOf(row).toFixed(2)} seconds: ${this.names[best.n]} ${told(best.value)}`);
     return true;
   }
 
