@@ -170,7 +170,7 @@ def test_pictures_and_speech_are_in_the_file(saved: Show) -> None:
     )  # fmt: skip
     shown = saved([scene, scene])
     shown.page.wait_for_function("() => document.querySelector('.jm-veil').width > 10")
-    shown.press("6")
+    shown.press("2")
     shown.page.wait_for_function("() => document.querySelector('#viewer').jumok.views.speech.box")
 
 

@@ -7,7 +7,8 @@
 >>> style.mean
 array([0.75, 0.25], dtype=float32)
 
-A scene of speech has a layer with a row for each step of the decoder and a column for each symbol; ``retell`` says the text anew, with other weights of the tokens::
+A scene of speech has a layer with a row for each step of the decoder and a column for each symbol; its
+``retell`` says the text anew, with other weights of the tokens::
 
     def said(style: list[float] | None) -> Scene:
         spoken = model.speak(text, style)
