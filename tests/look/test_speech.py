@@ -20,6 +20,7 @@ from jumok.look import html, page
 from jumok.look.scene import Scene, Speech, Style, manifest
 from jumok.look.stage import KEPT, Stage
 from jumok.look.tiles import Request, unpack
+from jumok.look.without import before_and_after
 
 sys.path.insert(0, str(Path(__file__).parent))
 from speech_scenes import HOP, KOREAN, SECONDS, TOKENS, diagonal, said, sweep, wav
@@ -150,6 +151,25 @@ def test_a_wish_that_cannot_be_is_refused(change: Any, says: str) -> None:
         Stage(said()).retell({**WISH, **change})
     with pytest.raises(InputError, match="no style tokens that can be given"):
         Stage(said(live=False)).retell({**WISH, **change, "scene": 0})
+
+
+def test_without_a_head_it_is_said_anew_without_it() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.MultiheadAttention(4, 2, batch_first=True)
+    x = torch.randn(1, 5, 4)
+
+    def look(weights: list[float] | None = None) -> Scene:
+        heard = model(x, x, x)[0][0].detach()
+        return Scene.of_weights(
+            {"a": diagonal(5, 3)}, speech=Speech(heard.numpy()), style=Style(("t",), np.ones(1)), retell=look
+        )
+
+    stage = Stage(before_and_after(model, {"MultiheadAttention": [0]}, look))
+    assert stage.scenes[1].retell is not None
+    before, after = (stage.retell({"scene": n, "weights": [0.5]})["scenes"][0] for n in range(2))
+    first, second = (told(scene) for scene in stage.scenes)
+    assert before["speech"]["mel"] == first["speech"]["mel"] != second["speech"]["mel"]
+    assert after["speech"]["mel"] == second["speech"]["mel"]
 
 
 # ----------------------------------------------------------------------------------------- on a page

@@ -95,7 +95,13 @@ class Drawing:
 
     @property
     def texts(self) -> list[str]:
-        return [*self.symbols, *(map(_line, self.style.names) if self.style else ()), self.title, "␣"]
+        return [
+            *self.symbols,
+            *(map(_line, self.style.names) if self.style else ()),
+            self.title,
+            self.speech.note,
+            "␣",
+        ]
 
     @property
     def seconds(self) -> float:
@@ -146,7 +152,8 @@ class Drawing:
             interpolation="nearest",
             extent=(0, self.seconds, -0.5, len(self.symbols) - 0.5),
         )
-        _quietly(axes, "Alignment, the text upwards")
+        note = _line(self.speech.note)
+        _quietly(axes, "Alignment, the text upwards" + (f" · {note}" if note else ""))
         axes.set(xlim=(0, self.seconds))
         axes.set_xlabel("seconds", size=9, color=GREY)
         size = 72 * 0.78 * tall / len(self.symbols)

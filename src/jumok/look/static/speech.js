@@ -39,7 +39,8 @@ export class SpeechView {
       "Symbols of the text",
     );
     this.canvas = make("canvas", { role: "img" });
-    this.veil = make("canvas", { class: "jm-veil" });
+    this.veil = make("canvas", { class: "jm-veil", aria: { hidden: "true" } });
+    this.note = make("p", { class: "jm-soft jm-health" });
     this.plot = make(
       "div",
       {
@@ -63,6 +64,7 @@ export class SpeechView {
         make("div", { class: "jm-player" }, [this.button, this.clock, this.lead]),
         this.symbols.el,
         this.plot,
+        this.note,
       ]),
       this.style.el,
     ]);
@@ -83,6 +85,8 @@ export class SpeechView {
     if (this.speech !== speech) {
       this.forget();
       this.mel = bytesOf(speech.mel);
+      this.note.replaceChildren(word(speech.note));
+      this.note.hidden = !speech.note;
       this.sound.load(speech.wave);
       this.map = null; // else what was shown stays until the new numbers are there
     }
