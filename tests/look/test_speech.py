@@ -176,7 +176,7 @@ def test_without_a_head_it_is_said_anew_without_it() -> None:
 
 
 def test_a_page_says_it_anew_and_serves_its_tiles() -> None:
-    with TestClient(page.app(said())) as client:
+    with TestClient(page.app(said(), live=True)) as client:
         assert "media-src blob:" in client.get("/").headers["content-security-policy"]
         got = client.post("/retold", json=WISH)
         assert got.status_code == 200
@@ -186,6 +186,9 @@ def test_a_page_says_it_anew_and_serves_its_tiles() -> None:
         cells = unpack(client.get("/tiles", params=tile).content)
         assert np.allclose(cells, diagonal(80, 19), atol=1e-3)
         assert client.get("/retold").status_code == 405
+    with TestClient(page.app(said())) as client:  # unless whoever serves it wants that
+        assert client.get("/manifest.json").json()["scenes"][0]["style"]["live"] is False
+        assert client.post("/retold", json=WISH).status_code == 400
 
 
 @pytest.mark.parametrize(
@@ -200,7 +203,7 @@ def test_a_page_says_it_anew_and_serves_its_tiles() -> None:
     ],
 )
 def test_a_page_refuses_what_is_no_wish(body: str, kind: str, says: str) -> None:
-    with TestClient(page.app(said())) as client:
+    with TestClient(page.app(said(), live=True)) as client:
         got = client.post("/retold", content=body, headers={"content-type": kind})
         assert got.status_code == 400
         assert says in got.json()["error"]
@@ -221,7 +224,7 @@ def test_one_is_said_at_a_time_and_few_wait() -> None:
 
     anew = said()
     codes: list[int] = []
-    with TestClient(page.app(replace(said(), retell=slowly))) as client:
+    with TestClient(page.app(replace(said(), retell=slowly), live=True)) as client:
         asking = [
             threading.Thread(target=lambda: codes.append(client.post("/retold", json=WISH).status_code))
             for _ in range(page.MOST_WAITING)

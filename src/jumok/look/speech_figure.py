@@ -152,10 +152,10 @@ class Drawing:
             interpolation="nearest",
             extent=(0, self.seconds, -0.5, len(self.symbols) - 0.5),
         )
-        note = _line(self.speech.note)
-        _quietly(axes, "Alignment, the text upwards" + (f" · {note}" if note else ""))
+        _quietly(axes, "Alignment, the text upwards")
         axes.set(xlim=(0, self.seconds))
-        axes.set_xlabel("seconds", size=9, color=GREY)
+        note = _line(self.speech.note)
+        axes.set_xlabel("seconds" + (f"\n{note}" if note else ""), size=9, color=GREY, linespacing=1.6)
         size = 72 * 0.78 * tall / len(self.symbols)
         every = max(1, int(np.ceil(SMALLEST / size)))
         places = range(0, len(self.symbols), every)
