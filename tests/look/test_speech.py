@@ -16,11 +16,12 @@ import torch
 from starlette.testclient import TestClient
 
 from jumok.errors import InputError
-from jumok.look import html, page
-from jumok.look.scene import Scene, Speech, Style, manifest
+from jumok.look import html, page, show
+from jumok.look.scene import Arrays, Layer, Scene, Speech, Style, manifest
 from jumok.look.stage import KEPT, Stage
 from jumok.look.tiles import Request, unpack
 from jumok.look.without import before_and_after
+from jumok.look.words import in_words
 
 sys.path.insert(0, str(Path(__file__).parent))
 from speech_scenes import HOP, KOREAN, SECONDS, TOKENS, diagonal, said, sweep, wav
@@ -257,6 +258,17 @@ def test_a_saved_file_says_nothing_anew_but_can_be_played() -> None:
     scene = json.loads(text[start : text.index("</script>", start)])["scenes"][0]
     assert scene["style"]["live"] is False
     assert base64.b64decode(scene["speech"]["wave"])[:4] == b"RIFF"
+
+
+def test_a_layer_that_does_not_speak_is_shown_without_the_speech(tmp_path: Path) -> None:
+    scene = said("ab")
+    inner = Layer("encoder", "self", (2, 2), (0,), Arrays(np.eye(2)), ["a", "b"], ["a", "b"])
+    both = replace(scene, layers=(*scene.layers, inner))
+    text = show.save(both, tmp_path / "a.html", layer="encoder").read_text(encoding="utf-8")
+    assert '"speech":null' in text
+    text = show.save(both, tmp_path / "a.html", layer="decoder*").read_text(encoding="utf-8")
+    assert '"speech":{' in text
+    assert in_words(both).speech is not None
 
 
 def test_a_notebook_says_it_anew(monkeypatch: pytest.MonkeyPatch) -> None:
