@@ -178,6 +178,23 @@ def test_an_exported_folder_has_a_readme_whose_lines_run(numbers: Run, tmp_path:
     assert run.stdout == "drei neun eins\n"
 
 
+def test_the_lines_of_the_docs_run(
+    numbers: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
+    exchange.export(numbers, tmp_path / "there", compare=False)
+    monkeypatch.chdir(tmp_path / "there")
+    Path("runs").mkdir()
+    Path("runs/transformer").symlink_to(numbers.folder)
+    blocks = re.findall(r"```python\n(.*?ctranslate2.*?)```", page, re.DOTALL)
+    assert len(blocks) == 2
+    for code in blocks:
+        names: dict[str, Any] = {}
+        exec(code.replace("this is an example sentence", "three nine one"), names)
+    assert capsys.readouterr().out == "drei neun eins\n"
+    assert names["translator"].translate("three nine one").text == "drei neun eins"
+
+
 def test_two_vocabularies_and_a_run_without_its_data(tmp_path: Path) -> None:
     run = tasks_small.trained(
         tmp_path / "run", "transformer", "text.joint=false", "model.tie=target", "model.norm=pre"

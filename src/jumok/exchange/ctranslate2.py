@@ -55,7 +55,7 @@ def library() -> Any:
 
 def check(run: Run) -> None:
     """Raise if CTranslate2 does not have the model of this run."""
-    task, kind = run.recipe.task, getattr(run.recipe.model, "kind", "model")
+    task, kind = run.recipe.task, getattr(getattr(run.recipe, "model", None), "kind", "model")
     if (task, kind) != ("translate", "transformer"):
         raise InputError(
             f"CTranslate2 runs Transformers that translate, and {run.folder} holds a {kind} of the task "
