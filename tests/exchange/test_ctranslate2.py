@@ -241,6 +241,14 @@ def test_what_ctranslate2_does_not_have_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "there").exists()
 
 
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    model = small()
+    with torch.no_grad():
+        model.decoder[1].feed_forward.widen.weight[3, 5] = torch.nan
+    with pytest.raises(InputError, match=r"decoder.1.feed_forward.widen.weight holds NaN"):
+        opened(model, tmp_path / "there")
+
+
 def test_wrong_words_are_told(numbers: Run, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--quantization int4: it is one of float32, .*int8"):
         formats.export(numbers, tmp_path / "there", "ctranslate2", quantization="int4")
