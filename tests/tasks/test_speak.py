@@ -174,6 +174,9 @@ def test_a_text_of_any_length_is_said_in_parts(voice: Speaker) -> None:
     assert texts[:2] == ["forty two", "seven eight"]
     assert " ".join(texts) == "forty two seven eight nine " + " ".join(["seventy"] * 7)
     assert all(len(piece.symbols) <= longest for piece in said.pieces)
+    endless = voice.pieces("one " * 20_000 + "o" * 5000, "the text")
+    assert max(map(len, endless)) < longest
+    assert "".join(endless).replace(" ", "") == "one" * 20_000 + "o" * 5000
     pauses = (len(said.pieces) - 1) * 4000
     assert len(said.wave) == sum(len(piece.wave) for piece in said.pieces) + pauses
 
@@ -370,6 +373,17 @@ def test_a_judge_learns_and_styles_come_from_other_texts() -> None:
 
 
 # ------------------------------------------------------------------------------------------------- recipes
+
+
+@pytest.mark.parametrize("name", ["fsdd", "arctic", "ravdess"])
+def test_every_recipe_of_recordings_trains_and_speaks(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder_of(tmp_path / "data" / "speech" / name, 30)
+    monkeypatch.setenv("JUMOK_DATA", str(tmp_path / "data"))
+    run = trained(tmp_path / "run", small(f"tacotron/{name}", "data.held_out=3"))
+    assert jumok.load(run.folder, "cpu").say("two").rate == run.recipe.sound.rate
+
 
 MISFITS = {
     "mels": (["model.mels=40"], "give both the same"),

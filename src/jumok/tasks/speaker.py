@@ -467,13 +467,25 @@ def _parts(text: str, fits: Callable[[str], bool]) -> Iterator[str]:
     >>> list(_parts("one two, three four five", lambda part: len(part) < 15))
     ['one two,', 'three four', 'five']
     """
-    words = text.split()
-    while words:
-        most = next((n for n in range(len(words), 1, -1) if fits(" ".join(words[:n]))), 1)
-        if most < len(words):
-            most = next((n for n in range(most, 0, -1) if words[n - 1][-1] in ",;:-"), most)
-        yield " ".join(words[:most])
-        words = words[most:]
+    words = [part for word in text.split() for part in _broken(word, fits)]
+    begin = 0
+    while begin < len(words):
+        end = begin + 1
+        while end < len(words) and fits(" ".join(words[begin : end + 1])):
+            end += 1
+        if end < len(words):
+            end = next((n for n in range(end, begin, -1) if words[n - 1][-1] in ",;:-"), end)
+        yield " ".join(words[begin:end])
+        begin = end
+
+
+def _broken(word: str, fits: Callable[[str], bool]) -> Iterator[str]:
+    """A word that is too long to be said in one go is none; it is broken anywhere."""
+    if fits(word) or len(word) == 1:
+        yield word
+    else:
+        yield from _broken(word[: len(word) // 2], fits)
+        yield from _broken(word[len(word) // 2 :], fits)
 
 
 def _wav(wave: Wave, rate: int) -> bytes:
