@@ -18,8 +18,9 @@ import jumok
 from jumok import InputError, cli, recipe
 from jumok.data.recordings import Recording, Said
 from jumok.run import Run
-from jumok.tasks import speak, speaker, speech_judges, speech_scores, supervised
-from jumok.tasks.speaker import Search, Speaker, read_tokens
+from jumok.tasks import speak, speaker, speech_judges, speech_scores, spoken, supervised
+from jumok.tasks.speaker import Search, Speaker
+from jumok.tasks.spoken import read_tokens
 
 pytest.importorskip("librosa")
 pytest.importorskip("soundfile")
@@ -58,7 +59,8 @@ def run_cli(*args: object) -> tuple[int, str, str]:
 
 
 def test_the_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(speaker).failed == 0
+    for module in (speaker, spoken, speech_scores, speech_judges):
+        assert doctest.testmod(module).failed == 0
 
 
 # ----------------------------------------------------------------------------------------------- learning
@@ -338,7 +340,8 @@ def test_runs_are_compared_by_how_far_they_are_from_the_recordings(run: Run, tmp
 def test_judges_of_recordings_with_labels(
     tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speech_judges, "STEPS", 5)
+    monkeypatch.setattr(speech_judges, "STEPS", 3)
+    monkeypatch.setattr(speech_judges, "SIZE", 8)
     lines = (table / "metadata.tsv").read_text(encoding="utf-8").splitlines()
     new = [line.replace("speaker 1", "a new one") if line.endswith("test") else line for line in lines]
     (table / "new.tsv").write_text("\n".join(new), encoding="utf-8")
