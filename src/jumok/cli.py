@@ -8,16 +8,16 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 
 import typer
 
 from jumok import lines as usual
 from jumok.errors import InputError, JumokError, MissingExtra
-from jumok.lines import answered, output
+from jumok.lines import output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,50 +91,47 @@ def predict(
     on_error: Annotated[
         str, typer.Option(help="stop, or skip: an empty line for what cannot be read.")
     ] = "stop",
+    again: Annotated[
+        bool, typer.Option("--again", help="Of --out: begin anew, whatever was done before.")
+    ] = False,
+    engine: Annotated[
+        str, typer.Option(help="What computes: torch, ctranslate2, onnx, or ray: a cluster of machines.")
+    ] = "torch",
     device: Device = "auto",
 ) -> None:
-    """Predict for a text, a file or standard input: a line out for every line in."""
+    """Predict for a text, a file or standard input: a line out for every line in.
+
+    A .jsonl file has an object a line, such as {"id": 7, "text": "…"}. What is written with --out goes on
+    where it stopped when the same command is given again.
+    """
+    from jumok import bulk
     from jumok.run import Run
     from jumok.tasks import linking, of
 
     opened = Run.open(run)
-    task = of(opened.recipe.task)
-    skip = linking.on_error(on_error) == "skip"
-    search = task.Search(
-        beam=beam, n_best=n_best, sample=sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
-    )
-    predictor = task.load(opened, device)
-    align = alignments or as_json or picture is not None
-    if alignments or picture is not None:
-        predictor.check_maps()
     if picture is not None:
         from jumok.look.figures import check_picture
 
         check_picture(picture)
-
-    def said(lines: list[str], first: int) -> Iterable[Any]:
-        found: Iterable[Any] = predictor.predict(lines, search, align=align, first=first)
-        return found
-
-    done = 0
-    with getattr(task, "inputs", usual).windows(text) as some, output(out) as write:
-        for lines in some:
-            for prediction in answered(said, lines, done, skip=skip):
-                if isinstance(prediction, InputError):
-                    print(prediction, file=sys.stderr)
-                    if n_best == 1 and not as_json:  # elsewhere lines are numbered
-                        write("")
-                    continue
-                for line in prediction.lines(n_best=n_best > 1, alignments=alignments, as_json=as_json):
-                    write(line)
-                if not prediction.finished:
-                    print(f"line {prediction.number + 1}: cut off at the length limit", file=sys.stderr)
-                if picture is not None and prediction.has_words:
-                    print(f"map: {predictor.draw(prediction, picture)}", file=sys.stderr)
-                    picture = None  # of the first line
-            done += len(lines)
-    if picture is not None:
-        print(f"no map: there were no words for {picture}", file=sys.stderr)
+    job = bulk.Job(
+        opened,
+        of(opened.recipe.task).Search(
+            beam=beam,
+            n_best=n_best,
+            sample=sample,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+        ),
+        engine=engine,
+        device=device,
+        alignments=alignments,
+        as_json=as_json,
+        maps=picture is not None,
+        skip=linking.on_error(on_error) == "skip",
+    )
+    bulk.run(job, text, out, picture=picture, again=again)
 
 
 @app.command("eval")

@@ -12,7 +12,7 @@ from typing import BinaryIO, TypeVar
 
 from jumok.errors import InputError
 
-__all__ = ["answered", "output", "whole", "windows"]
+__all__ = ["answered", "is_file", "output", "whole", "windows"]
 
 AT_ONCE = 1024  # lines that are translated together, so that those of like length share a batch
 T = TypeVar("T")
@@ -31,7 +31,7 @@ def windows(text: str | None) -> Iterator[Iterator[list[str]]]:
         if sys.stdin.isatty():
             print("reading from standard input, a line each; end with Ctrl-D", file=sys.stderr)
         yield _as_they_come(_decoded(_lines_of(sys.stdin.buffer), "standard input"))
-    elif _is_file(path):
+    elif is_file(path):
         from jumok.data.files import opened
 
         with opened(path) as file:
@@ -72,7 +72,7 @@ def answered(
 
 def whole(text: str) -> str:
     """The text itself, or if there is a file of this name, all that it holds."""
-    if not _is_file(Path(text)):
+    if not is_file(Path(text)):
         return text
     from jumok.data.files import opened
 
@@ -141,7 +141,8 @@ def _as_they_come(lines: Iterator[str]) -> Iterator[list[str]]:
         raise got
 
 
-def _is_file(path: Path) -> bool:
+def is_file(path: Path) -> bool:
+    """Whether there is a file of this name."""
     try:
         return path.is_file()
     except (OSError, ValueError):  # a text that could not be a name

@@ -7,7 +7,8 @@ A task's module has
 - ``load(run, device)``: a predictor, with ``predict``, ``draw`` and ``export``;
 - ``Search``: what may be asked of ``predict``;
 - ``evaluate(predictor, split, …)`` and ``compare(runs, …)``;
-- if it reads something else than text: ``inputs``, with what ``lines.py`` has: ``windows`` and ``whole``.
+- if it reads something else than text: ``inputs``, with what ``lines.py`` has: ``windows`` and ``whole``;
+- if the objects of a JSONL file have more than a ``text``: ``objects_of``, as in ``objects.py``.
 """
 
 from __future__ import annotations
