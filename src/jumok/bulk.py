@@ -10,6 +10,7 @@ Never more than a window is held. What goes to a file can be stopped at any mome
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import json
@@ -17,7 +18,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jumok import lines as usual
 from jumok import tasks
@@ -27,6 +28,9 @@ from jumok.lines import answered
 from jumok.resumed import Resumed, opened
 from jumok.run import Run
 from jumok.tasks import objects
+
+if TYPE_CHECKING:
+    from jumok.on_ray import Cluster
 
 __all__ = ["ENGINES", "Job", "Said", "Worker", "load", "run"]
 
@@ -156,18 +160,18 @@ def run(
     with (
         opened(out, job.asked() if out is not None else {}, again=again) as output,
         inputs.windows(text) as some,
+        _worker(job, file, output.begun, picture) as worker,
         Pace(shown=isinstance(output, Resumed)) as pace,
     ):
-        here = Here(job, None if output.begun else picture)
         for first, lines in output.left(some):
             pace.at(output.done, output.read / size if size else None)
-            for said in here.answers(lines, first):
+            for said in worker.answers(lines, first):
                 for line in said.lines:
                     output.write(line)
                 for told in said.told:
                     pace.tell(told)
         pace.end(output.done)
-    if here.picture is not None:
+    if worker.picture is not None:
         print(f"no map: there were no words for {picture}", file=sys.stderr)
 
 
@@ -178,6 +182,17 @@ def _settled(job: Job, file: Path | None, out: Path | None) -> Job:
     given = file if file is not None and formats.ending(file) == JSONL else None
     written = given is not None if out is None else formats.ending(out) == JSONL
     return replace(job, objects=given, as_json=job.as_json or written)
+
+
+@contextlib.contextmanager
+def _worker(job: Job, file: Path | None, begun: int, picture: Path | None) -> Iterator[Here | Cluster]:
+    if job.engine == "ray":
+        from jumok import on_ray
+
+        with on_ray.started(job, file, begun) as cluster:
+            yield cluster
+    else:
+        yield Here(job, None if begun else picture)
 
 
 class Here(Worker):

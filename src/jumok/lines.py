@@ -12,7 +12,7 @@ from typing import BinaryIO, TypeVar
 
 from jumok.errors import InputError
 
-__all__ = ["answered", "is_file", "output", "whole", "windows"]
+__all__ = ["answered", "decoded", "is_file", "output", "whole", "windows"]
 
 AT_ONCE = 1024  # lines that are translated together, so that those of like length share a batch
 T = TypeVar("T")
@@ -30,12 +30,12 @@ def windows(text: str | None) -> Iterator[Iterator[list[str]]]:
     if path is None:
         if sys.stdin.isatty():
             print("reading from standard input, a line each; end with Ctrl-D", file=sys.stderr)
-        yield _as_they_come(_decoded(_lines_of(sys.stdin.buffer), "standard input"))
+        yield _as_they_come(decoded(_lines_of(sys.stdin.buffer), "standard input"))
     elif is_file(path):
         from jumok.data.files import opened
 
         with opened(path) as file:
-            yield _some_at_a_time(_decoded(file, str(path)))
+            yield _some_at_a_time(decoded(file, str(path)))
     elif path.suffix and " " not in str(path) and (len(path.parts) > 1 or path.suffix in TEXT_FILES):
         raise InputError(
             f"there is no file {path}; to have these very letters read: echo {path} | jumok run …"
@@ -77,7 +77,7 @@ def whole(text: str) -> str:
     from jumok.data.files import opened
 
     with opened(Path(text)) as file:
-        return "\n".join(_decoded(file, text)).strip()
+        return "\n".join(decoded(file, text)).strip()
 
 
 def _some_at_a_time(lines: Iterator[str]) -> Iterator[list[str]]:
@@ -149,9 +149,9 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def _decoded(file: Iterable[bytes], name: str) -> Iterator[str]:
+def decoded(file: Iterable[bytes], name: str, first: int = 0) -> Iterator[str]:
     """Lines without their ends. Only a newline ends one: what else looks like an end belongs to the text."""
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(file, first + 1):
         try:
             yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:

@@ -20,7 +20,7 @@ from tasks_small import sentences
 
 from jumok import bulk, lines, pace, resumed
 from jumok.bulk import Job
-from jumok.errors import InputError
+from jumok.errors import InputError, MissingExtra
 from jumok.run import Run
 from jumok.tasks import answer, classify, of
 
@@ -122,7 +122,7 @@ def test_gzipped_and_large_it_streams(
     monkeypatch.setattr(lines, "AT_ONCE", 8)
     path, read, ahead = tmp_path / "in.jsonl.gz", [0], []
     path.write_bytes(gzip.compress("".join(f'{{"text": "{t}"}}\n' for t in TEXTS).encode()))
-    inside = lines._decoded
+    inside = lines.decoded
 
     def counted(*given: Any) -> Any:
         for line in inside(*given):
@@ -137,7 +137,7 @@ def test_gzipped_and_large_it_streams(
             ahead.append(read[0] - self.count)
             super().write(line)
 
-    monkeypatch.setattr(lines, "_decoded", counted)
+    monkeypatch.setattr(lines, "decoded", counted)
     monkeypatch.setattr(resumed, "Resumed", Counted)
     bulk.run(Job(bahdanau, of("translate").Search(beam=1), device="cpu"), str(path), tmp_path / "out.jsonl")
     assert (len(ahead), max(ahead)) == (41, 7)
@@ -217,3 +217,50 @@ def test_a_command_that_is_killed_goes_on_to_the_same_lines(bahdanau: Run, tmp_p
 def test_an_engine_that_is_not_there_is_told(bahdanau: Run, done: Callable[..., list[str]]) -> None:
     with pytest.raises(InputError, match="--engine jax: it is one of torch, ctranslate2, onnx, ray"):
         done(bahdanau, [], engine="jax")
+
+
+def test_ray_takes_files_that_machines_can_read_in_parts(bahdanau: Run, tmp_path: Path) -> None:
+    job = Job(bahdanau, of("translate").Search(), engine="ray", device="cpu")
+    for given in ("a text", None, str(tmp_path / "in.txt.gz")):
+        (tmp_path / "in.txt.gz").write_bytes(gzip.compress(b"a\n"))
+        with pytest.raises(InputError, match="--engine ray reads a file of lines"):
+            bulk.run(job, given, tmp_path / "out.txt")
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_without_ray_the_command_that_installs_it_is_told(
+    bahdanau: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    (tmp_path / "in.txt").write_text("a\n")
+    with pytest.raises(MissingExtra, match=r'pip install "jumok\[ray\]"'):
+        bulk.run(Job(bahdanau, of("translate").Search(), engine="ray"), str(tmp_path / "in.txt"), None)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    r"ignore:`use_\w+` is deprecated:DeprecationWarning",  # Ray's own, of its own settings
+    "ignore::ResourceWarning",  # its log files, which it leaves to the end of the process
+)
+def test_on_ray_the_same_lines_in_the_same_order(
+    bahdanau: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: Callable[..., list[str]]
+) -> None:
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(lines, "AT_ONCE", 32)
+    given: list[Any] = [{"id": n, "text": TEXTS[n % 41]} for n in range(3 * 32 + 5)]
+    given[70] = "{"
+    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    try:
+        found = done(bahdanau, given, "ray.jsonl", engine="ray", skip=True)
+        with pytest.raises(InputError, match="line 71: this is not JSON"):
+            done(bahdanau, given, "goes_on.jsonl", engine="ray")
+        assert json.loads((tmp_path / "goes_on.jsonl.part.json").read_text())["inputs"] == 64
+        given[70] = {"text": "mended"}
+        mended = done(bahdanau, given, "goes_on.jsonl", engine="ray")
+    finally:
+        ray.shutdown()
+    assert [json.loads(line)["id"] for line in found] == [n for n in range(3 * 32 + 5) if n != 70]
+    assert mended == done(bahdanau, given, "torch.jsonl")
+    del mended[70]
+    words = [[json.loads(line)["translation"] for line in some] for some in (found, mended)]
+    assert words[0] == words[1]  # the last digits may differ: a window with a bad line is divided
