@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -27,14 +26,14 @@ from jumok.errors import InputError
 from jumok.lines import answered
 from jumok.resumed import Resumed, opened
 from jumok.run import Run
-from jumok.tasks import objects
+from jumok.tasks import engines, objects
 
 if TYPE_CHECKING:
     from jumok.on_ray import Cluster
 
-__all__ = ["ENGINES", "Job", "Said", "Worker", "load", "run"]
+__all__ = ["ENGINES", "Job", "Said", "Worker", "run"]
 
-ENGINES = ("torch", "ctranslate2", "onnx", "ray")
+ENGINES = (*engines.NAMES, "ray")
 JSONL = ".jsonl"
 
 
@@ -86,19 +85,12 @@ class Said(NamedTuple):
     prediction: Any = None
 
 
-def load(run: Run, engine: str, device: str) -> Any:
-    """The predictor of a run, by an engine."""
-    if engine == "torch":
-        return tasks.of(run.recipe.task).load(run, device)
-    return importlib.import_module("jumok.tasks.engines").load(run, engine, device)
-
-
 class Worker:
     """A predictor that does a job."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.predictor = load(job.run, job.engine, job.device)
+        self.predictor = engines.load(job.run, job.engine, job.device)
         if job.alignments or job.maps:
             self.predictor.check_maps()
         self._ids: dict[int, Any] = {}  # of objects, until they are answered
