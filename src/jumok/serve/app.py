@@ -26,7 +26,7 @@ from pydantic import BaseModel, create_model
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 import jumok
 from jumok.errors import InputError
@@ -150,7 +150,7 @@ def _add_task(app: FastAPI, desk: Desk, looks: Looks) -> None:
     add(f"/attend/{task}", attend, f"{service.says} With a page of its maps.", response_model=attended)
     if service.streams:
         says = f"{service.says} Events: text, so far; at the end done, the answer, or error."
-        events = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+        events: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
         add(f"/{task}/stream", stream, says, response_class=StreamingResponse, responses=events)
 
 
@@ -163,20 +163,27 @@ def _add_state(app: FastAPI, models: Sequence[Model], measures: Measures) -> Non
             About(name=model.name, task=model.service.task, about=model.service.about()) for model in models
         ]
 
-    @app.get("/health", summary="Whether the server works.", operation_id="health")
+    busy: dict[int | str, dict[str, Any]] = {503: REFUSALS[503]}
+
+    @app.get("/health", summary="Whether the server works.", operation_id="health", responses=busy)
     async def health() -> Response:
         dead = [model.name for model in models if not model.batcher.alive]
         if dead:
             return problem(503, f"the worker of {', '.join(dead)} has ended; restart the server")
         return JSONResponse({"status": "ok"})
 
-    @app.get("/ready", summary="Whether there is room for a request.", operation_id="ready")
+    @app.get("/ready", summary="Whether there is room for a request.", operation_id="ready", responses=busy)
     async def ready() -> Response:
         for model in models:
             model.batcher.check()
         return JSONResponse({"status": "ready"})
 
-    @app.get("/metrics", summary="Figures for Prometheus.", operation_id="metrics")
+    @app.get(
+        "/metrics",
+        summary="Figures for Prometheus.",
+        operation_id="metrics",
+        response_class=PlainTextResponse,
+    )
     async def metrics() -> Response:
         return Response(generate_latest(measures.registry), media_type=CONTENT_TYPE_LATEST)
 
