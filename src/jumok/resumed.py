@@ -54,7 +54,7 @@ class Resumed(Output):
     """A file that is there when it is whole, and until then in parts."""
 
     def __init__(self, path: Path, asked: Mapping[str, Any], file: BinaryIO, state: Path) -> None:
-        self.path, self.asked = path, asked
+        self.path, self.asked = path, json.loads(json.dumps(asked, default=str))
         self._part, self._state = file, state
         self._digest = hashlib.sha256()
         self._noted = time.monotonic()
@@ -89,9 +89,7 @@ class Resumed(Output):
         os.fsync(self._part.fileno())
         known = {"inputs": self.done, "bytes": self._end, "digest": self._digest.hexdigest()}
         with written(self._state) as part:
-            part.write_text(
-                json.dumps({"format": FORMAT, "asked": dict(self.asked), **known}), encoding="utf-8"
-            )
+            part.write_text(json.dumps({"format": FORMAT, "asked": self.asked, **known}), encoding="utf-8")
         self._noted = time.monotonic()
 
     def leave(self) -> None:

@@ -219,6 +219,20 @@ def test_an_engine_that_is_not_there_is_told(bahdanau: Run, done: Callable[..., 
         done(bahdanau, [], engine="jax")
 
 
+def test_another_engine_says_the_same_and_is_another_job(
+    transformer: Run, tmp_path: Path, done: Callable[..., list[str]]
+) -> None:
+    pytest.importorskip("ctranslate2")
+    given = [{"id": n, "text": text} for n, text in enumerate(TEXTS[:5])]
+    found = [json.loads(line) for line in done(transformer, given, engine="ctranslate2")]
+    assert [(one["id"], one["source"]) for one in found] == list(enumerate(TEXTS[:5]))
+    with pytest.raises(InputError, match="line 4: this is not JSON"):
+        done(transformer, [*given[:3], "{", "{"], "b.txt", "in.jsonl", engine="ctranslate2")
+    search = of("translate").Search()
+    jobs = [Job(transformer, search, engine=name).asked() for name in ("torch", "ray", "ctranslate2")]
+    assert jobs[0] == jobs[1] != jobs[2]
+
+
 def test_ray_takes_files_that_machines_can_read_in_parts(bahdanau: Run, tmp_path: Path) -> None:
     job = Job(bahdanau, of("translate").Search(), engine="ray", device="cpu")
     for given in ("a text", None, str(tmp_path / "in.txt.gz")):
