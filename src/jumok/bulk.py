@@ -45,9 +45,10 @@ class Job:
     search: Any  # of the task
     engine: str = "torch"
     device: str = "auto"
-    alignments: bool = False
+    alignments: bool = False  # written behind each line
     as_json: bool = False
-    maps: bool = False  # whether one is drawn
+    align: bool = False  # whether to find out where the model looked, which takes its time
+    maps: bool = False  # whether that is drawn
     skip: bool = False  # what cannot be read
     objects: Path | None = None  # the JSONL file that lines are of
 
@@ -71,7 +72,8 @@ class Job:
             "run": digest.hexdigest(),
             **options,
             "--alignments": self.alignments,
-            "--json": self.as_json,
+            "--json": self.align,
+            "written as": "JSON" if self.as_json else "lines",
             "--on-error": "skip" if self.skip else "stop",
             "--engine": "torch" if self.engine == "ray" else self.engine,  # Ray's workers compute the same
         }
@@ -112,7 +114,7 @@ class Worker:
 
     def _predictions(self, lines: list[str], first: int) -> Iterable[Any]:
         job = self.job
-        align = job.alignments or job.as_json or job.maps
+        align = job.align or job.alignments or job.maps
         if job.objects is not None:
             lines = [self._of_object(line, number) for number, line in enumerate(lines, first)]
         try:

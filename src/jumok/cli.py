@@ -128,6 +128,7 @@ def predict(
         device=device,
         alignments=alignments,
         as_json=as_json,
+        align=as_json,
         maps=picture is not None,
         skip=linking.on_error(on_error) == "skip",
     )
