@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -88,10 +88,10 @@ class Said(NamedTuple):
 
 
 class Worker:
-    """A predictor that does a job."""
+    """A predictor that does a job; ``kept`` writes the file of a prediction, where these are files."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, job: Job, kept: Callable[[Any], Any] | None = None) -> None:
+        self.job, self.kept = job, kept
         self.predictor = engines.load(job.run, job.engine, job.device)
         if job.alignments or job.maps:
             self.predictor.check_maps()
@@ -106,8 +106,8 @@ class Worker:
             if isinstance(found, InputError):  # elsewhere lines are numbered, and none stands for it
                 yield Said([""] if job.n_best == 1 and not job.as_json else [], [str(found)])
                 continue
-            many = job.n_best > 1
-            some = found.lines(n_best=many, alignments=job.alignments, as_json=job.as_json)
+            found = found if self.kept is None else self.kept(found)
+            some = found.lines(n_best=job.n_best > 1, alignments=job.alignments, as_json=job.as_json)
             cut = [] if found.finished else [f"line {found.number + 1}: cut off at the length limit"]
             yield Said([self._whole(line, found.number) for line in some], cut, found)
             self._ids.pop(found.number, None)
@@ -149,12 +149,14 @@ def run(
 
     file = Path(text) if text is not None and usual.is_file(Path(text)) else None
     job = _settled(job, file, out)
+    kept = job.task.Kept(out) if hasattr(job.task, "Kept") else None  # what is made are files
+    out = None if kept else out
     size = 0 if file is None or file.suffix == ".gz" else file.stat().st_size
     inputs = usual if job.objects is not None else getattr(job.task, "inputs", usual)
     with (
         opened(out, job.asked() if out is not None else {}, again=again) as output,
         inputs.windows(text) as some,
-        _worker(job, file, output.begun, picture) as worker,
+        _worker(job, file, output.begun, picture, kept) as worker,
         Pace(shown=isinstance(output, Resumed)) as pace,
     ):
         for first, lines in output.left(some):
@@ -179,21 +181,23 @@ def _settled(job: Job, file: Path | None, out: Path | None) -> Job:
 
 
 @contextlib.contextmanager
-def _worker(job: Job, file: Path | None, begun: int, picture: Path | None) -> Iterator[Here | Cluster]:
+def _worker(
+    job: Job, file: Path | None, begun: int, picture: Path | None, kept: Callable[[Any], Any] | None
+) -> Iterator[Here | Cluster]:
     if job.engine == "ray":
         from jumok import on_ray
 
         with on_ray.started(job, file, begun) as cluster:
             yield cluster
     else:
-        yield Here(job, None if begun else picture)
+        yield Here(job, kept, None if begun else picture)
 
 
 class Here(Worker):
     """A worker in this process, which can draw, too."""
 
-    def __init__(self, job: Job, picture: Path | None) -> None:
-        super().__init__(job)
+    def __init__(self, job: Job, kept: Callable[[Any], Any] | None, picture: Path | None) -> None:
+        super().__init__(job, kept)
         self.picture = picture  # to be drawn
 
     def answers(self, lines: list[str], first: int) -> Iterator[Said]:

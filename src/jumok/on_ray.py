@@ -37,8 +37,8 @@ MOST_TASKS = 100_000  # that Ray is given; of a longer file each has several win
 @contextlib.contextmanager
 def started(job: Job, file: Path | None, begun: int) -> Iterator[Cluster]:
     """Workers on the cluster, for what is left of a file behind the ``begun`` first lines."""
-    if job.maps:
-        raise InputError("--map is drawn by --engine torch; --engine ray is for many lines")
+    if job.maps or hasattr(job.task, "Kept"):
+        raise InputError("--engine ray is for many lines of text; files and maps are made by --engine torch")
     if file is None or file.suffix == ".gz" or (hasattr(job.task, "inputs") and job.objects is None):
         raise InputError(
             "--engine ray reads a file of lines, .txt, .tsv or .jsonl, not gzipped, that all machines see; "
