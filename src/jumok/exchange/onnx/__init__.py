@@ -43,8 +43,8 @@ def check(run: Run) -> None:
     others = "--to ctranslate2 or --to hf" if kind == "transformer" else "--engine torch, as all others"
     raise InputError(
         f"ONNX: {run.folder} holds a {kind} model of the task {task}; there are graphs of BERT (classify, "
-        f"tag, answer, pretrain), of selfattentive and hierarchical classifiers, and of seq2seq and convolutional "
-        f"translators. This one goes by {others}"
+        f"tag, answer, pretrain), of selfattentive and hierarchical classifiers, and of seq2seq and "
+        f"convolutional translators. This one goes by {others}"
     )
 
 

@@ -83,7 +83,6 @@ def write(graph: Graph, path: Path) -> None:
             dynamic_shapes=(tuple(dict.fromkeys(one, Dim.DYNAMIC) for one in names),),
             strict=False,
         )
-        program = program.run_decompositions({torch.ops.aten.searchsorted.Tensor: _searched})
         made = torch.onnx.export(
             program,
             dynamo=True,
@@ -124,6 +123,7 @@ def _in_other_words() -> Iterator[None]:
         (core, "_weighed", recorded),
         (core, "_attended", attended),
         (scores, "tanh_scores", _tanh_scores),
+        (torch, "searchsorted", _searched),
         *((module, "known_finite", lambda x: True) for module in (core, call)),
         (Position, "_check_numbers", lambda self, positions: None),
         *((module, "read", recurrent.read) for module in (hierarchical, selfattentive, seq2seq)),
@@ -144,7 +144,7 @@ def _tanh_scores(query: Tensor, keys: Tensor, v: Tensor) -> Tensor:
     return (query[..., None, :] + keys[..., None, :, :]).tanh() @ v  # (…, Q, K), from (…, Q, K, H)
 
 
-def _searched(rising: Tensor, values: Tensor, **asked: Any) -> Tensor:
+def _searched(rising: Tensor, values: Tensor) -> Tensor:
     """How many of the numbers ``(N,)`` are below each value: as many as there are, bit by bit."""
     most = rising.shape[0]
     below = torch.zeros_like(values)

@@ -89,7 +89,7 @@ def _sorted(rnn: Recurrent, layer: int) -> list[Tensor]:
 def _layer(
     rnn: Recurrent, layer: int, x: Tensor, hidden: list[Tensor] | None, lengths: Tensor | None
 ) -> list[Tensor]:
-    """``(T, B, inputs)`` to ``(T, B, directions · width)``, and the hidden state ``(directions, B, width)``."""
+    """``(T, B, inputs)`` to ``(T, B, directions · width)``, and the state ``(directions, B, width)``."""
     is_lstm, width, ways = isinstance(rnn, nn.LSTM), rnn.hidden_size, 1 + rnn.bidirectional
     attributes: dict[str, Any] = {
         "hidden_size": width,
