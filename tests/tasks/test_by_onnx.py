@@ -7,7 +7,6 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from tasks_labelled import pair, question, review, sentence, squad, table, tagged, trained
+from tasks_labelled import filler, pair, question, review, sentence, squad, table, tagged, trained
 from tasks_small import trained as translating
 
 from jumok import InputError, recipe, tasks
@@ -53,18 +52,14 @@ def made(kind: str, folder: Path) -> tuple[Run, list[str]]:
         lines = ["who?\tit was he", "where did it go\tto a far land", "?\tit"]
         return trained(folder / "run", "answer", data, **FEW), lines
     if kind == "pretrain":
-        text = "\n\n".join("one two three four.\nfive six seven eight nine.\nten." for _ in range(60))
+        counts = [" ".join(filler(chance, 9)) for _ in range(100)]
+        text = "\n\n".join(f"{one}.\none two three four five.\nsix {one}." for one in counts)
         (folder / "x.txt").write_text(text, encoding="utf-8")
         small = ["model.width=8", "model.layers=2", "model.heads=2", "model.feed_forward=16", "text.size=150"]
-        small += [
-            "model.positions=64",
-            "masking.length=32",
-            "data.held_out=9",
-            "train.tokens=512",
-            "train.steps=2",
-        ]
+        small += ["model.positions=64", "masking.length=32", "data.held_out=9", "train.tokens=512"]
         small += ["train.epochs=null", "train.minutes=null", "train.validate_every=2", "train.device=cpu"]
-        small += ["train.tensorboard=false", "train.warmup=1", f"data.train={folder / 'x.txt'}"]
+        small += ["train.tensorboard=false", "train.warmup=1", "train.steps=2"]
+        small += [f"data.train={folder / 'x.txt'}"]
         run = Run.start(folder / "run", recipe.load("bert/default", small))
         tasks.of("pretrain").train(run, QUIET)
         return run, ["one [MASK] three", "[MASK] ||| six seven [MASK] nine .", "one ||| two"]
@@ -81,24 +76,28 @@ MORE = ["tag", "answer", "pretrain", "selfattentive", "luong", "convolutional"]
 
 
 @pytest.fixture(scope="module", params=[*KINDS, *(pytest.param(name, marks=SLOW) for name in MORE)])
-def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A run, lines for it, and its export."""
     folder = tmp_path_factory.mktemp(request.param)
     run, lines = made(request.param, folder)
     told = onnx.export(run, folder / "out")
     assert "says what PyTorch says" in told
-    # What an engine keeps is the same: it is not made twice.
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(engines, "kept", lambda run, engine, make: folder / "out")
-        yield run, lines, folder / "out"
+    return run, lines, folder / "out"
+
+
+@pytest.fixture
+def kept(exported: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The same, which an engine finds: what it would make is the same, and need not be made twice."""
+    monkeypatch.setattr(engines, "kept", lambda run, engine, make: exported[2])
+    return exported
 
 
 def search(run: Run, **asked: Any) -> Any:
     return Search(**asked) if run.recipe.task == "translate" else tasks.of(run.recipe.task).Search(**asked)
 
 
-def test_an_engine_says_what_pytorch_says(exported: Any) -> None:
-    run, lines, _ = exported
+def test_an_engine_says_what_pytorch_says(kept: Any) -> None:
+    run, lines, _ = kept
     usual, engine = tasks.of(run.recipe.task).load(run, "cpu"), by_onnx.load(run, "cpu")
     for asked in [{}, {"n_best": 3}, {"beam": 1}]:
         if "beam" in asked and run.recipe.task != "translate":
@@ -132,15 +131,16 @@ def same(left: Any, right: Any) -> None:
         assert left == right
 
 
-def test_an_engine_shows_where_the_model_looked(exported: Any, tmp_path: Path) -> None:
-    run, lines, _ = exported
+def test_an_engine_shows_where_the_model_looked(kept: Any, tmp_path: Path) -> None:
+    run, lines, _ = kept
     usual, engine = tasks.of(run.recipe.task).load(run, "cpu"), by_onnx.load(run, "cpu")
     [wanted], [said] = usual.look(lines[0]), engine.look(lines[0])
     assert said.title == wanted.title
     assert [one.name for one in said.layers] == [one.name for one in wanted.layers]
     if run.recipe.task == "translate":
         one, two = (some.translate(lines[0]) for some in (usual, engine))
-        assert one.links == two.links and one.links
+        assert one.links == two.links
+        assert one.links
     if hasattr(engine, "documents"):
         one, two = (some.documents(lines[2:])[0] for some in (usual, engine))
         np.testing.assert_allclose(one.weights, two.weights, atol=1e-5)
