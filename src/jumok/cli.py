@@ -369,7 +369,9 @@ def export(
     from jumok.exchange import formats
     from jumok.run import Run
 
-    told = formats.export(Run.open(run), out, to, quantization=quantization, compare=compare)
+    opened = Run.open(run)
+    with _console().status("writing, and comparing"):
+        told = formats.export(opened, out, to, quantization=quantization, compare=compare)
     print(f"written to {out}")
     if told:
         print(told)

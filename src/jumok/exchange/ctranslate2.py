@@ -55,7 +55,7 @@ def library() -> Any:
 
 def check(run: Run) -> None:
     """Raise if CTranslate2 does not have the model of this run."""
-    task, kind = run.recipe.task, getattr(run.recipe.model, "kind", "model")
+    task, kind = run.recipe.task, getattr(getattr(run.recipe, "model", None), "kind", "model")
     if (task, kind) != ("translate", "transformer"):
         raise InputError(
             f"CTranslate2 runs Transformers that translate, and {run.folder} holds a {kind} of the task "
@@ -142,6 +142,9 @@ def _compared(translator: Any, folder: Path) -> str:
 
 def write(model: Transformer, tokenizers: Tokenizers, folder: Path, quantization: str | None = None) -> None:
     """The model and its vocabularies, as CTranslate2 reads them, into a folder that is there."""
+    for name, weight in model.named_parameters():  # in C++ a NaN may be lost on its way, and go unseen
+        if not weight.isfinite().all():
+            raise InputError(f"{name} holds NaN or infinity: the training has diverged; use earlier weights")
     config, specs = model.config, library().specs
     spec = specs.TransformerSpec.from_config(
         (config.encoder_layers, config.decoder_layers),

@@ -96,7 +96,7 @@ class ByCTranslate2(Translator):
         coverage = self._coverage(ids) if size > 1 and self.decode.coverage else None
         # All that was found is needed to rank it by our score, unless that is the log-probability.
         wanted = size if penalty or coverage is not None else search.n_best
-        theirs = penalty or (NO_PENALTY if wanted > 1 else 0.0)
+        theirs = _like(penalty, ids) or (NO_PENALTY if wanted > 1 else 0.0)
         sources = [[self._pieces[i] for i in ids[row]] for row in asked]
         limits = [self._limit(len(ids[row]) + 1) for row in asked]
         results = self.engine.translate_batch(
@@ -138,6 +138,15 @@ class ByCTranslate2(Translator):
             for said, result in zip(cut, results, strict=True)
         )
         return sorted(scored, key=lambda one: -one.score)
+
+
+def _like(penalty: float, ids: list[list[int]]) -> float:
+    """The exponent by which length^exponent grows as ours, ((5 + length) / 6)^penalty, does at these lengths.
+
+    If more hypotheses end at a time than a beam has room for, CTranslate2 leaves the last of them out by it.
+    """
+    length = sum(len(one) + 1 for one in ids) / len(ids)
+    return penalty * length / (5 + length)
 
 
 def _hypothesis(said: tuple[int, ...], logprob: float, penalty: float) -> Hypothesis:

@@ -23,6 +23,7 @@ from typing import Any
 
 from jumok import tasks
 from jumok.errors import InputError, MissingExtra
+from jumok.files import sync
 from jumok.run import Run
 
 __all__ = ["NAMES", "check", "kept", "load"]
@@ -65,6 +66,8 @@ def kept(run: Run, engine: str, make: Callable[[Path], None]) -> Path:
             new = Path(part, digest)
             new.mkdir()
             make(new)
+            for inside in new.rglob("*"):
+                sync(inside)
             with contextlib.suppress(OSError):  # somebody else was faster: theirs are as good
                 os.rename(new, folder)
         for old in home.iterdir():
