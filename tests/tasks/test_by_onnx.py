@@ -16,8 +16,10 @@ import torch
 from rich.console import Console
 from tasks_labelled import filler, pair, question, review, sentence, squad, table, tagged, trained
 from tasks_small import trained as translating
+from typer.testing import CliRunner
 
 from jumok import InputError, recipe, tasks
+from jumok.cli import app
 from jumok.exchange import onnx
 from jumok.run import Run
 from jumok.tasks import by_onnx, engines
@@ -80,8 +82,9 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """A run, lines for it, and its export."""
     folder = tmp_path_factory.mktemp(request.param)
     run, lines = made(request.param, folder)
-    told = onnx.export(run, folder / "out")
-    assert "says what PyTorch says" in told
+    done = CliRunner().invoke(app, ["export", str(run.folder), str(folder / "out"), "--to", "onnx"])
+    assert done.exit_code == 0, done.output
+    assert "says what PyTorch says" in done.output
     return run, lines, folder / "out"
 
 
@@ -148,16 +151,21 @@ def test_an_engine_shows_where_the_model_looked(kept: Any, tmp_path: Path) -> No
     assert engine.draw(prediction, tmp_path / "map.png").stat().st_size > 1000
 
 
+def alone(code: str, folder: Path) -> str:
+    """What a program prints that can import neither jumok nor PyTorch."""
+    code = f"import sys; sys.modules['jumok'] = sys.modules['torch'] = None\n{code}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
 def test_the_readme_is_all_that_one_needs(exported: Any) -> None:
     run, _, folder = exported
     text = (folder / "README.md").read_text(encoding="utf-8")
-    [code] = re.findall(r"```python\n(.*?)```", text, re.S)
-    alone = "import sys; sys.modules['jumok'] = sys.modules['torch'] = None\n"  # neither may be imported
-    done = subprocess.run(
-        [sys.executable, "-c", alone + code], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    said = done.stdout.strip()
+    [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    said = alone(code, folder)
     reader = tasks.of(run.recipe.task).load(run, "cpu")
     if run.recipe.task == "translate":
         assert said == reader.translate("this is an example sentence", Search(beam=1)).text.strip()
@@ -170,6 +178,11 @@ def test_the_readme_is_all_that_one_needs(exported: Any) -> None:
         label, share = said.splitlines()[0].split()[-2:]
         assert label == wanted.label
         assert float(share) == pytest.approx(wanted.classes[0][1], abs=1e-4)
+        if run.recipe.model.kind == "bert":
+            page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
+            blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+            [code] = [one for one in blocks if "onnxruntime" in one]
+            assert set(eval(alone(code, folder))) <= set(reader.labels)
     elif run.recipe.task == "tag":
         words = ["Ekeus", "heads", "for", "Baghdad", "."]
         tags = [tag for _, tag in eval(said)]

@@ -76,6 +76,9 @@ def export(run: Run, out: str | Path) -> str:
 
 def write(model: nn.Module, folder: Path) -> float:
     """Write the graphs of a model, on the CPU, into a folder that is there; how far apart the two are."""
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise InputError(f"{name} holds NaN or infinity: the training has diverged; use earlier weights")
     if isinstance(model, writing.Writes):
         made = writing.graphs(writing.plain(model))
         for name, graph in made.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jumok.data.worded import WORD
+from jumok.data.wordpiece import WordPieces
 from jumok.models.bert import Pretraining, Spans, Tagger
 from jumok.models.convolutional import Convolutional
 from jumok.models.hierarchical import Hierarchical
@@ -38,7 +39,7 @@ tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
 BERT = """\
 tokenizer.enable_padding(pad_id={pad}, pad_token="{pad_token}")
 texts = {texts}
-some = tokenizer.encode_batch(texts)
+some = tokenizer.encode_batch(texts{divided})
 inputs = {{
     "input_ids": np.array([one.ids for one in some]),
     "token_type_ids": np.array([one.type_ids for one in some]),
@@ -60,16 +61,17 @@ for text, [number] in zip(texts, numbers):
 TAGS = """\
 [logits] = session.run(["logits"], inputs)
 labels = json.load(open("labels.json"))
-for one, rows in zip(some, logits):
-    first = {word: place for place, word in reversed([*enumerate(one.word_ids)]) if word is not None}
-    print([(one.tokens[place], labels[rows[place].argmax()]) for _, place in sorted(first.items())])
+for words, one, rows in zip(texts, some, logits):
+    places = [one.word_ids.index(number) for number in range(len(words))]  # of the first piece of each
+    print([(word, labels[rows[place].argmax()]) for word, place in zip(words, places)])
 """
 ANSWERS = """\
 starts, ends = session.run(["starts", "ends"], inputs)
 for (question, text), one, start, end in zip(texts, some, starts, ends):
-    inside = np.array(one.type_ids) * np.array([number == 1 for number in one.sequence_ids])
+    inside = [number == 1 for number in one.sequence_ids]
     together = np.where(np.outer(inside, inside), np.add.outer(start, end), -np.inf)
-    together[np.tril_indices(len(start), -1)] = -np.inf  # no answer ends before it begins
+    together[np.tril_indices(len(start), -1)] = -np.inf  # no answer ends before it begins,
+    together[np.triu_indices(len(start), {longest})] = -np.inf  # or is longer than {longest} pieces
     first, last = np.unravel_index(together.argmax(), together.shape)
     print(question, text[one.offsets[first][0] : one.offsets[last][1]])
 """
@@ -203,16 +205,17 @@ def _of_bert(run: Run, model: Any, regression: bool) -> tuple[str, str, str]:
             more += " Whether a second text follows the first is in the output `next`: it does, it does not."
     elif isinstance(model, Spans):
         texts = '[("Where is Seoul?", "Seoul is the capital of Korea.")]'
-        what, code = "A BERT that answers questions", ANSWERS
+        what, code = "A BERT that answers questions", ANSWERS.format(longest=run.recipe.decode.longest)
+        if run.recipe.data.unanswerable:
+            more += " Where there is no answer, `start[0] + end[0]` is more than that of all others."
     elif isinstance(model, Tagger):
-        texts, what, code = '["Ekeus heads for Baghdad ."]', "A BERT that tags words", TAGS
+        texts, what, code = '["Ekeus heads for Baghdad .".split()]', "A BERT that tags words", TAGS
     else:
         if regression:
             what, code = "A BERT that says a number of texts", NUMBER
         if run.recipe.data.pair is not None:
             texts = '[("He is old.", "He is young."), ("A man eats.", "Somebody eats.")]'
-    from jumok.data.wordpiece import WordPieces
-
     pieces = WordPieces.load(run.folder)
-    filled = BERT.format(pad=pieces.pad, pad_token=pieces.names["pad"], texts=texts)
+    divided = ", is_pretokenized=True" if isinstance(model, Tagger) else ""
+    filled = BERT.format(pad=pieces.pad, pad_token=pieces.names["pad"], texts=texts, divided=divided)
     return what, READ + filled + code.replace("[MASK]", pieces.names["mask"]), more
