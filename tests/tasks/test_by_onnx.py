@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from tasks_labelled import filler, pair, question, review, sentence, squad, table, tagged, trained
+from safetensors.torch import load_file, save_file
+from tasks_labelled import filler, pair, question, sentence, squad, table, tagged, trained
 from tasks_small import trained as translating
 from typer.testing import CliRunner
 
@@ -197,20 +200,29 @@ def test_the_readme_is_all_that_one_needs(exported: Any) -> None:
         assert {word for word, _ in wanted[:1]} <= set(eval(said))
 
 
-def test_files_are_made_once_for_each_weights(tmp_path: Path) -> None:
-    data = table(tmp_path / "x.tsv", "text\tlabel", [review(random.Random(n)) for n in range(60)])
-    run = trained(
-        tmp_path / "run",
-        "classify",
-        {"train": data, "held_out": 9},
-        **FEW,
-        model={"layers": 1},
-    )
-    reader = by_onnx.load(run, "cpu")
-    [file] = (run.folder / "engines" / "onnx").rglob("*.onnx")
-    written = file.stat().st_mtime_ns
-    assert engines.load(run, "onnx", "cpu").classify("good").classes == reader.classify("good").classes
-    assert file.stat().st_mtime_ns == written
+@pytest.mark.parametrize("exported", ["pairs"], indirect=True)  # one kind will do
+def test_files_are_made_once_for_each_weights(
+    exported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, lines, folder = exported
+    run = replace(run, folder=shutil.copytree(run.folder, tmp_path / "run"))
+    asked = []
+
+    def write(model: Any, new: Path) -> float:
+        asked.append(shutil.copy(folder / "model.onnx", new))
+        return 0.0
+
+    monkeypatch.setattr(onnx, "write", write)
+    first, second = by_onnx.load(run, "cpu"), engines.load(run, "onnx", "cpu")
+    assert [*first.predict(lines, search(run))] == [*second.predict(lines, search(run))]
+    assert len(asked) == 1
+    [before] = (run.folder / "engines" / "onnx").iterdir()
+    weights = load_file(run.weights)
+    save_file({name: x + 1 for name, x in weights.items()}, run.weights)  # trained further
+    by_onnx.load(run, "cpu")
+    [after] = (run.folder / "engines" / "onnx").iterdir()
+    assert len(asked) == 2
+    assert after != before
     with pytest.raises(InputError, match="onnxruntime-gpu"):
         by_onnx.load(run, "cuda")
 
