@@ -187,7 +187,7 @@ def writes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     config = WRITERS[request.param]
     kind = Convolutional if isinstance(config, ConvolutionalConfig) else Seq2Seq
     model, folder = shaken(kind(config, WORDS, MORE_WORDS)), tmp_path_factory.mktemp("graphs")
-    assert exchange.write(model, folder) < 1e-5
+    assert exchange.write(model, folder) < 1e-4
     return model, Steps(*(graphs.session(folder / f"{name}.onnx") for name in ("encoder", "step")))
 
 
@@ -302,7 +302,7 @@ def test_a_real_model(tmp_path: Path) -> None:
     nn.init.normal_(model.output.weight)
     graphs.write(reading.graph(model), tmp_path / "model.onnx")
     session = graphs.session(tmp_path / "model.onnx")
-    texts = ["A man is playing a guitar on the stage.", "Unbelievable!", "naïve café-goers care; 주목. " * 40]
+    texts = ["A man is playing a guitar on the stage.", "Unbelievable!", "naïve café-goers care; 주목. " * 30]
     assert loaded.tokenizer is not None
     for some in (texts, texts[1:2], texts[:2]):
         rows = [loaded.tokenizer.joined(ids)[0] for ids in loaded.tokenizer.encode(some)]
