@@ -27,7 +27,6 @@ README = """# {name}, for ONNX Runtime
 """
 
 READ = """\
-import json
 import numpy as np, onnxruntime, tokenizers
 
 session = onnxruntime.InferenceSession("model.onnx")
@@ -48,7 +47,7 @@ inputs = {{
 """
 CLASSES = """\
 [logits] = session.run(["logits"], inputs)
-labels = json.load(open("labels.json"))
+labels = json.load(open("labels.json", encoding="utf-8"))
 for text, row in zip(texts, logits):
     shares = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
     print(text, labels[row.argmax()], shares.max())
@@ -60,7 +59,7 @@ for text, [number] in zip(texts, numbers):
 """
 TAGS = """\
 [logits] = session.run(["logits"], inputs)
-labels = json.load(open("labels.json"))
+labels = json.load(open("labels.json", encoding="utf-8"))
 for words, one, rows in zip(texts, some, logits):
     places = [one.word_ids.index(number) for number in range(len(words))]  # of the first piece of each
     print([(word, labels[rows[place].argmax()]) for word, place in zip(words, places)])
@@ -86,7 +85,6 @@ for row in words:
 # ---------------------------------------------------------------------------------------- models of words
 
 WORDS = """\
-import re, unicodedata
 
 def encode(text):
     words = re.findall(r"{pattern}", unicodedata.normalize("NFC", text))
@@ -118,7 +116,7 @@ inputs = {"ids": ids, "lengths": lengths, "documents": documents, "document_leng
 logits, attention, sentences = session.run(["logits", "attention", "document_attention"], inputs)
 """
 LABELS = """\
-labels = json.load(open("labels.json"))
+labels = json.load(open("labels.json", encoding="utf-8"))
 for text, row in zip(texts, logits):
     shares = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
     print(text, labels[row.argmax()], shares.max())
@@ -156,6 +154,9 @@ LOOKED = " Where each step looked in the source is its output `attention`."
 def of(run: Run, model: Any, told: str) -> str:
     """The text of the file."""
     what, code, more = _written(run, model)
+    standard = [name for name in ("json", "re", "unicodedata") if f"{name}." in code]
+    if standard:
+        code = f"import {', '.join(standard)}\n{code}"
     return README.format(
         name=run.folder.resolve().name, what=what, code=code.strip(), told=told, more=f" {more}".rstrip()
     )
