@@ -299,14 +299,21 @@ def serve(
     max_wait: Annotated[
         float, typer.Option(min=0, help="Milliseconds that a request waits for others to go with.")
     ] = 4.0,
-    max_body: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = 1 << 20,
+    max_body: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Bytes of a request; unless said, 1 MiB, or what the largest picture needs."
+        ),
+    ] = None,
     max_text: Annotated[int, typer.Option(min=1, help="Characters of a text.")] = 20_000,
     max_beam: Annotated[int, typer.Option(min=1, help="The largest beam one may ask for.")] = 10,
+    max_image: Annotated[int, typer.Option(min=1, help="Bytes of a picture.")] = 12 << 20,
+    max_pixels: Annotated[int, typer.Option(min=1, help="Pixels of a picture.")] = 32_000_000,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until an answer.")] = 60.0,
     grace: Annotated[float, typer.Option(min=0, help="Seconds to finish what was taken, at the end.")] = 30.0,
     device: Device = "auto",
 ) -> None:
-    """Serve runs over HTTP: translate, classify, tag, answer, fill; see docs/serving.md."""
+    """Serve runs over HTTP, and as a web page: translate, classify, tag, answer, fill, caption."""
     try:
         from jumok.serve import server
     except ModuleNotFoundError as error:
@@ -318,7 +325,7 @@ def serve(
 
     limits = Limits(
         body=max_body,
-        bounds=Bounds(text=max_text, beam=max_beam),
+        bounds=Bounds(text=max_text, beam=max_beam, image=max_image, pixels=max_pixels),
         queue=max_queue,
         batch=max_batch,
         wait=max_wait / 1000,

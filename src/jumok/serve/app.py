@@ -2,7 +2,9 @@
 
 ::
 
+    GET  /                                               a page to use it by hand (see jumok.serve.page)
     POST /translate  /classify  /tag  /answer  /fill     a JSON object in, one out; many clients share batches
+    POST /caption                                        the same with a picture in it; or the picture alone
     POST /translate/stream                               the same as server-sent events, while it is made
     POST /attend/translate  …                            the answer, and the address of a page of its maps
     GET  /look/NAME/                                     that page, with its tiles (see jumok.look.page)
@@ -16,10 +18,11 @@ is ever taken from a request.
 # Annotations are evaluated here: FastAPI reads the schemas of requests from them.
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, create_model
@@ -39,6 +42,7 @@ from jumok.tasks.served import Service, TooMuch, told
 
 __all__ = ["app"]
 
+JSON = "application/json"
 SHOWN = 5  # faults of one request that are told
 
 
@@ -62,6 +66,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     404: {"model": Problem, "description": "There is no model of this name."},
     408: {"model": Problem, "description": "The request did not come in time."},
     413: {"model": Problem, "description": "The request asks for more than this server gives."},
+    415: {"model": Problem, "description": "The body is of another kind than is read here."},
     422: {"model": Problem, "description": "A field is wrong, or the text cannot be read."},
     503: {"model": Problem, "description": "Too much to do; Retry-After says when to try again."},
     504: {"model": Problem, "description": "The answer took too long."},
@@ -76,7 +81,7 @@ def app(
     hosts: Sequence[str] | None = None,
 ) -> FastAPI:
     """Services by the names of their models. Only requests to these ``hosts`` are answered; None: to any."""
-    limits, measures = limits or Limits(), Measures()
+    limits, measures = _fitting(limits or Limits(), services.values()), Measures()
     models = [Model.of(name, service, limits, measures) for name, service in services.items()]
     reading = Reading()
     looks = Looks(limits.looks, limits.look_seconds)
@@ -110,6 +115,13 @@ def app(
     return made
 
 
+def _fitting(limits: Limits, services: Iterable[Service[Any, Any]]) -> Limits:
+    """With a limit on bodies that lets the largest request in: a picture, where pictures are described."""
+    if limits.body is not None:
+        return limits
+    return replace(limits, body=max(service.Request.most_bytes(limits.bounds) for service in services))
+
+
 # ---------------------------------------------------------------------------------------------- endpoints
 
 
@@ -139,11 +151,29 @@ def _add_task(app: FastAPI, desk: Desk, looks: Looks) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(await desk.stream(asked), media_type="text/event-stream", headers=headers)
 
+    # The thing itself as the body: FastAPI hands on the bytes of what is not called JSON, and the schema
+    # takes them. Nothing else is let through, so that a page from elsewhere cannot send what a browser sends
+    # without asking first (a form, plain text).
+    kinds = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in schema.bodies}
+
+    def known(request: Request) -> None:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind not in (JSON, *schema.bodies) and not kind.endswith("+json"):
+            expected = " or ".join((JSON, *schema.bodies))
+            raise HTTPException(415, f"Content-Type: {kind[:80] or 'none'} came; expected {expected}")
+
     def add(path: str, does: Any, says: str, **more: Any) -> None:
         name = path.strip("/").replace("/", "_")
-        responses = REFUSALS | more.pop("responses", {})
         app.add_api_route(
-            path, does, methods=["POST"], summary=says, operation_id=name, responses=responses, **more
+            path,
+            does,
+            methods=["POST"],
+            summary=says,
+            operation_id=name,
+            responses=REFUSALS | more.pop("responses", {}),
+            dependencies=[Depends(known)],
+            openapi_extra={"requestBody": {"content": kinds}} if kinds else None,
+            **more,
         )
 
     add(f"/{task}", answer, service.says, response_model=response)

@@ -42,6 +42,8 @@ class Bounds:
     text: int = 20_000  # characters of a text
     beam: int = 10  # hypotheses side by side
     n_best: int = 100  # answers
+    image: int = 12 << 20  # bytes of a picture
+    pixels: int = 32_000_000
 
     def check_text(self, field: str, text: str) -> None:
         """Refuse a text that is too long."""
@@ -80,8 +82,14 @@ class Asked(BaseModel):
     """What all requests have."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    bodies: ClassVar[tuple[str, ...]] = ()  # media types, besides JSON: the body is the one thing asked about
 
     model: str | None = Field(None, description="The name of a model; without it, the first of this task.")
+
+    @classmethod
+    def most_bytes(cls, bounds: Bounds) -> int:
+        """Of a body: what the largest request within the bounds may have."""
+        return 1 << 20
 
 
 class Answer(BaseModel):
@@ -123,7 +131,10 @@ class Service(Protocol[Q, A]):
     Response: ClassVar[type[Any]]  # a subclass of Answer
 
     def about(self) -> dict[str, Any]:
-        """What a client may want to know of this model, such as the names of its classes."""
+        """What a client may want to know of this model, such as the names of its classes.
+
+        ``examples`` are requests to try it with; only built-in data gives some away.
+        """
         ...
 
     def size(self, asked: Q) -> int:
