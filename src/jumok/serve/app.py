@@ -33,6 +33,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 import jumok
 from jumok.errors import InputError
+from jumok.serve import page
 from jumok.serve.batcher import Closed, Late, Overloaded
 from jumok.serve.desk import BROKEN, Desk, Left, Model, Reading
 from jumok.serve.limits import Guard, Limits, problem
@@ -107,6 +108,7 @@ def app(
         some = {model.name: model for model in models if model.service.task == task}
         _add_task(made, Desk(some, limits, reading), looks)
     made.mount("/look", looks)
+    made.router.routes += page.routes()
     _add_refusals(made)
     made.add_middleware(Guard, limits=limits, token=token)
     if hosts is not None:

@@ -21,12 +21,13 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from jumok.serve import page
 from jumok.tasks.served import Bounds
 
 __all__ = ["Guard", "Limits", "Prompt", "problem"]
 
 KEEPERS = ("/health", "/ready")  # for whoever keeps the server running: always answered
-OPEN = (*KEEPERS, "/", "/page.js", "/page.css")  # without a token: our own files, which hold nothing
+OPEN = (*KEEPERS, *page.FILES)  # without a token: our own files hold nothing
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,148 @@
+// Answers, to be read: bars for what is likely, marks in the text for what was found. Texts are set as texts.
+
+import { make, word } from "../../look/static/dom.js";
+import { percentOf } from "../../look/static/telling.js";
+
+const HUES = 8; // colours of entities; a ninth kind has that of the first
+
+/** Places in an answer count Unicode characters, as Python does; those of JavaScript are halves of some. */
+function parted(text, spans) {
+  const letters = [...text],
+    parts = [];
+  let at = 0;
+  for (const { begin, end, dress } of spans) {
+    if (begin < at) continue; // within the one before
+    parts.push(letters.slice(at, begin).join(""), dress(letters.slice(begin, end).join("")));
+    at = end;
+  }
+  return [...parts, letters.slice(at).join("")];
+}
+
+/** Rows of { name, share } with a bar each; `pick(n)` makes them buttons. */
+function bars(rows, { label, pick = null } = {}) {
+  const row = ({ name, share }, n) => {
+    const track = make("span", { class: "pg-track", aria: { hidden: "true" } }, [
+      make("span", { class: "pg-fill", css: { width: `${Math.max(0, Math.min(1, share)) * 100}%` } }),
+    ]);
+    const cells = [word(name || "(no answer)", { class: "pg-bar-name" }), track, number(percentOf(share))];
+    if (!pick) return make("li", { class: "pg-bar" }, cells);
+    const button = make("button", { type: "button", class: "pg-bar", aria: { pressed: `${n === 0}` } }, cells);
+    button.addEventListener("click", () => {
+      for (const other of button.closest("ol").querySelectorAll("button"))
+        other.setAttribute("aria-pressed", `${other === button}`);
+      pick(n);
+    });
+    return make("li", {}, [button]);
+  };
+  return make("ol", { class: "pg-bars", aria: { label } }, rows.map(row));
+}
+
+function number(text) {
+  return make("span", { class: "pg-number-text", text });
+}
+
+function said(text, more = {}) {
+  return make("p", { class: "pg-said", dir: "auto", ...more }, [word(text)]);
+}
+
+/** A list of what was nearly said, with scores. */
+function listed(all, name) {
+  if (all.length < 2) return null;
+  const row = (one) =>
+    make("li", {}, [
+      word(one[name] || "(nothing)"),
+      make("span", { class: "pg-number-text", title: "score", text: one.score.toFixed(2).replace(/^-(0\.00)$/, "$1").replace("-", "−") }),
+    ]);
+  return make("div", {}, [
+    make("h3", { text: "The best, with their scores" }),
+    make("ol", { class: "pg-list" }, all.map(row)),
+  ]);
+}
+
+function cutOff(answer) {
+  return answer.finished ? null : make("p", { class: "pg-soft", text: "It was cut off at the length limit." });
+}
+
+export function showTranslation(answer) {
+  return [said(answer.text || "(nothing)"), cutOff(answer), listed([answer, ...answer.others], "text")];
+}
+
+export function showCaption(answer) {
+  return [said(answer.caption || "(nothing)"), cutOff(answer), listed([answer, ...answer.others], "caption")];
+}
+
+export function showClasses(answer) {
+  if (answer.value !== null) return [said(`${Number(answer.value.toPrecision(4))}`)];
+  const rows = answer.classes.map(({ label, probability }) => ({ name: label, share: probability }));
+  return [said(answer.label), bars(rows, { label: "Classes and how likely they are" })];
+}
+
+export function showEntities(answer, asked, about) {
+  const names = [...(about.labels ?? []), ...answer.entities.map((one) => one.kind)];
+  const kinds = [...new Set(names.map((name) => name.replace(/^[BI]-/, "")).filter((name) => name !== "O"))];
+  const marked = parted(
+    asked.text,
+    answer.entities.map(({ begin, end, kind, probability }) => ({
+      begin,
+      end,
+      dress: (text) =>
+        make(
+          "mark",
+          { class: `pg-mark pg-kind-${kinds.indexOf(kind) % HUES}`, title: `${kind}, ${percentOf(probability)}` },
+          [word(text), make("span", { class: "pg-kind", text: kind })],
+        ),
+    })),
+  );
+  const found = answer.entities.length;
+  return [
+    make("p", { class: "pg-text", dir: "auto" }, marked),
+    make("p", { class: "pg-soft", text: found ? "" : "No entities were found.", hidden: Boolean(found) }),
+    found
+      ? bars(
+          answer.entities.map((one) => ({ name: `${one.text} · ${one.kind}`, share: one.probability })),
+          { label: "Entities and how sure the model is" },
+        )
+      : null,
+  ];
+}
+
+export function showAnswers(answer, asked) {
+  const all = [answer, ...answer.others];
+  const text = make("p", { class: "pg-text", dir: "auto" });
+  const mark = ({ begin, end }) =>
+    text.replaceChildren(
+      ...parted(
+        asked.context,
+        end > begin ? [{ begin, end, dress: (part) => make("mark", { class: "pg-mark pg-kind-0" }, [word(part)]) }] : [],
+      ),
+    );
+  mark(answer);
+  const rows = all.map(({ text: name, probability }) => ({ name, share: probability }));
+  const pick = all.length > 1 ? (n) => mark(all[n]) : null;
+  return [said(answer.text || "The text has no answer."), bars(rows, { label: "Answers", pick }), text];
+}
+
+export function showWords(answer, asked, about) {
+  const parts = asked.text.split(about.mask ?? "[MASK]"),
+    best = answer.masks.map(([first]) => first?.word ?? "");
+  const filled = parts.flatMap((part, n) =>
+    n ? [make("mark", { class: "pg-mark pg-kind-0" }, [word(best[n - 1] ?? "")]), part] : [part],
+  );
+  const lists = answer.masks.map((words, n) =>
+    make("div", {}, [
+      answer.masks.length > 1 ? make("h3", { text: `Word ${n + 1}` }) : null,
+      bars(
+        words.map((one) => ({ name: one.word, share: one.probability })),
+        { label: `Words for mask ${n + 1}` },
+      ),
+    ]),
+  );
+  const next =
+    answer.next === null
+      ? null
+      : make("div", {}, [
+          make("h3", { text: "Does the second text follow the first?" }),
+          bars([{ name: "it follows", share: answer.next }], { label: "How likely it is that it follows" }),
+        ]);
+  return [make("p", { class: "pg-said", dir: "auto" }, filled), ...lists, next];
+}
