@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from serve_running import Running
 
+from jumok.data.scenes import scene
 from jumok.serve.limits import Limits
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
@@ -23,14 +24,32 @@ ADDRESS = "http://localhost:8000"
 
 
 @pytest.fixture(scope="module")
-def running(services: dict[str, Any]) -> Iterator[Running]:
-    one = Running(services, Limits())
+def running(services: dict[str, Any], caption_service: Any) -> Iterator[Running]:
+    one = Running({**services, "see": caption_service}, Limits())
     yield one
     one.stop()
 
 
+@pytest.fixture(autouse=True)
+def photo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that an example sends, where it is run."""
+    from PIL import Image
+
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(scene(2, 4).pixels).save("photo.jpg")
+
+
 def test_there_is_one_of_each_for_every_task() -> None:
-    for path in ("translate", "translate/stream", "classify", "tag", "answer", "fill", "attend/tag"):
+    for path in (
+        "translate",
+        "translate/stream",
+        "classify",
+        "tag",
+        "answer",
+        "fill",
+        "caption",
+        "attend/tag",
+    ):
         kinds = [kind for kind, text in BLOCKS if re.search(rf'(?:8000|")/{path}\b(?!/)', text)]
         assert sorted(kinds) == ["python", "sh"], path
 

@@ -241,9 +241,11 @@ def test_a_picture_is_dropped_or_pasted(opened: Open, captioner: Any) -> None:
     for name, number in (("drop", 4), ("paste", 5)):
         pixels = scene(2, number).pixels
         data = base64.b64encode(png(pixels)["buffer"]).decode()
-        with shown.expect_response("**/caption") as got:
+        with shown.expect_request("**/caption") as sent:
             shown.evaluate(DROP, [data, "image/png", name])
-        assert got.value.json()["caption"] == captioner.describe(pixels).caption
+        assert sent.value.post_data_json == {"model": "see", "image": data}
+        assert said(shown) == captioner.describe(pixels).caption
+        looked(shown)
     shown.evaluate(DROP, [data, "text/plain", "drop"])
     assert "no picture" in shown.inner_text(".pg-ask")
 

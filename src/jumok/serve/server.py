@@ -68,6 +68,7 @@ def serve(
         at = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
         for name, service in services.items():
             print(f"{at}/{service.task}   {name}", flush=True)
+        print(f"{at}/   a page for all of them", flush=True)
         uvicorn.Server(config(made, limits)).run(sockets=[sock])
 
 

@@ -4,6 +4,7 @@ import { make, word } from "../../look/static/dom.js";
 import { remote } from "../../look/static/remote.js";
 import { render } from "../../look/static/viewer.js";
 import { linkTo } from "./link.js";
+import { saidLarge } from "./results.js";
 import { askJson, askStream } from "./server.js";
 import { TASKS } from "./tasks.js";
 import { Trouble } from "./trouble.js";
@@ -37,25 +38,18 @@ export class Desk {
     this.shared = make("div", { class: "pg-soft", role: "status" });
     this.form = make("form", { class: "pg-ask", aria: { label: task.verb } }, [
       ...fields.map((field) => field.el),
-      examples.length ? this.examples(examples) : null,
-      options.length
-        ? make("details", { class: "pg-options" }, [
-            make("summary", { text: "Options" }),
-            make(
-              "div",
-              { class: "pg-row" },
-              options.map((field) => field.el),
-            ),
-          ])
-        : null,
-      make("div", { class: "pg-row pg-buttons" }, [this.button, this.stopButton, this.shareButton]),
-      make("label", { class: "pg-check" }, [
-        this.wantsLook,
-        make("span", {
-          text: maps ? "and show where the model looked" : "this model has no attention that could be shown",
-        }),
+      make("div", { class: "pg-row pg-buttons" }, [
+        this.button,
+        this.stopButton,
+        this.shareButton,
+        make("label", { class: "pg-check" }, [
+          this.wantsLook,
+          make("span", { text: maps ? "show where it looked" : "it has no attention that could be shown" }),
+        ]),
       ]),
       this.shared,
+      options.length ? this.more(options) : null,
+      examples.length ? this.examples(examples) : null,
     ]);
     this.form.noValidate = true;
     this.form.addEventListener("submit", (event) => {
@@ -88,6 +82,14 @@ export class Desk {
       this.place,
     ]);
     this.el = make("div", { class: "pg-desk" }, [this.form, this.output, this.looked]);
+  }
+
+  more(options) {
+    const boxes = options.map((field) => field.el);
+    return make("details", { class: "pg-options" }, [
+      make("summary", { text: "Options" }),
+      make("div", { class: "pg-row" }, boxes),
+    ]);
   }
 
   examples(all) {
@@ -190,6 +192,7 @@ export class Desk {
     this.looked.hidden = true;
     this.busy(true);
     this.say("Working");
+    this.output.scrollIntoView({ block: "nearest", behavior: "smooth" }); // on a phone it is below the form
     try {
       const answer = await this.askedOf(asked, turn.signal);
       if (turn.signal.aborted) return;
@@ -215,7 +218,7 @@ export class Desk {
     const { task } = this.model;
     if (task !== "translate") return askJson(task, asked, signal);
     return askStream(`${task}/stream`, asked, signal, (text) => {
-      if (!signal.aborted) this.show([make("p", { class: "pg-said pg-half", dir: "auto" }, [word(text)])]);
+      if (!signal.aborted) this.show([saidLarge([word(text)], " pg-half")]);
     });
   }
 

@@ -41,8 +41,14 @@ function number(text) {
   return make("span", { class: "pg-number-text", text });
 }
 
-function said(text, more = {}) {
-  return make("p", { class: "pg-said", dir: "auto", ...more }, [word(text)]);
+/** Large, and Korean is not broken within its words. */
+export function saidLarge(parts, more = "") {
+  const korean = parts.some((part) => /[\uac00-\ud7a3]/.test(part.textContent ?? part));
+  return make("p", { class: `pg-said${korean ? " pg-korean" : ""}${more}`, dir: "auto" }, parts);
+}
+
+function said(text) {
+  return saidLarge([word(text)]);
 }
 
 /** A list of what was nearly said, with scores. */
@@ -144,5 +150,5 @@ export function showWords(answer, asked, about) {
           make("h3", { text: "Does the second text follow the first?" }),
           bars([{ name: "it follows", share: answer.next }], { label: "How likely it is that it follows" }),
         ]);
-  return [make("p", { class: "pg-said", dir: "auto" }, filled), ...lists, next];
+  return [saidLarge(filled), ...lists, next];
 }
