@@ -328,11 +328,12 @@ def serve(
     max_beam: Annotated[int, typer.Option(min=1, help="The largest beam one may ask for.")] = 10,
     max_image: Annotated[int, typer.Option(min=1, help="Bytes of a picture.")] = 12 << 20,
     max_pixels: Annotated[int, typer.Option(min=1, help="Pixels of a picture.")] = 32_000_000,
+    max_speech: Annotated[int, typer.Option(min=1, help="Characters of a text that is spoken.")] = 2_000,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until an answer.")] = 60.0,
     grace: Annotated[float, typer.Option(min=0, help="Seconds to finish what was taken, at the end.")] = 30.0,
     device: Device = "auto",
 ) -> None:
-    """Serve runs over HTTP, and as a web page: translate, classify, tag, answer, fill, caption."""
+    """Serve runs over HTTP, and as a web page: translate, classify, tag, answer, fill, caption, speak."""
     try:
         from jumok.serve import server
     except ModuleNotFoundError as error:
@@ -344,7 +345,7 @@ def serve(
 
     limits = Limits(
         body=max_body,
-        bounds=Bounds(text=max_text, beam=max_beam, image=max_image, pixels=max_pixels),
+        bounds=Bounds(text=max_text, beam=max_beam, image=max_image, pixels=max_pixels, speech=max_speech),
         queue=max_queue,
         batch=max_batch,
         wait=max_wait / 1000,

@@ -23,6 +23,7 @@ from jumok.tasks import served
 from jumok.tasks.served import Bounds
 
 Open = Callable[..., Any]
+pytestmark = pytest.mark.filterwarnings("ignore:the voice does not know")
 PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
 EXPECTED = "Failed to load resource"  # the browser's own word for a refusal, which the page shows
 
@@ -226,6 +227,36 @@ def test_caption(opened: Open, captioner: Any) -> None:
     assert shown.evaluate("document.querySelector('.pg-photo').naturalWidth") == 96
 
 
+def test_speak(opened: Open, speak_service: Any) -> None:
+    speaking = Running({"voice": speak_service}, Limits())
+    try:
+        shown = opened("#model=voice&text=Forty+two.+Six.", at=speaking)
+        shown.wait_for_selector(".pg-out[aria-busy=false] > .pg-answer > audio")
+        assert shown.locator(".pg-parts li").all_inner_texts() == ["forty two", "six"]
+        seconds = shown.evaluate("""async () => { const one = document.querySelector(".pg-answer > audio");
+            while (!one.duration) await new Promise((next) => setTimeout(next, 20));
+            return one.duration; }""")
+        wanted = speak_service.voice.say("Forty two. Six.").seconds
+        assert seconds == pytest.approx(wanted, abs=0.01)
+        assert looked(shown)["scenes"][0]["speech"]
+        assert "first of 2 parts" in shown.inner_text(".pg-looked")
+        # In another style; it is in the link.
+        shown.get_by_text("Options").click()
+        shown.get_by_label("Token 3", exact=True).first.fill("0.9")
+        with shown.expect_request("**/speak/stream") as sent:
+            ask(shown, "Speak", Text="six")
+        tokens = sent.value.post_data_json["tokens"]
+        assert (len(tokens), tokens[2]) == (8, 0.9)
+        shown.wait_for_selector(".pg-out[aria-busy=false] > .pg-answer > audio")
+        assert shown.locator(".pg-parts").count() == 0  # it was said in one go
+        assert "tokens=" in shown.evaluate("location.hash")
+        with shown.expect_request("**/speak/stream") as sent:
+            shown.reload()
+        assert sent.value.post_data_json["tokens"] == tokens
+    finally:
+        speaking.stop()
+
+
 DROP = """([data, type, name]) => {
   const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0)), given = new DataTransfer();
   given.items.add(new File([bytes], "x.png", { type }));
@@ -359,7 +390,7 @@ def test_a_picture_cannot_be_in_a_link(opened: Open) -> None:
     shown.get_by_role("button", name="Example 1").click()
     said(shown)
     shown.get_by_role("button", name="Copy link").click()
-    shown.wait_for_selector("text=a picture cannot be in a link")
+    shown.wait_for_selector("text=It is without the picture: that cannot be in a link.")
     assert shown.evaluate("location.hash") == "#model=see"
 
 

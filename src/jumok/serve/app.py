@@ -5,6 +5,7 @@
     GET  /                                               a page to use it by hand (see jumok.serve.page)
     POST /translate  /classify  /tag  /answer  /fill     a JSON object in, one out; many clients share batches
     POST /caption                                        the same with a picture in it; or the picture alone
+    POST /speak  /speak/stream                           a text in, a recording of it out
     POST /translate/stream                               the same as server-sent events, while it is made
     POST /attend/translate  …                            the answer, and the address of a page of its maps
     GET  /look/NAME/                                     that page, with its tiles (see jumok.look.page)
@@ -44,6 +45,7 @@ from jumok.tasks.served import Service, TooMuch, told
 __all__ = ["app"]
 
 JSON = "application/json"
+BINARY = {"type": "string", "format": "binary"}
 SHOWN = 5  # faults of one request that are told
 
 
@@ -141,7 +143,10 @@ def _add_task(app: FastAPI, desk: Desk, looks: Looks) -> None:
     attended.__doc__ = "The answer; the address of a page of its maps, and how long that is kept."
 
     async def answer(request: Request, asked: schema) -> Any:  # type: ignore[valid-type]
-        return await desk.answer(request, asked)
+        found = await desk.answer(request, asked)
+        if response.media is not None and response.media in request.headers.get("accept", ""):
+            return Response(found.body, media_type=response.media)
+        return found
 
     async def attend(request: Request, asked: schema) -> Any:  # type: ignore[valid-type]
         prediction, scenes = await desk.attend(request, asked)
@@ -156,7 +161,7 @@ def _add_task(app: FastAPI, desk: Desk, looks: Looks) -> None:
     # The thing itself as the body: FastAPI hands on the bytes of what is not called JSON, and the schema
     # takes them. Nothing else is let through, so that a page from elsewhere cannot send what a browser sends
     # without asking first (a form, plain text).
-    kinds = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in schema.bodies}
+    kinds = {kind: {"schema": BINARY} for kind in schema.bodies}
 
     def known(request: Request) -> None:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -178,10 +183,11 @@ def _add_task(app: FastAPI, desk: Desk, looks: Looks) -> None:
             **more,
         )
 
-    add(f"/{task}", answer, service.says, response_model=response)
+    other = {} if response.media is None else {200: {"content": {response.media: {"schema": BINARY}}}}
+    add(f"/{task}", answer, service.says, response_model=response, responses=other)
     add(f"/attend/{task}", attend, f"{service.says} With a page of its maps.", response_model=attended)
     if service.streams:
-        says = f"{service.says} Events: text, so far; at the end done, the answer, or error."
+        says = f"{service.says} Events: text, so far, or part; at the end done, the answer, or error."
         events = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
         add(f"/{task}/stream", stream, says, response_class=StreamingResponse, responses=events)
 

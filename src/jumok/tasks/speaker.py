@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import itertools
 import json
 import math
@@ -24,7 +23,7 @@ from jumok.data.formats import Flaw
 from jumok.data.frames import Heard
 from jumok.data.recordings import Recording
 from jumok.data.sentences import sentences
-from jumok.data.sound import Sound, Wave
+from jumok.data.sound import Sound, Wave, wav
 from jumok.data.spoken import Symbols
 from jumok.errors import InputError
 from jumok.metrics.alignment_health import (
@@ -179,10 +178,11 @@ class Speaker(Reader):
             cut = [self.pieces(text, f"line {number}") for number, text in enumerate(some, first + 1)]
             said = iter(self.said([piece for pieces in cut for piece in pieces], weights))
             for number, (text, pieces) in enumerate(zip(some, cut, strict=True), first):
-                yield self._joined(number, text, list(itertools.islice(said, len(pieces))), weights)
+                yield self.joined(number, text, list(itertools.islice(said, len(pieces))), weights)
             first += len(some)
 
-    def _joined(self, number: int, text: str, pieces: Sequence[Piece], weights: Tensor | None) -> Spoken:
+    def joined(self, number: int, text: str, pieces: Sequence[Piece], weights: Tensor | None) -> Spoken:
+        """What was said in several goes, with pauses between them."""
         rate, decode = self.sound.config.rate, self.run.recipe.decode
         pause = np.zeros(round(decode.pause * rate), np.float32)
         waves = [part for one in pieces for part in (pause, one.wave)][1:]
@@ -346,7 +346,7 @@ class Speaker(Reader):
             speech=Heard(
                 piece.mel,
                 seconds=self.sound.config.seconds,
-                wave=_wav(piece.wave, self.sound.config.rate),
+                wave=wav(piece.wave, self.sound.config.rate),
                 step=self.run.recipe.model.reduction,
             ),
             style=style,
@@ -465,11 +465,3 @@ def _parts(text: str, fits: Callable[[str], bool]) -> Iterator[str]:
             most = next((n for n in range(most, 0, -1) if words[n - 1][-1] in ",;:-"), most)
         yield " ".join(words[:most])
         words = words[most:]
-
-
-def _wav(wave: Wave, rate: int) -> bytes:
-    from jumok.data.files import needed
-
-    file = io.BytesIO()
-    needed("soundfile", "speech").write(file, np.clip(wave, -1, 1), rate, format="WAV", subtype="PCM_16")
-    return file.getvalue()

@@ -101,8 +101,11 @@ class Page {
       }
       this.place.replaceChildren(this.desk.el);
     }
-    for (const chip of this.nav.children)
-      chip.setAttribute("aria-current", chip.dataset.name === model.name ? "true" : "false");
+    for (const chip of this.nav.children) {
+      const chosen = chip.dataset.name === model.name;
+      chip.setAttribute("aria-current", `${chosen}`);
+      if (chosen) chip.scrollIntoView({ block: "nearest", inline: "nearest" });
+    }
     document.title = `${model.name} · jumok`;
   }
 

@@ -4,7 +4,6 @@ import { make, word } from "../../look/static/dom.js";
 import { remote } from "../../look/static/remote.js";
 import { render } from "../../look/static/viewer.js";
 import { linkTo } from "./link.js";
-import { saidLarge } from "./results.js";
 import { askJson, askStream } from "./server.js";
 import { TASKS } from "./tasks.js";
 import { Trouble } from "./trouble.js";
@@ -20,7 +19,6 @@ export class Desk {
     this.fields = this.task.fields(model.about, { changed: () => this.run(), say });
     this.options = this.task.options(model.about);
     this.turn = null; // what ends the request that is under way
-    this.close = () => this.stop();
     this.build();
   }
 
@@ -136,14 +134,15 @@ export class Desk {
 
   /** Model and input as an address; a picture has no room in one. */
   get link() {
-    const { image, model, ...values } = this.asked;
-    return linkTo(model, values);
+    const { model } = this.asked,
+      known = this.all.filter((field) => field.isShared !== false).map(({ name, value }) => [name, value]);
+    return linkTo(model, Object.fromEntries(known));
   }
 
   async share() {
     this.events.ran(this.link);
-    const picture = this.model.task === "caption",
-      words = [picture ? "The link has the model and the options: a picture cannot be in a link." : "Link copied."];
+    const left = this.all.find((field) => field.isShared === false && field.value !== undefined),
+      words = ["Link copied.", ...(left ? [`It is without the ${left.what}: that cannot be in a link.`] : [])];
     if (this.link.length > LONG_LINK) words.push("It is long, and some programs cut long links off.");
     try {
       await navigator.clipboard.writeText(location.href);
@@ -152,12 +151,17 @@ export class Desk {
       // Where a page may not write to the clipboard, one can still do it by hand.
       const box = make("input", { class: "pg-input", readonly: true, aria: { label: "Link" } });
       box.value = location.href;
-      this.shared.replaceChildren(picture ? words[0] : "Copy this link:", box);
+      this.shared.replaceChildren(["Copy this link.", ...words.slice(1)].join(" "), box);
       box.select();
     }
   }
 
   // ---------------------------------------------------------------- what is answered
+
+  close() {
+    this.stop();
+    for (const field of this.all) field.close?.();
+  }
 
   stop(told = "") {
     this.turn?.abort();
@@ -188,7 +192,7 @@ export class Desk {
     this.events.ran(this.link);
     this.shared.replaceChildren();
     this.waiting.hidden = true;
-    this.answer.replaceChildren();
+    this.clear();
     this.looked.hidden = true;
     this.busy(true);
     this.say("Working");
@@ -196,7 +200,7 @@ export class Desk {
     try {
       const answer = await this.askedOf(asked, turn.signal);
       if (turn.signal.aborted) return;
-      this.show(task.show(answer, asked, this.model.about));
+      this.show(task.show(answer, asked, this.model.about, this.answer));
       this.say(task.said(answer));
       this.busy(false);
       if (this.wantsLook.checked) await this.look(turn);
@@ -204,21 +208,33 @@ export class Desk {
       if (turn.signal.aborted) return;
       this.busy(false);
       this.say("");
-      this.answer.replaceChildren();
+      this.clear();
       this.trouble.show(error);
       this.events.refused(error);
     }
   }
 
+  /** What is there already stays where it is: a sound goes on. */
   show(parts) {
-    this.answer.replaceChildren(...parts.filter((part) => part !== null));
+    const all = parts.filter((part) => part !== null),
+      { answer } = this;
+    for (const old of [...answer.children]) if (!all.includes(old)) old.remove();
+    all.forEach((part, n) => {
+      if (answer.children[n] !== part) answer.insertBefore(part, answer.children[n] ?? null);
+    });
+  }
+
+  clear() {
+    for (const { src } of this.answer.querySelectorAll("audio")) URL.revokeObjectURL(src);
+    this.answer.replaceChildren();
   }
 
   askedOf(asked, signal) {
-    const { task } = this.model;
-    if (task !== "translate") return askJson(task, asked, signal);
-    return askStream(`${task}/stream`, asked, signal, (text) => {
-      if (!signal.aborted) this.show([saidLarge([word(text)], " pg-half")]);
+    const { task } = this.model,
+      { heard } = this.task;
+    if (!heard) return askJson(task, asked, signal);
+    return askStream(`${task}/stream`, asked, signal, (event, data) => {
+      if (!signal.aborted) heard(this.answer, data);
     });
   }
 
@@ -229,13 +245,15 @@ export class Desk {
     this.looked.hidden = false;
     this.lookNote.textContent = "Looking again …";
     try {
-      const { look, seconds } = await askJson(`attend/${this.model.task}`, this.asked, turn.signal);
+      const { look, seconds, prediction } = await askJson(`attend/${this.model.task}`, this.asked, turn.signal);
       const host = await remote(look.replace(/\/$/, ""));
       if (turn.signal.aborted) return;
       this.closeViewer();
       this.closeViewer = render({ model: host, el: this.place });
-      const minutes = Math.round(seconds / 60);
+      const minutes = Math.round(seconds / 60),
+        several = prediction.parts?.length > 1;
       this.lookNote.replaceChildren(
+        several ? `This is the first of ${prediction.parts.length} parts. ` : "",
         make("a", { href: look, target: "_blank", rel: "noopener", text: "Open it alone" }),
         minutes ? ` (kept ${minutes} minutes)` : "",
       );

@@ -1,4 +1,4 @@
-// What one fills in: texts, numbers. A field has `el`, `value` (undefined: nothing), `fill(value)` and `missing()`.
+// What one fills in: texts, numbers, files. A field has `el`, `value` (undefined: nothing), `fill(value)` and `missing()`.
 
 import { make } from "../../look/static/dom.js";
 
@@ -67,4 +67,72 @@ export class NumberField {
     this.input.reportValidity();
     return true;
   }
+}
+
+/** How much of each style token; `usual` has as many numbers as there are tokens. */
+export class StyleField {
+  constructor(name, label, usual) {
+    Object.assign(this, { name, usual, optional: true });
+    this.sliders = usual.map((weight, n) => {
+      const input = make("input", { type: "range", min: "0", max: "1", step: "0.01", aria: { label: `Token ${n + 1}` } });
+      input.value = `${weight}`;
+      input.addEventListener("input", () => (this.isMoved = true));
+      return input;
+    });
+    const reset = make("button", { type: "button", class: "pg-button", text: "As usual", onclick: () => this.fill() });
+    this.el = make("fieldset", { class: "pg-style" }, [
+      make("legend", { text: label }),
+      ...this.sliders.map((input, n) => make("label", {}, [make("span", { text: `${n + 1}` }), input])),
+      reset,
+    ]);
+  }
+
+  get value() {
+    return this.isMoved ? this.sliders.map((input) => input.valueAsNumber) : undefined;
+  }
+
+  fill(value) {
+    const weights = value?.toString().split(",").map(Number) ?? [];
+    this.isMoved = weights.length === this.usual.length && weights.every(Number.isFinite);
+    this.sliders.forEach((input, n) => (input.value = `${(this.isMoved ? weights : this.usual)[n]}`));
+  }
+
+  missing() {
+    return false;
+  }
+}
+
+/** A recording. */
+export class SoundField {
+  constructor(name, label, most) {
+    Object.assign(this, { name, most, optional: true, isShared: false, what: "recording" });
+    fields += 1;
+    const id = `field-${fields}`;
+    this.input = make("input", { id, name, type: "file", class: "pg-input", accept: "audio/*,.wav,.flac,.ogg" });
+    this.input.addEventListener("change", async () => {
+      const [file] = this.input.files;
+      this.data = file ? await coded(file) : undefined;
+    });
+    this.el = make("div", { class: "pg-field" }, [make("label", { for: id, text: label }), this.input]);
+  }
+
+  get value() {
+    return this.data;
+  }
+
+  fill() {}
+
+  missing() {
+    return false;
+  }
+}
+
+/** The bytes of a file in base64. */
+export function coded(blob) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result.slice(reader.result.indexOf(",") + 1));
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(blob);
+  });
 }

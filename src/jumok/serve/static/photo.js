@@ -1,6 +1,7 @@
 // A picture: chosen, dropped, pasted or taken with a phone. It goes to our server and nowhere else.
 
 import { make } from "../../look/static/dom.js";
+import { coded } from "./fields.js";
 
 const KINDS = ["image/png", "image/jpeg", "image/webp"]; // that the server reads
 const LONGEST = 2048; // pixels along a side of one that has to be made smaller
@@ -10,6 +11,8 @@ export class PictureField {
   constructor(name, label, { most, pixels, changed, say }) {
     Object.assign(this, { name, most, pixels, changed, say });
     this.optional = false;
+    this.isShared = false; // there is no room for it in a link
+    this.what = "picture";
     this.data = undefined; // base64
     const take = (input) => input.files[0] && this.take(input.files[0]).then(() => (input.value = ""));
     const chooser = (more) => {
@@ -125,13 +128,4 @@ async function smaller(picture) {
   context.drawImage(picture, 0, 0, canvas.width, canvas.height);
   const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.92));
   return { blob, width: canvas.width, height: canvas.height };
-}
-
-function coded(blob) {
-  return new Promise((resolve, reject) => {
-    const reader = new FileReader();
-    reader.onload = () => resolve(reader.result.slice(reader.result.indexOf(",") + 1));
-    reader.onerror = () => reject(reader.error);
-    reader.readAsDataURL(blob);
-  });
 }

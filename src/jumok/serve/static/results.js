@@ -69,6 +69,11 @@ function cutOff(answer) {
   return answer.finished ? null : make("p", { class: "pg-soft", text: "It was cut off at the length limit." });
 }
 
+/** A text so far. */
+export function heardText(place, { text }) {
+  place.replaceChildren(saidLarge([word(text)], " pg-half"));
+}
+
 export function showTranslation(answer) {
   return [said(answer.text || "(nothing)"), cutOff(answer), listed([answer, ...answer.others], "text")];
 }
@@ -151,4 +156,33 @@ export function showWords(answer, asked, about) {
           bars([{ name: "it follows", share: answer.next }], { label: "How likely it is that it follows" }),
         ]);
   return [saidLarge(filled), ...lists, next];
+}
+
+/** A sound to listen to. */
+function player(audio, label) {
+  const bytes = Uint8Array.from(atob(audio), (letter) => letter.charCodeAt(0)),
+    address = URL.createObjectURL(new Blob([bytes], { type: "audio/wav" }));
+  return make("audio", { controls: true, preload: "auto", src: address, aria: { label } });
+}
+
+/** The parts of a speech, one after the other, as they come. */
+export function heardPart(place, { text, audio }) {
+  const list = place.querySelector("ol") ?? make("ol", { class: "pg-parts", aria: { label: "Parts" } });
+  if (!list.isConnected) place.replaceChildren(list);
+  list.append(make("li", {}, [word(text), player(audio, text)]));
+}
+
+/** The whole of it, above the parts that were heard: nobody who listens to one of them is interrupted. */
+export function showSpeech(answer, asked, about, place) {
+  const whole = player(answer.audio, "The whole text"),
+    parts = place.querySelector("ol");
+  return [
+    whole,
+    make("div", { class: "pg-row" }, [
+      make("span", { class: "pg-soft", text: `${answer.seconds.toFixed(1)} s at ${answer.rate} samples a second` }),
+      make("a", { href: whole.src, download: "speech.wav", text: "Save as speech.wav" }),
+    ]),
+    answer.finished ? null : make("p", { class: "pg-soft", text: "Some of it was cut off: it would not have ended." }),
+    answer.parts.length > 1 ? parts : null,
+  ];
 }

@@ -48,7 +48,7 @@ export async function askJson(path, body, signal) {
   return (await askServer(path, body, signal)).json();
 }
 
-/** The same while it is made: `heard(text so far)`; what comes back is the whole answer. */
+/** The same while it is made: `heard(event, data)`, a text so far, or a part; what comes back is the whole answer. */
 export async function askStream(path, body, signal, heard) {
   const answer = await askServer(path, body, signal);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -63,7 +63,7 @@ export async function askStream(path, body, signal, heard) {
         data = JSON.parse(/^data: (.*)$/m.exec(block)?.[1] ?? "null");
       if (name === "done") return data;
       if (name === "error") throw new Refusal(0, data.error);
-      if (name === "text") heard(data.text);
+      heard(name, data);
     }
   }
 }

@@ -1,19 +1,31 @@
 // The tasks: what each one asks for, and how its answer is shown.
 
-import { NumberField, TextField } from "./fields.js";
+import { NumberField, SoundField, StyleField, TextField } from "./fields.js";
 import { PictureField } from "./photo.js";
-import { showAnswers, showCaption, showClasses, showEntities, showTranslation, showWords } from "./results.js";
+import {
+  heardPart,
+  heardText,
+  showAnswers,
+  showCaption,
+  showClasses,
+  showEntities,
+  showSpeech,
+  showTranslation,
+  showWords,
+} from "./results.js";
 
 const nBest = (usual = 1) => new NumberField("n_best", "How many to list", usual);
 const beam = (about) => new NumberField("beam", "Beam", about.beam);
 
-// `fields(about, events)` are filled in, `options(about)` too, if one likes; `said(answer)` is what is read aloud.
+// `fields(about, events)` are filled in, `options(about)` too, if one likes; `heard(place, what)` shows what comes while
+// an answer is made, `show(answer, …)` the answer; `said(answer)` is for those who listen.
 export const TASKS = {
   translate: {
     verb: "Translate",
     does: "translates",
     fields: () => [new TextField("text", "Text")],
     options: (about) => [beam(about), nBest()],
+    heard: heardText,
     show: showTranslation,
     said: (answer) => answer.text,
   },
@@ -67,5 +79,20 @@ export const TASKS = {
     options: (about) => [beam(about), nBest()],
     show: showCaption,
     said: (answer) => answer.caption,
+  },
+  speak: {
+    verb: "Speak",
+    does: "speaks",
+    fields: () => [new TextField("text", "Text")],
+    options: ({ tokens = [], max_sound: most }) =>
+      tokens.length
+        ? [
+            new StyleField("tokens", "Style tokens", tokens),
+            new SoundField("style_from", "or the style of a recording", most),
+          ]
+        : [],
+    heard: heardPart,
+    show: showSpeech,
+    said: ({ seconds }) => `${seconds.toFixed(1)} seconds of speech`,
   },
 };

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import functools
 import io
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import Field, model_validator
 
 from jumok.data import pictures
 from jumok.data.drawn import LANGUAGES, UNSEEN, Drawn
@@ -17,7 +16,7 @@ from jumok.data.files import needed
 from jumok.errors import InputError
 from jumok.tasks import served
 from jumok.tasks.caption_reader import Caption, CaptionReader, Search
-from jumok.tasks.served import Audience, Bounds, TooMuch
+from jumok.tasks.served import Audience, Bounds, File, TooMuch
 
 if TYPE_CHECKING:
     from jumok.look.scene import Scene
@@ -28,27 +27,12 @@ EXAMPLES = (1, 4, 7)  # built-in scenes that a client may try
 MORE = 1 << 16  # bytes of a request besides its picture
 
 
-def _decoded(given: object) -> object:
-    """The bytes that a text in base64 stands for."""
-    if not isinstance(given, str):
-        return given
-    try:
-        return base64.b64decode(given, validate=True)
-    except (binascii.Error, ValueError):
-        raise ValueError("it is no base64; a picture's bytes are expected in it, and nothing else") from None
-
-
 class Describe(served.Asked):
     """A picture to describe: PNG, JPEG or WebP."""
 
     bodies: ClassVar[tuple[str, ...]] = ("image/png", "image/jpeg", "image/webp")
 
-    image: Annotated[
-        bytes,
-        BeforeValidator(_decoded),
-        WithJsonSchema({"type": "string", "contentEncoding": "base64"}),
-        Field(description="The bytes of its file, in base64."),
-    ]
+    image: Annotated[File, Field(description="The bytes of its file, in base64.")]
     beam: Annotated[
         int | None,
         Field(ge=1, description="Hypotheses side by side; 1 is greedy; without it, as the recipe says."),
