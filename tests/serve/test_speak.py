@@ -1,4 +1,4 @@
-"""Texts that are said: as by say(), whole or part by part; styles from tokens and recordings that are sent."""
+"""Texts that are said: as by say(), whole or part by part; in styles of tokens or of recordings."""
 
 from __future__ import annotations
 
