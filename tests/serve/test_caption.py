@@ -194,6 +194,20 @@ def test_bad_pictures_are_refused_with_words(client: TestClient, data: bytes, st
     assert client.post("/caption", content=GOOD, headers=PNG).status_code == 200
 
 
+@pytest.mark.filterwarnings("ignore")  # Pillow's, of what it finds in such files
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_whatever_is_changed_in_a_file(client: TestClient, kind: str) -> None:
+    chance, whole = np.random.default_rng(3), file_of(SCENE[:40, :40], kind)
+    for _ in range(40):
+        data = bytearray(whole)
+        for at in chance.integers(0, len(data), chance.integers(1, 9)):
+            data[at] = chance.integers(256)
+        end = len(data) if chance.random() < 0.7 else int(chance.integers(1, len(data)))
+        got = client.post("/caption", content=bytes(data[:end]), headers=PNG)
+        assert got.status_code in (200, 413, 422), got.text
+    assert client.post("/caption", content=GOOD, headers=PNG).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [

@@ -227,12 +227,23 @@ def test_caption(opened: Open, captioner: Any) -> None:
     assert shown.evaluate("document.querySelector('.pg-photo').naturalWidth") == 96
 
 
+class Nobody:
+    """Who waits for an answer, and hears nothing before."""
+
+    def gone(self, number: int) -> bool:
+        return False
+
+    def hears(self, number: int) -> bool:
+        return False
+
+
 def test_speak(opened: Open, speak_service: Any) -> None:
     speaking = Running({"voice": speak_service}, Limits())
     try:
         shown = opened("#model=voice&text=Forty+two.+Six.", at=speaking)
         shown.wait_for_selector(".pg-out[aria-busy=false] > .pg-answer > audio")
         assert shown.locator(".pg-parts li").all_inner_texts() == ["forty two", "six"]
+        spoken = speak_service.predict([speak_service.Request(text="six")], Nobody())[0].audio
         seconds = shown.evaluate("""async () => { const one = document.querySelector(".pg-answer > audio");
             while (!one.duration) await new Promise((next) => setTimeout(next, 20));
             return one.duration; }""")
@@ -253,6 +264,18 @@ def test_speak(opened: Open, speak_service: Any) -> None:
         with shown.expect_request("**/speak/stream") as sent:
             shown.reload()
         assert sent.value.post_data_json["tokens"] == tokens
+        # In that of a recording, which cannot be in a link.
+        shown.get_by_text("Options").click()
+        shown.get_by_role("button", name="As usual").click()
+        with shown.expect_request("**/speak/stream") as sent:
+            data = {"name": "a.wav", "mimeType": "audio/wav", "buffer": spoken}
+            shown.get_by_label("or the style of a recording").set_input_files(data)
+            shown.wait_for_function("() => document.querySelector('[name=style_from]').files.length")
+            ask(shown, "Speak", Text="six")
+        assert base64.b64decode(sent.value.post_data_json["style_from"]) == spoken
+        assert "tokens" not in sent.value.post_data_json
+        shown.get_by_role("button", name="Copy link").click()
+        shown.wait_for_selector("text=without the recording")
     finally:
         speaking.stop()
 
@@ -518,6 +541,10 @@ def test_the_files_and_what_they_may_do(echo: Echo) -> None:
             got = client.get(path)
             assert got.headers["content-type"].startswith(kind)
             assert client.get(path, headers={"If-None-Match": got.headers["etag"]}).status_code == 304
+            plain = client.get(path, headers={"Accept-Encoding": "identity"})
+            assert plain.text == got.text
+            assert int(got.headers["content-length"]) < len(plain.content) / 2
+        assert 'path="/page.js"' in client.get("/metrics", headers={"Authorization": "Bearer x"}).text
         assert client.get("/page.py").status_code == 401
         assert client.post("/", content=b"x").status_code == 405
     with TestClient(app({"echo": echo}), root_path='/a"b') as client:

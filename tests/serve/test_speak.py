@@ -157,6 +157,19 @@ def test_bad_requests_are_refused_with_words(client: TestClient, body: Any, stat
     assert client.post("/speak", json={"text": "six"}).status_code == 200
 
 
+@pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG"])
+def test_whatever_is_changed_in_a_recording(client: TestClient, kind: str) -> None:
+    chance, whole = np.random.default_rng(3), recording(kind, 0.3)
+    for _ in range(25):
+        data = bytearray(whole)
+        for at in chance.integers(0, min(len(data), 400), chance.integers(1, 9)):
+            data[at] = chance.integers(256)
+        end = len(data) if chance.random() < 0.7 else int(chance.integers(1, len(data)))
+        got = client.post("/speak", json={"text": "six", "style_from": coded(bytes(data[:end]))})
+        assert got.status_code in (200, 413, 422), got.text
+    assert client.post("/speak", json={"text": "six"}).status_code == 200
+
+
 def test_a_small_file_of_many_samples_is_not_unpacked(voice: Any) -> None:
     """Silence of eight channels is next to nothing in FLAC, and much in memory."""
     file = io.BytesIO()

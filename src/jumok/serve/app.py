@@ -110,7 +110,7 @@ def app(
         some = {model.name: model for model in models if model.service.task == task}
         _add_task(made, Desk(some, limits, reading), looks)
     made.mount("/look", looks)
-    made.router.routes += page.routes()
+    page.add(made)
     _add_refusals(made)
     made.add_middleware(Guard, limits=limits, token=token)
     if hosts is not None:

@@ -7,17 +7,18 @@ elsewhere. What is typed goes to this server only; what a link holds stands behi
 from __future__ import annotations
 
 import functools
+import gzip
 import hashlib
 import html
 from importlib.resources import files
 
+from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from jumok.look import assets
 
-__all__ = ["FILES", "routes"]
+__all__ = ["FILES", "add"]
 
 FILES = ("/", "/page.js", "/page.css")
 # Each imports only what stands before it, as with the viewer's own.
@@ -46,16 +47,21 @@ def style() -> str:
     return read("page.css") + assets.style()
 
 
-def routes() -> list[Route]:
-    """What to put into an app."""
-    return [
-        Route(FILES[0], _page),
-        Route(FILES[1], lambda request: _file(request, script(), "text/javascript")),
-        Route(FILES[2], lambda request: _file(request, style(), "text/css")),
-    ]
+def add(app: FastAPI) -> None:
+    """Put the page into an app."""
+    for path, given in zip(FILES, (_page, _script, _style), strict=True):
+        app.add_api_route(path, given, methods=["GET", "HEAD"], include_in_schema=False)
 
 
-def _page(request: Request) -> Response:
+async def _script(request: Request) -> Response:
+    return _file(request, script(), "text/javascript")
+
+
+async def _style(request: Request) -> Response:
+    return _file(request, style(), "text/css")
+
+
+async def _page(request: Request) -> Response:
     base = html.escape(request.scope.get("root_path", "").rstrip("/"), quote=True)
     headers = {"Content-Security-Policy": POLICY, **SAFE}
     return Response(PAGE.replace("{base}", base), media_type="text/html", headers=headers)
@@ -64,10 +70,17 @@ def _page(request: Request) -> Response:
 def _file(request: Request, text: str, media: str) -> Response:
     """A browser that has it asks each time whether it is still the same: then it gets it only once."""
     mark = f'"{hashlib.sha256(text.encode()).hexdigest()[:16]}"'
-    headers = {"ETag": mark, **SAFE}
+    headers = {"ETag": mark, "Vary": "Accept-Encoding", **SAFE}
     if request.headers.get("if-none-match") == mark:
         return Response(status_code=304, headers=headers)
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return Response(_packed(text), media_type=media, headers={"Content-Encoding": "gzip", **headers})
     return Response(text, media_type=media, headers=headers)
+
+
+@functools.cache
+def _packed(text: str) -> bytes:
+    return gzip.compress(text.encode())
 
 
 PAGE = """<!doctype html>

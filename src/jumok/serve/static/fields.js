@@ -1,4 +1,5 @@
-// What one fills in: texts, numbers, files. A field has `el`, `value` (undefined: nothing), `fill(value)` and `missing()`.
+// What one fills in: texts, numbers, files. A field has `el`, `value` (undefined: nothing), `fill(value)`, which takes
+// what a link or an example has, and `missing()`, which tells what is needed and not there.
 
 import { make } from "../../look/static/dom.js";
 
@@ -74,7 +75,8 @@ export class StyleField {
   constructor(name, label, usual) {
     Object.assign(this, { name, usual, optional: true });
     this.sliders = usual.map((weight, n) => {
-      const input = make("input", { type: "range", min: "0", max: "1", step: "0.01", aria: { label: `Token ${n + 1}` } });
+      const label = `Token ${n + 1}`,
+        input = make("input", { type: "range", min: "0", max: "1", step: "0.01", aria: { label } });
       input.value = `${weight}`;
       input.addEventListener("input", () => (this.isMoved = true));
       return input;

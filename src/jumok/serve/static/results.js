@@ -18,8 +18,8 @@ function parted(text, spans) {
   return [...parts, letters.slice(at).join("")];
 }
 
-/** Rows of { name, share } with a bar each; `pick(n)` makes them buttons. */
-function bars(rows, { label, pick = null } = {}) {
+/** Rows of { name, share } with a bar each, the first the best unless they are `even`; `pick(n)` makes them buttons. */
+function bars(rows, { label, pick = null, even = false } = {}) {
   const row = ({ name, share }, n) => {
     const track = make("span", { class: "pg-track", aria: { hidden: "true" } }, [
       make("span", { class: "pg-fill", css: { width: `${Math.max(0, Math.min(1, share)) * 100}%` } }),
@@ -34,7 +34,7 @@ function bars(rows, { label, pick = null } = {}) {
     });
     return make("li", {}, [button]);
   };
-  return make("ol", { class: "pg-bars", aria: { label } }, rows.map(row));
+  return make("ol", { class: even ? "pg-bars pg-even" : "pg-bars", aria: { label } }, rows.map(row));
 }
 
 function number(text) {
@@ -57,7 +57,7 @@ function listed(all, name) {
   const row = (one) =>
     make("li", {}, [
       word(one[name] || "(nothing)"),
-      make("span", { class: "pg-number-text", title: "score", text: one.score.toFixed(2).replace(/^-(0\.00)$/, "$1").replace("-", "−") }),
+      number(one.score.toFixed(2).replace("-0.00", "0.00").replace("-", "−")),
     ]);
   return make("div", {}, [
     make("h3", { text: "The best, with their scores" }),
@@ -89,32 +89,29 @@ export function showClasses(answer) {
 }
 
 export function showEntities(answer, asked, about) {
-  const names = [...(about.labels ?? []), ...answer.entities.map((one) => one.kind)];
+  const { entities } = answer,
+    names = [...(about.labels ?? []), ...entities.map((one) => one.kind)];
   const kinds = [...new Set(names.map((name) => name.replace(/^[BI]-/, "")).filter((name) => name !== "O"))];
-  const marked = parted(
-    asked.text,
-    answer.entities.map(({ begin, end, kind, probability }) => ({
-      begin,
-      end,
-      dress: (text) =>
-        make(
-          "mark",
-          { class: `pg-mark pg-kind-${kinds.indexOf(kind) % HUES}`, title: `${kind}, ${percentOf(probability)}` },
-          [word(text), make("span", { class: "pg-kind", text: kind })],
-        ),
-    })),
-  );
-  const found = answer.entities.length;
+  const spans = entities.map(({ begin, end, kind, probability }) => ({
+    begin,
+    end,
+    dress: (text) =>
+      make("mark", { class: `pg-mark pg-kind-${kinds.indexOf(kind) % HUES}`, title: percentOf(probability) }, [
+        word(text),
+        make("span", { class: "pg-kind", text: kind }),
+      ]),
+  }));
+  const rows = entities.map(({ text, kind, probability }) => ({ name: `${text} · ${kind}`, share: probability }));
   return [
-    make("p", { class: "pg-text", dir: "auto" }, marked),
-    make("p", { class: "pg-soft", text: found ? "" : "No entities were found.", hidden: Boolean(found) }),
-    found
-      ? bars(
-          answer.entities.map((one) => ({ name: `${one.text} · ${one.kind}`, share: one.probability })),
-          { label: "Entities and how sure the model is" },
-        )
-      : null,
+    make("p", { class: "pg-text", dir: "auto" }, parted(asked.text, spans)),
+    rows.length
+      ? bars(rows, { label: "Entities and how sure the model is", even: true })
+      : make("p", { class: "pg-soft", text: "No entities were found." }),
   ];
+}
+
+function marked(text) {
+  return make("mark", { class: "pg-mark pg-kind-0" }, [word(text)]);
 }
 
 export function showAnswers(answer, asked) {
@@ -124,7 +121,7 @@ export function showAnswers(answer, asked) {
     text.replaceChildren(
       ...parted(
         asked.context,
-        end > begin ? [{ begin, end, dress: (part) => make("mark", { class: "pg-mark pg-kind-0" }, [word(part)]) }] : [],
+        end > begin ? [{ begin, end, dress: marked }] : [],
       ),
     );
   mark(answer);
@@ -137,7 +134,7 @@ export function showWords(answer, asked, about) {
   const parts = asked.text.split(about.mask ?? "[MASK]"),
     best = answer.masks.map(([first]) => first?.word ?? "");
   const filled = parts.flatMap((part, n) =>
-    n ? [make("mark", { class: "pg-mark pg-kind-0" }, [word(best[n - 1] ?? "")]), part] : [part],
+    n ? [marked(best[n - 1] ?? ""), part] : [part],
   );
   const lists = answer.masks.map((words, n) =>
     make("div", {}, [

@@ -17,8 +17,8 @@ import {
 const nBest = (usual = 1) => new NumberField("n_best", "How many to list", usual);
 const beam = (about) => new NumberField("beam", "Beam", about.beam);
 
-// `fields(about, events)` are filled in, `options(about)` too, if one likes; `heard(place, what)` shows what comes while
-// an answer is made, `show(answer, …)` the answer; `said(answer)` is for those who listen.
+// `fields(about, events)` are filled in, `options(about)` too, if one likes; `heard(place, what)` shows what comes
+// while an answer is made, `show(answer, asked, about, place)` the answer; `said(answer)` is for those who listen.
 export const TASKS = {
   translate: {
     verb: "Translate",

@@ -11,7 +11,8 @@ export class Trouble {
 
   show({ message, status, retry }) {
     this.clear();
-    this.words.replaceChildren(word(message), status >= 400 ? make("span", { class: "pg-soft", text: ` (${status})` }) : "");
+    const number = status >= 400 ? ` (${status})` : "";
+    this.words.replaceChildren(word(message), make("span", { class: "pg-soft", text: number }));
     this.el.hidden = false;
     this.button.hidden = !(status === 0 || status >= 500);
     if (retry) this.countDown(Date.now() + 1000 * retry);
