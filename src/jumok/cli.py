@@ -327,7 +327,7 @@ def serve(
     max_text: Annotated[int, typer.Option(min=1, help="Characters of a text.")] = 20_000,
     max_beam: Annotated[int, typer.Option(min=1, help="The largest beam one may ask for.")] = 10,
     max_image: Annotated[int, typer.Option(min=1, help="Bytes of a picture.")] = 12 << 20,
-    max_pixels: Annotated[int, typer.Option(min=1, help="Pixels of a picture.")] = 32_000_000,
+    max_pixels: Annotated[int, typer.Option(min=1, help="Pixels of a picture.")] = 24_000_000,
     max_speech: Annotated[int, typer.Option(min=1, help="Characters of a text that is spoken.")] = 2_000,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until an answer.")] = 60.0,
     grace: Annotated[float, typer.Option(min=0, help="Seconds to finish what was taken, at the end.")] = 30.0,

@@ -56,7 +56,7 @@ class Bounds:
     beam: int = 10  # hypotheses side by side
     n_best: int = 100  # answers
     image: int = 12 << 20  # bytes of a picture
-    pixels: int = 32_000_000
+    pixels: int = 24_000_000
     speech: int = 2_000  # characters of a text that is spoken
     sound: int = 8 << 20  # bytes of a recording
     seconds: float = 30.0  # of it
