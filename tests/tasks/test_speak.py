@@ -355,10 +355,10 @@ def test_a_judge_learns_and_styles_come_from_other_texts() -> None:
     mels = [np.zeros((int(chance.integers(8, 30)), 20), np.float32) for _ in labels]
     for mel, label in zip(mels, labels, strict=True):
         mel[:, 6 * label : 6 * label + 5] = 0.6
-    model = speech_judges.learned(mels, labels, seed=1, device=torch.device("cpu"), steps=40)
+    model = speech_judges.learned(mels, labels, seed=1, device=torch.device("cpu"), steps=20)
     found = speech_judges.verdicts_on(model, mels)
     assert found.sum(1) == pytest.approx(np.ones(60))
-    assert (found.argmax(1) == labels).mean() > 0.95
+    assert (found.argmax(1) == labels).mean() > 0.9
 
     def one(text: str, speaker: str) -> Recording:
         return Recording(Said(1, 1), text, "", speaker)

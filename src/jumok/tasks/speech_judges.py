@@ -10,6 +10,7 @@ A judge hears the waveform, as a listener would: made of what the model says, an
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,9 @@ def learned(mels: Mels, labels: Sequence[int], *, seed: int, device: torch.devic
         torch.manual_seed(seed)
         model = Judge(mels[0].shape[1], max(labels) + 1).to(device).train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.02)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps, pct_start=0.2)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda n: min(8 * (n + 1) / steps, 0.5 + 0.5 * math.cos(math.pi * n / steps))
+        )
         for index in _drawn(len(mels), steps, chance):
             batch, frames = _batch([_changed(mels[number], chance) for number in index], device)
             wanted = torch.tensor([labels[number] for number in index], device=device)
