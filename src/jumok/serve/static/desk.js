@@ -184,6 +184,7 @@ export class Desk {
   }
 
   async run() {
+    for (const field of this.all) await field.ready; // a file may still be read
     if (this.all.some((field) => field.missing())) return;
     this.stop();
     const turn = new AbortController(),

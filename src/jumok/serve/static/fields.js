@@ -111,11 +111,13 @@ export class SoundField {
     fields += 1;
     const id = `field-${fields}`;
     this.input = make("input", { id, name, type: "file", class: "pg-input", accept: "audio/*,.wav,.flac,.ogg" });
-    this.input.addEventListener("change", async () => {
-      const [file] = this.input.files;
-      this.data = file ? await coded(file) : undefined;
-    });
+    this.input.addEventListener("change", () => (this.ready = this.read()));
     this.el = make("div", { class: "pg-field" }, [make("label", { for: id, text: label }), this.input]);
+  }
+
+  async read() {
+    const [file] = this.input.files;
+    this.data = file ? await coded(file) : undefined;
   }
 
   get value() {
