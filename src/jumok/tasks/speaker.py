@@ -24,7 +24,7 @@ from jumok.data.frames import Heard
 from jumok.data.recordings import Recording
 from jumok.data.sentences import sentences
 from jumok.data.sound import Sound, Wave, wav
-from jumok.data.spoken import Symbols
+from jumok.data.spoken import Symbols, syllables
 from jumok.errors import InputError
 from jumok.metrics.alignment_health import (
     AlignmentHealth,
@@ -103,7 +103,7 @@ class Spoken(Prediction):
     pieces: tuple[Piece, ...] = ()
     wave: Wave = field(default_factory=lambda: np.zeros(0, np.float32))  # of all pieces
     rate: int = 16000
-    tokens: tuple[float, ...] = ()  # how much of each style token is in it, in the mean of the heads
+    style: Tensor | None = None  # (1, H, N): how much of each style token is in it, by head
     file: Path | None = None  # where it was written
 
     @property
@@ -113,6 +113,11 @@ class Spoken(Prediction):
     @property
     def seconds(self) -> float:
         return len(self.wave) / self.rate
+
+    @property
+    def tokens(self) -> tuple[float, ...]:
+        """How much of each style token is in it, in the mean of the heads."""
+        return () if self.style is None else tuple(self.style[0].mean(0).tolist())
 
     def written(self, *, n_best: bool, as_json: bool) -> Iterator[str]:
         """The file, a tab and the text."""
@@ -186,8 +191,7 @@ class Speaker(Reader):
         rate, decode = self.sound.config.rate, self.run.recipe.decode
         pause = np.zeros(round(decode.pause * rate), np.float32)
         waves = [part for one in pieces for part in (pause, one.wave)][1:]
-        tokens = () if weights is None else tuple(weights[0].mean(0).tolist())
-        return Spoken(number, text, tuple(pieces), np.concatenate(waves), rate, tokens)
+        return Spoken(number, text, tuple(pieces), np.concatenate(waves), rate, weights)
 
     def pieces(self, text: str, where: str) -> list[str]:
         """A text in parts that are said in one go: sentences, and of what is too long, parts of sentences."""
@@ -330,10 +334,13 @@ class Speaker(Reader):
 
     def scene(self, text: str, weights: Tensor | None) -> Scene:
         """What is said of a text in one go, with weights of style tokens ``(1, H, N)``."""
+        [piece] = self.said([text], weights)
+        return self._scene_of(piece, text, weights)
+
+    def _scene_of(self, piece: Piece, text: str, weights: Tensor | None) -> Scene:
         from jumok.look.scene import Scene, Style
         from jumok.look.scene import Speech as Heard
 
-        [piece] = self.said([text], weights)
         style = None
         if weights is not None:
             names = [f"token {n}" for n in range(1, weights.shape[2] + 1)]
@@ -357,7 +364,9 @@ class Speaker(Reader):
         """The spectrogram of the first part that is said, with the alignment, and the style tokens."""
         from jumok.look import show
 
-        scene = self._looking(prediction.text, self.style(self.search))()
+        assert isinstance(prediction, Spoken)
+        piece = prediction.pieces[0]
+        scene = self._scene_of(piece, syllables("".join(piece.symbols[:-1])), prediction.style)
         return show.save(replace(scene, title=title or scene.title), path)
 
     # ------------------------------------------------------------------------------------------------- data
