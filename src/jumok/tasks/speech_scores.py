@@ -34,7 +34,8 @@ from jumok.tasks.verdicts import Judgement
 from jumok.training import alarms
 
 if TYPE_CHECKING:
-    from jumok.tasks.speaker import Piece, Speaker
+    from jumok.tasks.speaker import Speaker
+    from jumok.tasks.spoken import Piece
 
 __all__ = ["in_order", "judge"]
 
