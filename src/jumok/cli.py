@@ -70,7 +70,10 @@ def predict(
             help="A text, or a file; without it, standard input. For a captioner: a picture, or a folder."
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write there, not to standard output.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write there, not to standard output. For a voice: a .wav file, or a folder."),
+    ] = None,
     beam: Beam = None,
     n_best: Annotated[int, typer.Option(min=1, help="So many answers to each line, the best first.")] = 1,
     sample: Annotated[bool, typer.Option("--sample", help="Draw at random rather than search.")] = False,
@@ -91,6 +94,12 @@ def predict(
     on_error: Annotated[
         str, typer.Option(help="stop, or skip: an empty line for what cannot be read.")
     ] = "stop",
+    style_from: Annotated[
+        str | None, typer.Option(help="Of a voice: speak in the style of this recording.")
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option(help="Of a voice: speak in a mix of its style tokens, as in 3=0.4,5=0.3.")
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Predict for a text, a file or standard input: a line out for every line in."""
@@ -101,8 +110,17 @@ def predict(
     task = of(opened.recipe.task)
     skip = linking.on_error(on_error) == "skip"
     search = task.Search(
-        beam=beam, n_best=n_best, sample=sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+        beam=beam,
+        n_best=n_best,
+        sample=sample,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        style_from=style_from,
+        token=token,
     )
+    kept = task.Kept(out) if hasattr(task, "Kept") else None  # what is made are files
     predictor = task.load(opened, device)
     align = alignments or as_json or picture is not None
     if alignments or picture is not None:
@@ -117,7 +135,7 @@ def predict(
         return found
 
     done = 0
-    with getattr(task, "inputs", usual).windows(text) as some, output(out) as write:
+    with getattr(task, "inputs", usual).windows(text) as some, output(None if kept else out) as write:
         for lines in some:
             for prediction in answered(said, lines, done, skip=skip):
                 if isinstance(prediction, InputError):
@@ -125,6 +143,7 @@ def predict(
                     if n_best == 1 and not as_json:  # elsewhere lines are numbered
                         write("")
                     continue
+                prediction = prediction if kept is None else kept(prediction)
                 for line in prediction.lines(n_best=n_best > 1, alignments=alignments, as_json=as_json):
                     write(line)
                 if not prediction.finished:
