@@ -13,14 +13,14 @@ Shapes: ``B`` utterances, ``L`` symbols, ``S`` steps; widths: ``W`` of a query, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from jumok.attention import core
-from jumok.attention.masks import Mask
+from jumok.attention.kinds import Mask, Span
 from jumok.attention.prepared import Prepared
 from jumok.attention.scores import Additive, LocationSensitive, Score
 from jumok.models.labels import exact
@@ -85,8 +85,14 @@ class Aligner(nn.Module):
     def prepare(self, states: Tensor, mask: Mask | None) -> Text:
         """What all steps share, of the states ``(B, L, D)`` of symbols."""
         keys = self.score.prepare(states)
-        # Under autocast the keys have its type. The states get it here rather than at every step.
-        return Text(states.to(keys.keys.dtype), keys, mask)
+        # Under autocast the keys have its type. The states get it here rather than at every step, and so it
+        # is with the zeros at padding, where else each step would have to see to it that nothing spreads.
+        states = states.to(keys.keys.dtype)
+        if isinstance(mask, Span):
+            real = mask.dense(1, states.shape[1], states.device).transpose(1, 2)  # (B, L, 1)
+            states, keys = states.where(real, 0.0), replace(keys, keys=keys.keys.where(real, 0.0))
+            mask = replace(mask, clean=True)
+        return Text(states, keys, mask)
 
     def start(self, text: Text) -> Looked | None:
         """Before the first step; None: where it has looked makes no difference."""
@@ -107,10 +113,9 @@ class Aligner(nn.Module):
         kind, score = text.states.dtype, cast(Score, self.score)
         if isinstance(score, LocationSensitive):
             score = score.after(torch.stack([before.last, before.total], 1).to(kind))
-        weights = exact(core.weights(asked, text.keys, score=score, mask=text.mask)).squeeze(1)
-        if self.moves_on:
-            weights = forward_attention(weights, before.last)
-        found = core.mix(weights[:, None].to(kind), text.states).squeeze(1)
+        weights = core.weights(asked, text.keys, score=score, mask=text.mask).squeeze(1)
+        weights = forward_attention(weights, before.last) if self.moves_on else exact(weights)
+        found = core.mix(weights[:, None].to(kind), text.states, finite=True).squeeze(1)
         return found, Looked(weights, before.total + weights)
 
     def weights(self, queries: Tensor, text: Text) -> Tensor:
