@@ -76,7 +76,11 @@ def said(
         cols=symbols,
         title=text,
         speech=Speech(
-            spectrum(samples, frames), seconds=SECONDS, wave=wav(samples) if sound else None, step=STEP
+            spectrum(samples, frames),
+            seconds=SECONDS,
+            wave=wav(samples) if sound else None,
+            step=STEP,
+            note="diagonality 1.00, 0 skipped",
         ),
         style=Style(TOKENS, given),
         retell=(lambda wish: said(text, wish, steps=53)) if live else None,

@@ -16,10 +16,12 @@ import torch
 from starlette.testclient import TestClient
 
 from jumok.errors import InputError
-from jumok.look import html, page
-from jumok.look.scene import Scene, Speech, Style, manifest
+from jumok.look import html, page, show
+from jumok.look.scene import Arrays, Layer, Scene, Speech, Style, manifest
 from jumok.look.stage import KEPT, Stage
 from jumok.look.tiles import Request, unpack
+from jumok.look.without import before_and_after
+from jumok.look.words import in_words
 
 sys.path.insert(0, str(Path(__file__).parent))
 from speech_scenes import HOP, KOREAN, SECONDS, TOKENS, diagonal, said, sweep, wav
@@ -152,11 +154,30 @@ def test_a_wish_that_cannot_be_is_refused(change: Any, says: str) -> None:
         Stage(said(live=False)).retell({**WISH, **change, "scene": 0})
 
 
+def test_without_a_head_it_is_said_anew_without_it() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.MultiheadAttention(4, 2, batch_first=True)
+    x = torch.randn(1, 5, 4)
+
+    def look(weights: list[float] | None = None) -> Scene:
+        heard = model(x, x, x)[0][0].detach()
+        return Scene.of_weights(
+            {"a": diagonal(5, 3)}, speech=Speech(heard.numpy()), style=Style(("t",), np.ones(1)), retell=look
+        )
+
+    stage = Stage(before_and_after(model, {"MultiheadAttention": [0]}, look))
+    assert stage.scenes[1].retell is not None
+    before, after = (stage.retell({"scene": n, "weights": [0.5]})["scenes"][0] for n in range(2))
+    first, second = (told(scene) for scene in stage.scenes)
+    assert before["speech"]["mel"] == first["speech"]["mel"] != second["speech"]["mel"]
+    assert after["speech"]["mel"] == second["speech"]["mel"]
+
+
 # ----------------------------------------------------------------------------------------- on a page
 
 
 def test_a_page_says_it_anew_and_serves_its_tiles() -> None:
-    with TestClient(page.app(said())) as client:
+    with TestClient(page.app(said(), live=True)) as client:
         assert "media-src blob:" in client.get("/").headers["content-security-policy"]
         got = client.post("/retold", json=WISH)
         assert got.status_code == 200
@@ -166,6 +187,9 @@ def test_a_page_says_it_anew_and_serves_its_tiles() -> None:
         cells = unpack(client.get("/tiles", params=tile).content)
         assert np.allclose(cells, diagonal(80, 19), atol=1e-3)
         assert client.get("/retold").status_code == 405
+    with TestClient(page.app(said())) as client:  # unless whoever serves it wants that
+        assert client.get("/manifest.json").json()["scenes"][0]["style"]["live"] is False
+        assert client.post("/retold", json=WISH).status_code == 400
 
 
 @pytest.mark.parametrize(
@@ -180,7 +204,7 @@ def test_a_page_says_it_anew_and_serves_its_tiles() -> None:
     ],
 )
 def test_a_page_refuses_what_is_no_wish(body: str, kind: str, says: str) -> None:
-    with TestClient(page.app(said())) as client:
+    with TestClient(page.app(said(), live=True)) as client:
         got = client.post("/retold", content=body, headers={"content-type": kind})
         assert got.status_code == 400
         assert says in got.json()["error"]
@@ -201,7 +225,7 @@ def test_one_is_said_at_a_time_and_few_wait() -> None:
 
     anew = said()
     codes: list[int] = []
-    with TestClient(page.app(replace(said(), retell=slowly))) as client:
+    with TestClient(page.app(replace(said(), retell=slowly), live=True)) as client:
         asking = [
             threading.Thread(target=lambda: codes.append(client.post("/retold", json=WISH).status_code))
             for _ in range(page.MOST_WAITING)
@@ -234,6 +258,17 @@ def test_a_saved_file_says_nothing_anew_but_can_be_played() -> None:
     scene = json.loads(text[start : text.index("</script>", start)])["scenes"][0]
     assert scene["style"]["live"] is False
     assert base64.b64decode(scene["speech"]["wave"])[:4] == b"RIFF"
+
+
+def test_a_layer_that_does_not_speak_is_shown_without_the_speech(tmp_path: Path) -> None:
+    scene = said("ab")
+    inner = Layer("encoder", "self", (2, 2), (0,), Arrays(np.eye(2)), ["a", "b"], ["a", "b"])
+    both = replace(scene, layers=(*scene.layers, inner))
+    text = show.save(both, tmp_path / "a.html", layer="encoder").read_text(encoding="utf-8")
+    assert '"speech":null' in text
+    text = show.save(both, tmp_path / "a.html", layer="decoder*").read_text(encoding="utf-8")
+    assert '"speech":{' in text
+    assert in_words(both).speech is not None
 
 
 def test_a_notebook_says_it_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,7 @@ def test_it_opens_with_the_spectrogram_and_the_alignment_under_it(served: Show) 
     assert bright[1, 1] > 2 * bright[1, 0]
     assert not shown.page.is_visible(".jm-player button")  # there is no sound
     assert not shown.page.is_visible(".jm-style")
+    assert not shown.page.is_visible(".jm-health")
     label = shown.page.get_attribute(".jm-plot canvas[role=img]", "aria-label")
     assert label == "Spectrogram of 0.30 seconds, and the alignment of its 12 steps to 4 symbols"
 
@@ -76,6 +77,7 @@ def test_it_opens_with_the_spectrogram_and_the_alignment_under_it(served: Show) 
 def test_a_time_tells_its_symbols_and_a_symbol_its_frames(served: Show) -> None:
     shown = opened(served(said(KOREAN)))
     assert "".join(shown.text(".jm-caption .jm-token")) == "ㅇㅏㄴㄴㅕㅇㅎㅏㅅㅔㅇㅛ"
+    assert shown.page.inner_text(".jm-health") == "diagonality 1.00, 0 skipped"
     shown.page.mouse.move(*place(shown, 0.62, 0.5))
     tip = shown.page.inner_text(".jm-tip").split()
     assert tip[:5] == ["0.80", "s,", "step", "32", "ㅏ"]  # the eighth of twelve

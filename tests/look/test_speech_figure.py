@@ -39,6 +39,7 @@ def test_one_time_for_the_spectrogram_and_the_alignment() -> None:
     cells = np.asarray(below.images[0].get_array())
     assert (np.diff(cells.argmax(0)) >= 0).all()
     assert below.images[0].origin == "lower"  # and the text too
+    assert below.get_xlabel() == "seconds\ndiagonality 1.00, 0 skipped"
 
 
 def test_jamo_are_written_as_letters_and_blanks_are_seen() -> None:

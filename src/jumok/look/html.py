@@ -111,7 +111,7 @@ def _chosen(scene: Scene, heads: Heads | None) -> Scene:
         for layer in scene.layers
         if layer.name in heads
     )
-    return replace(scene, layers=layers)
+    return scene.with_layers(layers)
 
 
 def _check_size(requests: Sequence[Request]) -> None:

@@ -18,11 +18,12 @@ import threading
 import webbrowser
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jumok.errors import InputError, MissingExtra
 from jumok.look import assets
-from jumok.look.scene import Scene
+from jumok.look.scene import Scene, as_scenes
 from jumok.look.stage import Stage
 from jumok.look.tiles import Request as Wanted
 
@@ -43,8 +44,12 @@ POLICY = (
 SAFE = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
 
 
-def app(scenes: Scene | Sequence[Scene], *, keep: int | None = None) -> Starlette:
-    """The page of one scene, or of two to compare. Tiles of late are kept, so many bytes of them."""
+def app(scenes: Scene | Sequence[Scene], *, keep: int | None = None, live: bool = False) -> Starlette:
+    """The page of one scene, or of two to compare. Tiles of late are kept, so many bytes of them.
+
+    ``live``: speech may be said anew. It is computed at once, beside any queue that a server has for what it
+    is asked.
+    """
     try:
         from starlette.applications import Starlette
         from starlette.concurrency import run_in_threadpool
@@ -53,7 +58,8 @@ def app(scenes: Scene | Sequence[Scene], *, keep: int | None = None) -> Starlett
     except ModuleNotFoundError as error:
         raise MissingExtra(NEEDS) from error
 
-    stage = Stage(scenes)
+    shown = as_scenes(scenes)
+    stage = Stage(shown if live else [replace(scene, retell=None) for scene in shown])
     told = _json(stage.manifest())
     tiles = _Tiles(stage, keep)
     waiting: set[Request] = set()
@@ -119,7 +125,7 @@ def serve(
         from starlette.middleware.trustedhost import TrustedHostMiddleware
     except ModuleNotFoundError as error:
         raise MissingExtra(NEEDS) from error
-    shown = app(scenes)
+    shown = app(scenes, live=True)
     if host in ("127.0.0.1", "localhost", "::1"):
         # Else a page from elsewhere could have its own name point here, and read what we show.
         shown.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])

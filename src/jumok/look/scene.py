@@ -12,7 +12,7 @@ import base64
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -158,7 +158,7 @@ class Scene:
             )
         for layer in self.layers:
             _check(layer)
-        if self.speech is not None and not any(layer.shape[0] == self.speech.steps for layer in self.layers):
+        if self.speech is not None and not _speak(self.layers, self.speech):
             sizes = ", ".join(f"{layer.name} {layer.shape[0]}" for layer in self.layers[:8])
             raise InputError(
                 f"a spectrogram of {self.speech.frames} frames, {self.speech.step} a step, came with these "
@@ -168,6 +168,12 @@ class Scene:
             raise InputError("a style came without speech; expected the speech that was said with it")
         if self.retell is not None and self.style is None:
             raise InputError("retell came without a style; expected the tokens whose weights it takes")
+
+    def with_layers(self, layers: Sequence[Layer]) -> Scene:
+        """The same with other layers; where none of them speaks any more, without the speech."""
+        if self.speech is None or _speak(layers, self.speech):
+            return replace(self, layers=tuple(layers))
+        return replace(self, layers=tuple(layers), speech=None, style=None, retell=None)
 
     @classmethod
     def of(
@@ -394,6 +400,11 @@ def _texts(entry: Any, name: str, batch: int, given: Sequence[str] | None) -> Se
     if found is not None and len(found) and not isinstance(found[0], str):
         found = found[batch]
     return found
+
+
+def _speak(layers: Sequence[Layer], speech: Speech) -> bool:
+    """Whether the queries of one are the steps of the speech."""
+    return any(layer.shape[0] == speech.steps for layer in layers)
 
 
 def _check(layer: Layer) -> None:

@@ -52,6 +52,7 @@ class Speech:
     seconds: float = 0.0125  # a frame
     wave: bytes | None = None
     step: int = 1
+    note: str = ""  # told of the alignment, as in "diagonality 0.92, 1 skipped"
 
     def __post_init__(self) -> None:
         mel = plain(self.mel)
@@ -142,6 +143,7 @@ def told_speech(speech: Speech) -> dict[str, Any]:
         "shape": list(shades.shape),
         "step": speech.step,
         "seconds": speech.seconds,
+        "note": speech.note,
         "wave": None if speech.wave is None else base64.b64encode(speech.wave).decode(),
     }
 

@@ -95,7 +95,13 @@ class Drawing:
 
     @property
     def texts(self) -> list[str]:
-        return [*self.symbols, *(map(_line, self.style.names) if self.style else ()), self.title, "␣"]
+        return [
+            *self.symbols,
+            *(map(_line, self.style.names) if self.style else ()),
+            self.title,
+            self.speech.note,
+            "␣",
+        ]
 
     @property
     def seconds(self) -> float:
@@ -148,7 +154,8 @@ class Drawing:
         )
         _quietly(axes, "Alignment, the text upwards")
         axes.set(xlim=(0, self.seconds))
-        axes.set_xlabel("seconds", size=9, color=GREY)
+        note = _line(self.speech.note)
+        axes.set_xlabel("seconds" + (f"\n{note}" if note else ""), size=9, color=GREY, linespacing=1.6)
         size = 72 * 0.78 * tall / len(self.symbols)
         every = max(1, int(np.ceil(SMALLEST / size)))
         places = range(0, len(self.symbols), every)

@@ -42,10 +42,11 @@ function imageOf(width, height, fillIn) {
 export function paintSpeech(context, box, { mel, map, part, words, length, bands, look, ruler }) {
   const { inks, smallFont } = look;
   context.imageSmoothingEnabled = true;
+  context.imageSmoothingQuality = "high";
   context.fillStyle = inks.empty;
   context.fillRect(box.x, box.mel.y, box.w, box.mel.h);
   context.drawImage(mel, box.x, box.mel.y, box.w * part, box.mel.h);
-  context.imageSmoothingEnabled = false;
+  context.imageSmoothingEnabled = map.width > box.w || map.height > box.h; // no step is left out where they are many
   context.drawImage(map, box.x, box.y, box.w, box.h);
   context.strokeStyle = inks.line;
   context.lineWidth = 1;

@@ -39,7 +39,8 @@ export class SpeechView {
       "Symbols of the text",
     );
     this.canvas = make("canvas", { role: "img" });
-    this.veil = make("canvas", { class: "jm-veil" });
+    this.veil = make("canvas", { class: "jm-veil", aria: { hidden: "true" } });
+    this.note = make("p", { class: "jm-soft jm-health" });
     this.plot = make(
       "div",
       {
@@ -63,6 +64,7 @@ export class SpeechView {
         make("div", { class: "jm-player" }, [this.button, this.clock, this.lead]),
         this.symbols.el,
         this.plot,
+        this.note,
       ]),
       this.style.el,
     ]);
@@ -83,9 +85,11 @@ export class SpeechView {
     if (this.speech !== speech) {
       this.forget();
       this.mel = bytesOf(speech.mel);
+      this.note.replaceChildren(word(speech.note));
+      this.note.hidden = !speech.note;
       this.sound.load(speech.wave);
-      this.map = null; // else what was shown stays until the new numbers are there
     }
+    if (this.speech !== speech || `${this.content.shape}` !== `${content.shape}`) this.map = null;
     Object.assign(this, { content, speech });
     const { cols, shape } = content,
       names = Array.from({ length: shape[1] }, (_, n) => (cols ? shown(cols[n], 12) : count(n)));
@@ -156,6 +160,7 @@ export class SpeechView {
     if (!this.map) return;
     const [bands, frames] = this.speech.shape,
       { look, content } = this;
+    this.marked = null; // colours may be others
     this.images = {
       mel: melImage(this.mel, [bands, frames], look.glowColours),
       map: alignmentImage(this.map.answer, this.curve(), look.colours),
@@ -191,8 +196,8 @@ export class SpeechView {
     if (!this.map || !this.box) return;
     const { chosen, row } = this;
     const now = `${chosen} ${row} ${this.held} ${this.cursor}`;
-    if (now !== this.marked || this.markedIn !== this.map) {
-      [this.marked, this.markedIn] = [now, this.map];
+    if (now !== this.marked) {
+      this.marked = now;
       this.symbols.mark({ chosen, pinned: this.held, cursor: this.cursor }, this.tinting(row));
       this.tellNow(chosen, row);
       if (playing && row !== null) this.symbols.reveal(this.map.ranked(row, 1)[0].n);

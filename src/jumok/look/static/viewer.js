@@ -512,6 +512,7 @@ class Viewer {
       this.frame.note.hidden = true;
       this.maps.forEach((map) => map.refresh());
       this.store.pump();
+      if (this.state.view === "speech" && !this.views.speech.map) this.update();
     }, 2000);
   }
 
