@@ -18,8 +18,9 @@ import jumok
 from jumok import InputError, cli, recipe
 from jumok.data.recordings import Recording, Said
 from jumok.run import Run
-from jumok.tasks import speak, speaker, speech_judges, speech_scores, supervised
-from jumok.tasks.speaker import Search, Speaker, read_tokens
+from jumok.tasks import speak, speaker, speech_judges, speech_scores, spoken, supervised
+from jumok.tasks.speaker import Search, Speaker
+from jumok.tasks.spoken import read_tokens
 
 pytest.importorskip("librosa")
 pytest.importorskip("soundfile")
@@ -58,7 +59,8 @@ def run_cli(*args: object) -> tuple[int, str, str]:
 
 
 def test_the_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(speaker).failed == 0
+    for module in (speaker, spoken, speech_scores, speech_judges):
+        assert doctest.testmod(module).failed == 0
 
 
 # ----------------------------------------------------------------------------------------------- learning
@@ -174,6 +176,9 @@ def test_a_text_of_any_length_is_said_in_parts(voice: Speaker) -> None:
     assert texts[:2] == ["forty two", "seven eight"]
     assert " ".join(texts) == "forty two seven eight nine " + " ".join(["seventy"] * 7)
     assert all(len(piece.symbols) <= longest for piece in said.pieces)
+    endless = voice.pieces("one " * 20_000 + "o" * 5000, "the text")
+    assert max(map(len, endless)) < longest
+    assert "".join(endless).replace(" ", "") == "one" * 20_000 + "o" * 5000
     pauses = (len(said.pieces) - 1) * 4000
     assert len(said.wave) == sum(len(piece.wave) for piece in said.pieces) + pauses
 
@@ -335,7 +340,8 @@ def test_runs_are_compared_by_how_far_they_are_from_the_recordings(run: Run, tmp
 def test_judges_of_recordings_with_labels(
     tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speech_judges, "STEPS", 5)
+    monkeypatch.setattr(speech_judges, "STEPS", 3)
+    monkeypatch.setattr(speech_judges, "SIZE", 8)
     lines = (table / "metadata.tsv").read_text(encoding="utf-8").splitlines()
     new = [line.replace("speaker 1", "a new one") if line.endswith("test") else line for line in lines]
     (table / "new.tsv").write_text("\n".join(new), encoding="utf-8")
@@ -370,6 +376,17 @@ def test_a_judge_learns_and_styles_come_from_other_texts() -> None:
 
 
 # ------------------------------------------------------------------------------------------------- recipes
+
+
+@pytest.mark.parametrize("name", ["fsdd", "arctic", "ravdess"])
+def test_every_recipe_of_recordings_trains_and_speaks(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder_of(tmp_path / "data" / "speech" / name, 30)
+    monkeypatch.setenv("JUMOK_DATA", str(tmp_path / "data"))
+    run = trained(tmp_path / "run", small(f"tacotron/{name}", "data.held_out=3"))
+    assert jumok.load(run.folder, "cpu").say("two").rate == run.recipe.sound.rate
+
 
 MISFITS = {
     "mels": (["model.mels=40"], "give both the same"),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import io
 import itertools
 import json
 import math
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -25,18 +24,13 @@ from jumok.data.frames import Heard
 from jumok.data.recordings import Recording
 from jumok.data.sentences import sentences
 from jumok.data.sound import Sound, Wave
-from jumok.data.spoken import Symbols
+from jumok.data.spoken import Symbols, syllables
 from jumok.errors import InputError
-from jumok.metrics.alignment_health import (
-    AlignmentHealth,
-    alignment_health,
-    alignments_health,
-    style_effect,
-    style_health,
-)
+from jumok.metrics.alignment_health import alignments_health, style_effect, style_health
 from jumok.speech import Speech
 from jumok.tasks.common import Asked
 from jumok.tasks.reader import Prediction, Reader, mean_loss
+from jumok.tasks.spoken import Piece, Spoken, parts, read_tokens, wav
 from jumok.tasks.verdicts import Judgement
 from jumok.training import Report
 
@@ -76,62 +70,6 @@ class Encoded(NamedTuple):
 
     ids: list[int]
     sound: Heard
-
-
-@dataclass(frozen=True, eq=False)
-class Piece:
-    """What was said in one go."""
-
-    symbols: tuple[str, ...]  # the last is the end
-    mel: NDArray[np.float32]  # (T, M)
-    alignment: Tensor  # (steps, symbols)
-    is_cut: bool  # it would have gone on
-    hear: Callable[[], Wave]  # makes the waveform, which takes a while
-
-    @functools.cached_property
-    def wave(self) -> Wave:
-        return self.hear()
-
-    @functools.cached_property
-    def health(self) -> AlignmentHealth:
-        return alignment_health(self.alignment)
-
-
-@dataclass(frozen=True, eq=False)
-class Spoken(Prediction):
-    """A text and the sound of it."""
-
-    pieces: tuple[Piece, ...] = ()
-    wave: Wave = field(default_factory=lambda: np.zeros(0, np.float32))  # of all pieces
-    rate: int = 16000
-    tokens: tuple[float, ...] = ()  # how much of each style token is in it, in the mean of the heads
-    file: Path | None = None  # where it was written
-
-    @property
-    def finished(self) -> bool:
-        return not any(one.is_cut for one in self.pieces)
-
-    @property
-    def seconds(self) -> float:
-        return len(self.wave) / self.rate
-
-    def written(self, *, n_best: bool, as_json: bool) -> Iterator[str]:
-        """The file, a tab and the text."""
-        if not as_json:
-            yield f"{self.file}\t{self.text}"
-            return
-        health = [one.health for one in self.pieces]
-        known: dict[str, Any] = {"line": self.number, "text": self.text}
-        known |= {"file": None if self.file is None else str(self.file), "seconds": round(self.seconds, 4)}
-        known |= {"rate": self.rate, "finished": self.finished, "tokens": [round(x, 4) for x in self.tokens]}
-        known["diagonality"] = [round(one.diagonality, 4) for one in health]
-        for name in ("skipped", "repeated"):
-            known[name] = [
-                piece.symbols[at]
-                for piece, one in zip(self.pieces, health, strict=True)
-                for at in getattr(one, name)
-            ]
-        yield json.dumps(known, ensure_ascii=False)
 
 
 class Speaker(Reader):
@@ -186,8 +124,7 @@ class Speaker(Reader):
         rate, decode = self.sound.config.rate, self.run.recipe.decode
         pause = np.zeros(round(decode.pause * rate), np.float32)
         waves = [part for one in pieces for part in (pause, one.wave)][1:]
-        tokens = () if weights is None else tuple(weights[0].mean(0).tolist())
-        return Spoken(number, text, tuple(pieces), np.concatenate(waves), rate, tokens)
+        return Spoken(number, text, tuple(pieces), np.concatenate(waves), rate, weights)
 
     def pieces(self, text: str, where: str) -> list[str]:
         """A text in parts that are said in one go: sentences, and of what is too long, parts of sentences."""
@@ -210,7 +147,7 @@ class Speaker(Reader):
         def fits(part: str) -> bool:
             return len(symbols.encode(part)) <= most and not symbols.unknown(part)
 
-        found = [part for one in whole for part in _parts(one, fits)]
+        found = [part for one in whole for part in parts(one, fits)]
         if not any(any(map(str.isalnum, part)) for part in found):
             raise InputError(f"{where} has nothing to say; a text is expected, it is {text[:60]!r}")
         return found
@@ -330,10 +267,13 @@ class Speaker(Reader):
 
     def scene(self, text: str, weights: Tensor | None) -> Scene:
         """What is said of a text in one go, with weights of style tokens ``(1, H, N)``."""
+        [piece] = self.said([text], weights)
+        return self._scene_of(piece, text, weights)
+
+    def _scene_of(self, piece: Piece, text: str, weights: Tensor | None) -> Scene:
         from jumok.look.scene import Scene, Style
         from jumok.look.scene import Speech as Heard
 
-        [piece] = self.said([text], weights)
         style = None
         if weights is not None:
             names = [f"token {n}" for n in range(1, weights.shape[2] + 1)]
@@ -346,7 +286,7 @@ class Speaker(Reader):
             speech=Heard(
                 piece.mel,
                 seconds=self.sound.config.seconds,
-                wave=_wav(piece.wave, self.sound.config.rate),
+                wave=wav(piece.wave, self.sound.config.rate),
                 step=self.run.recipe.model.reduction,
             ),
             style=style,
@@ -357,7 +297,9 @@ class Speaker(Reader):
         """The spectrogram of the first part that is said, with the alignment, and the style tokens."""
         from jumok.look import show
 
-        scene = self._looking(prediction.text, self.style(self.search))()
+        assert isinstance(prediction, Spoken)
+        piece = prediction.pieces[0]
+        scene = self._scene_of(piece, syllables("".join(piece.symbols[:-1])), prediction.style)
         return show.save(replace(scene, title=title or scene.title), path)
 
     # ------------------------------------------------------------------------------------------------- data
@@ -423,53 +365,3 @@ class Speaker(Reader):
         from jumok.tasks import speech_scores
 
         return speech_scores.judge(self, examples, wholly=self._wholly)
-
-
-# ------------------------------------------------------------------------------------------------------------
-
-
-def read_tokens(given: str, count: int) -> list[float]:
-    """The weights of so many style tokens, of which some are told: those that are not are 0.
-
-    >>> read_tokens("3=0.4, 1=-0.5", 4)
-    [-0.5, 0.0, 0.4, 0.0]
-    """
-    weights = [0.0] * count
-    for one in given.split(","):
-        name, _, told = one.partition("=")
-        try:
-            number, weight = int(name), float(told or 1.0)
-        except ValueError:
-            number, weight = 0, math.nan
-        if not 1 <= number <= count or not math.isfinite(weight):
-            raise InputError(
-                f"--token {given}: {one.strip()!r} came; expected a number from 1 to {count} and how much of "
-                "that token, as in 3=0.4,5=0.3"
-            )
-        if weights[number - 1]:
-            raise InputError(f"--token {given}: token {number} came twice")
-        weights[number - 1] = weight
-    return weights
-
-
-def _parts(text: str, fits: Callable[[str], bool]) -> Iterator[str]:
-    """A sentence in parts that fit, cut behind a comma if there is one, else at a space.
-
-    >>> list(_parts("one two, three four five", lambda part: len(part) < 15))
-    ['one two,', 'three four', 'five']
-    """
-    words = text.split()
-    while words:
-        most = next((n for n in range(len(words), 1, -1) if fits(" ".join(words[:n]))), 1)
-        if most < len(words):
-            most = next((n for n in range(most, 0, -1) if words[n - 1][-1] in ",;:-"), most)
-        yield " ".join(words[:most])
-        words = words[most:]
-
-
-def _wav(wave: Wave, rate: int) -> bytes:
-    from jumok.data.files import needed
-
-    file = io.BytesIO()
-    needed("soundfile", "speech").write(file, np.clip(wave, -1, 1), rate, format="WAV", subtype="PCM_16")
-    return file.getvalue()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from jumok.data import sound
 from jumok.errors import InputError
-from jumok.tasks.speaker import Spoken
+from jumok.tasks.spoken import Spoken
 
 __all__ = ["Kept"]
 
