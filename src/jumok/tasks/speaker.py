@@ -30,7 +30,7 @@ from jumok.metrics.alignment_health import alignments_health, style_effect, styl
 from jumok.speech import Speech
 from jumok.tasks.common import Asked
 from jumok.tasks.reader import Prediction, Reader, mean_loss
-from jumok.tasks.spoken import Piece, Spoken, parts, read_tokens, wav
+from jumok.tasks.spoken import Piece, Spoken, parts, read_tokens
 from jumok.tasks.verdicts import Judgement
 from jumok.training import Report
 
