@@ -34,7 +34,6 @@ SIGNED = LinearSegmentedColormap.from_list("signed", ("#8f3f00", "#e8924a", "#ff
 STYLE = {
     "font.family": fonts.families(["가나다 abc √·ᵀ−→"]),
     "font.size": 10.5,
-    "text.parse_math": False,  # a dollar sign in a text is no formula
     "text.color": INK,
     "axes.labelcolor": INK,
     "axes.edgecolor": GREY,
@@ -135,7 +134,7 @@ def marked(
     x, y, line = 0.0, 1.0, 2.05 * size / 72 * made.dpi / frame.height
     for number, word in enumerate(words):
         weight = 0.0 if weights is None else weights[number] / most
-        ground = {"boxstyle": "round,pad=0.18", "facecolor": BLUES(0.62 * weight), "edgecolor": "none"}
+        ground = {"boxstyle": "round,pad=0.18", "facecolor": BLUES(0.5 * weight), "edgecolor": "none"}
         put = axes.text(x, y, word, size=size, va="top", bbox=ground if weight > 0.04 else None)
         width = put.get_window_extent().width / frame.width
         if x + width > 1:
