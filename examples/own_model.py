@@ -89,7 +89,7 @@ def main(data: DataConfig, folder: Path = Path("runs/own-model"), steps: int = 6
     train(model, PairData(store, tokens=1024, seed=1), settings, folder, validate=validate, console=Console())
     with jumok.watch(model.cpu().eval()) as seen, torch.no_grad():
         model.loss(judged)
-    print(seen, seen[0].weights(batch=0, head=2))  # where head 2 looked, for each word of the first sentence
+    print(seen, seen[0].weights(batch=0, head=2).shape)  # where head 2 looked, in the first sentence
     unseen = [pair.source for pair in texts.test().examples[:3]]
     source = Tokens.padded([[*ids, EOS] for ids in words.source.encode(unseen)])
     found = [words.target.decode(best.ids) for [best] in beam(model, source, size=4)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
 import re
 import sys
 import time
@@ -23,7 +24,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 
 from builder import ROOT, put
 
-SECONDS = 600  # that one cell may take; a lesson is to take half of it in all
+SECONDS = 1200  # that one cell may take on a busy machine; on a quiet one, a lesson takes under 300 in all
 LANGUAGES, NAMES = ("en", "ko"), ("English", "한국어")
 SHARP = "%config InlineBackend.figure_formats = ['retina']"
 Notebook = Any
@@ -64,10 +65,14 @@ def key(path: Path, sources: Iterable[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
+def package() -> list[Path]:
+    """The sources of jumok."""
+    return [one for one in (ROOT / "src").rglob("*") if one.suffix in (".py", ".yaml", ".js", ".css")]
+
+
 def sources(folder: Path) -> list[Path]:
-    """What lessons depend on besides themselves."""
-    package = [one for one in (ROOT / "src").rglob("*") if one.suffix in (".py", ".yaml", ".js", ".css")]
-    return [*folder.glob("_*.py"), *package]
+    """What lessons depend on besides themselves: what they share, and jumok."""
+    return [*folder.glob("_*.py"), *package()]
 
 
 def executed(path: Path, kept: Path, sources: Iterable[Path]) -> Notebook:
@@ -86,6 +91,7 @@ def executed(path: Path, kept: Path, sources: Iterable[Path]) -> Notebook:
 
 def run(notebook: Notebook, path: Path) -> None:
     """Run all cells of a notebook in a new kernel; its outputs are put into it."""
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # or threads of torch wait for each other by spinning
     notebook.cells.insert(0, nbformat.v4.new_code_cell(SHARP))
     client = nbclient.NotebookClient(
         notebook,
@@ -174,8 +180,8 @@ def page(path: Path, kept: Path, into: Path, depends: Iterable[Path] = ()) -> No
 
 
 LISTED = (
-    "Attention from its reasons to its uses. Every figure and number was made by the code beside it, when "
-    "this site was built. Each lesson is a file of `docs/lessons`: run it (`python docs/lessons/02_….py`), or "
+    "Attention from its reasons to its uses. Every figure and number was made by the code beside it when "
+    "this site was built. Each lesson is a file of `docs/lessons`: run it (`python docs/lessons/02_….py`) or "
     "open it as a notebook.\n\n{.language}\n[한국어](../ko/lessons/index.md)",
     "어텐션이 왜 필요한지부터 어디에 쓰이는지까지 차례로 다룹니다. "
     "그림과 숫자는 모두 이 사이트를 만들 때 바로 옆의 코드를 실행해서 얻은 것입니다. "

@@ -21,7 +21,7 @@ REVIEW = (
 def build(into: Path) -> None:
     """Write the files that pages show in a frame, unless they are there as the sources would make them."""
     stamp = into / "viewer" / "made.json"
-    key = lessons.key(Path(__file__), lessons.sources(Path(__file__).parent))
+    key = lessons.key(Path(__file__), lessons.package())
     names = ("minilm.html", "review.html")
     if not (stamp.is_file() and json.loads(stamp.read_text())["key"] == key):
         (into / "viewer").mkdir(parents=True, exist_ok=True)
