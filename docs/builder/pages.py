@@ -50,7 +50,9 @@ class Gathered:
 
     def add(self, name: str, text: str, origin: Path) -> None:
         """A page of the site, from text whose links are those of the file ``origin``."""
-        put(self.into / name, outside_code(text, lambda prose: self._linked(prose, name, origin)))
+        linked = outside_code(text, lambda prose: self._linked(prose, name, origin))
+        root = os.path.relpath(ROOT, (self.into / name).parent)
+        put(self.into / name, linked.replace("{literalinclude} ../", f"{{literalinclude}} {root}/"))
 
     def sources(self) -> None:
         """A page for every source file that another page names."""
