@@ -1,4 +1,4 @@
-"""Build the site: python docs/build.py [--no-lessons]; it lies in build/docs/html then.
+"""Build the site: python docs/build.py [--lessons 02 03]; it lies in build/docs/html then.
 
 ::
 
@@ -30,7 +30,7 @@ KOREAN = """
 def main() -> int:
     """Gather and make all pages, then have Sphinx build them; the status is not zero if anything is amiss."""
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--no-lessons", action="store_true", help="all but the lessons, which take minutes")
+    asked.add_argument("--lessons", nargs="*", metavar="NN", help="only these, as in 02 03, or none")
     given = asked.parse_args()
     begin = time.monotonic()
     source, out = BUILD / "source", BUILD / "html"
@@ -48,7 +48,7 @@ def main() -> int:
     benchmarks.build(source)
     viewer.build(BUILD / "extra")
     try:
-        lessons.build(DOCS / ("none" if given.no_lessons else "lessons"), BUILD / "lessons", source)
+        lessons.build(DOCS / "lessons", BUILD / "lessons", source, given.lessons)
         results = (ROOT / "bench" / "results").glob("*.json")
         lessons.page(DOCS / "beyond.py", BUILD / "lessons", source, results)
     except lessons.LessonError as error:

@@ -1,7 +1,4 @@
-"""A translation model of one's own, in one file: python examples/own_model.py [my.tsv].
-
-A model has ``loss(batch)``, to be trained, and ``start`` and ``step``, to be searched with. That is all.
-"""
+"""A translation model of one's own, trained, searched with and seen: python examples/own_model.py [my.tsv]."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -75,14 +72,13 @@ def main(data: DataConfig, folder: Path = Path("runs/own-model"), steps: int = 6
     texts = Texts(data, folder)  # finds the columns, holds pairs out for validation and test
     words = Tokenizers.train(corpus := texts.train(), TextConfig(size=4000))
     store = prepare(folder / "data" / "train", corpus, words)  # tokenised, on disk, however large
-    sources, targets = zip(
-        *((pair.source, pair.target) for pair in texts.valid().examples[:200]), strict=True
-    )
-    judged = Pairs.of(words.source.encode(sources), words.target.encode(targets))
+    some = texts.valid().examples[:200]
+    encode = words.source.encode  # one vocabulary for both languages
+    judged = Pairs.of(encode([pair.source for pair in some]), encode([pair.target for pair in some]))
 
     def validate(model: nn.Module) -> Report:
-        loss = model.loss(judged.to(next(model.parameters()).device))
-        return Report({"nll": loss.total.item() / loss.count}, best="nll", higher_is_better=False)
+        nll = model.loss(judged.to(next(model.parameters()).device)).total.item() / judged.count
+        return Report({"nll": nll}, best="nll", higher_is_better=False)
 
     model = Mine(words.source.size, words.target.size)
     settings = Settings(steps=steps, learning_rate=3e-3, schedule="cosine", warmup=2, validate_every=200)
@@ -91,7 +87,7 @@ def main(data: DataConfig, folder: Path = Path("runs/own-model"), steps: int = 6
         model.loss(judged)
     print(seen, seen[0].weights(batch=0, head=2).shape)  # where head 2 looked, in the first sentence
     unseen = [pair.source for pair in texts.test().examples[:3]]
-    source = Tokens.padded([[*ids, EOS] for ids in words.source.encode(unseen)])
+    source = Tokens.padded([[*ids, EOS] for ids in encode(unseen)])
     found = [words.target.decode(best.ids) for [best] in beam(model, source, size=4)]
     return list(zip(unseen, found, strict=True))
 

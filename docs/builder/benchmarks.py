@@ -63,6 +63,8 @@ ABOUT = {
     ),
     "serving": ("Serving", "Requests of many clients."),
 }
+SHARES = ("error_rate", "accuracy")  # these mean the same in all panels, which then have one scale
+PEERS = ("eflomal",)  # cases that are another's as a whole
 MOST_PANELS = 12
 OURS, THEIRS = "#0072b2", "#b5bcc6"
 
@@ -141,11 +143,12 @@ def drawn(rows: list[dict[str, Any]]) -> bytes:
             axes = figure.add_subplot(lines, columns, place + 1)
             bars = _bars(row)
             key = str(_measure(row))
-            colours = [OURS if _is_ours(name) else THEIRS for name, _ in bars]
+            others = row.get("case") in PEERS
+            colours = [OURS if _is_ours(name) and not others else THEIRS for name, _ in bars]
             axes.barh(range(len(bars)), [value for _, value in bars], color=colours, height=0.72)
             axes.set_yticks(range(len(bars)), [name for name, _ in bars])
             axes.invert_yaxis()
-            top = max(value for _, value in bars)
+            top = max(value for one in (rows if key in SHARES else [row]) for _, value in _bars(one))
             for y, (_, value) in enumerate(bars):
                 axes.text(value + top * 0.015, y, _short(value), va="center", fontsize=8)
             axes.set_xlim(0, top * 1.2)

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,12 +154,16 @@ def lead(notebook: Notebook, lang: str) -> str:
     return " ".join(plain[0].split()) if plain else ""
 
 
-def build(folder: Path, kept: Path, into: Path) -> list[str]:
-    """Write all lessons of a folder, in both languages, and the pages that list them; their names."""
-    for path in found(folder):
+def build(folder: Path, kept: Path, into: Path, only: Sequence[str] | None = None) -> list[str]:
+    """Write the lessons of a folder, in both languages, and the pages that list them; their names.
+
+    ``only`` are the numbers of those that are wanted.
+    """
+    paths = [path for path in found(folder) if only is None or path.stem[:2] in only]
+    for path in paths:
         check(jupytext.read(path), path.name)  # all of them, before minutes are spent on the first
     depends = sources(folder)
-    notebooks = {path.stem: executed(path, kept, depends) for path in found(folder)}
+    notebooks = {path.stem: executed(path, kept, depends) for path in paths}
     for name, notebook in notebooks.items():
         for lang, there in zip(LANGUAGES, ("../ko/lessons", "../../lessons"), strict=True):
             page = in_language(notebook, lang, f"{there}/{name}.ipynb")
