@@ -1,4 +1,4 @@
-"""A translation model of one's own, trained, searched with and seen: python examples/own_model.py [my.tsv]."""
+"""A translation model of one's own, trained, searched with and seen: python examples/own_model.py my.tsv."""
 
 import sys
 from dataclasses import dataclass, replace

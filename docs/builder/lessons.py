@@ -119,6 +119,11 @@ def in_language(notebook: Notebook, lang: str, other: str) -> Notebook:
     heading, _, rest = first.source.partition("\n")
     name = NAMES[1 - LANGUAGES.index(lang)]
     first.source = f"{heading}\n\n{{.language}}\n[{name}]({other})\n{rest}"
+    for cell in made.cells:
+        if cell.cell_type == "markdown":
+            cell.source = re.sub(r"\]\((\d\d_\w+)\.py", r"](\1.ipynb", cell.source)  # to another lesson
+            if lang != LANGUAGES[0] and cell is not first:
+                cell.source = cell.source.replace("](../", "](../../")  # one folder further down
     return made
 
 

@@ -6,15 +6,17 @@ what cannot be read as LaTeX stops the build, and not the reader.
 
 from __future__ import annotations
 
+import re
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
-import ziamath.fonts
 from docutils import nodes
 from latex2mathml import converter
 from sphinx.errors import SphinxError
 
-FONT = Path(ziamath.fonts.__file__).parent / "STIXTwoMath-Regular.ttf"  # under the Open Font License
+# A font made for maths, under the Open Font License. Nothing else of this package is used.
+FONT = Path(str(distribution("ziamath").locate_file("ziamath/fonts/STIXTwoMath-Regular.ttf")))
 
 
 def mathml(latex: str, display: str = "inline") -> str:
@@ -27,6 +29,8 @@ def mathml(latex: str, display: str = "inline") -> str:
         made: str = converter.convert(latex, display=display)
     except Exception as error:  # whatever its parser stumbled over
         raise SphinxError(f"this is no LaTeX that can be drawn: {latex} ({error!r})") from error
+    if unknown := re.search(r"<mi>(\\\w+)</mi>", made):
+        raise SphinxError(f"{unknown[1]} of {latex} is nothing that can be drawn")
     return made
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-sys.path.insert(0, str(DOCS))  # for `builder`, which builds the site
 
 PAGES = sorted([ROOT / "README.md", ROOT / "README.ko.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")])
 # Pages of the site that are made when it is built.

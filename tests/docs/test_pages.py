@@ -23,7 +23,7 @@ from jumok.errors import InputError
 PYTHON = [one for one in every_block() if one.kind == "python"]
 # Blocks that need a trained run, a server, or a model or file of the reader's are compiled only.
 NEEDS = re.compile(
-    r"runs/|httpx2|from_pretrained|Path\(|\bmodel\b|\bseen\b|show\.save|jumok\.load|ctranslate2"
+    r"runs/|httpx2|from_pretrained|ctranslate2|Path\(|\bmodel\b|\bseen\b|show\.save|jumok\.load"
 )
 
 
