@@ -61,7 +61,7 @@ def main() -> int:
 
     conf = str(DOCS / "builder")
     strict = ["-W", "--keep-going"] if given.lessons is None else []  # lessons name each other
-    status = sphinx([*strict, "-q", "-c", conf, "-d", str(BUILD / "doctrees"), str(source), str(out)])
+    status = sphinx([*strict, "-a", "-q", "-c", conf, "-d", str(BUILD / "doctrees"), str(source), str(out)])
     if status == 0:
         print(f"{out / 'index.html'} ({time.monotonic() - begin:.0f} s)")
     return int(status)
