@@ -23,7 +23,7 @@
 # # 왜 어텐션인가
 #
 # 글을 읽을 때 우리는 모든 단어에 같은 시간을 쓰지 않습니다. 몇몇 단어가 뜻을 결정하고, 눈은 그 단어로 되돌아갑니다.
-# 모델도 그렇게 할 수 있다면 무엇이 좋아질까요? 이번 수업에서는 먼저 한 문단에서, 다음으로 끝이 처음에 달려 있는 문장에서,
+# 모델도 그렇게 할 수 있다면 무엇이 좋아질까요? 이번 강의에서는 먼저 한 문단에서, 다음으로 끝이 처음에 달려 있는 문장에서,
 # 마지막으로 직접 세어 본 숫자로 답을 찾아봅니다.
 #
 # 작은 분류기 두 개를 그 자리에서 학습합니다. 실행에는 1분쯤 걸립니다.
@@ -64,7 +64,7 @@ korean = (
     "결국 박물관은 훌륭했다. 호텔은 어제는 지루했다. 시장은 월요일에 쉰다."
 )
 
-drawn, (top, bottom) = figure(7, 2.7, 2, 1)
+drawn, (top, bottom) = figure(7, 2.35, 2, 1)
 marked(top, english.split())
 marked(bottom, korean.split())
 show(drawn, "plain")
@@ -88,7 +88,7 @@ readers = trained(
     hierarchical_en=["hierarchical", "data.train=decisive-words-en"],
     hierarchical_ko=["hierarchical", "data.train=decisive-words-ko"],
 )
-drawn, both = figure(7, 2.7, 2, 1)
+drawn, both = figure(7, 2.35, 2, 1)
 for axes, reader, text in zip(both, readers, (english, korean), strict=True):
     (document,) = reader.documents([text])
     shown: list[tuple[str, float]] = []
@@ -127,7 +127,7 @@ show(drawn, "marked")
 # 모델은 그 문장을 스스로 찾아냈습니다. 학습할 때 알려 준 것은 칭찬인지 불평인지뿐이었습니다. 그런데 이 문장을 중요하게 만드는 "Overall"과 '결국'은
 # 표시되지 *않았습니다*. '훌륭했다'의 벡터는 어텐션이 오기 전에 이미 이웃 단어들을 읽어서 그 사실을 알고 있기 때문입니다.
 # 가중치는 글의 한 *자리*에 붙는 것이고, 그 자리가 아는 것은 다른 곳에서 왔을 수도 있습니다. (이런 그림을 믿어도 되는지는 또 다른 문제이며,
-# 문장과 문서를 다루는 수업에서 숫자로 확인합니다.)
+# 문장과 문서를 다루는 강의에서 숫자로 확인합니다.)
 #
 # ## 단어는 필요한 곳까지 어떻게 가는가
 #
@@ -426,7 +426,7 @@ middle.axhline(1 / 8, color=GREY, lw=0.8, ls=":")
 left.set(title="loss", xlabel="step", ylim=(0, None))
 middle.set(title="right (dotted: chance)", xlabel="words back", ylim=(0, 1.05))
 faded.set(title="influence, untrained", xlabel="words back", yscale="log")
-left.legend(loc=(0.25, 0.45), fontsize=8.5)
+left.legend(loc=(0.3, 0.3), fontsize=8.5)
 show(drawn, "by_distance")
 
 learned = {name: next((n for n, x in enumerate(curve) if x < 0.1), None) for name, curve in losses.items()}
@@ -573,7 +573,7 @@ assert float(rows[2][7]) < 0.5 * float(rows[1][7])
 #   holes in the kernel (dilation) it becomes log n.
 # - A short path is a possibility, not yet a use. Whether a model takes it, only a trained one can tell.
 #
-# Next: [the mechanism](02_mechanism.py) itself.
+# Next: [the mechanism](02_mechanism.ipynb) itself.
 
 # %% [markdown] lang="ko"
 # 일부러 빼 둔 상수를 제외하면 공식이 그대로 들어맞습니다. 표를 한 번 더 읽으면 몇 가지가 더 보입니다.
@@ -586,4 +586,4 @@ assert float(rows[2][7]) < 0.5 * float(rows[1][7])
 #   커널에 구멍을 두면(dilation) log n이 됩니다.
 # - 경로가 짧다는 것은 가능성일 뿐 아직 쓰임은 아닙니다. 모델이 그 길을 실제로 쓰는지는 학습된 모델만이 말해 줄 수 있습니다.
 #
-# 다음 수업은 [메커니즘](02_mechanism.py) 그 자체입니다.
+# 다음 강의는 [메커니즘](02_mechanism.ipynb) 그 자체입니다.
