@@ -165,6 +165,7 @@ def sentence() -> list[str]:
     return [*words, FIELDS[field], "연구했다"]
 
 
+# %%
 for _ in range(3):
     print(*sentence())
 vocabulary = ["<pad>", *sorted({word for _ in range(2000) for word in sentence()})]
@@ -211,6 +212,7 @@ class Convolution(nn.Module):
         return list((x + F.relu(self.convolve(F.pad(x, (2, 0))))).unbind(-1))
 
 
+# %%
 class Attention(nn.Module):
     """Each place gets what it asks for, from all before it."""
 
@@ -242,6 +244,7 @@ class Reader(nn.Module):
         return self.say(torch.stack(levels[-1], dim=1)), levels
 
 
+# %%
 def batch(count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Sentences up to the object (B, n), the place of each last word (B,), and the object (B,)."""
     some = [sentence() for _ in range(count)]
@@ -278,22 +281,7 @@ for name, model in models.items():
 # 이제 문장 하나를 줍니다. 마지막 자리에서 여덟 가지 목적어 가운데 '자연어를'이 나올 확률은 얼마일까요?
 
 # %%
-line = [
-    "언어학을",
-    "공부한",
-    "민수는",
-    "어제",
-    "천문학을",
-    "공부한",
-    "친구와",
-    "함께",
-    "공원을",
-    "걷다가",
-    "집에",
-    "돌아와",
-    "책상에",
-    "앉아",
-]
+line = "언어학을 공부한 민수는 어제 천문학을 공부한 친구와 함께 공원을 걷다가 집에 돌아와 책상에 앉아".split()
 ids = torch.tensor([[number[word] for word in line]])
 reach, shades = {}, {}
 for name, model in models.items():
@@ -346,24 +334,16 @@ ways = {  # the shortest from the first word; a convolution's ends where it can 
     "convolutional": [(0, 0), (1, 2), (2, 4), (3, 6)],
     "attention": [(0, 0), (1, end)],
 }
+
+# %%
+dots = {"s": 90, "cmap": BLUES, "vmin": 0, "vmax": 1, "edgecolor": GREY, "lw": 0.7, "zorder": 3}
 drawn, panels = figure(7, 6.2, 3, 1, height_ratios=[2, 3.6, 2.4], sharex=True)
 for axes, (name, shade) in zip(panels, shades.items(), strict=True):
     for (v, s), (w, t) in edges[name]:
         axes.plot([s, t], [v, w], color="#d8dce2", lw=0.7, zorder=1)
     axes.plot([s for _, s in ways[name]], [v for v, _ in ways[name]], color=COLOURS[1], lw=2, zorder=2)
     for level, row in enumerate(shade / shade.amax(1, keepdim=True)):
-        axes.scatter(
-            range(n),
-            [level] * n,
-            s=90,
-            c=row.tolist(),
-            cmap=BLUES,
-            vmin=0,
-            vmax=1,
-            edgecolor=GREY,
-            lw=0.7,
-            zorder=3,
-        )
+        axes.scatter(range(n), [level] * n, c=row.tolist(), **dots)
     steps = {"convolutional": "3 steps, and does not arrive", "attention": "1 step"}.get(name, f"{n} steps")
     axes.set(title=f"{name}: {steps}", yticks=[], ylim=(-0.35, len(shade) - 0.65))
     axes.spines[:].set_visible(False)
@@ -395,6 +375,7 @@ with torch.no_grad():
         right[name] = model(ids)[0][torch.arange(2000), last].argmax(-1) == wanted
         print(f"{name:>13}: {right[name].float().mean():.1%} right")
 
+# %%
 fade: dict[str, Tensor] = {}
 for name, make in (
     ("recurrent", [Recurrent]),
@@ -429,6 +410,7 @@ faded.set(title="influence, untrained", xlabel="words back", yscale="log")
 left.legend(loc=(0.3, 0.3), fontsize=8.5)
 show(drawn, "by_distance")
 
+# %%
 learned = {name: next((n for n, x in enumerate(curve) if x < 0.1), None) for name, curve in losses.items()}
 print("steps until the loss is below 0.1:", learned)
 assert learned["attention"] < learned["recurrent"]
@@ -484,6 +466,7 @@ def restricted(x: Tensor) -> Tensor:
     return (weights @ near.mT)[:, 0]
 
 
+# %%
 def convolution(x: Tensor) -> Tensor:
     kernel = torch.ones(x.shape[1], x.shape[1], KERNEL) / (KERNEL * x.shape[1])
     return F.conv1d(F.pad(x.T[None], (KERNEL - 1, 0)), kernel)[0].T
@@ -504,6 +487,7 @@ def multiplications(layer, n: int, d: int) -> int:
     return counter.get_total_flops() // 2  # it counts a multiplication and an addition
 
 
+# %%
 def chain(layer, n: int = 64, d: int = 8) -> int:
     """The most matrix products that wait for each other."""
     longest: dict[object, int] = {}
@@ -522,6 +506,7 @@ def chain(layer, n: int = 64, d: int = 8) -> int:
     return max(longest.values())
 
 
+# %%
 def path(layer, n: int = 64, d: int = 8) -> int:
     """Layers until the first word moves the last output; a recurrent layer's steps count as such."""
     if layer is recurrent:
@@ -544,6 +529,7 @@ def milliseconds(layer, n: int = 1024, d: int = 64) -> float:
     return min(times)
 
 
+# %%
 formulas = {
     self_attention: ("self-attention", "n²·d", "1", "1"),
     recurrent: ("recurrent", "n·d²", "n", "n"),

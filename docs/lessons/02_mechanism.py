@@ -110,21 +110,20 @@ box = {"boxstyle": "round,pad=0.45", "facecolor": "#fff6dc", "edgecolor": "#e6c7
 axes.text(0.9, 2, "train fare\n(1, 0, 1)", ha="center", va="center", bbox=box)
 for x, title in ((0.9, "query"), (4.9, "keys"), (7.6, "values"), (9.5, "answer")):
     axes.text(x, 4.35, title, ha="center", color=GREY)
-for n, (label, weight) in enumerate(zip(folders, weights[0].tolist(), strict=True)):
+label_of = [
+    f"{label}  ({', '.join(f'{x:g}' for x in key)})"
+    for label, key in zip(folders, keys.tolist(), strict=True)
+]
+line = {"color": COLOURS[0], "alpha": 0.6, "solid_capstyle": "butt"}
+middle = {"ha": "center", "va": "center"}
+for n, weight in enumerate(weights[0].tolist()):
     y = 3.5 - n
     box = {"boxstyle": "round,pad=0.4", "facecolor": BLUES(0.62 * weight), "edgecolor": GREY}
-    axes.plot([1.75, 3.6], [2, y], color=COLOURS[0], lw=0.5 + 9 * weight, alpha=0.6, solid_capstyle="butt")
-    axes.plot([8.0, 9.15], [y, 2], color=COLOURS[0], lw=0.5 + 9 * weight, alpha=0.6, solid_capstyle="butt")
-    axes.text(
-        4.9,
-        y,
-        f"{label}  ({', '.join(f'{x:g}' for x in keys[n].tolist())})",
-        ha="center",
-        va="center",
-        bbox=box,
-    )
+    axes.plot([1.75, 3.6], [2, y], lw=0.5 + 9 * weight, **line)
+    axes.plot([8.0, 9.15], [y, 2], lw=0.5 + 9 * weight, **line)
     axes.text(3.25, 2 + 0.81 * (y - 2) + 0.22, f"{weight:.2f}", ha="right", size=9)
-    axes.text(7.6, y, f"{values[n].item():g}", ha="center", va="center", bbox=box)
+    axes.text(4.9, y, label_of[n], bbox=box, **middle)
+    axes.text(7.6, y, f"{values[n].item():g}", bbox=box, **middle)
 axes.text(9.5, 2, f"{answer.item():.1f}", ha="center", va="center", size=13)
 show(drawn, "dictionary")
 

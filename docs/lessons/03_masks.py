@@ -120,6 +120,7 @@ def contexts(rows: torch.Tensor, mask: masks.Mask | None = None) -> torch.Tensor
     return attention(embed(rows), mask=mask)
 
 
+# %%
 rows = []
 for n, length in enumerate(lengths):
     alone = contexts(ids[n : n + 1, :length])[0]
@@ -243,6 +244,7 @@ def reaches(mask: masks.Mask | None) -> torch.Tensor:
     return torch.stack(moved)
 
 
+# %%
 free, barred = reaches(None), reaches(masks.causal())
 top = free.max().item()
 drawn, (left, middle, right) = figure(7, 2.6, 1, 3)
@@ -312,6 +314,7 @@ def by_hand(blocked: float) -> torch.Tensor:
     return (scores + torch.where(allowed, 0.0, blocked)).softmax(-1) @ v
 
 
+# %%
 ways = {
     "−inf by hand": lambda: by_hand(-torch.inf),
     "−1e9 by hand": lambda: by_hand(-1e9),

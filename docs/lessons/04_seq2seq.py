@@ -84,6 +84,7 @@ def read(translator, text: str):
     return translator.model.start(Tokens.padded([[*ids, EOS]]))
 
 
+# %%
 rows = []
 for text in wanted:
     one, many = read(fixed, text), read(bahdanau, text)
@@ -215,6 +216,7 @@ def looked(translator, told: list[int]) -> torch.Tensor:
     return translator.model.maps(batch)[0].weights[0, 0]
 
 
+# %%
 other = list(pieces)
 changed = 2  # 나의, "my", becomes another piece
 other[changed] = said.encode(["그의"])[0][0]
@@ -278,6 +280,7 @@ def error_rate(translator, count: int) -> float:
     return alignment_score(translator.align(test.examples[:count]), test.links[:count]).error_rate
 
 
+# %%
 formulas = {"dot": "s · h", "general": "s · W h", "concat": "v · tanh(W [s; h])"}
 rows = []
 for (name, formula), translator in zip(formulas.items(), (dot, general, concat), strict=True):

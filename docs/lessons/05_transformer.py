@@ -370,6 +370,7 @@ def kinds(weights: Tensor) -> dict[str, float]:
     return {"[CLS] [SEP]": special.item(), "before": before.item(), "next": after.item(), "far": far.item()}
 
 
+# %%
 shares = {
     (layer, head): kinds(entry.weights(batch=0, head=head))
     for layer, entry in enumerate(seen)
@@ -431,6 +432,9 @@ plain, smooth, by_heart, by_heart_smooth = trained(
     few_1=[*SMALL, "data.pairs=500", "model.smoothing=0.1"],
 )
 pairs = plain.texts.test().examples
+
+
+# %%
 
 
 @torch.no_grad()
@@ -497,6 +501,7 @@ table(["trained on", "how sure", "how often right", "gap"], rows)
 # %%
 one = "The dog did not enter the room because it was too scared."
 two = "The dog did not enter the room because it was too dark."
+turned = {"rotation": 60, "ha": "right", "rotation_mode": "anchor", "size": 8.5}
 drawn, panels = figure(7, 4.4, 2, 2)
 for column, text in enumerate((one, two)):
     seen = seen_in(text)
@@ -505,14 +510,7 @@ for column, text in enumerate((one, two)):
         of_it = seen[layer].weights(batch=0)[:, tokens.index("it")]  # (12 heads, tokens)
         axes = panels[row, column]
         axes.imshow(of_it, cmap=BLUES, vmin=0, vmax=0.5, aspect="auto")
-        axes.set_xticks(
-            range(len(tokens)),
-            tokens if row else [],
-            rotation=60,
-            ha="right",
-            rotation_mode="anchor",
-            size=8.5,
-        )
+        axes.set_xticks(range(len(tokens)), tokens if row else [], **turned)
         axes.set(yticks=[], ylabel=f"layer {layer + 1}, 12 heads" if column == 0 else "")
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
