@@ -409,8 +409,8 @@ print({name: f"{share:.0%} of the score is left for the longest" for name, share
 assert left_over["fixed context"] < 0.1 < 0.4 < left_over["Bahdanau"]
 
 # %% [markdown] lang="en"
-# This is the picture that made attention famous, on sentences made on the spot. For short sentences one vector is nearly enough; from some ten words on it is
-# not, and beyond twenty next to nothing is right any more, while the models with attention lose slowly.
+# This is the picture that made attention famous, on sentences made on the spot. For the shortest sentences one vector
+# does nearly as well. Then its curve falls, and beyond twenty words next to nothing is right any more, while the models with attention lose slowly.
 #
 # Three things to keep in mind. These models are small and were trained for a minute or two: more training lifts all curves, the lower one
 # too. The model of "one step" has the tanh readout of Luong's paper and lags far behind; the other Luong has Bahdanau's readout, which also
@@ -420,8 +420,8 @@ assert left_over["fixed context"] < 0.1 < 0.4 < left_over["Bahdanau"]
 # Next: [the Transformer](05_transformer.ipynb), which throws the recurrent part away.
 
 # %% [markdown] lang="ko"
-# 어텐션을 유명하게 만든 바로 그 그림을, 그 자리에서 만든 문장으로 다시 그렸습니다. 짧은 문장에는 벡터 하나로도 거의 충분하지만 열 단어쯤부터는 모자라고,
-# 스무 단어를 넘으면 맞는 것이 거의 없습니다. 어텐션이 있는 모델은 천천히 나빠질 뿐입니다.
+# 어텐션을 유명하게 만든 바로 그 그림을, 그 자리에서 만든 문장으로 다시 그렸습니다. 가장 짧은 문장에서는 벡터 하나로도 크게 뒤지지 않습니다.
+# 그러나 곧 곡선이 떨어지고, 스무 단어를 넘으면 맞는 것이 거의 없습니다. 어텐션이 있는 모델은 천천히 나빠질 뿐입니다.
 #
 # 세 가지를 기억하십시오. 이 모델들은 작고 겨우 1~2분 학습했습니다. 더 학습하면 아래 곡선까지 모두 올라갑니다. '한 단계'에서 쓴 모델은 루옹의 논문대로
 # tanh 출력층을 쓰는데 한참 뒤처집니다. 다른 루옹 모델은 앞 단어도 함께 보는 바다나우의 출력층을 쓰며, 이렇게 짧은 학습에서는 이것이 묻는 순간보다 더 중요합니다.

@@ -18,7 +18,7 @@
 # by one, and measures what each is said to do. At the end it looks into a real pretrained model at the most famous example of all,
 # and says what is really to be seen there.
 #
-# Two small Transformers are trained: about two minutes on two cores the first time.
+# Four small Transformers are trained: about two minutes on two cores the first time; they are kept in `runs/lessons`.
 
 # %% [markdown] lang="ko"
 # # 트랜스포머
@@ -27,7 +27,7 @@
 # 이번 강의에서는 이 문제를 푸는 부품들을 하나씩 살펴보고, 각각이 한다고 알려진 일을 정말 하는지 재어 봅니다. 마지막에는 실제로 사전 학습된(pretrained) 모델을 열어
 # 가장 유명한 예제를 들여다보고, 정말로 무엇이 보이는지 있는 그대로 이야기합니다.
 #
-# 작은 트랜스포머 두 개를 학습합니다. 처음에는 코어 두 개로 2분쯤 걸립니다.
+# 작은 트랜스포머 네 개를 학습합니다. 처음에는 코어 두 개로 2분쯤 걸리고, 그다음부터는 `runs/lessons`에 보관된 것을 씁니다.
 
 # %%
 from functools import partial
@@ -406,8 +406,8 @@ print(f"over all 72 heads, {mean:.0%} of the weight goes to [CLS] and [SEP]")
 # ## Label smoothing and calibration
 #
 # The original Transformer is not told "the next word is *this*", but "this with 90 %, and a little of all others". What does that do
-# to the probabilities it gives? We train the same small model twice on few sentences (so that it can learn them by heart), with and
-# without, and compare on new ones how sure it is with how often it is right.
+# to the probabilities it gives? We train the same small model with and without it, on 3,000 sentences and on 500, which it can learn by
+# heart, and compare on new sentences, piece by piece, how sure it is with how often it is right.
 
 # %% [markdown] lang="ko"
 # 네 지도는 헤드 72개 가운데 가장 뚜렷한 것을 골라낸 것입니다. 차례로 기호, 바로 앞 단어, 다음 단어, 먼 단어에 가중치를 가장 많이 주는 헤드입니다. 이런 헤드가 정말 있습니다.
@@ -417,8 +417,8 @@ print(f"over all 72 heads, {mean:.0%} of the weight goes to [CLS] and [SEP]")
 # ## 레이블 스무딩과 보정
 #
 # 원래 트랜스포머는 "다음 단어는 *이것*"이라고 배우지 않고 "이것이 90 %, 나머지가 조금씩"이라고 배웁니다. 이것이 레이블 스무딩(label smoothing)입니다.
-# 그러면 모델이 내는 확률은 어떻게 달라질까요? 같은 작은 모델을 적은 문장으로(외워 버릴 수 있게) 두 번, 스무딩 없이 그리고 스무딩을 써서 학습합니다.
-# 그리고 새 문장에서 얼마나 확신하는지와 얼마나 자주 맞는지를 비교합니다. 둘이 일치하는 정도를 보정(calibration)이라고 합니다.
+# 그러면 모델이 내는 확률은 어떻게 달라질까요? 같은 작은 모델을 스무딩 없이 그리고 스무딩을 써서, 문장 3,000개와 외워 버릴 수 있는 500개로 학습합니다.
+# 그리고 새 문장의 조각마다 얼마나 확신하는지와 얼마나 자주 맞는지를 비교합니다. 둘이 일치하는 정도를 보정(calibration)이라고 합니다.
 
 # %%
 SMALL = ["transformer", "text.size=1000", "data.held_out=300", "model.width=64", "model.heads=4",
@@ -479,10 +479,16 @@ for axes in panels[:, 0]:
     axes.set_ylabel("how often right")
 show(drawn, "calibration")
 table(["trained on", "how sure", "how often right", "gap"], rows)
+assert gap["500 pairs"] > 2 * gap["500 pairs, smoothed"]
+assert gap["3,000 pairs"] < gap["3,000 pairs, smoothed"]
 
 # %% [markdown] lang="en"
 # Below the dotted line a model is surer than it should be, above it less sure. The bars are how often each degree of sureness
 # occurs; the gap is the mean distance between the two, weighted by the bars (the expected calibration error).
+#
+# The model that has learned 500 sentences by heart is far too sure of itself on new ones, and there smoothing is a cure. The model
+# that had enough sentences was right about itself, and smoothing makes it *less* sure than it should be. So smoothing does not make a
+# model know how good it is. It takes sureness away, whether there was too much of it or not; in both cases it hardly changes how often the model is right.
 #
 # ## "it", in the fifth and the sixth layer
 #
@@ -492,6 +498,10 @@ table(["trained on", "how sure", "how often right", "gap"], rows)
 # %% [markdown] lang="ko"
 # 점선 아래에 있으면 지나치게 확신하는 것이고, 위에 있으면 덜 확신하는 것입니다. 막대는 각 확신도가 나오는 빈도이고, gap은 둘 사이의 거리를 막대로 가중한 평균,
 # 곧 기대 보정 오차(expected calibration error)입니다.
+#
+# 문장 500개를 외워 버린 모델은 새 문장에서 지나치게 자신만만하고, 여기서는 스무딩이 약이 됩니다. 문장이 충분했던 모델은 자기 실력을 제대로 알고 있었는데,
+# 스무딩을 쓰면 오히려 실력보다 *덜* 확신하게 됩니다. 그러니 스무딩이 모델에게 자기 실력을 알려 주는 것은 아닙니다. 지나치든 아니든 확신을 덜어 낼 뿐이고,
+# 어느 쪽이든 맞히는 비율은 거의 그대로입니다.
 #
 # ## 다섯째 층과 여섯째 층의 "it"
 #
