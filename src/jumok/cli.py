@@ -304,6 +304,9 @@ def serve(
     max_beam: Annotated[int, typer.Option(min=1, help="The largest beam one may ask for.")] = 10,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until an answer.")] = 60.0,
     grace: Annotated[float, typer.Option(min=0, help="Seconds to finish what was taken, at the end.")] = 30.0,
+    engine: Annotated[
+        str, typer.Option(help="What computes: torch; ctranslate2 for Transformers that translate; onnx.")
+    ] = "torch",
     device: Device = "auto",
 ) -> None:
     """Serve runs over HTTP: translate, classify, tag, answer, fill; see docs/serving.md."""
@@ -325,7 +328,7 @@ def serve(
         seconds=timeout,
         grace=grace,
     )
-    server.serve(runs, host=host, port=port, token=token, limits=limits, device=device)
+    server.serve(runs, host=host, port=port, token=token, limits=limits, engine=engine, device=device)
 
 
 @app.command()
@@ -354,17 +357,24 @@ def recipes(
 def export(
     run: RunFolder,
     out: Annotated[Path, typer.Argument(help="The folder to make.")],
-    to: Annotated[
-        str, typer.Option(help="hf: a Hugging Face folder, of a Transformer (Marian) or a BERT.")
-    ] = "hf",
+    to: Annotated[str, typer.Option(help="hf (Hugging Face), ctranslate2, onnx: see docs/export.md.")] = "hf",
+    quantization: Annotated[
+        str | None, typer.Option(help="Of ctranslate2: int8, float16, …; otherwise float32.")
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option(help="Of ctranslate2: translate some validation data both ways.")
+    ] = True,
 ) -> None:
     """Write a run in another format."""
+    from jumok.exchange import formats
     from jumok.run import Run
-    from jumok.tasks import of
 
     opened = Run.open(run)
-    of(opened.recipe.task).load(opened, "cpu").export(to, out)
+    with _console().status("writing, and comparing"):
+        told = formats.export(opened, out, to, quantization=quantization, compare=compare)
     print(f"written to {out}")
+    if told:
+        print(told)
 
 
 @app.command()

@@ -13,6 +13,7 @@
         state/               what resuming needs
         data/                the tokenised training data, and what was held out of it
         figures/, eval/      what `jumok eval` found
+        engines/             the model as other engines than PyTorch read it
 
 Nothing in it is a pickle: a run from a stranger can be loaded.
 """

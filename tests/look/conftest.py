@@ -151,7 +151,7 @@ def served(new_page: Callable[..., Shown]) -> Iterator[Callable[..., Shown]]:
     running: list[tuple[uvicorn.Server, threading.Thread, Any]] = []
 
     def show(scenes: Any, *, before: Callable[[Any], None] | None = None, **options: Any) -> Shown:
-        config = uvicorn.Config(app(scenes), port=0, log_level="error", lifespan="off", ws="none")
+        config = uvicorn.Config(app(scenes, live=True), port=0, log_level="error", lifespan="off", ws="none")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()

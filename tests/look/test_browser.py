@@ -12,7 +12,7 @@ import pytest
 from huge_map import HugeMap
 
 from jumok.look import assets
-from jumok.look.scene import Layer, Scene, Speech, answer, manifest
+from jumok.look.scene import Layer, Scene, answer, manifest
 from jumok.look.tiles import Request
 
 Show = Callable[..., Any]
@@ -329,29 +329,6 @@ def test_a_long_text_comes_in_pages(served: Show) -> None:
     assert shown.text(".jm-token >> nth=0") == ["t1200"]
     shown.page.click(".jm-strip", position={"x": 500, "y": 10})
     assert 5_000 < int(shown.text(".jm-token >> nth=0")[0][1:]) < 15_000
-
-
-def test_speech_is_aligned_upwards_over_its_spectrogram(served: Show) -> None:
-    # Twelve steps of two frames each speak four letters, three steps a letter.
-    weights = np.repeat(np.eye(4, dtype=np.float32), 3, axis=0)
-    sound = np.random.default_rng(0).random((8, 24))
-    scene = Scene.of_weights({"decoder": weights}, cols=list("abcd"), speech=Speech(sound, step=2))
-    shown = served(scene)
-    assert shown.text(".jm-tabs [role=tab]") == ["Map", "Arcs", "Text", "Heads", "Speech"]
-    shown.press("5")
-    shown.page.wait_for_function("() => document.querySelector('#viewer').jumok.views.speech.map")
-    dark = """(() => { const { box: b, canvas } = v.views.speech, d = devicePixelRatio;
-        const g = canvas.getContext("2d");
-        return [0, 1, 2, 3].map((n) => [0, 1, 2, 3].map((m) => [...g.getImageData(
-            (b.x + (m + 0.5) * b.w / 4) * d, (b.y + b.h - (n + 0.5) * b.h / 4) * d, 1, 1).data])); })()"""
-    cells = np.array([[darkness(colour[:3]) for colour in row] for row in shown.ask(dark)])
-    assert (cells.argmax(0) == np.arange(4)).all()
-    box = shown.ask(
-        "((s, b, o) => [b.left + o.x, b.top + o.y, o.w, o.h])"
-        "(v.views.speech, v.views.speech.canvas.getBoundingClientRect(), v.views.speech.box)"
-    )
-    shown.page.mouse.move(box[0] + 0.6 * box[2], box[1] + 20)
-    assert "0.18 s → c" in shown.page.inner_text(".jm-tip")
 
 
 def test_before_and_after_are_compared(served: Show) -> None:

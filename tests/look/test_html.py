@@ -165,12 +165,12 @@ def test_a_long_file_zooms_as_far_as_it_has_tiles_and_says_what_it_lacks(saved: 
 
 def test_pictures_and_speech_are_in_the_file(saved: Show) -> None:
     scene = Scene.of_weights(
-        {"a": rows_of_one(1, 4, 6)}, rows=list("wxyz"), speech=Speech(rows_of_one(3, 8), step=2),
+        {"a": rows_of_one(1, 4, 6)}, rows=list("wxyz"), speech=Speech(rows_of_one(8, 3), step=2),
         picture=Picture.of_pixels(np.full((20, 30, 3), 99, np.uint8), (2, 3)),
     )  # fmt: skip
     shown = saved([scene, scene])
     shown.page.wait_for_function("() => document.querySelector('.jm-veil').width > 10")
-    shown.press("6")
+    shown.press("2")
     shown.page.wait_for_function("() => document.querySelector('#viewer').jumok.views.speech.box")
 
 

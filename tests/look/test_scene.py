@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jumok.errors import InputError
 from jumok.look import views
 from jumok.look.kept import Kept
-from jumok.look.scene import Arrays, Layer, Picture, Scene, Speech, answer, as_scenes, manifest
+from jumok.look.scene import Arrays, Layer, Picture, Scene, answer, as_scenes, manifest
 from jumok.look.tiles import TILE, Request, coarsest, finest_within, pack, spans, tiles, unpack
 from jumok.look.watch import watch
 
@@ -227,8 +227,6 @@ def test_the_manifest_has_shared_texts_once_and_no_numbers() -> None:
         (lambda: Picture(b"GIF89a", (2, 2)), "PNG"),
         (lambda: Picture(b"\x89PNG", (0, 2)), "grid"),
         (lambda: Picture.of_pixels(np.zeros((2, 2, 3)), (1, 1)), "uint8"),  # type: ignore[arg-type]
-        (lambda: Speech(np.zeros((80,))), "bins, frames"),
-        (lambda: Speech(np.zeros((80, 4)), step=0), "step=0"),
     ],
 )
 def test_a_scene_that_cannot_be_is_refused(make: Any, says: str) -> None:
@@ -246,14 +244,3 @@ def test_pixels_become_a_png_that_others_can_read() -> None:
     import io
 
     assert np.allclose(image.imread(io.BytesIO(data), format="png"), pixels / 255)
-
-
-def test_a_spectrogram_goes_from_its_least_to_its_most() -> None:
-    scene = Scene.of_weights(
-        {"a": weights(2, 3)}, speech=Speech(torch.tensor([[-4.0, 0.0], [1.0, 6.0]]), step=1)
-    )
-    told = manifest([scene])["scenes"][0]["speech"]
-    import base64
-
-    assert list(base64.b64decode(told["mel"])) == [0, 102, 128, 255]
-    assert told["shape"] == [2, 2]

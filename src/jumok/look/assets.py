@@ -10,9 +10,9 @@ __all__ = ["read", "script", "style"]
 
 # Each imports only what stands before it, so that all of them can be put one after the other.
 MODULES = (
-    *("dom", "colours", "text", "tiles", "look", "cells", "map", "arcs", "heads", "reading"),
+    *("dom", "colours", "about", "text", "tiles", "look", "cells", "map", "arcs", "heads", "reading"),
     *("overview", "passage", "telling", "document", "overlay", "gaze", "caption"),
-    *("strip", "picture", "speech", "panel", "frame", "viewer"),
+    *("strip", "picture", "alignment", "sound", "spectrum", "style", "speech", "panel", "frame", "viewer"),
 )
 
 

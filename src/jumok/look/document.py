@@ -23,7 +23,7 @@ from torch import Tensor
 from jumok.errors import InputError
 from jumok.look.tiles import Numbers, pack
 
-__all__ = ["Document", "told"]
+__all__ = ["Document", "plain", "told"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +46,12 @@ class Document:
     def __post_init__(self) -> None:
         for name in ("words", "before", "sentences", "said"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        object.__setattr__(self, "weights", _plain(self.weights))
+        object.__setattr__(self, "weights", plain(self.weights))
         _check_texts(self.words, self.before)
         _check_edges(self.sentences, len(self.words))
         _check_weights("weights", self.weights, 2, len(self.words), "(hops, words)")
         if self.within is not None:
-            object.__setattr__(self, "within", _plain(self.within))
+            object.__setattr__(self, "within", plain(self.within))
             _check_weights("within", self.within, 1, len(self.sentences) - 1, "(sentences,)")
             if self.hops > 1:
                 raise InputError(
@@ -107,7 +107,7 @@ def _packed(cells: Numbers) -> str:
     return base64.b64encode(pack(cells, exact=True)).decode()
 
 
-def _plain(weights: Any) -> Numbers:
+def plain(weights: Any) -> Numbers:
     """As float32 on the host, whatever it was."""
     if isinstance(weights, Tensor):
         weights = weights.detach().cpu().float()

@@ -50,7 +50,8 @@ def render(scenes: Scene | Sequence[Scene], *, heads: Heads | None = None, detai
     """The same as a text."""
     if detail < TILE:
         raise InputError(f"detail={detail} came; expected at least {TILE} cells a side")
-    chosen = [_chosen(scene, heads) for scene in as_scenes(scenes)]
+    # A file cannot say anything anew.
+    chosen = [replace(_chosen(scene, heads), retell=None) for scene in as_scenes(scenes)]
     told = manifest(chosen)
     for scene, about in zip(chosen, told["scenes"], strict=True):
         for layer, lines in zip(scene.layers, about["layers"], strict=True):
@@ -110,7 +111,7 @@ def _chosen(scene: Scene, heads: Heads | None) -> Scene:
         for layer in scene.layers
         if layer.name in heads
     )
-    return replace(scene, layers=layers)
+    return scene.with_layers(layers)
 
 
 def _check_size(requests: Sequence[Request]) -> None:
@@ -133,7 +134,7 @@ def _page(told: Mapping[str, Any], index: Mapping[str, tuple[int, int]], data: b
     # Nothing may be loaded, and of scripts and styles only these two run.
     policy = (
         f"default-src 'none'; script-src 'sha256-{_hash(script)}'; style-src 'sha256-{_hash(style)}'; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+        "img-src data: blob:; media-src blob:; base-uri 'none'; form-action 'none'"
     )
     title = html.escape(str(told["title"]) or "jumok")
     return f"""<!doctype html>

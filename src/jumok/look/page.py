@@ -4,8 +4,10 @@
 >>> Starlette(routes=[Mount("/look", app(scene))])  # doctest: +SKIP
 
 Answers: ``/`` the page, ``/viewer.js`` and ``/viewer.css`` its parts, ``/manifest.json`` what there is,
-``/tiles?layer=0&head=3&rows=0,256&cols=0,256`` numbers, packed as :mod:`jumok.look.tiles` says. A request for
-what is not there gets status 400 and ``{"error": …}``. No path on disk is ever taken from a request.
+``/tiles?layer=0&head=3&rows=0,256&cols=0,256`` numbers, packed as :mod:`jumok.look.tiles` says; to
+``{"scene": 0, "weights": […]}`` sent to ``/retold`` the manifest of the speech said anew, with these weights
+of its style tokens. A request for what is not there gets status 400 and ``{"error": …}``; one to be said anew
+gets 503 while too many wait for that. No path on disk is ever taken from a request.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ import threading
 import webbrowser
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from jumok.errors import InputError, MissingExtra
 from jumok.look import assets
-from jumok.look.scene import Scene, answer, as_scenes, manifest
+from jumok.look.scene import Scene, as_scenes
+from jumok.look.stage import Stage
 from jumok.look.tiles import Request as Wanted
 
 if TYPE_CHECKING:
@@ -30,16 +34,22 @@ if TYPE_CHECKING:
 __all__ = ["app", "serve"]
 
 KEPT_BYTES = 64 << 20
+MOST_ASKED = 1 << 16  # bytes of a wish for other weights
+MOST_WAITING = 4  # of these at a time, with the one that is being said
 NEEDS = 'the viewer\'s page needs starlette and uvicorn, which are not installed: pip install "jumok[look]"'
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data: blob:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+    "media-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
 )
 SAFE = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
 
 
-def app(scenes: Scene | Sequence[Scene], *, keep: int | None = None) -> Starlette:
-    """The page of one scene, or of two to compare. Tiles of late are kept, so many bytes of them."""
+def app(scenes: Scene | Sequence[Scene], *, keep: int | None = None, live: bool = False) -> Starlette:
+    """The page of one scene, or of two to compare. Tiles of late are kept, so many bytes of them.
+
+    ``live``: speech may be said anew. It is computed at once, beside any queue that a server has for what it
+    is asked.
+    """
     try:
         from starlette.applications import Starlette
         from starlette.concurrency import run_in_threadpool
@@ -49,8 +59,10 @@ def app(scenes: Scene | Sequence[Scene], *, keep: int | None = None) -> Starlett
         raise MissingExtra(NEEDS) from error
 
     shown = as_scenes(scenes)
-    told = json.dumps(manifest(shown), ensure_ascii=False, separators=(",", ":")).encode()
-    tiles = _Tiles(shown, keep)
+    stage = Stage(shown if live else [replace(scene, retell=None) for scene in shown])
+    told = _json(stage.manifest())
+    tiles = _Tiles(stage, keep)
+    waiting: set[Request] = set()
 
     async def page(request: Request) -> Response:
         base = request.scope.get("root_path", "").rstrip("/")
@@ -72,6 +84,20 @@ def app(scenes: Scene | Sequence[Scene], *, keep: int | None = None) -> Starlett
             return JSONResponse({"error": str(error)}, status_code=400, headers=SAFE)
         return Response(data, media_type="application/octet-stream", headers=SAFE)
 
+    async def retold(request: Request) -> Response:
+        if len(waiting) >= MOST_WAITING:
+            busy = "others wait for the voice already; try again in a moment"
+            return JSONResponse({"error": busy}, status_code=503, headers=SAFE)
+        waiting.add(request)
+        try:
+            wish = await _wish(request)
+            anew = await run_in_threadpool(tiles.retell, wish)
+        except InputError as error:
+            return JSONResponse({"error": str(error)}, status_code=400, headers=SAFE)
+        finally:
+            waiting.discard(request)
+        return Response(_json(anew), media_type="application/json", headers=SAFE)
+
     def file(path: str, text: str, media: str) -> Route:
         async def given(request: Request) -> Response:
             return Response(text, media_type=media, headers=SAFE)
@@ -83,6 +109,7 @@ def app(scenes: Scene | Sequence[Scene], *, keep: int | None = None) -> Starlett
             Route("/", page),
             Route("/manifest.json", about),
             Route("/tiles", numbers),
+            Route("/retold", retold, methods=["POST"]),
             file("/viewer.js", assets.script("boot_page"), "text/javascript"),
             file("/viewer.css", assets.style(page=True), "text/css"),
         ]
@@ -98,7 +125,7 @@ def serve(
         from starlette.middleware.trustedhost import TrustedHostMiddleware
     except ModuleNotFoundError as error:
         raise MissingExtra(NEEDS) from error
-    shown = app(scenes)
+    shown = app(scenes, live=True)
     if host in ("127.0.0.1", "localhost", "::1"):
         # Else a page from elsewhere could have its own name point here, and read what we show.
         shown.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
@@ -112,8 +139,8 @@ def serve(
 class _Tiles:
     """Answers, those of late kept; computed one at a time, for they share one device."""
 
-    def __init__(self, scenes: Sequence[Scene], keep: int | None = None) -> None:
-        self.scenes = scenes
+    def __init__(self, stage: Stage, keep: int | None = None) -> None:
+        self.stage = stage
         self.keep = KEPT_BYTES if keep is None else keep
         self._kept: OrderedDict[Wanted, bytes] = OrderedDict()
         self._size = 0
@@ -129,9 +156,13 @@ class _Tiles:
     def get(self, wanted: Wanted) -> bytes:
         with self._turn:
             if (data := self.known(wanted)) is None:
-                data = answer(self.scenes, wanted)
+                data = self.stage.answer(wanted)
                 self._keep(wanted, data)
         return data
+
+    def retell(self, wish: dict[str, Any]) -> dict[str, Any]:
+        with self._turn:
+            return self.stage.retell(wish)
 
     def _keep(self, wanted: Wanted, data: bytes) -> None:
         with self._guard:
@@ -139,6 +170,28 @@ class _Tiles:
             self._size += len(data)
             while self._size > self.keep and len(self._kept) > 1:
                 self._size -= len(self._kept.popitem(last=False)[1])
+
+
+async def _wish(request: Request) -> dict[str, Any]:
+    """The body, of which a page from elsewhere could not send one: browsers ask first before such JSON."""
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        raise InputError("expected a body of Content-Type: application/json")
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_ASKED:
+            raise InputError(f"a body of more than {MOST_ASKED} bytes came; expected some weights")
+    try:
+        wish = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the body is not JSON ({error})") from error
+    if not isinstance(wish, dict):
+        raise InputError('expected an object, as in {"scene": 0, "weights": [0.4, 0]}')
+    return wish
+
+
+def _json(told: dict[str, Any]) -> bytes:
+    return json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _page(base: str) -> str:

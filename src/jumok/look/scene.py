@@ -11,8 +11,8 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -23,9 +23,21 @@ from torch import Tensor
 from jumok.errors import InputError
 from jumok.look.document import Document
 from jumok.look.document import told as told_document
+from jumok.look.speech import Speech, Style, told_speech, told_style
 from jumok.look.tiles import Numbers, Request, pack
 
-__all__ = ["Arrays", "Layer", "Picture", "Scene", "Source", "Speech", "answer", "as_scenes", "manifest"]
+__all__ = [
+    "Arrays",
+    "Layer",
+    "Picture",
+    "Scene",
+    "Source",
+    "Speech",
+    "Style",
+    "answer",
+    "as_scenes",
+    "manifest",
+]
 
 FORMAT = 1
 Weights: TypeAlias = Tensor | NDArray[Any]
@@ -125,22 +137,6 @@ class Picture:
 
 
 @dataclass(frozen=True, eq=False)
-class Speech:
-    """The spectrogram that the queries speak: ``mel (bins, frames)``, ``step`` frames a query."""
-
-    mel: Weights
-    step: int = 1
-    seconds: float = 0.0125  # a frame
-
-    def __post_init__(self) -> None:
-        if self.mel.ndim != 2 or not min(self.mel.shape) or self.step < 1 or not self.seconds > 0:
-            raise InputError(
-                f"mel of shape {tuple(self.mel.shape)}, step={self.step}, seconds={self.seconds} came; "
-                "expected (bins, frames), whole frames a query, and a frame's duration"
-            )
-
-
-@dataclass(frozen=True, eq=False)
 class Scene:
     """All that is shown of one run of a model."""
 
@@ -150,6 +146,9 @@ class Scene:
     picture: Picture | None = None
     speech: Speech | None = None
     document: Document | None = None  # where there is one, the viewer opens with it
+    style: Style | None = None  # of the speech
+    # The same said anew, with these weights of the style tokens; viewers that have Python behind them ask it.
+    retell: Callable[[list[float]], Scene] | None = None
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -159,6 +158,22 @@ class Scene:
             )
         for layer in self.layers:
             _check(layer)
+        if self.speech is not None and not _speak(self.layers, self.speech):
+            sizes = ", ".join(f"{layer.name} {layer.shape[0]}" for layer in self.layers[:8])
+            raise InputError(
+                f"a spectrogram of {self.speech.frames} frames, {self.speech.step} a step, came with these "
+                f"queries: {sizes}; expected a layer with {self.speech.steps}, one for each step"
+            )
+        if self.style is not None and self.speech is None:
+            raise InputError("a style came without speech; expected the speech that was said with it")
+        if self.retell is not None and self.style is None:
+            raise InputError("retell came without a style; expected the tokens whose weights it takes")
+
+    def with_layers(self, layers: Sequence[Layer]) -> Scene:
+        """The same with other layers; where none of them speaks any more, without the speech."""
+        if self.speech is None or _speak(layers, self.speech):
+            return replace(self, layers=tuple(layers))
+        return replace(self, layers=tuple(layers), speech=None, style=None, retell=None)
 
     @classmethod
     def of(
@@ -205,6 +220,8 @@ class Scene:
         label: str = "",
         picture: Picture | None = None,
         speech: Speech | None = None,
+        style: Style | None = None,
+        retell: Callable[[list[float]], Scene] | None = None,
     ) -> Scene:
         """From plain weights ``(Q, K)`` or ``(H, Q, K)`` by the name of the layer.
 
@@ -216,7 +233,7 @@ class Scene:
             heads, queries, keys = source.cells.shape
             shape = (_trimmed(queries, rows), _trimmed(keys, cols))
             layers.append(Layer(name, kind, shape, tuple(range(heads)), source, rows, cols))
-        return cls(tuple(layers), title, label, picture, speech)
+        return cls(tuple(layers), title, label, picture, speech, style=style, retell=retell)
 
     @classmethod
     def of_document(cls, document: Document, *, title: str = "", label: str = "") -> Scene:
@@ -318,7 +335,8 @@ def manifest(scenes: Sequence[Scene]) -> dict[str, Any]:
                 for layer in scene.layers
             ],
             "picture": scene.picture and _told_picture(scene.picture),
-            "speech": scene.speech and _told_speech(scene.speech),
+            "speech": scene.speech and told_speech(scene.speech),
+            "style": scene.style and told_style(scene.style, live=scene.retell is not None),
             "document": scene.document and told_document(scene.document),
         }
         for n, scene in enumerate(scenes)
@@ -384,6 +402,11 @@ def _texts(entry: Any, name: str, batch: int, given: Sequence[str] | None) -> Se
     return found
 
 
+def _speak(layers: Sequence[Layer], speech: Speech) -> bool:
+    """Whether the queries of one are the steps of the speech."""
+    return any(layer.shape[0] == speech.steps for layer in layers)
+
+
 def _check(layer: Layer) -> None:
     if min(layer.shape) < 1 or not layer.heads:
         raise InputError(
@@ -401,11 +424,3 @@ def _told_picture(picture: Picture) -> dict[str, Any]:
     data = base64.b64encode(picture.data).decode()
     source = f"data:{picture.media};base64,{data}"
     return {"source": source, "grid": list(picture.grid), "first": picture.first, "part": list(picture.part)}
-
-
-def _told_speech(speech: Speech) -> dict[str, Any]:
-    mel = numbers(speech.mel)
-    low, high = float(mel.min()), float(mel.max())
-    shades = np.round((mel - low) * (255 / ((high - low) or 1.0))).astype(np.uint8)  # a picture: 8 bits do
-    data = base64.b64encode(shades.tobytes()).decode()
-    return {"mel": data, "shape": list(mel.shape), "step": speech.step, "seconds": speech.seconds}

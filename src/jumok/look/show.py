@@ -14,6 +14,7 @@ from jumok.look.figures import PICTURES, heat_map
 from jumok.look.picture_figure import draw_strip
 from jumok.look.scene import Layer, Picture, Scene, as_scenes, numbers
 from jumok.look.seen import matches, nearest
+from jumok.look.speech_figure import draw_speech
 from jumok.look.tiles import Numbers
 
 __all__ = ["save"]
@@ -28,7 +29,7 @@ def save(
 
     Of a scene with a document a picture shows that, unless a layer is asked for; ``head`` is then one of its
     hops, and without it their mean is shown. Of a picture's caption it shows where the model looked for each
-    word.
+    word; of speech the spectrogram, the alignment under it, and the style tokens.
 
     ``layer`` is a name, in which * stands for anything. Without it an HTML file has all layers, and a picture
     shows the last one between two texts, or else the last of all; without ``head``, their heads' mean.
@@ -51,10 +52,14 @@ def save(
         return html.save([scene, *second], path, heads=None if layer is None and head is None else chosen)
     _check_picture(path, bool(second))
     crossing = [one for one in layers if one.kind == "cross"]
-    best = (crossing or layers)[-1]
+    spoken = [one for one in layers if scene.speech is not None and one.shape[0] == scene.speech.steps]
+    best = (spoken or crossing or layers)[-1]
     if (picture := scene.picture) is not None and _is_caption(best, picture):
         words = list(best.rows or map(str, range(best.shape[0])))[: best.shape[0]]
         return draw_strip(picture, words, _weights(best, head), path, title=scene.title)
+    if (speech := scene.speech) is not None and best.shape[0] == speech.steps:
+        symbols = list(best.cols or map(str, range(best.shape[1])))[: best.shape[1]]
+        return draw_speech(speech, symbols, _weights(best, head), path, scene.style, title=scene.title)
     return _drawn(best, head, path)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from jumok.errors import InputError, MissingExtra
 from jumok.look import assets
-from jumok.look.scene import Scene, answer, as_scenes, manifest
+from jumok.look.scene import Scene
+from jumok.look.stage import Stage
 from jumok.look.tiles import Request
 
 try:
@@ -32,18 +33,22 @@ class Viewer(anywidget.AnyWidget):
     manifest = traitlets.Dict().tag(sync=True)
 
     def __init__(self, scenes: Scene | Sequence[Scene]) -> None:
-        self._scenes = as_scenes(scenes)
-        super().__init__(manifest=manifest(self._scenes))
+        self._stage = Stage(scenes)
+        super().__init__(manifest=self._stage.manifest())
         self.on_msg(self._asked)
 
     def _asked(self, _: Any, message: Any, buffers: Any) -> None:
-        """Answer a request of the viewer: the numbers, or the reason why there are none."""
-        if not isinstance(message, dict) or not isinstance(message.get("request"), dict):
+        """Answer a request of the viewer: the numbers, a manifest, or the reason why there are none."""
+        if not isinstance(message, dict):
             return
         reply: dict[str, Any] = {"id": message.get("id")}
+        request, wish = message.get("request"), message.get("retell")
         try:
-            data = answer(self._scenes, Request.read(message["request"]))
-        except InputError as error:
-            self.send({**reply, "error": str(error)})
-        else:
-            self.send(reply, [data])
+            if isinstance(request, dict):
+                self.send(reply, [self._stage.answer(Request.read(request))])
+            elif isinstance(wish, dict):
+                self.send({**reply, "manifest": self._stage.retell(wish)})
+        except Exception as error:
+            self.send({**reply, "error": str(error) or type(error).__name__})
+            if not isinstance(error, InputError):  # the viewer stops waiting, and the fault is told in full
+                raise

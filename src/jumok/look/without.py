@@ -45,6 +45,13 @@ def before_and_after(model: nn.Module, without: Out | None, look: Callable[[], S
         return [replace(first, label="")]
     with knock_out(model, without):
         second = look()
+    if (retell := second.retell) is not None:
+
+        def retold(weights: list[float]) -> Scene:
+            with knock_out(model, without):
+                return retell(weights)
+
+        second = replace(second, retell=retold)
     names = ("before", "after")
     return [
         replace(scene, label=", ".join(filter(None, (name, scene.label))))

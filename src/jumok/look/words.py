@@ -44,7 +44,7 @@ def beginnings(tokens: Sequence[str]) -> list[int]:
 
 def in_words(scene: Scene) -> Scene:
     """The scene with the pieces of each word as one; a layer whose texts are not known stays as it is."""
-    return replace(scene, layers=tuple(_merged(layer) for layer in scene.layers))
+    return scene.with_layers([_merged(layer) for layer in scene.layers])
 
 
 def _merged(layer: Layer) -> Layer:

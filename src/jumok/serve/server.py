@@ -12,12 +12,11 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from jumok import tasks
 from jumok.errors import InputError
 from jumok.run import Run
 from jumok.serve.app import app
 from jumok.serve.limits import Limits, Prompt
-from jumok.tasks import served
+from jumok.tasks import engines, served
 from jumok.tasks.served import Bounds, Service
 
 __all__ = ["config", "load", "serve"]
@@ -25,8 +24,11 @@ __all__ = ["config", "load", "serve"]
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
-def load(runs: Sequence[str], bounds: Bounds, device: str = "auto") -> dict[str, Service[Any, Any]]:
+def load(
+    runs: Sequence[str], bounds: Bounds, device: str = "auto", engine: str = "torch"
+) -> dict[str, Service[Any, Any]]:
     """The models of runs, by name: one that is given, as in ``name=runs/folder``, or that of the folder."""
+    engines.check(engine)
     found: dict[str, Service[Any, Any]] = {}
     for given in runs:
         name, folder = _named(given)
@@ -34,7 +36,7 @@ def load(runs: Sequence[str], bounds: Bounds, device: str = "auto") -> dict[str,
             raise InputError(f"two runs have the name {name}; give one of them another, as in other={folder}")
         run = Run.open(folder)
         made = served.of(run.recipe.task).Service
-        found[name] = made(tasks.of(run.recipe.task).load(run, device), bounds)
+        found[name] = made(engines.load(run, engine, device), bounds)
     return found
 
 
@@ -52,13 +54,14 @@ def serve(
     port: int = 8000,
     token: str | None = None,
     limits: Limits | None = None,
+    engine: str = "torch",
     device: str = "auto",
 ) -> None:
     """Serve runs until SIGTERM or Ctrl+C, and finish then what was taken."""
     limits = limits or Limits()
     if token is not None and not token.strip():
         raise InputError("--token is empty; leave it out to let everybody in")
-    services = load(runs, limits.bounds, device)
+    services = load(runs, limits.bounds, device, engine)
     local = _is_local(host)
     if not local and token is None:
         print(f"jumok: whoever reaches {host} may use this; --token … asks for a token", file=sys.stderr)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from jumok.look.scene import Scene
     from jumok.look.without import Out
 
-__all__ = ["DecodeConfig", "Search", "Translation", "Translator", "parts"]
+__all__ = ["DecodeConfig", "Heard", "Search", "Translation", "Translator", "parts"]
 
 AT_ONCE = 1024  # lines that are read before any is translated, so that those of like length go together
 WEIGHTS = 1 << 18  # of one head of one layer that are looked at together
@@ -59,6 +59,14 @@ class DecodeConfig:
 @dataclass(frozen=True)
 class Search(AskedOfWriter):
     """What one asks of a translation; None: what the recipe says."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """Who follows a search, and the numbers that its lines have there."""
+
+    listener: decoding.Listener
+    numbers: list[int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +112,8 @@ class Translator:
     '이것은 예문이다'
     """
 
+    why_no_longer = "has learned positions"  # if there is a longest text
+
     def __init__(self, run: Run, model: Any, tokenizers: Tokenizers, texts: Texts) -> None:
         self.run, self.model, self.tokenizers, self.texts = run, model, tokenizers, texts
         self.decode: DecodeConfig = run.recipe.decode
@@ -113,6 +123,12 @@ class Translator:
     def tokenizer(self) -> Any:
         """The tokenizer of the source; that of the target is ``tokenizers.target``."""
         return self.tokenizers.source
+
+    @property
+    def longest(self) -> int | None:
+        """How many tokens a text may have, EOS included; None: any number."""
+        found: int | None = getattr(self.model, "longest", None)
+        return found
 
     @property
     def device(self) -> torch.device:
@@ -148,10 +164,8 @@ class Translator:
             self._check_lengths([number for number, _ in window], ids)
             found: dict[int, Translation] = {}
             for batch in self._batches(ids, search):
-                model = self._searched
-                if listener is not None:  # an empty line is answered without the model
-                    model = decoding.Followed(model, listener, [window[i][0] for i in batch if ids[i]])
-                hypotheses = self._search([ids[i] for i in batch], search, generator, model)
+                heard = None if listener is None else Heard(listener, [window[i][0] for i in batch])
+                hypotheses = self._search([ids[i] for i in batch], search, generator, heard)
                 looked: Sequence[Sequence[Tensor | None]]
                 if align and self.has_maps:
                     looked = self._looked_all([ids[i] for i in batch], hypotheses)
@@ -172,19 +186,18 @@ class Translator:
         return self.texts.shown(self.tokenizers.target.decode(ids))
 
     def _check_lengths(self, numbers: list[int], ids: list[list[int]]) -> None:
-        longest = getattr(self.model, "longest", None)
+        longest = self.longest
         for number, one in zip(numbers, ids, strict=True):
             if longest is not None and len(one) + 1 > longest:
                 raise InputError(
-                    f"line {number + 1} has {len(one)} tokens, and this model, which has learned positions, "
+                    f"line {number + 1} has {len(one)} tokens, and this model, which {self.why_no_longer}, "
                     f"takes {longest - 1} at most; divide the line into sentences"
                 )
 
     def _limit(self, source: int) -> int:
         """The most tokens of a translation."""
-        longest = getattr(self.model, "longest", None)
         usual = decoding.twice_plus_20(source)
-        return usual if longest is None else min(usual, longest - 1)
+        return usual if self.longest is None else min(usual, self.longest - 1)
 
     def _batches(self, ids: list[list[int]], search: Search) -> Iterator[list[int]]:
         """The numbers of lines of like length, as many as fit together; the longest first."""
@@ -197,9 +210,13 @@ class Translator:
 
     @torch.inference_mode()
     def _search(
-        self, ids: list[list[int]], search: Search, generator: torch.Generator, model: Any
+        self, ids: list[list[int]], search: Search, generator: torch.Generator, heard: Heard | None
     ) -> list[list[Hypothesis]]:
         source = Tokens.padded([[*one, EOS] for one in ids]).to(self.device)
+        model = self._searched
+        if heard is not None:  # an empty line is answered without the model
+            asked = [number for number, one in zip(heard.numbers, ids, strict=True) if one]
+            model = decoding.Followed(model, heard.listener, asked)
         beam = self.decode.beam if search.beam is None else search.beam
         if search.sample:
             drawn = decoding.sample(

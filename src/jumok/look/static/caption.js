@@ -5,10 +5,10 @@ import { isRightToLeft } from "./text.js";
 
 export class Caption {
   /** `events`: point(word or null, event), go(word or null) by keys, pin(word). */
-  constructor(events) {
+  constructor(events, label = "Words of the caption") {
     this.events = events;
     this.buttons = [];
-    this.el = make("div", { class: "jm-text jm-caption", role: "group", aria: { label: "Words of the caption" } });
+    this.el = make("div", { class: "jm-text jm-caption", role: "group", aria: { label } });
   }
 
   fill(words) {
@@ -47,6 +47,15 @@ export class Caption {
 
   focus(n) {
     this.buttons[n].focus();
+  }
+
+  /** A long one scrolls until a word is seen, and nothing around it moves. */
+  reveal(n) {
+    const button = this.buttons[n],
+      { offsetTop: top, clientHeight: tall, scrollTop } = this.el;
+    if (!button || this.el.scrollHeight <= tall) return;
+    const above = button.offsetTop - top;
+    if (above < scrollTop || above + button.offsetHeight > scrollTop + tall) this.el.scrollTop = above - 4;
   }
 
   /** The word that a key goes to from another (null: from none), or null. */

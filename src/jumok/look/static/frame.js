@@ -42,6 +42,19 @@ const DOCUMENT_KEYS = [
   ["t", "light or dark"],
   ["?", "this list"],
 ];
+const SPEECH_KEYS = [
+  ["Space", "play, pause"],
+  ["← →, Home, End", "from step to step in time"],
+  ["Enter", "play from there"],
+  ["Shift + ← →", "from symbol to symbol"],
+  ["Esc", "back to all of it"],
+  ["h, Shift + h", "next, previous head"],
+  ["↑ ↓", "previous, next layer"],
+  ["1, 2, …", "the views"],
+  ["c", "before, after"],
+  ["t", "light or dark"],
+  ["?", "this list"],
+];
 
 const OF_VIEWS = {
   map: [KEYS, "On the map: drag to move, wheel or pinch to zoom, click to pin a row."],
@@ -50,6 +63,10 @@ const OF_VIEWS = {
     "In the text: point at a word for its weight, click to pin it; the strip at the side goes anywhere.",
   ],
   picture: [PICTURE_KEYS, "Point at a word to see its places, at a place to see its words; click a word to pin it."],
+  speech: [
+    SPEECH_KEYS,
+    "Point at a symbol to see its frames, at a time to see its symbols; click a place to hear it from there.",
+  ],
 };
 
 export class Frame {
@@ -208,7 +225,7 @@ export class Frame {
         }),
       ),
     );
-    this.saveButton.hidden = !["map", "arcs", "picture"].includes(state.view);
+    this.saveButton.hidden = !["map", "arcs", "picture", "speech"].includes(state.view);
     this.digitsButton.hidden = state.view !== "map";
     const [keys, hint] = OF_VIEWS[state.view] ?? OF_VIEWS.map;
     this.keys.replaceChildren(

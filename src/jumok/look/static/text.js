@@ -12,11 +12,24 @@ export function graphemes(text) {
 const CONTROLS = /[\u0000-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069\ufeff]/g;
 const SEEN = { "\n": "⏎", "\r": "⏎", "\t": "⇥", " ": "␣", "\u00a0": "␣", "\u3000": "␣" };
 
+// Letters of Hangul that are made to stand in a syllable, and how they are written alone.
+const LETTERS = {
+  4352: "ㄱㄲㄴㄷㄸㄹㅁㅂㅃㅅㅆㅇㅈㅉㅊㅋㅌㅍㅎ",
+  4449: "ㅏㅐㅑㅒㅓㅔㅕㅖㅗㅘㅙㅚㅛㅜㅝㅞㅟㅠㅡㅢㅣ",
+  4520: "ㄱㄲㄳㄴㄵㄶㄷㄹㄺㄻㄼㄽㄾㄿㅀㅁㅂㅄㅅㅆㅇㅈㅊㅋㅌㅍㅎ",
+};
+
+function alone(letter) {
+  const code = letter.codePointAt(0),
+    [first, letters] = Object.entries(LETTERS).findLast(([start]) => code >= start);
+  return letters[code - first] ?? letter;
+}
+
 /** A token on one line, with its blanks to be seen; at most `most` characters. */
 export function shown(text, most = 24) {
   if (text === "") return "∅";
   let clean = text.replace(/[\n\r\t]/g, (blank) => SEEN[blank]);
-  clean = clean.replace(CONTROLS, "�");
+  clean = clean.replace(CONTROLS, "�").replace(/^[\u1100-\u11ff]$/, alone);
   if (/^[ \u00a0\u3000]+$/.test(clean)) clean = clean.replace(/[ \u00a0\u3000]/g, "␣");
   else
     clean = clean

@@ -3,7 +3,8 @@
 // A host answers `tiles(request, signal)` with a promise of an ArrayBuffer, whatever lies behind it: a server, a
 // saved file, a notebook's kernel. A request is { scene, layer, head, rows: [a, b], cols: [a, b], size, what };
 // head null is the mean over the heads; what is "map", "weights" or "received". The page's Python side
-// (look/tiles.py) says what these mean and how the numbers are packed.
+// (look/tiles.py) says what these mean and how the numbers are packed. Where speech can be said anew, a host also
+// answers `retell({ scene, weights })` with a promise of a manifest (look/stage.py).
 
 export const TILE = 256;
 export const THUMB = 64; // cells a side of a small map
@@ -11,7 +12,8 @@ export const STRIP = 512; // and of an alignment of speech
 
 /** How the numbers are asked for: the host's own way, or messages to a notebook's kernel. */
 export function hostOf(model) {
-  return typeof model.tiles === "function" ? (request, signal) => model.tiles(request, signal) : overMessages(model);
+  if (typeof model.tiles !== "function") return overMessages(model);
+  return Object.assign((request, signal) => model.tiles(request, signal), { retell: model.retell });
 }
 
 let messages = 0; // numbers are never used twice: several views may share one model
@@ -23,6 +25,7 @@ function overMessages(model) {
     if (!waits) return;
     waiting.delete(message.id);
     if (message.error) waits.reject(new Error(message.error));
+    else if (message.manifest) waits.resolve(message.manifest);
     else {
       const view = buffers[0]; // a DataView into a larger buffer, or the buffer
       waits.resolve(
@@ -31,7 +34,7 @@ function overMessages(model) {
     }
   };
   model.on("msg:custom", heard);
-  const ask = (request, signal) =>
+  const send = (content, signal) =>
     new Promise((resolve, reject) => {
       messages += 1;
       const id = `${messages}.${Math.random()}`;
@@ -40,10 +43,12 @@ function overMessages(model) {
         waiting.delete(id);
         reject(new DOMException("given up", "AbortError"));
       });
-      model.send({ id, request });
+      model.send({ id, ...content });
     });
-  ask.close = () => model.off?.("msg:custom", heard);
-  return ask;
+  return Object.assign((request, signal) => send({ request }, signal), {
+    retell: (wish) => send({ retell: wish }),
+    close: () => model.off?.("msg:custom", heard),
+  });
 }
 
 /** The name of an answer; saved files use the same. */

@@ -1,8 +1,9 @@
 // The viewer: one ES module for a notebook, a page and a saved file. `render({ model, el })` as anywidget has it;
 // `model.get("manifest")` tells what there is, and the host brings the numbers (see tiles.js).
 
+import { measuresOf, openingOf, shows, sizesOf, viewsOf, withScene } from "./about.js";
 import { ArcView } from "./arcs.js";
-import { count, told } from "./colours.js";
+import { told } from "./colours.js";
 import { download, make, word } from "./dom.js";
 import { DocumentView } from "./document.js";
 import { Frame } from "./frame.js";
@@ -15,10 +16,6 @@ import { SpeechView } from "./speech.js";
 import { shortNames } from "./text.js";
 import { Axis, hostOf, keyOf, Store, STRIP, TILE } from "./tiles.js";
 
-const VIEWS = {
-  ...{ document: "Document", picture: "Image", map: "Map", arcs: "Arcs" },
-  ...{ text: "Text", heads: "Heads", speech: "Speech" },
-};
 const SHOWN = ["view", "side", "layer", "head", "pinned", "hop", "spot", "share"]; // what a change of needs new contents
 const SIDES = { both: "Both", difference: "Difference" };
 
@@ -26,14 +23,14 @@ class Viewer {
   constructor(model, el) {
     this.model = model;
     this.host = el;
-    this.manifest = model.get("manifest");
+    this.manifest = this.given = model.get("manifest");
     this.full = Boolean(model.get("full")); // the window is ours: no page to scroll around us
     this.store = new Store(hostOf(model), {
       parallel: typeof model.tiles === "function" ? 6 : 2,
       failed: (error) => this.trouble(error),
     });
     this.state = {
-      ...this.opening(),
+      ...openingOf(this.manifest.scenes[0]),
       side: 0,
       pinned: null,
       hop: null, // of a document; null is the mean of all
@@ -65,12 +62,9 @@ class Viewer {
     return typeof this.state.side === "number" ? this.state.side : this.manifest.scenes.length - 1;
   }
 
-  /** The view that it opens with: what the model read or saw, where that is known. */
-  opening() {
-    const [{ document: text, picture, layers }] = this.manifest.scenes,
-      layer = layers.findLastIndex((one) => isOver(picture, one));
-    if (text || layer < 0) return { view: text ? "document" : "map", layer: 0, head: layers[0].heads[0] };
-    return { view: "picture", layer, head: layers[layer].mean ? null : layers[layer].heads[0] };
+  /** How the host calls a scene: one that was said anew has a number of its own. */
+  numberOf(scene) {
+    return this.manifest.scenes[scene]?.number ?? scene;
   }
 
   get layer() {
@@ -84,8 +78,8 @@ class Viewer {
       { layer, head } = this.state;
     const named = head === null ? "mean of all heads" : `head ${head}`;
     return {
-      scene,
-      against,
+      scene: this.numberOf(scene),
+      against: against === null ? null : this.numberOf(against),
       layer,
       head,
       shape: info.shape,
@@ -98,7 +92,7 @@ class Viewer {
 
   request(what, rows, cols, scene = this.scene, size = TILE) {
     const { layer, head } = this.state;
-    return { scene, layer, head, what, rows, cols, size };
+    return { scene: this.numberOf(scene), layer, head, what, rows, cols, size };
   }
 
   received() {
@@ -116,18 +110,8 @@ class Viewer {
     return this.manifest.scenes[this.scene].document ?? null;
   }
 
-  get picture() {
-    return this.manifest.scenes[this.scene].picture ?? null;
-  }
-
   available() {
-    const { speech } = this.manifest.scenes[this.scene];
-    const has = {
-      document: this.document !== null,
-      picture: isOver(this.picture, this.layer),
-      speech: Boolean(speech),
-    };
-    return Object.keys(VIEWS).filter((name) => has[name] ?? true);
+    return viewsOf(this.manifest.scenes[this.scene], this.layer).map(([view]) => view);
   }
 
   // ---------------------------------------------------------------- the frame around the views
@@ -181,7 +165,14 @@ class Viewer {
       }),
       text: new ReadingView({ look, events: { pin, tell, row, received } }),
       heads: new HeadView({ store, look, events: { open: (layer, head) => this.set({ layer, head, view: "map" }) } }),
-      speech: new SpeechView({ look, events: { tell, strip: () => whole("map", STRIP) } }),
+      speech: new SpeechView({
+        look,
+        events: {
+          ...{ tip, say, strip: () => whole("map", STRIP), changed: () => this.relegend() },
+          retell: (weights) => this.retell(weights),
+          reset: () => this.put(withScene(this.manifest, this.scene, this.asGiven(this.scene))),
+        },
+      }),
     };
   }
 
@@ -217,20 +208,22 @@ class Viewer {
     if (state.view !== "document") this.measure();
     const view = this.views[state.view];
     if (this.frame.stage.firstElementChild !== view.el) this.frame.stage.replaceChildren(view.el);
-    for (const item of Object.values(this.views)) item.pinned = state.pinned;
+    for (const item of Object.values(this.views)) {
+      item.pinned = state.pinned;
+      if (item !== view) item.away?.();
+    }
     if (state.view === "document") this.views.document.show(this.document, state);
     if (state.view === "map") this.updateMaps();
     else this.maps.forEach((map) => map.store.want(map.owner, []));
     if (state.view === "arcs")
       this.views.arcs.show(this.content()).then(() => state.pinned !== null && this.views.arcs.reveal(state.pinned));
     if (state.view === "text") this.views.text.show(this.content()).then(() => this.relegend());
-    if (state.view === "heads") this.views.heads.show({ scene: this.scene, layers: this.named(), chosen: state });
+    if (state.view === "heads") this.views.heads.show({ scene: this.numberOf(this.scene), layers: this.named(), chosen: state });
     else this.store.want("heads", []);
-    if (state.view === "picture") this.views.picture.show(this.content(), this.picture);
+    const scene = this.manifest.scenes[this.scene];
+    if (state.view === "picture") this.views.picture.show(this.content(), scene.picture);
     if (state.view === "speech")
-      this.views.speech
-        .show(this.content(), this.manifest.scenes[this.scene].speech)
-        .catch((error) => this.trouble(error));
+      this.views.speech.show(this.content(), scene).catch((error) => this.trouble(error));
     this.showPin();
     this.relegend();
     this.frame.tell(null);
@@ -267,38 +260,24 @@ class Viewer {
     const { state, manifest } = this,
       both = manifest.scenes.length === 2;
     const { name } = this.layer,
-      reads = state.view === "document";
-    const seen = state.view === "picture" ? (layer) => isOver(this.picture, layer) : () => true;
+      reads = state.view === "document",
+      scene = manifest.scenes[this.scene];
+    const about = reads ? measuresOf(this.document, state.hop) : sizesOf(state.view, scene, this.layer);
     this.frame.dress({
       title: manifest.title || (reads ? "Document" : name),
-      about: reads ? this.measures() : [...(manifest.title ? [name] : []), ...this.sizes()],
-      layers: reads ? [] : this.named().filter(seen),
+      about: [...(manifest.title && !reads ? [name] : []), ...about],
+      layers: reads ? [] : this.seen(),
       chips: { name: reads ? "hop" : "head", all: this.chips() },
       state,
-      views: this.available().map((view) => [view, VIEWS[view]]),
+      views: viewsOf(scene, this.layer),
       sides: both ? this.sides().map((side) => [side, manifest.scenes[side]?.label ?? SIDES[side]]) : [],
       side: state.view === "map" ? state.side : this.scene,
     });
   }
 
-  // How much looks at how much.
-  sizes() {
-    const { kind, shape } = this.layer,
-      what = `${kind} attention`;
-    if (this.state.view !== "picture") return [what, `${count(shape[0])} × ${count(shape[1])} tokens`];
-    const places = this.picture.grid.map(count).join(" × ");
-    return shape[0] === shape[1] ? [what, `${places} patches`] : [what, several(shape[0], "word"), `${places} places`];
-  }
-
-  // How long a document is.
-  measures() {
-    const { words, sentences } = this.document;
-    const { hops, hop } = { ...this.state, ...this.document };
-    return [
-      several(words.length, "word"),
-      ...(sentences.length > 2 ? [several(sentences.length - 1, "sentence")] : []),
-      ...(hops > 1 ? [hop === null ? `mean of ${hops} hops` : `hop ${hop} of ${hops}`] : []),
-    ];
+  // The layers that the view has something to show of.
+  seen() {
+    return this.named().filter((layer) => shows(this.state.view, this.manifest.scenes[this.scene], layer));
   }
 
   hopName() {
@@ -327,7 +306,7 @@ class Viewer {
 
   step(name, by) {
     if (name === "layer") {
-      const seen = this.named().filter((one) => this.state.view !== "picture" || isOver(this.picture, one)),
+      const seen = this.seen(),
         next = seen.findIndex((one) => one.number === this.state.layer) + by;
       return this.set({ layer: seen[Math.max(0, Math.min(seen.length - 1, next))].number });
     }
@@ -335,6 +314,26 @@ class Viewer {
       which = this.state.view === "document" ? "hop" : "head",
       at = every.indexOf(this.state[which]);
     return this.set({ [which]: every[Math.max(0, Math.min(every.length - 1, at + by))] });
+  }
+
+  // ---------------------------------------------------------------- what is said anew
+
+  async retell(weights) {
+    const { scene, given } = this,
+      told = await this.store.host.retell({ scene, weights });
+    if (this.given === given) this.put(withScene(this.manifest, scene, told));
+  }
+
+  // A scene of the manifest as it came.
+  asGiven(scene) {
+    return { texts: this.given.texts, scenes: [this.given.scenes[scene]] };
+  }
+
+  put(manifest) {
+    this.manifest = manifest;
+    this.range = undefined;
+    this.set({}); // what there is no more of
+    this.update();
   }
 
   // ---------------------------------------------------------------- colours and scale
@@ -396,11 +395,11 @@ class Viewer {
     const { view, side } = this.state,
       { look } = this,
       text = this.views.text;
-    this.frame.settings.hidden = !["document", "picture", "map", "arcs"].includes(view);
+    this.frame.settings.hidden = !["document", "picture", "speech", "map", "arcs"].includes(view);
     this.frame.colours.hidden = view === "picture"; // those of a picture go with any picture
     if (view === "map" && side === "difference")
       this.frame.legend.show(look, { curve: look.apart, list: look.apartList, title: "change of weight", apart: true });
-    else if (view === "document" || view === "picture") this.frame.legend.show(look, this.views[view].legend());
+    else if (["document", "picture", "speech"].includes(view)) this.frame.legend.show(look, this.views[view].legend());
     else if (view === "text")
       this.frame.legend.show(
         look,
@@ -492,7 +491,10 @@ class Viewer {
       // The tile is rounded to three digits: ask for this one weight as it is, once the pointer rests.
       this.resting = setTimeout(() => {
         this.store
-          .one(this.request("weights", [place.row, place.row + 1], [place.col, place.col + 1], map.content.scene))
+          .one({
+            ...this.request("weights", [place.row, place.row + 1], [place.col, place.col + 1]),
+            scene: map.content.scene,
+          })
           .then(
             (answer) => (weight.textContent = told(answer.values[0], 5)),
             () => {},
@@ -510,13 +512,15 @@ class Viewer {
       this.frame.note.hidden = true;
       this.maps.forEach((map) => map.refresh());
       this.store.pump();
+      if (this.state.view === "speech" && !this.views.speech.map) this.update();
     }, 2000);
   }
 
   async save() {
     const name = `${this.layer.name.replace(/[^\p{L}\p{N}]+/gu, "-")}-${this.state.head === null ? "mean" : `head-${this.state.head}`}`;
     if (this.state.view === "arcs") return download(`${name}.svg`, this.views.arcs.save());
-    if (this.state.view === "picture") return download(`${name}.png`, await this.views.picture.save());
+    if (["picture", "speech"].includes(this.state.view))
+      return download(`${name}.png`, await this.views[this.state.view].save());
     const blob = await this.maps[0].save(3, 46, (context, x, y, width) =>
       this.frame.legend.draw(context, this.look, x, y, width),
     );
@@ -544,10 +548,10 @@ class Viewer {
         attributeFilter: ["class", "theme", "data-jp-theme-light", "data-vscode-theme-kind", "data-theme"],
       });
     this.onManifest = () => {
-      this.manifest = this.model.get("manifest");
+      this.manifest = this.given = this.model.get("manifest");
       this.store.kept.clear();
       this.range = undefined;
-      this.set({ ...this.opening(), pinned: null, spot: null, hop: null });
+      this.set({ ...openingOf(this.manifest.scenes[0]), pinned: null, spot: null, hop: null });
       this.update();
     };
     this.model.on?.("change:manifest", this.onManifest);
@@ -558,8 +562,8 @@ class Viewer {
       by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[key];
     const button = event.target.closest("button");
     if (this.state.view === "document" && this.views.document.keyed(key, shiftKey, button)) return true;
-    if (this.state.view === "picture") {
-      if (this.views.picture.keyed(key, shiftKey)) return true;
+    if (["picture", "speech"].includes(this.state.view)) {
+      if (this.views[this.state.view].keyed(key, shiftKey, button)) return true;
       if (key === "h" || key === "H") return (this.step("head", shiftKey ? -1 : 1), true);
     }
     if (by && shiftKey) return this.move(...by);
@@ -609,15 +613,6 @@ class Viewer {
     for (const view of [...this.maps, ...Object.values(this.views)]) view.close?.();
     this.host.replaceChildren();
   }
-}
-
-function several(number, name) {
-  return `${count(number)} ${number === 1 ? name : `${name}s`}`;
-}
-
-/** Whether the keys of a layer are the places of a picture. */
-function isOver(picture, { shape, kind }) {
-  return Boolean(picture) && !/causal/.test(kind) && shape[1] === picture.first + picture.grid[0] * picture.grid[1];
 }
 
 /** As anywidget calls it; what comes back takes everything away again. */

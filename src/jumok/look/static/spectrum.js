@@ -1,0 +1,131 @@
+// A spectrogram, the alignment under it, and the time that both share, drawn on a canvas.
+
+import { make } from "./dom.js";
+
+const STEPS_OF_TIME = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300, 600];
+const LABEL_TALL = 11; // pixels from label to label
+
+/** Where things are on a canvas of this size: the alignment, and `mel` above it; symbols are written at the left. */
+export function placesOf(width, height, left) {
+  const wide = width - left - 14,
+    room = height - 66,
+    mel = Math.round(room * 0.42);
+  return { x: left, y: mel + 42, w: wide, h: room - mel, mel: { y: 18, h: mel } };
+}
+
+/** The spectrogram as a picture, low bands below: `shades` band after band. */
+export function melImage(shades, [bands, frames], colours) {
+  return imageOf(frames, bands, (pixels) => {
+    for (let band = 0; band < bands; band += 1)
+      for (let n = 0; n < frames; n += 1) pixels[(bands - 1 - band) * frames + n] = colours[shades[band * frames + n]];
+  });
+}
+
+/** The alignment as a picture: time to the right, the text upwards. */
+export function alignmentImage({ rows, cols, values }, curve, colours) {
+  return imageOf(rows, cols, (pixels) => {
+    for (let row = 0; row < rows; row += 1)
+      for (let col = 0; col < cols; col += 1)
+        pixels[(cols - 1 - col) * rows + row] = colours[Math.round(curve.to(values[row * cols + col]) * 255)];
+  });
+}
+
+function imageOf(width, height, fillIn) {
+  const image = make("canvas", { width, height }),
+    data = new ImageData(width, height);
+  fillIn(new Uint32Array(data.data.buffer));
+  image.getContext("2d").putImageData(data, 0, 0);
+  return image;
+}
+
+/** The whole of it, but for what moves. `part`: how much of the time has frames. */
+export function paintSpeech(context, box, { mel, map, part, words, length, bands, look, ruler }) {
+  const { inks, smallFont } = look;
+  context.imageSmoothingEnabled = true;
+  context.imageSmoothingQuality = "high";
+  context.fillStyle = inks.empty;
+  context.fillRect(box.x, box.mel.y, box.w, box.mel.h);
+  context.drawImage(mel, box.x, box.mel.y, box.w * part, box.mel.h);
+  context.imageSmoothingEnabled = map.width > box.w || map.height > box.h; // no step is left out where they are many
+  context.drawImage(map, box.x, box.y, box.w, box.h);
+  context.strokeStyle = inks.line;
+  context.lineWidth = 1;
+  for (const { y, h } of [box, box.mel]) context.strokeRect(box.x - 0.5, y - 0.5, box.w + 1, h + 1);
+  context.font = smallFont;
+  context.fillStyle = inks.soft;
+  context.textBaseline = "alphabetic";
+  context.textAlign = "left";
+  context.fillText(`Spectrogram, ${bands} bands from low to high`, box.x, box.mel.y - 6);
+  context.fillText("Alignment, the text upwards", box.x, box.y - 6);
+  const tall = box.h / words.length,
+    every = Math.max(1, Math.ceil(LABEL_TALL / tall));
+  context.font = look.fontFor(tall * every);
+  for (let n = 0; n < words.length; n += every) label(context, box, words, n, inks.ink, ruler);
+  paintTime(context, box, length, look);
+}
+
+function label(context, box, words, n, ink, ruler) {
+  context.textBaseline = "middle";
+  context.textAlign = "right";
+  context.fillStyle = ink;
+  context.fillText(ruler.fit(words[n], box.x - 14), box.x - 7, box.y + box.h - ((n + 0.5) * box.h) / words.length);
+}
+
+function paintTime(context, box, length, look) {
+  const step = STEPS_OF_TIME.find((value) => (value / length) * box.w >= 58) ?? 1800;
+  context.font = look.smallFont;
+  context.textBaseline = "alphabetic";
+  context.textAlign = "center";
+  for (let n = 0; n * step <= length * (1 + 1e-9); n += 1) {
+    const x = box.x + ((n * step) / length) * box.w;
+    context.fillStyle = look.inks.strong;
+    context.fillRect(Math.round(x), box.y + box.h + 1, 1, 4);
+    context.fillStyle = look.inks.soft;
+    const text = `${Number((n * step).toFixed(2))} s`;
+    context.fillText(text, Math.min(box.x + box.w - context.measureText(text).width / 2 + 10, x), box.y + box.h + 17);
+  }
+}
+
+/** Over it: the frames of a symbol, the time that is pointed at, the time that is heard. */
+export function paintOn(context, box, { profile, symbol, words, pointed, heard, look, ruler }) {
+  const { inks } = look;
+  if (symbol !== null) {
+    const wide = box.w / profile.length,
+      most = Math.max(...profile) || 1;
+    context.fillStyle = inks.page;
+    profile.forEach((weight, n) => {
+      context.globalAlpha = 0.78 * (1 - Math.sqrt(weight / most)); // what is not of this symbol pales
+      const [from, to] = [n, n + 1].map((edge) => Math.round(box.x + edge * wide)); // no seams between
+      context.fillRect(from, box.mel.y, to - from, box.mel.h);
+    });
+    context.globalAlpha = 1;
+    const tall = box.h / words.length,
+      y = box.y + box.h - (symbol + 1) * tall;
+    context.fillRect(0, Math.max(box.y - 9, y + tall / 2 - 9), box.x - 2, 18); // others may be written there
+    context.font = look.fontFor(13, 650);
+    label(context, box, words, symbol, inks.pin, ruler);
+    context.strokeStyle = inks.pin;
+    context.lineWidth = 1.5;
+    context.strokeRect(box.x - 1, y - 0.5, box.w + 2, Math.max(2, tall) + 1);
+  }
+  if (pointed !== null) upright(context, box, pointed, inks.accent, 1);
+  if (heard !== null) upright(context, box, heard, inks.pin, 2);
+}
+
+// A line through both, with a light rim so that it is seen on any colour.
+function upright(context, box, part, colour, width) {
+  const x = box.x + part * box.w;
+  for (const [style, wide] of [
+    ["rgb(255 255 255 / 55%)", width + 2],
+    [colour, width],
+  ]) {
+    context.strokeStyle = style;
+    context.lineWidth = wide;
+    context.beginPath();
+    context.moveTo(x, box.mel.y);
+    context.lineTo(x, box.mel.y + box.mel.h);
+    context.moveTo(x, box.y);
+    context.lineTo(x, box.y + box.h);
+    context.stroke();
+  }
+}

@@ -1,0 +1,78 @@
+"""What computes a run's predictions: PyTorch, or an engine that is made for nothing else and faster at it.
+
+An engine's predictor has the methods of the task's own, so that whoever uses it sees no difference; what the
+engine cannot do it refuses, with the way to have it done. The files that an engine reads are made of the run
+when they are first needed, and kept in its folder::
+
+    runs/demo/engines/ctranslate2/6f1c0c4f2b7a9e01/      made of weights with this digest
+
+Other weights have another digest: a run that was trained further gets new files, and the old ones go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jumok import tasks
+from jumok.errors import InputError, MissingExtra
+from jumok.files import sync
+from jumok.run import Run
+
+__all__ = ["NAMES", "check", "kept", "load"]
+
+NAMES = ("torch", "ctranslate2", "onnx")
+
+
+def check(engine: str) -> None:
+    """Raise if there is no such engine."""
+    if engine not in NAMES:
+        raise InputError(f"--engine {engine}: it is one of {', '.join(NAMES)}")
+
+
+def load(run: Run, engine: str = "torch", device: str = "auto") -> Any:
+    """The predictor of a run, its predictions computed by this engine."""
+    check(engine)
+    if engine == "torch":
+        return tasks.of(run.recipe.task).load(run, device)
+    try:
+        by = importlib.import_module(f"jumok.tasks.by_{engine}")
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f'--engine {engine} needs {error.name}, which is not installed: pip install "jumok[export]"'
+        ) from error
+    return by.load(run, device)
+
+
+def kept(run: Run, engine: str, make: Callable[[Path], None]) -> Path:
+    """The folder with an engine's files of this run; if there is none yet, ``make(folder)`` fills it.
+
+    It is there whole or not at all, whoever else makes it at the same time.
+    """
+    with run.weights.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    home = run.folder / "engines" / engine
+    folder = home / digest
+    if not folder.is_dir():
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=home, prefix=".part-") as part:
+            new = Path(part, digest)
+            new.mkdir()
+            make(new)
+            for inside in new.rglob("*"):
+                sync(inside)
+            with contextlib.suppress(OSError):  # somebody else was faster: theirs are as good
+                os.rename(new, folder)
+        for old in home.iterdir():
+            if old != folder and not old.name.startswith(".part-"):
+                shutil.rmtree(old, ignore_errors=True)
+    if not folder.is_dir():
+        raise InputError(f"{folder} cannot be made; is there another file of this name?")
+    return folder

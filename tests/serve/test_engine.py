@@ -1,0 +1,124 @@
+"""A server whose translations come from CTranslate2."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import tasks_numbers
+import tasks_small
+from serve_running import Running
+from tasks_numbers import sentences
+from typer.testing import CliRunner
+
+from jumok import cli
+from jumok.errors import InputError
+from jumok.run import Run
+from jumok.serve import server
+from jumok.serve.limits import Limits
+from jumok.tasks import by_ctranslate2
+from jumok.tasks.by_ctranslate2 import ByCTranslate2
+from jumok.tasks.served import Bounds
+from jumok.tasks.served.translate import Service
+
+pytest.importorskip("ctranslate2")
+
+http = httpx2.Client(verify=False, timeout=20)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    http.close()
+
+
+@pytest.fixture(scope="module")
+def quick() -> ByCTranslate2:
+    return by_ctranslate2.load(tasks_numbers.trained(), "cpu", "float32")
+
+
+@pytest.fixture
+def running(quick: ByCTranslate2, serving: Any) -> Running:
+    return serving({"numbers": Service(quick, Bounds())}, Limits(wait=0.05))  # type: ignore[no-any-return]
+
+
+def test_many_are_answered_together_as_one_by_one(running: Running, quick: ByCTranslate2) -> None:
+    texts = [english for english, _ in sentences(24, seed=7)]
+    expected = [one.text for one in quick.predict(texts, quick_search(2))]
+
+    def ask(text: str) -> str:
+        said: str = http.post(f"{running.url}/translate", json={"text": text, "beam": 2}).json()["text"]
+        return said
+
+    with ThreadPoolExecutor(24) as threads:
+        assert list(threads.map(ask, texts)) == expected
+    figures = http.get(f"{running.url}/metrics").text
+    [batches] = re.findall(r'jumok_batch_requests_count\{model="numbers"\} ([\d.]+)', figures)
+    assert float(batches) <= 12
+
+
+def quick_search(beam: int) -> Any:
+    return by_ctranslate2.Search(beam=beam)
+
+
+def test_a_greedy_translation_is_streamed(running: Running) -> None:
+    asked = {"text": "one two three four", "beam": 1}
+    with http.stream("POST", f"{running.url}/translate/stream", json=asked) as events:
+        said = [json.loads(line[6:])["text"] for line in events.iter_lines() if line.startswith("data: ")]
+    assert said[-1] == "eins zwei drei vier"
+    assert len(said) >= 2
+    assert all(said[-1].startswith(text) for text in said)
+
+
+def test_a_beam_is_told_when_it_is_done(running: Running) -> None:
+    asked = {"text": "one two three four", "beam": 3}
+    with http.stream("POST", f"{running.url}/translate/stream", json=asked) as events:
+        said = [json.loads(line[6:])["text"] for line in events.iter_lines() if line.startswith("data: ")]
+    assert said == ["eins zwei drei vier"]
+
+
+def test_links_and_maps_are_there_too(running: Running) -> None:
+    asked = {"text": "one two three", "alignments": True, "n_best": 2, "beam": 3}
+    found = http.post(f"{running.url}/translate", json=asked).json()
+    assert found["text"] == "eins zwei drei"
+    assert {target for _, target in found["links"]} == {0, 1, 2}
+    assert len(found["others"]) == 1
+    seen = http.post(f"{running.url}/attend/translate", json={"text": "one two three"}).json()
+    assert seen["prediction"]["text"] == "eins zwei drei"
+    assert http.get(f"{running.url}{seen['look']}").status_code == 200
+
+
+def test_a_text_that_is_too_long_for_it_is_an_error_of_the_client(running: Running) -> None:
+    answer = http.post(f"{running.url}/translate", json={"text": "a " * 4096})
+    assert answer.status_code == 422
+    assert "4095 at most" in answer.text
+
+
+def test_what_an_engine_does_not_take_is_told_at_the_start(tmp_path: Path) -> None:
+    run = Run.start(tmp_path / "run", tasks_small.small("bahdanau"))
+    with pytest.raises(InputError, match=r"CTranslate2 runs Transformers that translate"):
+        server.load([str(run.folder)], Bounds(), "cpu", "ctranslate2")
+    with pytest.raises(InputError, match=r"--engine fast: it is one of torch"):
+        server.load([str(run.folder)], Bounds(), "cpu", "fast")
+
+
+def test_the_command_takes_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tasks_numbers.trained()
+
+    def served(*_: Any) -> Any:
+        raise InputError("it would listen now")
+
+    loaded: list[Any] = []
+    load = server.load
+    monkeypatch.setattr(server, "load", lambda *given: loaded.append(load(*given)) or loaded[0])
+    monkeypatch.setattr(server, "config", served)
+    words = ["serve", str(run.folder), "--port", "0", "--engine", "ctranslate2", "--device", "cpu"]
+    CliRunner().invoke(cli.app, words)
+    [service] = loaded[0].values()
+    assert isinstance(service.translator, ByCTranslate2)

@@ -1,0 +1,47 @@
+"""A translation run that has learned something: English numbers to German ones, most of them."""
+
+import functools
+import random
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from jumok import recipe
+from jumok.run import Run
+from jumok.tasks import translate
+
+ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+GERMAN = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
+SMALL = ["text.kind=words", "text.size=40", "text.joint=true", "text.bytes=false", "data.held_out=30"]
+SMALL += ["model.width=32", "model.heads=2", "model.feed_forward=64", "model.encoder_layers=1"]
+SMALL += ["model.decoder_layers=2", "model.dropout=0", "train.device=cpu", "train.average=0"]
+# Smoothing would give a share to words that are never said: much of it, where there are few others.
+SMALL += ["model.smoothing=0"]
+SMALL += ["train.steps=200", "train.epochs=null", "train.minutes=null", "train.tokens=512", "train.warmup=30"]
+SMALL += ["train.learning_rate=5e-3", "train.validate_every=200", "train.tensorboard=false"]
+
+
+def sentences(count: int, seed: int) -> list[tuple[str, str]]:
+    """Of one to six numbers, in both languages."""
+    chance, found = random.Random(seed), []
+    for _ in range(count):
+        numbers = [chance.randrange(9) for _ in range(chance.randrange(1, 7))]
+        found.append((" ".join(ENGLISH[n] for n in numbers), " ".join(GERMAN[n] for n in numbers)))
+    return found
+
+
+@functools.cache
+def trained() -> Run:
+    """Once for all tests of a process; it takes some seconds. Tests leave it as it is."""
+    home = Path(_HOME.name)
+    lines = [f"{english}\t{german}\n" for english, german in sentences(600, seed=1)]
+    (home / "numbers.tsv").write_text("".join(lines), encoding="utf-8")
+    run = Run.start(
+        home / "numbers", recipe.load("transformer", [*SMALL, f"data.train={home / 'numbers.tsv'}"])
+    )
+    translate.train(run, Console(quiet=True))
+    return run
+
+
+_HOME = tempfile.TemporaryDirectory(prefix="jumok-numbers-", ignore_cleanup_errors=True)
