@@ -23,7 +23,7 @@
 # # 왜 어텐션인가
 #
 # 글을 읽을 때 우리는 모든 단어에 같은 시간을 쓰지 않습니다. 몇몇 단어가 뜻을 결정하고, 눈은 그 단어로 되돌아갑니다.
-# 모델도 그렇게 할 수 있다면 무엇이 좋아질까요? 이번 수업에서는 먼저 한 문단에서, 다음으로 끝이 처음에 달려 있는 문장에서,
+# 모델도 그렇게 할 수 있다면 무엇이 좋아질까요? 이번 강의에서는 먼저 한 문단에서, 다음으로 끝이 처음에 달려 있는 문장에서,
 # 마지막으로 직접 세어 본 숫자로 답을 찾아봅니다.
 #
 # 작은 분류기 두 개를 그 자리에서 학습합니다. 실행에는 1분쯤 걸립니다.
@@ -64,7 +64,7 @@ korean = (
     "결국 박물관은 훌륭했다. 호텔은 어제는 지루했다. 시장은 월요일에 쉰다."
 )
 
-drawn, (top, bottom) = figure(7, 2.7, 2, 1)
+drawn, (top, bottom) = figure(7, 2.35, 2, 1)
 marked(top, english.split())
 marked(bottom, korean.split())
 show(drawn, "plain")
@@ -88,7 +88,7 @@ readers = trained(
     hierarchical_en=["hierarchical", "data.train=decisive-words-en"],
     hierarchical_ko=["hierarchical", "data.train=decisive-words-ko"],
 )
-drawn, both = figure(7, 2.7, 2, 1)
+drawn, both = figure(7, 2.35, 2, 1)
 for axes, reader, text in zip(both, readers, (english, korean), strict=True):
     (document,) = reader.documents([text])
     shown: list[tuple[str, float]] = []
@@ -127,7 +127,7 @@ show(drawn, "marked")
 # 모델은 그 문장을 스스로 찾아냈습니다. 학습할 때 알려 준 것은 칭찬인지 불평인지뿐이었습니다. 그런데 이 문장을 중요하게 만드는 "Overall"과 '결국'은
 # 표시되지 *않았습니다*. '훌륭했다'의 벡터는 어텐션이 오기 전에 이미 이웃 단어들을 읽어서 그 사실을 알고 있기 때문입니다.
 # 가중치는 글의 한 *자리*에 붙는 것이고, 그 자리가 아는 것은 다른 곳에서 왔을 수도 있습니다. (이런 그림을 믿어도 되는지는 또 다른 문제이며,
-# 문장과 문서를 다루는 수업에서 숫자로 확인합니다.)
+# 문장과 문서를 다루는 강의에서 숫자로 확인합니다.)
 #
 # ## 단어는 필요한 곳까지 어떻게 가는가
 #
@@ -165,6 +165,7 @@ def sentence() -> list[str]:
     return [*words, FIELDS[field], "연구했다"]
 
 
+# %%
 for _ in range(3):
     print(*sentence())
 vocabulary = ["<pad>", *sorted({word for _ in range(2000) for word in sentence()})]
@@ -211,6 +212,7 @@ class Convolution(nn.Module):
         return list((x + F.relu(self.convolve(F.pad(x, (2, 0))))).unbind(-1))
 
 
+# %%
 class Attention(nn.Module):
     """Each place gets what it asks for, from all before it."""
 
@@ -242,6 +244,7 @@ class Reader(nn.Module):
         return self.say(torch.stack(levels[-1], dim=1)), levels
 
 
+# %%
 def batch(count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Sentences up to the object (B, n), the place of each last word (B,), and the object (B,)."""
     some = [sentence() for _ in range(count)]
@@ -278,22 +281,7 @@ for name, model in models.items():
 # 이제 문장 하나를 줍니다. 마지막 자리에서 여덟 가지 목적어 가운데 '자연어를'이 나올 확률은 얼마일까요?
 
 # %%
-line = [
-    "언어학을",
-    "공부한",
-    "민수는",
-    "어제",
-    "천문학을",
-    "공부한",
-    "친구와",
-    "함께",
-    "공원을",
-    "걷다가",
-    "집에",
-    "돌아와",
-    "책상에",
-    "앉아",
-]
+line = "언어학을 공부한 민수는 어제 천문학을 공부한 친구와 함께 공원을 걷다가 집에 돌아와 책상에 앉아".split()
 ids = torch.tensor([[number[word] for word in line]])
 reach, shades = {}, {}
 for name, model in models.items():
@@ -346,24 +334,16 @@ ways = {  # the shortest from the first word; a convolution's ends where it can 
     "convolutional": [(0, 0), (1, 2), (2, 4), (3, 6)],
     "attention": [(0, 0), (1, end)],
 }
+
+# %%
+dots = {"s": 90, "cmap": BLUES, "vmin": 0, "vmax": 1, "edgecolor": GREY, "lw": 0.7, "zorder": 3}
 drawn, panels = figure(7, 6.2, 3, 1, height_ratios=[2, 3.6, 2.4], sharex=True)
 for axes, (name, shade) in zip(panels, shades.items(), strict=True):
     for (v, s), (w, t) in edges[name]:
         axes.plot([s, t], [v, w], color="#d8dce2", lw=0.7, zorder=1)
     axes.plot([s for _, s in ways[name]], [v for v, _ in ways[name]], color=COLOURS[1], lw=2, zorder=2)
     for level, row in enumerate(shade / shade.amax(1, keepdim=True)):
-        axes.scatter(
-            range(n),
-            [level] * n,
-            s=90,
-            c=row.tolist(),
-            cmap=BLUES,
-            vmin=0,
-            vmax=1,
-            edgecolor=GREY,
-            lw=0.7,
-            zorder=3,
-        )
+        axes.scatter(range(n), [level] * n, c=row.tolist(), **dots)
     steps = {"convolutional": "3 steps, and does not arrive", "attention": "1 step"}.get(name, f"{n} steps")
     axes.set(title=f"{name}: {steps}", yticks=[], ylim=(-0.35, len(shade) - 0.65))
     axes.spines[:].set_visible(False)
@@ -395,6 +375,7 @@ with torch.no_grad():
         right[name] = model(ids)[0][torch.arange(2000), last].argmax(-1) == wanted
         print(f"{name:>13}: {right[name].float().mean():.1%} right")
 
+# %%
 fade: dict[str, Tensor] = {}
 for name, make in (
     ("recurrent", [Recurrent]),
@@ -426,9 +407,10 @@ middle.axhline(1 / 8, color=GREY, lw=0.8, ls=":")
 left.set(title="loss", xlabel="step", ylim=(0, None))
 middle.set(title="right (dotted: chance)", xlabel="words back", ylim=(0, 1.05))
 faded.set(title="influence, untrained", xlabel="words back", yscale="log")
-left.legend(loc=(0.25, 0.45), fontsize=8.5)
+left.legend(loc=(0.3, 0.3), fontsize=8.5)
 show(drawn, "by_distance")
 
+# %%
 learned = {name: next((n for n, x in enumerate(curve) if x < 0.1), None) for name, curve in losses.items()}
 print("steps until the loss is below 0.1:", learned)
 assert learned["attention"] < learned["recurrent"]
@@ -484,6 +466,7 @@ def restricted(x: Tensor) -> Tensor:
     return (weights @ near.mT)[:, 0]
 
 
+# %%
 def convolution(x: Tensor) -> Tensor:
     kernel = torch.ones(x.shape[1], x.shape[1], KERNEL) / (KERNEL * x.shape[1])
     return F.conv1d(F.pad(x.T[None], (KERNEL - 1, 0)), kernel)[0].T
@@ -504,6 +487,7 @@ def multiplications(layer, n: int, d: int) -> int:
     return counter.get_total_flops() // 2  # it counts a multiplication and an addition
 
 
+# %%
 def chain(layer, n: int = 64, d: int = 8) -> int:
     """The most matrix products that wait for each other."""
     longest: dict[object, int] = {}
@@ -522,6 +506,7 @@ def chain(layer, n: int = 64, d: int = 8) -> int:
     return max(longest.values())
 
 
+# %%
 def path(layer, n: int = 64, d: int = 8) -> int:
     """Layers until the first word moves the last output; a recurrent layer's steps count as such."""
     if layer is recurrent:
@@ -544,6 +529,7 @@ def milliseconds(layer, n: int = 1024, d: int = 64) -> float:
     return min(times)
 
 
+# %%
 formulas = {
     self_attention: ("self-attention", "n²·d", "1", "1"),
     recurrent: ("recurrent", "n·d²", "n", "n"),
@@ -573,7 +559,7 @@ assert float(rows[2][7]) < 0.5 * float(rows[1][7])
 #   holes in the kernel (dilation) it becomes log n.
 # - A short path is a possibility, not yet a use. Whether a model takes it, only a trained one can tell.
 #
-# Next: [the mechanism](02_mechanism.py) itself.
+# Next: [the mechanism](02_mechanism.ipynb) itself.
 
 # %% [markdown] lang="ko"
 # 일부러 빼 둔 상수를 제외하면 공식이 그대로 들어맞습니다. 표를 한 번 더 읽으면 몇 가지가 더 보입니다.
@@ -586,4 +572,4 @@ assert float(rows[2][7]) < 0.5 * float(rows[1][7])
 #   커널에 구멍을 두면(dilation) log n이 됩니다.
 # - 경로가 짧다는 것은 가능성일 뿐 아직 쓰임은 아닙니다. 모델이 그 길을 실제로 쓰는지는 학습된 모델만이 말해 줄 수 있습니다.
 #
-# 다음 수업은 [메커니즘](02_mechanism.py) 그 자체입니다.
+# 다음 강의는 [메커니즘](02_mechanism.ipynb) 그 자체입니다.

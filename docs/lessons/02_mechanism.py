@@ -22,7 +22,7 @@
 # %% [markdown] lang="ko"
 # # 메커니즘
 #
-# 어텐션(attention)은 `softmax(QKᵀ/√d) V`, 이 한 줄이 전부입니다. 이번 수업에서는 이 한 줄을 하나씩 뜯어봅니다.
+# 어텐션(attention)은 `softmax(QKᵀ/√d) V`, 이 한 줄이 전부입니다. 이번 강의에서는 이 한 줄을 하나씩 뜯어봅니다.
 # 세 글자가 각각 무엇인지, 연산마다 실제 숫자가 어떻게 바뀌는지, 제곱근은 왜 들어 있는지,
 # 그리고 쿼리는 어디에서 오는지 살펴봅니다. 아래의 숫자와 그림은 모두 바로 위의 코드가 만든 것입니다.
 #
@@ -110,21 +110,20 @@ box = {"boxstyle": "round,pad=0.45", "facecolor": "#fff6dc", "edgecolor": "#e6c7
 axes.text(0.9, 2, "train fare\n(1, 0, 1)", ha="center", va="center", bbox=box)
 for x, title in ((0.9, "query"), (4.9, "keys"), (7.6, "values"), (9.5, "answer")):
     axes.text(x, 4.35, title, ha="center", color=GREY)
-for n, (label, weight) in enumerate(zip(folders, weights[0].tolist(), strict=True)):
+label_of = [
+    f"{label}  ({', '.join(f'{x:g}' for x in key)})"
+    for label, key in zip(folders, keys.tolist(), strict=True)
+]
+line = {"color": COLOURS[0], "alpha": 0.6, "solid_capstyle": "butt"}
+middle = {"ha": "center", "va": "center"}
+for n, weight in enumerate(weights[0].tolist()):
     y = 3.5 - n
     box = {"boxstyle": "round,pad=0.4", "facecolor": BLUES(0.62 * weight), "edgecolor": GREY}
-    axes.plot([1.75, 3.6], [2, y], color=COLOURS[0], lw=0.5 + 9 * weight, alpha=0.6, solid_capstyle="butt")
-    axes.plot([8.0, 9.15], [y, 2], color=COLOURS[0], lw=0.5 + 9 * weight, alpha=0.6, solid_capstyle="butt")
-    axes.text(
-        4.9,
-        y,
-        f"{label}  ({', '.join(f'{x:g}' for x in keys[n].tolist())})",
-        ha="center",
-        va="center",
-        bbox=box,
-    )
+    axes.plot([1.75, 3.6], [2, y], lw=0.5 + 9 * weight, **line)
+    axes.plot([8.0, 9.15], [y, 2], lw=0.5 + 9 * weight, **line)
     axes.text(3.25, 2 + 0.81 * (y - 2) + 0.22, f"{weight:.2f}", ha="right", size=9)
-    axes.text(7.6, y, f"{values[n].item():g}", ha="center", va="center", bbox=box)
+    axes.text(4.9, y, label_of[n], bbox=box, **middle)
+    axes.text(7.6, y, f"{values[n].item():g}", bbox=box, **middle)
 axes.text(9.5, 2, f"{answer.item():.1f}", ha="center", va="center", size=13)
 show(drawn, "dictionary")
 
@@ -374,10 +373,10 @@ assert 0.3 < alike.diag().mean() < 0.95
 # more once the answers are right. So be careful with the phrase "the query finds what is similar to it": similar it is in the
 # eyes of the learned matrices, and in no other sense.
 #
-# Next: [masks](03_masks.py), which say where attention may not look at all.
+# Next: [masks](03_masks.ipynb), which say where attention may not look at all.
 
 # %% [markdown] lang="ko"
 # 일부만 닮았습니다. 쿼리가 라벨과 *같을* 필요는 없습니다. 다른 라벨보다 그 라벨에 더 잘 맞기만 하면 되고, 답이 맞기 시작하면 학습은 더 요구하지 않습니다.
 # 그러니 "쿼리는 자신과 비슷한 것을 찾는다"는 말은 조심해서 써야 합니다. 학습된 행렬의 눈으로 볼 때 비슷한 것이지, 다른 뜻은 없습니다.
 #
-# 다음 수업은 아예 보아서는 안 되는 곳을 정하는 [마스크](03_masks.py)입니다.
+# 다음 강의는 아예 보아서는 안 되는 곳을 정하는 [마스크](03_masks.ipynb)입니다.

@@ -24,7 +24,7 @@
 #
 # 문장의 길이는 제각각인데 텐서는 네모반듯합니다. 그래서 짧은 문장은 뒤를 채우고, 어디가 채운 자리인지를 어텐션에 알려 주어야 합니다.
 # 그것이 마스크(mask)입니다. 또 다른 마스크는 글을 쓰는 모델이 아직 쓰지 않은 단어를 미리 보지 못하게 막습니다.
-# 둘 다 코드 한 줄이면 됩니다. 이번 수업에서는 그 한 줄이 없을 때 무슨 일이 벌어지는지, 그리고 어디에서 틀리기 쉬운지를 숫자로 재어 봅니다.
+# 둘 다 코드 한 줄이면 됩니다. 이번 강의에서는 그 한 줄이 없을 때 무슨 일이 벌어지는지, 그리고 어디에서 틀리기 쉬운지를 숫자로 재어 봅니다.
 #
 # 실행에는 몇 초면 충분합니다.
 
@@ -120,6 +120,7 @@ def contexts(rows: torch.Tensor, mask: masks.Mask | None = None) -> torch.Tensor
     return attention(embed(rows), mask=mask)
 
 
+# %%
 rows = []
 for n, length in enumerate(lengths):
     alone = contexts(ids[n : n + 1, :length])[0]
@@ -243,6 +244,7 @@ def reaches(mask: masks.Mask | None) -> torch.Tensor:
     return torch.stack(moved)
 
 
+# %%
 free, barred = reaches(None), reaches(masks.causal())
 top = free.max().item()
 drawn, (left, middle, right) = figure(7, 2.6, 1, 3)
@@ -312,6 +314,7 @@ def by_hand(blocked: float) -> torch.Tensor:
     return (scores + torch.where(allowed, 0.0, blocked)).softmax(-1) @ v
 
 
+# %%
 ways = {
     "−inf by hand": lambda: by_hand(-torch.inf),
     "−1e9 by hand": lambda: by_hand(-1e9),
@@ -335,10 +338,10 @@ assert rows[2][3] == "0%"
 # large negative number instead of −inf, hides it: the empty text then gets the plain mean of its filling. Here such a row
 # gives zeros, and zero gradients, on every path.
 #
-# Next: [seq2seq](04_seq2seq.py), where all of this is put to work on two languages.
+# Next: [seq2seq](04_seq2seq.ipynb), where all of this is put to work on two languages.
 
 # %% [markdown] lang="ko"
 # 빈 텍스트 하나가 공유 가중치의 기울기를 *전부* NaN으로 만들고, 다음 한 걸음에 모델은 사라집니다. 흔히 쓰는 처방은 −inf 대신 큰 음수를 쓰는 것인데,
 # 이는 문제를 가릴 뿐입니다. 빈 텍스트가 채움의 평균을 받게 되기 때문입니다. 여기서는 이런 행이 어떤 경로에서든 0을 내고, 기울기도 0입니다.
 #
-# 다음 수업은 지금까지 배운 것을 두 언어 사이에서 써 보는 [시퀀스 투 시퀀스](04_seq2seq.py)입니다.
+# 다음 강의는 지금까지 배운 것을 두 언어 사이에서 써 보는 [시퀀스 투 시퀀스](04_seq2seq.ipynb)입니다.

@@ -24,9 +24,9 @@ from matplotlib.figure import Figure
 
 import jumok
 from jumok.look import fonts
-from jumok.look.figures import COLOURS, GREY, INK, SHADES
+from jumok.look.figures import COLOURS, DOTS_PER_INCH, GREY, INK, SHADES
 
-__all__ = ["BLUES", "COLOURS", "GREY", "INK", "figure", "heat", "marked", "show", "table", "trained"]
+__all__ = ["BLUES", "COLOURS", "GREY", "INK", "at", "figure", "heat", "marked", "show", "table", "trained"]
 
 RUNS = Path(__file__).resolve().parents[2] / "runs" / "lessons"
 BLUES = LinearSegmentedColormap.from_list("jumok", SHADES)  # the viewer's: more weight is darker, in grey too
@@ -56,19 +56,31 @@ def figure(width: float, height: float, rows: int = 1, columns: int = 1, **more:
     return made, made.subplots(rows, columns, **more)
 
 
-def show(made: Figure, name: str) -> None:
-    """Show a figure in a notebook; in a script, write it as NAME.png under the lesson's name."""
+def show(made: Figure | Path, name: str = "") -> None:
+    """Show a figure, or a picture that is there, in a notebook; in a script, write it to ``at(name)``."""
     if _in_notebook():
         from IPython.display import Image, display
 
-        data = io.BytesIO()
-        made.savefig(data, dpi=200, format="png", bbox_inches="tight")
-        display(Image(data.getvalue(), width=round(100 * made.get_figwidth())))
+        if isinstance(made, Path):
+            data = made.read_bytes()
+            across = int.from_bytes(data[16:20], "big")  # of a PNG, in pixels
+            display(Image(data, width=min(760, across * 100 // DOTS_PER_INCH)))
+            return
+        buffer = io.BytesIO()
+        made.savefig(buffer, dpi=200, format="png", bbox_inches="tight")
+        display(Image(buffer.getvalue(), width=round(100 * made.get_figwidth())))
         return
-    path = RUNS / "figures" / Path(sys.argv[0]).stem / f"{name}.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    made.savefig(path, dpi=100, bbox_inches="tight")
+    path = made if isinstance(made, Path) else at(name)
+    if isinstance(made, Figure):
+        made.savefig(path, dpi=100, bbox_inches="tight")
     print("figure:", path.relative_to(RUNS.parents[1]))
+
+
+def at(name: str) -> Path:
+    """Where the picture NAME of this lesson is written."""
+    folder = RUNS / "figures" / ("notebook" if _in_notebook() else Path(sys.argv[0]).stem)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{name}.png"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
