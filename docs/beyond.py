@@ -54,7 +54,7 @@ print(f"MiniLM, reading:            {reading['tokens_s']:>9,.0f} tokens a second
 # %%
 PRICE = 3.0  # dollars for an hour of one H200
 PIECES = 1.3  # tokens for a word of English, with a vocabulary of 32,000
-LINKS = {"NVLink": 400e9, "400 Gbit/s network": 50e9, "10 Gbit/s network": 1.25e9}  # bytes a second
+LINKS = {"NVLink": 400e9, "400 Gbit/s": 50e9, "10 Gbit/s": 1.25e9}  # bytes a second
 WORDS_A_SENTENCE = 25
 
 # %% [markdown]
@@ -135,7 +135,7 @@ for n in (2, 8, 64):
     for batch in (1, 16):
         shares = {name: batch * step / (batch * step + sent / rate) for name, rate in LINKS.items()}
         told = ", ".join(f"{name} {share:4.0%}" for name, share in shares.items())
-        print(f"{n:3} GPUs, {batch:2} × the batch for each: {told}")
+        print(f"{n:3} GPUs, {batch:2} × the batch each: {told}")
 
 # %% [markdown]
 # So: within a machine, DDP is enough for models of this size. Over a network, give each GPU a larger batch (`train.tokens` is

@@ -97,7 +97,7 @@ def _section(path: Path, into: Path) -> list[str]:
         f"{about}{more} {where}, torch {machine['torch']}, commit {told['commit']}, {told['date'][:10]}: "
         f"[{path.name}](files/bench/results/{path.name})",
         "",
-        f"![{heading}: bars of each way]({name})",
+        f"![{heading}: bars of each way]({name}){{.wide}}",
         "",
         "<details><summary>The figures as a table</summary>",
         "",

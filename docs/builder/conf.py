@@ -33,6 +33,7 @@ myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "attrs_inline"
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # builder.lessons has run them
 nb_output_stderr = "remove"
+nb_render_markdown_format = "gfm"  # what lessons print as Markdown has tables
 nb_merge_streams = True
 
 autodoc_member_order = "bysource"

@@ -71,7 +71,12 @@ def _row(run: Path) -> list[str]:
     figures = json.loads((run / "test.json").read_text(encoding="utf-8"))
     with gzip.open(run / "metrics.jsonl.gz", "rt", encoding="utf-8") as file:
         last = [json.loads(line) for line in file][-1]
-    return [f"`{run.name}`", f"{last['step']:,}", _time(last["seconds"]), _told(figures)]
+    return [
+        f"`{run.name}`",
+        f"{last['step']:,}",
+        _time(last["seconds"]).replace(" ", "\u00a0"),
+        _told(figures),
+    ]
 
 
 def _told(figures: dict[str, Any]) -> str:
