@@ -559,7 +559,7 @@ assert float(rows[2][7]) < 0.5 * float(rows[1][7])
 #   holes in the kernel (dilation) it becomes log n.
 # - A short path is a possibility, not yet a use. Whether a model takes it, only a trained one can tell.
 #
-# Next: [the mechanism](02_mechanism.ipynb) itself.
+# Next: [the mechanism](02_mechanism.py) itself.
 
 # %% [markdown] lang="ko"
 # 일부러 빼 둔 상수를 제외하면 공식이 그대로 들어맞습니다. 표를 한 번 더 읽으면 몇 가지가 더 보입니다.
@@ -572,4 +572,4 @@ assert float(rows[2][7]) < 0.5 * float(rows[1][7])
 #   커널에 구멍을 두면(dilation) log n이 됩니다.
 # - 경로가 짧다는 것은 가능성일 뿐 아직 쓰임은 아닙니다. 모델이 그 길을 실제로 쓰는지는 학습된 모델만이 말해 줄 수 있습니다.
 #
-# 다음 강의는 [메커니즘](02_mechanism.ipynb) 그 자체입니다.
+# 다음 강의는 [메커니즘](02_mechanism.py) 그 자체입니다.

@@ -373,10 +373,10 @@ assert 0.3 < alike.diag().mean() < 0.95
 # more once the answers are right. So be careful with the phrase "the query finds what is similar to it": similar it is in the
 # eyes of the learned matrices, and in no other sense.
 #
-# Next: [masks](03_masks.ipynb), which say where attention may not look at all.
+# Next: [masks](03_masks.py), which say where attention may not look at all.
 
 # %% [markdown] lang="ko"
 # 일부만 닮았습니다. 쿼리가 라벨과 *같을* 필요는 없습니다. 다른 라벨보다 그 라벨에 더 잘 맞기만 하면 되고, 답이 맞기 시작하면 학습은 더 요구하지 않습니다.
 # 그러니 "쿼리는 자신과 비슷한 것을 찾는다"는 말은 조심해서 써야 합니다. 학습된 행렬의 눈으로 볼 때 비슷한 것이지, 다른 뜻은 없습니다.
 #
-# 다음 강의는 아예 보아서는 안 되는 곳을 정하는 [마스크](03_masks.ipynb)입니다.
+# 다음 강의는 아예 보아서는 안 되는 곳을 정하는 [마스크](03_masks.py)입니다.

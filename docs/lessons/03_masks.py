@@ -338,10 +338,10 @@ assert rows[2][3] == "0%"
 # large negative number instead of −inf, hides it: the empty text then gets the plain mean of its filling. Here such a row
 # gives zeros, and zero gradients, on every path.
 #
-# Next: [seq2seq](04_seq2seq.ipynb), where all of this is put to work on two languages.
+# Next: [seq2seq](04_seq2seq.py), where all of this is put to work on two languages.
 
 # %% [markdown] lang="ko"
 # 빈 텍스트 하나가 공유 가중치의 기울기를 *전부* NaN으로 만들고, 다음 한 걸음에 모델은 사라집니다. 흔히 쓰는 처방은 −inf 대신 큰 음수를 쓰는 것인데,
 # 이는 문제를 가릴 뿐입니다. 빈 텍스트가 채움의 평균을 받게 되기 때문입니다. 여기서는 이런 행이 어떤 경로에서든 0을 내고, 기울기도 0입니다.
 #
-# 다음 강의는 지금까지 배운 것을 두 언어 사이에서 써 보는 [시퀀스 투 시퀀스](04_seq2seq.ipynb)입니다.
+# 다음 강의는 지금까지 배운 것을 두 언어 사이에서 써 보는 [시퀀스 투 시퀀스](04_seq2seq.py)입니다.

@@ -417,7 +417,7 @@ assert left_over["fixed context"] < 0.1 < 0.4 < left_over["Bahdanau"]
 # sees the word before, and in so short a training that matters more than the moment of the query. And the last bins hold
 # few sentences, as the grey bars say.
 #
-# Next: [the Transformer](05_transformer.ipynb), which throws the recurrent part away.
+# Next: [the Transformer](05_transformer.py), which throws the recurrent part away.
 
 # %% [markdown] lang="ko"
 # 어텐션을 유명하게 만든 바로 그 그림을, 그 자리에서 만든 문장으로 다시 그렸습니다. 가장 짧은 문장에서는 벡터 하나로도 크게 뒤지지 않습니다.
@@ -427,4 +427,4 @@ assert left_over["fixed context"] < 0.1 < 0.4 < left_over["Bahdanau"]
 # tanh 출력층을 쓰는데 한참 뒤처집니다. 다른 루옹 모델은 앞 단어도 함께 보는 바다나우의 출력층을 쓰며, 이렇게 짧은 학습에서는 이것이 묻는 순간보다 더 중요합니다.
 # 그리고 회색 막대가 보여 주듯 마지막 구간에는 문장이 몇 개 없습니다.
 #
-# 다음 강의는 순환하는 부분을 아예 버린 [트랜스포머](05_transformer.ipynb)입니다.
+# 다음 강의는 순환하는 부분을 아예 버린 [트랜스포머](05_transformer.py)입니다.
