@@ -191,6 +191,16 @@ print(
     f"1,000,000 translated sentences: {1e6 / (beam['sentences_s'] * LOAD) / 3600 * PRICE:.2f} dollars of GPU"
 )
 
+for path in sorted(
+    (ROOT / "bench" / "results").glob("serving-*.json")
+):  # the whole service, where it was measured
+    told = json.loads(path.read_text())
+    for way, found in told["rows"][0]["ways"].items():
+        if "sentences_s" in found:
+            print(
+                f"{told['machine'].get('gpu') or told['machine']['cpu']}, {way}: {found['sentences_s']:,.0f} sentences a second"
+            )
+
 # %% [markdown]
 # That is the model alone, in full batches, and a tiny one, of width 128. Until you have measured yours, count on a rate that is
 # lower by as many times as it has weights. `jumok serve` adds HTTP and the queue; what these take is told in its metrics.

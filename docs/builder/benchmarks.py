@@ -16,6 +16,7 @@ MEASURES = {
     "documents_s": ("documents a second", True),
     "requests_s": ("requests a second", True),
     "tokens_s": ("tokens a second", True),
+    "frames_s": ("frames a second", True),
     "ms": ("milliseconds", False),
     "error_rate": ("alignment error rate", False),
     "accuracy": ("accuracy", True),
@@ -61,7 +62,8 @@ ABOUT = {
         "Word alignment",
         "Links of the two directions and their ways to be one, beside eflomal; lower is better.",
     ),
-    "serving": ("Serving", "Requests of many clients."),
+    "speech": ("Speech", "Learning and speaking, beside the usual loop over the frames."),
+    "serving": ("Serving", "Requests of many clients, and the same translator without a server."),
 }
 SHARES = ("error_rate", "accuracy")  # these mean the same in all panels, which then have one scale
 PEERS = ("eflomal",)  # cases that are another's as a whole
