@@ -67,6 +67,21 @@ ABOUT = {
 }
 SHARES = ("error_rate", "accuracy")  # these mean the same in all panels, which then have one scale
 PEERS = ("eflomal",)  # cases that are another's as a whole
+OWN = (  # what our ways are called, up to a comma
+    *(
+        "ours",
+        "graphed",
+        "chosen",
+        "tile",
+        "maps",
+        "forward",
+        "with sums",
+        "sums unknown",
+        "ours as they come",
+    ),
+    *("attention", "forth", "back", "together", "intersection", "union", "grow-diag", "grow-diag-final-and"),
+    *("server", "torch", "ctranslate2 by jumok"),
+)
 MOST_PANELS = 12
 OURS, THEIRS = "#0072b2", "#b5bcc6"
 
@@ -171,19 +186,7 @@ def _bars(row: dict[str, Any]) -> list[tuple[str, float]]:
 
 def _is_ours(way: str) -> bool:
     """Whether a way is ours, and not another's."""
-    return way.split(",")[0].split(" + ")[0] in (
-        *("ours", "graphed", "chosen", "tile", "maps", "forward", "with sums", "sums unknown", "together"),
-        *(
-            "attention",
-            "forth",
-            "back",
-            "intersection",
-            "union",
-            "grow-diag",
-            "grow-diag-final-and",
-            "ours as they come",
-        ),
-    )
+    return way.split(",")[0].split(" + ")[0] in OWN
 
 
 def _short(value: float) -> str:

@@ -103,7 +103,11 @@ def _apart(words: list[str]) -> Iterator[list[str]]:
             yield words[end + 2 : after]
 
 
-COMMANDS = list(dict.fromkeys((page, line, tuple(words)) for page, line, words in _commands()))
+# Each once: the sentences that name a command again are many.
+COMMANDS = [
+    (page, line, words)
+    for words, (page, line) in {tuple(words): (page, line) for page, line, words in _commands()}.items()
+]
 
 
 def test_there_are_commands() -> None:
