@@ -364,9 +364,8 @@ def synthesis(report: Report, plan: Plan) -> None:
     try:
         for threads, many in itertools.product((1,) if plan.quick else THREADS, AT_ONCE):
             torch.set_num_threads(threads)
-            row = report.row(
-                "synthesis", f"{many} × {symbols} symbols, {frames} frames", f"{threads} threads"
-            )
+            case = f"{many} × {symbols} symbols, {frames} frames"
+            row = report.row("synthesis", case, "1 thread" if threads == 1 else f"{threads} threads")
             row |= {"seconds": many * frames * known.sound.seconds, "threads": threads, "turns": turns}
             row["load"] = os.getloadavg()[0]
             speak(report, row, functools.partial(say, many), hear, 3 if plan.quick else TIMES)
