@@ -46,6 +46,7 @@ bench: $(STAMP)
 	$(BIN)/python bench/decoding.py
 	$(BIN)/python bench/bert.py
 	$(BIN)/python bench/classify.py
+	$(BIN)/python bench/serving.py
 	$(BIN)/python bench/look.py
 	$(BIN)/python bench/look_browser.py
 

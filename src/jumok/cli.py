@@ -8,16 +8,16 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 
 import typer
 
 from jumok import lines as usual
 from jumok.errors import InputError, JumokError, MissingExtra
-from jumok.lines import answered, output
+from jumok.lines import output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -94,6 +94,12 @@ def predict(
     on_error: Annotated[
         str, typer.Option(help="stop, or skip: an empty line for what cannot be read.")
     ] = "stop",
+    again: Annotated[
+        bool, typer.Option("--again", help="Of --out: begin anew, whatever was done before.")
+    ] = False,
+    engine: Annotated[
+        str, typer.Option(help="What computes: torch, ctranslate2, onnx, or ray: a cluster of machines.")
+    ] = "torch",
     style_from: Annotated[
         str | None, typer.Option(help="Of a voice: speak in the style of this recording.")
     ] = None,
@@ -102,58 +108,42 @@ def predict(
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Predict for a text, a file or standard input: a line out for every line in."""
+    """Predict for a text, a file or standard input: a line out for every line in.
+
+    A .jsonl file has an object a line, such as {"id": 7, "text": "…"}. What is written with --out goes on
+    where it stopped when the same command is given again.
+    """
+    from jumok import bulk
     from jumok.run import Run
     from jumok.tasks import linking, of
 
     opened = Run.open(run)
-    task = of(opened.recipe.task)
-    skip = linking.on_error(on_error) == "skip"
-    search = task.Search(
-        beam=beam,
-        n_best=n_best,
-        sample=sample,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        style_from=style_from,
-        token=token,
-    )
-    kept = task.Kept(out) if hasattr(task, "Kept") else None  # what is made are files
-    predictor = task.load(opened, device)
-    align = alignments or as_json or picture is not None
-    if alignments or picture is not None:
-        predictor.check_maps()
     if picture is not None:
         from jumok.look.figures import check_picture
 
         check_picture(picture)
-
-    def said(lines: list[str], first: int) -> Iterable[Any]:
-        found: Iterable[Any] = predictor.predict(lines, search, align=align, first=first)
-        return found
-
-    done = 0
-    with getattr(task, "inputs", usual).windows(text) as some, output(None if kept else out) as write:
-        for lines in some:
-            for prediction in answered(said, lines, done, skip=skip):
-                if isinstance(prediction, InputError):
-                    print(prediction, file=sys.stderr)
-                    if n_best == 1 and not as_json:  # elsewhere lines are numbered
-                        write("")
-                    continue
-                prediction = prediction if kept is None else kept(prediction)
-                for line in prediction.lines(n_best=n_best > 1, alignments=alignments, as_json=as_json):
-                    write(line)
-                if not prediction.finished:
-                    print(f"line {prediction.number + 1}: cut off at the length limit", file=sys.stderr)
-                if picture is not None and prediction.has_words:
-                    print(f"map: {predictor.draw(prediction, picture)}", file=sys.stderr)
-                    picture = None  # of the first line
-            done += len(lines)
-    if picture is not None:
-        print(f"no map: there were no words for {picture}", file=sys.stderr)
+    job = bulk.Job(
+        opened,
+        of(opened.recipe.task).Search(
+            beam=beam,
+            n_best=n_best,
+            sample=sample,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            style_from=style_from,
+            token=token,
+        ),
+        engine=engine,
+        device=device,
+        alignments=alignments,
+        as_json=as_json,
+        align=as_json,
+        maps=picture is not None,
+        skip=linking.on_error(on_error) == "skip",
+    )
+    bulk.run(job, text, out, picture=picture, again=again)
 
 
 @app.command("eval")
@@ -318,9 +308,17 @@ def serve(
     max_wait: Annotated[
         float, typer.Option(min=0, help="Milliseconds that a request waits for others to go with.")
     ] = 4.0,
-    max_body: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = 1 << 20,
+    max_body: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Bytes of a request; unless said, 1 MiB, or what the largest picture needs."
+        ),
+    ] = None,
     max_text: Annotated[int, typer.Option(min=1, help="Characters of a text.")] = 20_000,
     max_beam: Annotated[int, typer.Option(min=1, help="The largest beam one may ask for.")] = 10,
+    max_image: Annotated[int, typer.Option(min=1, help="Bytes of a picture.")] = 12 << 20,
+    max_pixels: Annotated[int, typer.Option(min=1, help="Pixels of a picture.")] = 24_000_000,
+    max_speech: Annotated[int, typer.Option(min=1, help="Characters of a text that is spoken.")] = 2_000,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until an answer.")] = 60.0,
     grace: Annotated[float, typer.Option(min=0, help="Seconds to finish what was taken, at the end.")] = 30.0,
     engine: Annotated[
@@ -328,7 +326,7 @@ def serve(
     ] = "torch",
     device: Device = "auto",
 ) -> None:
-    """Serve runs over HTTP: translate, classify, tag, answer, fill; see docs/serving.md."""
+    """Serve runs over HTTP, and as a web page: translate, classify, tag, answer, fill, caption, speak."""
     try:
         from jumok.serve import server
     except ModuleNotFoundError as error:
@@ -340,7 +338,7 @@ def serve(
 
     limits = Limits(
         body=max_body,
-        bounds=Bounds(text=max_text, beam=max_beam),
+        bounds=Bounds(text=max_text, beam=max_beam, image=max_image, pixels=max_pixels, speech=max_speech),
         queue=max_queue,
         batch=max_batch,
         wait=max_wait / 1000,

@@ -12,7 +12,7 @@ from typing import BinaryIO, TypeVar
 
 from jumok.errors import InputError
 
-__all__ = ["answered", "output", "whole", "windows"]
+__all__ = ["answered", "decoded", "is_file", "output", "whole", "windows"]
 
 AT_ONCE = 1024  # lines that are translated together, so that those of like length share a batch
 T = TypeVar("T")
@@ -30,12 +30,12 @@ def windows(text: str | None) -> Iterator[Iterator[list[str]]]:
     if path is None:
         if sys.stdin.isatty():
             print("reading from standard input, a line each; end with Ctrl-D", file=sys.stderr)
-        yield _as_they_come(_decoded(_lines_of(sys.stdin.buffer), "standard input"))
-    elif _is_file(path):
+        yield _as_they_come(decoded(_lines_of(sys.stdin.buffer), "standard input"))
+    elif is_file(path):
         from jumok.data.files import opened
 
         with opened(path) as file:
-            yield _some_at_a_time(_decoded(file, str(path)))
+            yield _some_at_a_time(decoded(file, str(path)))
     elif path.suffix and " " not in str(path) and (len(path.parts) > 1 or path.suffix in TEXT_FILES):
         raise InputError(
             f"there is no file {path}; to have these very letters read: echo {path} | jumok run …"
@@ -72,12 +72,12 @@ def answered(
 
 def whole(text: str) -> str:
     """The text itself, or if there is a file of this name, all that it holds."""
-    if not _is_file(Path(text)):
+    if not is_file(Path(text)):
         return text
     from jumok.data.files import opened
 
     with opened(Path(text)) as file:
-        return "\n".join(_decoded(file, text)).strip()
+        return "\n".join(decoded(file, text)).strip()
 
 
 def _some_at_a_time(lines: Iterator[str]) -> Iterator[list[str]]:
@@ -141,16 +141,17 @@ def _as_they_come(lines: Iterator[str]) -> Iterator[list[str]]:
         raise got
 
 
-def _is_file(path: Path) -> bool:
+def is_file(path: Path) -> bool:
+    """Whether there is a file of this name."""
     try:
         return path.is_file()
     except (OSError, ValueError):  # a text that could not be a name
         return False
 
 
-def _decoded(file: Iterable[bytes], name: str) -> Iterator[str]:
+def decoded(file: Iterable[bytes], name: str, first: int = 0) -> Iterator[str]:
     """Lines without their ends. Only a newline ends one: what else looks like an end belongs to the text."""
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(file, first + 1):
         try:
             yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tasks_pictured import QUIET, data_set, folder_of, png, small, trained
 
 import jumok
-from jumok import InputError, recipe
+from jumok import InputError, bulk, recipe
 from jumok.data.pictures import PictureFile
 from jumok.data.scenes import scene
 from jumok.metrics import captions
@@ -265,6 +265,25 @@ def test_pictures_by_a_table_a_list_and_inside_a_tar(
         pytest.raises(InputError, match="has no pictures"),
     ):
         next(some)
+
+
+def test_pictures_by_objects_in_their_order_and_one_that_is_missing(
+    tmp_path: Path, table: Path, barely: CaptionReader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"id": "x", "image": "3.png"}, {"picture": "scenes:7"}, {"id": 5, "image": "gone.png"}]
+    rows += [{"id": 6, "image": "3.png"}]
+    given = table.parent / "some.jsonl"
+    given.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    job = bulk.Job(barely.run, Search(beam=1), device="cpu", skip=True)
+    bulk.run(job, str(given), tmp_path / "out.jsonl")
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [one.get("id") for one in found] == ["x", None, 6]
+    assert [one["picture"] for one in found] == [
+        str(table.parent / "3.png"),
+        "scenes:7",
+        str(table.parent / "3.png"),
+    ]
+    assert f"line 3: {table.parent / 'gone.png'}: there is no such picture" in capsys.readouterr().err
 
 
 def test_the_scene_has_the_picture_and_a_row_for_each_word(soft: CaptionReader) -> None:

@@ -194,7 +194,7 @@ class Source:
     def look(self, query: Tensor) -> Tensor:
         """The context ``(N, T, E)`` of queries of this shape; N / B neighbouring rows share a sentence."""
         sentences = self.keys.shape[0]
-        asked = query.reshape(sentences, query.shape[:2].numel() // max(1, sentences), query.shape[2])
+        asked = query.reshape(sentences, query.shape[0] * query.shape[1] // max(1, sentences), query.shape[2])
         found = attend(asked, self.keys, self.values, score=DOT, mask=self.tokens.mask)
         return (self.scale * found).reshape(query.shape)
 

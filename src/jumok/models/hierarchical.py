@@ -154,7 +154,7 @@ class Level(nn.Module):
         return found if mask is None else found.masked_fill(empty[:, None], 0.0)
 
     def _queries(self, rows: _Rows) -> Tensor:
-        return self.query.to(rows.keys.dtype).expand(len(rows.keys), 1, -1)
+        return self.query.to(rows.keys.dtype).expand(rows.keys.shape[0], 1, -1)
 
 
 class Hierarchical(nn.Module):
@@ -186,7 +186,7 @@ class Hierarchical(nn.Module):
     def logits(self, batch: LabelledDocuments) -> Tensor:
         """``(N, C)``, of the documents that have a label, if only one that does not count."""
         documents = self.sentences(_numbered(self._read(batch)), batch.sentences)
-        return self.output(self.dropout(documents[: len(batch.labels)]))  # type: ignore[no-any-return]
+        return self.output(self.dropout(documents[: batch.labels.shape[0]]))  # type: ignore[no-any-return]
 
     def loss(self, batch: LabelledDocuments) -> Loss:
         """Cross-entropy, or with one class the squared error, summed over the documents.

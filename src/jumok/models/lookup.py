@@ -121,7 +121,7 @@ class Lookup(nn.Module):
             return None
         longest = source.annotations.shape[1]
         if self.reach == "local-m":
-            steps = torch.arange(step, step + query.shape[1], device=query.device)[None]
+            steps = step + torch.arange(query.shape[1], device=query.device)[None]
             steps = steps.clamp(max=longest - 1)
             return steps if source.lengths is None else torch.minimum(steps, source.lengths[:, None] - 1)
         place: Tensor = self.place(query).squeeze(-1)

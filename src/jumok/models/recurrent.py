@@ -198,7 +198,7 @@ def reversed_within(x: Tensor, lengths: Tensor | None) -> Tensor:
         return x.flip(1)
     place = torch.arange(x.shape[1], device=x.device)
     mirrored = lengths[:, None] - 1 - place
-    return x.take_along_dim(torch.where(mirrored >= 0, mirrored, place)[..., None], dim=1)
+    return x.gather(1, torch.where(mirrored >= 0, mirrored, place)[..., None].expand_as(x))
 
 
 # ----------------------------------------------------------------------------------- step by step

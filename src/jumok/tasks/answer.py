@@ -36,11 +36,12 @@ from jumok.models.bert import BertConfig, Spans
 from jumok.run import Run
 from jumok.tasks import fine_tuning, verdicts
 from jumok.tasks.fine_tuning import TOO_LONG, BertUse, From, LabelledData, Named, Search
+from jumok.tasks.objects import of_questions as objects_of
 from jumok.tasks.reader import BertReader, Prediction
 from jumok.tasks.verdicts import Judgement
 from jumok.training import Settings, Summary
 
-__all__ = ["Recipe", "Search", "compare", "evaluate", "load", "train"]
+__all__ = ["Recipe", "Search", "compare", "evaluate", "load", "objects_of", "train"]
 
 AT_ONCE = 256  # questions that are tokenised together
 CANDIDATES = 20  # of beginnings, and of ends, in each window, where several answers are asked for

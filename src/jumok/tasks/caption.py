@@ -42,12 +42,13 @@ from jumok.models.transformer import TransformerConfig
 from jumok.run import Run
 from jumok.tasks import caption_inputs as inputs
 from jumok.tasks import common, supervised, verdicts
+from jumok.tasks.caption_inputs import objects_of
 from jumok.tasks.caption_reader import CaptionReader, Encoded, Search
 from jumok.tasks.supervised import LabelledData, Named, Split, Use
 from jumok.tasks.verdicts import Judgement
 from jumok.training import Ranks, Settings, Summary, load_weights, save_weights
 
-__all__ = ["Recipe", "Search", "compare", "evaluate", "inputs", "load", "train"]
+__all__ = ["Recipe", "Search", "compare", "evaluate", "inputs", "load", "objects_of", "train"]
 
 MODELS: dict[str, Any] = {"captioner": Captioner, "transformer": CaptionTransformer}
 OF_MEMORY = 0.5  # of what is free on a GPU, for the features of all pictures

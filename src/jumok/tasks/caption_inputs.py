@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jumok import lines
@@ -13,8 +13,9 @@ from jumok.data.drawn import Drawn
 from jumok.data.formats import Flaw
 from jumok.data.pictures import Archive, PictureFile
 from jumok.errors import InputError
+from jumok.tasks import objects
 
-__all__ = ["Finder", "whole", "windows"]
+__all__ = ["Finder", "objects_of", "whole", "windows"]
 
 PICTURES = (".jpg", ".jpeg", ".png", ".webp")
 LISTS = (".txt",)  # a name a line
@@ -55,18 +56,36 @@ def _names(text: str, path: Path) -> Iterator[str]:
 
 
 def _of_table(path: Path) -> Iterator[str]:
-    pictures = captioned.pictures_of(path)
+    place = _place(path)
     seen: set[str] = set()
     for record in tables.read(path, [captioned.PICTURE]):
         if isinstance(record, Flaw):
             if record.reason != formats.BLANK:
                 raise InputError(str(record))
             continue
-        name = str(record.values[0])
-        where = f"{pictures.path}:{name}" if isinstance(pictures, Archive) else str(pictures.path / name)
+        where = place(str(record.values[0]))
         if where not in seen:  # a picture with five captions has five rows
             seen.add(where)
             yield where
+
+
+def objects_of(path: Path) -> Callable[[objects.Told], str]:
+    """The picture that an object of a JSONL file names, ``image`` or ``picture``: beside the file, say."""
+    place = _place(path)
+
+    def made(told: objects.Told) -> str:
+        name = objects.field(told, *captioned.PICTURE)
+        return name if Drawn.named(name) is not None else place(name)
+
+    return made
+
+
+def _place(table: Path) -> Callable[[str], str]:
+    """How the pictures that a table speaks of are called."""
+    pictures = captioned.pictures_of(table)
+    if isinstance(pictures, Archive):
+        return lambda name: f"{pictures.path}:{name}"
+    return lambda name: str(pictures.path / name)
 
 
 def _some_at_a_time(names: Iterator[str]) -> Iterator[list[str]]:

@@ -37,11 +37,12 @@ from jumok.tasks import attentive, supervised, verdicts
 from jumok.tasks.attentive import Attentive
 from jumok.tasks.classes import AT_ONCE, Classes, ClassReader, ScoreConfig, TextData
 from jumok.tasks.fine_tuning import TOO_LONG, BertUse, From, LabelledData, Search
+from jumok.tasks.objects import of_pairs as objects_of
 from jumok.tasks.reader import BertReader
 from jumok.tasks.verdicts import Judgement
 from jumok.training import Settings, Summary
 
-__all__ = ["BertRecipe", "Recipe", "Search", "compare", "evaluate", "load", "train"]
+__all__ = ["BertRecipe", "Recipe", "Search", "compare", "evaluate", "load", "objects_of", "train"]
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,12 @@ from jumok.tasks import common
 from jumok.tasks.cloze import compare, evaluate, held_out, judge
 from jumok.tasks.filler import Filler, Search, attention_maps
 from jumok.tasks.library import DataConfig, Library
+from jumok.tasks.objects import of_pairs as objects_of
 from jumok.tasks.origin import From, opened, taken
 from jumok.training import Report, Settings, Summary, attention_health, joined, load_weights
 from jumok.training import train as train_model
 
-__all__ = ["Filler", "Recipe", "Search", "compare", "evaluate", "load", "make_model", "train"]
+__all__ = ["Filler", "Recipe", "Search", "compare", "evaluate", "load", "make_model", "objects_of", "train"]
 
 SHOWN = 3  # sequences that are shown with their hidden words at a validation
 LOOKED_AT = 32  # sequences whose attention is measured

@@ -23,14 +23,14 @@ from jumok.data.formats import Flaw
 from jumok.data.frames import Heard
 from jumok.data.recordings import Recording
 from jumok.data.sentences import sentences
-from jumok.data.sound import Sound, Wave
+from jumok.data.sound import Sound, Wave, wav
 from jumok.data.spoken import Symbols, syllables
 from jumok.errors import InputError
 from jumok.metrics.alignment_health import alignments_health, style_effect, style_health
 from jumok.speech import Speech
 from jumok.tasks.common import Asked
 from jumok.tasks.reader import Prediction, Reader, mean_loss
-from jumok.tasks.spoken import Piece, Spoken, parts, read_tokens, wav
+from jumok.tasks.spoken import Piece, Spoken, parts, read_tokens
 from jumok.tasks.verdicts import Judgement
 from jumok.training import Report
 
@@ -117,10 +117,11 @@ class Speaker(Reader):
             cut = [self.pieces(text, f"line {number}") for number, text in enumerate(some, first + 1)]
             said = iter(self.said([piece for pieces in cut for piece in pieces], weights))
             for number, (text, pieces) in enumerate(zip(some, cut, strict=True), first):
-                yield self._joined(number, text, list(itertools.islice(said, len(pieces))), weights)
+                yield self.joined(number, text, list(itertools.islice(said, len(pieces))), weights)
             first += len(some)
 
-    def _joined(self, number: int, text: str, pieces: Sequence[Piece], weights: Tensor | None) -> Spoken:
+    def joined(self, number: int, text: str, pieces: Sequence[Piece], weights: Tensor | None) -> Spoken:
+        """What was said in several goes, with pauses between them."""
         rate, decode = self.sound.config.rate, self.run.recipe.decode
         pause = np.zeros(round(decode.pause * rate), np.float32)
         waves = [part for one in pieces for part in (pause, one.wave)][1:]

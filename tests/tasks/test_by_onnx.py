@@ -1,0 +1,249 @@
+"""Runs by ONNX Runtime: as an engine, and as folders whose README is run without jumok."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+from tasks_labelled import filler, pair, question, sentence, squad, table, tagged, trained
+from tasks_small import trained as translating
+from typer.testing import CliRunner
+
+from jumok import InputError, recipe, tasks
+from jumok.cli import app
+from jumok.exchange import onnx
+from jumok.run import Run
+from jumok.tasks import by_onnx, engines
+from jumok.tasks.translator import Search
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+QUIET = Console(quiet=True)
+FEW: dict[str, Any] = {"train": {"epochs": None, "steps": 3, "warmup": 1, "validate_every": 3}}
+WORDY = ["model.embedding=7", "model.width=5", "model.attention=11", "model.bigrams=50", "train.steps=3"]
+WORDY += ["train.device=cpu", "train.tensorboard=false", "data.documents=200", "data.held_out=20"]
+WORDY += ["train.epochs=null", "train.warmup=2", "train.validate_every=3"]
+DOCUMENTS = ["Awful.", "", "The soup was awful. Overall the museum was splendid.\nI waited! " * 9, "well"]
+SLOW = pytest.mark.slow
+
+
+def made(kind: str, folder: Path) -> tuple[Run, list[str]]:
+    """A run, and lines for it: of one word, and of many."""
+    chance = random.Random(1)
+    data: dict[str, Any] = {"held_out": 9}
+    lines = ["good", "a good film of a sort " * 3, "it ."]
+    if kind == "pairs":
+        data |= {"train": table(folder / "x.tsv", "text\tother\tlabel", [pair(chance) for _ in range(60)])}
+        run = trained(folder / "run", "classify", {**data, "pair": "other"}, **FEW)
+        return run, ["he is old ||| he is young", "a ||| b", "the long text here ||| x"]
+    if kind == "tag":
+        data |= {"train": tagged(folder / "x.txt", [sentence(chance) for _ in range(60)]), "scheme": "iob1"}
+        return trained(folder / "run", "tag", data, **FEW), [*lines, "Ekeus went to Baghdad , then home ."]
+    if kind == "answer":
+        data |= {"train": squad(folder / "x.json", [[question(chance)] for _ in range(60)])}
+        lines = ["who?\tit was he", "where did it go\tto a far land", "?\tit"]
+        return trained(folder / "run", "answer", data, **FEW), lines
+    if kind == "pretrain":
+        counts = [" ".join(filler(chance, 9)) for _ in range(100)]
+        text = "\n\n".join(f"{one}.\none two three four five.\nsix {one}." for one in counts)
+        (folder / "x.txt").write_text(text, encoding="utf-8")
+        small = ["model.width=8", "model.layers=2", "model.heads=2", "model.feed_forward=16", "text.size=150"]
+        small += ["model.positions=64", "masking.length=32", "data.held_out=9", "train.tokens=512"]
+        small += ["train.epochs=null", "train.minutes=null", "train.validate_every=2", "train.device=cpu"]
+        small += ["train.tensorboard=false", "train.warmup=1", "train.steps=2"]
+        small += [f"data.train={folder / 'x.txt'}"]
+        run = Run.start(folder / "run", recipe.load("bert/default", small))
+        tasks.of("pretrain").train(run, QUIET)
+        return run, ["one [MASK] three", "[MASK] ||| six seven [MASK] nine .", "one ||| two"]
+    if kind in ("selfattentive", "hierarchical"):
+        run = Run.start(folder / "run", recipe.load(f"{kind}/default", WORDY))
+        tasks.of("classify").train(run, QUIET)
+        return run, DOCUMENTS
+    run = translating(folder / "run", kind)
+    return run, ["the dog sees a cat", "he goes", "", "the old man goes to the house and sees the cat"]
+
+
+KINDS = ["pairs", "hierarchical", "bahdanau"]
+MORE = ["tag", "answer", "pretrain", "selfattentive", "luong", "convolutional"]
+
+
+@pytest.fixture(scope="module", params=[*KINDS, *(pytest.param(name, marks=SLOW) for name in MORE)])
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run, lines for it, and its export."""
+    folder = tmp_path_factory.mktemp(request.param)
+    run, lines = made(request.param, folder)
+    done = CliRunner().invoke(app, ["export", str(run.folder), str(folder / "out"), "--to", "onnx"])
+    assert done.exit_code == 0, done.output
+    assert "says what PyTorch says" in done.output
+    return run, lines, folder / "out"
+
+
+@pytest.fixture
+def kept(exported: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The same, which an engine finds: what it would make is the same, and need not be made twice."""
+    monkeypatch.setattr(engines, "kept", lambda run, engine, make: exported[2])
+    return exported
+
+
+def search(run: Run, **asked: Any) -> Any:
+    return Search(**asked) if run.recipe.task == "translate" else tasks.of(run.recipe.task).Search(**asked)
+
+
+def test_an_engine_says_what_pytorch_says(kept: Any) -> None:
+    run, lines, _ = kept
+    usual, engine = tasks.of(run.recipe.task).load(run, "cpu"), by_onnx.load(run, "cpu")
+    for asked in [{}, {"n_best": 3}, {"beam": 1}]:
+        if "beam" in asked and run.recipe.task != "translate":
+            continue
+        if "n_best" in asked and run.recipe.task == "tag":
+            continue
+        wanted, said = (list(one.predict(lines, search(run, **asked))) for one in (usual, engine))
+        for one, two in zip(wanted, said, strict=True):
+            texts = ([*some.lines(n_best=False, alignments=False, as_json=True)] for some in (one, two))
+            for left, right in zip(*texts, strict=True):
+                same(json.loads(left), json.loads(right))
+    if run.recipe.task != "translate":
+        given = (
+            re.split(r"\s*\|\|\|\s*|\t", lines[0]) if run.recipe.task in ("classify", "answer") else lines[:1]
+        )
+        assert engine.length(*given) == usual.length(*given)
+
+
+def same(left: Any, right: Any) -> None:
+    """Equal, but for the last digits of numbers."""
+    if isinstance(left, dict):
+        assert left.keys() == right.keys()
+        for key in left:
+            same(left[key], right[key])
+    elif isinstance(left, list):
+        for one, two in zip(left, right, strict=True):
+            same(one, two)
+    elif isinstance(left, float):
+        assert left == pytest.approx(right, abs=1e-4)
+    else:
+        assert left == right
+
+
+def test_an_engine_shows_where_the_model_looked(kept: Any, tmp_path: Path) -> None:
+    run, lines, _ = kept
+    usual, engine = tasks.of(run.recipe.task).load(run, "cpu"), by_onnx.load(run, "cpu")
+    [wanted], [said] = usual.look(lines[0]), engine.look(lines[0])
+    assert said.title == wanted.title
+    assert [one.name for one in said.layers] == [one.name for one in wanted.layers]
+    if run.recipe.task == "translate":
+        one, two = (some.translate(lines[0]) for some in (usual, engine))
+        assert one.links == two.links
+        assert one.links
+    if hasattr(engine, "documents"):
+        one, two = (some.documents(lines[2:])[0] for some in (usual, engine))
+        np.testing.assert_allclose(one.weights, two.weights, atol=1e-5)
+    [prediction] = engine.predict(lines[:1], search(run), align=True)
+    assert engine.draw(prediction, tmp_path / "map.png").stat().st_size > 1000
+
+
+def alone(code: str, folder: Path) -> str:
+    """What a program prints that can import neither jumok nor PyTorch."""
+    code = f"import sys; sys.modules['jumok'] = sys.modules['torch'] = None\n{code}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_readme_is_all_that_one_needs(exported: Any) -> None:
+    run, _, folder = exported
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    said = alone(code, folder)
+    reader = tasks.of(run.recipe.task).load(run, "cpu")
+    if run.recipe.task == "translate":
+        assert said == reader.translate("this is an example sentence", Search(beam=1)).text.strip()
+    elif run.recipe.task == "classify":
+        given = ["He is old. ||| He is young."]
+        if run.recipe.data.pair is None:
+            text = "The plot is thin. I loved it."
+            given = [text if run.recipe.model.kind == "hierarchical" else "a film that makes you happy"]
+        [wanted] = reader.predict(given, search(run))
+        label, share = said.splitlines()[0].split()[-2:]
+        assert label == wanted.label
+        assert float(share) == pytest.approx(wanted.classes[0][1], abs=1e-4)
+        if run.recipe.model.kind == "bert":
+            page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
+            blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+            [code] = [one for one in blocks if "onnxruntime" in one]
+            assert set(eval(alone(code, folder))) <= set(reader.labels)
+    elif run.recipe.task == "tag":
+        words = ["Ekeus", "heads", "for", "Baghdad", "."]
+        tags = [tag for _, tag in eval(said)]
+        assert len(tags) == len(words)
+        tagging = reader.tag(" ".join(words))
+        assert [one.split("-")[-1] for one in tags] == [one.split("-")[-1] for one in tagging.tags]
+    elif run.recipe.task == "answer":
+        wanted = reader.answer("Where is Seoul?", "Seoul is the capital of Korea.")
+        assert said == f"Where is Seoul? {wanted.answer.text}".strip()
+    else:
+        wanted = reader.fill("the capital of france is [MASK] .").words[0]
+        assert {word for word, _ in wanted[:1]} <= set(eval(said))
+
+
+@pytest.mark.parametrize("exported", ["pairs"], indirect=True)  # one kind will do
+def test_files_are_made_once_for_each_weights(
+    exported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, lines, folder = exported
+    run = replace(run, folder=shutil.copytree(run.folder, tmp_path / "run"))
+    asked = []
+
+    def write(model: Any, new: Path) -> float:
+        asked.append(shutil.copy(folder / "model.onnx", new))
+        return 0.0
+
+    monkeypatch.setattr(onnx, "write", write)
+    first, second = by_onnx.load(run, "cpu"), engines.load(run, "onnx", "cpu")
+    assert [*first.predict(lines, search(run))] == [*second.predict(lines, search(run))]
+    assert len(asked) == 1
+    [before] = (run.folder / "engines" / "onnx").iterdir()
+    weights = load_file(run.weights)
+    save_file({name: x + 1 for name, x in weights.items()}, run.weights)  # trained further
+    by_onnx.load(run, "cpu")
+    [after] = (run.folder / "engines" / "onnx").iterdir()
+    assert len(asked) == 2
+    assert after != before
+    with pytest.raises(InputError, match="onnxruntime-gpu"):
+        by_onnx.load(run, "cuda")
+
+
+def test_what_has_no_graph_is_told(transformer: Run, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="ctranslate2"):
+        onnx.export(transformer, tmp_path / "out")
+    with pytest.raises(InputError, match="ctranslate2"):
+        by_onnx.load(transformer)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, bahdanau: Run) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(InputError, match="left alone"):
+        onnx.export(bahdanau, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_state_is_reordered_but_for_the_number_of_words() -> None:
+    state = by_onnx.State({"hidden": torch.arange(6.0).view(3, 2), "said": torch.tensor(4)})
+    after = state.reorder(torch.tensor([2, 0, 0])).parts
+    assert after["hidden"].tolist() == [[4, 5], [0, 1], [0, 1]]
+    assert after["said"] == 4
