@@ -1,4 +1,9 @@
-"""What all tests share: the same random numbers every time, and no GPU test without a GPU."""
+"""What all tests share: the same random numbers every time, no GPU test without a GPU, and a real browser."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -41,3 +46,30 @@ def _same_random_numbers_every_time() -> None:
 def in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever works some rows at a time takes one row at a time, however small it is."""
     monkeypatch.setattr(chunks, "AT_ONCE", 1)
+
+
+HOW = "apt-get install chromium (or name one in JUMOK_CHROMIUM), and pip install playwright"
+# No sandbox: tests often run as root, where there is none. The rest keeps a new profile from calling home.
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
+         "--disable-sync", "--no-first-run", "--disable-quic"]  # fmt: skip
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def _chromium() -> str | None:
+    named = os.environ.get("JUMOK_CHROMIUM")
+    return named or next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """One for all tests: there cannot be two in a process."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ModuleNotFoundError:
+        pytest.skip(f"no playwright for Python: {HOW}")
+    if (path := _chromium()) is None:
+        pytest.skip(f"no Chromium was found: {HOW}")
+    with sync_playwright() as started:
+        running = started.chromium.launch(executable_path=path, args=FLAGS)
+        yield running
+        running.close()

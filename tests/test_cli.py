@@ -302,4 +302,5 @@ def test_torchrun_trains_with_two_processes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("jumok eval two") == 1  # one process talks
     lines = (tmp_path / "two" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    assert json.loads(lines[-1])["event"] == "validation"
+    events = [json.loads(line)["event"] for line in lines]
+    assert [event for event in events if event != "alarm"][-1] == "validation"  # it learned next to nothing

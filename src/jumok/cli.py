@@ -70,7 +70,10 @@ def predict(
             help="A text, or a file; without it, standard input. For a captioner: a picture, or a folder."
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write there, not to standard output.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write there, not to standard output. For a voice: a .wav file, or a folder."),
+    ] = None,
     beam: Beam = None,
     n_best: Annotated[int, typer.Option(min=1, help="So many answers to each line, the best first.")] = 1,
     sample: Annotated[bool, typer.Option("--sample", help="Draw at random rather than search.")] = False,
@@ -97,6 +100,12 @@ def predict(
     engine: Annotated[
         str, typer.Option(help="What computes: torch, ctranslate2, onnx, or ray: a cluster of machines.")
     ] = "torch",
+    style_from: Annotated[
+        str | None, typer.Option(help="Of a voice: speak in the style of this recording.")
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option(help="Of a voice: speak in a mix of its style tokens, as in 3=0.4,5=0.3.")
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Predict for a text, a file or standard input: a line out for every line in.
@@ -123,6 +132,8 @@ def predict(
             top_k=top_k,
             top_p=top_p,
             seed=seed,
+            style_from=style_from,
+            token=token,
         ),
         engine=engine,
         device=device,
@@ -297,9 +308,17 @@ def serve(
     max_wait: Annotated[
         float, typer.Option(min=0, help="Milliseconds that a request waits for others to go with.")
     ] = 4.0,
-    max_body: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = 1 << 20,
+    max_body: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Bytes of a request; unless said, 1 MiB, or what the largest picture needs."
+        ),
+    ] = None,
     max_text: Annotated[int, typer.Option(min=1, help="Characters of a text.")] = 20_000,
     max_beam: Annotated[int, typer.Option(min=1, help="The largest beam one may ask for.")] = 10,
+    max_image: Annotated[int, typer.Option(min=1, help="Bytes of a picture.")] = 12 << 20,
+    max_pixels: Annotated[int, typer.Option(min=1, help="Pixels of a picture.")] = 24_000_000,
+    max_speech: Annotated[int, typer.Option(min=1, help="Characters of a text that is spoken.")] = 2_000,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until an answer.")] = 60.0,
     grace: Annotated[float, typer.Option(min=0, help="Seconds to finish what was taken, at the end.")] = 30.0,
     engine: Annotated[
@@ -307,7 +326,7 @@ def serve(
     ] = "torch",
     device: Device = "auto",
 ) -> None:
-    """Serve runs over HTTP: translate, classify, tag, answer, fill; see docs/serving.md."""
+    """Serve runs over HTTP, and as a web page: translate, classify, tag, answer, fill, caption, speak."""
     try:
         from jumok.serve import server
     except ModuleNotFoundError as error:
@@ -319,7 +338,7 @@ def serve(
 
     limits = Limits(
         body=max_body,
-        bounds=Bounds(text=max_text, beam=max_beam),
+        bounds=Bounds(text=max_text, beam=max_beam, image=max_image, pixels=max_pixels, speech=max_speech),
         queue=max_queue,
         batch=max_batch,
         wait=max_wait / 1000,

@@ -1,11 +1,9 @@
-"""A real browser, and pages that show a scene, for the tests of the viewer."""
+"""Pages that show a scene in a real browser, for the tests of the viewer."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import shutil
 import sys
 import threading
 import time
@@ -15,12 +13,6 @@ from typing import Any
 
 import pytest
 
-HOW = "apt-get install chromium (or name one in JUMOK_CHROMIUM), and pip install playwright"
-# No sandbox: tests often run as root, where there is none. The rest keeps a new profile from calling home.
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-         "--disable-sync", "--no-first-run", "--disable-quic"]  # fmt: skip
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
 # The huge map is the bench's. Nothing else of that folder becomes importable.
 _SPEC = importlib.util.spec_from_file_location(
     "huge_map", Path(__file__).parents[2] / "bench" / "huge_map.py"
@@ -28,25 +20,6 @@ _SPEC = importlib.util.spec_from_file_location(
 assert _SPEC is not None and _SPEC.loader is not None  # noqa: PT018
 sys.modules["huge_map"] = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(sys.modules["huge_map"])
-
-
-def _chromium() -> str | None:
-    named = os.environ.get("JUMOK_CHROMIUM")
-    return named or next((path for name in NAMES if (path := shutil.which(name))), None)
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    try:
-        from playwright.sync_api import sync_playwright
-    except ModuleNotFoundError:
-        pytest.skip(f"no playwright for Python: {HOW}")
-    if (path := _chromium()) is None:
-        pytest.skip(f"no Chromium was found: {HOW}")
-    with sync_playwright() as started:
-        running = started.chromium.launch(executable_path=path, args=FLAGS)
-        yield running
-        running.close()
 
 
 class Shown:

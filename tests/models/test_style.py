@@ -139,8 +139,8 @@ def test_a_voice_speaks_in_the_style_it_is_given() -> None:
     torch.testing.assert_close(model.told(batch), model.told(batch, style=own), **EXACT)
     assert not torch.allclose(model.told(batch), model.told(batch, style=own.roll(1, 0)))
     uniform = model.style_from(torch.full((1, TOKENS), 1 / TOKENS, dtype=torch.float64))
-    said = model.say(batch.text, longest=5)
-    torch.testing.assert_close(said.mels, model.say(batch.text, style=uniform, longest=5).mels, **EXACT)
+    said = model.say(batch.text, longest=5)  # nothing was learned yet, so the usual style is of all tokens
+    torch.testing.assert_close(said.mels, model.say(batch.text, style=uniform, longest=5).mels)
     token = model.style_from(torch.eye(TOKENS).double()[:1])
     assert not torch.allclose(said.mels, model.say(batch.text, style=token, longest=5).mels)
     text, tokens = model.maps(batch)
@@ -152,3 +152,25 @@ def test_a_voice_speaks_in_the_style_it_is_given() -> None:
 def made_of(model: Tacotron, mels: Tensor) -> Tensor:
     assert model.style is not None
     return model.style(mels, frames_of(mels, (11, 11, 11)))  # type: ignore[no-any-return]
+
+
+def test_the_usual_style_is_the_mean_of_what_was_learned_from() -> None:
+    model = made()
+    frames = frames_of(sounds(), FRAMES)
+    model.train()
+    before = model.usual.clone()
+    model(sounds(), frames)
+    norms = [(norm.mean.clone(), norm.variance.clone()) for norm in model.reference.norms]
+    weights = model.weights(sounds(), frames).detach()
+    for norm, (mean, variance) in zip(model.reference.norms, norms, strict=True):
+        norm.mean.copy_(mean)
+        norm.variance.copy_(variance)
+    counted = (weights * torch.tensor(FRAMES)[:, None, None]).sum(0) / sum(FRAMES)
+    torch.testing.assert_close(model.usual[0], 0.99 * before[0] + 0.01 * counted, **EXACT)
+    for _ in range(600):
+        model(sounds(), frames)
+    torch.testing.assert_close(model.usual[0], counted, rtol=1e-2, atol=1e-2)
+    model.eval()
+    kept = model.usual.clone()
+    model(sounds(), frames)
+    assert torch.equal(model.usual, kept)

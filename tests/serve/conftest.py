@@ -85,6 +85,45 @@ def services(predictors: dict[str, Any]) -> dict[str, Any]:
     return {name: served.of(tasks[name]).Service(one, Bounds()) for name, one in predictors.items()}
 
 
+@pytest.fixture(scope="session")
+def captioner(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What jumok.load gives of a run that describes pictures. It has learned next to nothing."""
+    pytest.importorskip("PIL")
+    import tasks_pictured
+
+    root = tmp_path_factory.mktemp("captioner")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUMOK_CACHE", str(root / "cache"))
+        run = tasks_pictured.trained(root / "run", tasks_pictured.small("captioner", "data.scenes=20"))
+    return jumok.load(run.folder, "cpu")
+
+
+@pytest.fixture(scope="session")
+def caption_service(captioner: Any) -> Any:
+    """The same, to be served."""
+    return served.of("caption").Service(captioner, Bounds())
+
+
+@pytest.fixture(scope="session")
+def voice(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What jumok.load gives of a run that speaks. It has learned next to nothing, and mumbles."""
+    pytest.importorskip("librosa")
+    pytest.importorskip("soundfile")
+    import tasks_spoken
+
+    root = tmp_path_factory.mktemp("voice")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUMOK_CACHE", str(root / "cache"))
+        run = tasks_spoken.trained(root / "run", tasks_spoken.small("tacotron", "data.held_out=5"))
+    return jumok.load(run.folder, "cpu")
+
+
+@pytest.fixture(scope="session")
+def speak_service(voice: Any) -> Any:
+    """The same, to be served."""
+    return served.of("speak").Service(voice, Bounds())
+
+
 @pytest.fixture
 def serving() -> Iterator[Any]:
     """Starts servers, and stops them after the test."""

@@ -199,7 +199,11 @@ def test_what_is_served(client: TestClient) -> None:
     tasks = {name: one["task"] for name, one in told.items()}
     same = {name: name for name in ("translate", "classify", "tag", "answer", "fill")}
     assert tasks == same | {"pairs": "classify", "words": "classify"}
-    assert told["classify"]["about"] == {"labels": ["0", "1"], "pairs": False}
+    assert told["classify"]["about"] == {"labels": ["0", "1"], "pairs": False, "examples": []}
+    for name in ("words", "translate"):  # of built-in data
+        task, examples = told[name]["task"], told[name]["about"]["examples"]
+        assert len(examples) == 3
+        assert client.post(f"/{task}", json={**examples[0], "model": name}).status_code == 200
     assert client.get("/health").json() == {"status": "ok"}
     assert client.get("/ready").json() == {"status": "ready"}
 

@@ -15,22 +15,44 @@ from typing import Any
 import pytest
 from serve_running import Running
 
+from jumok.data.scenes import scene
 from jumok.serve.limits import Limits
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+pytestmark = pytest.mark.filterwarnings("ignore:the voice does not know")
 BLOCKS = re.findall(r"```(sh|python)\n(.*?)```", PAGE, re.S)
 ADDRESS = "http://localhost:8000"
 
 
 @pytest.fixture(scope="module")
-def running(services: dict[str, Any]) -> Iterator[Running]:
-    one = Running(services, Limits())
+def running(services: dict[str, Any], caption_service: Any, speak_service: Any) -> Iterator[Running]:
+    one = Running({**services, "see": caption_service, "voice": speak_service}, Limits())
     yield one
     one.stop()
 
 
+@pytest.fixture(autouse=True)
+def photo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that an example sends, where it is run."""
+    from PIL import Image
+
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(scene(2, 4).pixels).save("photo.jpg")
+
+
 def test_there_is_one_of_each_for_every_task() -> None:
-    for path in ("translate", "translate/stream", "classify", "tag", "answer", "fill", "attend/tag"):
+    for path in (
+        "translate",
+        "translate/stream",
+        "classify",
+        "tag",
+        "answer",
+        "fill",
+        "caption",
+        "speak",
+        "speak/stream",
+        "attend/tag",
+    ):
         kinds = [kind for kind, text in BLOCKS if re.search(rf'(?:8000|")/{path}\b(?!/)', text)]
         assert sorted(kinds) == ["python", "sh"], path
 
@@ -43,6 +65,8 @@ def test_curl(running: Running, text: str) -> None:
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=20, check=True)
     if "stream" in text:
         assert done.stdout.count("event: done\n") == 1
+    elif "speech.wav" in text:
+        assert Path("speech.wav").read_bytes().startswith(b"RIFF")
     else:
         assert "error" not in json.loads(done.stdout)
 

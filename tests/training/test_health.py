@@ -1,12 +1,13 @@
 """Figures of attention maps, by hand."""
 
+import doctest
 import math
 
 import pytest
 import torch
 
 from jumok.errors import InputError
-from jumok.training import attention_health
+from jumok.training import alarms, attention_health, health
 
 UNIFORM, SHARP = torch.full((1, 1, 2, 2), 0.5), torch.eye(2)[None, None]
 
@@ -19,6 +20,40 @@ def test_by_hand() -> None:
     assert figures["attention/peak"] == pytest.approx(0.75)
     assert figures["attention/coverage"] == pytest.approx((1 + 0.25 + 0.25) / 3)  # 1.5 is no more than 1
     assert figures["attention/uniform"] == 0
+    assert figures["attention/stuck"] == 0  # the first key has ¾ of all weight
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    found = doctest.testmod(health)
+    assert found.attempted > 2
+    assert found.failed == 0
+
+
+def test_heads_that_never_look_elsewhere_are_stuck() -> None:
+    stuck = torch.zeros(1, 1, 2, 2)
+    stuck[..., 1] = 1.0
+    assert attention_health([torch.cat([stuck, SHARP], 1)], queries=[2])["attention/stuck"] == 0.5
+    one_query = attention_health([stuck[:, :, :1]], queries=[1], keys=[2])
+    assert one_query["attention/stuck"] == 0  # one look is no habit
+
+
+def test_alarms_come_late_enough_and_say_what_is_wrong() -> None:
+    healthy = {"attention/uniform": 0.5, "attention/stuck": 0.5, "alignment/diagonality": 0.9}
+    healthy |= {"style/spread": 0.3, "style/effect": 0.2}
+    assert alarms([], 1.0) == []
+    assert alarms([healthy], 1.0) == []
+    ill = {"attention/uniform": 0.25, "attention/stuck": 0.75, "alignment/diagonality": 0.3}
+    ill |= {"style/spread": 0.3, "style/effect": 0.001}
+    assert alarms([ill], 0.2) == []
+    diagonal, style, heads = alarms([ill], 0.5)
+    assert diagonal.startswith("attention never became diagonal: its diagonality was at most 0.30")
+    assert style.startswith("style tokens do nothing: whatever the style is")
+    assert heads.startswith("attention does nothing: 75% of the heads look at one and the same place")
+    assert [one.partition(":")[0] for one in alarms([healthy, ill], 0.5)] == [
+        "style tokens do nothing",
+        "attention does nothing",
+    ]  # it was diagonal before
+    assert alarms([{"loss": 1.0}], 1.0) == []
 
 
 def test_heads_that_do_nothing_are_counted_over_all_layers() -> None:

@@ -1,5 +1,6 @@
 """The loop: steps that one can check by hand, and what happens between and after them."""
 
+import io
 import itertools
 import json
 import threading
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 from training_toy import PointData, Points, Toy, judge, lines, quick, same, state
 
@@ -597,3 +599,21 @@ def _no_thread_stays() -> Iterator[None]:
     before = threading.active_count()
     yield
     assert threading.active_count() <= before + 1  # TensorBoard may keep one of its own
+
+
+def test_alarms_are_sounded_once_and_stand_in_the_summary(tmp_path: Path) -> None:
+    spoken = io.StringIO()
+    console = Console(file=spoken, width=300)
+
+    def never_diagonal(model: nn.Module) -> Report:
+        return Report({"loss": 1.0, "alignment/diagonality": 0.1}, best="loss", higher_is_better=False)
+
+    settings = quick(steps=10, validate_every=2, patience=0, average=0)
+    summary = train(Toy(), PointData(), settings, tmp_path, validate=never_diagonal, console=console)
+    [alarm] = summary.alarms
+    assert alarm.startswith("attention never became diagonal: its diagonality was at most 0.10, with 100%")
+    assert spoken.getvalue().count("ALARM: attention never") == 2  # when it is found, and at the end
+    steps = [line["step"] for line in lines(tmp_path) if line["event"] == "alarm"]
+    assert steps == [4, 6, 8, 10]  # a third of the training is too early to say
+    again = train(Toy(), PointData(), settings, tmp_path, validate=never_diagonal)
+    assert again.alarms == summary.alarms

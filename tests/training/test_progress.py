@@ -147,7 +147,7 @@ def test_time_left_is_that_of_the_nearest_bound() -> None:
     assert resumed._left(standing) == 900.0  # by the speed of this session
     open_end = Display(None, quick(steps=None), None, Standing())
     assert open_end._left(standing) is None
-    assert both._share(standing) == pytest.approx(50 / 120)
+    assert both.share(standing) == pytest.approx(50 / 120)
 
 
 def test_clock() -> None:

@@ -86,10 +86,11 @@ def weights(
     return _weighed(checked(query, key, None, score, mask, bias, scale, softcap, 0.0))
 
 
-def mix(weights: Tensor, value: Tensor) -> Tensor:
+def mix(weights: Tensor, value: Tensor, *, finite: bool = False) -> Tensor:
     """The values ``(…, K, Dv)`` mixed by the weights ``(…, Q, K)``: ``(…, Q, Dv)``.
 
-    A value that no query gives any weight never reaches the result, whatever it holds.
+    A value that no query gives any weight never reaches the result, whatever it holds. ``finite``: it is
+    known that all of them are finite, and need not be looked at; a loop over the same values is faster so.
 
     >>> import jumok, torch
     >>> jumok.mix(torch.tensor([[0.25, 0.75, 0.0]]), torch.tensor([[4.0], [8.0], [float("nan")]]))
@@ -98,7 +99,7 @@ def mix(weights: Tensor, value: Tensor) -> Tensor:
     group = checked_mix(weights, value)
     if group > 1:
         value = value.repeat_interleave(group, dim=1)
-    if known_finite(value):
+    if finite or known_finite(value):
         return weights @ value
     used = (weights.detach() != 0).any(-2)  # (…, K)
     # A finite value stays even if unused: the gradient of a weight that is 0 (hard attention) depends on it.

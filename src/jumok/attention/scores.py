@@ -330,18 +330,24 @@ class LocationSensitive(TanhScore):
         projected: Tensor = self.key(keys)
         return projected
 
-    def after(self, previous: Tensor) -> Score:
-        """The score of the step that follows the weights ``previous``, ``(…, K)`` or ``(…, channels, K)``."""
-        return _Located(self, previous)
+    def after(self, previous: Tensor, *, added: Tensor | None = None) -> Score:
+        """The score of the step that follows the weights ``previous``, ``(…, K)`` or ``(…, channels, K)``.
 
-    def forward(self, query: Tensor, key: Key, previous: Tensor | None = None) -> Tensor:
+        ``added`` is what :meth:`location_part` gives for them, where a loop has its own way to it.
+        """
+        return _Located(self, previous, added)
+
+    def forward(
+        self, query: Tensor, key: Key, previous: Tensor | None = None, added: Tensor | None = None
+    ) -> Tensor:
         if previous is None:
             raise InputError(
                 "LocationSensitive needs the weights of the steps before: pass "
                 "score=location.after(previous); zeros of shape (…, K) at the first step"
             )
         keys = self.prepared(key)
-        keys = keys + self.location_part(self._checked(previous, keys))
+        previous = self._checked(previous, keys)
+        keys = keys + (self.location_part(previous) if added is None else added)
         return tanh_scores(self.project_query(query), keys, self.v)
 
     def _checked(self, previous: object, keys: Tensor) -> Tensor:
@@ -363,6 +369,11 @@ class LocationSensitive(TanhScore):
             )
         return shaped
 
+    @property
+    def taps(self) -> Tensor:
+        """Convolution and product as one: ``(hidden, channels · kernel)``, for windows of the weights."""
+        return self.location.weight @ self.convolution.weight.flatten(1)
+
     def location_part(self, previous: Tensor) -> Tensor:
         """What the weights so far, ``(…, channels, K)``, add to each key: ``(…, K, hidden)``."""
         features = self.convolution(previous.reshape(-1, *previous.shape[-2:]))  # (N, filters, K)
@@ -373,11 +384,11 @@ class LocationSensitive(TanhScore):
 class _Located(Score):
     """A location-sensitive score together with the weights before it; lives for one step."""
 
-    def __init__(self, score: LocationSensitive, previous: Tensor) -> None:
+    def __init__(self, score: LocationSensitive, previous: Tensor, added: Tensor | None) -> None:
         super().__init__()
         # Kept out of nn.Module's registry: this object only borrows the score, for one call.
         object.__setattr__(self, "score", score)
-        self.previous = previous
+        self.previous, self.added = previous, added
 
     @property
     def name(self) -> str:
@@ -399,7 +410,7 @@ class _Located(Score):
         return projected
 
     def forward(self, query: Tensor, key: Key) -> Tensor:
-        scores: Tensor = self.score(query, key, self.previous)  # type: ignore[operator]
+        scores: Tensor = self.score(query, key, self.previous, self.added)  # type: ignore[operator]
         return scores
 
 

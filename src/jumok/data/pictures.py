@@ -22,11 +22,12 @@ from jumok.data.formats import Flaw
 from jumok.data.members import Member
 from jumok.errors import InputError
 
-__all__ = ["LIMITS", "Archive", "Folder", "Limits", "PictureFile", "Pixels", "decode"]
+__all__ = ["LIMITS", "Archive", "Folder", "Limits", "PictureFile", "Pixels", "check", "decode"]
 
 Pixels = NDArray[np.uint8]  # (height, width, 3)
 FORMATS = ("PNG", "JPEG", "WEBP")
 BEGINNINGS = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF")  # of their files
+TOO_LARGE = TOO_MANY_BYTES, TOO_MANY_PIXELS = "a picture of too many bytes", "a picture of too many pixels"
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,23 @@ class Archive(members.Archive[PictureFile]):
 
 def decode(data: bytes, where: str, limits: Limits = LIMITS) -> Pixels | Flaw:
     """The colours ``(height, width, 3)`` of a file's bytes, or why there are none."""
+    image = _opened(data, where, limits)
+    if isinstance(image, Flaw):
+        return image
+    try:
+        return _colours(image, needed("PIL.Image", "images"))
+    except Exception as error:
+        return Flaw(where, "a damaged picture", str(error) or type(error).__name__)
+
+
+def check(data: bytes, where: str, limits: Limits = LIMITS) -> Flaw | None:
+    """What the first bytes of a file tell against it; nothing is decoded."""
+    image = _opened(data, where, limits)
+    return image if isinstance(image, Flaw) else None
+
+
+def _opened(data: bytes, where: str, limits: Limits) -> Any:
+    """A picture that has yet to be decoded, or a flaw."""
     if not data:
         return Flaw(where, "an empty picture")
     if len(data) > limits.size:
@@ -89,7 +107,7 @@ def decode(data: bytes, where: str, limits: Limits = LIMITS) -> Pixels | Flaw:
     try:
         image = pillow.open(io.BytesIO(data), formats=FORMATS)
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
-        return Flaw(where, "a picture of too many pixels", str(error))
+        return Flaw(where, TOO_MANY_PIXELS, str(error))
     except Exception as error:  # of damaged files, Pillow's readers raise a dozen kinds
         if data.startswith(BEGINNINGS):
             return Flaw(where, "a damaged picture", str(error))
@@ -97,11 +115,8 @@ def decode(data: bytes, where: str, limits: Limits = LIMITS) -> Pixels | Flaw:
     width, height = image.size
     if width * height > limits.pixels:
         told = f"{width} × {height}, and {limits.pixels} pixels are the most"
-        return Flaw(where, "a picture of too many pixels", told)
-    try:
-        return _colours(image, pillow)
-    except Exception as error:
-        return Flaw(where, "a damaged picture", str(error) or type(error).__name__)
+        return Flaw(where, TOO_MANY_PIXELS, told)
+    return image
 
 
 def _colours(image: Any, pillow: Any) -> Pixels:
@@ -119,4 +134,4 @@ def _colours(image: Any, pillow: Any) -> Pixels:
 
 
 def _too_large(where: str, size: int, limits: Limits) -> Flaw:
-    return Flaw(where, "a picture of too many bytes", f"{size}, and {limits.size} are the most")
+    return Flaw(where, TOO_MANY_BYTES, f"{size}, and {limits.size} are the most")

@@ -47,6 +47,7 @@ Wave = NDArray[np.float32]  # (samples,)
 Spectra = NDArray[np.float32]  # (frames, bands)
 # How files of sound begin that libsndfile reads and people have.
 BEGINNINGS = (b"RIFF", b"RIFX", b"RF64", b"fLaC", b"OggS", b"FORM", b"ID3", b"\xff\xfb")
+TOO_LONG = "too long a recording"
 UNTOLD = (0, 0xFFFFFFFF)  # the size in the header of a WAV that was written as it came
 EXTRA = "speech"
 UPDATES, TINY = 10, 1e-12  # from mel bands to magnitudes
@@ -58,6 +59,7 @@ class Limits:
 
     size: int = 256 << 20  # bytes of its file
     seconds: float = 600.0
+    samples: int = 1 << 28  # of all channels
 
 
 LIMITS = Limits()
@@ -306,10 +308,12 @@ def decode(data: bytes, where: str, limits: Limits = LIMITS) -> tuple[NDArray[np
     soundfile = needed("soundfile", EXTRA)
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
-            seconds = file.frames / file.samplerate
+            seconds, all_samples = file.frames / file.samplerate, file.frames * file.channels
             if seconds > limits.seconds:
                 told_of = f"{seconds:.0f} seconds, and {limits.seconds:.0f} are the most"
-                return Flaw(where, "too long a recording", told_of)
+                return Flaw(where, TOO_LONG, told_of)
+            if all_samples > limits.samples:
+                return Flaw(where, TOO_LONG, f"{all_samples} samples, and {limits.samples} are the most")
             samples, rate, frames = file.read(dtype="float32", always_2d=True), file.samplerate, file.frames
     except soundfile.SoundFileError as error:
         if data.startswith(BEGINNINGS):
@@ -343,6 +347,13 @@ def louder(wave: NDArray[Any], level: float) -> Wave:
         return wave
     factor = min(10 ** (level / 20) / root, 0.999 / float(np.abs(wave).max()))
     return wave * np.float32(factor)
+
+
+def wav(wave: NDArray[Any], rate: int) -> bytes:
+    """A waveform as the bytes of a WAV file."""
+    file = io.BytesIO()
+    needed("soundfile", EXTRA).write(file, np.clip(wave, -1, 1), rate, format="WAV", subtype="PCM_16")
+    return file.getvalue()
 
 
 def saved(path: Path, wave: NDArray[Any], rate: int) -> None:

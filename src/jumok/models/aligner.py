@@ -13,20 +13,24 @@ Shapes: ``B`` utterances, ``L`` symbols, ``S`` steps; widths: ``W`` of a query, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from jumok.attention import core
-from jumok.attention.masks import Mask
+from jumok.attention.kinds import Mask, Span
 from jumok.attention.prepared import Prepared
 from jumok.attention.scores import Additive, LocationSensitive, Score
+from jumok.models.deferred import Deferred
 from jumok.models.labels import exact
 from jumok.models.monotone import forward_attention
 
 __all__ = ["Aligner", "Looked", "Text"]
+
+KINDS = 2  # of weights that location-sensitive attention looks at: the last ones, and the sum of all
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +40,7 @@ class Text:
     states: Tensor  # (B, L, D)
     keys: Prepared  # made of them, as the score wants them
     mask: Mask | None  # where there is no padding; None: nowhere is any
+    taps: Deferred | None  # from windows of where it has looked to what they add to keys; None: nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,13 +85,25 @@ class Aligner(nn.Module):
             self.score = Additive(width, states, hidden)
         else:
             filters, kernel = location
-            self.score = LocationSensitive(width, states, hidden, filters=filters, kernel=kernel, channels=2)
+            self.score = LocationSensitive(
+                width, states, hidden, filters=filters, kernel=kernel, channels=KINDS
+            )
 
     def prepare(self, states: Tensor, mask: Mask | None) -> Text:
         """What all steps share, of the states ``(B, L, D)`` of symbols."""
         keys = self.score.prepare(states)
-        # Under autocast the keys have its type. The states get it here rather than at every step.
-        return Text(states.to(keys.keys.dtype), keys, mask)
+        # Under autocast the keys have its type. The states get it here rather than at every step, and so it
+        # is with the zeros at padding, where else each step would have to see to it that nothing spreads.
+        states = states.to(keys.keys.dtype)
+        if isinstance(mask, Span):
+            real = mask.dense(1, states.shape[1], states.device).transpose(1, 2)  # (B, L, 1)
+            states, keys = states.where(real, 0.0), replace(keys, keys=keys.keys.where(real, 0.0))
+            mask = replace(mask, clean=True)
+        taps = None
+        if isinstance(self.score, LocationSensitive):
+            # With a tap of zero behind the last, there is an even number: GPUs are slow with odd ones.
+            taps = Deferred(F.pad(self.score.taps.unflatten(1, (KINDS, -1)), (0, 1)).flatten(1))
+        return Text(states, keys, mask, taps)
 
     def start(self, text: Text) -> Looked | None:
         """Before the first step; None: where it has looked makes no difference."""
@@ -106,13 +123,25 @@ class Aligner(nn.Module):
             return found.squeeze(1), None
         kind, score = text.states.dtype, cast(Score, self.score)
         if isinstance(score, LocationSensitive):
-            score = score.after(torch.stack([before.last, before.total], 1).to(kind))
-        weights = exact(core.weights(asked, text.keys, score=score, mask=text.mask)).squeeze(1)
-        if self.moves_on:
-            weights = forward_attention(weights, before.last)
-        found = core.mix(weights[:, None].to(kind), text.states).squeeze(1)
+            looked = torch.stack([before.last, before.total], 1).to(kind)
+            score = score.after(looked, added=_added(looked, text))
+        weights = core.weights(asked, text.keys, score=score, mask=text.mask).squeeze(1)
+        weights = forward_attention(weights, before.last) if self.moves_on else exact(weights)
+        found = core.mix(weights[:, None].to(kind), text.states, finite=True).squeeze(1)
         return found, Looked(weights, before.total + weights)
 
     def weights(self, queries: Tensor, text: Text) -> Tensor:
         """Where steps with queries ``(B, S, W)`` look, ``(B, S, L)``, if each looks anew."""
         return core.weights(queries, text.keys, score=self.score, mask=text.mask)
+
+
+def _added(looked: Tensor, text: Text) -> Tensor:
+    """What the weights so far, ``(B, 2, L)``, add to keys, ``(B, L, hidden)``.
+
+    A product of windows, rather than a convolution and a product: a step has fewer kernels so, and gradients
+    of both weights are computed once, after all steps.
+    """
+    assert text.taps is not None
+    taps = text.taps.weight.shape[1] // KINDS
+    windows = F.pad(looked, (taps // 2 - 1, taps // 2)).unfold(2, taps, 1)  # (B, 2, L, taps)
+    return text.taps(windows.transpose(1, 2).flatten(2))

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from jumok.attention.tanh import why_no_kernel
 from jumok.models.labels import exact
 
 __all__ = ["forward_attention", "guided_cost"]
@@ -31,11 +32,16 @@ __all__ = ["forward_attention", "guided_cost"]
 def forward_attention(weights: Tensor, before: Tensor) -> Tensor:
     """The weights ``(B, N)``, of those that are at most one symbol on from the step ``before`` ``(B, N)``.
 
-    Before the first step, all weight is on the first symbol.
+    Before the first step, all weight is on the first symbol. They are in at least float32, as ``before`` is.
 
     >>> forward_attention(torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[1.0, 0.0, 0.0]]))
     tensor([[0.6667, 0.3333, 0.0000]])
     """
+    if why_no_kernel(weights) is None and before.dtype == torch.float32 and weights.numel():
+        from jumok.models.kernels import forward
+
+        if weights.shape[1] <= forward.WIDEST:
+            return forward.moved_on(weights, before)
     reached = (before + F.pad(before, (1, -1))) * exact(weights)
     # If a softmax gave nothing to any symbol within reach, it stays where it is: else it would be nowhere.
     total = reached.sum(-1, keepdim=True)

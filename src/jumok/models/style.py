@@ -11,6 +11,7 @@ weights of one's own, one token or any mix makes one, and it is linear in them. 
 
     style of a sound          tokens(mels, frames)
     token 3, by 0.4           tokens.mix(0.4 · one-hot of 3)             0.4 times what token 3 stands for
+    the usual one             tokens.mix(tokens.usual)                   the mean of what it was trained on
 
 Shapes: ``B`` utterances, ``T`` frames, ``M`` mels, ``N`` tokens, ``H`` heads, ``W`` the width of a style.
 """
@@ -27,10 +28,13 @@ from jumok.attention import core
 from jumok.attention.heads import MultiHead
 from jumok.batch import Tokens
 from jumok.models.cbhg import Norm
+from jumok.models.labels import exact
 from jumok.models.layers import layers
 from jumok.models.recurrent import read, recurrent
 
 __all__ = ["ReferenceEncoder", "StyleConfig", "StyleTokens"]
+
+RECENT = 0.01  # how much a batch counts in the usual style: so it is the mean of some hundred
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,8 @@ class StyleTokens(nn.Module):
     True
     """
 
+    usual: Tensor  # (1, H, N): the mean weights of the sounds that were learned from, long ones counting more
+
     def __init__(self, config: StyleConfig, mels: int) -> None:
         super().__init__()
         self.config = config
@@ -113,12 +119,22 @@ class StyleTokens(nn.Module):
         self.tokens = nn.Parameter(torch.empty(config.tokens, token_width).normal_(std=0.5))
         # Without biases: then what comes of a mix is the mix of what comes of its tokens.
         self.attention = MultiHead(width, config.heads, key_width=token_width, bias=False)
+        self.register_buffer("usual", torch.full((1, config.heads, config.tokens), 1 / config.tokens))
 
     def forward(self, mels: Tensor, frames: Tokens) -> Tensor:
         """The styles ``(B, W)`` of sounds ``(B, T, M)``; ``frames`` know which frames are real."""
         asked = self.reference(mels, frames)[:, None]
+        if self.training:
+            self._remember(asked, frames.real)
         mixed: Tensor = self.attention(asked, self._bank(len(mels)))
         return mixed.squeeze(1)
+
+    @torch.no_grad()
+    def _remember(self, asked: Tensor, real: Tensor) -> None:
+        weights = exact(self.attention.weights(asked, self._bank(len(asked)))).squeeze(2)  # (B, H, N)
+        counts = real.sum(1).to(weights.dtype)
+        mean = (weights * (counts / counts.sum())[:, None, None]).sum(0, keepdim=True)
+        self.usual.lerp_(mean.to(self.usual.dtype), RECENT)
 
     def weights(self, mels: Tensor, frames: Tokens) -> Tensor:
         """How much of each token is in the style of each sound, by head: ``(B, H, N)``."""

@@ -264,13 +264,12 @@ class Tacotron(nn.Module):
     def say(self, text: Tokens, *, style: Tensor | None = None, longest: int) -> Said:
         """Each text until the model says that this was the last frame, or ``longest`` frames are said.
 
-        ``style`` is ``(B, W)``, or ``(1, W)`` or ``(W,)`` for all; None: all tokens in equal parts.
+        ``style`` is ``(B, W)``, or ``(1, W)`` or ``(W,)`` for all; None: the usual one of its training.
         """
         if longest < 1:
             raise ValueError(f"longest={longest}: 1 frame or more is expected")
         if self.style is not None and style is None:
-            tokens = self.style.config.tokens
-            style = self.style.mix(self.style.tokens.new_full((1, tokens), 1 / tokens))
+            style = self.style.mix(self.style.usual)
         state = self.decoder.start(self._read(text, style))
         r = self.config.reduction
         frame = self.embedding.weight.new_zeros(len(text.lengths), 1, self.config.mels)

@@ -2,7 +2,10 @@
 
 ::
 
+    GET  /                                               a page to use it by hand (see jumok.serve.page)
     POST /translate  /classify  /tag  /answer  /fill     a JSON object in, one out; many clients share batches
+    POST /caption                                        the same with a picture in it; or the picture alone
+    POST /speak  /speak/stream                           a text in, a recording of it out
     POST /translate/stream                               the same as server-sent events, while it is made
     POST /attend/translate  …                            the answer, and the address of a page of its maps
     GET  /look/NAME/                                     that page, with its tiles (see jumok.look.page)
@@ -16,10 +19,11 @@ is ever taken from a request.
 # Annotations are evaluated here: FastAPI reads the schemas of requests from them.
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, create_model
@@ -30,6 +34,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 
 import jumok
 from jumok.errors import InputError
+from jumok.serve import page
 from jumok.serve.batcher import Closed, Late, Overloaded
 from jumok.serve.desk import BROKEN, Desk, Left, Model, Reading
 from jumok.serve.limits import Guard, Limits, problem
@@ -39,6 +44,8 @@ from jumok.tasks.served import Service, TooMuch, told
 
 __all__ = ["app"]
 
+JSON = "application/json"
+BINARY = {"type": "string", "format": "binary"}
 SHOWN = 5  # faults of one request that are told
 
 
@@ -62,6 +69,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     404: {"model": Problem, "description": "There is no model of this name."},
     408: {"model": Problem, "description": "The request did not come in time."},
     413: {"model": Problem, "description": "The request asks for more than this server gives."},
+    415: {"model": Problem, "description": "The body is of another kind than is read here."},
     422: {"model": Problem, "description": "A field is wrong, or the text cannot be read."},
     503: {"model": Problem, "description": "Too much to do; Retry-After says when to try again."},
     504: {"model": Problem, "description": "The answer took too long."},
@@ -76,7 +84,7 @@ def app(
     hosts: Sequence[str] | None = None,
 ) -> FastAPI:
     """Services by the names of their models. Only requests to these ``hosts`` are answered; None: to any."""
-    limits, measures = limits or Limits(), Measures()
+    limits, measures = _fitting(limits or Limits(), services.values()), Measures()
     models = [Model.of(name, service, limits, measures) for name, service in services.items()]
     reading = Reading()
     looks = Looks(limits.looks, limits.look_seconds)
@@ -102,12 +110,20 @@ def app(
         some = {model.name: model for model in models if model.service.task == task}
         _add_task(made, Desk(some, limits, reading), looks)
     made.mount("/look", looks)
+    page.add(made)
     _add_refusals(made)
     made.add_middleware(Guard, limits=limits, token=token)
     if hosts is not None:
         made.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
     made.add_middleware(Counted, measures=measures)
     return made
+
+
+def _fitting(limits: Limits, services: Iterable[Service[Any, Any]]) -> Limits:
+    """With a limit on bodies that lets the largest request in: a picture, where pictures are described."""
+    if limits.body is not None:
+        return limits
+    return replace(limits, body=max(service.Request.most_bytes(limits.bounds) for service in services))
 
 
 # ---------------------------------------------------------------------------------------------- endpoints
@@ -127,7 +143,10 @@ def _add_task(app: FastAPI, desk: Desk, looks: Looks) -> None:
     attended.__doc__ = "The answer; the address of a page of its maps, and how long that is kept."
 
     async def answer(request: Request, asked: schema) -> Any:  # type: ignore[valid-type]
-        return await desk.answer(request, asked)
+        found = await desk.answer(request, asked)
+        if response.media is not None and response.media in request.headers.get("accept", ""):
+            return Response(found.body, media_type=response.media)
+        return found
 
     async def attend(request: Request, asked: schema) -> Any:  # type: ignore[valid-type]
         prediction, scenes = await desk.attend(request, asked)
@@ -139,18 +158,39 @@ def _add_task(app: FastAPI, desk: Desk, looks: Looks) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(await desk.stream(asked), media_type="text/event-stream", headers=headers)
 
+    # The thing itself as the body: FastAPI hands on the bytes of what is not called JSON, and the schema
+    # takes them. Nothing else is let through, so that a page from elsewhere cannot send what a browser sends
+    # without asking first (a form, plain text).
+    kinds = {kind: {"schema": BINARY} for kind in schema.bodies}
+
+    def known(request: Request) -> None:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind not in (JSON, *schema.bodies) and not kind.endswith("+json"):
+            expected = " or ".join((JSON, *schema.bodies))
+            raise HTTPException(415, f"Content-Type: {kind[:80] or 'none'} came; expected {expected}")
+
     def add(path: str, does: Any, says: str, **more: Any) -> None:
         name = path.strip("/").replace("/", "_")
-        responses = REFUSALS | more.pop("responses", {})
         app.add_api_route(
-            path, does, methods=["POST"], summary=says, operation_id=name, responses=responses, **more
+            path,
+            does,
+            methods=["POST"],
+            summary=says,
+            operation_id=name,
+            responses=REFUSALS | more.pop("responses", {}),
+            dependencies=[Depends(known)],
+            openapi_extra={"requestBody": {"content": kinds}} if kinds else None,
+            **more,
         )
 
-    add(f"/{task}", answer, service.says, response_model=response)
+    other = {} if response.media is None else {200: {"content": {response.media: {"schema": BINARY}}}}
+    add(f"/{task}", answer, service.says, response_model=response, responses=other)
     add(f"/attend/{task}", attend, f"{service.says} With a page of its maps.", response_model=attended)
     if service.streams:
-        says = f"{service.says} Events: text, so far; at the end done, the answer, or error."
-        events: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+        says = f"{service.says} Events: text, so far, or part; at the end done, the answer, or error."
+        events: dict[int | str, dict[str, Any]] = {
+            200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+        }
         add(f"/{task}/stream", stream, says, response_class=StreamingResponse, responses=events)
 
 

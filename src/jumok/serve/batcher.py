@@ -58,7 +58,7 @@ class Job:
     work: Work
     alike: Hashable
     answer: asyncio.Future[Any]
-    heard: Callable[[str], None] | None = None  # is told the text while it is made, on the event loop
+    heard: Callable[[Any], None] | None = None  # is told what there is while it is made, on the event loop
     arrived: float = field(default_factory=time.monotonic)
     begun: bool = False
     gone: bool = False
@@ -156,7 +156,7 @@ class Batcher:
         size: int,
         *,
         alike: Hashable = None,
-        heard: Callable[[str], None] | None = None,
+        heard: Callable[[Any], None] | None = None,
     ) -> Job:
         """Put a request into the queue, or raise at once: Overloaded, Closed."""
         job = Job(asked, size, work, alike, asyncio.get_running_loop().create_future(), heard)

@@ -17,7 +17,7 @@ from jumok.errors import InputError
 from jumok.serve.batcher import Batcher, Job, Late, Overloaded
 from jumok.serve.limits import Limits
 from jumok.serve.measures import Measures
-from jumok.tasks.served import Asked, Service, TooMuch, told
+from jumok.tasks.served import Answer, Asked, Service, TooMuch, told
 
 __all__ = ["BROKEN", "Desk", "Left", "Model", "Reading"]
 
@@ -73,10 +73,10 @@ class _Audience:
     def hears(self, number: int) -> bool:
         return self.jobs[number].heard is not None and not self.jobs[number].gone
 
-    def heard(self, number: int, text: str) -> None:
+    def heard(self, number: int, said: str | Answer) -> None:
         job = self.jobs[number]
         if (heard := job.heard) is not None:
-            job.tell(lambda: heard(text))
+            job.tell(lambda: heard(said))
 
 
 class Reading:
@@ -136,11 +136,13 @@ class Desk:
         """The answer as events, while it is made; what is refused is refused before the first."""
         model = self._model(asked)
         size = await self.reading.size(model, asked, self.limits.queue)
-        latest, changed = "", asyncio.Event()
+        unsent: list[str | Answer] = []
+        changed = asyncio.Event()
 
-        def heard(text: str) -> None:
-            nonlocal latest
-            latest = text  # a slow reader gets the last of several
+        def heard(said: str | Answer) -> None:
+            if isinstance(said, str):
+                unsent.clear()  # a slow reader gets the last of several texts
+            unsent.append(said)
             changed.set()
 
         job = model.batcher.submit(model.predict, asked, size, alike=model.service.alike(asked), heard=heard)
@@ -150,12 +152,16 @@ class Desk:
             answer.add_done_callback(lambda _: changed.set())
             try:
                 said = ""
-                while not answer.done():
+                while unsent or not answer.done():
                     await changed.wait()
+                    while unsent:
+                        one = unsent.pop(0)
+                        if not isinstance(one, str):
+                            yield _event("part", one.model_dump_json())
+                        elif one != said and not answer.done():
+                            said = one
+                            yield _event("text", json.dumps({"text": said}, ensure_ascii=False))
                     changed.clear()
-                    if latest != said and not answer.done():
-                        said = latest
-                        yield _event("text", json.dumps({"text": said}, ensure_ascii=False))
                 yield _last(answer)
             finally:
                 answer.cancel()

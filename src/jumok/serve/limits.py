@@ -21,18 +21,21 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from jumok.serve import page
 from jumok.tasks.served import Bounds
 
 __all__ = ["Guard", "Limits", "Prompt", "problem"]
 
-OPEN = ("/health", "/ready")  # for whoever keeps the server running: always answered, without a token
+KEEPERS = ("/health", "/ready")  # for whoever keeps the server running: always answered
+OPEN = (*KEEPERS, *page.FILES)  # without a token: our own files hold nothing
 
 
 @dataclass(frozen=True)
 class Limits:
     """All limits of a server."""
 
-    body: int = 1 << 20  # bytes of a request
+    body: int | None = None  # bytes of a request; None: as many as the largest within the bounds has
+    bodies: int = 128 << 20  # bytes of all requests at the same time
     body_seconds: float = 10.0  # until all of it is there
     bounds: Bounds = field(default_factory=Bounds)  # what one request may ask for
     queue: int = 1 << 16  # tokens that each model holds: those that wait, and those in work
@@ -56,9 +59,11 @@ class Guard:
     """Stands before an app; ``token`` None lets everybody in."""
 
     def __init__(self, app: ASGIApp, limits: Limits, token: str | None = None) -> None:
-        self.app, self.limits = app, limits
+        assert limits.body is not None
+        self.app, self.limits, self.most = app, limits, limits.body
         self._token = None if token is None else _digest(token.strip().encode())
         self._busy = 0  # requests that are being answered
+        self._bytes = 0  # of their bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -72,19 +77,21 @@ class Guard:
             await answer(scope, receive, send)
             return
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or len(length) > 18 or int(length) > self.limits.body:
+        if not length.isdecimal() or len(length) > 18 or int(length) > self.most:
             # What it still sends is not read: the connection ends here.
             await problem(413, self._too_large, Connection="close")(scope, receive, send)
             return
-        if self._busy >= self.limits.requests and scope["path"] not in OPEN:
+        if self._busy >= self.limits.requests and scope["path"] not in KEEPERS:
             told = "too many requests at once; try again in 1 s"
             await problem(503, told, **{"Retry-After": "1", "Connection": "close"})(scope, receive, send)
             return
         self._busy += 1
+        taken = _Taken()
         try:
-            await self.app(scope, self._bounded(receive), send)
+            await self.app(scope, self._bounded(receive, taken), send)
         finally:
             self._busy -= 1
+            self._bytes -= taken.size
 
     def _may_enter(self, path: str, headers: Headers) -> bool:
         if self._token is None or path in OPEN or path.startswith("/look/"):  # whose names cannot be guessed
@@ -96,16 +103,16 @@ class Guard:
 
     @property
     def _too_large(self) -> str:
-        return f"the request is too large; {self.limits.body:,} bytes are taken at most"
+        return f"the request is too large; {self.most:,} bytes are taken at most"
 
-    def _bounded(self, receive: Receive) -> Receive:
+    def _bounded(self, receive: Receive, taken: _Taken) -> Receive:
         """The same body, as long as it is small enough and comes in time."""
         limits, clock = self.limits, asyncio.get_running_loop()
         deadline = clock.time() + limits.body_seconds
-        size, whole = 0, False
+        whole = False
 
         async def received() -> Message:
-            nonlocal size, whole
+            nonlocal whole
             if whole:  # what comes now is that the client leaves
                 return await receive()
             try:
@@ -115,13 +122,25 @@ class Guard:
                 told = f"the request was not there after {limits.body_seconds:g} s"
                 raise HTTPException(408, told, {"Connection": "close"}) from None
             if message["type"] == "http.request":
-                size += len(message.get("body", b""))
+                came = len(message.get("body", b""))
                 whole = not message.get("more_body", False)
-                if size > limits.body:
+                taken.size += came
+                self._bytes += came
+                if taken.size > self.most:
                     raise HTTPException(413, self._too_large, {"Connection": "close"})
+                if self._bytes > max(limits.bodies, self.most):
+                    told = "too much was sent at once; try again in 1 s"
+                    raise HTTPException(503, told, {"Retry-After": "1", "Connection": "close"})
             return message
 
         return received
+
+
+@dataclass
+class _Taken:
+    """What has come of a body."""
+
+    size: int = 0
 
 
 def _digest(token: bytes) -> bytes:

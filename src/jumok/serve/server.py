@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,10 @@ def serve(
         at = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
         for name, service in services.items():
             print(f"{at}/{service.task}   {name}", flush=True)
+        print(f"{at}/   a page for all of them", flush=True)
+        # Said to a person at a terminal about one text. Here nobody knows whose text it was, and each warning
+        # would be remembered, so as not to be said twice.
+        warnings.filterwarnings("ignore", category=UserWarning)
         uvicorn.Server(config(made, limits)).run(sockets=[sock])
 
 

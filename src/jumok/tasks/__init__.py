@@ -8,7 +8,8 @@ A task's module has
 - ``Search``: what may be asked of ``predict``;
 - ``evaluate(predictor, split, …)`` and ``compare(runs, …)``;
 - if it reads something else than text: ``inputs``, with what ``lines.py`` has: ``windows`` and ``whole``;
-- if the objects of a JSONL file have more than a ``text``: ``objects_of``, as in ``objects.py``.
+- if the objects of a JSONL file have more than a ``text``: ``objects_of``, as in ``objects.py``;
+- if what it makes are files: ``Kept(out)``, which writes the file of a prediction.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 __all__ = ["NAMES", "of"]
 
-NAMES = ("translate", "pretrain", "classify", "tag", "answer", "caption")
+NAMES = ("translate", "pretrain", "classify", "tag", "answer", "caption", "speak")
 
 
 def of(name: str) -> Any:

@@ -20,7 +20,7 @@ from jumok.data.captioned import Captioned
 from jumok.data.described import Described
 from jumok.data.drawn import Drawn
 from jumok.data.formats import Flaw
-from jumok.data.pictures import PictureFile, Pixels, decode
+from jumok.data.pictures import LIMITS, Limits, PictureFile, Pixels, decode
 from jumok.data.scenes import SIZE
 from jumok.data.views import squashed
 from jumok.decoding import Hypothesis
@@ -127,10 +127,19 @@ class CaptionReader(Reader):
         """One picture: its file, the bytes of one, or colours ``(height, width, 3)`` from 0 to 255."""
         if isinstance(picture, str | Path):
             return next(self.predict([str(picture)], search or Search(), align=align))
-        pixels = decode(picture, "the picture") if isinstance(picture, bytes) else _checked(picture)
-        if isinstance(pixels, Flaw):
-            raise InputError(str(pixels))
-        return next(self._captions([("", pixels)], search or Search(), align, 0))
+        return next(self.describe_all([picture], search, align=align))
+
+    def describe_all(
+        self,
+        pictures: Iterable[bytes | Pixels],
+        search: Search | None = None,
+        *,
+        align: bool = True,
+        limits: Limits = LIMITS,
+    ) -> Iterator[Caption]:
+        """Some pictures together, each the bytes of a file within ``limits``, or colours."""
+        some = (("", _pixels_of(picture, limits)) for picture in pictures)
+        return self._captions(some, search or Search(), align, 0)
 
     def predict(
         self, lines: Iterable[str], search: Search, *, align: bool = False, first: int = 0
@@ -138,8 +147,8 @@ class CaptionReader(Reader):
         """A caption for every picture, told by its name, in their order."""
         names = iter(lines)
         while some := list(itertools.islice(names, AT_ONCE)):
-            pixels = [self._pixels(name, number) for number, name in enumerate(some, first + 1)]
-            yield from self._captions(list(zip(some, pixels, strict=True)), search, align, first)
+            pixels = ((name, self._pixels(name, number)) for number, name in enumerate(some, first + 1))
+            yield from self._captions(pixels, search, align, first)
             first += len(some)
 
     def _pixels(self, name: str, number: int = 1) -> Pixels:
@@ -151,15 +160,17 @@ class CaptionReader(Reader):
         return found
 
     def _captions(
-        self, some: Sequence[tuple[str, Pixels]], search: Search, align: bool, first: int
+        self, some: Iterable[tuple[str, Pixels]], search: Search, align: bool, first: int
     ) -> Iterator[Caption]:
-        places = self.places([self.prepare(pixels) for _, pixels in some])
+        # One after the other: of a large picture no more is kept than what the model sees of it.
+        names, squares = zip(*((name, self.prepare(pixels)) for name, pixels in some), strict=True)
+        places = self.places(squares)
         found = self.said(places, search, first)
         looked: Iterator[Tensor | None] = itertools.repeat(None)
         if align:
             index = [n for n, each in enumerate(found) for _ in each]
             looked = iter(self.looked(places[index], [one.ids for each in found for one in each]))
-        for number, ((name, _), each) in enumerate(zip(some, found, strict=True), first):
+        for number, (name, each) in enumerate(zip(names, found, strict=True), first):
             best, *others = (
                 Caption(
                     number,
@@ -252,15 +263,24 @@ class CaptionReader(Reader):
 
         return before_and_after(self.model, without, self._looking(text, target))
 
+    def look_at(
+        self, picture: bytes | Pixels, target: str | None = None, *, limits: Limits = LIMITS
+    ) -> list[Scene]:
+        """The same of the bytes of a file within ``limits``, or of colours."""
+        return [self._looking_at("", _pixels_of(picture, limits), target)()]
+
     def _looking(self, name: str, target: str | None) -> Callable[[], Scene]:
-        pixels = self._pixels(name)
+        return self._looking_at(name, self._pixels(name), target)
+
+    def _looking_at(self, name: str, pixels: Pixels, target: str | None) -> Callable[[], Scene]:
         places = self.places([self.prepare(pixels)])
         if target is None:
             ids = list(self.said(places, self.search)[0][0].ids)
         else:
             [ids] = self.tokenizer.encode([self.run.recipe.text.prepared(target)])
         if not ids:
-            raise InputError(f"{name}: nothing is said of it, so there are no words to look at")
+            told = name or "the picture"
+            raise InputError(f"{told}: nothing is said of it, so there are no words to look at")
         return lambda: self._scene(name, _shown(pixels, self.grid), places, ids)
 
     @torch.inference_mode()
@@ -279,7 +299,7 @@ class CaptionReader(Reader):
             layers,
             rows=self._words(ids),
             cols=[f"{row + 1}, {column + 1}" for row in range(rows) for column in range(columns)],
-            title=f"{Path(name).name}  →  {self.text(ids)}",
+            title=f"{Path(name).name}  →  {self.text(ids)}" if name else self.text(ids),
             label=f"log-probability {-loss:.2f}",
             picture=picture,
         )
@@ -427,8 +447,14 @@ def _of_words(weights: Tensor, words: Sequence[int]) -> Tensor:
     return alignment.to_words(weights, rows, range(weights.shape[-1]))
 
 
-def _checked(pixels: Any) -> Pixels:
-    pixels = np.asarray(pixels)
+def _pixels_of(picture: Any, limits: Limits) -> Pixels:
+    """The colours of a file's bytes; or colours, if that is what these are."""
+    if isinstance(picture, bytes):
+        found = decode(picture, "the picture", limits)
+        if isinstance(found, Flaw):
+            raise InputError(str(found))
+        return found
+    pixels = np.asarray(picture)
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or 0 in pixels.shape:
         raise InputError(
             f"a picture of {pixels.dtype} and shape {pixels.shape} came; expected uint8 (height, width, 3)"

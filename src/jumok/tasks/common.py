@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -45,6 +45,14 @@ class Asked:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 1
+    style_from: str | None = None  # of a voice: the recording that it is to sound like
+    token: str | None = None  # or how much of which style tokens
+
+    has_style: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not self.has_style and (self.style_from is not None or self.token is not None):
+            raise InputError("--style-from and --token are for voices; this run does not speak")
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,7 @@ class AskedOfWriter(Asked):
     """The same, of a model that writes text."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.top_p <= 1 or self.temperature <= 0:
             raise InputError("--top-p is a share above 0 and at most 1, --temperature a number above 0")
         if self.sample and (self.beam is not None or self.n_best > 1):

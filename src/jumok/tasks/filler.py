@@ -43,6 +43,7 @@ class Search(Asked):
     """What one asks of a prediction: how many words for each mask. The rest is for translation."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.beam is not None or self.sample:
             raise InputError(
                 "--beam and --sample are for translation; of each [MASK] --n-best words are told"

@@ -65,6 +65,7 @@ class Search(Asked):
     """What one may ask of ``jumok run``: so many answers. There is no search through words here."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         asked = (self.beam, self.sample, self.temperature, self.top_k, self.top_p)
         if asked != (None, False, 1.0, 0, 1.0):
             raise InputError(

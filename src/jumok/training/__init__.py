@@ -2,7 +2,7 @@
 
 from jumok.training.distributed import Ranks, joined
 from jumok.training.divergence import Diverged
-from jumok.training.health import attention_health
+from jumok.training.health import alarms, attention_health
 from jumok.training.loop import Validate, train
 from jumok.training.prefetch import Data
 from jumok.training.report import Best, Report, Summary
@@ -20,6 +20,7 @@ __all__ = [
     "Settings",
     "Summary",
     "Validate",
+    "alarms",
     "attention_health",
     "joined",
     "load_weights",

@@ -4,6 +4,7 @@
 
     {"event": "train", "step": 50, "epoch": 1, "seconds": 3.1, "loss": 6.02, "nll": 5.8, …}
     {"event": "validation", "step": 50, "epoch": 1, "seconds": 4.0, "bleu": 12.3, "best": true, …}
+    {"event": "alarm", "step": 50, "epoch": 1, "seconds": 4.0, "alarm": "attention never became …"}
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from jumok.training.checkpoint import Standing
 
-__all__ = ["Journal"]
+__all__ = ["Journal", "validations"]
 
 
 class Journal:
@@ -53,6 +54,14 @@ class Journal:
             for name, value in figures.items():
                 self._board.add_scalar(f"{event}/{name}", value, standing.step)
 
+    def alarm(self, text: str, standing: Standing) -> None:
+        """Something that should be looked into."""
+        place = {"step": standing.step, "epoch": standing.current_epoch, "seconds": standing.seconds}
+        self._file.write(json.dumps({"event": "alarm", **place, "alarm": text}, ensure_ascii=False) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            self._board.add_text("alarms", text, standing.step)
+
     def show(self, samples: Sequence[str], standing: Standing) -> None:
         """Lines to read, for TensorBoard only."""
         if self._board is not None and samples:
@@ -71,6 +80,17 @@ class Journal:
         self._file.close()
         if self._board is not None:
             self._board.close()
+
+
+def validations(folder: Path) -> list[dict[str, float]]:
+    """The figures of all validations of a run so far; NaN where there was no number."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    told = (json.loads(line) for line in lines if '"event": "validation"' in line)
+    return [
+        {name: math.nan if value is None else value for name, value in one.items() if name != "event"}
+        for one in told
+    ]
 
 
 def _cut(path: Path, size: int) -> None:

@@ -29,7 +29,8 @@ from jumok.training import distributed, prefetch, weights
 from jumok.training.checkpoint import Checkpoints, Standing
 from jumok.training.distributed import Ranks
 from jumok.training.divergence import Diverged, told
-from jumok.training.journal import Journal
+from jumok.training.health import alarms
+from jumok.training.journal import Journal, validations
 from jumok.training.learner import Learner, reseed
 from jumok.training.prefetch import Data, Work
 from jumok.training.progress import Display
@@ -112,6 +113,7 @@ class _Loop:
         self.pending: list[Tensor] = []  # rows of the last steps, still on the device
         self.places: list[tuple[int, int]] = []  # their epochs and positions
         self.told_trouble = False
+        self.alarmed: set[str] = set()  # what is wrong, and was said
         self.compiling = self.learner.compiled  # until the first step is through
         unit: str = getattr(data, "unit", "tokens")  # what its batches count
         self.display = Display(console, settings, self.last, self.standing, unit)
@@ -289,7 +291,25 @@ class _Loop:
             self.journal.show(report.samples, standing)
         of = f"the mean of {averaged} weights" if averaged else f"step {standing.step:,}"
         self.display.validation(report, of, better)
+        self._sound_alarms()
         return better
+
+    def _sound_alarms(self) -> None:
+        """Say what is wrong with the attention, each thing once while it lasts."""
+        found = {alarm.partition(":")[0]: alarm for alarm in self._alarms()}
+        for kind, alarm in found.items():
+            if kind not in self.alarmed:
+                self.display.alarm(alarm)
+            if self.journal is not None:
+                self.journal.alarm(alarm, self.standing)
+        self.alarmed = set(found)
+
+    def _alarms(self) -> list[str]:
+        """By the validations so far; where no end is in sight, ten of them count as a training."""
+        figures = validations(self.folder)
+        bounded = self.last is not None or self.settings.minutes is not None
+        done = self.display.share(self.standing) if bounded else min(1.0, len(figures) / 10)
+        return alarms(figures, 1.0 if self.standing.finished else done)
 
     def _save_is_due(self) -> bool:
         step, every, saved = self.standing.step, self.settings.save_every, self.checkpoints.saved
@@ -399,6 +419,7 @@ class _Loop:
             labels=standing.labels,
             reason=reason,
             best=standing.best,
+            alarms=tuple(self._alarms()) if self.ranks.main else (),
         )
 
 

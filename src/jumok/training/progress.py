@@ -56,6 +56,11 @@ class Display:
         if self.console is not None and text:
             self.console.print(Text(text))
 
+    def alarm(self, text: str) -> None:
+        """Something that should be looked into."""
+        if self.console is not None:
+            self.console.print(Text(f"ALARM: {text}", "red"), soft_wrap=True)
+
     def doing(self, text: str) -> None:
         """What else than a step takes the time now."""
         if self._bar is not None:
@@ -64,7 +69,7 @@ class Display:
     def advance(self, standing: Standing) -> None:
         """One step further."""
         if self._bar is not None:
-            done = self._share(standing)
+            done = self.share(standing)
             self._bar.update(self._task, completed=done, place=self._place(standing))
 
     def train(self, standing: Standing, figures: Mapping[str, float]) -> None:
@@ -109,6 +114,8 @@ class Display:
         )
         lines.append(f"The run is in {summary.folder}")
         self.note("\n".join(lines))
+        for alarm in summary.alarms:
+            self.alarm(alarm)
 
     def _fitted(self, line: str) -> str:
         """Broken to fit a terminal, and never at its margin, where labels are looked for; else as it is."""
@@ -121,7 +128,7 @@ class Display:
         of = f"/{self.last:,}" if self.last is not None else ""
         return f"epoch {standing.current_epoch:,} · step {standing.step:,}{of}"
 
-    def _share(self, standing: Standing) -> float:
+    def share(self, standing: Standing) -> float:
         """How much of the way is behind, by the bound that comes first."""
         shares = [standing.step / self.last] if self.last else []
         if self.settings.minutes:

@@ -83,3 +83,4 @@ class Summary:
     labels: int  # trained on
     reason: str  # why it ended
     best: Best | None  # None: nothing was validated, and the last weights were taken
+    alarms: tuple[str, ...] = ()  # what is wrong with the attention, if anything is

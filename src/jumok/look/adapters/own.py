@@ -78,12 +78,12 @@ def _weighed(weighed: Function) -> Function:
 
 
 def _mix(mix: Function) -> Function:
-    def watched_mix(weights: Tensor, value: Tensor) -> Any:
+    def watched_mix(weights: Tensor, value: Tensor, *, finite: bool = False) -> Any:
         site = here()
         if site is not None and not site.mixed(weights):
             four = _four(weights.detach(), weights.shape[:-2]).float()
             site.saw(kept_scores(four.log(), lse=four.new_zeros(four.shape[:3])))
-        return mix(weights, value)
+        return mix(weights, value, finite=finite)
 
     return watched_mix
 

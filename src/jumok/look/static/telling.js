@@ -81,7 +81,7 @@ export function verdictOf({ said, truth }) {
   return parts;
 }
 
-function percentOf(chance) {
+export function percentOf(chance) {
   if (chance > 0.9995 && chance < 1) return "> 99.9 %";
   if (chance < 0.0005 && chance > 0) return "< 0.1 %";
   return `${(100 * chance).toFixed(1)} %`;

@@ -11,6 +11,8 @@ with the same methods.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import importlib
 import importlib.util
 import re
@@ -18,14 +20,25 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    WithJsonSchema,
+)
 
 from jumok.errors import InputError
 
 if TYPE_CHECKING:
     from jumok.look.scene import Scene
 
-__all__ = ["Answer", "Asked", "Audience", "Bounds", "Service", "Text", "TooMuch", "line", "of", "told"]
+__all__ = [
+    *("Answer", "Asked", "Audience", "Bounds", "File", "Service", "Text", "TooMuch"),
+    *("line", "of", "told"),
+]
 
 SURROGATE = re.compile(r"[\ud800-\udfff]")  # half of a pair, which JSON can write and UTF-8 cannot
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # all but tab, newline and carriage return
@@ -42,12 +55,19 @@ class Bounds:
     text: int = 20_000  # characters of a text
     beam: int = 10  # hypotheses side by side
     n_best: int = 100  # answers
+    image: int = 12 << 20  # bytes of a picture
+    pixels: int = 24_000_000
+    speech: int = 2_000  # characters of a text that is spoken
+    sound: int = 8 << 20  # bytes of a recording
+    seconds: float = 30.0  # of it
+    samples: int = 12_000_000  # of all of its channels
 
-    def check_text(self, field: str, text: str) -> None:
+    def check_text(self, field: str, text: str, most: int | None = None) -> None:
         """Refuse a text that is too long."""
-        if len(text) > self.text:
+        most = self.text if most is None else min(most, self.text)
+        if len(text) > most:
             raise TooMuch(
-                f"{field} has {len(text):,} characters; this server takes {self.text:,} at most: divide it"
+                f"{field} has {len(text):,} characters; this server takes {most:,} at most: divide it"
             )
 
     def check_number(self, field: str, value: int | None, most: int) -> None:
@@ -76,18 +96,55 @@ def _plain(text: str) -> str:
 Text = Annotated[str, AfterValidator(_plain)]
 
 
+def _decoded(given: object) -> object:
+    """The bytes that a text in base64 stands for."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return base64.b64decode(given, validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError(
+            "it is no base64; the bytes of a file are expected in it, and nothing else"
+        ) from None
+
+
+def _coded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+# The bytes of a file; in JSON, a text in base64. Never a path or an address.
+File = Annotated[
+    bytes,
+    BeforeValidator(_decoded),
+    PlainSerializer(_coded, return_type=str, when_used="json"),
+    WithJsonSchema({"type": "string", "contentEncoding": "base64"}),
+]
+
+
 class Asked(BaseModel):
     """What all requests have."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    bodies: ClassVar[tuple[str, ...]] = ()  # media types, besides JSON: the body is the one thing asked about
 
     model: str | None = Field(None, description="The name of a model; without it, the first of this task.")
+
+    @classmethod
+    def most_bytes(cls, bounds: Bounds) -> int:
+        """Of a body: what the largest request within the bounds may have."""
+        return 1 << 20
 
 
 class Answer(BaseModel):
     """What all responses have."""
 
     model_config = ConfigDict(extra="forbid")
+    media: ClassVar[str | None] = None  # what it may be instead of JSON, for a client that accepts that
+
+    @property
+    def body(self) -> bytes:
+        """The answer as that."""
+        raise NotImplementedError
 
 
 class Audience(Protocol):
@@ -101,8 +158,8 @@ class Audience(Protocol):
         """Whether this one wants to hear the text while it is made."""
         ...
 
-    def heard(self, number: int, text: str) -> None:
-        """The text so far."""
+    def heard(self, number: int, said: str | Answer) -> None:
+        """The text so far, in the place of that before; or a part, which comes behind those before."""
         ...
 
 
@@ -123,7 +180,10 @@ class Service(Protocol[Q, A]):
     Response: ClassVar[type[Any]]  # a subclass of Answer
 
     def about(self) -> dict[str, Any]:
-        """What a client may want to know of this model, such as the names of its classes."""
+        """What a client may want to know of this model, such as the names of its classes.
+
+        ``examples`` are requests to try it with; only built-in data gives some away.
+        """
         ...
 
     def size(self, asked: Q) -> int:

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from jumok.data import decisive
 from jumok.tasks import served
-from jumok.tasks.classes import ClassReader, Labelling
+from jumok.tasks.classes import SEED, ClassReader, Labelling
 from jumok.tasks.served import Audience, Bounds, Text, line
 
 if TYPE_CHECKING:
     from jumok.look.scene import Scene
 
 __all__ = ["Classified", "Classify", "Service"]
+
+EXAMPLES, UNSEEN = 3, SEED + 1
 
 
 class Classify(served.Asked):
@@ -53,7 +56,9 @@ class Service:
         self.reader, self.bounds = reader, bounds
 
     def about(self) -> dict[str, Any]:
-        return {"labels": list(self.reader.labels), "pairs": self.reader.use.recipe.data.pair is not None}
+        data = self.reader.run.recipe.data
+        known = {"labels": list(self.reader.labels), "pairs": data.pair is not None}
+        return known | {"examples": _examples(data.train)}
 
     def size(self, asked: Classify) -> int:
         self.bounds.check_text("text", asked.text)
@@ -70,6 +75,13 @@ class Service:
         if asked.pair is None:
             return self.reader.look(asked.text)
         return self.reader.look(f"{line(asked.text)}\t{line(asked.pair)}")
+
+
+def _examples(data: object) -> list[dict[str, str]]:
+    """Requests to try with a model of built-in documents: others than those that it has learned from."""
+    if data not in decisive.LANGUAGES:
+        return []
+    return [{"text": one.text} for one in decisive.documents(UNSEEN, EXAMPLES, str(data))]
 
 
 def _told(one: Labelling) -> Classified:

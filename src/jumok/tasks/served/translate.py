@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
+from jumok.data import english_korean
 from jumok.tasks import served
+from jumok.tasks.corpora import BUILT_IN
 from jumok.tasks.served import Audience, Bounds, Text
 from jumok.tasks.translator import Search, Translation, Translator
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from jumok.look.scene import Scene
 
 __all__ = ["Service", "Translate", "Translated"]
+
+EXAMPLES = 3
 
 
 class Translate(served.Asked):
@@ -68,7 +72,8 @@ class Service:
         self.translator, self.bounds = translator, bounds
 
     def about(self) -> dict[str, Any]:
-        return {"beam": self.translator.decode.beam, "maps": self.translator.has_maps}
+        known = {"beam": self.translator.decode.beam, "maps": self.translator.has_maps}
+        return known | {"examples": _examples(self.translator.run.recipe.data.train)}
 
     def size(self, asked: Translate) -> int:
         self.bounds.check_text("text", asked.text)
@@ -97,6 +102,13 @@ class Service:
 
     def look(self, asked: Translate, answer: Translated) -> list[Scene]:
         return self.translator.look(asked.text, answer.text)
+
+
+def _examples(data: object) -> list[dict[str, str]]:
+    """Requests to try with a model of the built-in sentences: of those that are for testing."""
+    if data != BUILT_IN:
+        return []
+    return [{"text": pair.english} for pair in english_korean.splits(test=EXAMPLES).test]
 
 
 def _told(one: Translation) -> dict[str, Any]:

@@ -1,0 +1,134 @@
+"""What a voice said, and what it was given to say: in parts, with a style."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from jumok.data.sound import Wave
+from jumok.errors import InputError
+from jumok.metrics.alignment_health import AlignmentHealth, alignment_health
+from jumok.tasks.reader import Prediction
+
+__all__ = ["Piece", "Spoken", "parts", "read_tokens"]
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """What was said in one go."""
+
+    symbols: tuple[str, ...]  # the last is the end
+    mel: NDArray[np.float32]  # (T, M)
+    alignment: Tensor  # (steps, symbols)
+    is_cut: bool  # it would have gone on
+    hear: Callable[[], Wave]  # makes the waveform, which takes a while
+
+    @functools.cached_property
+    def wave(self) -> Wave:
+        return self.hear()
+
+    @functools.cached_property
+    def health(self) -> AlignmentHealth:
+        return alignment_health(self.alignment)
+
+
+@dataclass(frozen=True, eq=False)
+class Spoken(Prediction):
+    """A text and the sound of it."""
+
+    pieces: tuple[Piece, ...] = ()
+    wave: Wave = field(default_factory=lambda: np.zeros(0, np.float32))  # of all pieces
+    rate: int = 16000
+    style: Tensor | None = None  # (1, H, N): how much of each style token is in it, by head
+    file: Path | None = None  # where it was written
+
+    @property
+    def finished(self) -> bool:
+        return not any(one.is_cut for one in self.pieces)
+
+    @property
+    def seconds(self) -> float:
+        return len(self.wave) / self.rate
+
+    @property
+    def tokens(self) -> tuple[float, ...]:
+        """How much of each style token is in it, in the mean of the heads."""
+        return () if self.style is None else tuple(self.style[0].mean(0).tolist())
+
+    def written(self, *, n_best: bool, as_json: bool) -> Iterator[str]:
+        """The file, a tab and the text."""
+        if not as_json:
+            yield f"{self.file}\t{self.text}"
+            return
+        health = [one.health for one in self.pieces]
+        known: dict[str, Any] = {"line": self.number, "text": self.text}
+        known |= {"file": None if self.file is None else str(self.file), "seconds": round(self.seconds, 4)}
+        known |= {"rate": self.rate, "finished": self.finished, "tokens": [round(x, 4) for x in self.tokens]}
+        known["diagonality"] = [round(one.diagonality, 4) for one in health]
+        for name in ("skipped", "repeated"):
+            known[name] = [
+                piece.symbols[at]
+                for piece, one in zip(self.pieces, health, strict=True)
+                for at in getattr(one, name)
+            ]
+        yield json.dumps(known, ensure_ascii=False)
+
+
+def read_tokens(given: str, count: int) -> list[float]:
+    """The weights of so many style tokens, of which some are told: those that are not are 0.
+
+    >>> read_tokens("3=0.4, 1=-0.5", 4)
+    [-0.5, 0.0, 0.4, 0.0]
+    """
+    weights = [0.0] * count
+    for one in given.split(","):
+        name, _, told = one.partition("=")
+        try:
+            number, weight = int(name), float(told or 1.0)
+        except ValueError:
+            number, weight = 0, math.nan
+        if not 1 <= number <= count or not math.isfinite(weight):
+            raise InputError(
+                f"--token {given}: {one.strip()!r} came; expected a number from 1 to {count} and how much of "
+                "that token, as in 3=0.4,5=0.3"
+            )
+        if weights[number - 1]:
+            raise InputError(f"--token {given}: token {number} came twice")
+        weights[number - 1] = weight
+    return weights
+
+
+def parts(text: str, fits: Callable[[str], bool]) -> Iterator[str]:
+    """A sentence in parts that fit, cut behind a comma if there is one, else at a space.
+
+    >>> list(parts("one two, three four five", lambda part: len(part) < 15))
+    ['one two,', 'three four', 'five']
+    """
+    words = [part for word in text.split() for part in _broken(word, fits)]
+    begin = 0
+    while begin < len(words):
+        end = begin + 1
+        while end < len(words) and fits(" ".join(words[begin : end + 1])):
+            end += 1
+        if end < len(words):
+            end = next((n for n in range(end, begin, -1) if words[n - 1][-1] in ",;:-"), end)
+        yield " ".join(words[begin:end])
+        begin = end
+
+
+def _broken(word: str, fits: Callable[[str], bool]) -> Iterator[str]:
+    """A word that is too long to be said in one go is none; it is broken anywhere."""
+    if fits(word) or len(word) == 1:
+        yield word
+    else:
+        yield from _broken(word[: len(word) // 2], fits)
+        yield from _broken(word[len(word) // 2 :], fits)

@@ -1,0 +1,63 @@
+"""Recordings of our own in files, and recipes of voices made small."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from jumok import recipe
+from jumok.data.sound import saved
+from jumok.data.voices import voice
+from jumok.run import Run
+from jumok.tasks import speak
+
+QUIET = Console(quiet=True)
+SMALL = ["train.device=cpu", "train.average=0", "train.tensorboard=false", "train.epochs=null"]
+SMALL += ["train.minutes=null", "train.steps=3", "train.warmup=1", "train.validate_every=3"]
+SMALL += ["train.log_every=1", "train.tokens=400", "train.precision=float32", "train.patience=0"]
+SMALL += ["data.voices=30", "decode.turns=2", "score.judges=1"]
+SIZES = ["model.embedding=8", "model.encoder=8", "model.banks=3", "model.prenet=[8, 8]", "model.width=8"]
+SIZES += ["model.attention_width=8", "model.refine_width=8", "model.filters=2", "model.kernel=3"]
+SIZES += ["model.style.channels=[2, 3, 4]", "model.style.width=8", "model.style.heads=2"]
+
+
+def small(name: str, *more: str) -> Any:
+    """A recipe made small."""
+    return recipe.load(name, [*SMALL, *SIZES, *more])
+
+
+def trained(folder: Path, chosen: Any, console: Console = QUIET) -> Run:
+    run = Run.start(folder, chosen)
+    speak.train(run, console)
+    return run
+
+
+def folder_of(path: Path, count: int, broken: tuple[int, ...] = ()) -> Path:
+    """A folder of recordings, and beside them ``metadata.tsv``: three speakers, two emotions, two texts."""
+    path.mkdir(parents=True, exist_ok=True)
+    rows = ["file\ttext\tspeaker\temotion\tsplit"]
+    for number in range(count):
+        said = voice(5, number, 8000)
+        saved(path / f"{number}.wav", said.wave, said.rate)
+        if number in broken:
+            (path / f"{number}.wav").write_bytes(b"RIFF this is no recording")
+        split = "test" if number % 5 == 4 else "train"
+        mood = ("sad", "merry")[number % 2]
+        rows.append(f"{number}.wav\t{('one', 'two')[number % 2]}\tspeaker {number % 3}\t{mood}\t{split}")
+    (path / "metadata.tsv").write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def samples(path: Path) -> tuple[np.ndarray, int]:
+    import soundfile
+
+    found: tuple[np.ndarray, int] = soundfile.read(io.BytesIO(path.read_bytes()), dtype="float32")
+    return found
+
+
+def events(run: Run, name: str) -> list[dict[str, Any]]:
+    lines = (run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [one for one in map(json.loads, lines) if one["event"] == name]

@@ -1,0 +1,407 @@
+"""Voices from a recipe to a sound: built-in ones, recordings of others, styles, and what is refused."""
+
+import doctest
+import io
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from tasks_spoken import events, folder_of, samples, small, trained
+from typer.testing import CliRunner
+
+import jumok
+from jumok import InputError, cli, recipe
+from jumok.data.recordings import Recording, Said
+from jumok.run import Run
+from jumok.tasks import speak, speaker, speech_judges, speech_scores, spoken, supervised
+from jumok.tasks.speaker import Search, Speaker
+from jumok.tasks.spoken import read_tokens
+
+pytest.importorskip("librosa")
+pytest.importorskip("soundfile")
+TABLE = ["sound={rate: 8000, fft: 512, hop: 100, window: 400, mels: 40}", "model.mels=40", "data.held_out=3"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUMOK_CACHE", str(tmp_path_factory.getbasetemp() / "sounds"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that has learned next to nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUMOK_CACHE", str(tmp_path_factory.getbasetemp() / "sounds"))
+        return trained(tmp_path_factory.mktemp("voice") / "run", small("tacotron", "data.held_out=5"))
+
+
+@pytest.fixture(scope="module")
+def voice(run: Run) -> Speaker:
+    found: Speaker = jumok.load(run.folder, "cpu")
+    found.model.decoder.stop.bias.data.fill_(-99.0)  # it speaks as long as it may
+    return found
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder_of(tmp_path_factory.mktemp("recordings"), 30)
+
+
+def run_cli(*args: object) -> tuple[int, str, str]:
+    found = CliRunner().invoke(cli.app, ["run", *map(str, args), "--device", "cpu"])
+    error = f"{found.stderr}{found.exception if isinstance(found.exception, InputError) else ''}"
+    return found.exit_code, found.stdout, error
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    for module in (speaker, spoken, speech_scores, speech_judges):
+        assert doctest.testmod(module).failed == 0
+
+
+# ----------------------------------------------------------------------------------------------- learning
+
+
+def test_a_validation_tells_whether_it_reads_and_whether_styles_do_something(run: Run) -> None:
+    [told] = events(run, "validation")
+    names = {"loss", "alignment/diagonality", "alignment/whole", "alignment/cut", "style/spread"}
+    assert names | {"style/effect"} <= told.keys()
+    kinds = [one["alarm"].partition(":")[0] for one in events(run, "alarm")]
+    assert "style tokens do nothing" in kinds  # after three steps
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    more = ["train.schedule=constant", "train.validate_every=2"]
+    straight = trained(tmp_path / "one", small("tacotron", *more, "train.steps=4"))
+    trained(tmp_path / "two", small("tacotron", *more, "train.steps=2"))
+    stopped = trained(tmp_path / "two", small("tacotron", *more, "train.steps=4"))
+    last = "state/00000004/model.safetensors"
+    one, two = (load_file(each.folder / last) for each in (straight, stopped))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert not torch.equal(one["style.usual"], torch.full_like(one["style.usual"], 1 / 8))
+
+
+def test_recordings_of_others_are_learned_from_and_broken_ones_named(tmp_path: Path, table: Path) -> None:
+    chosen = [*TABLE, f"data.train={table}", f"data.test={table}"]
+    run = trained(tmp_path / "one", small("tacotron", *chosen))
+    voice = jumok.load(run.folder, "cpu")
+    assert len(voice.split("test").examples) == 6
+    assert len(voice.split("valid").examples) == 3
+    said = voice.say("one two")
+    assert said.rate == 8000
+    assert [one.symbols for one in said.pieces] == [(*"one", "</s>"), (*"two", "</s>")]  # it knows no space
+    broken = folder_of(tmp_path / "broken", 30, broken=(7,))
+    chosen = [*TABLE, f"data.train={broken}", f"data.test={broken}"]
+    with pytest.raises(InputError, match=r"metadata\.tsv:9 7\.wav: a damaged recording"):
+        trained(tmp_path / "two", small("tacotron", *chosen))
+    run = trained(tmp_path / "three", small("tacotron", *chosen, "data.on_error=skip"))
+    assert "7.wav: a damaged recording" in (run.folder / "data" / "left_out.txt").read_text(encoding="utf-8")
+    with pytest.raises(InputError, match=r"too long a recording .* and data\.longest is 0\.1"):
+        trained(tmp_path / "four", small("tacotron", *TABLE, f"data.train={table}", "data.longest=0.1"))
+
+
+def test_of_few_texts_recordings_are_held_out_and_of_many_texts(tmp_path: Path, table: Path) -> None:
+    few = speak.Speaking(Run(tmp_path / "few", small("tacotron", *TABLE, f"data.train={table}")))
+    parts = {name: getattr(few, name)().examples for name in ("train", "valid", "test")}
+    assert {one.text for one in parts["train"]} == {one.text for one in parts["test"]}
+    lines = [f"{n % 30}.wav\ttext {n}" for n in range(60)]
+    (table / "many.tsv").write_text("\n".join(["file\ttext", *lines]), encoding="utf-8")
+    chosen = small("tacotron", *TABLE, f"data.train={table / 'many.tsv'}")
+    assert speak.Speaking(Run(tmp_path / "many", chosen)).has_many_texts
+
+
+def test_a_voice_without_styles_and_one_of_linear_spectra(tmp_path: Path) -> None:
+    plain = ["sound={rate: 8000, fft: 512, hop: 100, window: 400, mels: 40, linear: true}", "model.mels=40"]
+    chosen = recipe.load(
+        "tacotron",
+        [*small_without_style(), *plain, "model.linear=257", "model.attention=additive", "model.refine=0"],
+    )
+    voice = jumok.load(trained(tmp_path / "run", chosen).folder, "cpu")
+    said = voice.say("one")
+    assert said.tokens == ()
+    [scene] = voice.look("one")
+    assert scene.style is None
+    with pytest.raises(InputError, match="this voice has no style tokens"):
+        voice.say("one", token="1=1")
+
+
+def small_without_style() -> list[str]:
+    from tasks_spoken import SIZES, SMALL
+
+    sizes = [one for one in SIZES if not one.startswith("model.style")]
+    return [*SMALL, *sizes, "model.style=null", "model.forward_attention=false"]
+
+
+# ------------------------------------------------------------------------------------------------- at work
+
+
+def test_what_is_said(voice: Speaker) -> None:
+    said = voice.say("forty two")
+    [piece] = said.pieces
+    assert "".join(piece.symbols) == "forty two</s>"
+    frames, bands = piece.mel.shape
+    assert (said.rate, bands) == (16000, 80)
+    assert piece.alignment.shape == (-(-frames // 4), 10)
+    torch.testing.assert_close(piece.alignment.sum(1), torch.ones(len(piece.alignment)))
+    assert len(said.wave) == (frames - 1) * 200
+    assert sum(said.tokens) == pytest.approx(1.0, abs=1e-4)
+    assert np.array_equal(voice.say("forty two").wave, said.wave)
+    assert np.array_equal(voice.say("FORTY   two").wave, said.wave)
+    assert voice.say("42").pieces[0].symbols == piece.symbols
+
+
+def test_lines_said_together_sound_as_they_do_alone(voice: Speaker) -> None:
+    texts = ["one", "seventy seven", "seven"]
+    for together, text in zip(voice.predict(texts, Search()), texts, strict=True):
+        alone = voice.say(text).pieces[0]
+        assert together.pieces[0].mel.shape == alone.mel.shape
+        # What refines mels sees a few frames on, which are not there alone.
+        np.testing.assert_allclose(together.pieces[0].mel[:-8], alone.mel[:-8], atol=2e-5)
+        torch.testing.assert_close(together.pieces[0].alignment, alone.alignment, atol=1e-5, rtol=0)
+
+
+def test_a_text_of_any_length_is_said_in_parts(voice: Speaker) -> None:
+    text = "Forty two. Seven, eight and nine? " + "seventy " * 7
+    with pytest.raises(InputError, match="the voice does not know a d, for no text"):
+        voice.pieces(text, "line 1")
+    with pytest.warns(UserWarning, match="leaves it out"):
+        said = voice.say(text.replace(" and", ""))
+    longest = json.loads((voice.run.folder / "sizes.json").read_text())["symbols"]
+    texts = ["".join(piece.symbols[:-1]) for piece in said.pieces]
+    assert texts[:2] == ["forty two", "seven eight"]
+    assert " ".join(texts) == "forty two seven eight nine " + " ".join(["seventy"] * 7)
+    assert all(len(piece.symbols) <= longest for piece in said.pieces)
+    endless = voice.pieces("one " * 20_000 + "o" * 5000, "the text")
+    assert max(map(len, endless)) < longest
+    assert "".join(endless).replace(" ", "") == "one" * 20_000 + "o" * 5000
+    pauses = (len(said.pieces) - 1) * 4000
+    assert len(said.wave) == sum(len(piece.wave) for piece in said.pieces) + pauses
+
+
+def test_a_voice_that_does_not_stop_is_cut_off_and_told(voice: Speaker, tmp_path: Path) -> None:
+    bias = voice.model.decoder.stop.bias.data
+    before = bias.clone()
+    said = voice.say("one")
+    assert not said.finished
+    assert len(said.pieces[0].mel) == voice.longest(4)
+    bias.fill_(99.0)
+    assert voice.say("one").finished
+    bias.copy_(before)
+
+
+def test_styles_from_a_recording_from_tokens_and_the_usual_one(voice: Speaker, tmp_path: Path) -> None:
+    from jumok.data.sound import saved
+    from jumok.data.voices import say
+
+    saved(tmp_path / "ref.flac", say("nine", "bright").wave, 16000)
+    weights = voice.style(Search(style_from=str(tmp_path / "ref.flac")))
+    assert weights is not None
+    assert weights.shape == (1, 2, 8)
+    torch.testing.assert_close(weights.sum(2), torch.ones(1, 2))
+    mel = voice.sound.mel(voice.sound.read(tmp_path / "ref.flac"))
+    own = voice.model.style_of(torch.from_numpy(mel)[None], [len(mel)])
+    torch.testing.assert_close(voice.model.style_from(weights), own)
+    mixed = voice.style(Search(token="3=0.4,5=-0.3"))
+    assert mixed is not None
+    values = voice.model.style.values()
+    torch.testing.assert_close(voice.model.style_from(mixed)[0], 0.4 * values[2] - 0.3 * values[4])
+    assert voice.say("one", token="3=0.4,5=-0.3").tokens == pytest.approx([0, 0, 0.4, 0, -0.3, 0, 0, 0])
+    assert torch.equal(voice.style(Search()), voice.model.style.usual)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", ["0=1", "9=1", "x=1", "3=nan", "3=", "", "3=1,3=1", "3=1,"])
+def test_tokens_that_are_none(given: str) -> None:
+    if given == "3=":
+        assert read_tokens(given, 4) == [0, 0, 1, 0]
+    else:
+        with pytest.raises(InputError, match="--token"):
+            read_tokens(given, 8)
+
+
+def test_the_command_writes_files_and_loses_none(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, error = run_cli(run.folder, "one")
+    assert (code, out) == (0, "speech.wav\tone\n"), error
+    assert run_cli(run.folder, "one")[1] == "speech-2.wav\tone\n"
+    code, out, _ = run_cli(run.folder, "two", "--out", "a/b.flac", "--token", "2=0.5", "--json")
+    told = json.loads(out)
+    assert (told["file"], told["tokens"][1], told["rate"]) == ("a/b.flac", 0.5, 16000)
+    wave, rate = samples(tmp_path / "a" / "b.flac")
+    assert (len(wave) / rate, rate) == (pytest.approx(told["seconds"], abs=1e-3), 16000)
+    (tmp_path / "lines.txt").write_text("one\n\nthree\n", encoding="utf-8")
+    code, out, error = run_cli(run.folder, "lines.txt", "--out", "many", "--on-error", "skip")
+    assert out.splitlines() == ["many/0001.wav\tone", "", "many/0003.wav\tthree"]
+    assert "line 2 has nothing to say" in error
+    code, _, error = run_cli(run.folder, "lines.txt", "--out", "many")
+    assert code == 1
+    assert "many/0001.wav is there already, and is left as it is" in error
+    (tmp_path / "two.txt").write_text("one\ntwo\n", encoding="utf-8")
+    assert "is one file, and there are more lines" in run_cli(run.folder, "two.txt", "--out", "a.wav")[2]
+    code, _, error = run_cli(run.folder, "one", "--out", "c.wav", "--map", "map.png")
+    assert code == 0, error
+    assert (tmp_path / "map.png").stat().st_size > 5000
+
+
+WRONG = {
+    "--token": (["one", "--token", "9=1"], "a number from 1 to 8"),
+    "both": (["one", "--token", "1=1", "--style-from", "x.wav"], "a style is taken from one of them"),
+    "no such file": (["one", "--style-from", "gone.wav"], "--style-from gone.wav: there is no such file"),
+    "no recording": (["one", "--style-from", "text.wav"], "no recording in WAV, FLAC or OGG"),
+    "unknown": (["ein Ü"], "the voice does not know ü, for no text that it learned from has it"),
+    "nothing": ([" "], "line 1 has nothing to say"),
+    "an ending": (["one", "--out", "a.mp3"], "sound is written as .wav, .flac, .ogg"),
+    "a file": (["one", "--out", "text"], "is a file, and no recording"),
+    "a beam": (["one", "--beam", "3"], "this one speaks"),
+    "links": (["one", "--alignments"], "--alignments are the word links"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_said_is_refused(
+    case: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("text.wav", "text"):
+        Path(name).write_text("this is a text", encoding="utf-8")
+    args, why = WRONG[case]
+    code, _, error = run_cli(run.folder, *args)
+    assert code == 1
+    assert why in error
+
+
+def test_other_tasks_have_no_style() -> None:
+    with pytest.raises(InputError, match="are for voices"):
+        supervised.Search(token="1=1")
+
+
+# ------------------------------------------------------------------------------------------------- looking
+
+
+def test_a_scene_of_speech_can_be_told_anew(voice: Speaker) -> None:
+    [scene] = voice.look("forty two")
+    [layer] = scene.layers
+    assert layer.name == "decoder.attention"
+    assert list(layer.cols or ()) == [*"forty␣two", "</s>"]
+    assert scene.speech is not None
+    assert scene.style is not None
+    assert layer.shape[0] == scene.speech.steps
+    assert scene.style.names == tuple(f"token {n}" for n in range(1, 9))
+    assert scene.retell is not None
+    other = scene.retell([0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    assert other.style is not None
+    assert other.style.mean.tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        voice.look("forty two. one")
+    assert any("said in 2 parts" in str(one.message) for one in found)
+    with pytest.raises(InputError, match="this one speaks"):
+        voice.look("one", "two")
+
+
+# ------------------------------------------------------------------------------------------------- judging
+
+
+def test_an_evaluation_of_built_in_voices(run: Run) -> None:
+    spoken = io.StringIO()
+    found = speak.evaluate(jumok.load(run.folder, "cpu"), "test", Search(), Console(file=spoken, width=200))
+    kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
+    lines = (run.folder / "eval" / "test.jsonl").read_text(encoding="utf-8").splitlines()
+    each = [json.loads(line) for line in lines]
+    assert kept["examples"] == len(each) == len(jumok.load(run.folder, "cpu").split("test").examples)
+    assert kept["mcd"] == pytest.approx(np.mean([one["mcd"] for one in each]), abs=1e-3)
+    assert kept["alignment/diagonality"] == pytest.approx(
+        np.mean([one["diagonality"] for one in each]), abs=1e-3
+    )
+    assert {row["emotion"] for row in kept["styles"]} == {one["emotion"] for one in each}
+    assert [row["token"] for row in kept["tokens"]] == [str(n) for n in range(1, 9)]
+    assert 0 <= kept["style/pitch_in_order"] <= 1
+    assert any(alarm.startswith("style tokens do nothing") for alarm in kept["alarms"])
+    assert "ALARM: style tokens do nothing" in spoken.getvalue()
+    for name in ("test-tokens.png", "test-1.png"):
+        assert (run.folder / "figures" / name).stat().st_size > 5000
+    assert samples(run.folder / "eval" / "said-1.wav")[1] == 16000
+    assert found.of(np.array([0, 0])) == pytest.approx(each[0]["mcd"], abs=1e-3)
+
+
+def test_runs_are_compared_by_how_far_they_are_from_the_recordings(run: Run, tmp_path: Path) -> None:
+    other = trained(tmp_path / "other", small("tacotron", "data.held_out=5", "train.seed=2"))
+    speak.compare([run, other], "test", Search(), tmp_path / "out", "cpu", Console(quiet=True))
+    told = json.loads((tmp_path / "out" / "test.json").read_text(encoding="utf-8"))
+    assert [one["low"] <= one["value"] == one["mcd"] <= one["high"] for one in told] == [True, True]
+
+
+def test_judges_of_recordings_with_labels(
+    tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speech_judges, "STEPS", 3)
+    monkeypatch.setattr(speech_judges, "SIZE", 8)
+    lines = (table / "metadata.tsv").read_text(encoding="utf-8").splitlines()
+    new = [line.replace("speaker 1", "a new one") if line.endswith("test") else line for line in lines]
+    (table / "new.tsv").write_text("\n".join(new), encoding="utf-8")
+    chosen = [*TABLE, f"data.train={table / 'new.tsv'}", f"data.test={table / 'new.tsv'}"]
+    run = trained(tmp_path / "run", small("tacotron", *chosen))
+    kept = speak.evaluate(jumok.load(run.folder, "cpu"), "test", Search(), Console(quiet=True)).figures
+    rows = {(row["judges tell"], row["speakers"]): row for row in kept["judges"]}
+    assert rows["emotion", "known"]["sounds"] + rows["emotion", "new"]["sounds"] == 6
+    assert rows["text", "new"]["chance"] == 0.5
+    assert ("speaker", "new") not in rows  # who is not known is not asked for
+    assert kept["judges/emotion_new"] == rows["emotion", "new"]["said"]
+
+
+def test_a_judge_learns_and_styles_come_from_other_texts() -> None:
+    chance = np.random.default_rng(1)
+    labels = [n % 3 for n in range(60)]
+    mels = [np.zeros((int(chance.integers(8, 30)), 20), np.float32) for _ in labels]
+    for mel, label in zip(mels, labels, strict=True):
+        mel[:, 6 * label : 6 * label + 5] = 0.6
+    model = speech_judges.learned(mels, labels, seed=1, device=torch.device("cpu"), steps=20)
+    found = speech_judges.verdicts_on(model, mels)
+    assert found.sum(1) == pytest.approx(np.ones(60))
+    assert (found.argmax(1) == labels).mean() > 0.9
+
+    def one(text: str, speaker: str) -> Recording:
+        return Recording(Said(1, 1), text, "", speaker)
+
+    given = [one("a", "x"), one("a", "x"), one("b", "y"), one("b", "x"), one("c", "y")]
+    assert speech_judges.other_text(given) == [3, 3, 4, 0, 2]
+    assert speech_judges.other_text(given[:2]) == [0, 1]
+    assert speech_scores.in_order([1.0, 3.0, 2.0], [10.0, 20.0, 30.0]) == pytest.approx(2 / 3)
+
+
+# ------------------------------------------------------------------------------------------------- recipes
+
+
+@pytest.mark.parametrize("name", ["fsdd", "arctic", "ravdess"])
+def test_every_recipe_of_recordings_trains_and_speaks(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder_of(tmp_path / "data" / "speech" / name, 30)
+    monkeypatch.setenv("JUMOK_DATA", str(tmp_path / "data"))
+    run = trained(tmp_path / "run", small(f"tacotron/{name}", "data.held_out=3"))
+    assert jumok.load(run.folder, "cpu").say("two").rate == run.recipe.sound.rate
+
+
+MISFITS = {
+    "mels": (["model.mels=40"], "give both the same"),
+    "linear": (["sound.linear=true"], "model.linear=0, but sound has 80 mels and 513 frequencies"),
+    "hop": (["sound.hop=2000"], "each is at most the next one"),
+    "a typo": (["sound.ratte=1"], "did you mean sound.rate"),
+    "numbers": (["text.numbers=fr"], "text.numbers"),
+    "best": (["score.best=bleu"], "score.best"),
+    "pause": (["decode.pause=-1"], "0 or more"),
+    "voices": (["data.voices=0"], "more than 0 is expected"),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_a_recipe_that_does_not_fit_says_why(case: str) -> None:
+    overrides, why = MISFITS[case]
+    with pytest.raises(InputError, match=why):
+        recipe.load("tacotron", overrides)
