@@ -48,6 +48,7 @@ bench: $(STAMP)
 	$(BIN)/python bench/bert.py
 	$(BIN)/python bench/classify.py
 	$(BIN)/python bench/serving.py
+	$(BIN)/python bench/speech.py
 	$(BIN)/python bench/look.py
 	$(BIN)/python bench/look_browser.py
 

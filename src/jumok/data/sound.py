@@ -226,7 +226,11 @@ class Sound:
         librosa = needed("librosa", EXTRA)
         length = max(1, len(spectra) - 1) * config.hop
         short = max(0, -(-config.fft // config.hop) + 1 - len(spectra))  # what librosa would warn of
-        magnitudes = np.pad(magnitudes**sharpen, ((0, 0), (0, short))) * self._full
+        sharp = magnitudes**sharpen
+        sharp *= math.sqrt(
+            np.square(magnitudes).sum() / max(np.square(sharp).sum(), TINY)
+        )  # as loud as before
+        magnitudes = np.pad(sharp, ((0, 0), (0, short))) * self._full
         wave = librosa.griffinlim(
             magnitudes.astype(np.float32),
             n_iter=turns,

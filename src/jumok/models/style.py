@@ -11,7 +11,10 @@ weights of one's own, one token or any mix makes one, and it is linear in them. 
 
     style of a sound          tokens(mels, frames)
     token 3, by 0.4           tokens.mix(0.4 · one-hot of 3)             0.4 times what token 3 stands for
-    the usual one             tokens.mix(tokens.usual)                   the mean of what it was trained on
+    the usual one             tokens.mix(tokens.usual)                   of a sound that was learned from
+
+The usual one is that of the sound nearest to the mean. The mean itself would be a mix of all voices, which is
+none.
 
 Shapes: ``B`` utterances, ``T`` frames, ``M`` mels, ``N`` tokens, ``H`` heads, ``W`` the width of a style.
 """
@@ -34,7 +37,7 @@ from jumok.models.recurrent import read, recurrent
 
 __all__ = ["ReferenceEncoder", "StyleConfig", "StyleTokens"]
 
-RECENT = 0.01  # how much a batch counts in the usual style: so it is the mean of some hundred
+RECENT = 0.01  # how much a batch counts in the mean: so it is that of some hundred
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,8 @@ class StyleTokens(nn.Module):
     True
     """
 
-    usual: Tensor  # (1, H, N): the mean weights of the sounds that were learned from, long ones counting more
+    mean: Tensor  # (1, H, N): of the weights of the sounds that were learned from, long ones counting more
+    usual: Tensor  # (1, H, N): the weights of one of the last of them, that nearest to the mean
 
     def __init__(self, config: StyleConfig, mels: int) -> None:
         super().__init__()
@@ -119,7 +123,8 @@ class StyleTokens(nn.Module):
         self.tokens = nn.Parameter(torch.empty(config.tokens, token_width).normal_(std=0.5))
         # Without biases: then what comes of a mix is the mix of what comes of its tokens.
         self.attention = MultiHead(width, config.heads, key_width=token_width, bias=False)
-        self.register_buffer("usual", torch.full((1, config.heads, config.tokens), 1 / config.tokens))
+        for name in ("mean", "usual"):
+            self.register_buffer(name, torch.full((1, config.heads, config.tokens), 1 / config.tokens))
 
     def forward(self, mels: Tensor, frames: Tokens) -> Tensor:
         """The styles ``(B, W)`` of sounds ``(B, T, M)``; ``frames`` know which frames are real."""
@@ -134,7 +139,10 @@ class StyleTokens(nn.Module):
         weights = exact(self.attention.weights(asked, self._bank(len(asked)))).squeeze(2)  # (B, H, N)
         counts = real.sum(1).to(weights.dtype)
         mean = (weights * (counts / counts.sum())[:, None, None]).sum(0, keepdim=True)
-        self.usual.lerp_(mean.to(self.usual.dtype), RECENT)
+        self.mean.lerp_(mean.to(self.mean.dtype), RECENT)
+        apart = (weights - self.mean).abs().sum((1, 2)).masked_fill(counts < 2, torch.inf)  # one is no sound
+        nearest = weights.index_select(0, apart.argmin()[None])
+        self.usual.copy_(nearest)
 
     def weights(self, mels: Tensor, frames: Tokens) -> Tensor:
         """How much of each token is in the style of each sound, by head: ``(B, H, N)``."""

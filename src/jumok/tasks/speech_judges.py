@@ -30,9 +30,9 @@ __all__ = ["Judge", "judged", "learned", "other_text", "verdicts_on"]
 
 LABELS = ("text", "speaker", "emotion")
 MOST, LEAST = 24, 5  # kinds of a label, and recordings of each in the training data, that can be learned
-CHANNELS = (24, 48, 96, 96)
+CHANNELS = (16, 32, 64, 64)
 SIZE = 64  # recordings in a batch
-STEPS, RATE = 900, 3e-3
+STEPS, RATE = 500, 3e-3
 Mels = Sequence[NDArray[np.float32]]  # (T, M) each
 
 
