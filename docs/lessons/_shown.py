@@ -11,7 +11,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -160,23 +161,22 @@ def trained(**runs: Sequence[str]) -> list[Any]:
 
     Two at a time, each on a core of its own.
     """
-    new = {name: list(asked) for name, asked in runs.items() if not _is_there(name, asked)}
-    for some in _in_twos(list(new)):
-        begun = [(name, _begin(name, new[name])) for name in some]
-        for name, process in begun:
-            said, _ = process.communicate()
-            if process.returncode:
-                raise RuntimeError(f"training {name} failed:\n{said}")
-            _mark(name).write_text("\n".join(new[name]))
+    new = [(name, list(asked)) for name, asked in runs.items() if not _is_there(name, asked)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(_train, new))
     return [jumok.load(RUNS / name, "cpu") for name in runs]
 
 
-def _begin(name: str, asked: list[str]) -> subprocess.Popen[str]:
+def _train(run: tuple[str, list[str]]) -> None:
+    name, asked = run
     shutil.rmtree(RUNS / name, ignore_errors=True)
-    command = [sys.executable, "-m", "jumok", "train", *asked, "train.device=cpu", "--out", str(RUNS / name)]
     print("jumok train", *asked, "--out", f"runs/lessons/{name}", flush=True)
-    told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, **told)
+    command = [sys.executable, "-m", "jumok", "train", *asked, "train.device=cpu", "--out", str(RUNS / name)]
+    one_core = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=one_core, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode:
+        raise RuntimeError(f"training {name} failed:\n{done.stdout}")
+    _mark(name).write_text("\n".join(asked), encoding="utf-8")
 
 
 def _mark(name: str) -> Path:
@@ -185,12 +185,8 @@ def _mark(name: str) -> Path:
 
 def _is_there(name: str, asked: Sequence[str]) -> bool:
     with suppress(FileNotFoundError):
-        return _mark(name).read_text() == "\n".join(asked)
+        return _mark(name).read_text(encoding="utf-8") == "\n".join(asked)
     return False
-
-
-def _in_twos(names: list[str]) -> Iterator[list[str]]:
-    yield from (names[n : n + 2] for n in range(0, len(names), 2))
 
 
 def _in_notebook() -> bool:
