@@ -17,7 +17,7 @@
 # Then it may look back. This lesson trains both on the spot, on sentences that a built-in grammar makes up, and takes apart
 # what happens at one step, between which words it looks, and what that does to long sentences.
 #
-# Seven small models are trained: about four minutes on two cores the first time; they are kept in `runs/lessons`.
+# Seven small models are trained: four to five minutes on two cores the first time; they are kept in `runs/lessons`.
 
 # %% [markdown] lang="ko"
 # # 시퀀스 투 시퀀스: 벡터 하나에서 되돌아보기까지
@@ -26,7 +26,7 @@
 # 이번 강의에서는 두 모델을 그 자리에서 학습해 봅니다. 문장은 내장된 문법이 만들어 냅니다. 한 단계에서 무슨 일이 일어나는지,
 # 어느 단어와 어느 단어 사이를 보는지, 그것이 긴 문장을 어떻게 바꾸는지 하나씩 뜯어봅니다.
 #
-# 작은 모델 일곱 개를 학습합니다. 처음에는 코어 두 개로 4분쯤 걸리고, 그다음부터는 `runs/lessons`에 보관된 것을 씁니다.
+# 작은 모델 일곱 개를 학습합니다. 처음에는 코어 두 개로 4~5분 걸리고, 그다음부터는 `runs/lessons`에 보관된 것을 씁니다.
 
 # %%
 import torch
