@@ -16,13 +16,14 @@ comma := ,
 export UV_FIND_LINKS ?= $(subst $(empty) $(empty),$(comma),$(strip $(PIP_FIND_LINKS)))
 endif
 
-.PHONY: help test test-all lint bench demo clean
+.PHONY: help test test-all lint bench demo docs clean
 
 help:
 	@echo "make demo      train a translation model on the spot, score it, draw where it looked"
 	@echo "make test      lint, types and all tests but the slow ones"
 	@echo "make test-all  the slow ones too"
 	@echo "make bench     measure this machine, beside the peers"
+	@echo "make docs      build the site, its lessons run: build/docs/html/index.html"
 	@echo "make lint      ruff and mypy"
 	@echo "make clean     remove the environment and the caches (runs/ stays)"
 
@@ -47,6 +48,7 @@ bench: $(STAMP)
 	$(BIN)/python bench/bert.py
 	$(BIN)/python bench/classify.py
 	$(BIN)/python bench/serving.py
+	$(BIN)/python bench/speech.py
 	$(BIN)/python bench/look.py
 	$(BIN)/python bench/look_browser.py
 
@@ -55,9 +57,13 @@ demo: $(STAMP)
 	$(BIN)/jumok eval runs/demo
 	$(BIN)/jumok run runs/demo "this is an example sentence" --alignments --map runs/demo/figures/example.png
 
+# Lessons are run once and kept: the second time takes seconds.
+docs: $(STAMP)
+	$(BIN)/python docs/build.py
+
 clean:
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find src tests examples bench -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests examples bench docs -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The stamp is written last, so an install that failed or was stopped is done again. torch goes
 # first and alone: so it is $(TORCH), and no other package gets to ask for another build of it.

@@ -4,8 +4,8 @@
 
 training     Tacotron with style tokens, of the sizes of the recipe tacotron/arctic and in its batches, beside
              the same network whose decoder is the usual Python loop (frame_loop.py)
-synthesis    from symbols to a waveform on the CPU, with two threads: one sentence, and four at a time; and
-             its parts, the network and Griffin-Lim
+synthesis    from symbols to a waveform on the CPU, with one thread and with two: one sentence, and four at a
+             time; and its parts, the network and Griffin-Lim
 
 Before anything is measured, both decoders get the same weights, and must say the same in float32: mels to
 1e-4, the loss and the length of its gradient to a thousandth, with the same dropout. Both learn from the same
@@ -23,7 +23,10 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import functools
+import itertools
 import os
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -60,7 +63,8 @@ SHORT = (9.0, 2.0)  # the symbols of a text, for a look only
 EQUAL, ALIKE = 1e-4, 1e-3  # how far mels may be apart, and the share that losses and gradients may
 ASKED = 3.0  # times as fast as the loop
 COMPILING, LAUNCHING = 45, 5  # seconds, on a GPU: a way is left out where fewer are left
-THREADS = 2
+THREADS = (1, 2)
+TIMES = 5  # that speaking is measured
 AT_ONCE = (1, 4)
 COUNTED = 4  # steps of a decoder, and twice as many, whose kernels are counted
 
@@ -340,61 +344,67 @@ def training_tables(rows: list[Row]) -> None:
 
 def synthesis(report: Report, plan: Plan) -> None:
     """On the CPU, whatever the device."""
-    known, cpu = recipe.load(RECIPE), torch.device("cpu")
+    known = recipe.load(RECIPE)
     config = dataclasses.replace(SMALL, mels=known.sound.mels) if plan.quick else known.model
     model, sound = network(config).eval(), Sound(known.sound)
     nn.init.zeros_(model.decoder.stop.weight)
     nn.init.constant_(model.decoder.stop.bias, -1.0)  # it never says that this was the last frame
-    threads, turns = torch.get_num_threads(), 2 if plan.quick else known.decode.turns
-    torch.set_num_threads(1 if plan.quick else THREADS)
+    before, turns = torch.get_num_threads(), 2 if plan.quick else known.decode.turns
+    symbols = round(SHORT[0] if plan.quick else SYMBOLS[0])
+    frames = round(symbols * float(np.exp(PACE[0])))
+
+    def say(many: int) -> list[Any]:
+        text = Tokens.padded([[*[4 + n % 30 for n in range(symbols - 1)], EOS]] * many)
+        with torch.inference_mode():
+            return list(model.say(text, longest=frames).mels.numpy())
+
+    def hear(mels: list[Any]) -> list[Any]:
+        return [sound.wave(each, turns=turns, sharpen=known.decode.sharpen) for each in mels]
+
     try:
-        for many in AT_ONCE:
-            symbols = round(SHORT[0] if plan.quick else SYMBOLS[0])
-            frames = round(symbols * float(np.exp(PACE[0])))
-            text = Tokens.padded([[*[4 + n % 30 for n in range(symbols - 1)], EOS]] * many)
-            seconds = many * frames * known.sound.seconds
-            row = report.row(
-                "synthesis",
-                f"{many} × {symbols} symbols, {frames} frames",
-                seconds=seconds,
-                threads=torch.get_num_threads(),
-                load=os.getloadavg()[0],
-                turns=turns,
-            )
-
-            @torch.inference_mode()
-            def network_alone(text: Tokens = text, frames: int = frames) -> list[Any]:
-                return list(model.say(text, longest=frames).mels.numpy())
-
-            def waves(mels: list[Any]) -> list[Any]:
-                return [sound.wave(each, turns=turns, sharpen=known.decode.sharpen) for each in mels]
-
-            said = network_alone()
-            ways: dict[str, Run] = {
-                "ours": lambda run=network_alone: waves(run()),
-                "the network": network_alone,
-                "Griffin-Lim": lambda said=said: waves(said),
-            }
-            for name, run in ways.items():
-                found = {"error": "skipped, the time was up"}
-                if report.left > 0:
-                    found = r.measure(run, cpu, repeats=3 if plan.quick else 7, seconds=4.0)
-                row["ways"][name] = found
-                if "ms" in found:
-                    found["times_real"] = seconds / found["ms"] * 1e3
-                    found["cpu_ms"] = worked(run)
-                told = found.get("error") or f"{r.number(found['times_real'])} times real time"
-                report.say(f"synthesis  {row['case']}  {name}: {told}")
-                report.save()
+        for threads, many in itertools.product((1,) if plan.quick else THREADS, AT_ONCE):
+            torch.set_num_threads(threads)
+            case = f"{many} × {symbols} symbols, {frames} frames"
+            row = report.row("synthesis", case, "1 thread" if threads == 1 else f"{threads} threads")
+            row |= {"seconds": many * frames * known.sound.seconds, "threads": threads, "turns": turns}
+            row["load"] = os.getloadavg()[0]
+            speak(report, row, functools.partial(say, many), hear, 3 if plan.quick else TIMES)
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
-def worked(run: Run) -> float:
-    """Milliseconds of all cores together: about what it takes where nobody else works, or less."""
-    start = time.process_time()
-    run()
-    return (time.process_time() - start) * 1e3
+def speak(
+    report: Report, row: Row, say: Callable[[], list[Any]], hear: Callable[[list[Any]], Any], times: int
+) -> None:
+    """Measure both parts, one after the other, so many times; on the clock, and of all cores together."""
+    parts = ("ours", "the network", "Griffin-Lim")
+    if report.left <= 0:
+        return report.failed(row, parts[0], "skipped, the time was up")
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in parts}
+    for turn in range(times + 1):
+        if report.left <= 0 and turn > 1:
+            break
+        clocks = [_clocks()]
+        said = say()
+        clocks.append(_clocks())
+        hear(said)
+        clocks.append(_clocks())
+        if turn:  # the first one makes things ready
+            for name, (begin, end) in zip(parts, ((0, 2), (0, 1), (1, 2)), strict=True):
+                wall, cpu = (y - x for x, y in zip(clocks[begin], clocks[end], strict=True))
+                taken[name].append((wall, cpu))
+    for name, found in taken.items():
+        way = row["ways"][name] = r._spread([1e3 * clock for clock, _ in found])
+        way["cpu_ms"] = 1e3 * statistics.median(cpu for _, cpu in found)
+        way["times_real"] = row["seconds"] / way["ms"] * 1e3
+        told = f"{r.number(way['times_real'])} seconds of sound a second"
+        report.say(f"synthesis  {row['case']}, {row['pass']}  {name}: {told}")
+    return report.save()
+
+
+def _clocks() -> tuple[float, float]:
+    """Of the wall, and of the work of all cores."""
+    return time.perf_counter(), time.process_time()
 
 
 def synthesis_tables(rows: list[Row]) -> None:
@@ -402,14 +412,15 @@ def synthesis_tables(rows: list[Row]) -> None:
     for row in rows:
         for name, way in row["ways"].items():
             figures = [way.get(what) for what in ("ms", "low", "high", "cpu_ms", "times_real")]
-            lines.append([row["case"], name, row["seconds"], *figures])
+            lines.append([row["case"], str(row["threads"]), name, row["seconds"], *figures])
     if not lines:
         return
-    head = ["what", "part", "s of sound", "ms", "low", "high", "CPU ms", "× real"]
-    r.table(f"Synthesis on the CPU, {rows[0]['threads']} threads: seconds of sound a second", head, lines)
+    head = ["what", "threads", "part", "s of sound", "ms", "low", "high", "CPU ms", "× real"]
+    r.table("Synthesis on the CPU, in ms, and seconds of sound a second", head, lines)
     print(f"  Griffin-Lim takes {rows[0]['turns']} turns; more than 1 second of sound a second is asked for")
     loads = [row["load"] for row in rows]
     print(f"  processes at work before each, ours among them: {min(loads):.1f} to {max(loads):.1f}")
+    print("  CPU ms: of all cores together, about what it takes where nobody else works")
 
 
 # ---------------------------------------------------------------------------------------------------- main

@@ -179,3 +179,15 @@ def test_a_few_words_over_many_places_are_there_as_they_are() -> None:
     picture = Picture.of_pixels(np.full((20, 30, 3), 99, np.uint8), grid)
     scene = Scene.of_weights({"a": rows_of_one(1, 5, 1640)}, rows=list("vwxyz"), picture=picture)
     assert part(html.render(scene), "manifest")["scenes"][0]["layers"][0]["finest"] == 0
+
+
+def test_in_a_frame_the_page_around_it_stays_where_it_is(browser: Any, tmp_path: Path) -> None:
+    html.save(small(), tmp_path / "map.html")
+    frame = '<iframe src="map.html" style="width: 100%; height: 600px"></iframe>'
+    (tmp_path / "page.html").write_text(f'<p style="height: 3000px">above</p>{frame}')
+    page = browser.new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+    page.frame_locator("iframe").locator(".jumok .jm-on").first.wait_for()
+    page.wait_for_timeout(100)
+    assert page.evaluate("scrollY") == 0
+    page.close()

@@ -19,11 +19,15 @@ BODY = json.dumps({"text": "a text of some words"}).encode()
 HEAD = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
 
+def figure(running: Running, name: str) -> float:
+    """The sum of a figure of /metrics, whatever its labels."""
+    told = httpx2.get(f"{running.url}/metrics", verify=False).text.splitlines()
+    return sum(float(one.rpartition(" ")[2]) for one in told if one.startswith(name))
+
+
 def waiting(running: Running) -> float:
     """Tokens in the queue."""
-    told = httpx2.get(f"{running.url}/metrics", verify=False).text.splitlines()
-    [tokens] = [float(one.rpartition(" ")[2]) for one in told if one.startswith("jumok_queue_tokens{")]
-    return tokens
+    return figure(running, "jumok_queue_tokens{")
 
 
 def held() -> tuple[int, int]:
@@ -58,7 +62,8 @@ def test_broken_off_while_the_work_goes_on(serving: Any, echo: Echo) -> None:
     running = serving({"echo": echo}, Limits(wait=0))
     echo.open.clear()
     for path in (b"/echo", b"/echo/stream") * 20:
-        cut(running, HEAD % (path, len(BODY)) + BODY, reset=path == b"/echo")
+        cut(running, HEAD % (path, len(BODY)) + BODY, reset=False)
+    until(lambda: figure(running, 'jumok_requests_total{path="/echo') == 40)  # all were there, and have left
     until(lambda: waiting(running) == 0)  # out of the queue, though nothing was computed
     until(lambda: not running.server.server_state.connections)
     assert echo.finished == []

@@ -64,4 +64,4 @@ async function tiles(request) {
 }
 
 render({ model: { get: (name) => ({ manifest, full: true })[name], tiles }, el: place });
-place.firstElementChild.focus();
+if (window === window.top) place.firstElementChild.focus(); // in a frame, the page around it would jump here

@@ -215,7 +215,9 @@ export class Frame {
       ),
     );
     this.headBox.parentElement.hidden = all.length < 2;
-    this.headBox.querySelector(".jm-on")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+    const [box, on] = [this.headBox, this.headBox.querySelector(".jm-on")].map((one) => one?.getBoundingClientRect());
+    // Not scrollIntoView, which in a frame scrolls the page around it as well.
+    if (on) this.headBox.scrollLeft += Math.min(0, on.left - box.left) + Math.max(0, on.right - box.right);
     this.sides.hidden = !sides.length;
     this.sides.replaceChildren(
       ...sides.map(([one, text]) =>

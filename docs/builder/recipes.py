@@ -1,0 +1,101 @@
+"""The page of recipes: what stands at their heads, and what their runs came to."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+from builder import ROOT, put, table
+from jumok import recipe
+
+RUNS = ROOT / "bench" / "results" / "runs"
+# Of what `jumok eval` found: the key, how it is called, how it is written.
+FIGURES = (
+    ("bleu_moses", "BLEU", 1), ("bleu", "BLEU", 1), ("chrf", "chrF", 1), ("perplexity", "perplexity", 2),
+    ("alignment.error_rate", "alignment error rate", 3), ("mean_absolute_error", "off by", 2),
+    ("accuracy", "accuracy", 3), ("macro_f1", "macro F1", 3), ("exact", "exact", 3), ("f1", "F1", 3),
+    ("masked_accuracy", "hidden words", 3), ("next_accuracy", "next segments", 3),
+    ("spearman", "Spearman", 3), ("calibration_error", "calibration error", 3), ("cider", "CIDEr-D", 3),
+)  # fmt: skip
+
+
+def build(into: Path) -> None:
+    """Write what the page of recipes includes."""
+    runs = sorted(path for path in RUNS.iterdir() if path.is_dir())
+    lines = [
+        "## What runs came to",
+        "",
+        table(["run", "steps", "training", "on its test data"], [_row(one) for one in runs]),
+        "",
+        "A run with `-random` began from new weights, one with `-seed2` from another seed. Training is the "
+        "time in `metrics.jsonl`, validations included, mostly on a GPU that trained others as well.",
+        "",
+    ]
+    last = ""
+    for name, path in recipe.listed().items():
+        model = name.split("/")[0]
+        if model != last:
+            lines += [f"## {model}", ""]
+            last = model
+        lines += [f"### {name}", "", *_head(path), ""]
+    put(into / "recipes-made.txt", "\n".join(lines))
+
+
+def _head(path: Path) -> list[str]:
+    """The comment at the head of a recipe: prose, and commands as such."""
+    comment = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        comment.append(line[1:].removeprefix(" "))
+    blocks: list[list[str]] = [[]]
+    for line in comment:
+        if not line.strip():
+            blocks.append([])
+        elif blocks[-1] and line.startswith("  ") != blocks[-1][-1].startswith("  "):
+            blocks.append([line])
+        else:
+            blocks[-1].append(line)
+    lines = []
+    for block in filter(None, blocks):
+        if block[0].startswith("  "):
+            lines += ["```", *(line[2:] for line in block), "```", ""]
+        else:
+            lines += [" ".join(block), ""]
+    return lines
+
+
+def _row(run: Path) -> list[str]:
+    figures = json.loads((run / "test.json").read_text(encoding="utf-8"))
+    with gzip.open(run / "metrics.jsonl.gz", "rt", encoding="utf-8") as file:
+        last = [json.loads(line) for line in file][-1]
+    return [
+        f"`{run.name}`",
+        f"{last['step']:,}",
+        _time(last["seconds"]).replace(" ", "\u00a0"),
+        _told(figures),
+    ]
+
+
+def _told(figures: dict[str, Any]) -> str:
+    told: dict[str, str] = {}
+    for key, name, digits in FIGURES:
+        value: Any = figures
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        value = value.get("value") if isinstance(value, dict) else value
+        if isinstance(value, int | float):
+            told.setdefault(name, f"{name} {value:.{digits}f}")
+    return ", ".join(told.values())
+
+
+def _time(seconds: float) -> str:
+    """As one says it.
+
+    >>> _time(144), _time(3)
+    ('2 min 24 s', '3 s')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

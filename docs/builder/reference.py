@@ -1,0 +1,231 @@
+"""The reference, made from the code: public names, commands, and every key that a recipe may have."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import subprocess
+import sys
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jumok
+from builder import put, table
+from jumok import tasks
+
+# Pages of names: heading, what stands above them (nothing: the module's docstring), the module as users name
+# it, and its names (None: all that are public).
+PAGES: dict[str, tuple[str, str, str, list[str] | None]] = {
+    "attention": (
+        "Attention",
+        "One pure function, `softmax(score(Q, K)) V`, its two halves, and the module that projects for it.",
+        "jumok",
+        ["attend", "weights", "mix", "explain", "MultiHead", "Cache"],
+    ),
+    "masks": ("Masks", "", "jumok.masks", None),
+    "scores": ("Scores", "How well a query fits a key.", "jumok.scores", None),
+    "positions": ("Positions", "", "jumok.positions", None),
+    "looking": (
+        "Looking",
+        "Watch any PyTorch model, take parts of its attention away, and draw what was seen.",
+        "jumok",
+        ["watch", "knock_out"],
+    ),
+    "running": (
+        "Runs",
+        "A trained run in Python, and what can go wrong.",
+        "jumok",
+        ["load", "JumokError", "InputError", "MissingExtra"],
+    ),
+    "training": (
+        "Training",
+        "One loop for every model; see [a model of your own](../own-model.md).",
+        "jumok.training",
+        None,
+    ),
+    "decoding": ("Decoding", "Search, which knows no model.", "jumok.decoding", None),
+    "batches": (
+        "Batches",
+        "What data makes and models take.",
+        "jumok.batch",
+        ["Tokens", "Pairs", "Loss", "Map"],
+    ),
+}
+# Classes that users get from those names, and methods of theirs that they call.
+FURTHER = {
+    "looking": [
+        ("jumok.look.seen", "Seen"), ("jumok.look.seen", "Entry"), ("jumok.look.scene", "Scene"),
+        ("jumok.look.show", "save"), ("jumok.look.page", "serve"),
+    ],
+    "running": [("jumok.tasks.translator", "Translator")],
+}  # fmt: skip
+WHOLE = (
+    *("Seen", "Entry", "Cache", "MultiHead", "Translator", "Scene", "Mask", "Score", "Additive", "Tokens"),
+    *("Pairs", "Sinusoid", "Settings", "Data", "State", "Model", "Prepared", "LocationSensitive"),
+)
+
+
+def build(into: Path) -> None:
+    """Write all pages of the reference."""
+    for name in PAGES:
+        put(into / "api" / f"{name}.md", _api(name))
+    toctree = ["```{toctree}", *PAGES, "```", ""]
+    put(into / "api" / "index.md", "\n".join(["# Python", "", *_every_name(), "", *toctree]))
+    put(into / "cli-made.txt", _cli())
+    put(into / "settings-made.txt", _settings())
+
+
+# ------------------------------------------------------------------------------------------- Python
+
+
+def _api(page: str) -> str:
+    heading, above, module, names = PAGES[page]
+    home = sys.modules.get(module) or getattr(jumok, module.removeprefix("jumok."))
+    sys.modules.setdefault(module, home)  # jumok.masks lies in jumok.attention
+    lines = [f"# {heading}", ""]
+    told = above or inspect.getdoc(home) or ""
+    if above:
+        lines += [told, ""]
+    lines += ["```{eval-rst}"]
+    if not above:
+        lines += [told, ""]
+    lines += [f".. py:currentmodule:: {module}", ""]
+    chosen = [(module, name) for name in names or home.__all__] + FURTHER.get(page, [])
+    for where, name in chosen:
+        lines += _documented(where, name)
+    return "\n".join([*lines, "```", ""])
+
+
+def _documented(module: str, name: str) -> Iterator[str]:
+    thing = getattr(_module(module), name)
+    if inspect.isclass(thing):
+        yield f".. autoclass:: {module}.{name}"
+        if name in WHOLE:
+            yield "   :members:"
+    elif inspect.isfunction(thing) or callable(thing):
+        yield f".. autofunction:: {module}.{name}"
+    else:
+        yield f".. autodata:: {module}.{name}"
+    yield ""
+
+
+def _module(name: str) -> Any:
+    import importlib
+
+    return sys.modules.get(name) or importlib.import_module(name)
+
+
+def _every_name() -> Iterator[str]:
+    """A table of the names of the package, each with the first sentence of its docstring."""
+    yield "Everything that `import jumok` offers. Names load what they need when they are first asked for.\n"
+    homes = {
+        name: page for page, (_, _, home, names) in PAGES.items() if home == "jumok" for name in names or ()
+    }
+    rows = []
+    for name in jumok.__all__:
+        told = " ".join((inspect.getdoc(getattr(jumok, name)) or "").partition("\n\n")[0].split())
+        told = re.sub(r"``(.+?)``|:\w+:`(.+?)`", r"`\1\2`", told)
+        rows.append([f"[`jumok.{name}`]({homes.get(name, name)}.md)", told])
+    yield table(["name", "what it is"], rows)
+
+
+# ---------------------------------------------------------------------------------------- commands
+
+
+def _cli() -> str:
+    """What typer writes of the command line, without what every command says."""
+    asked = [sys.executable, "-m", "typer", "jumok.cli", "utils", "docs", "--name", "jumok"]
+    told = subprocess.run(asked, check=True, capture_output=True, text=True).stdout
+    told = re.sub(r"\* `--help`: .*\n", "", told)
+    told = re.sub(r"\*\*Options\*\*:\n\n(?=#|\n|\Z)", "", told)
+    told = re.sub(r"(?s)\*\*Commands\*\*:\n\n.*?(?=\n#)", "", told, count=1)  # cut short there; whole below
+    told = re.sub(r"^# `jumok`.*?\n(?=## )", "", told, count=1, flags=re.S | re.M)
+    told = re.sub(r"\*\*(Arguments|Options|Commands|Usage)\*\*:", r"\1", told)
+    told = re.sub(r"^Usage\n\n", "", told, flags=re.M)
+    return told.replace(" <str>`", "`")
+
+
+# ---------------------------------------------------------------------------------------- settings
+
+
+def _settings() -> str:
+    """Every section of every task's recipe: keys, defaults, and what the code says of them."""
+    lines: list[str] = []
+    shown: dict[type, str] = {}
+    for task in tasks.NAMES:
+        lines += [f"## task: {task}", ""]
+        for section, kind in _sections(tasks.of(task).Recipe):
+            if kind in shown:
+                lines += [f"`{section}:` is as in {shown[kind]}.", ""]
+                continue
+            label = f"{task}-{section}-{kind.__module__.split('.')[-1]}-{kind.__name__.lower()}"
+            shown[kind] = f"[{task}: {section}](#{label})"
+            title = f"{task}: {section}" + (
+                f" ({kind.__name__.removesuffix('Config')})" if section == "model" else ""
+            )
+            lines += [f"({label})=", f"### {title}", "", *_keys(section, kind), ""]
+    return "\n".join(lines)
+
+
+def _sections(recipe: Any) -> Iterator[tuple[str, type]]:
+    """The sections of a recipe, or of several, each once; of a section that may be of several kinds, all."""
+    seen = set()
+    for one in recipe.values() if isinstance(recipe, Mapping) else [recipe]:
+        for name, kind in typing.get_type_hints(one).items():
+            for part in typing.get_args(kind) if isinstance(kind, types.UnionType) else [kind]:
+                if dataclasses.is_dataclass(part) and (name, part) not in seen:
+                    seen.add((name, part))
+                    yield name, typing.cast(type, part)
+
+
+def _keys(section: str, kind: type) -> Iterator[str]:
+    """A table of the keys of a section."""
+    told = _comments(kind)
+    about = (inspect.getdoc(kind) or "").partition("\n\n>>>")[0]
+    yield "```{eval-rst}\n" + about + "\n```\n"
+    rows = []
+    for field in dataclasses.fields(kind):
+        made = field.default_factory
+        default = field.default if made is dataclasses.MISSING else made()
+        value = "" if default is dataclasses.MISSING else f"`{_yaml(default)}`"
+        rows.append([f"`{section}.{field.name}`", value, told.get(field.name, "")])
+    yield table(["key", "unless said", ""], rows)
+
+
+def _yaml(value: Any) -> str:
+    """As one writes it in a recipe.
+
+    >>> _yaml(None), _yaml(True), _yaml("auto"), _yaml((0.9, 0.98))
+    ('null', 'true', 'auto', '[0.9, 0.98]')
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(list(value)) if isinstance(value, tuple) else str(value)
+
+
+def _comments(kind: type) -> dict[str, str]:
+    """What stands behind the fields of a dataclass and those it inherits, or in the lines above them."""
+    found = {}
+    for one in reversed(kind.__mro__):
+        if not dataclasses.is_dataclass(one):
+            continue
+        above: list[str] = []
+        for line in inspect.getsource(one).splitlines():
+            if comment := re.fullmatch(r"    # (.+)", line):
+                above.append(comment[1])
+            elif field := re.match(r"    (\w+): [^#]*?(?:  # (.+))?$", line):
+                text = " ".join([*above, field[2] or ""]) if not _is_heading(above) else field[2] or ""
+                found[field[1]] = text.strip()
+                above = []
+            else:
+                above = []
+    return found
+
+
+def _is_heading(above: list[str]) -> bool:
+    """Whether a comment stands above several fields, as those of ``Settings`` do."""
+    return len(above) == 1 and len(above[0]) < 65

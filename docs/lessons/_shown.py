@@ -1,0 +1,193 @@
+"""What the lessons share: how figures look, where they go, and small models that are trained once and kept.
+
+In a notebook, figures and tables are the output of their cell. In a script, tables are printed, and figures
+are written to runs/lessons/figures/.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+import jumok
+from jumok.look import fonts
+from jumok.look.figures import COLOURS, DOTS_PER_INCH, GREY, INK, SHADES
+
+__all__ = ["BLUES", "COLOURS", "GREY", "INK", "at", "figure", "heat", "marked", "show", "table", "trained"]
+
+RUNS = Path(__file__).resolve().parents[2] / "runs" / "lessons"
+BLUES = LinearSegmentedColormap.from_list("jumok", SHADES)  # the viewer's: more weight is darker, in grey too
+SIGNED = LinearSegmentedColormap.from_list("signed", ("#8f3f00", "#e8924a", "#ffffff", "#61a9ea", "#1c3878"))
+STYLE = {
+    "font.family": fonts.families(["가나다 abc √·ᵀ−→"]),
+    "font.size": 10.5,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": GREY,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.prop_cycle": mpl.cycler(color=COLOURS),
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "lines.linewidth": 2,
+}
+mpl.rcParams.update(STYLE)
+
+
+def figure(width: float, height: float, rows: int = 1, columns: int = 1, **more: Any) -> tuple[Figure, Any]:
+    """A figure of so many inches (7 fill a page), and its axes, as ``plt.subplots`` gives them."""
+    made = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    return made, made.subplots(rows, columns, **more)
+
+
+def show(made: Figure | Path, name: str = "") -> None:
+    """Show a figure, or a picture that is there, in a notebook; in a script, write it to ``at(name)``."""
+    if _in_notebook():
+        from IPython.display import Image, display
+
+        if isinstance(made, Path):
+            data = made.read_bytes()
+            across = int.from_bytes(data[16:20], "big")  # of a PNG, in pixels
+            display(Image(data, width=min(760, across * 100 // DOTS_PER_INCH)))
+            return
+        buffer = io.BytesIO()
+        made.savefig(buffer, dpi=200, format="png", bbox_inches="tight")
+        display(Image(buffer.getvalue(), width=round(100 * made.get_figwidth())))
+        return
+    path = made if isinstance(made, Path) else at(name)
+    if isinstance(made, Figure):
+        made.savefig(path, dpi=100, bbox_inches="tight")
+    print("figure:", path.relative_to(RUNS.parents[1]))
+
+
+def at(name: str) -> Path:
+    """Where the picture NAME of this lesson is written."""
+    folder = RUNS / "figures" / ("notebook" if _in_notebook() else Path(sys.argv[0]).stem)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{name}.png"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Show a table: numbers as they should be read, so as texts."""
+    lines = [list(header), *([str(cell) for cell in row] for row in rows)]
+    if _in_notebook():
+        from IPython.display import Markdown, display
+
+        lines.insert(1, ["---"] * len(header))
+        display(Markdown("\n".join(f"| {' | '.join(line)} |" for line in lines)))
+        return
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def heat(
+    axes: Axes,
+    weights: Any,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    top: float = 1.0,
+    signed: bool = False,
+    numbers: bool = False,
+    lean: bool = False,
+    title: str = "",
+) -> Any:
+    """A map (rows, columns) in the viewer's colours: white is 0, the darkest is ``top``.
+
+    ``signed``: what is negative is orange. ``lean``: long words along the top do.
+    """
+    array = np.asarray(weights, float)
+    colours, low = (SIGNED, -top) if signed else (BLUES, 0)
+    cells = axes.pcolormesh(array, cmap=colours, vmin=low, vmax=top, edgecolors="white", linewidth=1)
+    axes.set(xlim=(0, array.shape[1]), ylim=(array.shape[0], 0), aspect="equal")
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0, pad=3)
+    axes.spines[:].set_visible(False)
+    turned: dict[str, Any] = {"rotation": 50, "ha": "left", "rotation_mode": "anchor"} if lean else {}
+    axes.set_xticks(np.arange(len(columns)) + 0.5, columns, **turned)
+    axes.set_yticks(np.arange(len(rows)) + 0.5, rows)
+    if title:
+        axes.set_title(title)
+    if numbers:
+        for (row, column), value in np.ndenumerate(array):
+            colour = "white" if abs(value) > 0.55 * top else INK
+            said = f"{value:.2f}".replace("-", "−")
+            axes.text(column + 0.5, row + 0.5, said, ha="center", va="center", size=9, color=colour)
+    return cells
+
+
+def marked(
+    axes: Axes, words: Sequence[str], weights: Sequence[float] | None = None, size: float = 12
+) -> None:
+    """Words as running text, each on a ground that is the darker the more weight it has."""
+    axes.set_axis_off()
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    made = axes.figure
+    made.draw_without_rendering()
+    frame = axes.get_window_extent()
+    most = 1.0 if weights is None else max(weights) or 1.0
+    x, y, line = 0.0, 1.0, 2.05 * size / 72 * made.dpi / frame.height
+    for number, word in enumerate(words):
+        weight = 0.0 if weights is None else weights[number] / most
+        ground = {"boxstyle": "round,pad=0.18", "facecolor": BLUES(0.5 * weight), "edgecolor": "none"}
+        put = axes.text(x, y, word, size=size, va="top", bbox=ground if weight > 0.04 else None)
+        width = put.get_window_extent().width / frame.width
+        if x + width > 1:
+            x, y = 0.0, y - line
+            put.set_position((x, y))
+        x += width + 0.55 * size / 72 * made.dpi / frame.width
+
+
+def trained(**runs: Sequence[str]) -> list[Any]:
+    """Each run by its name, as ``jumok.load`` gives it: NAME=[recipe, setting, …] is trained if it is new.
+
+    Two at a time, each on a core of its own.
+    """
+    new = [(name, list(asked)) for name, asked in runs.items() if not _is_there(name, asked)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(_train, new))
+    return [jumok.load(RUNS / name, "cpu") for name in runs]
+
+
+def _train(run: tuple[str, list[str]]) -> None:
+    name, asked = run
+    shutil.rmtree(RUNS / name, ignore_errors=True)
+    print("jumok train", *asked, "--out", f"runs/lessons/{name}", flush=True)
+    command = [sys.executable, "-m", "jumok", "train", *asked, "train.device=cpu", "--out", str(RUNS / name)]
+    one_core = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=one_core, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode:
+        raise RuntimeError(f"training {name} failed:\n{done.stdout}")
+    _mark(name).write_text("\n".join(asked), encoding="utf-8")
+
+
+def _mark(name: str) -> Path:
+    return RUNS / name / "lesson.txt"  # what was asked for, written when it is done
+
+
+def _is_there(name: str, asked: Sequence[str]) -> bool:
+    with suppress(FileNotFoundError):
+        return _mark(name).read_text(encoding="utf-8") == "\n".join(asked)
+    return False
+
+
+def _in_notebook() -> bool:
+    return "ipykernel" in sys.modules
