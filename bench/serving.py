@@ -2,11 +2,10 @@
 
     python bench/serving.py [RUN] [--section speed|overload|all] [--quick] [--out file.json]
 
-RUN is any run of a Transformer. Without one, a Transformer of base size (Vaswani 2017: width 512, 6 + 6
-layers, 8 heads, 2048 inside) is trained on the built-in English–Korean sentences for a few minutes, and kept
-in runs/bench for the next time. So short a training makes no good translations, but such as end where
-sentences end: with random weights each would go on to the length limit. All ways translate the same sentences
-with a beam of 4, on the same cores; so does the load generator.
+RUN is any run of a Transformer. Without one, it is a Transformer of base size (Vaswani 2017: width 512, 6 + 6
+layers, 8 heads, 2048 inside) whose weights are set by hand so that it says its source again (bench/echo.py):
+as long as translations are, and nothing to train. All ways translate the same sentences with a beam of 4, on
+the same cores; so does the load generator.
 
 speed     sentences a second: PyTorch, one text at a time; the server, asked by 32 clients at once, with the
           engines torch and ctranslate2 (int8); CTranslate2 itself (int8), given batches of as many sentences
@@ -31,6 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import echo
 import load
 import report as r
 import torch
@@ -43,6 +43,7 @@ from jumok.data import english_korean
 from jumok.run import Run
 from jumok.tasks import engines, translate
 from jumok.tasks.translator import Search, Translator
+from jumok.training import save_weights
 
 BEAM = 4
 BASE = {"width": 512, "heads": 8, "feed_forward": 2048, "encoder_layers": 6, "decoder_layers": 6}
@@ -67,19 +68,19 @@ class Plan:
         return [load.body_of(text, BEAM) for text in self.texts]
 
 
-def trained(folder: Path, sizes: dict[str, int], steps: int, tokens: int) -> Run:
-    """A run of this size that knows at least where sentences end."""
+def echoing(folder: Path, sizes: dict[str, int], vocabulary: int) -> Run:
+    """A run of this size that says its source again."""
     tree: dict[str, Any] = {
         "task": "translate",
-        "model": {"kind": "transformer", **sizes, "dropout": 0.0, "tie": "all"},
-        "data": {"pairs": 20_000 if steps > 9 else 300, "held_out": 20},
-        "text": {"size": 8000 if steps > 9 else 400},
-        "train": {"epochs": None, "steps": steps, "tokens": tokens, "warmup": min(steps, 40), "seed": 1},
+        "model": {"kind": "transformer", **sizes, "dropout": 0.0, "norm": "pre", "tie": "all"},
+        "data": {"pairs": 2 * vocabulary, "held_out": 20},
+        "text": {"size": vocabulary},
+        "train": {"epochs": None, "steps": 1, "tokens": 256, "warmup": 1, "validate_every": 1},
     }
-    tree["train"] |= {"learning_rate": 5e-4, "average": 0, "tensorboard": False, "device": "cpu"}
-    tree["train"] |= {"validate_every": steps, "log_every": 10}
+    tree["train"] |= {"average": 0, "tensorboard": False, "device": "cpu"}
     run = Run.start(folder, recipe.parse(tree))
-    translate.train(run, Console(highlight=False, quiet=steps < 10))
+    translate.train(run, Console(quiet=True))  # for its tokenizers
+    save_weights(echo.taught(translate.load(run, "cpu").model), run.weights)
     return run
 
 
@@ -283,13 +284,12 @@ def show(rows: Sequence[Row]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("run", type=Path, nargs="?", help="a run's folder; otherwise one is trained")
+    parser.add_argument("run", type=Path, nargs="?", help="a run's folder; otherwise one is made")
     parser.add_argument("--section", choices=[*SECTIONS, "all"], default="all")
     parser.add_argument("--sentences", type=int, default=512)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=60, help="of the overload")
     parser.add_argument("--hold", type=float, default=5, help="seconds of work that the queue holds then")
-    parser.add_argument("--steps", type=int, default=120, help="of training, where no run is given")
     parser.add_argument("--quick", action="store_true", help="tiny, and no file unless --out names one")
     parser.add_argument("--out", type=Path, help="the JSON file; runs/bench/… unless --quick")
     chosen = parser.parse_args(arguments)
@@ -299,9 +299,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.run is not None:
         run = Run.open(chosen.run)
     elif chosen.quick:
-        run = trained(r.RESULTS / "serving-tiny", TINY, 3, 512)
+        run = echoing(r.RESULTS / "serving-tiny", TINY, 400)
     else:
-        run = trained(r.RESULTS / "serving-base", BASE, chosen.steps, 1536)
+        run = echoing(r.RESULTS / "serving-base", BASE, 8000)
     count, clients, seconds = chosen.sentences, chosen.clients, chosen.seconds
     if chosen.quick:
         count, clients, seconds = 24, 4, min(seconds, 2.0)
