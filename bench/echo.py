@@ -5,8 +5,8 @@ learned. A model with random weights goes on to the length limit, and one that w
 nothing at all; this one says as many words as its source has, and costs at every step what any model of its
 size does::
 
-    embedding             ±c at random, but 0 in the first dimensions, where positions turn fastest
-    last cross attention  query and key: those dimensions, so that word t looks at place t; value: the others
+    embedding             ±c, as often + as −, but 0 where positions turn fastest, and slowest
+    last cross attention  query and key: positions, so that word t looks at place t; value: the words
     all the rest          as it was begun, and next to nothing of it goes into the stream of residuals
 """
 
@@ -35,14 +35,15 @@ def taught(model: Transformer) -> Transformer:
     for layer in model.decoder[:-1]:
         layer.source_attention.merge.weight.mul_(0.01)
         layer.source_attention.merge.bias.zero_()
-    words = model.target_embedding.weight
-    words.copy_(torch.randint(2, words.shape, generator=torch.Generator().manual_seed(1)) * 2.0 - 1.0)
-    words.mul_(SURE / (width - turning))
-    words[:, :turning] = 0.0
+    words, free = model.target_embedding.weight, width - turning - 2
+    order = torch.rand(len(words), free, generator=torch.Generator().manual_seed(1)).argsort(1)
+    words.zero_()
+    words[:, turning:-2] = ((order < free // 2) * 2.0 - 1.0) * SURE / free  # as often + as −: no mean
     last = model.decoder[-1].source_attention
     position = torch.eye(turning, width).repeat(config.heads, 1) * SHARP  # the same for every head
+    position[:, -2] -= SHARP  # the slowest sine is 0: what a norm took away from it, it took from all
     kept = torch.eye(width)
-    kept[:turning] = 0.0
+    kept[:turning] = kept[-2:] = 0.0
     last.project_query.weight.copy_(position)
     last.project_source.weight.copy_(torch.cat([position, kept]))
     last.merge.weight.copy_(kept * LOUD)
