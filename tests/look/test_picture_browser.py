@@ -345,10 +345,10 @@ def test_patches_look_at_patches(served: Show) -> None:
     assert shown.page.inner_text(".jm-now").startswith("Mean of all patches")
     assert shown.page.locator(".jm-shot").count() == 0
     shown.page.mouse.click(*point(shown, *RIGHT))
+    shown.until(lambda: "Patch at row 1, column 3" in shown.page.inner_text(".jm-now"))
     shown.until(lambda: light(shown)[3] > max(light(shown)[4:]) + 60)  # the third looks at the fourth
-    assert "Patch at row 1, column 3" in shown.page.inner_text(".jm-now")
     shown.page.mouse.move(*point(shown, *LEFT))
-    assert shown.page.inner_text(".jm-tip").split("\n") == ["row 2, column 1", "1"]
+    shown.until(lambda: shown.page.inner_text(".jm-tip").split("\n") == ["row 2, column 1", "1"])
     assert shown.text(".jm-caption .jm-token") == ["[CLS]"]
     shown.page.click(word(0))
     shown.until(lambda: shown.page.inner_text(".jm-now").startswith("[CLS]"))
