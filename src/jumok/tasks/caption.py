@@ -13,8 +13,7 @@ A picture is squashed to a square, so that the grid lies over all of it.
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -33,7 +32,6 @@ from jumok.data.formats import Flaw
 from jumok.data.text import TextConfig, Tokenizer
 from jumok.data.views import Augment, Given, KnownPlaces, Places, Squares
 from jumok.errors import InputError
-from jumok.files import written
 from jumok.metrics.captions import words
 from jumok.models.caption_transformer import CaptionTransformer
 from jumok.models.captioner import Captioner, CaptionerConfig
@@ -221,7 +219,6 @@ class Describing(Use[Captioned]):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._cache: Cache | None = None
-        self._left_out: dict[str, None] = {}  # an ordered set
 
     @property
     def example(self) -> str:
@@ -258,16 +255,6 @@ class Describing(Use[Captioned]):
             # Whoever evaluates the run may stand in another folder.
             picture = replace(one.picture, path=one.picture.path.absolute())
             yield replace(one, picture=picture, captions=tuple(fit))
-
-    def noted(self, found: Iterable[T | Flaw]) -> Iterator[T | Flaw]:
-        """The same; what is left out is written down by name, all of it, in ``data/left_out.txt``."""
-        for one in found:
-            if isinstance(one, Flaw):
-                self._left_out.setdefault(str(one))
-            yield one
-        if self._left_out:
-            with written(self.run.folder / "data" / "left_out.txt") as part:
-                part.write_text("".join(f"{line}\n" for line in self._left_out), encoding="utf-8")
 
     def key(self, example: Captioned) -> str:
         return example.picture.name  # wherever the data lies, the same pictures are held out
@@ -323,9 +310,10 @@ class Describing(Use[Captioned]):
         if not self.is_frozen:
             folder = self.run.folder / "data" / "pictures"
             return Cache.open(folder, encoder="squashed", size=config.size, kind="uint8")
-        own = os.environ.get("JUMOK_CACHE") or Path.home() / ".cache" / "jumok"
         name = f"{config.backbone} {encoder.stage} squashed {_digest(encoder.net)}"
-        return Cache.open(Path(config.cache or own) / "features", encoder=name, size=config.size)
+        return Cache.open(
+            Path(config.cache or common.cache_folder()) / "features", encoder=name, size=config.size
+        )
 
     def predictor(self, model: Any, tokenizer: Tokenizer) -> CaptionReader:
         return CaptionReader(self, model, tokenizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,16 @@ from jumok.files import written
 from jumok.run import Run
 from jumok.training import Ranks, Settings, graphs
 
-__all__ = ["Asked", "AskedOfWriter", "held_out_share", "layout", "next_commands", "packs_fast", "placed"]
+__all__ = [
+    "Asked",
+    "AskedOfWriter",
+    "cache_folder",
+    "held_out_share",
+    "layout",
+    "next_commands",
+    "packs_fast",
+    "placed",
+]
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -79,6 +89,11 @@ def held_out_share(folder: Path, what: str, count: Callable[[], int], wanted: in
     with written(path) as part:
         part.write_text(json.dumps({what: many, "share": share}), encoding="utf-8")
     return share
+
+
+def cache_folder() -> Path:
+    """Where what is known of files is kept for all runs: the folder JUMOK_CACHE, or one of the user's."""
+    return Path(os.environ.get("JUMOK_CACHE") or Path.home() / ".cache" / "jumok")
 
 
 def placed(model: M, device: str = "auto") -> M:

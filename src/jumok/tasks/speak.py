@@ -12,8 +12,7 @@ What spectra are made of recordings is kept on the disk, for all runs.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -30,7 +29,6 @@ from jumok.data.sound import Sound, SoundConfig
 from jumok.data.spoken import Numbers, Symbols
 from jumok.data.utterances import Utterances
 from jumok.errors import InputError
-from jumok.files import written
 from jumok.models.tacotron import Tacotron, TacotronConfig
 from jumok.run import Run
 from jumok.tasks import common, supervised, verdicts
@@ -186,7 +184,6 @@ class Speaking(Use[Recording]):
         super().__init__(run)
         self.sound = Sound(self.recipe.sound)
         self._cache: Frames | None = None
-        self._left_out: dict[str, None] = {}  # an ordered set
 
     @property
     def example(self) -> str:
@@ -201,16 +198,6 @@ class Speaking(Use[Recording]):
             return iter(recordings.built_in(SEED, data.voices, rate if rate in (8000, 16000) else 16000))
         found = recordings.find(named, split=split, columns=data.columns, recordings=data.recordings)
         return self.noted(_from_anywhere(one) for one in found)
-
-    def noted(self, found: Iterable[Recording | Flaw]) -> Iterator[Recording | Flaw]:
-        """The same; what is left out is written down by name, all of it, in ``data/left_out.txt``."""
-        for one in found:
-            if isinstance(one, Flaw):
-                self._left_out.setdefault(str(one))
-            yield one
-        if self._left_out:
-            with written(self.run.folder / "data" / "left_out.txt") as part:
-                part.write_text("".join(f"{line}\n" for line in self._left_out), encoding="utf-8")
 
     def key(self, example: Recording) -> str:
         """Of many texts, some are held out; of a few, some of their recordings. A built-in one is held out in
@@ -247,8 +234,9 @@ class Speaking(Use[Recording]):
     def cache(self) -> Frames:
         """Where the spectra of recordings are kept."""
         if self._cache is None:
-            own = os.environ.get("JUMOK_CACHE") or Path.home() / ".cache" / "jumok"
-            self._cache = Frames.open(Path(self.recipe.data.cache or own) / "sounds", self.sound)
+            self._cache = Frames.open(
+                Path(self.recipe.data.cache or common.cache_folder()) / "sounds", self.sound
+            )
         return self._cache
 
     def predictor(self, model: Any, tokenizer: Symbols) -> Speaker:

@@ -16,7 +16,7 @@ import copy
 import functools
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -41,6 +41,7 @@ __all__ = ["LabelledData", "Learnable", "Named", "Search", "Split", "Use", "load
 
 Named = str | list[str]
 E = TypeVar("E")  # an example
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -103,12 +104,23 @@ class Use(ABC, Generic[E]):
     def __init__(self, run: Run) -> None:
         self.run = run
         self.recipe: Any = run.recipe
+        self._left_out: dict[str, None] = {}  # an ordered set
 
     # What is read.
 
     @abstractmethod
     def read(self, named: Named, split: str) -> Iterator[E | Flaw]:
         """The examples of some data."""
+
+    def noted(self, found: Iterable[T | Flaw]) -> Iterator[T | Flaw]:
+        """The same; what is left out is written down by name, all of it, in ``data/left_out.txt``."""
+        for one in found:
+            if isinstance(one, Flaw):
+                self._left_out.setdefault(str(one))
+            yield one
+        if self._left_out:
+            with written(self.run.folder / "data" / "left_out.txt") as part:
+                part.write_text("".join(f"{line}\n" for line in self._left_out), encoding="utf-8")
 
     @abstractmethod
     def key(self, example: E) -> str:
