@@ -139,7 +139,8 @@ class FrameLoop(nn.Module):
 def looped(ours: Tacotron, step: Step | None = None) -> Tacotron:
     """A copy whose decoder is the loop."""
     model: Any = copy.deepcopy(ours)
-    model.decoder = FrameLoop(ours.decoder, step).train(ours.training)
+    device = next(ours.parameters()).device
+    model.decoder = FrameLoop(ours.decoder, step).to(device).train(ours.training)
     return model  # type: ignore[no-any-return]
 
 
