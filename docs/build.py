@@ -22,6 +22,8 @@ KOREAN = """
 ```{toctree}
 :hidden:
 
+둘러보기 <tour>
+속도 <benchmarks>
 강의 <lessons/index>
 ```
 """
@@ -38,11 +40,15 @@ def main() -> int:
     gathered = pages.Gathered(source)
     gathered.pages()
     readme = ROOT / "README.md"
-    told = pages.section(readme.read_text(encoding="utf-8"), "## Results")
+    text = readme.read_text(encoding="utf-8")
+    gathered.add("where-table.txt", pages.first_table(pages.section(text, "## Where to find what")), readme)
+    told = pages.section(text, "## Results")
     gathered.add("results.md", f"# Results\n\n{told}\n", readme)
     gathered.add("results-table.txt", pages.first_table(told), readme)
     korean = ROOT / "README.ko.md"
-    gathered.add("ko/index.md", korean.read_text(encoding="utf-8") + KOREAN, korean)
+    text = korean.read_text(encoding="utf-8")
+    text = text.replace("](docs/lessons)", "](lessons/index.md)")  # those in Korean
+    gathered.add("ko/index.md", text + KOREAN, korean)
     reference.build(source)
     recipes.build(source)
     benchmarks.build(source)

@@ -16,7 +16,12 @@ from builder import DOCS, ROOT, put
 
 LINK = re.compile(r"(?<=\])\((?P<to>[^()\s]+)\)")
 FENCE = re.compile(r"^(`{3,}|~{3,}).*?^\1`*\s*$", re.S | re.M)
-FOLDERS = {"bench/results/runs": "recipes.md", "bench/results": "benchmarks.md", "bench": "benchmarks.md"}
+FOLDERS = {
+    "docs/lessons": "lessons/index.md",
+    "bench/results/runs": "recipes.md",
+    "bench/results": "benchmarks.md",
+    "bench": "benchmarks.md",
+}
 PAGES = {"README.md": "index.md", "README.ko.md": "ko/index.md"}
 PICTURES = (".png", ".svg", ".jpg")
 

@@ -9,9 +9,20 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
-PAGES = sorted([ROOT / "README.md", ROOT / "README.ko.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")])
+KOREAN = {ROOT / "README.md": ROOT / "README.ko.md"} | {
+    DOCS / page.name: page for page in sorted((DOCS / "ko").glob("*.md"))
+}  # the pages that are there in both languages
+PAGES = sorted({*KOREAN.keys(), *KOREAN.values(), ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")})
 # Pages of the site that are made when it is built.
-MADE = ("results.md", "lessons/index.md", "ko/", "api/", "beyond.ipynb", "viewer/", "results-table.txt")
+MADE = (
+    "results.md",
+    "lessons/index.md",
+    "api/",
+    "beyond.ipynb",
+    "viewer/",
+    "results-table.txt",
+    "where-table.txt",
+)
 
 
 class Block(NamedTuple):

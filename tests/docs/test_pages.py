@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from docs_parts import DOCS, MADE, PAGES, ROOT, Block, anchors, blocks, every_block, prose
+from docs_parts import DOCS, KOREAN, MADE, PAGES, ROOT, Block, anchors, blocks, every_block, prose
 from typer._click.exceptions import MissingParameter
 from typer.main import get_command
 
@@ -68,7 +68,7 @@ def test_python_compiles_and_what_can_run_runs(
 def test_some_blocks_do_run() -> None:
     run = [one for one in PYTHON if one.page == "slips.md" or not NEEDS.search(one.text)]
     assert len(run) >= 10
-    assert any(one.page == "README.md" for one in run)
+    assert any(one.page == "tour.md" for one in run)
 
 
 # ---------------------------------------------------------------------------------------------- commands
@@ -176,7 +176,7 @@ def test_every_quoted_error_has_words_of_its_own() -> None:
     assert all(max(map(len, block.text.split("…"))) > 12 for block in QUOTED)
 
 
-# --------------------------------------------------------------------------------------------- two READMEs
+# ------------------------------------------------------------------------------------------- two languages
 
 
 def _figures(page: Path) -> list[list[str]]:
@@ -185,14 +185,30 @@ def _figures(page: Path) -> list[list[str]]:
     return [sorted(re.findall(r"`[^`]+`|\d[\d,.]*\d|\d", line)) for line in lines]
 
 
-def _pictures(page: Path) -> list[str]:
-    return re.findall(r"!\[.*?\]\((.+?)\)", page.read_text(encoding="utf-8"))
+def _pictures(page: Path) -> list[Path]:
+    found = re.findall(r"!\[.*?\]\((.+?)\)", page.read_text(encoding="utf-8"))
+    return [(page.parent / one).resolve() for one in found]
 
 
-def test_the_korean_readme_has_the_figures_of_the_english_one() -> None:
-    english, korean = ROOT / "README.md", ROOT / "README.ko.md"
+def _code(page: Path) -> list[int]:
+    """The lines of each block of code; what Sphinx puts in has none."""
+    return [one.text.count("\n") for one in blocks(page) if not one.kind.startswith("{")]
+
+
+@pytest.mark.parametrize(("english", "korean"), KOREAN.items(), ids=lambda page: page.name)
+def test_a_korean_page_has_the_figures_of_the_english_one(english: Path, korean: Path) -> None:
     for one, other in zip(_figures(english), _figures(korean), strict=True):
         assert one == other
     assert _pictures(english) == _pictures(korean)
-    code = [[one.text.count("\n") for one in blocks(page)] for page in (english, korean)]
-    assert code[0] == code[1]
+    assert _code(english) == _code(korean)
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "README.ko.md"], ids=lambda page: page.name)
+def test_the_readme_is_short_and_answers_the_first_questions(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    lead = text.partition("\n## ")[0]
+    assert len(lead.splitlines()) <= 30
+    assert len(_pictures(page)) == 1
+    (commands,) = blocks(page)
+    assert "jumok train transformer data.train=my.tsv" in commands.text  # how do I train on my TSV?
+    assert "jumok look path/to/a/hugging-face-folder" in commands.text  # how do I see my model's attention?
