@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,24 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 import jumok
-from jumok.look import fonts
+from jumok.look import fonts, html
 from jumok.look.figures import COLOURS, DOTS_PER_INCH, GREY, INK, SHADES
+from jumok.look.scene import Scene
 
-__all__ = ["BLUES", "COLOURS", "GREY", "INK", "at", "figure", "heat", "marked", "show", "table", "trained"]
+__all__ = [
+    "BLUES",
+    "COLOURS",
+    "GREY",
+    "INK",
+    "at",
+    "figure",
+    "heat",
+    "marked",
+    "show",
+    "table",
+    "trained",
+    "viewer",
+]
 
 RUNS = Path(__file__).resolve().parents[2] / "runs" / "lessons"
 BLUES = LinearSegmentedColormap.from_list("jumok", SHADES)  # the viewer's: more weight is darker, in grey too
@@ -75,6 +90,23 @@ def show(made: Figure | Path, name: str = "") -> None:
     if isinstance(made, Figure):
         made.savefig(path, dpi=100, bbox_inches="tight")
     print("figure:", path.relative_to(RUNS.parents[1]))
+
+
+def viewer(scenes: Scene | Sequence[Scene], name: str, *, heads: html.Heads | None = None) -> None:
+    """The viewer, in a frame of the page in a notebook; in a script, write it as an HTML file.
+
+    A saved page and not the widget: it works in the built site too, where no Python is behind it.
+    """
+    if _in_notebook():
+        from IPython.display import display
+
+        page = escape(html.render(scenes, heads=heads))
+        size = "width: 100%; height: 620px"  # for a notebook, which has no style sheet of ours
+        frame = f'<iframe class="viewer" style="{size}" title="the viewer" srcdoc="{page}"></iframe>'
+        display({"text/html": frame}, raw=True)
+        return
+    path = html.save(scenes, at(name).with_suffix(".html"), heads=heads)
+    print("viewer:", path.relative_to(RUNS.parents[1]))
 
 
 def at(name: str) -> Path:
