@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from jumok.data.kept import code
 from jumok.data.pictures import LIMITS, Limits, Pixels
 from jumok.data.scenes import Language, Scene, scene
 from jumok.errors import InputError
@@ -26,6 +27,11 @@ KEPT = 1 << 13  # scenes of 27 KiB: those that were drawn for their captions are
 def drawn(seed: int, number: int) -> Scene:
     """A scene with its English caption."""
     return scene(seed, number)
+
+
+@functools.cache
+def _scenes() -> str:
+    return code("jumok.data.scenes", "jumok.data.shapes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +61,8 @@ class Drawn:
 
     @property
     def identity(self) -> list[object]:
-        """Other values for every other picture."""
-        return ["scenes", self.seed, self.number]
+        """Other values for every other picture, and for every other way to draw it."""
+        return ["scenes", _scenes(), self.seed, self.number]
 
     def decode(self, where: str | None = None, limits: Limits = LIMITS) -> Pixels:
         """Its colours ``(height, width, 3)``."""

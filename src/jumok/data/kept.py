@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
+import inspect
 import itertools
 import json
 import math
@@ -33,7 +35,7 @@ from jumok.data.formats import Flaw
 from jumok.errors import InputError
 from jumok.files import written
 
-__all__ = ["FORMAT", "Kept", "Kind", "Source", "named"]
+__all__ = ["FORMAT", "Kept", "Kind", "Source", "code", "named"]
 
 FORMAT = 1
 FACTS, LOCK = "cache.json", "lock"
@@ -57,6 +59,12 @@ class Source(Protocol):
 S = TypeVar("S", bound=Source)
 T = TypeVar("T")
 Prepared = NDArray[Any]
+
+
+def code(*modules: str) -> str:
+    """A digest of the sources of modules: what they make up is made anew when they have changed."""
+    sources = (inspect.getsource(importlib.import_module(module)) for module in modules)
+    return hashlib.sha256("".join(sources).encode()).hexdigest()[:12]
 
 
 def named(folder: Path, name: str, made_by: Mapping[str, object]) -> Path:

@@ -16,6 +16,7 @@ A recording that is not there is a *flaw*; whether one that is there can be deco
 from __future__ import annotations
 
 import contextlib
+import functools
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from typing import ClassVar
 from jumok.data import formats, sources, tables
 from jumok.data.files import data_folder, lines
 from jumok.data.formats import Flaw, clean
+from jumok.data.kept import code
 from jumok.data.members import Archive, Folder, Member
 from jumok.data.sound import LIMITS, Limits, Sound, Wave, too_large
 from jumok.data.tables import Record, split_name
@@ -63,6 +65,11 @@ class RecordingFile(Member):
         return sound.waveform(data, where, limits)
 
 
+@functools.cache
+def _voices() -> str:
+    return code("jumok.data.voices", "jumok.data.formants")
+
+
 @dataclass(frozen=True, slots=True)
 class Said:
     """A built-in utterance, which is in no file: told by two numbers, and spoken when it is listened to."""
@@ -81,8 +88,8 @@ class Said:
 
     @property
     def identity(self) -> list[object]:
-        """Other values for every other utterance."""
-        return ["voices", self.seed, self.number, self.rate]
+        """Other values for every other utterance, and for every other way to speak it."""
+        return ["voices", _voices(), self.seed, self.number, self.rate]
 
     @property
     def utterance(self) -> Utterance:

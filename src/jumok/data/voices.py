@@ -2,9 +2,9 @@
 
 >>> for one in voices(seed=4, count=3):
 ...     print(one.text, one.style, round(one.pitch), round(one.seconds, 1))
-fourteen hurried 188 0.6
-twenty seven bright 244 1.0
-twenty deep 91 0.8
+fourteen hurried 200 0.6
+twenty seven bright 276 1.0
+twenty deep 88 0.8
 >>> [round(begin, 1) for begin in one.begins]
 [0.1, 0.2, 0.2, 0.4, 0.5, 0.6]
 
@@ -45,13 +45,13 @@ class Style:
         return self.throat.pitch
 
 
-# By pitch, from the lowest; by speed it is calm, deep, plain, bright, hurried.
+# By pitch, from the lowest, each a third above the last; by speed it is calm, deep, plain, bright, hurried.
 STYLES: dict[str, Style] = {
-    "deep": Style(Throat(88, 0.15, 0.94, breath=0.05), 0.85, -24),
-    "calm": Style(Throat(118, 0.10, 1.0, breath=0.5, tilt=0.5), 0.70, -30),
+    "deep": Style(Throat(85, 0.15, 0.94, breath=0.05), 0.85, -24),
+    "calm": Style(Throat(113, 0.10, 1.0, breath=0.5, tilt=0.5), 0.70, -30),
     "plain": Style(Throat(150, 0.25), 1.0, -24),
-    "hurried": Style(Throat(188, 0.40, 1.05), 1.40, -21),
-    "bright": Style(Throat(235, 0.50, 1.14), 1.18, -20),
+    "hurried": Style(Throat(200, 0.40, 1.05), 1.40, -21),
+    "bright": Style(Throat(266, 0.50, 1.14), 1.18, -20),
 }
 
 # A word as letters and the sounds that they stand for, where those are called otherwise: letters/sounds.

@@ -224,7 +224,7 @@ class Captioner(nn.Module):
         """Summed over the labels that count: in training with all that it costs, else the plain NLL.
 
         The parts are "nll", the plain one, and where they are wanted "doubly_stochastic", "reinforce" and
-        "entropy", as they stand in the total. (The value of "reinforce" means nothing; its gradient does.)
+        "entropy", as they stand in the total. ("reinforce" is zero, and has a gradient.)
         """
         kept = self._kept(batch) if self.training else None
         told = self._told(batch, kept or self._at_rest)

@@ -84,7 +84,9 @@ class Draws(Kept):
 
 
 def surrogate(log_chosen: Tensor, log_words: Tensor, counts: Tensor, baseline: Tensor) -> Tensor:
-    """A number whose gradient is that of REINFORCE, for what is to be made smaller. Its value means nothing.
+    """A zero whose gradient is that of REINFORCE, for what is to be made smaller.
+
+    A value would mean nothing, and would hide what the loss is worth that it stands in.
 
     Args:
         log_chosen: ``(B, T)``, log p(s_t).
@@ -100,7 +102,8 @@ def surrogate(log_chosen: Tensor, log_words: Tensor, counts: Tensor, baseline: T
     """
     better = torch.where(counts, log_words.detach() - baseline, 0.0)
     advantage = better.flip(1).cumsum(1).flip(1)
-    return -torch.where(counts, advantage * log_chosen, 0.0).sum()
+    learned = torch.where(counts, advantage * log_chosen, 0.0).sum()
+    return learned.detach() - learned
 
 
 def entropy(weights: Tensor) -> Tensor:
