@@ -186,18 +186,13 @@ def tune(report: Report, chosen: argparse.Namespace) -> None:
         Blocks(),
         large,
         by_warp,
-        by_warp._replace(beside=True),
-        by_warp._replace(beside=True, stages=2),
-        by_warp._replace(beside=True, stages=4, registers=255),
-        by_warp._replace(beside=True, stages=2, polynomials=0.5),
-        by_warp._replace(beside=True, stages=2, polynomials=1.5),
-        by_warp._replace(beside=True, stages=2, programs=32768),
         by_warp._replace(stages=2),
         by_warp._replace(stages=4),
-        by_warp._replace(programs=8192),
+        by_warp._replace(programs=32768),
+        by_warp._replace(programs=65536),
+        by_warp._replace(programs=131072),
         by_warp._replace(polynomials=0),
         by_warp._replace(polynomials=2),
-        by_warp._replace(ahead=True, registers=255),
     ]
     layer = made(chosen, chosen.causal)
     mask = {"diagonal": 0 if layer.causal else None, "scale": chosen.width**-0.5}
@@ -210,8 +205,7 @@ def tune(report: Report, chosen: argparse.Namespace) -> None:
     for blocks in cuts:
         name = f"{blocks.queries}×{blocks.keys}, {blocks.warps} warps, {blocks.stages} stages"
         name += f", unroll {blocks.unroll}, {blocks.registers} registers, {blocks.polynomials}/4 polynomials"
-        name += f", {blocks.programs} programs{', ahead' * blocks.ahead}{', by warp' * blocks.by_warp}"
-        name += ", beside" * blocks.beside
+        name += f", {blocks.programs} programs{', by warp' * blocks.by_warp}"
         run: Run = functools.partial(pooled_maps, query, key, sums, cells=cells, blocks=blocks, **mask)
         way = report.measure(row, name, run)
         if "error" not in way:

@@ -42,14 +42,12 @@ runs_kernels = pytest.mark.filterwarnings("default") if INTERPRETED else pytest.
 # Small tiles, so that small inputs have many; a GPU's tensor cores take no fewer than 64 rows.
 SMALL = Blocks(queries=64, keys=32, warps=4) if ON_GPU else Blocks(queries=16, keys=32, warps=4)
 BY_WARP = SMALL._replace(by_warp=True) if ON_GPU else Blocks(queries=32, keys=32, warps=2, by_warp=True)
-AHEAD = Blocks(queries=128, warps=4, registers=168, ahead=True, by_warp=True)  # as on a GPU
+APART = Blocks(queries=128, warps=4, registers=168, by_warp=True)  # as on a GPU
 WAYS = [
     SMALL._replace(polynomials=0),
     SMALL._replace(polynomials=2, unroll=1, programs=9),
-    BY_WARP._replace(polynomials=0, ahead=True),
+    BY_WARP._replace(polynomials=0),
     BY_WARP._replace(polynomials=1, unroll=1, programs=40),
-    BY_WARP._replace(polynomials=0, beside=True),
-    BY_WARP._replace(polynomials=1.5, beside=True, programs=40),
 ]
 
 CLOSE = 3e-5 if ON_GPU else 3e-6  # float32 there is three products of tensor cores
@@ -147,22 +145,6 @@ def test_a_part_of_the_keys_and_any_strides() -> None:
 
 
 @runs_kernels
-def test_blocks_share_their_keys_only_where_nothing_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k = torch.randn(1, 256, 16, device=DEVICE), torch.randn(1, 256, 16, device=DEVICE)
-    rows = BY_WARP.queries
-    lse, cells = row_lse(q, k, scale=0.3), (256 // rows, 4)
-    beside = BY_WARP._replace(beside=True)
-    monkeypatch.setattr("jumok.attention.kernels.pooled._pooled_kernel", None)
-    maps = pooled_maps(q, k, lse, scale=0.3, cells=cells, blocks=beside)
-    torch.testing.assert_close(maps.sum(-1), torch.ones_like(maps[..., 0]), rtol=1e-3, atol=0)
-    for more in ({"diagonal": 0}, {"alive": torch.ones(256, dtype=torch.bool, device=DEVICE)}):
-        with pytest.raises(TypeError, match="NoneType"):
-            pooled_maps(q, k, lse, scale=0.3, cells=cells, blocks=beside, **more)
-    with pytest.raises(TypeError, match="NoneType"):
-        pooled_maps(q, k, lse, scale=0.3, cells=(7, 4), blocks=beside)  # cells are not whole tiles
-
-
-@runs_kernels
 def test_dead_keys_may_hold_anything() -> None:
     q, k = torch.randn(1, 20, 16, device=DEVICE), torch.randn(1, 64, 16, device=DEVICE)
     alive = torch.arange(64, device=DEVICE) < 50
@@ -214,7 +196,7 @@ def test_maps_at_real_sizes(width: int, dtype: torch.dtype) -> None:
         lse = row_lse(q, k, scale=width**-0.5, diagonal=diagonal)
         torch.testing.assert_close(lse.double(), s.logsumexp(-1), rtol=1e-4, atol=1e-4)
         exact = pooled(s.softmax(-1), cells)
-        for blocks in (None, AHEAD) if width <= 64 and dtype == torch.bfloat16 else (None,):
+        for blocks in (None, APART) if width <= 64 and dtype == torch.bfloat16 else (None,):
             maps = pooled_maps(q, k, lse, scale=width**-0.5, cells=cells, diagonal=diagonal, blocks=blocks)
             error = (maps.double() - exact).abs()
             assert (error <= 1e-2 * exact).all()
@@ -265,8 +247,8 @@ UNEVEN = {"EVEN": False, "ALIVE": True, "CAUSAL": True, "WINDOWED": True, "UNROL
         (256, "bf16", CAUSAL),
         (64, "fp32", CAUSAL),
         (128, "fp32", CAUSAL),
-        (64, "bf16", {"blocks": AHEAD}),
-        (64, "bf16", CAUSAL | {"blocks": AHEAD._replace(unroll=1)}),
+        (64, "bf16", {"blocks": APART}),
+        (64, "bf16", CAUSAL | {"blocks": APART._replace(unroll=1)}),
     ],
 )
 def test_the_kernels_compile_for_hopper_and_fit(width: int, kind: str, more: dict[str, Any]) -> None:
@@ -282,7 +264,7 @@ def test_the_kernels_compile_for_hopper_and_fit(width: int, kind: str, more: dic
     constants = {"D": width, "BD": width, "BQ": blocks.queries, "BK": blocks.keys, "WIDTH": blocks.keys}
     constants |= {"HEIGHT": min(128, blocks.queries), "UNROLL": min(wide, blocks.unroll), "EVEN": True}
     constants |= {"ONE_TURN": wide <= blocks.unroll, "POLYNOMIALS": blocks.polynomials}
-    constants |= {"AHEAD": blocks.ahead, "PARTS": blocks.warps if blocks.by_warp else 1}
+    constants |= {"PARTS": blocks.warps if blocks.by_warp else 1}
     constants |= {"CAUSAL": False, "WINDOWED": False, "ALIVE": False} | more
     for function in (pooled._pooled_kernel, lse._lse_kernel):
         mine = {name: value for name, value in constants.items() if name in function.arg_names}

@@ -27,10 +27,8 @@ class Blocks(NamedTuple):
     stages: int = 3  # blocks of keys on their way, for each of `unroll`
     unroll: int = 2  # blocks of keys a turn of the loop, where a cell has so many
     registers: int = 128  # of a thread at most: so few that two programs share a multiprocessor
-    polynomials: float = 1  # of four exponentials: 0, 1 or 2; with `beside`, halves too
-    ahead: bool = False  # the products of the next tile are made beside the weights of this one
+    polynomials: int = 1  # of four exponentials: 0, 1 or 2
     by_warp: bool = False  # each warp writes sums of its own, where a tile lies in one cell: more memory
-    beside: bool = False  # and keys that were read serve two tiles, where nothing is masked (pooled_plain.py)
     programs: int = 2048  # the walk along the keys is split until there are about so many
 
 

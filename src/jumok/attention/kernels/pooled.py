@@ -9,11 +9,9 @@ a power of two of places, or whole blocks; where the cell is smaller, the last p
 that none does, across: then tiles need no check, but for those at the diagonal of a causal mask.
 
 **Two kinds of units at once.** A warp waits for its products before it makes weights of them, and only other
-programs keep the tensor cores busy meanwhile. With AHEAD, the products of the next tile are asked for first,
-and the weights of this one are made beside them. And with PARTS, warps do not wait for each other (see
-:mod:`.mass`). Both change only the order of sums.
-
-Where nothing is masked and all is even, :mod:`.pooled_plain` may do the same with fewer instructions.
+warps keep the tensor cores busy meanwhile. So with PARTS, warps do not wait for each other (:mod:`.mass`),
+which changes only the order of sums. What was measured and did not help: to ask for the products of the next
+tile first, and to have keys that were read serve two tiles.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ from torch import Tensor
 
 from jumok.attention.kernels.lse import LOG2_E, Blocks, allowed, dense, launched, pooling, products
 from jumok.attention.kernels.mass import by_warp, checked_mass, clear_mass, exponents
-from jumok.attention.kernels.pooled_plain import plain_kernel
 
 # Whatever these are, the same compiled kernel serves: a rectangle is of any size.
 COUNTS = [
@@ -60,7 +57,7 @@ def _pooled_kernel(
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, UNROLL: tl.constexpr, ONE_TURN: tl.constexpr,
     EVEN: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, ALIVE: tl.constexpr,
-    POLYNOMIALS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr,
+    POLYNOMIALS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """out[h, row slot, column cell] = Σ of weights, where a row cell has `tall` · PARTS row slots.
 
@@ -125,19 +122,9 @@ def _pooled_kernel(
         group = begin
         turn = 0
         tile = begin * wide
-        if part == 1 and CLEAR and FOURS and AHEAD:
-            final = groups * wide - 1  # after which there is no tile to look ahead to
-            now_at = tile_at + tl.minimum(tile, final).to(tl.int64) * (BK * k_stride_r)
-            s = products(q, tl.load(now_at, mask=(d < D)[None, :], other=0.0))
-            w, x, y, z = exponents(s, factor, shift, POLYNOMIALS)
         for _ in range((end - begin) * (wide // UNROLL)):
             for u in tl.static_range(UNROLL):
-                if part == 1 and CLEAR and FOURS and AHEAD:
-                    now_at = tile_at + tl.minimum(tile + 1, final).to(tl.int64) * (BK * k_stride_r)
-                    s = products(q, tl.load(now_at, mask=(d < D)[None, :], other=0.0))
-                    found = clear_mass(w, x, y, z, one, POLYNOMIALS)
-                    w, x, y, z = exponents(s, factor, shift, POLYNOMIALS)
-                elif EVEN:
+                if EVEN:
                     now_at = tile_at + tile.to(tl.int64) * (BK * k_stride_r)
                     s = products(q, tl.load(now_at, mask=(d < D)[None, :], other=0.0))
                     column = tile * BK + place
@@ -151,9 +138,8 @@ def _pooled_kernel(
                     now_at = k_at + column.to(tl.int64)[:, None] * k_stride_r
                     s = products(q, tl.load(now_at, mask=inside[:, None] & (d < D)[None, :], other=0.0))
                 if part == 1 and CLEAR and FOURS:
-                    if not AHEAD:
-                        w, x, y, z = exponents(s, factor, shift, POLYNOMIALS)
-                        found = clear_mass(w, x, y, z, one, POLYNOMIALS)
+                    w, x, y, z = exponents(s, factor, shift, POLYNOMIALS)
+                    found = clear_mass(w, x, y, z, one, POLYNOMIALS)
                 else:
                     keep = allowed(row, column, inside, alive_ptr, diagonal, window, CAUSAL, WINDOWED, ALIVE)
                     found = checked_mass(s, factor, shift, keep, FOURS)
@@ -264,24 +250,16 @@ def pooled_maps(
     starts = [_starts(R, down, query.device), _starts(C, across, query.device)]
     strides = (query.stride(0), query.stride(1), key.stride(0), key.stride(1))
     sizes = {"D": D, "BQ": blocks.queries, "BK": blocks.keys, "BD": max(16, triton.next_power_of_2(D))}
-    sizes |= {"POLYNOMIALS": math.floor(blocks.polynomials), "PARTS": parts, **launched(blocks)}
-    plain = diagonal is None and alive is None and rows.even and cols.even and parts > 1
+    sizes |= {"POLYNOMIALS": blocks.polynomials, "PARTS": parts, **launched(blocks)}
     with torch.cuda.device_of(query):
-        if plain and blocks.beside and row_blocks % 2 == 0:
-            plain_kernel[(row_blocks // 2, H, -(-groups // share))](
-                query, key, lse, sums, R, across, sums.shape[1], scale * LOG2_E, 0x3F800000, H // G,
-                cols.blocks, share, *strides, ONE_TURN=cols.blocks == 1,
-                POLYNOMIALS_BELOW=math.ceil(blocks.polynomials), **sizes,
-            )  # fmt: skip
-        else:
-            _pooled_kernel[(row_blocks, H, -(-groups // share))](
-                query, key, lse, lse if alive is None else alive.contiguous(), *starts, sums,
-                R, C, down, across, sums.shape[1], scale * LOG2_E, 0x3F800000, diagonal or 0, window or 0,
-                H // G, rows.blocks, cols.blocks, share, *strides,
-                HEIGHT=rows.size, WIDTH=cols.size, UNROLL=unroll, ONE_TURN=unroll == cols.blocks,
-                EVEN=cols.even, CAUSAL=diagonal is not None, WINDOWED=window is not None,
-                ALIVE=alive is not None, AHEAD=blocks.ahead, **sizes,
-            )  # fmt: skip
+        _pooled_kernel[(row_blocks, H, -(-groups // share))](
+            query, key, lse, lse if alive is None else alive.contiguous(), *starts, sums,
+            R, C, down, across, sums.shape[1], scale * LOG2_E, 0x3F800000, diagonal or 0, window or 0,
+            H // G, rows.blocks, cols.blocks, share, *strides,
+            HEIGHT=rows.size, WIDTH=cols.size, UNROLL=unroll, ONE_TURN=unroll == cols.blocks,
+            EVEN=cols.even, CAUSAL=diagonal is not None, WINDOWED=window is not None, ALIVE=alive is not None,
+            **sizes,
+        )  # fmt: skip
     if rows.blocks * parts > 1:
         sums = sums.unflatten(1, (down, rows.blocks * parts)).sum(2)
     return sums[:, :down] / starts[0].diff()[:, None]
