@@ -34,6 +34,7 @@ class Speech:
     counts: Tensor | None = None  # (B,): the same numbers on the device, where batches are alike (see Tokens)
     linear: Tensor | None = None  # (B, T, F); None: waveforms are made of mels
     index: tuple[int, ...] = ()  # the numbers of the examples in their data set
+    reference: Tensor | None = None  # (B,): the row whose sound each has its style from; None: its own
 
     def __post_init__(self) -> None:
         if self.mels.dim() != 3 or not len(self.mels) == len(self.frames) == len(self.text.lengths):
@@ -90,7 +91,8 @@ class Speech:
     def form(self) -> Hashable | None:
         """As that of :class:`~jumok.batch.Tokens`, of text and sound."""
         forms = self.text.form, self.sound.form
-        return None if None in forms else (*forms, None if self.linear is None else self.linear.shape)
+        linear = None if self.linear is None else self.linear.shape
+        return None if None in forms else (*forms, linear, self.reference is None)
 
     def alike(self) -> Speech:
         """The same batch with a :attr:`form`."""
@@ -98,12 +100,13 @@ class Speech:
 
     def to(self, device: torch.device | str) -> Speech:
         on_gpu = torch.device(device).type == "cuda"
-        mels, counts, linear = (
+        mels, counts, linear, reference = (
             None if x is None else x.to(device, non_blocking=on_gpu)
-            for x in (self.mels, self.counts, self.linear)
+            for x in (self.mels, self.counts, self.linear, self.reference)
         )
         assert mels is not None
-        return replace(self, text=self.text.to(device), mels=mels, counts=counts, linear=linear)
+        text = self.text.to(device)
+        return replace(self, text=text, mels=mels, counts=counts, linear=linear, reference=reference)
 
 
 def frames_of(x: Tensor, frames: Sequence[int], counts: Tensor | None = None) -> Tokens:

@@ -85,6 +85,25 @@ def test_parts_of_a_batch_are_the_batch() -> None:
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
+@pytest.mark.parametrize("alike", [False, True])
+def test_a_style_comes_from_another_that_is_spoken_alike(alike: bool) -> None:
+    manners = ["ab"[number % 2] if number else "alone" for number in range(len(TEXTS))]
+    utterances = Utterances(TEXTS, SPECTRA, frames=400, seed=1, alike=alike, manners=manners)
+    for index in utterances.batches(0):
+        batch = utterances.collate(index)
+        assert batch.reference is not None
+        there = batch.reference.tolist()
+        assert sorted(there) == list(range(len(batch.frames)))  # each is listened to once
+        for row, other in enumerate(there):
+            if row >= len(index):
+                assert other == row
+                continue
+            assert manners[index[other]] == manners[index[row]]
+            lonely = sum(manners[one] == manners[index[row]] for one in index) == 1
+            assert (other == row) == lonely
+    assert data().collate([0, 1]).reference is None
+
+
 def test_mels_alone_and_one_that_is_longer_than_the_budget() -> None:
     utterances = Utterances(TEXTS, SPECTRA, frames=10, seed=1)
     batch = utterances.collate([LENGTHS.index(max(LENGTHS))])
@@ -116,6 +135,7 @@ def test_the_fingerprint_tells_data_apart() -> None:
         ([[3]], [np.zeros((0, 5))], {}, "utterance 0"),
         ([[3]], [np.zeros((2, 5))], {"mels": 6}, "mels=6"),
         ([[3]], [np.zeros((2, 5))], {"frames": 0}, "frames=0"),
+        ([[3]], [np.zeros((2, 5))], {"manners": []}, "1 texts came with 0 manners"),
     ],
 )
 def test_what_does_not_fit(symbols: list, spectra: list, settings: dict, message: str) -> None:

@@ -207,6 +207,17 @@ def test_padding_never_counts(kind: dict[str, Any], training: bool) -> None:
         torch.testing.assert_close(other, expected[0], rtol=1e-7, atol=1e-7)
 
 
+def test_a_style_may_come_from_another_row() -> None:
+    model, batch = made(), batch_of()
+    assert model.style is not None
+    styles = model.style_of(batch.mels, batch.frames)
+    turned = torch.tensor([1, 2, 0])
+    told = model.told(dataclasses.replace(batch, reference=turned))
+    torch.testing.assert_close(told, model.told(batch, style=styles[turned]), **EXACT)
+    assert not torch.allclose(told, model.told(batch))
+    assert dataclasses.replace(batch.alike(), reference=turned).form != batch.alike().form
+
+
 def test_the_total_of_training_has_all_its_parts() -> None:
     loss = made().train().loss(batch_of())
     torch.testing.assert_close(loss.total.detach(), sum(loss.parts.values()), **EXACT)

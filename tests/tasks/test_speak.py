@@ -405,3 +405,35 @@ def test_a_recipe_that_does_not_fit_says_why(case: str) -> None:
     overrides, why = MISFITS[case]
     with pytest.raises(InputError, match=why):
         recipe.load("tacotron", overrides)
+
+
+# ------------------------------------------------------------------------------------ styles from others
+
+
+def test_styles_are_learned_from_others_of_the_same_speaker(
+    tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[list[str] | None] = []
+
+    class Utterances(speak.Utterances):
+        def __init__(self, *args: object, **more: object) -> None:
+            made.append(more.get("manners"))  # type: ignore[arg-type]
+            super().__init__(*args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(speak, "Utterances", Utterances)
+    asked = [f"data.train={table}", "data.test=null", *TABLE]
+    trained(tmp_path / "own", small("tacotron/fsdd", *asked, "data.reference=[]"))
+    assert set(map(type, made)) == {type(None)}
+    made.clear()
+    trained(tmp_path / "other", small("tacotron/fsdd", *asked, "data.reference=[speaker, emotion]"))
+    [manners] = [one for one in made if one is not None]  # validation listens to each itself
+    assert set(manners) == {f"speaker {n}\n{mood}" for n in range(3) for mood in ("sad", "merry")}
+
+
+def test_a_style_from_others_needs_to_know_who_they_are(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "voices", 12)
+    lines = (folder / "metadata.tsv").read_text().replace("\tspeaker 1\t", "\t\t")
+    (folder / "metadata.tsv").write_text(lines)
+    chosen = small("tacotron/fsdd", f"data.train={folder}", "data.test=null", *TABLE)
+    with pytest.raises(InputError, match=r"metadata.tsv:3 names no speaker.*data.speaker"):
+        trained(tmp_path / "run", chosen)

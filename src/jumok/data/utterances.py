@@ -29,6 +29,9 @@ class Utterances:
     if there are any, the linear spectrum. To be ``alike``, batches have one of a few lengths, and are filled
     up with utterances of no symbol but ``</s>`` and a single silent frame, which counts like any other.
 
+    ``manners`` tell which utterances are spoken alike. Then each has its style from the next one in its batch
+    that is spoken as it is, and a style can only be what they share.
+
     >>> spectra = [np.full((frames, 5), 0.5, np.float16) for frames in (7, 3, 2)]
     >>> data = Utterances([[8, 9, 3], [8, 3], [3]], spectra, frames=14, seed=1)
     >>> batch = data.collate([1, 0])
@@ -49,6 +52,7 @@ class Utterances:
         mels: int | None = None,
         alike: bool = False,
         names: Sequence[str] = (),
+        manners: Sequence[str] | None = None,
     ) -> None:
         """``names`` of recordings tell data from other data of the same texts and lengths."""
         if not len(symbols):
@@ -64,6 +68,9 @@ class Utterances:
                     f"utterance {number} has {len(text)} symbols and spectra of shape {one.shape}; expected "
                     f"one or more, and (frames, {width}), as the first has"
                 )
+        if manners is not None and len(manners) != len(symbols):
+            raise InputError(f"{len(symbols)} texts came with {len(manners)} manners; each text has one")
+        self.manners = None if manners is None else np.unique(list(manners), return_inverse=True)[1]
         self.mels = width if mels is None else mels
         if not 0 < self.mels <= width:
             raise InputError(f"mels={mels} of spectra with {width} columns")
@@ -120,5 +127,20 @@ class Utterances:
             count=sum(frames),
             linear=spectra[:, :, self.mels :].contiguous() if self.mels < self.width else None,
             index=tuple(numbers.tolist()),
+            reference=None if self.manners is None else _next_alike(self.manners[numbers], rows),
         )
         return batch.alike() if self.alike else batch
+
+
+def _next_alike(manners: NDArray[np.int64], rows: int) -> torch.Tensor:
+    """For each row the next that is spoken alike, after the last the first; of one alone, and of any row more
+    than there are utterances, itself.
+
+    >>> _next_alike(np.array([4, 2, 4, 4, 1]), 6)
+    tensor([2, 1, 3, 0, 4, 5])
+    """
+    found = torch.arange(rows)
+    order = np.argsort(manners, kind="stable")
+    for alike in np.split(order, np.flatnonzero(np.diff(manners[order])) + 1):
+        found[alike] = torch.from_numpy(np.roll(alike, -1))
+    return found

@@ -222,6 +222,8 @@ class Tacotron(nn.Module):
         target = batch.mels.to(self.embedding.weight.dtype).where(real[..., None], 0.0)
         if self.style is not None and style is None:
             style = self.style(target, batch.sound)
+            if batch.reference is not None:
+                style = style.index_select(0, batch.reference)
         text = self._read(batch.text, style)
         r = self.config.reduction
         steps = -(-target.shape[1] // r)

@@ -61,6 +61,9 @@ class DataConfig(LabelledData):
     emotion: Column | None = None
     split: Column = "split"
     header: bool | None = None  # whether the first line of a table names its columns; null: if they are named
+    # Whose sound an utterance has its style from in training: its own, as in the paper, or that of another
+    # with the same speaker, emotion, or both, so that nothing of what is said gets into a style.
+    reference: tuple[Literal["speaker", "emotion"], ...] = ()
     longest: float = 15.0  # seconds of a recording; a longer one cannot be used
     voices: int = 2000  # utterances of the built-in data, those that are held out included
     cache: str | None = None  # where spectra are kept; null: the folder JUMOK_CACHE, or ~/.cache/jumok
@@ -212,6 +215,13 @@ class Speaking(Use[Recording]):
         return len({one.text for one in self.whole}) > FEW
 
     def settle(self, examples: Sequence[Recording]) -> list[str]:
+        for name in self.recipe.data.reference:
+            for one in examples:
+                if not getattr(one, name):
+                    raise InputError(
+                        f"data.reference: {one.where} names no {name}; name the column with data.{name}, or "
+                        "leave it out, and each recording has its style from itself"
+                    )
         return []
 
     # What reads it.
@@ -246,9 +256,23 @@ class Speaking(Use[Recording]):
         if ranks.main and not self.run.has_begun:
             self._keep_sizes(encoded)
         alike = common.layout(self.run, ranks, packed=False)["alike"]
-        return self.utterances(encoded, self.recipe.train.tokens, self.recipe.train.seed, alike=alike)
+        manners = [one.manner for one in encoded] if self.recipe.data.reference else None
+        settings = self.recipe.train
+        return self.utterances(encoded, settings.tokens, settings.seed, alike=alike, manners=manners)
 
-    def utterances(self, encoded: Sequence[Encoded], frames: int, seed: int, *, alike: bool) -> Utterances:
+    def manner(self, example: Recording) -> str:
+        """What recordings share that have their styles from each other."""
+        return "\n".join(getattr(example, name) for name in self.recipe.data.reference)
+
+    def utterances(
+        self,
+        encoded: Sequence[Encoded],
+        frames: int,
+        seed: int,
+        *,
+        alike: bool,
+        manners: Sequence[str] | None = None,
+    ) -> Utterances:
         """As batches of so many frames."""
         return Utterances(
             [one.ids for one in encoded],
@@ -258,6 +282,7 @@ class Speaking(Use[Recording]):
             mels=self.recipe.sound.mels,
             alike=alike,
             names=[one.sound.where for one in encoded],
+            manners=manners,
         )
 
     def _keep_sizes(self, encoded: Sequence[Encoded]) -> None:

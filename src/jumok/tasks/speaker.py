@@ -66,10 +66,11 @@ class Search(Asked):
 
 
 class Encoded(NamedTuple):
-    """The symbols of a recording, and the recording."""
+    """The symbols of a recording, the recording, and what is known of how it is spoken."""
 
     ids: list[int]
     sound: Heard
+    manner: str = ""
 
 
 class Speaker(Reader):
@@ -321,7 +322,7 @@ class Speaker(Reader):
                 told = f"{seconds:.1f} seconds, and data.longest is {longest:g}"
                 yield Flaw(f"{one.where} {one.sound.name}", "too long a recording", told)
             else:
-                yield Encoded(self.tokenizer.encode(one.text), one.sound)
+                yield Encoded(self.tokenizer.encode(one.text), one.sound, self.use.manner(one))
 
     def batch(self, encoded: Sequence[Encoded]) -> Speech:
         """All of these at once, on the device."""
