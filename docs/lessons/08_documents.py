@@ -17,7 +17,7 @@
 # what class the text belongs to. Two classic models do that, and both are loved because their weights seem to *explain* what they decide.
 # This lesson trains both on documents in which we know the words that decide, so that for once the explanation can be checked.
 #
-# Five small models are trained: about a minute and a half on two cores the first time; they are kept in `runs/lessons`.
+# Five small models are trained: about a minute on two cores the first time; they are kept in `runs/lessons`.
 
 # %% [markdown] lang="ko"
 # # 문장과 문서
@@ -26,7 +26,7 @@
 # 이 일을 하는 고전적인 모델이 둘 있는데, 둘 다 가중치가 판단의 이유를 *설명해 주는* 것처럼 보여서 사랑받았습니다.
 # 이번 강의에서는 판단을 결정하는 단어를 우리가 이미 알고 있는 문서로 두 모델을 학습합니다. 그래서 그 설명이 맞는지 직접 확인할 수 있습니다.
 #
-# 작은 모델 다섯 개를 학습합니다. 처음에는 코어 두 개로 1분 30초쯤 걸리고, 그다음부터는 `runs/lessons`에 보관된 것을 씁니다.
+# 작은 모델 다섯 개를 학습합니다. 처음에는 코어 두 개로 1분쯤 걸리고, 그다음부터는 `runs/lessons`에 보관된 것을 씁니다.
 
 # %%
 from collections import Counter
@@ -131,7 +131,7 @@ assert shapes[0][1] != shapes[1][1]
 #
 # ## The penalty, and what hops do without it
 #
-# Why should four hops look at four different things? Nothing in the loss asks for it. The paper adds a term that does, P = ‖A Aᵀ − I‖², the squared
+# Why should four hops look at four different things? Nothing in the loss asks for it. The paper adds a term that does, `P = ‖A Aᵀ − I‖²`, the squared
 # Frobenius norm. A Aᵀ is a small matrix, hops by hops. Off its diagonal stands how much two hops look at the same words; on it, how much a hop looks
 # at few. Three extremes show what P likes:
 
@@ -141,7 +141,7 @@ assert shapes[0][1] != shapes[1][1]
 #
 # ## 벌점, 그리고 벌점이 없을 때 홉이 하는 일
 #
-# 홉 네 개가 왜 서로 다른 것을 보아야 할까요? 손실 함수 어디에도 그런 요구는 없습니다. 그래서 논문은 벌점(penalty)을 더합니다. P = ‖A Aᵀ − I‖², 곧 프로베니우스 노름(Frobenius norm)의 제곱입니다.
+# 홉 네 개가 왜 서로 다른 것을 보아야 할까요? 손실 함수 어디에도 그런 요구는 없습니다. 그래서 논문은 벌점(penalty)을 더합니다. `P = ‖A Aᵀ − I‖²`, 곧 프로베니우스 노름(Frobenius norm)의 제곱입니다.
 # A Aᵀ는 홉 × 홉 크기의 작은 행렬입니다. 대각선 밖의 값은 두 홉이 같은 단어를 얼마나 함께 보는지, 대각선의 값은 한 홉이 얼마나 적은 단어에 집중하는지를 말합니다.
 # 극단적인 세 경우를 보면 P가 무엇을 좋아하는지 알 수 있습니다.
 
@@ -553,14 +553,16 @@ for axes, name in zip(panels, found, strict=True):
     axes.set(title=name, xlabel="weight of a word", xlim=(-0.03, 1.03))
     idle[name] = np.mean([c[d.of().argmax()] < 0.05 for c, d in zip(cost, some, strict=True)])
 panels[0].set_ylabel("cost of taking it away")
-show(drawn, "cost")  # fmt: skip
+show(drawn, "cost")
 print("the most attended word can go at a cost below 0.05, in so many of the documents:")
 print({name: f"{share:.0%}" for name, share in idle.items()})
-for what, judging in (("markers", False), ("judgements", True)):
-    places = [next(n for n in decisive(d.words) if (d.words[n].lower() in JUDGING) == judging) for d in some]
-    weight = np.mean([d.of()[n] for d, n in zip(some, places, strict=True)])
-    print(f"two levels, {what}: mean weight {weight:.2f},",
-          f"mean cost {np.mean([c[n] for c, n in zip(cost, places, strict=True)]):.2f}")  # fmt: skip
+unseen = [
+    d.words[n].lower()
+    for d, c in zip(some, cost, strict=True)
+    for n in np.flatnonzero((d.of() < 0.05) & (c > 0.5))
+]
+print(f"two levels: {len(unseen)} words with a weight below 0.05 cost more than 0.5;",
+      f"{np.mean([word in ENGLISH.markers for word in unseen]):.0%} of them are markers")  # fmt: skip
 assert idle["4 hops, penalty 0"] > 0.3 > idle["two levels"]
 
 # %% [markdown] lang="en"
@@ -582,26 +584,25 @@ document, cost = looked[name][clearest], every[clearest]
 begin = max(0, decisive(document.words)[0] - 9)
 shown = range(begin, min(len(document.words), begin + 20))
 drawn, axes = figure(7, 3)
-axes.bar([n - 0.2 for n in shown], document.of()[list(shown)], width=0.38, color=COLOURS[0], label="weight")
-axes.bar(
-    [n + 0.2 for n in shown], cost[list(shown)], width=0.38, color=COLOURS[1], label="cost of taking it away"
-)
+for shift, numbers, colour, label in (
+    (-0.2, document.of(), COLOURS[0], "weight"), (0.2, cost, COLOURS[1], "cost of taking it away")
+):  # fmt: skip
+    axes.bar([n + shift for n in shown], numbers[list(shown)], width=0.38, color=colour, label=label)
 axes.axhline(0, color=INK, lw=0.8)
 turned = {"rotation": 50, "ha": "right", "rotation_mode": "anchor", "size": 9}
 axes.set_xticks(list(shown), [document.words[n] for n in shown], **turned)
 axes.tick_params(length=0)
 axes.legend()
-show(drawn, "idle")  # fmt: skip
+show(drawn, "idle")
 top, needed = int(document.of().argmax()), int(cost.argmax())
+weight = document.of()
 print(
-    f"said {document.said[0][0]}: most weight on “{document.words[top]}” ({document.of()[top]:.2f}), which costs {cost[top]:.2f};"
+    f"said {document.said[0][0]}: most weight on “{document.words[top]}”, {weight[top]:.2f}, which costs {cost[top]:.2f};"
 )
-print(
-    f"“{document.words[needed]}” has {document.of()[needed]:.2f} of the weight, and costs {cost[needed]:.2f}"
-)
+print(f"“{document.words[needed]}” has {weight[needed]:.2f} of the weight, and costs {cost[needed]:.2f}")
 
 # %% [markdown] lang="en"
-# Here the state explains it, as promised. Attention weighs states, and the state at an empty word like "was" has read its neighbours. Take the empty word away, and the state
+# The state explains it, as promised. Attention weighs states, and the state at an empty word like "was" has read its neighbours. Take the empty word away, and the state
 # next to it says the same: nothing happens. Take away the judgement, and *every* state of the sentence says something else. (A full stop can be indispensable too: without it two sentences run into one.)
 #
 # What to keep:
