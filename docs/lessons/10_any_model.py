@@ -17,7 +17,7 @@
 # such models with `jumok.watch`, without changing a bit of what they say: a real pretrained one, and the common architectures of Hugging Face.
 # Then it looks at a text of thousands of tokens, at a model that is writing, and tests with `jumok.knock_out` whether what a picture suggests is so.
 #
-# Nothing is trained. It takes one to two minutes on two cores.
+# Nothing is trained. It takes two to three minutes on two cores.
 
 # %% [markdown] lang="ko"
 # # 우리 것이 아닌 모델 들여다보기
@@ -26,7 +26,7 @@
 # `jumok.watch`로 들여다봅니다. 실제로 사전 학습된 모델과 허깅 페이스(Hugging Face)의 흔한 구조들을 봅니다. 그리고 토큰이 수천 개인 글과 글을 쓰고 있는 모델을 들여다보고,
 # 그림이 암시하는 것이 정말인지 `jumok.knock_out`으로 시험합니다.
 #
-# 학습은 하지 않습니다. 코어 두 개로 1~2분 걸립니다.
+# 학습은 하지 않습니다. 코어 두 개로 2~3분 걸립니다.
 
 # %%
 from importlib.util import find_spec
