@@ -378,7 +378,7 @@ shares = {of: sum(some) / len(some) for of, some in says_next.items()}
 assert shares["its own"] > 0.7 > 0.3 > shares["another story: both differ"]
 
 # %% [markdown] lang="en"
-# Where both differ, it finds out. Where both are the same, hardly anything can tell, and it mostly takes it for the next one: rightly so. Now compare the two lines between. If one of
+# Where both differ, it finds out. Where both are the same, hardly anything can tell, and it mostly takes it for the next one: rightly so. Now compare the two lines where *one* thing differs. If one of
 # them is high, the model does not use that sign here, although it knows both where words are hidden (the bars above). One sign is enough to be right most of the time.
 # Which one is a matter of luck: when we trained with `train.seed=2`, it was the other one. So a good figure for a task does not say *what* was learned. That such
 # shortcuts suffice was held against this task later, and RoBERTa left it out.
@@ -389,7 +389,7 @@ assert shares["its own"] > 0.7 > 0.3 > shares["another story: both differ"]
 # the hole may not look at the name any more?
 
 # %% [markdown] lang="ko"
-# 둘 다 다르면 알아냅니다. 둘 다 같으면 알 길이 거의 없으니 대개 이어진다고 말하는데, 그것이 맞습니다. 이제 그 사이의 두 줄을 견주어 보십시오. 어느 한쪽이 높다면, 가려진 단어를 맞힐 때는 둘 다 알면서도(위의 막대)
+# 둘 다 다르면 알아냅니다. 둘 다 같으면 알 길이 거의 없으니 대개 이어진다고 말하는데, 그것이 맞습니다. 이제 하나만 다른 두 줄을 견주어 보십시오. 어느 한쪽이 높다면, 가려진 단어를 맞힐 때는 둘 다 알면서도(위의 막대)
 # 여기서는 그 단서를 쓰지 않는 것입니다. 단서 하나만으로도 대부분 맞힐 수 있기 때문입니다. 어느 단서를 쓰는지는 운에 달려 있습니다. `train.seed=2`로 학습해 보니 다른 쪽이었습니다. 그러니 과제의 점수가 좋다는 것만으로는
 # *무엇을* 배웠는지 알 수 없습니다. 이런 지름길로 풀린다는 점이 나중에 비판을 받았고, RoBERTa는 이 과제를 뺐습니다.
 #
@@ -593,7 +593,8 @@ for use, parts_ in sets.items():
     for part, rows in zip(("train", "valid", "test"), parts_, strict=True):
         (data / f"{use}_{part}.{ending[use]}").write_text(written(use, rows), encoding="utf-8")
 for use in ("mood", "pair"):
-    print(f"{use}: learned from", *sets[use][0][:2], "· asked", sets[use][2][0], sep="  ")
+    print(f"{use}: learned from", *sets[use][0][0])
+    print(f"{use}: asked", *sets[use][2][0])
 
 # %%
 TABLE = ["data.text=text", "data.label=label", "data.labels=null"]
@@ -664,11 +665,8 @@ bottom.set_xticks([*at], tokens, rotation=60, ha="right", rotation_mode="anchor"
 bottom.set(ylim=(0, 1.05), ylabel="probability")
 bottom.legend(fontsize=8.5)
 show(drawn, "outputs")
-print(
-    readers["bert_answer"].answer(question, text).answer,
-    "·",
-    *readers["bert_tag"].tag(sentence).written(n_best=False, as_json=False),
-)
+print(readers["bert_answer"].answer(question, text).answer)
+print(*readers["bert_tag"].tag(sentence).written(n_best=False, as_json=False))
 
 
 # %%
