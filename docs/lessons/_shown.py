@@ -191,7 +191,7 @@ def marked(
 def trained(**runs: Sequence[str]) -> list[Any]:
     """Each run by its name, as ``jumok.load`` gives it: NAME=[recipe, setting, …] is trained if it is new.
 
-    Two at a time, each on a core of its own.
+    Two at a time, each on a core of its own. Files that a setting names are as seen from the repository.
     """
     new = [(name, list(asked)) for name, asked in runs.items() if not _is_there(name, asked)]
     with ThreadPoolExecutor(2) as pool:
@@ -205,7 +205,8 @@ def _train(run: tuple[str, list[str]]) -> None:
     print("jumok train", *asked, "--out", f"runs/lessons/{name}", flush=True)
     command = [sys.executable, "-m", "jumok", "train", *asked, "train.device=cpu", "--out", str(RUNS / name)]
     one_core = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=one_core, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    piped: Any = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(command, env=one_core, cwd=RUNS.parents[1], **piped)
     if done.returncode:
         raise RuntimeError(f"training {name} failed:\n{done.stdout}")
     _mark(name).write_text("\n".join(asked), encoding="utf-8")
