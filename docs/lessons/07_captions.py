@@ -13,7 +13,7 @@
 # %% [markdown] lang="en"
 # # Captions: words and places
 #
-# In all lessons so far the keys were words. Here they are places of a picture. A model says what it sees, one word at a time, and
+# So far the keys were words, letters, or tokens that stand for nothing. Here they are places of a picture. A model says what it sees, one word at a time, and
 # looks at the picture before each word. The pictures are scenes of coloured shapes that are drawn on the spot, so it is known
 # what every word is about, and one can count how often the model looks there, and what went wrong when it says the wrong thing.
 #
@@ -23,7 +23,7 @@
 # %% [markdown] lang="ko"
 # # 그림 설명: 단어와 자리
 #
-# 지금까지의 강의에서 키는 모두 단어였습니다. 이번에는 그림 속의 자리가 키입니다. 모델은 본 것을 한 단어씩 말하고, 단어마다 먼저 그림을 봅니다.
+# 지금까지의 강의에서 키는 단어이거나 글자이거나, 아무 뜻도 없이 출발한 토큰이었습니다. 이번에는 그림 속의 자리가 키입니다. 모델은 본 것을 한 단어씩 말하고, 단어마다 먼저 그림을 봅니다.
 # 그림은 그 자리에서 그려 내는, 색색의 도형이 놓인 장면입니다. 그래서 단어마다 무엇에 관한 것인지 알 수 있고, 모델이 거기를 얼마나 자주 보는지,
 # 틀린 말을 할 때 무엇이 잘못되었는지 셀 수 있습니다.
 #
@@ -452,7 +452,7 @@ show(drawn, "soft_and_hard")
 # ## Successes and failures
 #
 # A caption is right if every word is. For each test scene we take what the model says, with how probable it holds it. Then
-# two right captions and the two wrong ones it was most sure of, all chosen by code:
+# the right caption that it was least sure of, and the two wrong ones that it was most sure of, all chosen by code:
 
 # %% [markdown] lang="ko"
 # 마지막 열('places of weight')은 시퀀스 투 시퀀스 강의에서처럼 exp(엔트로피)입니다. 한 자리에 가중치가 모두 몰리면 1입니다. 같은 단계만큼 학습하면 딱딱한 어텐션이 뒤처집니다.
@@ -461,7 +461,7 @@ show(drawn, "soft_and_hard")
 #
 # ## 성공과 실패
 #
-# 모든 단어가 맞아야 맞은 설명입니다. 시험 장면마다 모델이 한 말과 그 말에 준 확률을 구합니다. 그런 다음 맞은 설명 두 개와, 틀렸는데도 가장 확신한 설명 두 개를
+# 모든 단어가 맞아야 맞은 설명입니다. 시험 장면마다 모델이 한 말과 그 말에 준 확률을 구합니다. 그런 다음 맞은 설명 가운데 가장 덜 확신한 것과, 틀렸는데도 가장 확신한 설명 두 개를
 # 코드로 골라 봅니다.
 
 # %%
