@@ -153,7 +153,7 @@ drawn, panels = figure(7, 2.1, 1, 3, sharey=True)
 for axes, (title, values) in zip(panels, shown.items(), strict=True):
     axes.bar(range(len(values)), values.tolist(), color=COLOURS[0])
     axes.set(title=title, ylim=(0, 1))
-    axes.set_xticks(range(len(values)), [*text.replace(" ", "␣"), "end"])
+    axes.set_xticks(range(len(values)), [*text.replace(" ", "␣"), "\nend"])
     axes.tick_params(length=0)
 show(drawn, "one_step")
 
