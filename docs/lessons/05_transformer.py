@@ -594,6 +594,8 @@ assert (means[:, 5] > 0).sum() <= 5
 #   *uses* this look is a question for `jumok.knock_out`, which takes a head away and looks at what changes.
 #
 # Eight made-up sentences are a small sample. Make your own and run this cell again: that is what it is for.
+#
+# Next: [style tokens](06_style_tokens.py), where the query is a sound.
 
 # %% [markdown] lang="ko"
 # 있는 그대로 정리하면 이렇습니다.
@@ -606,3 +608,5 @@ assert (means[:, 5] > 0).sum() <= 5
 #   헤드를 떼어 내고 무엇이 달라지는지 보는 `jumok.knock_out`으로 물어야 합니다.
 #
 # 우리가 만든 여덟 쌍은 작은 표본입니다. 여러분의 문장을 넣고 이 셀을 다시 실행해 보십시오. 그러라고 만든 강의입니다.
+#
+# 다음 강의는 소리가 쿼리가 되는 [스타일 토큰](06_style_tokens.py)입니다.
