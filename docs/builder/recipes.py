@@ -17,7 +17,11 @@ FIGURES = (
     ("alignment.error_rate", "alignment error rate", 3), ("mean_absolute_error", "off by", 2),
     ("accuracy", "accuracy", 3), ("macro_f1", "macro F1", 3), ("exact", "exact", 3), ("f1", "F1", 3),
     ("masked_accuracy", "hidden words", 3), ("next_accuracy", "next segments", 3),
-    ("spearman", "Spearman", 3), ("calibration_error", "calibration error", 3), ("cider", "CIDEr-D", 3),
+    ("spearman", "Spearman", 3), ("calibration_error", "calibration error", 3),
+    ("bleu1_without_brevity", "BLEU-1 without brevity penalty", 1),
+    ("bleu4_without_brevity", "BLEU-4 without brevity penalty", 1), ("cider_d", "CIDEr-D", 2),
+    ("judges/text", "text as judges hear it", 3), ("judges/speaker", "speaker as judges hear them", 3),
+    ("judges/emotion", "emotion as judges hear it", 3), ("mcd", "distortion (dB)", 2),
 )  # fmt: skip
 
 
@@ -68,14 +72,15 @@ def _head(path: Path) -> list[str]:
 
 
 def _row(run: Path) -> list[str]:
-    figures = json.loads((run / "test.json").read_text(encoding="utf-8"))
+    tested = run / "test.json"
+    figures = json.loads(tested.read_text(encoding="utf-8")) if tested.exists() else {}
     with gzip.open(run / "metrics.jsonl.gz", "rt", encoding="utf-8") as file:
         last = [json.loads(line) for line in file][-1]
     return [
         f"`{run.name}`",
         f"{last['step']:,}",
         _time(last["seconds"]).replace(" ", "\u00a0"),
-        _told(figures),
+        _told(figures) or "–",
     ]
 
 
