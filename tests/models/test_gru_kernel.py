@@ -411,7 +411,7 @@ def test_the_kernels_compile_for_hopper_and_hardly_spill(
     path.write_bytes(compiled.asm["cubin"])
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     used = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
-    assert int(re.findall(r"STACK:(\d+)", used)[0]) <= (0 if constants["HELD"] else 128), used
+    assert int(re.findall(r"STACK:(\d+)", used)[0]) <= (64 if constants["HELD"] else 256), used
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
