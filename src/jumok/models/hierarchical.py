@@ -105,7 +105,8 @@ class Level(nn.Module):
             # Not `attend`: every batch has lengths of its own, and cuDNN's kernel is planned anew for each.
             # For a single query, two products do.
             looked = weights(self._queries(rows), rows.keys, score=self.score, mask=rows.mask)
-            return mix(looked, rows.states.to(looked.dtype)).squeeze(1)
+            # States are finite, those of padding too, which are zeros or copies: no need to look for others.
+            return mix(looked, rows.states.to(looked.dtype), finite=True).squeeze(1)
 
         return self._each(mixed, look_up, tokens, 2 * self.rnn.hidden_size)
 

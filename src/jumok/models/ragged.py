@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from jumok.attention import masks
-from jumok.attention.kinds import moved
+from jumok.attention.kinds import Span, moved
 from jumok.attention.masks import Mask
 from jumok.attention.memo import capturing
 from jumok.batch import Tokens
@@ -127,8 +127,11 @@ class Ragged:
 
         def mask(begin: int, rows: int, length: int) -> Mask | None:
             shortest = int(falling[begin + rows - 1])
-            within = shortest, length
-            return None if shortest == length else masks.padding(counts[begin : begin + rows], within=within)
+            if shortest == length:
+                return None
+            padding = masks.padding(counts[begin : begin + rows], within=(shortest, length))
+            # What fills a row up holds nothing that the row does not hold itself: no need to clear it.
+            return replace(cast(Span, padding), clean=True)
 
         shelves = [Shelf(*shape, mask(*shape)) for shape in shapes]
         return cls(places, torch.from_numpy(sizes), shelves, ranks, len(order) - full, where, off)

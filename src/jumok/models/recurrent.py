@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from jumok.attention.kinds import moved
+from jumok.attention.tanh import why_no_kernel
 from jumok.batch import Tokens
 from jumok.models.deferred import Deferred
 
@@ -73,7 +74,14 @@ def run_packed(rnn: Recurrent, x: Tensor, sizes: Tensor) -> Tensor:
 
     ``x`` ``(words, inputs)`` has all first words, then all second words, and so on; ``sizes`` ``(T,)`` (on
     the host) says how many sentences have a word at each step. The states lie as ``x`` does.
+
+    On CUDA, a narrow GRU of one layer takes one kernel for all steps, where cuDNN launches several a step.
     """
+    if isinstance(rnn, nn.GRU) and rnn.num_layers == 1 and rnn.bias and why_no_kernel(x) is None:
+        from jumok.models.kernels import gru
+
+        if rnn.hidden_size <= gru.WIDEST:
+            return gru.gru(x, [_weights(rnn, 0, way) for way in _ways(rnn)], sizes)
     if torch.is_grad_enabled() and not (x.is_cuda and rnn.training):
         # Without cuDNN, PyTorch's gradient of each step would be as large as all of x.
         return _step_by_step(rnn, x, sizes.tolist())
@@ -120,11 +128,8 @@ def _pausing(rnn: Recurrent, x: Tensor, counts: Tensor) -> tuple[Tensor, Hidden]
         if layer and rnn.dropout and rnn.training:
             x = F.dropout(x, rnn.dropout)
         weights: list[Tensor] = []
-        for direction in ("", "_reverse")[: 1 + rnn.bidirectional]:
-            names = (
-                f"{what}_l{layer}{direction}" for what in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-            )
-            from_input, *others = (getattr(rnn, name) for name in names)
+        for way in _ways(rnn):
+            from_input, *others = _weights(rnn, layer, way)
             weights += [torch.cat([from_input, decided.to(from_input.dtype)], 1), *others]
         x, hidden = _layer(rnn, torch.cat([x, paused], -1), weights)
         x = x.masked_fill(padding[..., None], 0.0)
@@ -143,12 +148,9 @@ def _step_by_step(rnn: Recurrent, x: Tensor, sizes: list[int]) -> Tensor:
         if layer and rnn.dropout and rnn.training:
             x = F.dropout(x, rnn.dropout)
         ways: list[Tensor] = []
-        for way, direction in enumerate(("", "_reverse")[: 1 + rnn.bidirectional]):
-            from_input, from_state = (
-                [getattr(rnn, f"{what}_{name}_l{layer}{direction}") for what in ("weight", "bias")]
-                for name in ("ih", "hh")
-            )
-            gates, product = F.linear(x, *from_input).split(sizes), Deferred(*from_state)
+        for way in _ways(rnn):
+            from_input, from_state, bias, bias_of_state = _weights(rnn, layer, way)
+            gates, product = F.linear(x, from_input, bias).split(sizes), Deferred(from_state, bias_of_state)
             hidden: Hidden = (x.new_zeros(0, rnn.hidden_size),) * (1 + isinstance(rnn, nn.LSTM))
             states: list[Tensor] = []
             for size, given in zip(*(reversed(of) if way else of for of in (sizes, gates)), strict=True):
@@ -160,6 +162,18 @@ def _step_by_step(rnn: Recurrent, x: Tensor, sizes: list[int]) -> Tensor:
             ways.append(torch.cat(states[::-1] if way else states))
         x = torch.cat(ways, -1)
     return x
+
+
+def _ways(rnn: Recurrent) -> tuple[str, ...]:
+    """How the names of its parameters end: those that read on, and perhaps those that read backwards."""
+    return ("", "_reverse") if rnn.bidirectional else ("",)
+
+
+def _weights(rnn: Recurrent, layer: int, way: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """weight_ih, weight_hh, bias_ih and bias_hh."""
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    from_input, from_state, bias, bias_of_state = (getattr(rnn, f"{name}_l{layer}{way}") for name in names)
+    return from_input, from_state, bias, bias_of_state
 
 
 def _layer(rnn: Recurrent, x: Tensor, weights: list[Tensor]) -> tuple[Tensor, Hidden]:

@@ -403,7 +403,7 @@ def refuse_second_derivatives() -> None:
     """Raise if the backward that calls this is to be differentiated: it would be taken for a constant."""
     if torch.is_grad_enabled():
         raise RuntimeError(
-            "these attention kernels are differentiable once, and create_graph=True asks for more: "
+            "these kernels are differentiable once, and create_graph=True asks for more: "
             "convert to float64, which plain PyTorch serves, or leave create_graph out"
         )
 

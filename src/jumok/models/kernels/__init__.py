@@ -1,1 +1,1 @@
-"""Triton kernels: the loss of an output layer. Only where Triton is installed."""
+"""Triton kernels: the loss of an output layer, forward attention, GRUs. Only where Triton is installed."""
