@@ -213,6 +213,26 @@ def test_a_device_that_is_none_is_refused(run: Run) -> None:
         engines.load(run, "ctranslate2", "tpu")
 
 
+def test_a_gpu_that_it_cannot_compute_on_is_told_at_the_start(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Opened:
+        """What CTranslate2 gives where CUDA's libraries are missing: nothing is amiss until it computes."""
+
+        def __init__(self, *_: Any, **more: Any) -> None:
+            assert more["compute_type"] == "float16"
+
+        def translate_batch(self, *_: Any, **__: Any) -> None:
+            raise RuntimeError("Library libcublas.so.12 is not found or cannot be loaded")
+
+    library = exchange.library()
+    monkeypatch.setattr(library, "Translator", Opened)
+    monkeypatch.setattr(library, "get_supported_compute_types", lambda *_: {"float16", "float32"})
+    monkeypatch.setattr(library, "get_cuda_device_count", lambda: 1)
+    with pytest.raises(InputError, match=r"device 'cuda' with float16: Library libcublas"):
+        engines.load(run, "ctranslate2")
+
+
 def test_a_missing_package_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     exchange.library.cache_clear()

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from jumok import decoding
-from jumok.batch import EOS
+from jumok.batch import EOS, SPECIAL
 from jumok.data.text import Tokenizers
 from jumok.decoding import Hypothesis
 from jumok.decoding.rules import EMPTY
@@ -185,7 +185,7 @@ def _opened(folder: Path, device: str, compute: str) -> Any:
             wanted = ("float16",) if kind == "cuda" else ("int8",)
             able = library.get_supported_compute_types(kind, int(number or 0))
             compute = next((one for one in wanted if one in able), "default")
-        return library.Translator(
+        opened = library.Translator(
             str(folder),
             kind,
             device_index=int(number or 0),
@@ -193,5 +193,8 @@ def _opened(folder: Path, device: str, compute: str) -> Any:
             # As many as PyTorch would take: its own default is four, however few cores there are.
             intra_threads=torch.get_num_threads(),
         )
+        if kind == "cuda":  # it looks for CUDA's libraries when it first computes: not in somebody's request
+            opened.translate_batch([[SPECIAL[EOS]]], max_decoding_length=1)
     except (ValueError, RuntimeError) as error:
         raise InputError(f"CTranslate2 cannot be used on device {device!r} with {compute}: {error}") from None
+    return opened
