@@ -47,11 +47,11 @@ class Style:
 
 # By pitch, from the lowest, each a third above the last; by speed it is calm, deep, plain, bright, hurried.
 STYLES: dict[str, Style] = {
-    "deep": Style(Throat(85, 0.15, 0.94, breath=0.05), 0.85, -24),
-    "calm": Style(Throat(113, 0.10, 1.0, breath=0.5, tilt=0.5), 0.70, -30),
-    "plain": Style(Throat(150, 0.25), 1.0, -24),
-    "hurried": Style(Throat(200, 0.40, 1.05), 1.40, -21),
-    "bright": Style(Throat(266, 0.50, 1.14), 1.18, -20),
+    "deep": Style(Throat(85, 0.08, 0.94, breath=0.05), 0.85, -24),
+    "calm": Style(Throat(113, 0.05, 1.0, breath=0.5, tilt=0.5), 0.70, -30),
+    "plain": Style(Throat(150, 0.12), 1.0, -24),
+    "hurried": Style(Throat(200, 0.18, 1.05), 1.40, -21),
+    "bright": Style(Throat(266, 0.24, 1.14), 1.18, -20),
 }
 
 # A word as letters and the sounds that they stand for, where those are called otherwise: letters/sounds.
