@@ -85,7 +85,12 @@ def _place(table: Path) -> Callable[[str], str]:
     pictures = captioned.pictures_of(table)
     if isinstance(pictures, Archive):
         return lambda name: f"{pictures.path}:{name}"
-    return lambda name: str(pictures.path / name)
+
+    def named(name: str) -> str:
+        found = pictures.find(name, name)
+        return str(pictures.path / name if isinstance(found, Flaw) else found.path)
+
+    return named
 
 
 def _some_at_a_time(names: Iterator[str]) -> Iterator[list[str]]:
@@ -113,6 +118,8 @@ class Finder:
             if isinstance(found, Flaw):
                 raise InputError(str(found))
             return found
+        if path.is_dir():
+            raise InputError(f"{name}: a folder; one picture is expected here, as in {path / 'photo.jpg'}")
         if not path.is_file():
             raise InputError(
                 f"{name}: there is no such picture; expected a file, a folder, a table with a column image, "
