@@ -181,6 +181,19 @@ def test_all_captions_of_all_pictures_are_learned_from(tmp_path: Path, table: Pa
     assert [len(json.loads(line)["captions"]) for line in held] == [2, 2]
 
 
+def test_a_picture_that_has_gone_since_is_judged_and_not_drawn(tmp_path: Path) -> None:
+    table = folder_of(tmp_path / "pictures", 12)
+    run = trained(tmp_path / "run", small("captioner", f"data.train={table}", "data.held_out=2"))
+    reader = jumok.load(run.folder, "cpu")
+    first, _ = reader.split("test").examples
+    first.picture.path.unlink()
+    told = io.StringIO()
+    caption.evaluate(reader, "test", Search(), Console(file=told, width=300))
+    assert f"no figure: {first.picture.where}: a picture that cannot be read" in told.getvalue()
+    assert json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))["examples"] == 2
+    assert [path.name for path in (run.folder / "figures").iterdir()] == ["test-2.png"]
+
+
 def test_captions_that_cannot_be_used(tmp_path: Path) -> None:
     table = folder_of(tmp_path / "pictures", 12)
     lines = table.read_text(encoding="utf-8").splitlines()
@@ -272,6 +285,7 @@ def test_pictures_by_a_table_a_list_and_inside_a_tar(
     with caption.inputs.windows(str(tmp_path / "set" / "captions.tsv.gz")) as some:
         [inside] = some
     assert len(inside) == 13
+    assert barely.look(inside[3], "a circle")[0].title == "3.png  →  a circle"
     same = barely.predict([inside[3], names[3]], Search())
     assert len({one.caption for one in same}) == 1
     (tmp_path / "void").mkdir()

@@ -15,7 +15,7 @@ from jumok.data.pictures import Archive, PictureFile
 from jumok.errors import InputError
 from jumok.tasks import objects
 
-__all__ = ["Finder", "objects_of", "whole", "windows"]
+__all__ = ["INSIDE", "Finder", "objects_of", "whole", "windows"]
 
 PICTURES = (".jpg", ".jpeg", ".png", ".webp")
 LISTS = (".txt",)  # a name a line
