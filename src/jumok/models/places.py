@@ -299,7 +299,11 @@ def _read(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ValueError(f"{path} cannot be read as weights: {error}") from None
+        # Of what is no plain file of tensors, torch tells at length how to run it, or next to nothing.
+        told = error if path.suffix == ".safetensors" else "it is damaged, or holds other things than tensors"
+        raise ValueError(
+            f"{path} cannot be read as weights: {told}; expected a state_dict, as .safetensors or .pth"
+        ) from None
     if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
         found = found["state_dict"]
     if not isinstance(found, Mapping) or not all(isinstance(x, Tensor) for x in found.values()):
