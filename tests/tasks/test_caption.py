@@ -263,6 +263,7 @@ def test_pictures_of_any_shape_and_format_are_described(barely: CaptionReader, t
 
     for number, (size, end) in enumerate((((300, 40), "jpg"), ((7, 900), "png"), ((1, 1), "webp"))):
         Image.new("RGB", size, (200, 30, number)).save(tmp_path / f"{number}.{end}")
+    (tmp_path / "0.jpg and more.jpg").mkdir()  # no picture, whatever its name
     with caption.inputs.windows(str(tmp_path)) as some:
         [names] = some
     assert [Path(name).suffix for name in names] == [".jpg", ".png", ".webp"]

@@ -45,7 +45,8 @@ def whole(text: str) -> str:
 
 def _names(text: str, path: Path) -> Iterator[str]:
     if path.is_dir():
-        found = sorted(str(one) for one in path.rglob("*") if one.suffix.lower() in PICTURES)
+        all_in_it = path.rglob("*")
+        found = sorted(str(one) for one in all_in_it if one.suffix.lower() in PICTURES and not one.is_dir())
         if not found:
             raise InputError(f"{path} has no pictures, files that end in {', '.join(PICTURES)}")
         yield from found
