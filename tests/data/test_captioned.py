@@ -150,6 +150,26 @@ def test_a_list_of_captions(tmp_path: Path) -> None:
     assert second.captions == ("one", "two")
 
 
+def test_an_empty_list_of_captions_is_told(tmp_path: Path) -> None:
+    pictures(tmp_path, "a.png")
+    (tmp_path / "my.jsonl").write_text('{"picture": "a.png", "captions": []}\n')
+    assert list(find(str(tmp_path / "my.jsonl"))) == [Flaw(f"{tmp_path}/my.jsonl:1", "an empty caption")]
+
+
+def test_pictures_named_as_seen_from_the_table(tmp_path: Path) -> None:
+    pictures(tmp_path / "images", "a.png", "b.png")
+    pictures(tmp_path / "images" / "images", "b.png")
+    (tmp_path / "my.csv").write_text(
+        "image,caption\nimages/a.png,one\na.png,two\nimages/b.png,three\nc.png,no\n"
+    )
+    *found, missing = find(str(tmp_path / "my.csv"))
+    where = [one.picture.path for one in found if isinstance(one, Captioned)]
+    among = tmp_path / "images"  # what it has of that name comes first
+    assert where == [among / "a.png", among / "a.png", among / "images" / "b.png"]
+    told = f"c.png is not in {among}"
+    assert missing == Flaw(f"{tmp_path}/my.csv:5 c.png", "a missing picture", told)
+
+
 # --------------------------------------------------------------------------------------------------- layouts
 
 
@@ -367,6 +387,12 @@ def test_a_warning_of_pillow_that_is_an_error() -> None:
     found = decode(bomb(12_000, 12_000), "here")  # as tests turn warnings into errors
     assert isinstance(found, Flaw)
     assert found.reason == "a picture of too many pixels"
+
+
+@pytest.mark.parametrize("side", [12_000, 60_000])  # Pillow warns, and refuses
+def test_the_limit_that_is_told_is_ours(side: int) -> None:
+    found = decode(bomb(side, side), "here", Limits(pixels=77))
+    assert str(found).endswith("and 77 pixels are the most)")
 
 
 def test_limits() -> None:

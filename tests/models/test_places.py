@@ -314,8 +314,13 @@ def test_files_that_are_no_weights_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="list"):
         Encoder.of(LITE0, tmp_path / "list.pth")
     torch.save({"x": Path("a")}, tmp_path / "code.pth")  # would run something, if it were let
-    with pytest.raises(ValueError, match="cannot be read"):
-        Encoder.of(LITE0, tmp_path / "code.pth")
+    (tmp_path / "text.pth").write_text("hello")
+    for name in ("code.pth", "text.pth"):
+        with pytest.raises(
+            ValueError, match="cannot be read as weights: it is damaged, or holds other"
+        ) as told:
+            Encoder.of(LITE0, tmp_path / name)
+        assert "weights_only" not in str(told.value)  # how to run it is no advice of ours
     (tmp_path / "text.safetensors").write_text("hello")
     with pytest.raises(ValueError, match="cannot be read"):
         Encoder.of(LITE0, tmp_path / "text.safetensors")
@@ -343,6 +348,17 @@ def test_the_package_and_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     one, other = (Encoder.of(LITE0, weights) for weights in (PACKAGE, "hub"))
     assert asked == [("timm/tf_efficientnet_lite0.in1k", "model.safetensors")]
     assert all(torch.equal(x, other.state_dict()[name]) for name, x in one.state_dict().items())
+
+
+def test_a_hub_that_cannot_be_reached_is_told_with_what_else_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def download(*what: str) -> str:
+        raise OSError("No network.")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    with pytest.raises(ValueError, match=f"weights='hub': .*{LITE0}.*No network. .*'{PACKAGE}'"):
+        Encoder.of(LITE0, "hub")
 
 
 @pytest.mark.parametrize(

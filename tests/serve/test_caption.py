@@ -158,7 +158,7 @@ def in_a_thread(made: Any) -> Any:
 @pytest.mark.parametrize(
     ("data", "status", "said"),
     [
-        (b"", 422, "required"),
+        (b"", 422, "the request is empty"),
         (b"GIF89a" + bytes(40), 422, "no picture in PNG, JPEG or WebP"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", 422, "no picture in PNG, JPEG or WebP"),
         (b"%PDF-1.7", 422, "no picture"),

@@ -1,5 +1,6 @@
 """Captions from a recipe to a sentence and where the model looked: built-in scenes, pictures of others."""
 
+import io
 import json
 import struct
 import zlib
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 from tasks_pictured import QUIET, data_set, folder_of, png, small, trained
 
@@ -162,6 +164,16 @@ def test_a_broken_picture_is_named_and_stops_or_is_left_out(tmp_path: Path) -> N
     trained(tmp_path / "three", small("captioner", *chosen, "data.on_error=skip", "encoder.tune=null"))
 
 
+def test_what_is_left_out_of_other_data_is_told_too(tmp_path: Path, table: Path) -> None:
+    broken = folder_of(tmp_path / "broken", 4, broken=(1, 2))
+    chosen = [f"data.train={table}", f"data.valid={broken}", f"data.test={table}", "data.on_error=skip"]
+    told = io.StringIO()
+    caption.train(Run.start(tmp_path / "run", small("captioner", *chosen)), Console(file=told, width=300))
+    assert (
+        f"Of the valid data, 2 left out: 2 × a damaged picture (first: {broken}:2 1.png)" in told.getvalue()
+    )
+
+
 def test_all_captions_of_all_pictures_are_learned_from(tmp_path: Path, table: Path) -> None:
     run = trained(tmp_path / "run", small("captioner", f"data.train={table}", "data.held_out=2"))
     assert json.loads((run.folder / "data" / "train.json").read_text())["rows"] == 2 * 8
@@ -169,12 +181,26 @@ def test_all_captions_of_all_pictures_are_learned_from(tmp_path: Path, table: Pa
     assert [len(json.loads(line)["captions"]) for line in held] == [2, 2]
 
 
+def test_a_picture_that_has_gone_since_is_judged_and_not_drawn(tmp_path: Path) -> None:
+    table = folder_of(tmp_path / "pictures", 12)
+    run = trained(tmp_path / "run", small("captioner", f"data.train={table}", "data.held_out=2"))
+    reader = jumok.load(run.folder, "cpu")
+    first, _ = reader.split("test").examples
+    first.picture.path.unlink()
+    told = io.StringIO()
+    caption.evaluate(reader, "test", Search(), Console(file=told, width=300))
+    assert f"no figure: {first.picture.where}: a picture that cannot be read" in told.getvalue()
+    assert json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))["examples"] == 2
+    assert [path.name for path in (run.folder / "figures").iterdir()] == ["test-2.png"]
+
+
 def test_captions_that_cannot_be_used(tmp_path: Path) -> None:
     table = folder_of(tmp_path / "pictures", 12)
     lines = table.read_text(encoding="utf-8").splitlines()
     lines[3] = json.dumps({"image": "3.png", "captions": ["a " * 61, "...", "a circle"]})
     table.write_text("\n".join(lines), encoding="utf-8")
-    with pytest.raises(InputError, match=r"a caption of too many words \(61 words, and data\.longest is 60"):
+    told = r"a caption of too many words \(61 words, and data\.longest is 60; it is 'a a a"
+    with pytest.raises(InputError, match=told):
         trained(tmp_path / "one", small("captioner", f"data.train={table}", "data.held_out=2"))
     run = Run(tmp_path / "two", small("captioner", f"data.train={table}", "data.on_error=skip"))
     whole = caption.Describing(run).whole
@@ -218,7 +244,9 @@ def test_pictures_that_are_none(barely: CaptionReader, tmp_path: Path) -> None:
         "bomb.png": "a picture of too many pixels",
         "empty.webp": "an empty picture",
         "gone.jpg": "there is no such picture",
+        "photos": "a folder; one picture is expected",
     }
+    (tmp_path / "photos").mkdir()
     for name, why in wrong.items():
         with pytest.raises(InputError, match=f"^{tmp_path / name}: {why}"):
             barely.describe(tmp_path / name)
@@ -235,6 +263,7 @@ def test_pictures_of_any_shape_and_format_are_described(barely: CaptionReader, t
 
     for number, (size, end) in enumerate((((300, 40), "jpg"), ((7, 900), "png"), ((1, 1), "webp"))):
         Image.new("RGB", size, (200, 30, number)).save(tmp_path / f"{number}.{end}")
+    (tmp_path / "0.jpg and more.jpg").mkdir()  # no picture, whatever its name
     with caption.inputs.windows(str(tmp_path)) as some:
         [names] = some
     assert [Path(name).suffix for name in names] == [".jpg", ".png", ".webp"]
@@ -257,6 +286,7 @@ def test_pictures_by_a_table_a_list_and_inside_a_tar(
     with caption.inputs.windows(str(tmp_path / "set" / "captions.tsv.gz")) as some:
         [inside] = some
     assert len(inside) == 13
+    assert barely.look(inside[3], "a circle")[0].title == "3.png  →  a circle"
     same = barely.predict([inside[3], names[3]], Search())
     assert len({one.caption for one in same}) == 1
     (tmp_path / "void").mkdir()
@@ -265,6 +295,15 @@ def test_pictures_by_a_table_a_list_and_inside_a_tar(
         pytest.raises(InputError, match="has no pictures"),
     ):
         next(some)
+
+
+def test_a_table_names_pictures_as_seen_from_it_or_in_the_folder_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for name in ("a.png", "b.png"):
+        (tmp_path / "images" / name).write_bytes(png(scene(77, 0)))
+    (tmp_path / "my.csv").write_text("image,caption\nimages/a.png,x\nb.png,y\nc.png,z\n", encoding="utf-8")
+    with caption.inputs.windows(str(tmp_path / "my.csv")) as some:
+        assert list(some) == [[str(tmp_path / "images" / name) for name in ("a.png", "b.png", "c.png")]]
 
 
 def test_pictures_by_objects_in_their_order_and_one_that_is_missing(

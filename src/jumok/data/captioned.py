@@ -125,12 +125,14 @@ def _grouped(
         if split is not None:
             if line.split is None and must_tell:
                 raise InputError(
-                    f"{path} does not tell which pictures are for {split}; name files: data.{split}=…"
+                    f"{path} does not tell which pictures are for {split}. Name a file for each; or just "
+                    f"this one, and some are held out of it: data.train={path} data.valid=null data.test=null"
                 )
             splits.add(line.split or "")
             if line.split is not None and split_name(line.split) != split_name(split):
                 continue
-        for caption in line.caption if isinstance(line.caption, list) else [line.caption]:
+        some = line.caption if isinstance(line.caption, list) else [line.caption]
+        for caption in some or [None]:  # an empty list has no caption, as an empty cell has none
             text = clean(caption, "caption", line.where)
             if isinstance(text, Flaw):
                 yield text
@@ -194,7 +196,7 @@ def pictures_of(captions: Path, named: str | None = None) -> Folder | Archive:
         for name in (own, f"{own}.tar", f"images/{own}", *PICTURES):
             path = folder / name
             if path.is_dir():
-                return Folder(path)
+                return Folder(path, beside=captions.parent)
             if path.suffix == ".tar" and path.is_file():
                 return Archive(path)
     return Folder(captions.parent)

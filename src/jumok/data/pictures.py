@@ -67,10 +67,18 @@ class PictureFile(Member):
 
 
 class Folder(members.Folder[PictureFile]):
-    """Pictures in a folder, by their path in it."""
+    """Pictures in a folder, by their path in it; or by their path as seen from the table ``beside`` it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, beside: Path | None = None) -> None:
         super().__init__(path, PictureFile)
+        self.beside = beside
+
+    def find(self, name: str, where: str) -> PictureFile | Flaw:
+        found = super().find(name, where)
+        if isinstance(found, Flaw) and self.beside is not None:
+            as_seen = members.Folder(self.beside, PictureFile).find(name, where)
+            return found if isinstance(as_seen, Flaw) else as_seen
+        return found
 
 
 class Archive(members.Archive[PictureFile]):
@@ -106,8 +114,9 @@ def _opened(data: bytes, where: str, limits: Limits) -> Any:
     pillow = needed("PIL.Image", "images")
     try:
         image = pillow.open(io.BytesIO(data), formats=FORMATS)
-    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
-        return Flaw(where, TOO_MANY_PIXELS, str(error))
+    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning):  # which tell of other limits
+        told = f"far too many for {len(data)} bytes, and {limits.pixels} pixels are the most"
+        return Flaw(where, TOO_MANY_PIXELS, told)
     except Exception as error:  # of damaged files, Pillow's readers raise a dozen kinds
         if data.startswith(BEGINNINGS):
             return Flaw(where, "a damaged picture", str(error))

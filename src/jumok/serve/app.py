@@ -277,6 +277,8 @@ def _fault(fault: dict[str, Any]) -> str:
     """One fault of a request, without what came: that may be anything."""
     if fault["type"] == "json_invalid":
         return f"the request is no JSON: {fault.get('ctx', {}).get('error', 'it ends too early')}"
-    said = fault["msg"].removeprefix("Value error, ")
     where = ".".join(str(part)[:80] for part in fault["loc"][1:])
+    if fault["type"] == "missing" and not where:
+        return "the request is empty; its body is required"
+    said = fault["msg"].removeprefix("Value error, ")
     return f"{where}: {said}" if where else said

@@ -248,7 +248,9 @@ class Describing(Use[Captioned]):
             if 0 < count <= self.recipe.data.longest:
                 fit.append(caption)
             else:
-                told = f"{count} words, and data.longest is {self.recipe.data.longest}"
+                told = (
+                    f"{count} words, and data.longest is {self.recipe.data.longest}; it is {caption[:60]!r}"
+                )
                 reason = "a caption of too many words" if count else "a caption without words"
                 yield Flaw(f"{one.where} {one.picture.name}", reason, told if count else caption)
         if fit and not isinstance(one.picture, Drawn):

@@ -15,7 +15,7 @@ from jumok.data.pictures import Archive, PictureFile
 from jumok.errors import InputError
 from jumok.tasks import objects
 
-__all__ = ["Finder", "objects_of", "whole", "windows"]
+__all__ = ["INSIDE", "Finder", "objects_of", "whole", "windows"]
 
 PICTURES = (".jpg", ".jpeg", ".png", ".webp")
 LISTS = (".txt",)  # a name a line
@@ -45,7 +45,8 @@ def whole(text: str) -> str:
 
 def _names(text: str, path: Path) -> Iterator[str]:
     if path.is_dir():
-        found = sorted(str(one) for one in path.rglob("*") if one.suffix.lower() in PICTURES)
+        all_in_it = path.rglob("*")
+        found = sorted(str(one) for one in all_in_it if one.suffix.lower() in PICTURES and not one.is_dir())
         if not found:
             raise InputError(f"{path} has no pictures, files that end in {', '.join(PICTURES)}")
         yield from found
@@ -85,7 +86,12 @@ def _place(table: Path) -> Callable[[str], str]:
     pictures = captioned.pictures_of(table)
     if isinstance(pictures, Archive):
         return lambda name: f"{pictures.path}:{name}"
-    return lambda name: str(pictures.path / name)
+
+    def named(name: str) -> str:
+        found = pictures.find(name, name)
+        return str(pictures.path / name if isinstance(found, Flaw) else found.path)
+
+    return named
 
 
 def _some_at_a_time(names: Iterator[str]) -> Iterator[list[str]]:
@@ -113,6 +119,8 @@ class Finder:
             if isinstance(found, Flaw):
                 raise InputError(str(found))
             return found
+        if path.is_dir():
+            raise InputError(f"{name}: a folder; one picture is expected here, as in {path / 'photo.jpg'}")
         if not path.is_file():
             raise InputError(
                 f"{name}: there is no such picture; expected a file, a folder, a table with a column image, "

@@ -28,7 +28,7 @@ from jumok.errors import InputError
 from jumok.metrics import alignment, captions
 from jumok.metrics.pointing import pointing
 from jumok.pictures import Captions, source_of
-from jumok.tasks.caption_inputs import Finder
+from jumok.tasks.caption_inputs import INSIDE, Finder
 from jumok.tasks.common import AskedOfWriter
 from jumok.tasks.reader import Prediction, Reader, mean_loss
 from jumok.tasks.verdicts import Judgement
@@ -299,7 +299,7 @@ class CaptionReader(Reader):
             layers,
             rows=self._words(ids),
             cols=[f"{row + 1}, {column + 1}" for row in range(rows) for column in range(columns)],
-            title=f"{Path(name).name}  →  {self.text(ids)}" if name else self.text(ids),
+            title=f"{Path(name.rpartition(INSIDE)[2]).name}  →  {self.text(ids)}" if name else self.text(ids),
             label=f"log-probability {-loss:.2f}",
             picture=picture,
         )
@@ -422,7 +422,8 @@ class CaptionReader(Reader):
         from jumok.look import show
 
         pixels = example.picture.decode()
-        assert not isinstance(pixels, Flaw)  # it was judged
+        if isinstance(pixels, Flaw):  # it was judged by its features, and is gone since they were made
+            raise InputError(str(pixels))
         places = self.places([self.prepare(pixels)])
         ids = list(self.said(places, self.search)[0][0].ids)
         [ids] = [ids] if ids else self.tokenizer.encode([example.captions[0]])

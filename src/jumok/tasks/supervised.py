@@ -261,7 +261,8 @@ def train(use: Use[Any], console: Console) -> Summary:
         if ranks.main:
             _check_unchanged(run, data)
             for name in ("valid", "test"):
-                reader.split(name)  # a flaw in it is told now, not after an hour
+                left_out = reader.split(name).skipped  # a flaw in it is told now, not after an hour
+                notes.append(f"Of the {name} data, {left_out}" if left_out.total else None)
         if not run.has_begun:
             notes.append(use.begin(model, tokenizer))
         if ranks.main:

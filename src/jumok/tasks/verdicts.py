@@ -66,8 +66,11 @@ def evaluate(predictor: Any, name: str, console: Console) -> Judgement:
         tell_mistakes(predictor, found.mistakes, len(split.examples), folder, name, console)
     drawn = {} if found.draw is None else {name: found.draw}
     for file, draw in (drawn | {f"{name}-{end}": one for end, one in found.drawings.items()}).items():
-        path = draw(folder / "figures" / f"{file}.png")
-        console.print(f"figure: {path}", markup=False, soft_wrap=True)
+        try:
+            made = f"figure: {draw(folder / 'figures' / f'{file}.png')}"
+        except InputError as error:  # a file that was judged by what is kept of it, and is gone
+            made = f"no figure: {error}"
+        console.print(made, markup=False, soft_wrap=True)
     return found
 
 
