@@ -108,6 +108,23 @@ def test_pairs_are_learned_by_their_order(tmp_path: Path) -> None:
         reader.classify("one")
 
 
+def test_a_pair_may_be_read_both_ways(tmp_path: Path) -> None:
+    chance = random.Random(2)
+    path = table(tmp_path / "pairs.tsv", "a\tb\tlabel", [pair(chance) for _ in range(60)])
+    data = {"train": path, "text": "a", "pair": "b", "held_out": 10, "both_ways": True}
+    run = trained(tmp_path / "run", "classify", data, train={"epochs": None, "steps": 2, "warmup": 1})
+    assert json.loads((run.folder / "data" / "train.json").read_text())["rows"] == 2 * 40
+    both = classify.load(run, "cpu")
+    there, back = (dict(both.classify(*two).classes) for two in (("a lovely", "sad"), ("sad", "a lovely")))
+    assert there == pytest.approx(back, abs=1e-6)
+    one_way = classify.load(run, "cpu")
+    one_way.use.recipe = replace(run.recipe, data=replace(run.recipe.data, both_ways=False))
+    ways = [one_way.classify(*two).classes for two in (("a lovely", "sad"), ("sad", "a lovely"))]
+    assert there["1"] == pytest.approx(np.mean([dict(way)["1"] for way in ways]), abs=1e-6)
+    with pytest.raises(InputError, match="both_ways: only pairs"):
+        trained(tmp_path / "alone", "classify", data | {"pair": None})
+
+
 def test_numbers_are_learned(tmp_path: Path) -> None:
     chance = random.Random(3)
     path = table(tmp_path / "numbers.tsv", "text\tscore", [number(chance) for _ in range(400)])

@@ -50,6 +50,12 @@ class DataConfig(TextData, LabelledData):
     """The ``data:`` section."""
 
     long: Literal["window", "refuse"] = "refuse"
+    both_ways: bool = False  # a pair is read both ways round: learned from twice, and labelled by the mean
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.both_ways and self.pair is None:
+            raise ValueError("both_ways: only pairs can be read so; name the second text with pair")
 
 
 @dataclass(frozen=True)
@@ -129,6 +135,8 @@ class Classify(Classes, BertUse[Sample]):
                     yield found
                     continue
                 label = self.number(one)
+                if self.recipe.data.both_ways:
+                    found = [*found, *([second, first] for first, second in found)]
                 yield [Row(*pieces.joined(*each), {"labels": label}) for each in found]
 
     def _windows(self, given: list[list[int]], longest: int, where: str) -> list[list[list[int]]] | Flaw:
@@ -167,7 +175,7 @@ class BertClassReader(ClassReader, BertReader):
         return sum(len(row.ids) for row in rows)
 
     def said(self, samples: Sequence[Sample], first: int | None) -> NDArray[np.float64]:
-        """Of a text in several windows, the mean over these."""
+        """Of a text in several windows, or read both ways, the mean over these."""
         rows = self.encoded(self.encode(samples), first)
         said = iter(
             self.outputs([row for some in rows for row in some], lambda batch: [self.model.logits(batch)])
