@@ -3,6 +3,7 @@
 import doctest
 import io
 import json
+import math
 import warnings
 from pathlib import Path
 
@@ -405,6 +406,19 @@ def test_a_recipe_that_does_not_fit_says_why(case: str) -> None:
     overrides, why = MISFITS[case]
     with pytest.raises(InputError, match=why):
         recipe.load("tacotron", overrides)
+
+
+def test_what_a_token_does_is_told_apart_from_what_texts_are_like() -> None:
+    levels, rng = np.array([0.5, 1.0, 4.0, 2.0]), np.random.default_rng(1)
+    noise = 0.01 * rng.standard_normal((3, 4))
+    found = speech_scores.effects(levels + np.array([[0.0], [0.3], [-0.3]]) + noise)
+    assert [mean for mean, _ in found] == pytest.approx([1.875, 2.175, 1.575], abs=0.02)
+    assert all(off < 0.02 for _, off in found)  # texts differ by far more
+    (mean, off), (_, unknown) = speech_scores.effects([[1.0, math.nan, 3.0], [2.0, 2.0, math.inf]])
+    assert mean == pytest.approx(2.0, abs=0.3)
+    assert math.isfinite(off)
+    assert math.isfinite(unknown)
+    assert all(math.isnan(x) for one in speech_scores.effects([[math.nan] * 2] * 2) for x in one)
 
 
 # ------------------------------------------------------------------------------------ styles from others

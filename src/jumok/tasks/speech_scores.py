@@ -14,6 +14,7 @@ import functools
 import itertools
 import json
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -193,25 +194,38 @@ def by_token(speaker: Speaker, texts: Sequence[str]) -> list[dict[str, Any]]:
     """Mean pitch, energy and duration of the same texts, with more of one style token each, with intervals.
 
     The usual style is moved towards the token, by no more than styles of recordings are: with a token alone,
-    a voice would say what it never learned to. An interval holds the mean with 95 %, by how much it differs
-    from text to text.
+    a voice would say what it never learned to. An interval holds the mean with 95 %, by how much what the
+    token does differs from text to text; that the texts themselves differ, in length say, does not count.
     """
     tokens = speaker.model.style.config.tokens
-    rows = []
+    rows: list[dict[str, Any]] = [{"token": str(number + 1)} for number in range(tokens)]
+    said: list[list[Prosody]] = []
     for number in range(tokens):
         alone = speaker.mixed(torch.eye(tokens)[number].tolist())
         weights = torch.lerp(speaker.model.style.usual, alone, SHARE)
-        each = [_heard(speaker, one) for one in speaker.said(texts, weights)]
-        row: dict[str, Any] = {"token": str(number + 1)}
-        for name in ("pitch", "energy", "seconds"):
-            values = np.array([getattr(one, name) for one in each])
-            values = values[np.isfinite(values)]
-            row[name] = float(values.mean()) if len(values) else math.nan
-            row[f"{name} ±"] = (
-                float(WITHIN * values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
-            )
-        rows.append(row)
+        said.append([_heard(speaker, one) for one in speaker.said(texts, weights)])
+    for name in ("pitch", "energy", "seconds"):
+        found = effects([[getattr(one, name) for one in each] for each in said])
+        for row, one in zip(rows, found, strict=True):
+            row[name], row[f"{name} ±"] = one
     return rows
+
+
+def effects(values: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
+    """The mean of each row of values, and how far it may be off; a column is one text, and has its own level.
+
+    >>> [(round(mean, 2), round(off, 2)) for mean, off in effects([[1, 5, 9], [3, 7, 10.9]])]
+    [(5.0, 0.03), (6.97, 0.03)]
+    """
+    table = np.array(values, float)
+    table[~np.isfinite(table)] = np.nan
+    with warnings.catch_warnings():  # of rows and texts that have no number at all
+        warnings.simplefilter("ignore", RuntimeWarning)
+        own = table - np.nanmean(table, 0) + np.nanmean(table)
+        counts = np.isfinite(own).sum(1)
+        means, spreads = np.nanmean(own, 1), np.nanstd(own, 1, ddof=1)
+    within = np.where(counts > 1, WITHIN * spreads / np.sqrt(np.maximum(counts, 1)), np.nan)
+    return list(zip(means.tolist(), within.tolist(), strict=True))
 
 
 def _heard(speaker: Speaker, piece: Piece) -> Prosody:
