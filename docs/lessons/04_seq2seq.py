@@ -44,8 +44,8 @@ torch.manual_seed(0)
 # %%
 SMALL = ["bahdanau/demo", "data.held_out=300", "text.size=1500", "model.width=128", "model.embedding=96",
          "data.pairs=30000", "train.warmup=60"]  # fmt: skip
-LONG = [*SMALL, "train.steps=1000", "train.validate_every=1000"]
-SHORT = [*SMALL, "train.steps=500", "train.validate_every=500"]
+LONG = [*SMALL, "train.steps=900", "train.validate_every=900"]
+SHORT = [*SMALL, "train.steps=450", "train.validate_every=450"]
 LUONG, ONE_WAY = ["model.query=current"], ["model.query=current", "model.bidirectional=false"]
 
 bahdanau, fixed, luong, luong_tanh, dot, general, concat = trained(
