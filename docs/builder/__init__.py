@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-BUILD = ROOT / "build" / "docs"
+BUILD = Path(os.environ.get("DOCS_BUILD", ROOT / "build" / "docs"))  # elsewhere for a test
 
 placed: set[Path] = set()  # all that this process put somewhere; what else lies there is old
 
