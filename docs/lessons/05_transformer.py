@@ -400,8 +400,8 @@ print(f"over all 72 heads, {mean:.0%} of the weight goes to [CLS] and [SEP]")
 
 # %% [markdown] lang="en"
 # The four maps are the most extreme of 72 heads, picked for that: most weight on the marks, on the word before, on the next, on words far
-# away. Such heads exist. (The one for far words looks at the comma and the full stop: places without much meaning, once more.) Most are nothing of the kind, as the grids below show, and a large part of all weight goes to the marks [CLS] and [SEP], which mean
-# nothing: a head that finds nothing to do in a sentence has to put its weight somewhere, since it adds up to 1.
+# away. Such heads exist. (The one for far words looks at the comma and the full stop: places without much meaning, once more.) Most are nothing of the kind, as the grids below show, and a large part of all weight goes to the marks [CLS] and [SEP], which are
+# no words: a head that finds nothing to do in a sentence has to put its weight somewhere, since it adds up to 1.
 #
 # ## Label smoothing and calibration
 #
@@ -412,7 +412,7 @@ print(f"over all 72 heads, {mean:.0%} of the weight goes to [CLS] and [SEP]")
 # %% [markdown] lang="ko"
 # 네 지도는 헤드 72개 가운데 가장 뚜렷한 것을 골라낸 것입니다. 차례로 기호, 바로 앞 단어, 다음 단어, 먼 단어에 가중치를 가장 많이 주는 헤드입니다. 이런 헤드가 정말 있습니다.
 # (먼 단어를 본다는 헤드가 실제로 보는 것은 쉼표와 마침표입니다. 이번에도 뜻이 별로 없는 자리입니다.)
-# 하지만 아래 격자에서 보듯 대부분은 그렇지 않고, 가중치의 큰 몫은 아무 뜻도 없는 기호 [CLS]와 [SEP]로 갑니다. 가중치의 합은 1이어야 하므로,
+# 하지만 아래 격자에서 보듯 대부분은 그렇지 않고, 가중치의 큰 몫은 단어가 아닌 기호 [CLS]와 [SEP]로 갑니다. 가중치의 합은 1이어야 하므로,
 # 문장에서 할 일을 찾지 못한 헤드는 어딘가에 가중치를 두어야 하기 때문입니다.
 #
 # ## 레이블 스무딩과 보정
