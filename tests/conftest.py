@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,10 @@ else:  # the same examples in every run, however slow the machine
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
     settings.load_profile("jumok")
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a background job, and its children would be
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
