@@ -72,6 +72,7 @@ def kernel_serves(x: Tensor) -> str | None:
 
 @pytest.fixture(autouse=True)
 def _by_kernel_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "BY_KERNEL", True)
     if INTERPRETED:
         monkeypatch.setattr(room, "why_no_kernel", kernel_serves)
 

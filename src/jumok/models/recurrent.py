@@ -26,6 +26,8 @@ from jumok.models.deferred import Deferred
 
 __all__ = ["Hidden", "Recurrent", "Steps", "read", "recurrent", "reversed_within", "run", "run_packed"]
 
+BY_KERNEL = False  # kernels/gru.py is right in Triton's interpreter, and has not been run on a GPU yet
+
 Recurrent = nn.GRU | nn.LSTM
 Hidden = tuple[Tensor, ...]
 SURE = 100.0  # a gate with this input is open, with its negative closed, whatever else it is given
@@ -75,9 +77,16 @@ def run_packed(rnn: Recurrent, x: Tensor, sizes: Tensor) -> Tensor:
     ``x`` ``(words, inputs)`` has all first words, then all second words, and so on; ``sizes`` ``(T,)`` (on
     the host) says how many sentences have a word at each step. The states lie as ``x`` does.
 
-    On CUDA, a narrow GRU of one layer takes one kernel for all steps, where cuDNN launches several a step.
+    With ``BY_KERNEL``, on CUDA, a narrow GRU of one layer takes one kernel for all steps, where cuDNN launches
+    several a step.
     """
-    if isinstance(rnn, nn.GRU) and rnn.num_layers == 1 and rnn.bias and why_no_kernel(x) is None:
+    if (
+        BY_KERNEL
+        and isinstance(rnn, nn.GRU)
+        and rnn.num_layers == 1
+        and rnn.bias
+        and why_no_kernel(x) is None
+    ):
         from jumok.models.kernels import gru
 
         if rnn.hidden_size <= gru.WIDEST:
