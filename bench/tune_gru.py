@@ -83,6 +83,7 @@ def loop_of(rnn: nn.GRU, x: Tensor, sizes: Tensor, dtype: torch.dtype, blocks: B
         with (
             torch.autocast("cuda", torch.bfloat16, enabled=dtype != torch.float32),
             mock.patch.object(gru, "gru", ours),
+            mock.patch.object(room, "BY_KERNEL", True),
             mock.patch.object(room, "why_no_kernel", return_value=why),
         ):
             states = run_packed(rnn, x, sizes)

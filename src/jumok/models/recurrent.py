@@ -77,16 +77,11 @@ def run_packed(rnn: Recurrent, x: Tensor, sizes: Tensor) -> Tensor:
     ``x`` ``(words, inputs)`` has all first words, then all second words, and so on; ``sizes`` ``(T,)`` (on
     the host) says how many sentences have a word at each step. The states lie as ``x`` does.
 
-    With ``BY_KERNEL``, on CUDA, a narrow GRU of one layer takes one kernel for all steps, where cuDNN launches
-    several a step.
+    With ``BY_KERNEL``, on CUDA, a narrow GRU of one layer takes one kernel for all steps, where cuDNN
+    launches several a step.
     """
-    if (
-        BY_KERNEL
-        and isinstance(rnn, nn.GRU)
-        and rnn.num_layers == 1
-        and rnn.bias
-        and why_no_kernel(x) is None
-    ):
+    plain = isinstance(rnn, nn.GRU) and rnn.num_layers == 1 and rnn.bias
+    if BY_KERNEL and plain and why_no_kernel(x) is None:
         from jumok.models.kernels import gru
 
         if rnn.hidden_size <= gru.WIDEST:
