@@ -17,18 +17,6 @@ import torch
 from torch import Tensor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if INTERPRETED:
-    # NumPy 2.4 no longer turns an array of one element into an int, on which Triton 3.6's interpreter relies.
-    import triton.runtime.interpreter as interpreter
-
-    patch_tensor = interpreter._patch_lang_tensor
-
-    def patch(tensor, scope):
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patch
-
 from jumok.attention import packed  # noqa: E402
 
 ON_GPU = torch.cuda.is_available() and not INTERPRETED

@@ -21,18 +21,6 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the kernels need Triton")
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if INTERPRETED:
-    # NumPy 2.4 no longer turns an array of one element into an int, on which Triton 3.6's interpreter relies.
-    import triton.runtime.interpreter as interpreter
-
-    patch_tensor = interpreter._patch_lang_tensor
-
-    def patch(tensor, scope):
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patch
-
 from jumok.attention.kernels.lse import SHARED_MEMORY, Blocks, fitting, row_lse  # noqa: E402
 from jumok.attention.kernels.pooled import pooled_maps  # noqa: E402
 

@@ -26,16 +26,7 @@ pytest.importorskip("hypothesis", reason="lengths are drawn by hypothesis")
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if INTERPRETED:
-    # NumPy 2.4 no longer turns an array of one element into an int, on which Triton 3.6's interpreter relies.
     import triton.runtime.interpreter as interpreter
-
-    patch_tensor = interpreter._patch_lang_tensor
-
-    def patch(tensor, scope):
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patch
 
     # Its bfloat16 is float32 cut off, which errs twice as much as the rounding of a GPU, and to one side.
     convert = interpreter._convert_float

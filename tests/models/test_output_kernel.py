@@ -21,18 +21,6 @@ from torch.nn import functional as F
 pytest.importorskip("triton", reason="the kernels need Triton")
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if INTERPRETED:
-    # NumPy 2.4 no longer turns an array of one element into an int, on which Triton 3.6's interpreter relies.
-    import triton.runtime.interpreter as interpreter
-
-    patch_tensor = interpreter._patch_lang_tensor
-
-    def patch(tensor, scope):
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patch
-
 from jumok.batch import IGNORE  # noqa: E402
 from jumok.models import output  # noqa: E402
 from jumok.models.kernels import softmax_loss  # noqa: E402
