@@ -45,6 +45,7 @@ class Plan:
     device: torch.device
     quick: bool
     compile: bool
+    case: str = ""  # a part of the names of the cases of "step" that are measured
 
     @property
     def on_gpu(self) -> bool:
@@ -291,8 +292,10 @@ def step(report: Report, plan: Plan) -> None:
     done: list[tuple[Row, Decoder, dict[str, Run]]] = []
     for size in step_sizes(plan):
         for masked in (True, False):
-            decoder = make_decoder(plan, size, masked)
             case = f"B{size[0]} K{size[1]} hidden {size[2]}, {'padding' if masked else 'no mask'}"
+            if plan.case not in case:
+                continue
+            decoder = make_decoder(plan, size, masked)
             row = report.row("step", case, "forward+backward", dtype=str(plan.dtype), size=size)
             report.note(row, steps=decoder.steps, path=decoder.path())
             ways = {"ours": ours_loop(decoder), "eager": plain_loop(decoder, plain_steps, 1)}
@@ -535,13 +538,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--section", choices=[*SECTIONS, "all"], default="all")
     parser.add_argument("--quick", action="store_true", help="a look only: fewer, smaller, less often")
     parser.add_argument("--out", type=Path, help="the JSON file; runs/bench/… unless --quick")
+    parser.add_argument("--case", default="", help="of step: only the cases whose name has this in it")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="no compiled PyTorch")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=280, help="what does not fit into them is left out")
     chosen = parser.parse_args(arguments)
 
     torch.manual_seed(0)
-    plan = Plan(torch.device(chosen.device), chosen.quick, chosen.compile)
+    plan = Plan(torch.device(chosen.device), chosen.quick, chosen.compile, chosen.case)
     report = Report("attention", plan.device, seconds=chosen.seconds, repeats=3 if plan.quick else 20)
     section = "" if chosen.section == "all" else f"-{chosen.section}"
     report.out = chosen.out or (None if plan.quick else r.RESULTS / f"attention{section}-{report.where}.json")

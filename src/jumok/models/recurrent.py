@@ -26,7 +26,7 @@ from jumok.models.deferred import Deferred
 
 __all__ = ["Hidden", "Recurrent", "Steps", "read", "recurrent", "reversed_within", "run", "run_packed"]
 
-BY_KERNEL = False  # kernels/gru.py is right in Triton's interpreter, and has not been run on a GPU yet
+BY_KERNEL = True  # off: cuDNN, as on other devices
 
 Recurrent = nn.GRU | nn.LSTM
 Hidden = tuple[Tensor, ...]
