@@ -355,8 +355,10 @@ def scores_forward(q: Tensor, k: Tensor, v: Tensor, blocks: Forward = FORWARD) -
 
 def peaks_of(q: Tensor, k: Tensor) -> Tensor:
     """(max|q|, max|k|) float32, NaN if there is one: what `scores_forward` returns beside the scores."""
-    infinity = float("inf")
-    return torch.stack([torch.linalg.vector_norm(x, infinity, dtype=torch.float32) for x in (q, k)])
+    peaks = q.new_empty(2, dtype=torch.float32)
+    for x, peak in zip((q, k), peaks, strict=True):
+        torch.linalg.vector_norm(x, float("inf"), dtype=torch.float32, out=peak)
+    return peaks
 
 
 def scores_gradient(
@@ -396,7 +398,10 @@ def scores_gradient(
 def _sum_of_rows(x: Tensor) -> Tensor:
     """``x.sum(0)`` in two steps: with many rows and few columns, one would leave most of the GPU idle."""
     rows = len(x) // PARTS * PARTS
-    return x[:rows].unflatten(0, (PARTS, -1)).sum(1).sum(0) + x[rows:].sum(0) if rows else x.sum(0)
+    if not rows:
+        return x.sum(0)
+    most = x[:rows].unflatten(0, (PARTS, -1)).sum(1).sum(0)
+    return most if rows == len(x) else most + x[rows:].sum(0)
 
 
 def refuse_second_derivatives() -> None:

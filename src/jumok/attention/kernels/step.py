@@ -120,6 +120,12 @@ class _Entry(NamedTuple):
     d_context: Tensor  # (B, Dv)
 
 
+def _weights_as(steps: _Entry) -> Tensor:
+    """The weights of all steps (B, T, K), in the type of what they are multiplied with, by two kernels."""
+    weights = torch.empty_like(steps.scores, dtype=steps.d_context.dtype)
+    return torch.exp(steps.scores.sub_(steps.lse[..., None]), out=weights)
+
+
 class _Ledger:
     """The entries of one backward pass.
 
@@ -163,19 +169,17 @@ class _Deferred(torch.autograd.Function):
         for_weight, for_keys, for_v, for_value, _ = ctx.needs_input_grad
         steps = _Entry(*(torch.stack(same, dim=1) for same in zip(*entries, strict=True)))  # (B, T, …)
         d_weight = d_keys = dv = d_value = None
-        weights = weights_of(steps.scores, steps.lse)
         if for_weight:
             dq, query = steps.dq.flatten(0, 1), steps.query.flatten(0, 1)
             d_weight = (dq.t() @ query.to(dq.dtype)).to(weight.dtype)
         if for_keys or for_v:
-            # A key that never had weight has no gradient, whatever it holds.
-            used = (weights != 0).any(dim=1)
+            # A key whose scores have no gradient has none itself, whatever it holds.
+            used = steps.ds.any(dim=1)
             seen = torch.where(used[:, :, None], dense_rows(keys), 0)
             peaks = peaks_of(steps.q, seen)
             d_keys, dv = scores_gradient(seen, steps.q, v.contiguous(), steps.ds, peaks, with_dv=for_v)
         if for_value:
-            mixed_with = weights.to(steps.d_context.dtype).transpose(1, 2)
-            d_value = torch.bmm(mixed_with, steps.d_context).to(value.dtype)
+            d_value = torch.bmm(_weights_as(steps).transpose(1, 2), steps.d_context).to(value.dtype)
         return d_weight, d_keys if for_keys else None, None if dv is None else dv.to(v.dtype), d_value, None
 
 
