@@ -123,6 +123,20 @@ def test_low_precision_costs_less_than_a_hundredth(dtype: torch.dtype, scale: fl
 
 
 @runs_kernels
+@pytest.mark.parametrize("scale", [0.7, -0.7])
+@pytest.mark.parametrize("blocks", WAYS, ids=str)
+def test_scores_may_be_as_low_as_they_like(blocks: Blocks, scale: float) -> None:
+    """Of the first head some weights are far below 2^-127, which a polynomial must be told; of the second none."""
+    q, k = torch.randn(2, 64, 16, device=DEVICE), torch.randn(2, 128, 16, device=DEVICE)
+    k[0, ::5] *= 60
+    s = scores(q, k, scale)
+    assert s[0].min() < -400 < -50 < s[1].min()
+    maps = pooled_maps(q, k, s.logsumexp(-1).float(), scale=scale, cells=(2, 4), blocks=blocks)
+    rtol = 7e-4 if blocks.polynomials else 1e-4
+    torch.testing.assert_close(maps.double(), pooled(s.softmax(-1), (2, 4)), rtol=rtol, atol=1e-6)
+
+
+@runs_kernels
 def test_a_part_of_the_keys_and_any_strides() -> None:
     q = torch.randn(16, 2, 100, device=DEVICE).permute(1, 2, 0)[:, 20:77]  # d is not consecutive
     k = torch.randn(300, 2, 16, device=DEVICE).transpose(0, 1)

@@ -15,10 +15,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+ON_GPU = tl.constexpr(not triton.knobs.runtime.interpret)
+LEAST = tl.constexpr(257.0)  # of a polynomial
+
 
 @triton.jit
-def _exp2_by_polynomial(y, one):
+def _exp2_by_polynomial(y, one, ANY: tl.constexpr):
     """2^(y - 383) without the special function unit, to a relative error of 7e-4, for y up to about 383.
+
+    Of less than 257 it gives about 0 if ANY y may come, and anything if not.
 
     Between 256 and 512 the last 15 bits of a float32 are its fraction, and the bits above them count the
     whole numbers. Moved up by 8 places, they become the fraction and the exponent of another number: of
@@ -26,7 +31,7 @@ def _exp2_by_polynomial(y, one):
     is a polynomial in 1 + f (the one with the smallest largest error). `one`, the bits of 1.0, comes as an
     argument so that the two operations on bits become one instruction, which takes one constant only.
     """
-    bits = tl.maximum(y, 257.0).to(tl.int32, bitcast=True) << 8
+    bits = (tl.maximum(y, LEAST) if ANY else y).to(tl.int32, bitcast=True) << 8
     m = ((bits & 0x7FFFFF) | one).to(tl.float32, bitcast=True)  # 1 + f
     factor = 0.10644569 * m - 0.70747582
     factor = factor * m + 1.37730763
@@ -56,12 +61,29 @@ def exponents(s, factor, shift, POLYNOMIALS: tl.constexpr):
 
 
 @triton.jit
-def clear_mass(a, b, c, d, one, POLYNOMIALS: tl.constexpr):
-    """2 to the power of `exponents`, summed by fours: [rows, keys / 16, 4]."""
+def clear_mass(a, b, c, d, one, POLYNOMIALS: tl.constexpr, ANY: tl.constexpr):
+    """2 to the power of `exponents`, summed by fours: [rows, keys / 16, 4]. If not ANY, `none_is_too_low`."""
     p = tl.exp2(a) + tl.exp2(c)
-    p += _exp2_by_polynomial(b, one) if POLYNOMIALS > 1 else tl.exp2(b)
-    p += _exp2_by_polynomial(d, one) if POLYNOMIALS > 0 else tl.exp2(d)
+    p += _exp2_by_polynomial(b, one, ANY) if POLYNOMIALS > 1 else tl.exp2(b)
+    p += _exp2_by_polynomial(d, one, ANY) if POLYNOMIALS > 0 else tl.exp2(d)
     return p
+
+
+@triton.jit
+def none_is_too_low(q, there, factor, shift, longest):
+    """Whether no exponent of these rows [rows, d] can be so low that a polynomial must be told.
+
+    A score is never below -|q| |k|, and no key is longer than `longest`.
+    """
+    length = tl.sqrt(tl.sum(q.to(tl.float32) * q.to(tl.float32), axis=1))
+    lowest = tl.min(tl.where(there, shift - length * longest * tl.abs(factor), 0.0), axis=0)
+    found = (lowest > LEAST - 383.0 + 6.0).to(tl.int32)  # some are for rounding; NaN is too low
+    if ON_GPU:  # all threads agree, but only if they vote does the compiler know, and keeps what it may apart
+        found = tl.inline_asm_elementwise(
+            "{.reg .pred p; setp.ne.s32 p, $1, 0; vote.sync.all.pred p, p, -1; selp.s32 $0, 1, 0, p;}",
+            "=r,r", [found], dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+    return found != 0
 
 
 @triton.jit

@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jumok.attention.kernels.lse import LOG2_E, Blocks, allowed, dense, launched, pooling, products
-from jumok.attention.kernels.mass import by_warp, checked_mass, clear_mass, exponents
+from jumok.attention.kernels.mass import by_warp, checked_mass, clear_mass, exponents, none_is_too_low
 
 # Whatever these are, the same compiled kernel serves: a rectangle is of any size.
 COUNTS = [
@@ -51,7 +51,7 @@ def _cell_of(place, places, cells):
 
 @triton.jit(do_not_specialize=COUNTS)
 def _pooled_kernel(
-    q_ptr, k_ptr, lse_ptr, alive_ptr, row_starts_ptr, col_starts_ptr, out_ptr,
+    q_ptr, k_ptr, lse_ptr, longest_ptr, alive_ptr, row_starts_ptr, col_starts_ptr, out_ptr,
     R, C, row_cells, col_cells, out_rows, factor, one, diagonal, window, heads_a_key, tall, wide, share,
     q_stride_h, q_stride_r, k_stride_h, k_stride_r: tl.constexpr,
     D: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
@@ -72,6 +72,7 @@ def _pooled_kernel(
     FOURS: tl.constexpr = WIDTH >= 16
     SOME: tl.constexpr = WIDTH // 4 if FOURS else WIDTH
     FIRST: tl.constexpr = ONE_TURN or PARTS > 1  # a turn begins with nothing
+    QUICK: tl.constexpr = CLEAR and FOURS and POLYNOMIALS > 0
     h = tl.program_id(1).to(tl.int64)
     block = tl.program_id(0)
     if CAUSAL:
@@ -110,11 +111,19 @@ def _pooled_kernel(
             inner = tl.minimum(inner, last)
         outer = tl.maximum(outer, inner)
 
-    for part in tl.static_range(0 if EDGES and WINDOWED else 1, 3 if EDGES else 2):
+    # Where no score can be too low for a polynomial, none is asked whether it is: that saves an instruction.
+    middle = inner
+    if QUICK:
+        longest = tl.load(longest_ptr + h // heads_a_key)
+        middle = tl.where(none_is_too_low(q, there, factor, shift, longest), outer, inner)
+
+    for part in tl.static_range(0 if EDGES and WINDOWED else 1 if QUICK else 2, 4 if EDGES else 3):
         if part == 0:
             begin, end = first, inner
         elif part == 1:
-            begin, end = inner, outer
+            begin, end = inner, middle
+        elif part == 2:
+            begin, end = middle, outer
         else:
             begin, end = outer, last
         mass = tl.zeros((BQ, BK // 16, 4) if FOURS else (BQ, BK), tl.float32)
@@ -137,9 +146,9 @@ def _pooled_kernel(
                     inside = column < tl.load(col_starts_ptr + at + 1, mask=known, other=0)
                     now_at = k_at + column.to(tl.int64)[:, None] * k_stride_r
                     s = products(q, tl.load(now_at, mask=inside[:, None] & (d < D)[None, :], other=0.0))
-                if part == 1 and CLEAR and FOURS:
+                if (part == 1 or part == 2) and CLEAR and FOURS:
                     w, x, y, z = exponents(s, factor, shift, POLYNOMIALS)
-                    found = clear_mass(w, x, y, z, one, POLYNOMIALS)
+                    found = clear_mass(w, x, y, z, one, POLYNOMIALS, ANY=part == 2)
                 else:
                     keep = allowed(row, column, inside, alive_ptr, diagonal, window, CAUSAL, WINDOWED, ALIVE)
                     found = checked_mass(s, factor, shift, keep, FOURS)
@@ -247,13 +256,16 @@ def pooled_maps(
     query, key, lse = dense(query), dense(key), lse.contiguous()
     if key.stride(1) * blocks.keys >= 1 << 31:
         key = key.contiguous()
+    longest = lse
+    if blocks.polynomials and cols.even and alive is None:
+        longest = torch.linalg.vector_norm(key, dim=-1, dtype=torch.float32).amax(-1)  # of each head's keys
     starts = [_starts(R, down, query.device), _starts(C, across, query.device)]
     strides = (query.stride(0), query.stride(1), key.stride(0), key.stride(1))
     sizes = {"D": D, "BQ": blocks.queries, "BK": blocks.keys, "BD": max(16, triton.next_power_of_2(D))}
     sizes |= {"POLYNOMIALS": blocks.polynomials, "PARTS": parts, **launched(blocks)}
     with torch.cuda.device_of(query):
         _pooled_kernel[(row_blocks, H, -(-groups // share))](
-            query, key, lse, lse if alive is None else alive.contiguous(), *starts, sums,
+            query, key, lse, longest, lse if alive is None else alive.contiguous(), *starts, sums,
             R, C, down, across, sums.shape[1], scale * LOG2_E, 0x3F800000, diagonal or 0, window or 0,
             H // G, rows.blocks, cols.blocks, share, *strides,
             HEIGHT=rows.size, WIDTH=cols.size, UNROLL=unroll, ONE_TURN=unroll == cols.blocks,
