@@ -15,17 +15,17 @@ import statistics
 import time
 from collections.abc import Callable
 from typing import NamedTuple
-from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.profiler import ProfilerActivity, profile
 
-from jumok.models import recurrent as room
 from jumok.models.kernels import gru
 from jumok.models.kernels.gru import Blocks, blocks_for
-from jumok.models.recurrent import recurrent, run_packed
+from jumok.models.ragged import Packing
+from jumok.models.recurrent import recurrent
 
 SECONDS = 90  # most of them go into compiling
 RUNS = 15
@@ -70,24 +70,18 @@ def ways(size: Size) -> list[Blocks]:
     return list(dict.fromkeys(found))
 
 
-def loop_of(rnn: nn.GRU, x: Tensor, sizes: Tensor, dtype: torch.dtype, blocks: Both | None) -> Loop:
+def loop_of(rnn: nn.GRU, x: Tensor, packing: Packing, dtype: torch.dtype, blocks: Both | None) -> Loop:
     """States and gradients, with these blocks; None: by cuDNN."""
-
-    def ours(*given: object) -> Tensor:
-        return kernels(*given, blocks=blocks)  # type: ignore[arg-type]
-
-    kernels = gru.gru
+    parameters = [*rnn.parameters()]
+    ways = [tuple(parameters[:4]), tuple(parameters[4:])]
 
     def loop() -> list[Tensor]:
-        why = "not now" if blocks is None else None
-        with (
-            torch.autocast("cuda", torch.bfloat16, enabled=dtype != torch.float32),
-            mock.patch.object(gru, "gru", ours),
-            mock.patch.object(room, "BY_KERNEL", True),
-            mock.patch.object(room, "why_no_kernel", return_value=why),
-        ):
-            states = run_packed(rnn, x, sizes)
-        return [states.detach(), *torch.autograd.grad(states, [x, *rnn.parameters()], states.detach())]
+        with torch.autocast("cuda", torch.bfloat16, enabled=dtype != torch.float32):
+            if blocks is None:
+                states = rnn(PackedSequence(x, packing.sizes))[0].data
+            else:
+                states = gru.gru(x, ways, packing, blocks)  # type: ignore[arg-type]
+        return [states.detach(), *torch.autograd.grad(states, [x, *parameters], states.detach())]
 
     return loop
 
@@ -143,12 +137,12 @@ def tune(size: Size, until: float) -> None:
     assert isinstance(rnn, nn.GRU)
     x = torch.randn(sum(lengths), size.inputs, device="cuda", requires_grad=True)
     counts = np.searchsorted(-np.array(lengths), -np.arange(lengths[0]), side="left")
-    sizes = torch.from_numpy(counts)
+    packing = Packing.of(torch.from_numpy(counts), "cuda")
     print(
-        f"\n{len(x)} words, {len(lengths)} sequences, {len(sizes)} steps, {size.inputs} inputs, width "
+        f"\n{len(x)} words, {len(lengths)} sequences, {len(counts)} steps, {size.inputs} inputs, width "
         f"{size.width}, {size.dtype}\n  {'':28} {'launched':>9} {'forward':>9} {'backward':>9} {'apart':>10}"
     )
-    cudnn = loop_of(rnn, x, sizes, size.dtype, None)
+    cudnn = loop_of(rnn, x, packing, size.dtype, None)
     right = cudnn()
     print(f"  {'cuDNN':28} {launched_time(cudnn):9.0f}", flush=True)
     took: dict[Blocks, tuple[float, float]] = {}
@@ -157,13 +151,13 @@ def tune(size: Size, until: float) -> None:
             print("  the other ways are left out: the time is up")
             break
         try:
-            loop = loop_of(rnn, x, sizes, size.dtype, (blocks, blocks))
+            loop = loop_of(rnn, x, packing, size.dtype, (blocks, blocks))
             took[blocks] = measured(loop, right, told((blocks, blocks)))
         except Exception as error:  # too much shared memory, say
             print(f"  {told((blocks, blocks)):28} {type(error).__name__}: {str(error)[:60]}")
     if took:
         best = min(took, key=lambda b: took[b][0]), min(took, key=lambda b: took[b][1])
-        measured(loop_of(rnn, x, sizes, size.dtype, best), right, told(best))
+        measured(loop_of(rnn, x, packing, size.dtype, best), right, told(best))
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ def test_every_word_comes_to_its_place_and_back(lengths: list[int], packed: bool
     # The words of each step are those at that place in the sequences that have one, longest first.
     words = tokens.ids.flatten()[laid.places.long()]
     longest_first = sorted(rows, key=len, reverse=True)
-    for step, of_step in enumerate(words.split(laid.sizes.tolist())):
+    for step, of_step in enumerate(words.split(laid.packing.sizes.tolist())):
         assert of_step.tolist() == [row[step] for row in longest_first if len(row) > step]
     # Sequences lie on the shelves as they are, and what fills a row up is its last word.
     x = words.double()[:, None].requires_grad_()
@@ -99,10 +99,10 @@ def test_packed_sentences_are_read_as_padded_ones(cell: str, both: bool) -> None
     weights = torch.randn_like(expected)
     wanted = torch.autograd.grad((expected * weights).sum(), [x, *rnn.parameters()])
 
-    states = run_packed(rnn, x[order], laid.sizes)  # type: ignore[arg-type]
+    states = run_packed(rnn, x[order], laid.packing)  # type: ignore[arg-type]
     torch.testing.assert_close(states, expected[order])
     got = torch.autograd.grad((states * weights[order]).sum(), [x, *rnn.parameters()])
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other)
     with torch.no_grad():
-        torch.testing.assert_close(run_packed(rnn, x[order], laid.sizes), expected[order])  # type: ignore[arg-type]
+        torch.testing.assert_close(run_packed(rnn, x[order], laid.packing), expected[order])  # type: ignore[arg-type]

@@ -133,7 +133,7 @@ class Level(nn.Module):
         if not ragged.shelves:
             return self.query.new_zeros(len(tokens.lengths), width)
         words = look_up(tokens.ids.flatten().index_select(0, ragged.places))
-        states = run_packed(self.rnn, words, ragged.sizes)
+        states = run_packed(self.rnn, words, ragged.packing)
         keys = self.key(states).tanh()
         shelved = zip(ragged.shelved(states), ragged.shelved(keys), ragged.shelves, strict=True)
         return ragged.each([of(_Rows(states, keys, shelf.mask)) for states, keys, shelf in shelved])

@@ -23,7 +23,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -38,11 +38,28 @@ from jumok.attention.masks import Mask
 from jumok.attention.memo import capturing
 from jumok.batch import Tokens
 
-__all__ = ["Ragged", "Shelf"]
+__all__ = ["Packing", "Ragged", "Shelf"]
 
 Numbers = NDArray[np.int64]
 # A further shelf is a dozen launches more. It must save so many places to be worth it.
 WORTH, WORTH_ON_GPU = 1 << 11, 1 << 17
+
+
+class Packing(NamedTuple):
+    """Where the words of the steps lie."""
+
+    sizes: Tensor  # (steps,), on the host: how many sequences have a word at each step
+    # (steps + sequences,) int32, on the device: which is a step's first word; how many words a sequence has
+    numbers: Tensor
+    sequences: int
+
+    @classmethod
+    def of(cls, sizes: Tensor, device: torch.device | str) -> Packing:
+        """From the sizes alone."""
+        each = sizes.numpy()
+        sequences = int(each.max(initial=0))
+        lengths = np.searchsorted(-each, -np.arange(sequences), side="left")
+        return cls(sizes, _moved(np.concatenate([np.cumsum(each) - each, lengths]), device), sequences)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +77,7 @@ class Ragged:
     """How sequences lie when they are read, and when they are attended to.
 
     >>> ragged = Ragged.of(Tokens.pack([[5], [7, 8, 9], [], [4, 6]]))
-    >>> ragged.places, ragged.sizes
+    >>> ragged.places, ragged.packing.sizes
     (tensor([1, 4, 0, 2, 5, 3], dtype=torch.int32), tensor([3, 2, 1]))
     >>> words = torch.tensor([7.0, 4.0, 5.0, 8.0, 6.0, 9.0])[:, None]
     >>> [shelf[..., 0] for shelf in ragged.shelved(words)]
@@ -70,7 +87,7 @@ class Ragged:
     """
 
     places: Tensor  # (T,): where the words are in the flattened ids, in the order of the steps
-    sizes: Tensor  # on the host: how many sequences have a word at each step
+    packing: Packing  # of the words in that order
     shelves: Sequence[Shelf]
     ranks: Tensor  # (B,): how many sequences are longer; empty ones come last
     empty: int  # sequences without a word, which lie on no shelf
@@ -113,17 +130,16 @@ class Ragged:
             for begin, rows, length in shapes
         ]
         numbers = (
+            firsts,  # first, so that kernels find the packing at an aligned address
+            falling,
             begins[order][rank] + step,
             np.argsort(order),
             row_begins[rank] + step,
-            falling,
             *(x.ravel() for x in onto),
         )
-        whole = torch.from_numpy(np.concatenate(numbers).astype(np.int32))
-        parts = [len(step), len(order), len(step), full, int(wide.sum())]
-        if device.type == "cuda":  # from other memory, so large a copy waits until the GPU is through
-            whole = whole.pin_memory()
-        places, ranks, off, counts, where = moved(whole, device).split(parts)
+        parts = [longest + full, len(step), len(order), len(step), int(wide.sum())]
+        packed, places, ranks, off, where = _moved(np.concatenate(numbers), device).split(parts)
+        packing, counts = Packing(torch.from_numpy(sizes), packed, full), packed[longest:]
 
         def mask(begin: int, rows: int, length: int) -> Mask | None:
             shortest = int(falling[begin + rows - 1])
@@ -134,7 +150,7 @@ class Ragged:
             return replace(cast(Span, padding), clean=True)
 
         shelves = [Shelf(*shape, mask(*shape)) for shape in shapes]
-        return cls(places, torch.from_numpy(sizes), shelves, ranks, len(order) - full, where, off)
+        return cls(places, packing, shelves, ranks, len(order) - full, where, off)
 
     def shelved(self, x: Tensor) -> list[Tensor]:
         """Something of each word, ``(T, D)`` in the order of the steps, in rows ``(rows, length, D)``."""
@@ -154,6 +170,13 @@ class Ragged:
         if self.empty:
             made = F.pad(made, (0, 0, 0, self.empty))
         return made.index_select(0, self.ranks)
+
+
+def _moved(numbers: Numbers, device: torch.device | str) -> Tensor:
+    """As int32 on the device, without a wait."""
+    device, whole = torch.device(device), torch.from_numpy(numbers.astype(np.int32))
+    # From other memory, a large copy waits until the GPU is through.
+    return moved(whole.pin_memory() if device.type == "cuda" else whole, device)
 
 
 def _cuts(falling: Numbers, worth: int) -> list[int]:

@@ -23,10 +23,9 @@ from jumok.attention.kinds import moved
 from jumok.attention.tanh import why_no_kernel
 from jumok.batch import Tokens
 from jumok.models.deferred import Deferred
+from jumok.models.ragged import Packing
 
 __all__ = ["Hidden", "Recurrent", "Steps", "read", "recurrent", "reversed_within", "run", "run_packed"]
-
-BY_KERNEL = True  # off: cuDNN, as on other devices
 
 Recurrent = nn.GRU | nn.LSTM
 Hidden = tuple[Tensor, ...]
@@ -71,25 +70,24 @@ def run(rnn: Recurrent, x: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
     return _through(rnn, x, hidden if isinstance(rnn, nn.LSTM) else hidden[0])
 
 
-def run_packed(rnn: Recurrent, x: Tensor, sizes: Tensor) -> Tensor:
+def run_packed(rnn: Recurrent, x: Tensor, packing: Packing) -> Tensor:
     """The last layer's states, from zeros, of sentences without padding, the longest first.
 
-    ``x`` ``(words, inputs)`` has all first words, then all second words, and so on; ``sizes`` ``(T,)`` (on
-    the host) says how many sentences have a word at each step. The states lie as ``x`` does.
+    ``x`` ``(words, inputs)`` has all first words, then all second words, and so on. The states lie as ``x``
+    does.
 
-    With ``BY_KERNEL``, on CUDA, a narrow GRU of one layer takes one kernel for all steps, where cuDNN
-    launches several a step.
+    On CUDA, a narrow GRU of one layer takes one kernel for all steps, where cuDNN launches several a step.
     """
     plain = isinstance(rnn, nn.GRU) and rnn.num_layers == 1 and rnn.bias
-    if BY_KERNEL and plain and why_no_kernel(x) is None:
+    if plain and why_no_kernel(x) is None:
         from jumok.models.kernels import gru
 
         if rnn.hidden_size <= gru.WIDEST:
-            return gru.gru(x, [_weights(rnn, 0, way) for way in _ways(rnn)], sizes)
+            return gru.gru(x, [_weights(rnn, 0, way) for way in _ways(rnn)], packing)
     if torch.is_grad_enabled() and not (x.is_cuda and rnn.training):
         # Without cuDNN, PyTorch's gradient of each step would be as large as all of x.
-        return _step_by_step(rnn, x, sizes.tolist())
-    states: PackedSequence = _through(rnn, PackedSequence(x, sizes))[0]
+        return _step_by_step(rnn, x, packing.sizes.tolist())
+    states: PackedSequence = _through(rnn, PackedSequence(x, packing.sizes))[0]
     return states.data
 
 

@@ -1,19 +1,24 @@
 """A GRU over sequences of unlike length: all steps of both directions in one launch, forward and backward.
 
-    gates = x Vᵀ + c                                  # (T, ways · 3 W): one product for all words
-    states = states_of(gates, U, b, packing)          # (T, ways · W)
+    g = x Vᵀ            # (T, ways · 3 W): one product for all words
 
 What is left for the kernel is what a step needs of the step before::
 
-    r = σ(g_r + U_r h + b_r)    z = σ(g_z + U_z h + b_z)    m = U_n h + b_n    n = tanh(g_n + r ∘ m)
+    r = σ(g_r + c_r + U_r h + b_r)    z = σ(g_z + c_z + U_z h + b_z)
+    m = U_n h + b_n                   n = tanh(g_n + c_n + r ∘ m)
     h' = n + z ∘ (h − n)
 
 A program has some sequences of like length and one direction. It reads the weight once (unless that is too
 large), keeps h in registers, in float32, and walks through the steps of its longest sequence; nobody waits
 for anybody else. While it works on a step, the numbers of the next are on their way.
 
-Backward walks the other way, and leaves the gradient of every gate of every word. Those of weight and bias
-are then sums over all words: one product, where a step at a time would be as many as there are steps.
+Backward walks the other way, and leaves the gradient of every gate of every word, as the input saw the gate
+and as the state did. Those of weights and biases are then sums over all words: one product, where a step at a
+time would be as many as there are steps.
+
+**Few launches.** The kernels of a batch take less time than Python needs to launch them and what is around
+them. So all of a layer is one node of autograd; the kernels read parameters where they lie; and what comes
+before and after are a few products, whose sums come out in float32 and are not cast.
 
 **What forward keeps** for backward is r, z, n and m. To make them again would take the gates and all products
 once more, and the weight both as it is and transposed, which leaves no registers for anything else; to read
@@ -24,18 +29,19 @@ The words lie as in :func:`jumok.models.recurrent.run_packed`: by their steps, t
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional as F
 
 from jumok.attention.kernels.additive import launched, refuse_second_derivatives, tanh, untraced
-from jumok.attention.kinds import moved
+from jumok.models.layers import lowered
+from jumok.models.ragged import Packing
 
 Parameters = tuple[Tensor, Tensor, Tensor, Tensor]  # weight_ih, weight_hh, bias_ih, bias_hh, as in nn.GRU
 
@@ -151,8 +157,8 @@ def _from_memory(
 
 @triton.jit
 def _back_from_memory(
-    d_gates_ptr, d_inner_ptr, weight_ptr, word, alive,
-    GATES: tl.constexpr, STATES: tl.constexpr, W: tl.constexpr, BW: tl.constexpr, ROWS: tl.constexpr,
+    d_gates_ptr, weight_ptr, word, alive,
+    GATES: tl.constexpr, W: tl.constexpr, BW: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The same for what the gradients of the gates give to that of h."""
     dtype: tl.constexpr = d_gates_ptr.dtype.element_ty
@@ -165,14 +171,15 @@ def _back_from_memory(
         d_h += _dot(d_r, _weight(weight_ptr, 0, some, column, W, dtype))
         d_z = _load(d_gates_ptr + W, word, alive, some, GATES, W)
         d_h += _dot(d_z, _weight(weight_ptr, 1, some, column, W, dtype))
-        d_m = _load(d_inner_ptr, word, alive, some, STATES, W)
+        d_m = _load(d_gates_ptr + 2 * W, word, alive, some, GATES, W)
         d_h += _dot(d_m, _weight(weight_ptr, 2, some, column, W, dtype))
     return d_h
 
 
 @triton.jit(do_not_specialize=NUMBERS)
 def forward_kernel(
-    gates_ptr, weight_ptr, bias_ptr, states_ptr, kept_ptr, numbers_ptr, steps, sequences,
+    gates_ptr, weight_on_ptr, weight_back_ptr, bias_on_ptr, bias_back_ptr, input_bias_on_ptr,
+    input_bias_back_ptr, states_ptr, kept_ptr, numbers_ptr, steps, sequences,
     W: tl.constexpr, BW: tl.constexpr, WAYS: tl.constexpr, ROWS: tl.constexpr, HELD: tl.constexpr,
     LEARNING: tl.constexpr,
 ):  # fmt: skip
@@ -185,8 +192,9 @@ def forward_kernel(
     way = tl.program_id(0) % WAYS
     onwards = way == 0
     gates_ptr += way * 3 * W
-    weight_ptr += way * 3 * W * W
-    bias_ptr += way * 3 * W
+    weight_ptr = tl.where(onwards, weight_on_ptr, weight_back_ptr)
+    bias_ptr = tl.where(onwards, bias_on_ptr, bias_back_ptr)
+    input_bias_ptr = tl.where(onwards, input_bias_on_ptr, input_bias_back_ptr)
     states_ptr += way * W
     kept_ptr += way * 4 * W
     row, length = _sequences(numbers_ptr, steps, sequences, WAYS, ROWS)
@@ -197,9 +205,9 @@ def forward_kernel(
         u_r = _weight(weight_ptr, 0, column, column, W, dtype)
         u_z = _weight(weight_ptr, 1, column, column, W, dtype)
         u_n = _weight(weight_ptr, 2, column, column, W, dtype)
-    b_r = _bias(bias_ptr, 0, column, W)
-    b_z = _bias(bias_ptr, 1, column, W)
-    b_n = _bias(bias_ptr, 2, column, W)
+    b_r = _bias(bias_ptr, 0, column, W) + _bias(input_bias_ptr, 0, column, W)
+    b_z = _bias(bias_ptr, 1, column, W) + _bias(input_bias_ptr, 1, column, W)
+    b_n, c_n = _bias(bias_ptr, 2, column, W), _bias(input_bias_ptr, 2, column, W)
     h = tl.zeros((ROWS, BW), tl.float32)
     if not HELD:
         last_word, last_alive = _words(numbers_ptr, row, length, longest, -1, onwards)
@@ -221,7 +229,7 @@ def forward_kernel(
         r = _sigmoid(g_r.to(tl.float32) + (a_r + b_r), EXACT)
         z = _sigmoid(g_z.to(tl.float32) + (a_z + b_z), EXACT)
         m += b_n
-        n = tanh(g_n.to(tl.float32) + r * m, EXACT)
+        n = tanh(g_n.to(tl.float32) + c_n + r * m, EXACT)
         # Read backwards, the shorter sequences begin later, and until then have zeros.
         h = tl.where(alive[:, None], n + z * (h - n), h)
         _store(states_ptr, h, word, alive, column, STATES, W)
@@ -235,23 +243,26 @@ def forward_kernel(
 
 @triton.jit(do_not_specialize=NUMBERS)
 def backward_kernel(
-    d_states_ptr, weight_ptr, states_ptr, kept_ptr, d_gates_ptr, d_inner_ptr, before_ptr, numbers_ptr,
+    d_states_ptr, weight_on_ptr, weight_back_ptr, states_ptr, kept_ptr, d_gates_ptr, before_ptr, numbers_ptr,
     steps, sequences,
     W: tl.constexpr, BW: tl.constexpr, WAYS: tl.constexpr, ROWS: tl.constexpr, HELD: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the gates, that of m (d_inner), and the states that the steps began with (before)."""
+    """The gradient of the gates, and the states that the steps began with (before).
+
+    Twice: as the input has them, where the third is that of n, and as the state has them, where it is of m.
+    """
     dtype: tl.constexpr = states_ptr.dtype.element_ty
-    GATES: tl.constexpr = WAYS * 3 * W
+    GATES: tl.constexpr = 2 * WAYS * 3 * W
     STATES: tl.constexpr = WAYS * W
     KEPT: tl.constexpr = WAYS * 4 * W
     way = tl.program_id(0) % WAYS
     onwards = way != 0
-    weight_ptr += way * 3 * W * W
+    weight_ptr = tl.where(onwards, weight_back_ptr, weight_on_ptr)
     kept_ptr += way * 4 * W
     d_gates_ptr += way * 3 * W
+    d_of_state_ptr = d_gates_ptr + WAYS * 3 * W
     d_states_ptr += way * W
     states_ptr += way * W
-    d_inner_ptr += way * W
     before_ptr += way * W
     row, length = _sequences(numbers_ptr, steps, sequences, WAYS, ROWS)
     longest = tl.max(length, axis=0)
@@ -290,14 +301,14 @@ def backward_kernel(
         _store(d_gates_ptr, d_r, word, alive, column, GATES, W)
         _store(d_gates_ptr + W, d_z, word, alive, column, GATES, W)
         _store(d_gates_ptr + 2 * W, d_n, word, alive, column, GATES, W)
-        _store(d_inner_ptr, d_m, word, alive, column, STATES, W)
+        _store(d_of_state_ptr, d_r, word, alive, column, GATES, W)
+        _store(d_of_state_ptr + W, d_z, word, alive, column, GATES, W)
+        _store(d_of_state_ptr + 2 * W, d_m, word, alive, column, GATES, W)
         d_h *= z
         if HELD:
             d_h += _dot(d_r, u_r) + _dot(d_z, u_z) + _dot(d_m, u_n)
         else:
-            d_h += _back_from_memory(
-                d_gates_ptr, d_inner_ptr, weight_ptr, word, alive, GATES, STATES, W, BW, ROWS
-            )
+            d_h += _back_from_memory(d_of_state_ptr, weight_ptr, word, alive, GATES, W, BW, ROWS)
         word, alive, next_word, next_alive = next_word, next_alive, later_word, later_alive
         r, z, n, m, given, h = next_r, next_z, next_n, next_m, next_given, next_h
 
@@ -305,100 +316,105 @@ def backward_kernel(
 # --- host ---------------------------------------------------------------------------------------------------
 
 
-class Packing(NamedTuple):
-    """Where the words of the steps lie, for the kernels."""
-
-    numbers: Tensor  # (steps + sequences,): which is a step's first word; how many words a sequence has
-    steps: int
-    sequences: int
-
-    @classmethod
-    def of(cls, sizes: Tensor, device: torch.device) -> Packing:
-        """``sizes`` ``(steps,)``, on the host, are the words of each step."""
-        each = sizes.numpy()
-        sequences = int(each.max(initial=0))
-        lengths = np.searchsorted(-each, -np.arange(sequences), side="left")
-        numbers = torch.from_numpy(np.concatenate([np.cumsum(each) - each, lengths]).astype(np.int32))
-        if device.type == "cuda":  # from other memory, a large copy waits until the GPU is through
-            numbers = numbers.pin_memory()
-        return cls(moved(numbers, device), len(each), sequences)
-
-
 def _launch(
     kernel: Any, tensors: Sequence[Tensor], packing: Packing, ways: int, blocks: Blocks, **constants: Any
 ) -> None:
     """One program for some sequences and a direction, the longest first; nothing if there is no word."""
-    programs = triton.cdiv(packing.sequences, blocks.rows) * ways
+    programs = -(-packing.sequences // blocks.rows) * ways
     if programs:
         with torch.cuda.device_of(tensors[0]):
             kernel[(programs,)](
-                *tensors, packing.numbers, packing.steps, packing.sequences,
+                *tensors, packing.numbers, len(packing.sizes), packing.sequences,
                 WAYS=ways, ROWS=blocks.rows, num_stages=blocks.stages, **constants, **launched(blocks.warps),
             )  # fmt: skip
 
 
+@functools.cache
 def _constants(width: int, dtype: torch.dtype) -> dict[str, Any]:
     return {"W": width, "BW": _padded(width), "HELD": _padded(width) * dtype.itemsize <= HELD}
 
 
-class _States(torch.autograd.Function):
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """a · b, added up in float32, in this type."""
+    if a.is_cuda and dtype == torch.float32 != a.dtype:  # as it was added up: no rounding, and no cast
+        return torch.mm(a, b, out_dtype=dtype)
+    return torch.mm(a, b).to(dtype)
+
+
+class _Layer(torch.autograd.Function):
+    """Of x and the parameters: V, U, c and b of each direction, in this order."""
+
     @staticmethod
     def forward(
         ctx: Any,
-        gates: Tensor,
-        weight: Tensor,
-        bias: Tensor,
         packing: Packing,
         learning: bool,
-        blocks: tuple[Blocks, Blocks],
+        blocks: tuple[Blocks, Blocks] | None,
+        x: Tensor,
+        *parameters: Tensor,
     ) -> Tensor:
-        words, (ways, _, width) = len(gates), weight.shape
-        gates, weight, bias = gates.contiguous(), weight.contiguous(), bias.contiguous()
-        states = gates.new_empty(words, ways * width)
-        kept = gates.new_empty(words, ways * KEPT * width) if learning else states
-        tensors = gates, weight, bias, states, kept
-        constants = _constants(width, gates.dtype)
-        _launch(forward_kernel, tensors, packing, ways, blocks[0], LEARNING=learning, **constants)
+        ways, width = len(parameters) // 4, parameters[1].shape[-1]
+        from_input, from_state, input_bias, bias = (parameters[kind::4] for kind in range(4))
+        low, weight = lowered(x), lowered(torch.cat(from_input) if ways > 1 else from_input[0])
+        gates = torch.mm(low, weight.t())
+        states = gates.new_empty(len(x), ways * width)
+        kept = gates.new_empty(len(x), ways * KEPT * width) if learning else states
+        # A single direction is given twice, and the kernel does not look at the second.
+        twice = [each.contiguous() for of in (from_state, bias, input_bias) for each in (of[0], of[-1])]
+        of_forward, of_backward = blocks or (blocks_for(width, gates.dtype),) * 2
+        tensors, constants = (gates, *twice, states, kept), _constants(width, gates.dtype)
+        _launch(forward_kernel, tensors, packing, ways, of_forward, LEARNING=learning, **constants)
         if learning:
-            ctx.save_for_backward(weight, states, kept, packing.numbers)
-            ctx.packing, ctx.blocks, ctx.bias_type = packing, blocks[1], bias.dtype
+            ctx.save_for_backward(low, weight, *twice[:2], states, kept, packing.numbers)
+            ctx.packing, ctx.blocks = packing, of_backward
+            ctx.types = x.dtype, parameters[0].dtype
         return states
 
     @staticmethod
     def backward(ctx: Any, d_states: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives()
-        weight, states, kept, numbers = ctx.saved_tensors
-        words, (ways, _, width) = len(states), weight.shape
-        d_gates = states.new_empty(words, ways, 3 * width)
-        d_inner, before = (states.new_empty(words, ways, width) for _ in range(2))
-        tensors = d_states.contiguous(), weight, states, kept, d_gates, d_inner, before
+        low, weight, *from_state, states, kept, numbers = ctx.saved_tensors
+        words, width = len(states), from_state[0].shape[-1]
+        ways = states.shape[1] // width
+        d_gates = states.new_empty(words, 2, ways, 3 * width)  # of the input, and of the state
+        before = states.new_empty(words, ways, width)
+        tensors = d_states.contiguous(), *from_state, states, kept, d_gates, before
         packing, constants = ctx.packing._replace(numbers=numbers), _constants(width, states.dtype)
         _launch(backward_kernel, tensors, packing, ways, ctx.blocks, **constants)
-        # What the state gives: to r and z as to the gates of the input, to n by way of m.
-        parts = d_gates[..., : 2 * width], d_inner
-        d_weight = d_bias = None
-        if ctx.needs_input_grad[1]:
-            states_before = before.transpose(0, 1)
-            d_weight = torch.cat([part.permute(1, 2, 0) @ states_before for part in parts], 1)
-            d_weight = d_weight.to(weight.dtype)
-        if ctx.needs_input_grad[2]:
-            d_bias = torch.cat([part.sum(0, dtype=ctx.bias_type) for part in parts], 1)
-        return d_gates.flatten(1), d_weight, d_bias, None, None, None
+
+        x_type, parameter_type = ctx.types
+        _, _, _, for_x, *for_each = ctx.needs_input_grad
+        for_input, for_state, *for_biases = (any(for_each[kind::4]) for kind in range(4))
+        d_x, of_parameters = None, [cast(tuple[Tensor | None, ...], (None,) * ways)] * 4
+        of_input, of_state = d_gates.unbind(1)
+        of_input = of_input.flatten(1)
+        if for_x:
+            d_x = _product(of_input, weight, x_type)
+        if for_input:
+            of_parameters[0] = _product(of_input.t(), low, parameter_type).chunk(ways)
+        if for_state:
+            # A product for each direction. A batched one is a launch less, but of 17,000 words it had four
+            # times the error: that of words added up one after another, not in several sums side by side.
+            pairs = zip(of_state.unbind(1), before.unbind(1), strict=True)
+            of_parameters[1] = tuple(_product(one.t(), state, parameter_type) for one, state in pairs)
+        if any(for_biases):
+            of_parameters[2:] = [each.unbind() for each in d_gates.sum(0, dtype=parameter_type).unbind()]
+        return None, None, None, d_x, *itertools.chain.from_iterable(zip(*of_parameters, strict=True))
 
 
 @untraced
 def gru(
-    x: Tensor, parameters: Sequence[Parameters], sizes: Tensor, blocks: tuple[Blocks, Blocks] | None = None
+    x: Tensor,
+    parameters: Sequence[Parameters],
+    packing: Packing,
+    blocks: tuple[Blocks, Blocks] | None = None,
 ) -> Tensor:
     """The states ``(T, ways · W)``, from zeros, of the words ``x`` ``(T, inputs)``, T of them in all.
 
     ``parameters`` are those of one direction, or of both, of a layer of ``nn.GRU``; W is at most ``WIDEST``.
-    ``sizes`` ``(steps,)``, on the host, says how many sequences have a word at each step. In bfloat16,
-    float16 or float32, or by autocast. Differentiable once. ``blocks``: of forward and of backward.
+    In bfloat16, float16 or float32, or by autocast. Differentiable once. ``blocks``: of forward and of
+    backward.
     """
-    from_input, from_state, bias, bias_of_state = zip(*parameters, strict=True)
-    gates = F.linear(x, torch.cat(from_input), torch.cat(bias))
-    inputs = gates, torch.stack(from_state), torch.stack(bias_of_state)
+    inputs = x, *itertools.chain.from_iterable(parameters)
     learning = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
-    blocks = blocks or (blocks_for(inputs[1].shape[-1], gates.dtype),) * 2
-    return cast(Tensor, _States.apply(*inputs, Packing.of(sizes, x.device), learning, blocks))
+    return cast(Tensor, _Layer.apply(packing, learning, blocks, *inputs))
