@@ -126,7 +126,7 @@ def test_low_precision_costs_less_than_a_hundredth(dtype: torch.dtype, scale: fl
 @pytest.mark.parametrize("scale", [0.7, -0.7])
 @pytest.mark.parametrize("blocks", WAYS, ids=str)
 def test_scores_may_be_as_low_as_they_like(blocks: Blocks, scale: float) -> None:
-    """Of the first head some weights are far below 2^-127, which a polynomial must be told; of the second none."""
+    """Of the first head some are below 2^-127, which a polynomial must be told; of the second none."""
     q, k = torch.randn(2, 64, 16, device=DEVICE), torch.randn(2, 128, 16, device=DEVICE)
     k[0, ::5] *= 60
     s = scores(q, k, scale)
