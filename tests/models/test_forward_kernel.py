@@ -20,7 +20,7 @@ pytest.importorskip("triton", reason="the kernels need Triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 from jumok.models import monotone  # noqa: E402
 from jumok.models.kernels import forward  # noqa: E402
-from jumok.models.monotone import forward_attention  # noqa: E402
+from jumok.models.monotone import STEEPEST, forward_attention  # noqa: E402
 
 ON_GPU = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -76,6 +76,24 @@ def test_who_cannot_go_where_it_is_drawn_stays() -> None:
     by_weights, by_first = torch.autograd.grad(stayed, [weights, first], toward)
     assert not by_weights.any()
     assert torch.equal(by_first, toward)
+
+
+@runs_kernels
+@pytest.mark.parametrize("little", [1e-3, 1e-12, 1e-36])
+def test_who_is_drawn_far_away_has_a_gradient_that_does_not_grow(little: float) -> None:
+    """Undone 40 times, a division by 1e-36 would be infinite, and what is nothing times that no number."""
+    first = torch.eye(4, device=DEVICE)[:1].requires_grad_()
+    weights = torch.tensor([[little, little, 0.0, 1.0]], device=DEVICE, requires_grad=True)
+    once = forward_attention(weights, first)
+    assert once.tolist() == [[0.5, 0.5, 0.0, 0.0]]
+    (slope,) = torch.autograd.grad(once[0, 1], weights)  # (1 − ½) / 2 ε, or the bound
+    steep = min(1 / (4 * little), STEEPEST)
+    torch.testing.assert_close(slope.cpu(), steep * torch.tensor([[-1.0, 1.0, 0.0, 0.0]]))
+    moved = first
+    for _ in range(40):
+        moved = forward_attention(weights, moved)
+    for slope in torch.autograd.grad(moved[0, 1], [weights, first]):
+        assert slope.abs().max() <= 40 * 2 * STEEPEST
 
 
 @runs_kernels

@@ -28,11 +28,17 @@ from jumok.models.labels import exact
 
 __all__ = ["forward_attention", "guided_cost"]
 
+STEEPEST = 1e4  # no slope of what is within reach is larger
+LEAST = 1e-20  # of it, that its slope is divided by
+
 
 def forward_attention(weights: Tensor, before: Tensor) -> Tensor:
     """The weights ``(B, N)``, of those that are at most one symbol on from the step ``before`` ``(B, N)``.
 
     Before the first step, all weight is on the first symbol. They are in at least float32, as ``before`` is.
+
+    Where next to nothing of the weights is within reach, to have a little more of what is not would change
+    everything, after a few steps beyond all numbers. So slopes are bounded: by ``STEEPEST``.
 
     >>> forward_attention(torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[1.0, 0.0, 0.0]]))
     tensor([[0.6667, 0.3333, 0.0000]])
@@ -46,7 +52,12 @@ def forward_attention(weights: Tensor, before: Tensor) -> Tensor:
     # If a softmax gave nothing to any symbol within reach, it stays where it is: else it would be nowhere.
     total = reached.sum(-1, keepdim=True)
     lost = total < torch.finfo(reached.dtype).tiny
-    return torch.where(lost, before, reached / total.masked_fill(lost, 1.0))
+    whole = (reached / total.masked_fill(lost, 1.0)).detach()
+    if reached.requires_grad:
+        reached.register_hook(lambda slope: slope.clamp(-STEEPEST, STEEPEST))
+        total = reached.sum(-1, keepdim=True)
+        whole = whole + (reached - whole * total) / total.detach().clamp(min=LEAST)  # 0, with a gradient
+    return torch.where(lost, before, whole)
 
 
 def guided_cost(weights: Tensor, steps: Tensor, symbols: Tensor, width: float) -> Tensor:

@@ -400,7 +400,7 @@ def _sum_of_rows(x: Tensor) -> Tensor:
     rows = len(x) // PARTS * PARTS
     if not rows:
         return x.sum(0)
-    most = x[:rows].unflatten(0, (PARTS, -1)).sum(1).sum(0)
+    most: Tensor = x[:rows].unflatten(0, (PARTS, -1)).sum(1).sum(0)
     return most if rows == len(x) else most + x[rows:].sum(0)
 
 

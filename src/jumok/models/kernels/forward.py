@@ -1,7 +1,8 @@
 """Forward attention of one step, and its gradient: a kernel each, where plain PyTorch takes ten and more.
 
     forward     a_n = (b_n + b_(n−1)) · y_n / T,    T the sum of these products; a = b where T is 0
-    backward    with e_n = (g_n − Σ g a) / T:       dy_n = (b_n + b_(n−1)) · e_n
+    backward    with e_n = (g_n − Σ g a) / T, bounded:
+                                                    dy_n = (b_n + b_(n−1)) · e_n
                                                     db_n = y_n e_n + y_(n+1) e_(n+1)
 
 A program has a row, whole, in registers; rows are short, as texts are.
@@ -17,8 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from jumok.attention.kernels.additive import launched, refuse_second_derivatives, untraced
+from jumok.models.monotone import LEAST, STEEPEST
 
 WIDEST = 4096  # symbols of a text
+BOUND, DIVISOR = tl.constexpr(STEEPEST), tl.constexpr(LEAST)
 TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 
 
@@ -27,6 +30,12 @@ def _reach(before_ptr, at, symbol, inside):
     """b_n + b_(n−1)."""
     here = tl.load(before_ptr + at, mask=inside, other=0.0)
     return here, here + tl.load(before_ptr + at - 1, mask=inside & (symbol > 0), other=0.0)
+
+
+@triton.jit
+def _bounded(slope, total):
+    """slope / total, within bounds."""
+    return tl.minimum(tl.maximum(slope / tl.maximum(total, DIVISOR), -BOUND), BOUND)
 
 
 @triton.jit
@@ -58,13 +67,13 @@ def backward_kernel(
     total = tl.sum(reach * weights, axis=0)
     mean = tl.sum(slope * tl.load(moved_ptr + at, mask=inside, other=0.0), axis=0)
     lost = total < TINY
-    share = tl.where(lost, 0.0, 1.0 / tl.where(lost, 1.0, total))
     next_weights = tl.load(weights_ptr + at + 1, mask=follows, other=0.0).to(tl.float32)
     next_slope = tl.load(slope_ptr + at + 1, mask=follows, other=0.0)
-    given = weights * (slope - mean) + next_weights * (next_slope - mean)
-    d_weights = reach * (slope - mean) * share
+    e = _bounded(slope - mean, total)
+    d_weights = tl.where(lost, 0.0, reach * e)
+    given = weights * e + next_weights * _bounded(next_slope - mean, total)
     tl.store(d_weights_ptr + at, d_weights.to(d_weights_ptr.dtype.element_ty), mask=inside)
-    tl.store(d_before_ptr + at, tl.where(lost, slope, given * share), mask=inside)
+    tl.store(d_before_ptr + at, tl.where(lost, slope, given), mask=inside)
 
 
 class _MovedOn(torch.autograd.Function):
