@@ -37,6 +37,9 @@ from jumok.models.recurrent import read, recurrent
 
 __all__ = ["ReferenceEncoder", "StyleConfig", "StyleTokens"]
 
+# How much larger than usual the weights of queries, and of keys and values, begin. Else all tokens have nearly
+# the same weight at first, whatever the sound, and it takes thousands of steps until styles begin to count.
+SHARPER, STRONGER = 4.0, 3.0
 RECENT = 0.01  # how much a batch counts in the mean: so it is that of some hundred
 
 
@@ -123,6 +126,9 @@ class StyleTokens(nn.Module):
         self.tokens = nn.Parameter(torch.empty(config.tokens, token_width).normal_(std=0.5))
         # Without biases: then what comes of a mix is the mix of what comes of its tokens.
         self.attention = MultiHead(width, config.heads, key_width=token_width, bias=False)
+        with torch.no_grad():
+            self.attention.project_query.weight *= SHARPER
+            self.attention.project_source.weight *= STRONGER
         for name in ("mean", "usual"):
             self.register_buffer(name, torch.full((1, config.heads, config.tokens), 1 / config.tokens))
 
