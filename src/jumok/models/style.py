@@ -37,7 +37,7 @@ from jumok.models.recurrent import read, recurrent
 
 __all__ = ["ReferenceEncoder", "StyleConfig", "StyleTokens"]
 
-# How much larger than usual the weights of queries, and of keys and values, begin. Else all tokens have nearly
+# How much larger than usual the weights of queries, and of keys and values, begin. Else all tokens have about
 # the same weight at first, whatever the sound, and it takes thousands of steps until styles begin to count.
 SHARPER, STRONGER = 4.0, 3.0
 RECENT = 0.01  # how much a batch counts in the mean: so it is that of some hundred
