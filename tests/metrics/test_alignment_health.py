@@ -82,6 +82,20 @@ def test_skipping() -> None:
     assert alignment_health(soft).skipped == (4,)
 
 
+def test_the_end_of_a_text_cannot_be_skipped() -> None:
+    stops = drawn([0, 1, 2, 3], 5)
+    assert alignment_health(stops).skipped == (4,)
+    health = alignment_health(stops, ends=True)
+    assert health.skipped == ()
+    assert health.coverage == 1.0
+    assert health.is_whole
+    assert alignment_health(drawn([0, 1, 2, 4], 5), ends=True).skipped == (3,)
+    assert alignment_health(torch.ones(3, 1), ends=True).coverage == 1.0
+    figures = alignments_health([stops], [4], [5], ends=True)
+    assert figures["alignment/whole"] == 1.0
+    assert figures["alignment/skipped"] == 0.0
+
+
 @pytest.mark.parametrize(
     ("path", "repeated"),
     [

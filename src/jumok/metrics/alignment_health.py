@@ -76,7 +76,7 @@ class AlignmentHealth:
 
 
 @torch.no_grad()
-def alignment_health(alignment: Tensor, *, near: float = NEAR) -> AlignmentHealth:
+def alignment_health(alignment: Tensor, *, near: float = NEAR, ends: bool = False) -> AlignmentHealth:
     """The figures of one utterance, whose steps looked at its symbols with the weights ``(T, L)``.
 
     A weight at step t and symbol n is near the diagonal if it is at most ``near`` of the whole way from where
@@ -84,11 +84,14 @@ def alignment_health(alignment: Tensor, *, near: float = NEAR) -> AlignmentHealt
     short text much is near the diagonal, wherever one looks. So what looking everywhere alike would have
     there is taken off: ``(weight − chance) / (1 − chance)``, or 0 if that is below.
 
+    ``ends`` says that the last symbol stands for the end of the text: it has no sound, and who stops without
+    having looked there has skipped nothing.
+
     >>> print(alignment_health(torch.eye(4)))
     diagonality 1.00, coverage 1.00, entropy 0.00, 0 skipped, 0 repeated
     >>> stuck = torch.tensor([[1.0, 0.0, 0.0]] * 3)
-    >>> alignment_health(stuck).skipped
-    (1, 2)
+    >>> alignment_health(stuck).skipped, alignment_health(stuck, ends=True).skipped
+    ((1, 2), (1,))
     """
     if alignment.dim() != 2 or 0 in alignment.shape:
         raise InputError(
@@ -103,7 +106,7 @@ def alignment_health(alignment: Tensor, *, near: float = NEAR) -> AlignmentHealt
     is_near = beside <= near + 1e-9
     chance = is_near.double().mean().item()
     weight = w.where(is_near, 0.0).sum().item() / max(w.sum().item(), 1e-9)
-    received = w.sum(0)
+    received = w.sum(0)[: symbols - 1 if ends and symbols > 1 else symbols]
     widest = math.log(symbols) if symbols > 1 else 1.0  # one symbol alone leaves no choice
     return AlignmentHealth(
         diagonality=max(0.0, (weight - chance) / (1 - chance)) if chance < 1 else weight,
@@ -128,12 +131,12 @@ def _repeated(path: Sequence[int]) -> tuple[int, ...]:
 
 
 def alignments_health(
-    alignments: Sequence[Tensor] | Tensor, steps: Sequence[int], symbols: Sequence[int]
+    alignments: Sequence[Tensor] | Tensor, steps: Sequence[int], symbols: Sequence[int], *, ends: bool = False
 ) -> dict[str, float]:
     """The means over utterances, of alignments ``(T, L)`` of which so many steps and symbols are real.
 
     "whole" is the share of utterances that were read, with nothing skipped or repeated; "skipped" and
-    "repeated" are shares of all symbols.
+    "repeated" are shares of all symbols. ``ends`` is as in :func:`alignment_health`.
 
     >>> figures = alignments_health(torch.eye(3)[None], steps=[3], symbols=[3])
     >>> figures["alignment/diagonality"], figures["alignment/whole"]
@@ -147,7 +150,7 @@ def alignments_health(
     if not len(alignments):
         return {}
     each = [
-        alignment_health(alignment[:height, :width])
+        alignment_health(alignment[:height, :width], ends=ends)
         for alignment, height, width in zip(alignments, steps, symbols, strict=True)
     ]
     number, text = len(each), sum(symbols)

@@ -359,7 +359,7 @@ class Speaker(Reader):
                 figures["style/effect"] = style_effect(own, other, batch.frames)
         longest = self.longest(max(batch.text.lengths))
         said = self.model.say(batch.text, style=style, longest=longest)
-        found = alignments_health(said.alignments.float(), said.steps, batch.text.lengths)
+        found = alignments_health(said.alignments.float(), said.steps, batch.text.lengths, ends=True)
         return {**found, "alignment/cut": sum(said.cut) / len(said.cut), **figures}
 
     def judge(self, examples: Sequence[Recording]) -> Judgement:

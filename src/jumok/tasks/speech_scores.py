@@ -61,7 +61,7 @@ def judge(speaker: Speaker, examples: Sequence[Recording], *, wholly: bool) -> J
     )
     figures: dict[str, Any] = {"mcd": float(apart.mean()), "loss": speaker.loss(examples)}
     alignments = [one.alignment for one in pieces]
-    figures |= alignments_health(alignments, *zip(*(one.shape for one in alignments), strict=True))
+    figures |= alignments_health(alignments, *zip(*(one.shape for one in alignments), strict=True), ends=True)
     figures["alignment/cut"] = sum(one.is_cut for one in pieces) / len(pieces)
     health = speaker.health(examples[:LOOKED_AT])
     figures |= {name: value for name, value in health.items() if name.startswith("style/")}

@@ -38,7 +38,7 @@ class Piece:
 
     @functools.cached_property
     def health(self) -> AlignmentHealth:
-        return alignment_health(self.alignment)
+        return alignment_health(self.alignment, ends=True)
 
 
 @dataclass(frozen=True, eq=False)
