@@ -40,6 +40,16 @@ def test_the_docstrings_are_right() -> None:
     assert found.failed == 0
 
 
+def test_eager_styles_differ_from_the_start() -> None:
+    def spread(eager: bool) -> Tensor:
+        torch.manual_seed(0)
+        config = StyleConfig(tokens=12, heads=4, width=128, channels=(8, 8), eager=eager)
+        model = StyleTokens(config, MELS)
+        return model.weights(sounds().float(), frames_of(sounds(), FRAMES)).std(0).mean()
+
+    assert spread(True) > 5 * spread(False)
+
+
 def test_a_reference_encoder_is_convolutions_and_a_gru() -> None:
     model = made().reference
     x = sounds()[:1, None]

@@ -37,9 +37,7 @@ from jumok.models.recurrent import read, recurrent
 
 __all__ = ["ReferenceEncoder", "StyleConfig", "StyleTokens"]
 
-# How much larger than usual the weights of queries, and of keys and values, begin. Else all tokens have about
-# the same weight at first, whatever the sound, and it takes thousands of steps until styles begin to count.
-SHARPER, STRONGER = 4.0, 3.0
+SHARPER, STRONGER = 4.0, 3.0  # how much larger the weights of queries, and of keys and values, begin if eager
 RECENT = 0.01  # how much a batch counts in the mean: so it is that of some hundred
 
 
@@ -53,6 +51,10 @@ class StyleConfig:
     heads: int = 4
     width: int = 128  # of a style, and of the GRU that listens
     channels: tuple[int, ...] = (32, 32, 64, 64, 128, 128)  # each convolution halves time and pitch
+    # As a rule all tokens have about the same weight at first, whatever the sound, and it may take thousands
+    # of steps until styles count. Eager ones count from the start; but with a learning rate of more than about
+    # 0.001, all sounds may end up with the same token.
+    eager: bool = False
 
     def __post_init__(self) -> None:
         for name in ("tokens", "heads", "width"):
@@ -126,9 +128,10 @@ class StyleTokens(nn.Module):
         self.tokens = nn.Parameter(torch.empty(config.tokens, token_width).normal_(std=0.5))
         # Without biases: then what comes of a mix is the mix of what comes of its tokens.
         self.attention = MultiHead(width, config.heads, key_width=token_width, bias=False)
-        with torch.no_grad():
-            self.attention.project_query.weight *= SHARPER
-            self.attention.project_source.weight *= STRONGER
+        if config.eager:
+            with torch.no_grad():
+                self.attention.project_query.weight *= SHARPER
+                self.attention.project_source.weight *= STRONGER
         for name in ("mean", "usual"):
             self.register_buffer(name, torch.full((1, config.heads, config.tokens), 1 / config.tokens))
 

@@ -148,8 +148,9 @@ class Tacotron(nn.Module):
         self.style = None if config.style is None else StyleTokens(config.style, config.mels)
         if config.style is not None:
             self.of_style = nn.Linear(config.style.width, 2 * config.encoder, bias=False)
-            with torch.no_grad():
-                self.of_style.weight *= 2.0  # as in models/style.py: a style is to be heard from the start
+            if config.style.eager:
+                with torch.no_grad():
+                    self.of_style.weight *= 2.0
         states = 2 * config.encoder
         location = (config.filters, config.kernel) if config.attention == "location-sensitive" else None
         self.decoder = FrameDecoder(

@@ -27,6 +27,8 @@ from jumok.data.sound import Sound, Wave, wav
 from jumok.data.spoken import Symbols, syllables
 from jumok.errors import InputError
 from jumok.metrics.alignment_health import alignments_health, style_effect, style_health
+from jumok.metrics.distortion import distortion
+from jumok.models.tacotron import Said
 from jumok.speech import Speech
 from jumok.tasks.common import Asked
 from jumok.tasks.reader import Prediction, Reader, mean_loss
@@ -179,10 +181,10 @@ class Speaker(Reader):
             found.append(
                 Piece(
                     (*self.tokenizer.spelled(text), END),
-                    said.mels[number, :frames].float().cpu().numpy(),
+                    _numbers(said.mels[number, :frames]),
                     said.alignments[number, :steps, : len(ids[number])].float().cpu(),
                     said.cut[number] or said.frames[number] > limit,
-                    functools.partial(self.heard, spectra[number, :frames].float().cpu().numpy()),
+                    functools.partial(self.heard, _numbers(spectra[number, :frames])),
                 )
             )
         return found
@@ -341,7 +343,7 @@ class Speaker(Reader):
         """For the training loop: does it read, and do styles make a difference?"""
         figures = {"loss": self.loss(examples), **self.health(examples[:LOOKED_AT])}
         best = self.run.recipe.score.best
-        if best == "loss":
+        if best in ("mcd", "loss"):
             return Report(figures, best=best, higher_is_better=False)
         return Report(figures, best=f"alignment/{best}", tie="loss")
 
@@ -360,10 +362,25 @@ class Speaker(Reader):
         longest = self.longest(max(batch.text.lengths))
         said = self.model.say(batch.text, style=style, longest=longest)
         found = alignments_health(said.alignments.float(), said.steps, batch.text.lengths, ends=True)
-        return {**found, "alignment/cut": sum(said.cut) / len(said.cut), **figures}
+        found["alignment/cut"] = sum(said.cut) / len(said.cut)
+        return {"mcd": self._apart(said, batch), **found, **figures}
+
+    def _apart(self, said: Said, batch: Speech) -> float:
+        """How far what was said is from the recordings, in dB, on average."""
+        pairs = zip(said.mels, said.frames, batch.mels, batch.frames, strict=True)
+        each = [
+            distortion(_numbers(own[:size]), _numbers(real[:frames]), spans=-self.sound.config.floor).decibels
+            for own, size, real, frames in pairs
+        ]
+        return float(np.mean(each))
 
     def judge(self, examples: Sequence[Recording]) -> Judgement:
         """Does it read its texts, how far is it from the recordings, and what do styles do?"""
         from jumok.tasks import speech_scores
 
         return speech_scores.judge(self, examples, wholly=self._wholly)
+
+
+def _numbers(x: Tensor) -> NDArray[np.float32]:
+    found: NDArray[np.float32] = x.float().cpu().numpy()
+    return found
