@@ -52,8 +52,8 @@ class StyleConfig:
     width: int = 128  # of a style, and of the GRU that listens
     channels: tuple[int, ...] = (32, 32, 64, 64, 128, 128)  # each convolution halves time and pitch
     # As a rule all tokens have about the same weight at first, whatever the sound, and it may take thousands
-    # of steps until styles count. Eager ones count from the start; but with a learning rate of more than about
-    # 0.001, all sounds may end up with the same token.
+    # of steps until styles count. Eager ones count from the start; but with a learning rate above 0.001 or so
+    # all sounds may end up with the same token.
     eager: bool = False
 
     def __post_init__(self) -> None:
