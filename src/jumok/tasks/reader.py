@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -149,11 +150,17 @@ class Reader:
 
 def mean_loss(model: Any, data: Any, device: torch.device) -> float:
     """A label each; NaN where there is none."""
-    total, count = 0.0, 0
+    return mean_losses(model, data, device)["loss"]
+
+
+def mean_losses(model: Any, data: Any, device: torch.device) -> dict[str, float]:
+    """The loss and its parts, a label each."""
+    sums, count = Counter({"loss": 0.0}), 0
     for index in data.batches(0):
         found = model.loss(data.collate(index).to(device))
-        total, count = total + float(found.total), count + found.count
-    return total / count if count else math.nan
+        sums.update({"loss": float(found.total)} | {name: float(part) for name, part in found.parts.items()})
+        count += found.count
+    return {name: total / count if count else math.nan for name, total in sums.items()}
 
 
 class BertReader(Reader):

@@ -113,8 +113,9 @@ class ScoreConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
-    # The loss is of a voice that is told what was said so far; all others are of what it says by itself.
-    best: Literal["loss", "mcd", "diagonality", "whole"] = "loss"
+    # The loss, and its part "mel", are of a voice that is told what was said so far; all others are of what
+    # it says by itself. When to stop is soon learned by heart, and then the loss is lowest too early.
+    best: Literal["loss", "mel", "mcd", "diagonality", "whole"] = "loss"
     judges: int = 3  # that are trained on the recordings to tell who says what; 0: none
 
     def __post_init__(self) -> None:

@@ -31,7 +31,7 @@ from jumok.metrics.distortion import distortion
 from jumok.models.tacotron import Said
 from jumok.speech import Speech
 from jumok.tasks.common import Asked
-from jumok.tasks.reader import Prediction, Reader, mean_loss
+from jumok.tasks.reader import Prediction, Reader, mean_losses
 from jumok.tasks.spoken import Piece, Spoken, parts, read_tokens
 from jumok.tasks.verdicts import Judgement
 from jumok.training import Report
@@ -334,16 +334,21 @@ class Speaker(Reader):
 
     # ----------------------------------------------------------------------------------------------- judging
 
-    @torch.inference_mode()
     def loss(self, examples: Sequence[Recording]) -> float:
+        return self._losses(examples)["loss"]
+
+    @torch.inference_mode()
+    def _losses(self, examples: Sequence[Recording]) -> dict[str, float]:
         encoded = self.encoded(self.encode(examples), None)
-        return mean_loss(self.model, self.use.utterances(encoded, FRAMES, 0, alike=False), self.device)
+        return mean_losses(self.model, self.use.utterances(encoded, FRAMES, 0, alike=False), self.device)
 
     def report(self, examples: Sequence[Recording]) -> Report:
         """For the training loop: does it read, and do styles make a difference?"""
-        figures = {"loss": self.loss(examples), **self.health(examples[:LOOKED_AT])}
+        losses = self._losses(examples)
+        told = {name: losses[name] for name in ("loss", "mel", "stop")}
+        figures = told | self.health(examples[:LOOKED_AT])
         best = self.run.recipe.score.best
-        if best in ("mcd", "loss"):
+        if best in figures:
             return Report(figures, best=best, higher_is_better=False)
         return Report(figures, best=f"alignment/{best}", tie="loss")
 
