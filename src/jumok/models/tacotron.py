@@ -150,7 +150,7 @@ class Tacotron(nn.Module):
             self.of_style = nn.Linear(config.style.width, 2 * config.encoder, bias=False)
             if config.style.eager:
                 with torch.no_grad():
-                    self.of_style.weight *= 2.0
+                    self.of_style.weight *= 2.0  # heard from the start, as its tokens are told apart
         states = 2 * config.encoder
         location = (config.filters, config.kernel) if config.attention == "location-sensitive" else None
         self.decoder = FrameDecoder(

@@ -115,7 +115,7 @@ class ScoreConfig:
 
     # The loss, and its part "mel", are of a voice that is told what was said so far; all others are of what
     # it says by itself. When to stop is soon learned by heart, and then the loss is lowest too early.
-    best: Literal["loss", "mel", "mcd", "diagonality", "whole"] = "loss"
+    best: Literal["loss", "mel", "diagonality", "whole"] = "loss"
     judges: int = 3  # that are trained on the recordings to tell who says what; 0: none
 
     def __post_init__(self) -> None:

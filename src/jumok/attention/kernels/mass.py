@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 ON_GPU = tl.constexpr(not triton.knobs.runtime.interpret)
-LEAST = tl.constexpr(257.0)  # of a polynomial
+LEAST = tl.constexpr(257.0)  # the exponent, plus 383, that a polynomial still serves
 
 
 @triton.jit
@@ -77,8 +77,9 @@ def none_is_too_low(q, there, factor, shift, longest):
     """
     length = tl.sqrt(tl.sum(q.to(tl.float32) * q.to(tl.float32), axis=1))
     lowest = tl.min(tl.where(there, shift - length * longest * tl.abs(factor), 0.0), axis=0)
-    found = (lowest > LEAST - 383.0 + 6.0).to(tl.int32)  # some are for rounding; NaN is too low
-    if ON_GPU:  # all threads agree, but only if they vote does the compiler know, and keeps what it may apart
+    found = (lowest > LEAST - 383.0 + 6.0).to(tl.int32)  # 6 for rounding; NaN is too low
+    # All threads agree. Only if they vote does the compiler know, and keeps the loop in the warp's registers.
+    if ON_GPU:
         found = tl.inline_asm_elementwise(
             "{.reg .pred p; setp.ne.s32 p, $1, 0; vote.sync.all.pred p, p, -1; selp.s32 $0, 1, 0, p;}",
             "=r,r", [found], dtype=tl.int32, is_pure=True, pack=1,

@@ -100,9 +100,9 @@ def cut(blocks: Blocks, keys: Tensor, value: Tensor, part: int) -> Cut:
     return Cut(splits, share, constants | launched(blocks.warps))
 
 
-def weights_of(scores: Tensor, lse: Tensor) -> Tensor:
-    """softmax of scores (…, K), given their log Σ exp (…); 0 where a score is -inf."""
-    return (scores - lse[..., None]).exp_()
+def weights_of(scores: Tensor, lse: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """softmax of scores (…, K), given their log Σ exp (…), in this type; 0 where a score is -inf."""
+    return torch.exp(scores - lse[..., None], out=torch.empty_like(scores, dtype=dtype))
 
 
 # --- gradients of what the steps share ----------------------------------------------------------------------
@@ -118,12 +118,6 @@ class _Entry(NamedTuple):
     ds: Tensor  # (B, K)
     dq: Tensor  # (B, H)
     d_context: Tensor  # (B, Dv)
-
-
-def _weights_as(steps: _Entry) -> Tensor:
-    """The weights of all steps (B, T, K), in the type of what they are multiplied with, by two kernels."""
-    weights = torch.empty_like(steps.scores, dtype=steps.d_context.dtype)
-    return torch.exp(steps.scores.sub_(steps.lse[..., None]), out=weights)
 
 
 class _Ledger:
@@ -179,7 +173,8 @@ class _Deferred(torch.autograd.Function):
             peaks = peaks_of(steps.q, seen)
             d_keys, dv = scores_gradient(seen, steps.q, v.contiguous(), steps.ds, peaks, with_dv=for_v)
         if for_value:
-            d_value = torch.bmm(_weights_as(steps).transpose(1, 2), steps.d_context).to(value.dtype)
+            weights = weights_of(steps.scores, steps.lse, steps.d_context.dtype)
+            d_value = torch.bmm(weights.transpose(1, 2), steps.d_context).to(value.dtype)
         return d_weight, d_keys if for_keys else None, None if dv is None else dv.to(v.dtype), d_value, None
 
 
