@@ -35,6 +35,7 @@ class Speech:
     linear: Tensor | None = None  # (B, T, F); None: waveforms are made of mels
     index: tuple[int, ...] = ()  # the numbers of the examples in their data set
     reference: Tensor | None = None  # (B,): the row whose sound each has its style from; None: its own
+    places: Tensor | None = None  # (B, T): the number of the symbol that each frame is of, -1 at padding
 
     def __post_init__(self) -> None:
         if self.mels.dim() != 3 or not len(self.mels) == len(self.frames) == len(self.text.lengths):
@@ -52,6 +53,12 @@ class Speech:
             raise ValueError(
                 f"linear spectra of shape {tuple(self.linear.shape)} came with mels "
                 f"{tuple(self.mels.shape)}; as many utterances and frames of both are expected"
+            )
+
+        if self.places is not None and self.places.shape != self.mels.shape[:2]:
+            raise ValueError(
+                f"places of shape {tuple(self.places.shape)} came with mels {tuple(self.mels.shape)}; one "
+                "for every frame is expected"
             )
 
     @classmethod
@@ -92,7 +99,7 @@ class Speech:
         """As that of :class:`~jumok.batch.Tokens`, of text and sound."""
         forms = self.text.form, self.sound.form
         linear = None if self.linear is None else self.linear.shape
-        return None if None in forms else (*forms, linear, self.reference is None)
+        return None if None in forms else (*forms, linear, self.reference is None, self.places is None)
 
     def alike(self) -> Speech:
         """The same batch with a :attr:`form`."""
@@ -100,13 +107,10 @@ class Speech:
 
     def to(self, device: torch.device | str) -> Speech:
         on_gpu = torch.device(device).type == "cuda"
-        mels, counts, linear, reference = (
-            None if x is None else x.to(device, non_blocking=on_gpu)
-            for x in (self.mels, self.counts, self.linear, self.reference)
-        )
-        assert mels is not None
-        text = self.text.to(device)
-        return replace(self, text=text, mels=mels, counts=counts, linear=linear, reference=reference)
+        names = ("mels", "counts", "linear", "reference", "places")
+        tensors = {name: x for name in names if (x := getattr(self, name)) is not None}
+        moved = {name: x.to(device, non_blocking=on_gpu) for name, x in tensors.items()}
+        return replace(self, text=self.text.to(device), **moved)
 
 
 def frames_of(x: Tensor, frames: Sequence[int], counts: Tensor | None = None) -> Tokens:

@@ -45,6 +45,21 @@ def test_every_utterance_comes_once_with_what_is_its_own(alike: bool) -> None:
     assert sorted(seen) == list(range(53))
 
 
+@pytest.mark.parametrize("alike", [False, True])
+def test_places_lie_beside_frames(alike: bool) -> None:
+    places = [np.sort(chance.integers(0, 5, length)) for length in LENGTHS]
+    utterances = data(alike=alike, places=places)
+    for index in utterances.batches(epoch=0):
+        batch = utterances.collate(index)
+        assert batch.places is not None
+        for row, frames in enumerate(batch.frames):
+            known = places[batch.index[row]].tolist() if row < len(batch.index) else [-1]
+            assert batch.places[row, :frames].tolist() == known
+            assert (batch.places[row, frames:] == -1).all()
+    with pytest.raises(InputError, match="each frame"):
+        data(places=places[1:])
+
+
 def test_the_order_is_one_of_seed_and_epoch() -> None:
     def order(epoch: int, seed: int = 3) -> list[list[int]]:
         return [batch.tolist() for batch in data(seed=seed).batches(epoch)]

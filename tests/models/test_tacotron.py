@@ -207,6 +207,50 @@ def test_padding_never_counts(kind: dict[str, Any], training: bool) -> None:
         torch.testing.assert_close(other, expected[0], rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_looking_elsewhere_than_at_what_is_spoken_costs(kind: dict[str, Any]) -> None:
+    model = made(dataclasses.replace(TINY, placed=0.3, **kind))
+    places = [[0, 0, 1, 1, 1, 2, 2], [0, 1, 1, 1, 2, 2, 3, 3, 3, 4, 4, 5], [1, 1]]
+    batch = batch_of(to=(0, 14))
+    told = dataclasses.replace(batch, places=Tokens.padded(places, 14, fill=-1).ids)
+    weights, expected = model.maps(batch)[0].weights[:, 0], 0.0
+    for row, each in enumerate(places):
+        for frame, place in enumerate(each):
+            expected -= 0.3 * math.log(weights[row, frame // 3, place].item() + 1e-4)
+    loss = model.loss(told)
+    assert loss.parts["placed"].item() == pytest.approx(expected)
+    torch.testing.assert_close(loss.total, model.loss(batch).total, **EXACT)  # it is for training
+    total = model.train().loss(told)
+    torch.testing.assert_close(total.total.detach(), sum(total.parts.values()), **EXACT)
+    assert dataclasses.replace(batch.alike(), places=told.places).form != batch.alike().form
+    with pytest.raises(ValueError, match="for every frame"):
+        dataclasses.replace(batch, places=torch.zeros(3, 2))
+
+
+def test_steps_forget_what_came_before_in_training_alone() -> None:
+    config = dataclasses.replace(TINY, style=None, refine=0, linear=0, guided=0.0)
+    sure, forgetful = made(config), made(dataclasses.replace(config, forgets=0.5))
+    one = Speech.of(TEXTS, [torch.randn(12, MELS) for _ in TEXTS])
+    one = dataclasses.replace(one, mels=one.mels.double())
+    other = dataclasses.replace(one, mels=one.mels + 1.0)
+
+    def said(model: Tacotron, batch: Speech) -> Tensor:
+        torch.manual_seed(3)
+        return model._told(batch).spoken.mels
+
+    torch.testing.assert_close(said(sure, one), said(forgetful, one), **EXACT)
+    before, after = (said(forgetful.train(), batch) for batch in (one, other))
+    torch.manual_seed(3)
+    kept = torch.rand(3, 3) >= 0.5  # of the three frames that are given
+    changed = (before != after).any(-1)[:, ::3]  # by step
+    assert not changed[:, 0].any()
+    for row in range(3):
+        first = next((n for n in range(3) if kept[row, n]), 3)
+        assert not changed[row, : first + 1].any()
+        assert changed[row, first + 1 :].all()
+    assert 0 < kept.sum() < 9
+
+
 def test_a_style_may_come_from_another_row() -> None:
     model, batch = made(), batch_of()
     assert model.style is not None

@@ -19,7 +19,7 @@ import jumok
 from jumok import InputError, cli, recipe
 from jumok.data.recordings import Recording, Said
 from jumok.run import Run
-from jumok.tasks import speak, speaker, speech_judges, speech_scores, spoken, supervised
+from jumok.tasks import placing, speak, speaker, speech_judges, speech_scores, spoken, supervised
 from jumok.tasks.speaker import Search, Speaker
 from jumok.tasks.spoken import read_tokens
 
@@ -85,6 +85,18 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path) -> N
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert not torch.equal(one["style.usual"], torch.full_like(one["style.usual"], 1 / 8))
+
+
+def test_where_symbols_are_is_found_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = ["model.placed=0.1", "train.schedule=constant", "train.validate_every=2", "train.log_every=1"]
+    straight = trained(tmp_path / "one", small("tacotron", *more, "train.steps=4"))
+    trained(tmp_path / "two", small("tacotron", *more, "train.steps=2"))
+    monkeypatch.delattr(placing, "places")
+    stopped = trained(tmp_path / "two", small("tacotron", *more, "train.steps=4"))
+    one, two = (load_file(each.folder / "state/00000004/model.safetensors") for each in (straight, stopped))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert all(told["placed"] > 0 for told in events(stopped, "train"))
+    assert all("placed" not in told for told in events(stopped, "validation"))
 
 
 def test_recordings_of_others_are_learned_from_and_broken_ones_named(tmp_path: Path, table: Path) -> None:

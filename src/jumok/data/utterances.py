@@ -32,6 +32,8 @@ class Utterances:
     ``manners`` tell which utterances are spoken alike. Then each has its style from the next one in its batch
     that is spoken as it is, and a style can only be what they share.
 
+    ``places`` has ``(T,)`` of each: the number of the symbol that each frame is of.
+
     >>> spectra = [np.full((frames, 5), 0.5, np.float16) for frames in (7, 3, 2)]
     >>> data = Utterances([[8, 9, 3], [8, 3], [3]], spectra, frames=14, seed=1)
     >>> batch = data.collate([1, 0])
@@ -53,6 +55,7 @@ class Utterances:
         alike: bool = False,
         names: Sequence[str] = (),
         manners: Sequence[str] | None = None,
+        places: Sequence[NDArray[np.int64]] | None = None,
     ) -> None:
         """``names`` of recordings tell data from other data of the same texts and lengths."""
         if not len(symbols):
@@ -70,6 +73,9 @@ class Utterances:
                 )
         if manners is not None and len(manners) != len(symbols):
             raise InputError(f"{len(symbols)} texts came with {len(manners)} manners; each text has one")
+        if places is not None and [len(one) for one in places] != [len(one) for one in spectra]:
+            raise InputError("places are expected for each frame of each utterance")
+        self.places = places
         self.manners = None if manners is None else np.unique(list(manners), return_inverse=True)[1]
         self.mels = width if mels is None else mels
         if not 0 < self.mels <= width:
@@ -128,8 +134,16 @@ class Utterances:
             linear=spectra[:, :, self.mels :].contiguous() if self.mels < self.width else None,
             index=tuple(numbers.tolist()),
             reference=None if self.manners is None else _next_alike(self.manners[numbers], rows),
+            places=None if self.places is None else self._places(numbers, (rows, longest)),
         )
         return batch.alike() if self.alike else batch
+
+    def _places(self, numbers: Numbers, shape: tuple[int, int]) -> torch.Tensor:
+        assert self.places is not None
+        places = torch.full(shape, -1)
+        for row, number in zip(places.numpy(), numbers, strict=False):
+            row[: self.lengths[number]] = self.places[number]
+        return places
 
 
 def _next_alike(manners: NDArray[np.int64], rows: int) -> torch.Tensor:

@@ -14,8 +14,9 @@ A step says r frames (the *reduction*) and is given the last frame of the step b
 one, else its own (:mod:`jumok.models.frame_decoder`).
 
 Attention is additive or location-sensitive (:mod:`jumok.models.aligner`), and may be taught to go through the
-text from left to right (:mod:`jumok.models.monotone`). A style, if there is one, comes in training from the
-sound itself (:mod:`jumok.models.style`). What is made of mels afterwards: :mod:`jumok.models.postnet`.
+text from left to right (:mod:`jumok.models.monotone`), or be told where it is, if that is known. A style, if
+there is one, comes in training from the sound itself (:mod:`jumok.models.style`). What is made of mels
+afterwards: :mod:`jumok.models.postnet`.
 
 Shapes: ``B`` utterances, ``L`` symbols, ``T`` frames, ``S = T / r`` steps (rounded up), ``M`` mels, ``F``
 frequencies; widths: ``W`` of a GRU, ``D`` of a symbol's state.
@@ -43,6 +44,7 @@ from jumok.speech import Speech, frames_of
 
 __all__ = ["Said", "Tacotron", "TacotronConfig"]
 
+UNLIKELY = 1e-4  # what is added to weights, so that looking elsewhere does not cost beyond all measure
 ASKED_EVERY = 8  # steps: on a GPU, whether all utterances are over is asked only then, for it has to wait
 
 
@@ -68,6 +70,7 @@ class TacotronConfig:
     prenet: tuple[int, int] = (256, 128)  # of both pre-nets
     dropout: float = 0.5  # in both pre-nets
     drops_at_rest: bool = False  # in the decoder's also when it speaks, as in Tacotron 2: never twice alike
+    forgets: float = 0.0  # the share of steps that are given silence in training, so that they need the text
     width: int = 256  # of its GRUs
     layers: int = 2  # of GRUs behind attention
     refine: int = 5  # convolutions that refine mels (Tacotron 2); 0: none do
@@ -80,6 +83,7 @@ class TacotronConfig:
     forward_attention: bool = False
     guided: float = 0.0  # what looking far from the diagonal costs in training
     guided_width: float = 0.2  # g: how far is far
+    placed: float = 0.0  # what looking elsewhere than at the symbol that is spoken costs in training
     # Stopping:
     stop: float = 1.0  # how much it counts
     stop_weight: float = 5.0  # how much more the one last frame counts than another
@@ -90,7 +94,7 @@ class TacotronConfig:
         for name in sizes.split():
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: 1 or more is expected")
-        for name in ("linear", "highways", "layers", "refine", "guided", "stop"):
+        for name in ("linear", "highways", "layers", "refine", "guided", "placed", "stop"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)}: 0 or more is expected")
         for name in ("guided_width", "stop_weight"):
@@ -98,8 +102,9 @@ class TacotronConfig:
                 raise ValueError(f"{name}={getattr(self, name)}: more than 0 is expected")
         if min(self.prenet) < 1:
             raise ValueError(f"prenet={self.prenet}: two numbers of 1 or more are expected")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout}: a share from 0 to below 1 is expected")
+        for name in ("dropout", "forgets"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: a share from 0 to below 1 is expected")
         if self.kernel % 2 == 0:
             raise ValueError(f"kernel={self.kernel}: an odd number is expected, so that there is a middle")
 
@@ -176,7 +181,8 @@ class Tacotron(nn.Module):
         """Summed over real frames: the mean absolute error of mels and of linear spectra, and stopping.
 
         The parts, as they stand in the total: "mel"; "coarse", the mels before they are refined; "linear";
-        "stop", the cross-entropy of which frame is the last; and "guided", which is in the total in training.
+        "stop", the cross-entropy of which frame is the last; and in training "guided" and, where the batch
+        tells which symbols are spoken, "placed".
         """
         told = self._told(batch)
         sound, real = batch.sound, batch.sound.real
@@ -203,7 +209,10 @@ class Tacotron(nn.Module):
         total = torch.stack(list(costs.values())).sum()
         if self.config.guided:
             costs["guided"] = self.config.guided * self._guided(told, batch)
-            total = total + costs["guided"] if self.training else total
+        if self.config.placed and batch.places is not None:
+            costs["placed"] = self.config.placed * self._placed(told, batch.places)
+        if self.training:
+            total = torch.stack(list(costs.values())).sum()
         return Loss(total, batch.count, {name: cost.detach() for name, cost in costs.items()})
 
     @torch.no_grad()
@@ -231,6 +240,9 @@ class Tacotron(nn.Module):
         r = self.config.reduction
         steps = -(-target.shape[1] // r)
         before = target[:, r - 1 :: r][:, : steps - 1]  # the last frame of each step but the last
+        if self.training and self.config.forgets:
+            kept = torch.rand(before.shape[:2], device=before.device) >= self.config.forgets
+            before = before * kept[..., None]
         spoken, _ = self.decoder(F.pad(before, (0, 0, 1, 0)), self.decoder.start(text))
         return _Told(text, spoken, target)
 
@@ -241,6 +253,14 @@ class Tacotron(nn.Module):
         cost = guided_cost(weights, _steps(sizes, r), batch.text.sizes, self.config.guided_width)
         said = sizes[:, None] - r * torch.arange(weights.shape[1], device=sizes.device)  # from there on
         return (cost * said.clamp(0, r)).sum()
+
+    def _placed(self, told: _Told, places: Tensor) -> Tensor:
+        """For each frame, the surprise that its step looks at its symbol."""
+        weights = exact(self.decoder.weights(told.spoken, told.text))  # (B, S, L)
+        r = self.config.reduction
+        by_step = F.pad(places, (0, weights.shape[1] * r - places.shape[1]), value=-1).unflatten(1, (-1, r))
+        there = weights.gather(2, by_step.clamp(min=0))  # (B, S, r)
+        return -(there + UNLIKELY).log().where(by_step >= 0, 0.0).sum()
 
     def _true_spectra(self, batch: Speech) -> Tensor:
         if batch.linear is None or batch.linear.shape[2] != self.config.linear:

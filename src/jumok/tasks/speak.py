@@ -29,9 +29,10 @@ from jumok.data.sound import Sound, SoundConfig
 from jumok.data.spoken import Numbers, Symbols
 from jumok.data.utterances import Utterances
 from jumok.errors import InputError
+from jumok.files import written
 from jumok.models.tacotron import Tacotron, TacotronConfig
 from jumok.run import Run
-from jumok.tasks import common, supervised, verdicts
+from jumok.tasks import common, placing, supervised, verdicts
 from jumok.tasks.speaker import Encoded, Search, Speaker
 from jumok.tasks.spoken_files import Kept
 from jumok.tasks.supervised import LabelledData, Named, Split, Use
@@ -259,8 +260,25 @@ class Speaking(Use[Recording]):
             self._keep_sizes(encoded)
         alike = common.layout(self.run, ranks, packed=False)["alike"]
         manners = [one.manner for one in encoded] if self.recipe.data.reference else None
+        places = self._places(encoded, ranks) if self.recipe.model.placed else None
         settings = self.recipe.train
-        return self.utterances(encoded, settings.tokens, settings.seed, alike=alike, manners=manners)
+        return self.utterances(
+            encoded, settings.tokens, settings.seed, alike=alike, manners=manners, places=places
+        )
+
+    def _places(self, encoded: Sequence[Encoded], ranks: Ranks) -> list[placing.Places]:
+        """Where in its text each frame is: found by one process when a run begins, and kept."""
+        path, mels = self.run.folder / "data" / "places.npy", self.recipe.sound.mels
+        if ranks.main and not (self.run.has_begun and path.is_file()):
+            sounds = [self.cache[one.sound][:, :mels] for one in encoded]
+            found = placing.places(
+                [one.ids for one in encoded], sounds, seed=self.recipe.train.seed, device=ranks.device
+            )
+            with written(path) as part, part.open("wb") as file:
+                np.save(file, np.concatenate(found).astype(np.int32))
+        ranks.wait()
+        ends = np.cumsum([self.cache.frames(one.sound) for one in encoded])
+        return np.split(np.load(path).astype(np.int64), ends[:-1])
 
     def manner(self, example: Recording) -> str:
         """What recordings share that have their styles from each other."""
@@ -274,6 +292,7 @@ class Speaking(Use[Recording]):
         *,
         alike: bool,
         manners: Sequence[str] | None = None,
+        places: Sequence[placing.Places] | None = None,
     ) -> Utterances:
         """As batches of so many frames."""
         return Utterances(
@@ -285,6 +304,7 @@ class Speaking(Use[Recording]):
             alike=alike,
             names=[one.sound.where for one in encoded],
             manners=manners,
+            places=places,
         )
 
     def _keep_sizes(self, encoded: Sequence[Encoded]) -> None:
