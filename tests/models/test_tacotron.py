@@ -227,30 +227,6 @@ def test_looking_elsewhere_than_at_what_is_spoken_costs(kind: dict[str, Any]) ->
         dataclasses.replace(batch, places=torch.zeros(3, 2))
 
 
-def test_steps_forget_what_came_before_in_training_alone() -> None:
-    config = dataclasses.replace(TINY, style=None, refine=0, linear=0, guided=0.0)
-    sure, forgetful = made(config), made(dataclasses.replace(config, forgets=0.5))
-    one = Speech.of(TEXTS, [torch.randn(12, MELS) for _ in TEXTS])
-    one = dataclasses.replace(one, mels=one.mels.double())
-    other = dataclasses.replace(one, mels=one.mels + 1.0)
-
-    def said(model: Tacotron, batch: Speech) -> Tensor:
-        torch.manual_seed(3)
-        return model._told(batch).spoken.mels
-
-    torch.testing.assert_close(said(sure, one), said(forgetful, one), **EXACT)
-    before, after = (said(forgetful.train(), batch) for batch in (one, other))
-    torch.manual_seed(3)
-    kept = torch.rand(3, 3) >= 0.5  # of the three frames that are given
-    changed = (before != after).any(-1)[:, ::3]  # by step
-    assert not changed[:, 0].any()
-    for row in range(3):
-        first = next((n for n in range(3) if kept[row, n]), 3)
-        assert not changed[row, : first + 1].any()
-        assert changed[row, first + 1 :].all()
-    assert 0 < kept.sum() < 9
-
-
 def test_a_style_may_come_from_another_row() -> None:
     model, batch = made(), batch_of()
     assert model.style is not None

@@ -70,7 +70,6 @@ class TacotronConfig:
     prenet: tuple[int, int] = (256, 128)  # of both pre-nets
     dropout: float = 0.5  # in both pre-nets
     drops_at_rest: bool = False  # in the decoder's also when it speaks, as in Tacotron 2: never twice alike
-    forgets: float = 0.0  # the share of steps that are given silence in training, so that they need the text
     width: int = 256  # of its GRUs
     layers: int = 2  # of GRUs behind attention
     refine: int = 5  # convolutions that refine mels (Tacotron 2); 0: none do
@@ -102,9 +101,8 @@ class TacotronConfig:
                 raise ValueError(f"{name}={getattr(self, name)}: more than 0 is expected")
         if min(self.prenet) < 1:
             raise ValueError(f"prenet={self.prenet}: two numbers of 1 or more are expected")
-        for name in ("dropout", "forgets"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: a share from 0 to below 1 is expected")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout}: a share from 0 to below 1 is expected")
         if self.kernel % 2 == 0:
             raise ValueError(f"kernel={self.kernel}: an odd number is expected, so that there is a middle")
 
@@ -240,9 +238,6 @@ class Tacotron(nn.Module):
         r = self.config.reduction
         steps = -(-target.shape[1] // r)
         before = target[:, r - 1 :: r][:, : steps - 1]  # the last frame of each step but the last
-        if self.training and self.config.forgets:
-            kept = torch.rand(before.shape[:2], device=before.device) >= self.config.forgets
-            before = before * kept[..., None]
         spoken, _ = self.decoder(F.pad(before, (0, 0, 1, 0)), self.decoder.start(text))
         return _Told(text, spoken, target)
 
