@@ -15,7 +15,8 @@ Shapes: ``T`` frames and ``L`` symbols of a recording, ``L + 1`` states, ``D`` f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,15 +27,16 @@ from torch.nn import functional as F
 
 from jumok.batch import PAD, Tokens
 from jumok.data.files import needed
-from jumok.metrics.distortion import cepstra
+from jumok.metrics.distortion import COEFFICIENTS, cepstra
 from jumok.models.layers import layers
 
 __all__ = ["Places", "places"]
 
 Places = NDArray[np.int64]  # (T,)
 TURNS = 12
+LEARNED_FROM = 2000  # recordings: what symbols sound like does not take more
 STEPS, FIRST_STEPS, SIZE, RATE = 60, 150, 64, 2e-3  # of learning in a turn, and in the first
-WIDTH, DROPOUT = 128, 0.1
+WIDTH, CONVOLUTIONS, DROPOUT = 128, 2, 0.1
 NARROWEST, WIDEST = -2.0, 1.0  # logs of how far a symbol's sounds may differ
 
 
@@ -50,35 +52,55 @@ def places(
 
     ``mels`` are ``(T, M)``. Where there are more symbols than frames, all take equally long.
     """
-    states = [[PAD, *one] for one in symbols]
-    texts = Tokens.padded(states).ids.to(device)
-    features = _features(mels)
-    found = [_evenly(len(one), len(text)) for one, text in zip(features, states, strict=True)]
+    states = [[PAD, *text] for text in symbols]
+    some = np.sort(np.random.default_rng(seed).permutation(len(states))[:LEARNED_FROM])
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.inference_mode(False):
         torch.manual_seed(seed)
-        model = _Sounds(max(map(max, states)) + 1, features[0].shape[1]).to(device)
-        optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
         chance = np.random.default_rng(seed)
+        texts, drawn = [states[number] for number in some], [_features(mels[number]) for number in some]
+        scale = _Scale.of(drawn)
+        heard = [scale(one) for one in drawn]
+        found = [_evenly(len(one), len(text)) for one, text in zip(heard, texts, strict=True)]
+        model = _Sounds(max(map(max, states)) + 1, heard[0].shape[1]).to(device)
+        optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
         for turn in range(turns):
             # What stands around them is not asked before they are about where they belong: else the first
             # guess would be learned by heart.
             model.between = turn >= turns // 2
-            _learn(model, optimizer, texts, features, found, chance, FIRST_STEPS if turn == 0 else STEPS)
-            found = _placed(model, texts, features, found)
-    return [np.maximum(path - 1, 0) for path in found]
+            _learn(model, optimizer, _rows(texts), heard, found, chance, STEPS if turn else FIRST_STEPS)
+            found = list(_ways(model, texts, heard))
+        every = (scale(_features(mel)) for mel in mels)
+        return [np.maximum(way - 1, 0) for way in _ways(model, states, every)]
 
 
-def _features(mels: Sequence[NDArray[Any]]) -> list[NDArray[np.float32]]:
-    """``(T, D)`` each: the shape of the spectrum, how loud it is, and how both change; of variance 1."""
-    found = []
-    for mel in mels:
-        shape, loud = cepstra(mel, spans=1.0), np.mean(mel, 1, dtype=np.float64, keepdims=True)
-        now = np.concatenate([shape - shape.mean(0), loud - loud.max()], 1)  # voices differ, and loudness
-        around = np.pad(now, ((2, 2), (0, 0)), mode="edge")
-        found.append(np.concatenate([now, around[4:] - around[:-4] + around[3:-1] - around[1:-3]], 1))
-    everything = np.concatenate(found)
-    mean, spread = everything.mean(0), everything.std(0) + 1e-6
-    return [((one - mean) / spread).astype(np.float32) for one in found]
+def _features(mel: NDArray[Any]) -> NDArray[np.float64]:
+    """``(T, D)``: the shape of the spectrum, how loud it is, and how both change."""
+    shape = cepstra(mel, spans=1.0, coefficients=min(COEFFICIENTS, mel.shape[1] - 1))
+    loud = np.mean(mel, 1, dtype=np.float64, keepdims=True)
+    now = np.concatenate([shape - shape.mean(0), loud - loud.max()], 1)  # voices differ, and loudness
+    around = np.pad(now, ((2, 2), (0, 0)), mode="edge")
+    return np.concatenate([now, around[4:] - around[:-4] + around[3:-1] - around[1:-3]], 1)
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Brings features to a mean of 0 and a variance of 1."""
+
+    mean: NDArray[np.float64]
+    spread: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, features: Sequence[NDArray[np.float64]]) -> _Scale:
+        together = np.concatenate(features)
+        return cls(together.mean(0), together.std(0) + 1e-6)
+
+    def __call__(self, features: NDArray[np.float64]) -> NDArray[np.float32]:
+        return ((features - self.mean) / self.spread).astype(np.float32)
+
+
+def _rows(texts: Sequence[Sequence[int]]) -> Tensor:
+    """``(B, L)``, with silence behind each, as far as convolutions reach."""
+    return Tokens.padded(texts, max(map(len, texts)) + CONVOLUTIONS).ids
 
 
 def _evenly(frames: int, states: int) -> Places:
@@ -100,7 +122,9 @@ class _Sounds(nn.Module):
     def __init__(self, symbols: int, features: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(symbols, WIDTH)
-        self.convolutions: list[nn.Conv1d] = layers(nn.Conv1d(WIDTH, WIDTH, 3, padding=1) for _ in range(2))
+        self.convolutions: list[nn.Conv1d] = layers(
+            nn.Conv1d(WIDTH, WIDTH, 3, padding=1) for _ in range(CONVOLUTIONS)
+        )
         self.output = nn.Linear(WIDTH, 2 * features)
 
     def forward(self, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,6 +150,7 @@ def _learn(
     That takes of the frames of each symbol only their number, their sum and that of their squares.
     """
     model.train()
+    device = model.output.weight.device
     rows, size = len(texts), features[0].shape[1]
     counts, sums, squares = (torch.zeros(*texts.shape, n) for n in (1, size, size))
     for row, (frames, path) in enumerate(zip(features, found, strict=True)):
@@ -133,9 +158,9 @@ def _learn(
         counts[row].index_add_(0, at, torch.ones(len(x), 1))
         sums[row].index_add_(0, at, x)
         squares[row].index_add_(0, at, x.square())
-    counts, sums, squares = (x.to(texts.device) for x in (counts, sums, squares))
+    texts, counts, sums, squares = (x.to(device) for x in (texts, counts, sums, squares))
     for _ in range(steps):
-        some = torch.from_numpy(chance.integers(0, rows, min(SIZE, rows))).to(texts.device)
+        some = torch.from_numpy(chance.integers(0, rows, min(SIZE, rows))).to(device)
         mean, spread = model(texts[some])
         number = counts[some]
         apart = squares[some] - 2 * mean * sums[some] + number * mean.square()
@@ -146,24 +171,23 @@ def _learn(
 
 
 @torch.no_grad()
-def _placed(
-    model: _Sounds, texts: Tensor, features: Sequence[NDArray[np.float32]], found: Sequence[Places]
-) -> list[Places]:
+def _ways(
+    model: _Sounds, states: Sequence[Sequence[int]], features: Iterable[NDArray[np.float32]]
+) -> Iterator[Places]:
     """The most likely way through each recording, which stays at a state or goes on to the next."""
     dtw = needed("librosa.sequence", "speech").dtw
     model.eval()
-    sounds = [[x.cpu() for x in model(some)] for some in texts.split(SIZE)]
-    means, spreads = (torch.cat(each) for each in zip(*sounds, strict=True))
-    paths = []
-    for frames, before, mean, spread in zip(features, found, means, spreads, strict=True):
-        states = before[-1] + 1  # a way ends with the last
-        if len(frames) < states:
-            paths.append(before)
-            continue
-        mean, spread, x = mean[:states], spread[:states], torch.from_numpy(frames)
-        sharp = (-2 * spread).exp()
-        apart = x.square() @ sharp.T - 2 * x @ (mean * sharp).T + (mean.square() * sharp).sum(-1)
-        surprise = (0.5 * apart + spread.sum(-1)).double().numpy()  # (T, states)
-        _, way = dtw(C=surprise, step_sizes_sigma=np.array([[1, 0], [1, 1]]))
-        paths.append(np.ascontiguousarray(way[::-1, 1], np.int64))
-    return paths
+    heard = iter(features)
+    for begin in range(0, len(states), SIZE):
+        texts = states[begin : begin + SIZE]
+        means, spreads = (x.cpu() for x in model(_rows(texts).to(model.output.weight.device)))
+        for text, mean, spread, frames in zip(texts, means, spreads, heard, strict=False):
+            if len(frames) < len(text):
+                yield _evenly(len(frames), len(text))
+                continue
+            mean, spread, x = mean[: len(text)], spread[: len(text)], torch.from_numpy(frames)
+            sharp = (-2 * spread).exp()
+            apart = x.square() @ sharp.T - 2 * x @ (mean * sharp).T + (mean.square() * sharp).sum(-1)
+            surprise = (0.5 * apart + spread.sum(-1)).double().numpy()  # (T, states)
+            _, way = dtw(C=surprise, step_sizes_sigma=np.array([[1, 0], [1, 1]]))
+            yield np.ascontiguousarray(way[::-1, 1], np.int64)

@@ -190,6 +190,8 @@ class Speaking(Use[Recording]):
         super().__init__(run)
         self.sound = Sound(self.recipe.sound)
         self._cache: Frames | None = None
+        finds = " and finding where their symbols are spoken" if self.recipe.model.placed else ""
+        self.readies = f"listening to the recordings{finds}"
 
     @property
     def example(self) -> str:

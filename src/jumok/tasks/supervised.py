@@ -17,6 +17,7 @@ import functools
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -100,6 +101,7 @@ class Use(ABC, Generic[E]):
     does: ClassVar[str]  # what a trained run does, as in "label a text"
     kind: ClassVar[type]  # of its examples: a dataclass
     encodes_with_model: ClassVar[bool] = False  # so that it goes to its device before it is trained
+    readies: str = "making batches of it"  # what is told while examples become what a model learns from
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -255,9 +257,10 @@ def train(use: Use[Any], console: Console) -> Summary:
             model.to(ranks.device)
         reader = use.predictor(model, tokenizer)
         skipped = Skipped()
-        encoded = list(usable(reader.encode(use.train().examples), recipe.data.on_error, skipped))
+        with console.status(use.readies) if ranks.main else nullcontext():
+            encoded = list(usable(reader.encode(use.train().examples), recipe.data.on_error, skipped))
+            data = use.learnable(encoded, model, ranks)
         notes.append(f"Of the training data, {skipped}" if skipped.total else None)
-        data = use.learnable(encoded, model, ranks)
         if ranks.main:
             _check_unchanged(run, data)
             for name in ("valid", "test"):
