@@ -16,7 +16,6 @@ eflomal  the same of eflomal (pip install eflomal; it needs a compiler), which l
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -205,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
 
     report = Report("align", torch.device(chosen.device))
-    report.out = chosen.out or (None if chosen.quick else r.RESULTS / f"align-{report.where}.json")
+    report.begin(chosen.out, quick=chosen.quick)
     work = work_of(chosen.run, chosen.reverse, chosen.gold, chosen.device)
     recipe = work.aligner.forth.run.recipe
     report.head |= {"runs": [chosen.run.name, chosen.reverse.name], "model": asdict(recipe.model)}
@@ -216,8 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     show_views([row for row in report.rows if row["section"] == "views"])
     show_links([row for row in report.rows if row["section"] == "links"])
     r.failures(report.rows)
-    report.save()
-    report.say(f"done, written to {os.path.relpath(report.out)}" if report.out else "done")
+    report.end()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import argparse
 import copy
 import functools
 import math
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -547,28 +546,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.manual_seed(0)
     plan = Plan(torch.device(chosen.device), chosen.quick, chosen.compile, chosen.case)
     report = Report("attention", plan.device, seconds=chosen.seconds, repeats=3 if plan.quick else 20)
-    section = "" if chosen.section == "all" else f"-{chosen.section}"
-    report.out = chosen.out or (None if plan.quick else r.RESULTS / f"attention{section}-{report.where}.json")
-    about = report.head["machine"]
-    report.say(f"{about.get('gpu', about['cpu'])}, torch {about['torch']}, commit {report.head['commit']}")
+    report.begin(chosen.out, quick=chosen.quick, section=chosen.section)
     if plan.on_gpu:
+        about = report.head["machine"]
         clock = f"{about['sm_mhz']} MHz by {about['sm_mhz_from']}"
         report.say(f"floor: 16 tanh a clock, {about['multiprocessors']} multiprocessors, {clock}")
 
     names = list(SECTIONS) if chosen.section == "all" else [chosen.section]
     for name in names:
-        try:
-            SECTIONS[name][0](report, plan)
-        except Exception as error:  # one section that breaks must not cost the others
-            report.failed(report.row(name, "the rest of it"), "all", r.short(error))
+        report.run(SECTIONS, name, plan)
     for name in names:
-        rows = [row for row in report.rows if row["section"] == name]
-        if measured := [row for row in rows if "all" not in row["ways"]]:
-            SECTIONS[name][1](measured)
-            r.paths(measured)
-        r.failures(rows)
-    report.save()
-    report.say(f"done, written to {os.path.relpath(report.out)}" if report.out else "done")
+        report.show(SECTIONS, name)
+        r.paths([row for row in report.rows if row["section"] == name and "path" in row])
+    report.end()
 
 
 if __name__ == "__main__":

@@ -585,23 +585,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     compiles = device.type == "cuda" if chosen.compile is None else chosen.compile
     plan = Plan(device, chosen.quick, compiles)
     report = Report("bert", device, seconds=chosen.seconds, repeats=3 if plan.quick else 10)
-    section = "" if chosen.section == "all" else f"-{chosen.section}"
-    report.out = chosen.out or (None if plan.quick else r.RESULTS / f"bert{section}-{report.where}.json")
-    about = report.head["machine"]
-    report.say(f"{about.get('gpu', about['cpu'])}, torch {about['torch']}, commit {report.head['commit']}")
+    report.begin(chosen.out, quick=chosen.quick, section=chosen.section)
 
     names = list(SECTIONS) if chosen.section == "all" else [chosen.section]
     for name in names:
-        try:
-            SECTIONS[name][0](report, plan)
-        except Exception as error:  # one section that breaks must not cost the others
-            report.failed(report.row(name, "the rest of it"), "all", r.short(error))
+        report.run(SECTIONS, name, plan)
     for name in names:
-        rows = [row for row in report.rows if row["section"] == name]
-        SECTIONS[name][1]([row for row in rows if "all" not in row["ways"]])
-        r.failures(rows)
-    report.save()
-    report.say(f"done, written to {os.path.relpath(report.out)}" if report.out else "done")
+        report.show(SECTIONS, name)
+    report.end()
 
 
 if __name__ == "__main__":

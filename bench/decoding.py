@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
-import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -351,10 +350,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         whole=128 if on_gpu else 5 if chosen.quick else 32,
     )
     report = Report("decoding", device, seconds=chosen.seconds, repeats=1 if plan.quick else 2)
-    section = "" if chosen.section == "all" else f"-{chosen.section}"
-    report.out = chosen.out or (None if plan.quick else r.RESULTS / f"decoding{section}-{report.where}.json")
-    about = report.head["machine"]
-    report.say(f"{about.get('gpu', about['cpu'])}, torch {about['torch']}, commit {report.head['commit']}")
+    report.begin(chosen.out, quick=chosen.quick, section=chosen.section)
     work = work_of_recipe(plan) if chosen.run is None else work_of_run(chosen.run, report)
     model = "random weights, of the recipe's shape" if chosen.run is None else "trained"
     report.head |= {"model": model, "config": asdict(work.model.config), "sentences": len(work.sources)}
@@ -368,17 +364,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         names = list(SECTIONS) if chosen.section == "all" else [chosen.section]
         for name in names:
             for dtype, ways in made.items():
-                try:
-                    SECTIONS[name][0](report, plan, work, ways, dtype)
-                except Exception as error:  # one section that breaks must not cost the others
-                    report.failed(report.row(name, "the rest of it", dtype), "all", r.short(error))
-    for name in ("ways", *names):
-        rows = [row for row in report.rows if row["section"] == name]
-        if name in SECTIONS:
-            SECTIONS[name][1]([row for row in rows if "all" not in row["ways"]])
-        r.failures(rows)
-    report.save()
-    report.say(f"done, written to {os.path.relpath(report.out)}" if report.out else "done")
+                report.run(SECTIONS, name, plan, work, ways, dtype, which=dtype)
+    r.failures([row for row in report.rows if row["section"] == "ways"])
+    for name in names:
+        report.show(SECTIONS, name)
+    report.end()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -246,10 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report = Report(
         "look", torch.device(chosen.device), seconds=chosen.seconds, repeats=3 if chosen.quick else 10
     )
-    name = f"look{'-tune' if chosen.tune else ''}-{report.where}.json"
-    report.out = chosen.out or (None if chosen.quick else r.RESULTS / name)
-    about = report.head["machine"]
-    report.say(f"{about.get('gpu', about['cpu'])}, torch {about['torch']}, commit {report.head['commit']}")
+    report.begin(chosen.out, quick=chosen.quick, section="tune" if chosen.tune else "all")
     try:
         (tune if chosen.tune else costs)(report, chosen)
     except Exception as error:  # what was measured before is told nevertheless
@@ -257,8 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not chosen.tune:
         tables([row for row in report.rows if "all" not in row["ways"]])
     r.failures(report.rows)
-    report.save()
-    report.say(f"done, written to {os.path.relpath(report.out)}" if report.out else "done")
+    report.end()
 
 
 if __name__ == "__main__":

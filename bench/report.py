@@ -20,7 +20,7 @@ import re
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -33,6 +33,7 @@ RESULTS = Path("runs/bench")  # what is to be kept is copied to bench/results
 Run = Callable[[], Any]
 Row = dict[str, Any]  # section, case, pass, ways, and what else belongs to it
 Way = dict[str, Any]  # one measurement: ms, low, high, host_ms, mib, first_s; or error
+Sections = Mapping[str, tuple[Callable[..., None], Callable[[list[Row]], None]]]  # measures, and shows
 
 
 class Report:
@@ -68,6 +69,31 @@ class Report:
 
     def say(self, text: str) -> None:
         print(f"[{self.took:6.1f} s] {text}", flush=True)
+
+    def begin(self, out: Path | None, *, quick: bool, section: str = "all") -> None:
+        """Say on what machine it runs, and settle where it is written: nowhere if it is a look only."""
+        part = "" if section == "all" else f"-{section}"
+        self.out = out or (None if quick else RESULTS / f"{self.head['bench']}{part}-{self.where}.json")
+        about = self.head["machine"]
+        self.say(f"{about.get('gpu', about['cpu'])}, torch {about['torch']}, commit {self.head['commit']}")
+
+    def run(self, sections: Sections, name: str, *given: Any, which: str = "", **more: Any) -> None:
+        """Measure a section. One that breaks must not cost the others."""
+        try:
+            sections[name][0](self, *given, **more)
+        except Exception as error:
+            self.failed(self.row(name, "the rest of it", which), "all", short(error))
+
+    def show(self, sections: Sections, name: str) -> None:
+        """The tables of a section, and what could not be measured."""
+        rows = [row for row in self.rows if row["section"] == name]
+        if measured := [row for row in rows if "all" not in row["ways"]]:
+            sections[name][1](measured)
+        failures(rows)
+
+    def end(self) -> None:
+        self.save()
+        self.say(f"done, written to {os.path.relpath(self.out)}" if self.out else "done")
 
     def row(self, section: str, case: str, which: str = "", **more: Any) -> Row:
         """A new row; ``which`` is the pass. Its ``ways`` are filled by :meth:`measure`."""
@@ -424,6 +450,8 @@ def error_table(title: str, rows: Sequence[Row], names: Sequence[str]) -> None:
 
 def paths(rows: Sequence[Row]) -> None:
     """Print which path each case takes."""
+    if not rows:
+        return
     print("\nThe path that attend takes:")
     for case, path in {row["case"]: row["path"] for row in rows}.items():
         print(f"  {case}: {path}" if len(case) + len(path) < 106 else f"  {case}:\n      {path}")

@@ -22,7 +22,6 @@ import asyncio
 import collections
 import importlib.util
 import itertools
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -295,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
 
     report = Report("serving", torch.device("cpu"))
-    report.out = chosen.out or (None if chosen.quick else r.RESULTS / f"serving-{report.where}.json")
+    report.begin(chosen.out, quick=chosen.quick)
     if chosen.run is not None:
         run = Run.open(chosen.run)
     elif chosen.quick:
@@ -312,8 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         SECTIONS[name](report, plan)
     show(report.rows)
     r.failures([row for row in report.rows if row["section"] == "speed"])
-    report.save()
-    report.say(f"done, written to {os.path.relpath(report.out)}" if report.out else "done")
+    report.end()
 
 
 if __name__ == "__main__":
