@@ -108,8 +108,10 @@ class Worker:
                 continue
             found = found if self.kept is None else self.kept(found)
             some = found.lines(n_best=job.n_best > 1, alignments=job.alignments, as_json=job.as_json)
-            cut = [] if found.finished else [f"line {found.number + 1}: cut off at the length limit"]
-            yield Said([self._whole(line, found.number) for line in some], cut, found)
+            wrong = ["cut off at the length limit"] if not found.finished else []
+            wrong += [told] if (told := getattr(found, "unread", None)) else []
+            remarks = [f"line {found.number + 1}: {one}" for one in wrong]
+            yield Said([self._whole(line, found.number) for line in some], remarks, found)
             self._ids.pop(found.number, None)
 
     def _predictions(self, lines: list[str], first: int) -> Iterable[Any]:
@@ -149,7 +151,7 @@ def run(
 
     file = Path(text) if text is not None and usual.is_file(Path(text)) else None
     job = _settled(job, file, out)
-    kept = job.task.Kept(out) if hasattr(job.task, "Kept") else None  # what is made are files
+    kept = job.task.Kept(out, again=again) if hasattr(job.task, "Kept") else None  # what is made are files
     out = None if kept else out
     size = 0 if file is None or file.suffix == ".gz" else file.stat().st_size
     inputs = usual if job.objects is not None else getattr(job.task, "inputs", usual)

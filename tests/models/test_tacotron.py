@@ -223,6 +223,7 @@ def test_looking_elsewhere_than_at_what_is_spoken_costs(kind: dict[str, Any]) ->
     total = model.train().loss(told)
     torch.testing.assert_close(total.total.detach(), sum(total.parts.values()), **EXACT)
     assert dataclasses.replace(batch.alike(), places=told.places).form != batch.alike().form
+    assert told.to("meta").places.is_meta  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="for every frame"):
         dataclasses.replace(batch, places=torch.zeros(3, 2))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 from safetensors.torch import load_file
 from tasks_spoken import events, folder_of, samples, small, trained
@@ -18,10 +19,12 @@ from typer.testing import CliRunner
 import jumok
 from jumok import InputError, cli, recipe
 from jumok.data.recordings import Recording, Said
+from jumok.data.spoken import Symbols
 from jumok.run import Run
 from jumok.tasks import placing, speak, speaker, speech_judges, speech_scores, spoken, supervised
 from jumok.tasks.speaker import Search, Speaker
-from jumok.tasks.spoken import read_tokens
+from jumok.tasks.spoken import Piece, Spoken, read_tokens
+from jumok.tasks.spoken_files import Kept
 
 pytest.importorskip("librosa")
 pytest.importorskip("soundfile")
@@ -85,6 +88,38 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path) -> N
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert not torch.equal(one["style.usual"], torch.full_like(one["style.usual"], 1 / 8))
+
+
+def test_where_symbols_are_spoken_is_found_in_mels_and_learned_from(
+    tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, object] = {}
+
+    class Utterances(speak.Utterances):
+        def __init__(self, *args: object, **more: object) -> None:
+            given.update({name: more[name] for name in ("places", "mels") if more["places"] is not None})
+            super().__init__(*args, **more)  # type: ignore[arg-type]
+
+    def found(symbols: list[list[int]], mels: list[NDArray[np.float16]], **_: object) -> list[placing.Places]:
+        given["shapes"] = [mel.shape for mel in mels]
+        return [np.arange(len(mel)) % len(text) for text, mel in zip(symbols, mels, strict=True)]
+
+    monkeypatch.setattr(speak, "Utterances", Utterances)
+    monkeypatch.setattr(placing, "places", found)
+    asked = [f"data.train={table}", "data.test=null", *TABLE, "model.placed=0.1"]
+    asked += ["sound.linear=true", "model.linear=257"]
+    run = trained(tmp_path / "run", small("tacotron/fsdd", *asked, "train.steps=3"))
+    shapes, places = given["shapes"], given["places"]
+    assert {width for _, width in shapes} == {40}  # type: ignore[attr-defined]
+    assert [len(one) for one in places] == [frames for frames, _ in shapes]  # type: ignore[attr-defined]
+    assert all((np.diff(one)[: one.max()] == 1).all() for one in places)  # type: ignore[attr-defined]
+    kept = run.folder / "data" / "places.npy"
+    np.save(kept, np.load(kept)[:-1])
+    with pytest.raises(InputError, match="the data has changed since"):
+        trained(run.folder, small("tacotron/fsdd", *asked, "train.steps=3"))
+    kept.write_bytes(b"")
+    with pytest.raises(InputError, match=r"places\.npy, which a training begins with, cannot be read"):
+        trained(run.folder, small("tacotron/fsdd", *asked, "train.steps=3"))
 
 
 def test_where_symbols_are_is_found_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,13 +262,40 @@ def test_styles_from_a_recording_from_tokens_and_the_usual_one(voice: Speaker, t
     assert torch.equal(voice.style(Search()), voice.model.style.usual)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("given", ["0=1", "9=1", "x=1", "3=nan", "3=", "", "3=1,3=1", "3=1,"])
+@pytest.mark.parametrize("given", ["0=1", "9=1", "x=1", "3=nan", "3=10.5", "3=", "", "3=1,3=1", "3=1,"])
 def test_tokens_that_are_none(given: str) -> None:
     if given == "3=":
         assert read_tokens(given, 4) == [0, 0, 1, 0]
     else:
         with pytest.raises(InputError, match="--token"):
             read_tokens(given, 8)
+
+
+def test_signs_that_a_voice_never_saw_are_read_as_those_it_knows(voice: Speaker) -> None:
+    other = voice.searching(Search())
+    other.tokenizer = Symbols([*voice.tokenizer.characters, "."], "en")
+    assert other.pieces("One? Two!", "it") == ["one.", "two."]
+    with pytest.warns(UserWarning, match="does not know ;, and leaves it out"):
+        assert other.pieces("one; two", "it") == ["one two"]  # it knows no comma either
+
+
+def test_a_short_word_has_time_and_what_was_not_read_is_told(voice: Speaker) -> None:
+    assert voice.longest(1) * voice.sound.config.seconds >= 2.0
+    stuck, read = torch.eye(6)[[0] * 6], torch.eye(6)
+    mel = np.zeros((6, 40), np.float32)
+    for alignment, told in ((stuck, "4 of 5 symbols were skipped"), (read, None)):
+        piece = Piece((*"seven", "</s>"), mel, alignment, False, lambda: np.zeros(9, np.float32))
+        found = Spoken(0, "seven", (piece,)).unread
+        assert found is None if told is None else str(found).startswith(told)
+
+
+def test_a_folder_is_written_again_if_that_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "0001.wav").write_bytes(b"kept")
+    with pytest.raises(InputError, match=r"is there already.* --again to replace it"):
+        Kept(tmp_path)
+    said = Kept(tmp_path, again=True)(Spoken(0, "one", (), np.zeros(80, np.float32)))
+    assert said.file == tmp_path / "0001.wav"
+    assert said.file.read_bytes().startswith(b"RIFF")
 
 
 def test_the_command_writes_files_and_loses_none(
@@ -409,6 +471,7 @@ MISFITS = {
     "numbers": (["text.numbers=fr"], "text.numbers"),
     "best": (["score.best=bleu"], "score.best"),
     "pause": (["decode.pause=-1"], "0 or more"),
+    "few mels": (["model.mels=13", "sound.mels=13"], "more than 13 are expected"),
     "voices": (["data.voices=0"], "more than 0 is expected"),
 }
 

@@ -233,8 +233,9 @@ def attention_alarm(diagonality: Sequence[float], done: float) -> str | None:
     return (
         f"attention never became diagonal: its diagonality was at most {max(figures):.2f}, with {done:.0%} "
         f"of the training done ({DIAGONAL} or more is expected by then). It does not read, "
-        "and what it says will be babble. What may help: model.placed=0.1, silence cut "
-        "off at both ends of the recordings (sound.trim), a larger model.reduction, shorter utterances first"
+        "and what it says will be babble. What may help: more steps (the learning rate "
+        "rises for train.warmup of them), model.placed=0.1 for sentences or model.guided=1 for single words, "
+        "silence cut off at both ends of the recordings (sound.trim), a larger model.reduction"
     )
 
 

@@ -204,13 +204,9 @@ class Tacotron(nn.Module):
         if self.spectra is not None:
             costs["linear"] = error(self.spectra(mels, sound), self._true_spectra(batch))
         costs["stop"] = self.config.stop * surprise.where(real, 0.0).sum()
-        total = torch.stack(list(costs.values())).sum()
-        if self.config.guided:
-            costs["guided"] = self.config.guided * self._guided(told, batch)
-        if self.config.placed and batch.places is not None:
-            costs["placed"] = self.config.placed * self._placed(told, batch.places)
-        if self.training:
-            total = torch.stack(list(costs.values())).sum()
+        teaching = self._teaching(told, batch)
+        total = torch.stack([*costs.values(), *(teaching.values() if self.training else ())]).sum()
+        costs |= teaching
         return Loss(total, batch.count, {name: cost.detach() for name, cost in costs.items()})
 
     @torch.no_grad()
@@ -241,17 +237,27 @@ class Tacotron(nn.Module):
         spoken, _ = self.decoder(F.pad(before, (0, 0, 1, 0)), self.decoder.start(text))
         return _Told(text, spoken, target)
 
-    def _guided(self, told: _Told, batch: Speech) -> Tensor:
+    def _teaching(self, told: _Told, batch: Speech) -> dict[str, Tensor]:
+        """What it costs to look where it should not."""
+        config, costs = self.config, {}
+        if not config.guided and (not config.placed or batch.places is None):
+            return {}
+        weights = self.decoder.weights(told.spoken, told.text)  # (B, S, L)
+        if config.guided:
+            costs["guided"] = config.guided * self._guided(weights, batch)
+        if config.placed and batch.places is not None:
+            costs["placed"] = config.placed * self._placed(exact(weights), batch.places)
+        return costs
+
+    def _guided(self, weights: Tensor, batch: Speech) -> Tensor:
         """Each step costs as often as it has real frames."""
         r, sizes = self.config.reduction, batch.sound.sizes
-        weights = self.decoder.weights(told.spoken, told.text)
         cost = guided_cost(weights, _steps(sizes, r), batch.text.sizes, self.config.guided_width)
         said = sizes[:, None] - r * torch.arange(weights.shape[1], device=sizes.device)  # from there on
         return (cost * said.clamp(0, r)).sum()
 
-    def _placed(self, told: _Told, places: Tensor) -> Tensor:
+    def _placed(self, weights: Tensor, places: Tensor) -> Tensor:
         """For each frame, the surprise that its step looks at its symbol."""
-        weights = exact(self.decoder.weights(told.spoken, told.text))  # (B, S, L)
         r = self.config.reduction
         by_step = F.pad(places, (0, weights.shape[1] * r - places.shape[1]), value=-1).unflatten(1, (-1, r))
         there = weights.gather(2, by_step.clamp(min=0))  # (B, S, r)

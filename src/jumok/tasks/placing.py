@@ -1,4 +1,5 @@
-"""Where in each recording the symbols of its text are spoken, found from many recordings together.
+"""Where in each recording the symbols of its text are spoken, found from many recordings together (forced
+alignment).
 
 Nobody tells. But an "s" sounds alike in all of them: so what each symbol sounds like, between those around
 it, and where it is, are found in turns (a hidden Markov model of one state a symbol, by Viterbi training)::
@@ -27,14 +28,14 @@ from torch.nn import functional as F
 
 from jumok.batch import PAD, Tokens
 from jumok.data.files import needed
-from jumok.metrics.distortion import COEFFICIENTS, cepstra
+from jumok.metrics.distortion import cepstra
 from jumok.models.layers import layers
 
 __all__ = ["Places", "places"]
 
 Places = NDArray[np.int64]  # (T,)
 TURNS = 12
-LEARNED_FROM = 2000  # recordings: what symbols sound like does not take more
+LEARNED_FROM = 2000  # recordings at most, so that memory and time are bounded: they are hours of speech
 STEPS, FIRST_STEPS, SIZE, RATE = 60, 150, 64, 2e-3  # of learning in a turn, and in the first
 WIDTH, CONVOLUTIONS, DROPOUT = 128, 2, 0.1
 NARROWEST, WIDEST = -2.0, 1.0  # logs of how far a symbol's sounds may differ
@@ -50,16 +51,16 @@ def places(
 ) -> list[Places]:
     """For each recording the number of the symbol that each of its frames is of, from 0 on, never falling.
 
-    ``mels`` are ``(T, M)``. Where there are more symbols than frames, all take equally long.
+    ``mels`` are ``(T, M)``. Where frames are too few, as many as symbols or less, all take equally long.
     """
     states = [[PAD, *text] for text in symbols]
-    some = np.sort(np.random.default_rng(seed).permutation(len(states))[:LEARNED_FROM])
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.inference_mode(False):
+    some = np.sort(np.random.default_rng([seed, 1]).permutation(len(states))[:LEARNED_FROM])
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         chance = np.random.default_rng(seed)
-        texts, drawn = [states[number] for number in some], [_features(mels[number]) for number in some]
-        scale = _Scale.of(drawn)
-        heard = [scale(one) for one in drawn]
+        texts = [states[number] for number in some]
+        scale = _Scale.of(_features(mels[number]) for number in some)
+        heard = [scale(_features(mels[number])) for number in some]
         found = [_evenly(len(one), len(text)) for one, text in zip(heard, texts, strict=True)]
         model = _Sounds(max(map(max, states)) + 1, heard[0].shape[1]).to(device)
         optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
@@ -75,7 +76,7 @@ def places(
 
 def _features(mel: NDArray[Any]) -> NDArray[np.float64]:
     """``(T, D)``: the shape of the spectrum, how loud it is, and how both change."""
-    shape = cepstra(mel, spans=1.0, coefficients=min(COEFFICIENTS, mel.shape[1] - 1))
+    shape = cepstra(mel, spans=1.0)
     loud = np.mean(mel, 1, dtype=np.float64, keepdims=True)
     now = np.concatenate([shape - shape.mean(0), loud - loud.max()], 1)  # voices differ, and loudness
     around = np.pad(now, ((2, 2), (0, 0)), mode="edge")
@@ -90,8 +91,8 @@ class _Scale:
     spread: NDArray[np.float64]
 
     @classmethod
-    def of(cls, features: Sequence[NDArray[np.float64]]) -> _Scale:
-        together = np.concatenate(features)
+    def of(cls, features: Iterable[NDArray[np.float64]]) -> _Scale:
+        together = np.concatenate(list(features))
         return cls(together.mean(0), together.std(0) + 1e-6)
 
     def __call__(self, features: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -183,7 +184,7 @@ def _ways(
         means, spreads = (x.cpu() for x in model(_rows(texts).to(model.output.weight.device)))
         for text, mean, spread, frames in zip(texts, means, spreads, heard, strict=False):
             if len(frames) < len(text):
-                yield _evenly(len(frames), len(text))
+                yield 1 + _evenly(len(frames), len(text) - 1)  # without the silence
                 continue
             mean, spread, x = mean[: len(text)], spread[: len(text)], torch.from_numpy(frames)
             sharp = (-2 * spread).exp()

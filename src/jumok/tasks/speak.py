@@ -30,6 +30,7 @@ from jumok.data.spoken import Numbers, Symbols
 from jumok.data.utterances import Utterances
 from jumok.errors import InputError
 from jumok.files import written
+from jumok.metrics.distortion import COEFFICIENTS
 from jumok.models.tacotron import Tacotron, TacotronConfig
 from jumok.run import Run
 from jumok.tasks import common, placing, supervised, verdicts
@@ -140,6 +141,11 @@ class Recipe:
     score: ScoreConfig = field(default_factory=ScoreConfig)
 
     def __post_init__(self) -> None:
+        if self.sound.mels <= COEFFICIENTS:
+            raise ValueError(
+                f"sound.mels={self.sound.mels}: more than {COEFFICIENTS} are expected, for speech is "
+                "compared by as many cepstra"
+            )
         linear = self.sound.bins if self.sound.linear else 0
         if (self.model.mels, self.model.linear) != (self.sound.mels, linear):
             raise ValueError(
@@ -280,7 +286,16 @@ class Speaking(Use[Recording]):
                 np.save(file, np.concatenate(found).astype(np.int32))
         ranks.wait()
         ends = np.cumsum([self.cache.frames(one.sound) for one in encoded])
-        return np.split(np.load(path).astype(np.int64), ends[:-1])
+        try:
+            kept = np.load(path).astype(np.int64)
+        except (OSError, ValueError, EOFError) as error:
+            raise InputError(f"{path}, which a training begins with, cannot be read: {error}") from None
+        if len(kept) != ends[-1]:
+            raise InputError(
+                f"the data has changed since {self.run.folder} began with it: it had {len(kept):,} frames, "
+                f"and has {ends[-1]:,}; bring it back, or begin anew in another folder"
+            )
+        return np.split(kept, ends[:-1])
 
     def manner(self, example: Recording) -> str:
         """What recordings share that have their styles from each other."""

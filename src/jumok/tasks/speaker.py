@@ -8,7 +8,7 @@ import json
 import math
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -45,6 +45,8 @@ __all__ = ["Encoded", "Piece", "Search", "Speaker", "Spoken"]
 AT_ONCE = 32  # pieces of text that are said together
 FRAMES = 20_000  # in a batch whose loss is computed
 LOOKED_AT = 32  # utterances whose attention is measured at a validation
+AT_LEAST = 2.0  # seconds that any text may take: silence before and after a short word is as long as ever
+LIKE = {"!": ".", "?": ".", ";": ",", ":": ","}  # signs that are read as others, if a voice never saw them
 TOO_LONG = 1.5  # times what the slowest recording took for as many symbols: it is not going to stop
 LAYER = "decoder.attention"
 END = "</s>"
@@ -102,11 +104,20 @@ class Speaker(Reader):
 
     # ------------------------------------------------------------------------------------------- from texts
 
-    def say(self, text: str, *, style_from: str | Path | None = None, token: str | None = None) -> Spoken:
-        """One text of any length, in the usual style, that of a recording, or a mix of tokens: "3=0.4,5=0.3".
+    def say(
+        self,
+        text: str,
+        *,
+        style_from: str | Path | None = None,
+        token: str | Mapping[int, float] | None = None,
+    ) -> Spoken:
+        """One text of any length, in the usual style, that of a recording, or a mix of tokens: "3=0.4,5=0.3",
+        or ``{3: 0.4, 5: 0.3}``.
 
         Sentences are said one after the other.
         """
+        if isinstance(token, Mapping):
+            token = ",".join(f"{number}={weight}" for number, weight in token.items())
         search = Search(style_from=None if style_from is None else str(style_from), token=token)
         return next(self.predict([text], search))
 
@@ -133,6 +144,8 @@ class Speaker(Reader):
     def pieces(self, text: str, where: str) -> list[str]:
         """A text in parts that are said in one go: sentences, and of what is too long, parts of sentences."""
         symbols: Symbols = self.tokenizer
+        known = set(symbols.characters)
+        text = text.translate({ord(one): other for one, other in LIKE.items() if one not in known >= {other}})
         unknown = [one for one in symbols.unknown(text) if one != " "]  # who knows no space says word by word
         signs = [one for one in unknown if unicodedata.category(one)[0] in "PSZC"]
         if len(unknown) > len(signs):
@@ -196,7 +209,8 @@ class Speaker(Reader):
 
     def longest(self, symbols: int) -> int:
         """The frames after which a text of so many symbols is cut off."""
-        return math.ceil(TOO_LONG * float(self._sizes["frames a symbol"]) * symbols)
+        frames = math.ceil(TOO_LONG * float(self._sizes["frames a symbol"]) * symbols)
+        return max(frames, round(AT_LEAST / self.sound.config.seconds))
 
     @functools.cached_property
     def _sizes(self) -> dict[str, Any]:

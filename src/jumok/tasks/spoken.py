@@ -21,6 +21,9 @@ from jumok.tasks.reader import Prediction
 
 __all__ = ["Piece", "Spoken", "parts", "read_tokens"]
 
+MOST = 10  # of a style token; styles of recordings have 1 in all
+MANY = 0.5  # of the symbols of a text: if more are skipped, that is told
+
 
 @dataclass(frozen=True, eq=False)
 class Piece:
@@ -64,6 +67,18 @@ class Spoken(Prediction):
         """How much of each style token is in it, in the mean of the heads."""
         return () if self.style is None else tuple(self.style[0].mean(0).tolist())
 
+    @property
+    def unread(self) -> str | None:
+        """What to tell if most of the text cannot be heard in it."""
+        skipped = sum(len(one.health.skipped) for one in self.pieces)
+        symbols = sum(len(one.symbols) - 1 for one in self.pieces)
+        if skipped <= MANY * symbols:
+            return None
+        return (
+            f"{skipped} of {symbols} symbols were skipped, so it cannot be understood; has the voice learned "
+            "enough, and is the style one that its recordings have?"
+        )
+
     def written(self, *, n_best: bool, as_json: bool) -> Iterator[str]:
         """The file, a tab and the text."""
         if not as_json:
@@ -96,10 +111,10 @@ def read_tokens(given: str, count: int) -> list[float]:
             number, weight = int(name), float(told or 1.0)
         except ValueError:
             number, weight = 0, math.nan
-        if not 1 <= number <= count or not math.isfinite(weight):
+        if not 1 <= number <= count or not abs(weight) <= MOST:
             raise InputError(
                 f"--token {given}: {one.strip()!r} came; expected a number from 1 to {count} and how much of "
-                "that token, as in 3=0.4,5=0.3"
+                f"that token, from -{MOST} to {MOST}, as in 3=0.4,5=0.3"
             )
         if weights[number - 1]:
             raise InputError(f"--token {given}: token {number} came twice")

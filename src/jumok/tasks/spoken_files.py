@@ -3,7 +3,8 @@
 ::
 
     --out speech.wav     one line, in this file (.wav, .flac or .ogg); what was there before is replaced
-    --out speech         a folder, with 0001.wav, 0002.wav, … for the lines; none that is there is replaced
+    --out speech         a folder, with 0001.wav, 0002.wav, … for the lines; none that is there is replaced,
+                         unless it is to be done --again
     (nothing)            speech.wav here, or speech-2.wav, … whichever is not there yet
 """
 
@@ -31,8 +32,8 @@ class Kept:
     PosixPath('speech.wav')
     """
 
-    def __init__(self, out: Path | None) -> None:
-        self.out = out
+    def __init__(self, out: Path | None, *, again: bool = False) -> None:
+        self.out, self.again = out, again
         self.is_file = out is not None and out.suffix.lower() in ENDINGS
         self._number: int | None = None  # of the line that is in the one file
         if out is None:
@@ -49,6 +50,8 @@ class Kept:
                 f"--out {out}: sound is written as {', '.join(ENDINGS)}; or name a folder, which gets a "
                 "file for every line"
             )
+        if not self.is_file:
+            self._free(self._numbered(0))  # told now, not when a voice was loaded
 
     def __call__(self, said: Spoken) -> Spoken:
         """The same, with the file that it is in now."""
@@ -68,7 +71,16 @@ class Kept:
                 )
             self._number = number
             return self.out
-        path = self.out / f"{number + 1:04}.wav"
-        if path.exists():
-            raise InputError(f"{path} is there already, and is left as it is; give another folder with --out")
+        return self._free(self._numbered(number))
+
+    def _numbered(self, number: int) -> Path:
+        assert self.out is not None
+        return self.out / f"{number + 1:04}.wav"
+
+    def _free(self, path: Path) -> Path:
+        if path.exists() and not self.again:
+            raise InputError(
+                f"{path} is there already, and is left as it is; give another folder with --out, or --again "
+                "to replace it"
+            )
         return path

@@ -17,7 +17,7 @@ import functools
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -101,7 +101,7 @@ class Use(ABC, Generic[E]):
     does: ClassVar[str]  # what a trained run does, as in "label a text"
     kind: ClassVar[type]  # of its examples: a dataclass
     encodes_with_model: ClassVar[bool] = False  # so that it goes to its device before it is trained
-    readies: str = "making batches of it"  # what is told while examples become what a model learns from
+    readies: str | None = None  # what is told while batches are made of the data, if that takes long
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -257,7 +257,7 @@ def train(use: Use[Any], console: Console) -> Summary:
             model.to(ranks.device)
         reader = use.predictor(model, tokenizer)
         skipped = Skipped()
-        with console.status(use.readies) if ranks.main else nullcontext():
+        with _told(console, use.readies) if ranks.main else nullcontext():
             encoded = list(usable(reader.encode(use.train().examples), recipe.data.on_error, skipped))
             data = use.learnable(encoded, model, ranks)
         notes.append(f"Of the training data, {skipped}" if skipped.total else None)
@@ -284,6 +284,14 @@ def train(use: Use[Any], console: Console) -> Summary:
     if ranks.main:
         console.print(common.next_commands(run, use.does, use.example), markup=False, soft_wrap=True)
     return summary
+
+
+def _told(console: Console, what: str | None) -> AbstractContextManager[Any]:
+    """That something takes long: while it does on a terminal, once elsewhere."""
+    if what is None or console.is_terminal:
+        return nullcontext() if what is None else console.status(what)
+    console.print(f"{what} …", markup=False)
+    return nullcontext()
 
 
 def load_model(use: Use[Any], device: str = "auto") -> tuple[Any, Any]:
