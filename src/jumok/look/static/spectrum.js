@@ -4,13 +4,20 @@ import { make } from "./dom.js";
 
 const STEPS_OF_TIME = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300, 600];
 const LABEL_TALL = 11; // pixels from label to label
+const COLUMNS = 3; // at most, of symbols beside each other where they are many, so that none is left out
+const COLUMN_WIDE = 13;
 
-/** Where things are on a canvas of this size: the alignment, and `mel` above it; symbols are written at the left. */
-export function placesOf(width, height, left) {
-  const wide = width - left - 14,
-    room = height - 66,
-    mel = Math.round(room * 0.42);
-  return { x: left, y: mel + 42, w: wide, h: room - mel, mel: { y: 18, h: mel } };
+/**
+ * Where things are on a canvas of this size: the alignment, and `mel` above it; so many symbols are written at the
+ * left, in as many columns as it takes.
+ */
+export function placesOf(width, height, left, symbols) {
+  const room = height - 66,
+    mel = Math.round(room * 0.42),
+    tall = (room - mel) / symbols,
+    columns = Math.max(1, Math.min(COLUMNS, Math.ceil(LABEL_TALL / tall))),
+    x = left + (columns - 1) * COLUMN_WIDE;
+  return { x, y: mel + 42, w: width - x - 14, h: room - mel, mel: { y: 18, h: mel }, columns };
 }
 
 /** The spectrogram as a picture, low bands below: `shades` band after band. */
@@ -57,18 +64,20 @@ export function paintSpeech(context, box, { mel, map, part, words, length, bands
   context.textAlign = "left";
   context.fillText(`Spectrogram, ${bands} bands from low to high`, box.x, box.mel.y - 6);
   context.fillText("Alignment, the text upwards", box.x, box.y - 6);
-  const tall = box.h / words.length,
+  const tall = (box.h / words.length) * box.columns,
     every = Math.max(1, Math.ceil(LABEL_TALL / tall));
   context.font = look.fontFor(tall * every);
-  for (let n = 0; n < words.length; n += every) label(context, box, words, n, inks.ink, ruler);
+  for (let n = 0; n < words.length; n += every)
+    label(context, box, words, n, inks.ink, ruler, (box.columns - 1 - ((n / every) % box.columns)) * COLUMN_WIDE);
   paintTime(context, box, length, look);
 }
 
-function label(context, box, words, n, ink, ruler) {
+function label(context, box, words, n, ink, ruler, aside = 0) {
   context.textBaseline = "middle";
   context.textAlign = "right";
   context.fillStyle = ink;
-  context.fillText(ruler.fit(words[n], box.x - 14), box.x - 7, box.y + box.h - ((n + 0.5) * box.h) / words.length);
+  const y = box.y + box.h - ((n + 0.5) * box.h) / words.length;
+  context.fillText(ruler.fit(words[n], box.x - 14 - aside), box.x - 7 - aside, y);
 }
 
 function paintTime(context, box, length, look) {

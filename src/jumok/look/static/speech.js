@@ -179,7 +179,7 @@ export class SpeechView {
       [bands, frames] = this.speech.shape;
     this.ruler.use(look.font);
     const widest = Math.max(...names.slice(0, 400).map((text) => this.ruler.width(text)));
-    this.box = placesOf(width, height, Math.min(110, Math.max(14, widest)) + 16);
+    this.box = placesOf(width, height, Math.min(110, Math.max(14, widest)) + 16, names.length);
     paintSpeech(canvasOf(this.canvas, width, height), this.box, {
       ...{ ...this.images, look, ruler: this.ruler, words: names, length: this.length, bands },
       part: Math.min(1, (frames * this.speech.seconds) / this.length),

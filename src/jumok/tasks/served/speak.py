@@ -90,7 +90,8 @@ class Service:
     Response = Said
 
     def __init__(self, voice: Speaker, bounds: Bounds) -> None:
-        needed("soundfile", "speech")  # now, not at the first request
+        for name in ("soundfile", "librosa", "librosa.effects"):
+            needed(name, "speech")  # now, not at the first request
         self.voice, self.bounds = voice, bounds
         self.limits = sound.Limits(size=bounds.sound, seconds=bounds.seconds, samples=bounds.samples)
 
