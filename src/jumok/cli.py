@@ -39,6 +39,10 @@ app.add_typer(data_app, name="data")
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 Beam = Annotated[int | None, typer.Option(min=1, help="Hypotheses side by side; 1 is greedy.")]
+StyleFrom = Annotated[str | None, typer.Option(help="Of a voice: speak in the style of this recording.")]
+Token = Annotated[
+    str | None, typer.Option(help="Of a voice: speak in a mix of its style tokens, as in 3=0.4,5=0.3.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")]
 
 
@@ -100,12 +104,8 @@ def predict(
     engine: Annotated[
         str, typer.Option(help="What computes: torch, ctranslate2, onnx, or ray: a cluster of machines.")
     ] = "torch",
-    style_from: Annotated[
-        str | None, typer.Option(help="Of a voice: speak in the style of this recording.")
-    ] = None,
-    token: Annotated[
-        str | None, typer.Option(help="Of a voice: speak in a mix of its style tokens, as in 3=0.4,5=0.3.")
-    ] = None,
+    style_from: StyleFrom = None,
+    token: Token = None,
     device: Device = "auto",
 ) -> None:
     """Predict for a text, a file or standard input: a line out for every line in.
@@ -256,6 +256,8 @@ def look(
         typer.Option(help="And how it is without a head, LAYER:1, or an edge, LAYER:8-2; may come often."),
     ] = None,
     words: Annotated[bool, typer.Option("--words", help="Words rather than their pieces.")] = False,
+    style_from: StyleFrom = None,
+    token: Token = None,
     port: Annotated[int, typer.Option(help="Of the page.")] = 8765,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
     device: Device = "auto",
@@ -276,12 +278,18 @@ def look(
             "folder that save_pretrained wrote has: give one of these"
         )
     if folder.is_folder(model):
+        if style_from is not None or token is not None:
+            raise InputError("--style-from and --token are for a voice; this is a Hugging Face folder")
         scenes = folder.look_into(model, usual.whole(text), target, without=gone, device=device)
     else:
         run = Run.open(model)
         task = of(run.recipe.task)
         text = getattr(task, "inputs", usual).whole(text)
-        scenes = task.load(run, device).look(text, target, without=gone)
+        search = task.Search(style_from=style_from, token=token)
+        predictor = task.load(run, device)
+        if search != task.Search():
+            predictor = predictor.searching(search)
+        scenes = predictor.look(text, target, without=gone)
     if words:
         scenes = [in_words(scene) for scene in scenes]
     if out is not None:

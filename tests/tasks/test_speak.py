@@ -289,6 +289,19 @@ def test_a_short_word_has_time_and_what_was_not_read_is_told(voice: Speaker) -> 
         assert found is None if told is None else str(found).startswith(told)
 
 
+def test_a_style_can_be_looked_at(run: Run, tmp_path: Path) -> None:
+    def look(*args: str) -> tuple[int, str]:
+        found = CliRunner().invoke(cli.app, ["look", str(run.folder), "one", "--device", "cpu", *args])
+        return found.exit_code, str(found.exception)
+
+    made = {}
+    for name, asked in {"usual": [], "mixed": ["--token", "3=2"]}.items():
+        assert look("--out", str(tmp_path / f"{name}.html"), *asked)[0] == 0
+        made[name] = (tmp_path / f"{name}.html").read_bytes()
+    assert made["usual"] != made["mixed"]
+    assert "there is no such file" in look("--style-from", "nowhere.wav")[1]
+
+
 def test_a_folder_is_written_again_if_that_is_asked(tmp_path: Path) -> None:
     (tmp_path / "0001.wav").write_bytes(b"kept")
     with pytest.raises(InputError, match=r"is there already.* --again to replace it"):
