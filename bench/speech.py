@@ -114,7 +114,8 @@ def utterances(sizes: Sizes, *, alike: bool) -> Utterances:
     frames = np.rint(symbols * chance.lognormal(*PACE, sizes.utterances)).astype(int)
     texts = [[*chance.integers(len(SPECIAL), ALPHABET, many - 1).tolist(), EOS] for many in symbols.tolist()]
     spectra = [chance.random((many, sizes.model.mels), np.float32) for many in frames.tolist()]
-    return Utterances(texts, spectra, frames=sizes.frames, seed=1, alike=alike)
+    places = [np.arange(long) * many // long for long, many in zip(frames, symbols, strict=True)]
+    return Utterances(texts, spectra, frames=sizes.frames, seed=1, alike=alike, places=places)
 
 
 def network(config: TacotronConfig) -> Tacotron:

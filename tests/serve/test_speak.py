@@ -63,6 +63,11 @@ def test_a_text_is_said_as_json_or_as_a_recording(client: TestClient, voice: Any
     assert len(samples(alone.content)) == len(wanted.wave)
 
 
+def test_what_a_voice_cannot_say_is_told(client: TestClient) -> None:
+    told = client.post("/speak", json={"text": "$ forty, two."}).json()
+    assert (told["parts"], told["left_out"]) == (["forty two"], ["$"])
+
+
 def test_part_by_part(client: TestClient) -> None:
     with client.stream("POST", "/speak/stream", json={"text": f"{TEXT} Two."}) as got:
         blocks = "".join(got.iter_text()).strip().split("\n\n")

@@ -273,10 +273,15 @@ def test_tokens_that_are_none(given: str) -> None:
 
 def test_signs_that_a_voice_never_saw_are_read_as_those_it_knows(voice: Speaker) -> None:
     other = voice.searching(Search())
-    other.tokenizer = Symbols([*voice.tokenizer.characters, "."], "en")
+    other.tokenizer = Symbols([".", *voice.tokenizer.characters[:-1]], "en")
     assert other.pieces("One? Two!", "it") == ["one.", "two."]
     with pytest.warns(UserWarning, match="does not know ;, and leaves it out"):
         assert other.pieces("one; two", "it") == ["one two"]  # it knows no comma either
+    with pytest.warns(UserWarning, match="leaves it out"):
+        said = other.say("one; two? $")
+    assert said.left_out == ("$",)
+    told = json.loads(next(said.lines(n_best=False, alignments=False, as_json=True)))
+    assert (told["left_out"], told["parts"]) == (["$"], ["one two."])
 
 
 def test_a_short_word_has_time_and_what_was_not_read_is_told(voice: Speaker) -> None:

@@ -24,7 +24,7 @@ from jumok.data.frames import Heard
 from jumok.data.recordings import Recording
 from jumok.data.sentences import sentences
 from jumok.data.sound import Sound, Wave, wav
-from jumok.data.spoken import Symbols, syllables
+from jumok.data.spoken import Symbols
 from jumok.errors import InputError
 from jumok.metrics.alignment_health import alignments_health, style_effect, style_health
 from jumok.metrics.distortion import distortion
@@ -46,6 +46,7 @@ AT_ONCE = 32  # pieces of text that are said together
 FRAMES = 20_000  # in a batch whose loss is computed
 LOOKED_AT = 32  # utterances whose attention is measured at a validation
 AT_LEAST = 2.0  # seconds that any text may take: silence before and after a short word is as long as ever
+PAUSES = ".,!?;:"  # signs between sentences, and parts of them
 LIKE = {"!": ".", "?": ".", ";": ",", ":": ","}  # signs that are read as others, if a voice never saw them
 TOO_LONG = 1.5  # times what the slowest recording took for as many symbols: it is not going to stop
 LAYER = "decoder.attention"
@@ -139,15 +140,15 @@ class Speaker(Reader):
         rate, decode = self.sound.config.rate, self.run.recipe.decode
         pause = np.zeros(round(decode.pause * rate), np.float32)
         waves = [part for one in pieces for part in (pause, one.wave)][1:]
-        return Spoken(number, text, tuple(pieces), np.concatenate(waves), rate, weights)
+        signs = tuple(self.left_out(text))
+        return Spoken(number, text, tuple(pieces), np.concatenate(waves), rate, weights, left_out=signs)
 
     def pieces(self, text: str, where: str) -> list[str]:
         """A text in parts that are said in one go: sentences, and of what is too long, parts of sentences."""
         symbols: Symbols = self.tokenizer
-        known = set(symbols.characters)
-        text = text.translate({ord(one): other for one, other in LIKE.items() if one not in known >= {other}})
-        unknown = [one for one in symbols.unknown(text) if one != " "]  # who knows no space says word by word
-        signs = [one for one in unknown if unicodedata.category(one)[0] in "PSZC"]
+        text = self._readable(text)
+        unknown = self._unknown(text)
+        signs = [one for one in unknown if _is_sign(one)]
         if len(unknown) > len(signs):
             strange = " ".join(one for one in unknown if one not in signs)
             raise InputError(
@@ -168,6 +169,17 @@ class Speaker(Reader):
         if not any(any(map(str.isalnum, part)) for part in found):
             raise InputError(f"{where} has nothing to say; a text is expected, it is {text[:60]!r}")
         return found
+
+    def left_out(self, text: str) -> list[str]:
+        """The signs of a text that the voice does not know, and does without, but for those of pauses."""
+        return [one for one in self._unknown(self._readable(text)) if _is_sign(one) and one not in PAUSES]
+
+    def _readable(self, text: str) -> str:
+        known = set(self.tokenizer.characters)
+        return text.translate({ord(one): other for one, other in LIKE.items() if one not in known >= {other}})
+
+    def _unknown(self, text: str) -> list[str]:
+        return [one for one in self.tokenizer.unknown(text) if one != " "]  # without it, word by word is said
 
     def said(self, texts: Sequence[str], weights: Tensor | None) -> Iterator[Piece]:
         """Texts that are short enough, each in one go.
@@ -317,7 +329,7 @@ class Speaker(Reader):
 
         assert isinstance(prediction, Spoken)
         piece = prediction.pieces[0]
-        scene = self._scene_of(piece, syllables("".join(piece.symbols[:-1])), prediction.style)
+        scene = self._scene_of(piece, piece.text, prediction.style)
         return show.save(replace(scene, title=title or scene.title), path)
 
     # ------------------------------------------------------------------------------------------------- data
@@ -398,6 +410,10 @@ class Speaker(Reader):
         from jumok.tasks import speech_scores
 
         return speech_scores.judge(self, examples, wholly=self._wholly)
+
+
+def _is_sign(character: str) -> bool:
+    return unicodedata.category(character)[0] in "PSZC"
 
 
 def _numbers(x: Tensor) -> NDArray[np.float32]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from jumok.data.sound import Wave
+from jumok.data.spoken import syllables
 from jumok.errors import InputError
 from jumok.metrics.alignment_health import AlignmentHealth, alignment_health
 from jumok.tasks.reader import Prediction
@@ -35,6 +36,11 @@ class Piece:
     is_cut: bool  # it would have gone on
     hear: Callable[[], Wave]  # makes the waveform, which takes a while
 
+    @property
+    def text(self) -> str:
+        """As it was said."""
+        return syllables("".join(self.symbols[:-1]))
+
     @functools.cached_property
     def wave(self) -> Wave:
         return self.hear()
@@ -53,6 +59,7 @@ class Spoken(Prediction):
     rate: int = 16000
     style: Tensor | None = None  # (1, H, N): how much of each style token is in it, by head
     file: Path | None = None  # where it was written
+    left_out: tuple[str, ...] = ()  # signs that the voice does not know, but for those of pauses
 
     @property
     def finished(self) -> bool:
@@ -88,6 +95,8 @@ class Spoken(Prediction):
         known: dict[str, Any] = {"line": self.number, "text": self.text}
         known |= {"file": None if self.file is None else str(self.file), "seconds": round(self.seconds, 4)}
         known |= {"rate": self.rate, "finished": self.finished, "tokens": [round(x, 4) for x in self.tokens]}
+        known["parts"] = [one.text for one in self.pieces]
+        known["left_out"] = list(self.left_out)
         known["diagonality"] = [round(one.diagonality, 4) for one in health]
         for name in ("skipped", "repeated"):
             known[name] = [

@@ -180,6 +180,9 @@ export function showSpeech(answer, asked, about, place) {
       make("a", { href: whole.src, download: "speech.wav", text: "Save as speech.wav" }),
     ]),
     answer.finished ? null : make("p", { class: "pg-soft", text: "Some of it was cut off: it would not have ended." }),
+    answer.left_out.length
+      ? make("p", { class: "pg-soft", text: `Left out, for the voice does not know it: ${answer.left_out.join(" ")}` })
+      : null,
     answer.parts.length > 1 ? parts : null,
   ];
 }

@@ -68,6 +68,7 @@ class Said(served.Answer):
     rate: Annotated[int, Field(description="Samples a second.")]
     finished: Annotated[bool, Field(description="false: some of it was cut off, for it would not end.")]
     parts: Annotated[list[str], Field(description="What was said in one go, one after the other.")]
+    left_out: Annotated[list[str], Field(description="Signs of the text that the voice does not know.")]
     tokens: Annotated[
         list[float], Field(description="How much of each style token is in it, in the mean of the heads.")
     ]
@@ -77,7 +78,9 @@ class Said(served.Answer):
         return self.audio
 
 
-NOTHING = Said(audio=b"", seconds=0, rate=0, finished=False, parts=[], tokens=[])  # for who has left
+NOTHING = Said(
+    audio=b"", seconds=0, rate=0, finished=False, parts=[], left_out=[], tokens=[]
+)  # for who has left
 
 
 class Service:
@@ -144,6 +147,7 @@ class Service:
             rate=found.rate,
             finished=found.finished,
             parts=parts,
+            left_out=list(found.left_out),
             tokens=list(found.tokens),
         )
 
