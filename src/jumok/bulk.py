@@ -109,7 +109,7 @@ class Worker:
             found = found if self.kept is None else self.kept(found)
             some = found.lines(n_best=job.n_best > 1, alignments=job.alignments, as_json=job.as_json)
             wrong = ["cut off at the length limit"] if not found.finished else []
-            wrong += [told] if (told := getattr(found, "unread", None)) else []
+            wrong += [told] if (told := getattr(found, "unread", None)) else []  # of a voice
             remarks = [f"line {found.number + 1}: {one}" for one in wrong]
             yield Said([self._whole(line, found.number) for line in some], remarks, found)
             self._ids.pop(found.number, None)

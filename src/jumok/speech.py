@@ -54,7 +54,6 @@ class Speech:
                 f"linear spectra of shape {tuple(self.linear.shape)} came with mels "
                 f"{tuple(self.mels.shape)}; as many utterances and frames of both are expected"
             )
-
         if self.places is not None and self.places.shape != self.mels.shape[:2]:
             raise ValueError(
                 f"places of shape {tuple(self.places.shape)} came with mels {tuple(self.mels.shape)}; one "

@@ -182,6 +182,7 @@ def _ways(
     for begin in range(0, len(states), SIZE):
         texts = states[begin : begin + SIZE]
         means, spreads = (x.cpu() for x in model(_rows(texts).to(model.output.weight.device)))
+        # Texts end first, before frames are taken that are of the next ones.
         for text, mean, spread, frames in zip(texts, means, spreads, heard, strict=False):
             if len(frames) < len(text):
                 yield 1 + _evenly(len(frames), len(text) - 1)  # without the silence

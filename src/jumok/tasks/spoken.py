@@ -20,7 +20,7 @@ from jumok.errors import InputError
 from jumok.metrics.alignment_health import AlignmentHealth, alignment_health
 from jumok.tasks.reader import Prediction
 
-__all__ = ["Piece", "Spoken", "parts", "read_tokens"]
+__all__ = ["MOST", "Piece", "Spoken", "parts", "read_tokens"]
 
 MOST = 10  # of a style token; styles of recordings have 1 in all
 MANY = 0.5  # of the symbols of a text: if more are skipped, that is told

@@ -17,6 +17,7 @@ from jumok.tasks import served
 from jumok.tasks.served import Audience, Bounds, File, Text, TooMuch
 from jumok.tasks.speak import BUILT_IN
 from jumok.tasks.speaker import Piece, Search, Speaker
+from jumok.tasks.spoken import MOST
 
 if TYPE_CHECKING:
     from jumok.look.scene import Scene
@@ -25,7 +26,7 @@ __all__ = ["Part", "Said", "Say", "Service"]
 
 EXAMPLES = ("forty two", "ninety nine", "Three. Two. One.")  # for the built-in voices, which say numbers
 MORE = 1 << 20  # bytes of a request besides its recording
-Weight = Annotated[float, Field(ge=-10, le=10, allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=-MOST, le=MOST, allow_inf_nan=False)]
 
 
 class Say(served.Asked):
