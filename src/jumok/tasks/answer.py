@@ -11,6 +11,7 @@ windows, for which beginning and end together are likeliest.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -136,6 +137,14 @@ class Asked:
         """How many tokens there are before the text: [CLS], the question, [SEP]."""
         return len(self.ids) + 2
 
+    @functools.cached_property
+    def span(self) -> tuple[int, int] | None:
+        """The first and the last piece of the first answer, if there is one in the text."""
+        if not self.question.answers:
+            return None
+        answer = self.question.answers[0]
+        return pieces_of((answer.start, answer.end), self.text.spans)
+
 
 class AnswerUse(BertUse[Question]):
     """Answers in texts, for one run."""
@@ -198,11 +207,8 @@ def _row(asked: Asked, part: Window, pieces: WordPieces) -> Row:
     ids, segments = pieces.joined(asked.ids, asked.text.ids[part.begin : part.end])
     allowed = [True, *[False] * (asked.before - 1), *[True] * (part.end - part.begin), False]
     start = end = 0
-    if asked.question.answers:
-        answer = asked.question.answers[0]
-        span = pieces_of((answer.start, answer.end), asked.text.spans)
-        if span is not None and part.begin <= span[0] and span[1] < part.end:
-            start, end = (asked.before + place - part.begin for place in span)
+    if asked.span is not None and part.begin <= asked.span[0] and asked.span[1] < part.end:
+        start, end = (asked.before + place - part.begin for place in asked.span)
     return Row(ids, segments, {"allowed": allowed, "starts": start, "ends": end})
 
 
@@ -327,8 +333,7 @@ class AnswerReader(BertReader):
         """
         best = []
         for one in self.encoded(self.use.asked(examples, self.tokenizer, self.longest), None):
-            answer = one.question.answers[0] if one.question.answers else None
-            span = pieces_of((answer.start, answer.end), one.text.spans) if answer else None
+            span = one.span
             if span and not any(begin <= span[0] and span[1] < end for begin, end in one.parts):
                 span = None
             best.append(text_of(one.question.context, one.text.spans, *span).text if span else "")
