@@ -17,9 +17,21 @@ The fragments below are understood by the ``regex`` package (with ``(?V1)``) and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import regex
 
-__all__ = ["EXTEND", "LETTER", "NO_SIGN", "SCRIPTS", "SIGN", "SPACELESS", "WORD", "word_pattern"]
+__all__ = [
+    "EXTEND",
+    "LETTER",
+    "NO_SIGN",
+    "SCRIPTS",
+    "SIGN",
+    "SPACELESS",
+    "WORD",
+    "grapheme_boundaries",
+    "word_pattern",
+]
 
 SCRIPTS = r"\p{Han}\p{Hiragana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"  # without spaces between words
 # What joins the character before it: marks, joiners, and the vowel am of Thai and Lao.
@@ -41,3 +53,18 @@ def word_pattern(letter: str, no_sign: str) -> str:
 
 
 WORD = regex.compile("(?V1)" + word_pattern(LETTER, NO_SIGN))
+
+GRAPHEME = regex.compile(r"\X")
+# A character that can join another one. In a text without any, every character is a grapheme.
+JOINS = regex.compile(r"[^\p{GCB=Other}\p{GCB=LV}\p{GCB=LVT}\p{GCB=Control}\p{GCB=LF}]")
+
+
+def grapheme_boundaries(text: str) -> Sequence[int]:
+    """Where the graphemes of a text begin and end: what a reader takes for one character is never cut.
+
+    >>> list(grapheme_boundaries("e\u0301t"))  # é in two code points, and t
+    [0, 2, 3]
+    """
+    if JOINS.search(text) is None:
+        return range(len(text) + 1)
+    return [0, *(grapheme.end() for grapheme in GRAPHEME.finditer(text))]

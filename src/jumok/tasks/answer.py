@@ -29,6 +29,7 @@ from jumok.data import questions
 from jumok.data.examples import Row
 from jumok.data.formats import Flaw
 from jumok.data.questions import Answer, Question, pieces_of, text_of
+from jumok.data.segmentation import grapheme_boundaries
 from jumok.data.windows import Window, windows
 from jumok.data.wordpiece import Pieces, WordPieceConfig, WordPieces
 from jumok.errors import InputError
@@ -144,6 +145,15 @@ class Asked:
             return None
         answer = self.question.answers[0]
         return pieces_of((answer.start, answer.end), self.text.spans)
+
+    @functools.cached_property
+    def boundaries(self) -> Sequence[int]:
+        """Of the graphemes of the text."""
+        return grapheme_boundaries(self.question.context)
+
+    def answer(self, first: int, last: int) -> Answer:
+        """From one piece of the text to another, both included."""
+        return text_of(self.question.context, self.text.spans, first, last, self.boundaries)
 
 
 class AnswerUse(BertUse[Question]):
@@ -336,7 +346,7 @@ class AnswerReader(BertReader):
             span = one.span
             if span and not any(begin <= span[0] and span[1] < end for begin, end in one.parts):
                 span = None
-            best.append(text_of(one.question.context, one.text.spans, *span).text if span else "")
+            best.append(one.answer(*span).text if span else "")
         score = answer_score(best, gold, self.use.recipe.score.answers)
         return {"exact_reachable": score.exact, "f1_reachable": score.f1}
 
@@ -358,9 +368,7 @@ class AnswerReader(BertReader):
                 absent.append(float(begin[0] * end[0]))
                 inside = slice(one.before, one.before + part.end - part.begin)
                 for share, start, stop in self._spans(begin[inside], end[inside], n_best):
-                    answer = text_of(
-                        one.question.context, one.text.spans, part.begin + start, part.begin + stop
-                    )
+                    answer = one.answer(part.begin + start, part.begin + stop)
                     found[answer] = max(found.get(answer, 0.0), share)
             if not found or self.use.recipe.data.unanswerable:
                 found[Answer("", 0)] = min(absent)  # it must be in none of the windows
