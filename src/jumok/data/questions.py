@@ -142,9 +142,7 @@ def pieces_of(answer: Span, spans: Sequence[Span]) -> Span | None:
     return (inside[0], inside[-1]) if inside else None
 
 
-def text_of(
-    context: str, spans: Sequence[Span], first: int, last: int, boundaries: Sequence[int]
-) -> Answer:
+def text_of(context: str, spans: Sequence[Span], first: int, last: int, boundaries: Sequence[int]) -> Answer:
     """The text from one piece to another, both included, as it stands in the context.
 
     A piece of decomposed text (NFD) spans only the first code point of its last letter. So the answer reaches

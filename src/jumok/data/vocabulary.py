@@ -34,8 +34,8 @@ BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 # The space, and the characters that special tokens and bytes are written with, are always in the vocabulary:
 # so their names in a text are always spelled out.
 SPELLING = sorted({SPACE, *"".join(SPECIAL + BYTES)})
-# A word (see :mod:`jumok.data.segmentation`) or an escaped sign of Moses' (&apos;s), each with the space before
-# it. In Oniguruma, which reads this, \w is a letter, a mark or a decimal digit, and outside of [ ] also ² or ½.
+# A word (see :mod:`jumok.data.segmentation`) or an escaped sign of Moses' (&apos;s), each with the space
+# before it. In Oniguruma \w is a letter, a mark or a decimal digit, and outside of [ ] also ² or ½.
 _LETTER = rf"\p{{Nd}}¹²³¼½¾[\w&&[^{SCRIPTS}]]"
 _WORD = word_pattern(_LETTER, no_sign=rf"\w{SPACE}")
 WORD = rf"{SPACE}?(?:&\w+;\w*|{_WORD}|\w)|{SPACE}"

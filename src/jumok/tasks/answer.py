@@ -33,7 +33,7 @@ from jumok.data.segmentation import grapheme_boundaries
 from jumok.data.windows import Window, windows
 from jumok.data.wordpiece import Pieces, WordPieceConfig, WordPieces
 from jumok.errors import InputError
-from jumok.metrics.answers import Convention, answer_score, is_exact, overlap
+from jumok.metrics.answers import Convention, answer_score, gold_answers, is_exact, overlap
 from jumok.models.bert import BertConfig, Spans
 from jumok.run import Run
 from jumok.tasks import fine_tuning, verdicts
@@ -304,7 +304,7 @@ class AnswerReader(BertReader):
         measure = is_exact if best == "exact" else overlap
         each = np.array(
             [
-                max(float(measure(text, one, convention)) for one in right or [""])
+                max(float(measure(text, one, convention)) for one in gold_answers(right, convention))
                 for text, right in zip(texts, gold, strict=True)
             ]
         )
