@@ -40,10 +40,12 @@ class Asked:
     shift: bool | None = None
 
     @classmethod
-    def of_recipe(cls, decode: DecodeConfig) -> Asked:
-        """What the ``decode:`` section of a recipe says: a layer that it names has its heads averaged."""
-        head: Literal["auto", "mean"] = "auto" if decode.align_layer is None else "mean"
-        return cls(decode.align_layer, head, decode.align_shift)
+    def of_recipe(cls, decode: DecodeConfig, layers: int) -> Asked:
+        """What ``decode:`` of a recipe says; a layer, of so many, may be counted from the end."""
+        layer = decode.align_layer
+        if layer is None:
+            return cls(shift=decode.align_shift)
+        return cls(layer if layer >= 0 else layers + layer, "mean", decode.align_shift)
 
     def of(self, known: Sequence[View]) -> list[int]:
         """The numbers of those views of a model that may be chosen."""

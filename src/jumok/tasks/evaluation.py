@@ -196,7 +196,8 @@ def _links(translator: Translator, split: Split) -> dict[str, Any]:
     pairs = list(itertools.compress(gold.examples, fits))
     if not pairs:
         return {}
-    chosen = aligner.choose(pairs, Asked.of_recipe(translator.decode))
+    asked = Asked.of_recipe(translator.decode, layers=len(translator.maps(pairs[:1])[0]))
+    chosen = aligner.choose(pairs, asked)
     aligned = aligner.align(pairs, chosen)
     found = [next(aligned).links if fit else frozenset() for fit in fits]
     return {

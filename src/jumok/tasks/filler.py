@@ -35,8 +35,8 @@ __all__ = ["Filled", "Filler", "Search", "attention_maps"]
 AT_ONCE = 1024  # lines that are read before any is answered, so that those of like length go together
 TOKENS = 8192  # in a batch
 USUAL = 5  # words that are told of each mask, unless more are asked for
-# What may stand between the first text and the second: ||| with white space around it, or white space that has
-# a tab in it. All white space is consumed, so that a long run of it takes linear time.
+# What may stand between the first text and the second: ||| with white space around it, or white space that
+# has a tab in it. All white space is consumed, so that a long run of it takes linear time.
 GAP = re.compile(r"\s*+\|\|\|\s*+|\s++")
 
 
@@ -243,8 +243,8 @@ class Filler:
 def _texts(line: str) -> list[str]:
     """The texts of a line, with ||| or a tab between them.
 
-    >>> _texts(" he opened the door ||| she\\tleft ")
-    ['he opened the door', 'she', 'left']
+    >>> _texts(" he opened the door ||| she left ")
+    ['he opened the door', 'she left']
     """
     line = line.strip()
     texts, begin = [], 0

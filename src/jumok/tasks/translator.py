@@ -19,7 +19,6 @@ from jumok.data.text import Tokenizers
 from jumok.decoding import Hypothesis
 from jumok.errors import InputError
 from jumok.metrics import alignment
-from jumok.metrics.alignment import Links
 from jumok.models.graphed import Graphed
 from jumok.models.transformer import Transformer
 from jumok.run import Run
@@ -46,8 +45,8 @@ class DecodeConfig:
     beam: int = 5
     length_penalty: float = 1.0
     coverage: float = 0.0  # how much leaving source words out counts against a translation
-    # The attention that links are read from. None: `eval` chooses it, as `align` does; `run` takes the last layer
-    # but one, plain.
+    # The attention that links are read from. None: `eval` chooses it, as `align` does; `run` takes the last
+    # layer but one, plain.
     align_layer: int | None = None
     align_shift: bool | None = None  # the links of a word from the step after it, at which it is read
 
