@@ -1,4 +1,4 @@
-"""All that reads a user's text takes time by its length, whatever the text: no run of characters stalls it."""
+"""All that reads a user's text takes linear time: no run of characters stalls it."""
 
 from __future__ import annotations
 

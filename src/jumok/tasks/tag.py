@@ -49,7 +49,7 @@ SHOWN = 3  # sample sentences a validation
 # A word of a text that nobody has divided: letters and digits, with signs inside them; or a sign alone. The
 # last point of U.N. is part of it, that of a sentence is not.
 WORD = regex.compile(
-    rf"(?V1)(?:[\p{{L}}\p{{Nl}}\p{{No}}]\.){{2,}}(?![\p{{L}}\p{{N}}_-])"
+    rf"(?V1)(?:[\p{{L}}\p{{Nl}}\p{{No}}]\.){{2,}}+(?![\p{{L}}\p{{N}}_-])"
     rf"|[{LETTER}](?:[{LETTER}{EXTEND}.'’&/-]*[{LETTER}{EXTEND}])?"
     rf"|{SPACELESS}|{SIGN}|[^{NO_SIGN}][{EXTEND}]*+"
 )
