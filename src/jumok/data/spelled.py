@@ -31,8 +31,8 @@ ALIKE = str.maketrans(
 # A number, an abbreviation with its point, a word, several of the same sign, or a single one.
 TOKEN = regex.compile(
     r"\.?\d+(?:[.,]\d+)*[\p{L}\p{N}_]*"
-    r"|(?:mr|mrs|ms|dr|hon|st|mme|mgr)\.|nos?\.(?=\s*\d)|(?:\b[a-z]\.)+"
-    rf"|'s\b|\baujourd'|[\p{{L}}\p{{N}}_][\p{{L}}\p{{N}}_{EXTEND}]*+|-{{2,}}|\.{{2,}}|\S"
+    r"|(?:mr|mrs|ms|dr|hon|st|mme|mgr)\.|nos?\.(?=[\s\x1c-\x1f]*+\d)|(?:\b[a-z]\.)+"
+    rf"|'s\b|\baujourd'|[\p{{L}}\p{{N}}_][\p{{L}}\p{{N}}_{EXTEND}]*+|-{{2,}}|\.{{2,}}|[^\s\x1c-\x1f]"
 )
 FORMS = {
     "en": {
