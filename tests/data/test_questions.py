@@ -175,7 +175,7 @@ def test_answers_come_back_from_their_pieces(context: str, data: st.DataObject) 
     spans = PIECES.located(context).spans
     first = data.draw(st.integers(0, len(spans) - 1))
     last = data.draw(st.integers(first, len(spans) - 1))
-    answer = text_of(context, spans, first, last)
+    answer = text_of(context, spans, first, last, range(len(context) + 1))
     assert context[answer.start : answer.end] == answer.text
     assert pieces_of((answer.start, answer.end), spans) == (first, last)
     # Any characters at all come back with what is left of the pieces that they cut.
@@ -183,7 +183,7 @@ def test_answers_come_back_from_their_pieces(context: str, data: st.DataObject) 
     end = data.draw(st.integers(begin + 1, len(context)))
     found = pieces_of((begin, end), spans)
     if found is not None:
-        again = text_of(context, spans, *found)
+        again = text_of(context, spans, *found, range(len(context) + 1))
         assert context[begin:end].strip() in again.text or "\u200b" in context
 
 

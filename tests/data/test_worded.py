@@ -103,3 +103,10 @@ def test_settings_that_make_no_sense() -> None:
 
 def test_examples_in_the_docstrings() -> None:
     assert doctest.testmod(module).failed == 0
+
+
+def test_a_reference_that_no_character_has_is_replaced() -> None:
+    for reference in ("&#" + "1" * 5000, "&#x" + "1" * 5000, "&#99999999;"):
+        assert written(reference, markup=True).words == ("\ufffd",)
+    assert written("&#" + "0" * 5000 + "65;", markup=True).words == ("A",)
+    assert written("&#" + "0" * 5000 + ";", markup=True).words == ("\ufffd",)

@@ -13,7 +13,7 @@ from jumok.metrics.answers import answer_score, is_exact, overlap
 
 def test_the_examples_in_the_docstrings() -> None:
     done = doctest.testmod(module)
-    assert (done.failed, done.attempted) == (0, 3)
+    assert (done.failed, done.attempted) == (0, 4)
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,12 @@ def test_the_best_of_several_and_of_none() -> None:
 def test_one_answer_to_each_question() -> None:
     with pytest.raises(InputError, match="1 answers to 2 questions"):
         answer_score(["a"], [["a"], ["b"]], "squad")
+
+
+def test_gold_answers_that_normalise_to_nothing_are_left_out_as_by_the_script_of_squad_2() -> None:
+    gold = [["the", "a cat"]] * 2 + [["!", "the"]] * 2
+    assert (
+        answer_score(["", "cat", "", "cat"], gold, "squad").exact == 2 / 4
+    )  # "" is right where nothing is left
+    assert answer_score(["the"], [["the", "cat"]], "squad").f1 == 0
+    assert answer_score(["()"], [["()", "서울"]], "korquad").exact == 1  # that script leaves none out

@@ -44,3 +44,18 @@ def test_the_same_twice_is_no_difference_and_a_clear_one_is() -> None:
 def test_nothing_to_compare() -> None:
     with pytest.raises(InputError, match="0 models on 3 examples"):
         resampled({}, 3)
+
+
+def test_draws_on_which_a_figure_is_undefined_are_left_out() -> None:
+    def odd(x: float) -> Figure:  # undefined unless the first example is drawn
+        return lambda some: x + 0.1 * float(some.mean()) if 0 in some else float("nan")
+
+    one, other = resampled({"a": odd(0.0), "b": lambda some: 0.1 * float(some.mean())}, 3, samples=200)
+    assert np.isfinite([one.low, one.high]).all()
+    assert other.p == 1  # equal wherever both are defined; the undefined draws tell nothing
+
+
+def test_a_figure_that_is_undefined_has_no_p() -> None:
+    one, other = resampled({"a": lambda some: 0.5, "b": lambda some: float("nan")}, 3, samples=20)
+    assert one.p is None
+    assert np.isnan([other.value, other.low, other.high, other.p]).all()

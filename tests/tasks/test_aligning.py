@@ -11,14 +11,16 @@ from torch import nn
 
 from jumok import InputError
 from jumok.batch import Map, Pairs
+from jumok.data.links import Gold
 from jumok.data.sources import Example
 from jumok.look.align import View
-from jumok.metrics.alignment import flipped, strongest
+from jumok.metrics.alignment import alignment_score, flipped, strongest, to_words
 from jumok.metrics.symmetry import SYMMETRIES
 from jumok.run import Run
-from jumok.tasks import aligning, translate, translator
+from jumok.tasks import aligning, evaluation, translate, translator
 from jumok.tasks.aligning import Aligner, Asked, Chosen, _owners, _Text
 from jumok.tasks.corpora import Split
+from jumok.tasks.translator import Translator
 
 
 def only(view: View) -> Chosen:
@@ -172,9 +174,16 @@ def test_links_are_those_of_the_translator_itself(name: str, request: pytest.Fix
         Example("we walk to the market", "우리는 시장에 걸어간다", ""),
         Example("i run", "나는 달린다", ""),
     ]
-    layers = len(translator.maps(some)[0])
-    view = View(max(0, layers - 2))
-    assert [one.links for one in Aligner(translator).align(some, only(view))] == translator.align(some)
+    maps, batch = translator.maps(some)
+    view = View(max(0, len(maps) - 2))
+    found = [one.links for one in Aligner(translator).align(some, only(view))]
+    for row, (pair, links) in enumerate(zip(some, found, strict=True)):
+        weights = maps[view.layer].weights[row].mean(0)[: batch.target.lengths[row] - 1]
+        words = (
+            translator.tokenizers.target.words(pair.target),
+            translator.tokenizers.source.words(pair.source),
+        )
+        assert links == strongest(to_words(weights[:, : len(words[1])], *words))
 
 
 # ---------------------------------------------------------------------------------------------- what is wrong
@@ -234,3 +243,58 @@ def test_attention_to_no_word_gives_no_link(word_runs: dict[str, Run]) -> None:
     aligner = Aligner(loaded)
     chosen = aligner.choose(pairs(5))
     assert [one.links for one in aligner.align(pairs(5), chosen)] == [frozenset()] * 5
+
+
+# ------------------------------------------------------------------------------------------------- evaluation
+
+
+def with_gold(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> Split:
+    """Pairs with gold links, which every planted view but one misses."""
+    some = pairs(60, seed=4)
+    gold = Split("gold", some, [Gold(opposite(one)) for one in some])
+    monkeypatch.setattr(type(translator.texts), "gold", lambda _: gold)
+    return gold
+
+
+@pytest.mark.parametrize("view", [View(0, 0, True), View(1, 2, False)])
+def test_eval_reads_links_where_align_does(
+    view: View, word_runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    translator = planted(word_runs["forth"], view)
+    gold = with_gold(translator, monkeypatch)
+    found = evaluation._links(translator, Split("test", pairs(5)))
+    assert found["links"].error_rate == 0  # layer 0, all heads, plain: above 0.5
+    assert found["links_by"].startswith(str(view))
+    aligner = Aligner(translator)
+    chosen = aligner.choose(gold.examples)
+    assert found["links_by"] == str(chosen)
+    assert gold.links is not None
+    assert found["links"] == alignment_score(
+        [one.links for one in aligner.align(gold.examples, chosen)], gold.links
+    )
+
+
+def test_eval_keeps_to_the_recipe(word_runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    translator = planted(word_runs["forth"], View(1, 2, True))
+    with_gold(translator, monkeypatch)
+    for decode, told in (
+        (translate.DecodeConfig(align_shift=True), "layer 1, head 2, shifted"),
+        (
+            translate.DecodeConfig(align_layer=-2, align_shift=False),
+            "layer 0, mean of heads, plain; as asked",
+        ),
+    ):
+        translator.decode = decode
+        assert evaluation._links(translator, Split("test", pairs(5)))["links_by"].startswith(told)
+
+
+def test_eval_gives_no_links_to_a_pair_that_is_too_long(
+    word_runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    translator = translate.load(word_runs["short"], "cpu")
+    some = [*pairs(3, longest=5), Example("ba" + " ba" * 11, "BA", "here:4")]
+    gold = Split("gold", some, [Gold(frozenset({(0, 0)}))] * 4)
+    monkeypatch.setattr(type(translator.texts), "gold", lambda _: gold)
+    found = evaluation._links(translator, Split("test", pairs(5)))
+    assert found["links"].found == sum(len(one.target.split()) for one in some[:3])
+    assert found["links"].sure == 4

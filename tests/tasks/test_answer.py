@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from tasks_labelled import question, squad, trained
 import jumok
 from jumok import InputError
 from jumok.data.questions import Answer, Question
+from jumok.data.segmentation import grapheme_boundaries
+from jumok.data.wordpiece import WordPieces
 from jumok.run import Run
 from jumok.tasks import answer
 from jumok.tasks.fine_tuning import Search
@@ -161,3 +164,32 @@ def test_look_and_export(run: Run, tmp_path: Path) -> None:
     assert rows[:4] == ["[CLS]", "who", "?", "[SEP]"]
     reader.export("hf", tmp_path / "hf")
     assert type(jumok.load(tmp_path / "hf", "cpu").model).__name__ == "Spans"
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_answers_in_decomposed_text_are_whole(form: str) -> None:
+    learned = WordPieces.train(["나는 학교에 갔다 café naïve über the end"] * 5, size=300)
+    words = ["나는", "café", "naïve", "the", "학교", "über"]
+    context = unicodedata.normalize(form, " ".join(words))
+    asked = answer.Asked(Question("?", context, (), "", "", ""), [], learned.located(context), [])
+    owners = asked.text.words
+    begin = 0
+    for number, word in enumerate(unicodedata.normalize(form, one) for one in words):
+        pieces = [at for at, owner in enumerate(owners) if owner == number]
+        assert asked.answer(pieces[0], pieces[-1]) == Answer(word, begin)
+        for piece in pieces:  # nor is any piece cut inside a letter
+            text = asked.answer(piece, piece).text
+            composed = unicodedata.normalize("NFC", text)
+            assert composed in unicodedata.normalize("NFC", word)
+            assert not unicodedata.combining(text[0])
+        begin += len(word) + 1
+
+
+def test_a_question_about_decomposed_text(run: Run) -> None:
+    reader = answer.load(run, "cpu")
+    context = unicodedata.normalize("NFD", "café 나는 각 naïve")
+    found = reader.answer("각?", context, n_best=20)
+    boundaries = set(grapheme_boundaries(context))
+    for one, _ in found.answers:
+        assert context[one.start : one.end] == one.text
+        assert {one.start, one.end} <= boundaries

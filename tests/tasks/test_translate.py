@@ -19,6 +19,7 @@ from jumok.data.sources import Example
 from jumok.metrics.translation import Score
 from jumok.run import Run
 from jumok.tasks import evaluation, translate
+from jumok.tasks.aligning import Aligner
 from jumok.tasks.corpora import BUILT_IN, DataConfig, Texts
 from jumok.tasks.translator import Search
 from jumok.training import graphs
@@ -86,7 +87,8 @@ def test_links_and_maps_belong_to_what_beam_search_found(name: str, request: pyt
 def test_links_of_given_pairs(bahdanau: Run) -> None:
     translator = translate.load(bahdanau, "cpu")
     pairs = [Example("we walk", "우리는 걷는다", ""), Example("i run", "나는 달린다", "")]
-    links = translator.align(pairs)
+    aligner = Aligner(translator)
+    links = [one.links for one in aligner.align(pairs, aligner.choose(pairs))]
     assert [sorted(target for _, target in one) for one in links] == [[0, 1], [0, 1]]
     assert all(0 <= source < 2 for one in links for source, _ in one)
 

@@ -47,7 +47,7 @@ class Drawn:
         kind, colon, number = name.partition(":")
         if kind not in LANGUAGES or not colon:
             return None
-        if not number.isdecimal():
+        if not number.isdecimal() or len(number) > 18:
             raise InputError(f"{name}: a scene is told by its number, as in {kind}:7")
         return cls(UNSEEN, int(number))
 

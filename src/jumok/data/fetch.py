@@ -153,7 +153,7 @@ def _fetch(file: File, path: Path, addresses: list[str], tell: Tell) -> None:
     """Download to a temporary name, check the text, rename."""
     with written(path) as part, _answer(addresses) as answer:
         told = answer.headers.get("Content-Length", "")
-        size = int(told) if told.isdecimal() else None
+        size = int(told) if told.isdecimal() and len(told) < 19 else None
         came = _download(answer, part, size, tell)
         if size is not None and came < size:
             raise JumokError(f"{answer.url}: only {came} of {size} bytes came; try it again")

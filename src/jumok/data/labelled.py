@@ -161,7 +161,7 @@ def _class(label: object, where: str) -> str | Flaw:
 def _number(label: object, where: str) -> float | Flaw:
     try:
         number = float(label)  # type: ignore[arg-type]  # whatever it is
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if math.isfinite(number):
         return number

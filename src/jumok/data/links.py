@@ -22,8 +22,8 @@ from jumok.errors import InputError
 
 __all__ = ["Gold", "Links", "find", "read"]
 
-PHARAOH = re.compile(r"(\d+)([-p?])(\d+)")
-NUMBERED = re.compile(r"(\d+)\s+(\d+)\s+(\d+)(?:\s+([SP]))?(?:\s+[\d.]+)?")
+PHARAOH = re.compile(r"(\d{1,9})([-p?])(\d{1,9})")
+NUMBERED = re.compile(r"(\d{1,9})\s+(\d{1,9})\s+(\d{1,9})(?:\s+([SP]))?(?:\s+[\d.]+)?")
 
 
 Links = frozenset[tuple[int, int]]  # (source word, target word), counted from 0

@@ -7,11 +7,17 @@ translation of prepared text is made of such tokens, and ``detokenise`` makes pl
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any, NamedTuple
 
 from jumok.data.files import needed
 
 __all__ = ["detokenise", "prepare"]
+
+# Points before a quote, in German, Spanish and French. sacremoses tries a run of points from each of its
+# characters, which takes quadratic time; here a run is consumed whether a quote follows or not.
+POINTS = r'(\.+)"(\s*[^<])'
+LINEAR_POINTS = re.compile(r'(\.++)(?:"(\s*[^<]))?')
 
 
 class Tools(NamedTuple):
@@ -45,8 +51,17 @@ def detokenise(line: str, language: str) -> str:
 @functools.lru_cache(maxsize=16)  # making them takes longer than a hundred lines do
 def _tools(language: str) -> Tools:
     moses = needed("sacremoses", "train")
-    return Tools(
-        moses.MosesPunctNormalizer(language),
-        moses.MosesTokenizer(language),
-        moses.MosesDetokenizer(language),
-    )
+    normalizer, tokenizer = moses.MosesPunctNormalizer(language), moses.MosesTokenizer(language)
+    normalizer.substitutions = [
+        (LINEAR_POINTS, _quote_first) if pattern == POINTS else (pattern, replacement)
+        for pattern, replacement in normalizer.substitutions
+    ]
+    # sacremoses builds these sets, of up to 130,000 characters, anew for every token that ends with a point.
+    letters, small = frozenset(tokenizer.IsAlpha), frozenset(tokenizer.IsLower)
+    tokenizer.isanyalpha = lambda text: not letters.isdisjoint(text)
+    tokenizer.islower = small.issuperset
+    return Tools(normalizer, tokenizer, moses.MosesDetokenizer(language))
+
+
+def _quote_first(match: re.Match[str]) -> str:
+    return match[0] if match[2] is None else f'"{match[1]}{match[2]}'

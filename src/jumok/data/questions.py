@@ -17,6 +17,7 @@ A window that does not hold the whole answer points to [CLS].
 from __future__ import annotations
 
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,11 +142,15 @@ def pieces_of(answer: Span, spans: Sequence[Span]) -> Span | None:
     return (inside[0], inside[-1]) if inside else None
 
 
-def text_of(context: str, spans: Sequence[Span], first: int, last: int) -> Answer:
+def text_of(context: str, spans: Sequence[Span], first: int, last: int, boundaries: Sequence[int]) -> Answer:
     """The text from one piece to another, both included, as it stands in the context.
 
-    >>> text_of("the blue house", [(0, 3), (4, 8), (9, 14)], 1, 2)
+    A piece of decomposed text (NFD) spans only the first code point of its last letter. So the answer reaches
+    to the next of the ``boundaries`` between graphemes, those of the context.
+
+    >>> text_of("the blue house", [(0, 3), (4, 8), (9, 14)], 1, 2, range(15))
     Answer(text='blue house', start=4)
     """
-    begin, end = spans[first][0], spans[last][1]
+    begin = boundaries[bisect_right(boundaries, spans[first][0]) - 1]
+    end = boundaries[bisect_left(boundaries, spans[last][1])]
     return Answer(context[begin:end], begin)

@@ -18,10 +18,13 @@ import re
 
 __all__ = ["sentences"]
 
-CLOSING = r"""[)\]}"'”’»›」』）】》〉]*"""
+# All patterns take linear time: a run of marks is tried from its first character only, and a possessive
+# quantifier (*+) never gives back what it took.
+CLOSING = r"""[)\]}"'”’»›」』）】》〉]*+"""
 # A mark before a space; a mark of Chinese writing; a Korean sentence to which the next was put without space.
-MARK = re.compile(rf"[.!?…]+{CLOSING}(?=\s)|[。！？｡]+{CLOSING}|(?<=[다요죠까])[.!?]+(?=[가-힣])")
-NEXT = re.compile(r"\s*(\S+)")
+MARK = re.compile(
+    rf"(?<![.!?…])[.!?…]++{CLOSING}(?=\s)|[。！？｡]++{CLOSING}|(?<=[다요죠까])[.!?]++(?=[가-힣])"
+)
 OPENING = "([{\"'“‘«‹「『（【《〈"
 INITIALS = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]$")  # U.S, Ph.D without its last point
 # Who said it, behind what was said.
@@ -47,6 +50,10 @@ TITLES = frozenset(BEFORE_NAMES.split())  # never an end
 NUMBERED = frozenset(BEFORE_NUMBERS.split())  # an end before anything but a number: "He said no. Then …"
 UNCLEAR = frozenset(AT_THE_END_OR_NOT.split())  # an end only before a word that often begins sentences
 STARTERS = frozenset(FIRST_WORDS.split())
+# What comes after a mark: its first character, and behind opening signs a word of STARTERS if it is one.
+NEXT = re.compile(
+    rf"\s*+(?P<next>(?=\S)[{re.escape(OPENING)}]*+(?P<word>(?:{'|'.join(sorted(STARTERS))})(?=,*+(?:\s|\Z)))?)"
+)
 
 
 def sentences(text: str) -> list[str]:
@@ -59,51 +66,62 @@ def sentences(text: str) -> list[str]:
     """
     found = []
     begin = 0
+    quotes = counted = 0  # how many 「 are open since ``begin``, up to ``counted``
     for mark in MARK.finditer(text):
-        if _ends(text, begin, mark.start(), mark.end()):
+        quotes, counted = quotes + _opened(text, counted, mark.end()), mark.end()
+        if _ends(text, begin, mark.start(), mark.end(), quotes > 0):
             found.append(text[begin : mark.end()].strip())
-            begin = mark.end()
+            begin, quotes = mark.end(), 0
     found.append(text[begin:].strip())
     return [one for one in found if one]
 
 
-def _ends(text: str, begin: int, mark: int, end: int) -> bool:
-    """Whether the sentence from ``begin`` ends with the mark at ``mark``, which reaches to ``end``."""
+def _opened(text: str, begin: int, end: int) -> int:
+    """How many Japanese quotes are opened between two places, less those that are closed."""
+    up, down = (sum(text.count(sign, begin, end) for sign in signs) for signs in ("「『", "」』"))
+    return up - down
+
+
+def _ends(text: str, begin: int, mark: int, end: int, quoted: bool) -> bool:
+    """Whether the sentence from ``begin`` ends with the mark at ``mark``, which reaches to ``end``.
+
+    ``quoted``: a Japanese quote that began in this sentence is still open.
+    """
     behind = NEXT.match(text, end)
     if behind is None:
         return True
-    following = behind[1]
     sign = text[mark]
     closed = text[end - 1] not in ".!?…。！？｡"
     if sign in "。！？｡":
-        quoted = text.count("「", begin, end) + text.count("『", begin, end)
-        if quoted > text.count("」", begin, end) + text.count("』", begin, end):
-            return False
-        return not (closed and HIRAGANA.match(following))
-    first = following.lstrip(OPENING)[:1]
+        return not quoted and not (closed and HIRAGANA.match(text, behind.start("next")))
+    at = behind.end("next") if behind["word"] is None else behind.start("word")
+    first = text[at : at + 1].strip()
     if first.islower():
         return False
     before = text[mark - 1] if mark > begin else " "
     if sign == "?" and before in " (" and first in "~–-—":  # the year of a birth that nobody knows
         return False
     if "가" <= before <= "힣":
-        return not (closed and KOREAN_SAYING.match(text, behind.start(1)))
+        return not (closed and KOREAN_SAYING.match(text, behind.start("next")))
     if sign != "." or text[mark + 1] == "." or closed:
         return True
     space = text.rfind(" ", begin, mark)
     word = text[max(begin, space + 1) : mark].lstrip(OPENING)
     if word.isdigit():  # a date, or the number before an item of a list
         return not (first.isdigit() or not text[begin : max(begin, space)].strip())
-    return not _abbreviates(word, following.lstrip(OPENING).rstrip(","))
+    return not _abbreviates(word, first, behind["word"] is not None)
 
 
-def _abbreviates(word: str, following: str) -> bool:
-    """Whether a point between these two words means no end."""
+def _abbreviates(word: str, first: str, starts: bool) -> bool:
+    """Whether a point between two words means no end.
+
+    ``first`` is the first character of the second one; ``starts``: it is one that often begins sentences.
+    """
     low = word.lower()
     if low in TITLES:
         return True
     if low in NUMBERED:
-        return following[:1].isdigit()
+        return first.isdigit()
     if low in UNCLEAR or (len(word) == 1 and word.isupper()) or INITIALS.match(word):
-        return following not in STARTERS
+        return not starts
     return False

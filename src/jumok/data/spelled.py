@@ -10,6 +10,10 @@ from __future__ import annotations
 import re
 import unicodedata
 
+import regex
+
+from jumok.data.segmentation import EXTEND
+
 __all__ = ["prepare"]
 
 # Signs that stand for others, and letters for two; accents fall off by themselves.
@@ -25,10 +29,10 @@ ALIKE = str.maketrans(
     }
 )
 # A number, an abbreviation with its point, a word, several of the same sign, or a single one.
-TOKEN = re.compile(
-    r"\.?\d+(?:[.,]\d+)*\w*"
-    r"|(?:mr|mrs|ms|dr|hon|st|mme|mgr)\.|nos?\.(?=\s*\d)|(?:\b[a-z]\.)+"
-    r"|'s\b|\baujourd'|\w+|-{2,}|\.{2,}|\S"
+TOKEN = regex.compile(
+    r"\.?\d+(?:[.,]\d+)*[\p{L}\p{N}_]*"
+    r"|(?:mr|mrs|ms|dr|hon|st|mme|mgr)\.|nos?\.(?=[\s\x1c-\x1f]*+\d)|(?:\b[a-z]\.)+"
+    rf"|'s\b|\baujourd'|[\p{{L}}\p{{N}}_][\p{{L}}\p{{N}}_{EXTEND}]*+|-{{2,}}|\.{{2,}}|[^\s\x1c-\x1f]"
 )
 FORMS = {
     "en": {

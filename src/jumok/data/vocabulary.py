@@ -21,6 +21,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from jumok.batch import SPECIAL, UNK
+from jumok.data.segmentation import SCRIPTS, word_pattern
 from jumok.errors import InputError
 
 __all__ = ["BYTES", "SPACE", "TextConfig", "learned"]
@@ -33,9 +34,11 @@ BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 # The space, and the characters that special tokens and bytes are written with, are always in the vocabulary:
 # so their names in a text are always spelled out.
 SPELLING = sorted({SPACE, *"".join(SPECIAL + BYTES)})
-# A word: letters with inner hyphens and apostrophes, numbers with inner points, an escaped sign of Moses'
-# (&apos;s), or a single sign, each with the space before it.
-WORD = rf"{SPACE}?(?:&\w+;\w*|\w+(?:[-'’]\w+|[.,]\d+)*|[^\w{SPACE}])|{SPACE}"
+# A word (see :mod:`jumok.data.segmentation`) or an escaped sign of Moses' (&apos;s), each with the space
+# before it. In Oniguruma \w is a letter, a mark or a decimal digit, and outside of [ ] also ² or ½.
+_LETTER = rf"\p{{Nd}}¹²³¼½¾[\w&&[^{SCRIPTS}]]"
+_WORD = word_pattern(_LETTER, no_sign=rf"\w{SPACE}")
+WORD = rf"{SPACE}?(?:&\w+;\w*|{_WORD}|\w)|{SPACE}"
 # What a piece may not reach beyond: letters and digits, an escaped sign, other signs.
 PART = rf"{SPACE}?(?:&\w+;|\w+|[^\w{SPACE}{END}]+)|{SPACE}|{END}"
 

@@ -13,6 +13,7 @@ the middle of another.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -49,5 +50,8 @@ def central(piece: int, among: Sequence[Window]) -> int:
     >>> [central(piece, windows(9, room=5, stride=2)) for piece in range(9)]
     [0, 0, 0, 0, 1, 1, 2, 2, 2]
     """
-    there = (n for n, (begin, end) in enumerate(among) if begin <= piece < end)
+    there = range(
+        bisect_right(among, piece, key=lambda window: window.end),
+        bisect_right(among, piece, key=lambda window: window.begin),
+    )
     return max(there, key=lambda n: (min(piece - among[n].begin, among[n].end - 1 - piece), -n))

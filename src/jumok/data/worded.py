@@ -5,8 +5,9 @@
     "A dull start. I laughed!"   →   [A dull start .] [I laughed !]   →   [a dull start .] [i laughed !]
      as it is written                 sentences of words                   tokens, or pieces of words
 
-A word is letters and digits with signs inside them, or a single sign, and a model reads each as if a space
-stood before it: so what it reads depends on the words alone, and one that is taken away leaves no trace.
+A word is letters and digits with signs inside them, or a single sign (:mod:`jumok.data.segmentation` has the
+rules for all scripts), and a model reads each as if a space stood before it: so what it reads depends on the
+words alone, and one that is taken away leaves no trace.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from jumok.batch import UNK
+from jumok.data.segmentation import WORD
 from jumok.data.sentences import sentences
 from jumok.data.text import TextConfig, Tokenizer
 from jumok.errors import InputError
@@ -28,10 +30,9 @@ from jumok.errors import InputError
 __all__ = ["Words", "WordsConfig", "Written", "written"]
 
 Sentences = Sequence[Sequence[str]]
-# Letters with inner hyphens and apostrophes, numbers with inner points; or a sign, with what modifies it.
-WORD = re.compile(r"\w+(?:[-'’]\w+|[.,]\d+)*|[^\w\s]")
 TAG = re.compile(r"</?[A-Za-z][^<>]{0,200}>")  # <br />, </b>
 NUMBERED = re.compile(r"(?:&| )#(\d{2,4});")  # &#39; and, where a program lost the &, #39;
+LONG_REFERENCE = re.compile(r"(?<=&#)[0-9]{8,}")  # more digits than any character has, unless most are zeros
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,10 @@ def written(text: str, *, markup: bool = False) -> Written:
 def _sentences(text: str, markup: bool) -> Iterator[str]:
     text = unicodedata.normalize("NFC", text)
     if markup:
-        text = html.unescape(NUMBERED.sub(_sign, text))
+        # Python converts at most 4,300 digits. Eight without leading zeros already are beyond Unicode, and
+        # ``html.unescape`` replaces those by U+FFFD.
+        text = LONG_REFERENCE.sub(lambda found: found[0].lstrip("0")[:8] or "0", NUMBERED.sub(_sign, text))
+        text = html.unescape(text)
         text = TAG.sub("\n", text)
     for line in text.split("\n"):
         yield from sentences(line)

@@ -15,7 +15,9 @@ from jumok.look.scene import Scene
 __all__ = ["before_and_after", "read"]
 
 Out = Mapping[str, list[int | Edge]]  # what is knocked out, by layer
-ONE = re.compile(r"(?P<layer>.+?):(?:(?P<only>\d+)|(?:(?P<head>\d+):)?(?P<query>\d+)-(?P<key>\d+))")
+ONE = re.compile(
+    r"(?P<layer>.+?):(?:(?P<only>\d{1,9})|(?:(?P<head>\d{1,9}):)?(?P<query>\d{1,9})-(?P<key>\d{1,9}))"
+)
 
 
 def read(given: Sequence[str]) -> dict[str, list[int | Edge]]:

@@ -15,6 +15,7 @@ jaquad      nothing                                                             
 
 Japanese has no spaces, and Korean words carry particles (서울, 서울에서): so their scripts count characters.
 Exact match compares what is left, with its spaces; only JaQuAD's script calls an answer exact if its F1 is 1.
+Only SQuAD 2's script leaves out answers of people that normalise to nothing ("the", "!").
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Literal
 
 from jumok.errors import InputError
 
-__all__ = ["AnswerScore", "Convention", "answer_score", "is_exact", "overlap"]
+__all__ = ["AnswerScore", "Convention", "answer_score", "gold_answers", "is_exact", "overlap"]
 
 Convention = Literal["squad", "korquad", "jaquad"]
 
@@ -56,9 +57,21 @@ def answer_score(said: Sequence[str], gold: Sequence[Sequence[str]], convention:
         raise InputError(f"{len(said)} answers to {len(gold)} questions: one to each is needed")
     exact = f1 = 0.0
     for answer, right in zip(said, gold, strict=True):
-        exact += max(is_exact(answer, one, convention) for one in right or [""])
-        f1 += max(overlap(answer, one, convention) for one in right or [""])
+        usable = gold_answers(right, convention)
+        exact += max(is_exact(answer, one, convention) for one in usable)
+        f1 += max(overlap(answer, one, convention) for one in usable)
     return AnswerScore(exact / len(said), f1 / len(said), len(said))
+
+
+def gold_answers(right: Sequence[str], convention: Convention) -> list[str]:
+    """The answers of people that an answer is compared with; if there are none, "" is right.
+
+    >>> gold_answers(["the", "The cat"], "squad"), gold_answers(["!"], "squad")
+    (['The cat'], [''])
+    """
+    if convention == "squad":
+        right = [one for one in right if _normal(one, convention)]
+    return list(right) or [""]
 
 
 def is_exact(answer: str, right: str, convention: Convention) -> bool:

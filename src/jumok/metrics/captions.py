@@ -151,7 +151,7 @@ def cider_d(captions: Sequence[Words], references: Sequence[Sequence[Words]]) ->
         for grams, reference in zip(some, references[number], strict=True):
             its = weighed(grams)
             dots = np.zeros(LONGEST)
-            for gram in mine.keys() & its.keys():
+            for gram in filter(its.__contains__, mine):  # in their order: a set's order changes the last bit
                 dots[len(gram) - 1] += min(mine[gram], its[gram]) * its[gram]
             norms = my_norm * _norms(its)
             cosines = np.divide(dots, norms, out=np.zeros(LONGEST), where=norms > 0)

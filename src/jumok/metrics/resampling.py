@@ -2,6 +2,9 @@
 
 The test set is drawn anew many times, example by example with replacement, and every model gets the same
 draws (paired bootstrap): here for figures that are no sums over examples, as a correlation is none.
+
+A figure can be undefined (NaN) on a draw, as a correlation is where all values are the same. Such draws are
+left out: of the interval those of the model, of p those of either model.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ class Resampled:
     """One model: its figure, the interval that holds 95 % of those of the redrawn test sets, and p.
 
     ``p`` is how often a difference to the first model as large as the one found would come by chance, were
-    the two equally good, in either direction; None for the first one itself.
+    the two equally good, in either direction; None for the first one itself. All of these are NaN where the
+    figure is undefined on the whole test set, or on every draw.
     """
 
     name: str
@@ -53,11 +57,23 @@ def resampled(
     first = next(iter(models))
     found = []
     for name, value in whole.items():
-        low, high = np.nanpercentile(drawn[name], [2.5, 97.5])
-        p = None
-        if name != first:
-            apart = drawn[name] - drawn[first]
-            as_far = np.abs(apart - np.nanmean(apart)) >= abs(value - whole[first]) - 1e-12
-            p = float((1 + as_far.sum()) / (1 + samples))
-        found.append(Resampled(name, value, float(low), float(high), p))
+        low, high = _interval(drawn[name])
+        p = None if name == first else _p(drawn[name] - drawn[first], value - whole[first])
+        found.append(Resampled(name, value, low, high, p))
     return found
+
+
+def _interval(figures: NDArray[np.float64]) -> tuple[float, float]:
+    figures = figures[~np.isnan(figures)]
+    if not figures.size:
+        return np.nan, np.nan
+    low, high = np.percentile(figures, [2.5, 97.5]).tolist()
+    return low, high
+
+
+def _p(differences: NDArray[np.float64], difference: float) -> float:
+    differences = differences[~np.isnan(differences)]
+    if np.isnan(difference) or not differences.size:
+        return np.nan
+    as_far = np.abs(differences - differences.mean()) >= abs(difference) - 1e-12
+    return float((1 + as_far.sum()) / (1 + differences.size))

@@ -21,7 +21,7 @@ from jumok.errors import InputError, JumokError
 from jumok.look.align import Looked, View, agreement, consistency, views
 from jumok.metrics.alignment import Links, flipped, strongest
 from jumok.metrics.symmetry import Symmetry, together
-from jumok.tasks.translator import Translator, parts
+from jumok.tasks.translator import DecodeConfig, Translator, parts
 
 __all__ = ["AT_ONCE", "SAMPLE", "Aligned", "Aligner", "Asked", "Chosen", "look", "turned"]
 
@@ -38,6 +38,14 @@ class Asked:
     layer: int | None = None
     head: int | Literal["auto", "mean"] = "auto"
     shift: bool | None = None
+
+    @classmethod
+    def of_recipe(cls, decode: DecodeConfig, layers: int) -> Asked:
+        """What ``decode:`` of a recipe says; a layer, of so many, may be counted from the end."""
+        layer = decode.align_layer
+        if layer is None:
+            return cls(shift=decode.align_shift)
+        return cls(layer if layer >= 0 else layers + layer, "mean", decode.align_shift)
 
     def of(self, known: Sequence[View]) -> list[int]:
         """The numbers of those views of a model that may be chosen."""

@@ -11,6 +11,7 @@ windows, for which beginning and end together are likeliest.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,10 +29,11 @@ from jumok.data import questions
 from jumok.data.examples import Row
 from jumok.data.formats import Flaw
 from jumok.data.questions import Answer, Question, pieces_of, text_of
+from jumok.data.segmentation import grapheme_boundaries
 from jumok.data.windows import Window, windows
 from jumok.data.wordpiece import Pieces, WordPieceConfig, WordPieces
 from jumok.errors import InputError
-from jumok.metrics.answers import Convention, answer_score, is_exact, overlap
+from jumok.metrics.answers import Convention, answer_score, gold_answers, is_exact, overlap
 from jumok.models.bert import BertConfig, Spans
 from jumok.run import Run
 from jumok.tasks import fine_tuning, verdicts
@@ -136,6 +138,23 @@ class Asked:
         """How many tokens there are before the text: [CLS], the question, [SEP]."""
         return len(self.ids) + 2
 
+    @functools.cached_property
+    def span(self) -> tuple[int, int] | None:
+        """The first and the last piece of the first answer, if there is one in the text."""
+        if not self.question.answers:
+            return None
+        answer = self.question.answers[0]
+        return pieces_of((answer.start, answer.end), self.text.spans)
+
+    @functools.cached_property
+    def boundaries(self) -> Sequence[int]:
+        """Of the graphemes of the text."""
+        return grapheme_boundaries(self.question.context)
+
+    def answer(self, first: int, last: int) -> Answer:
+        """From one piece of the text to another, both included."""
+        return text_of(self.question.context, self.text.spans, first, last, self.boundaries)
+
 
 class AnswerUse(BertUse[Question]):
     """Answers in texts, for one run."""
@@ -198,11 +217,8 @@ def _row(asked: Asked, part: Window, pieces: WordPieces) -> Row:
     ids, segments = pieces.joined(asked.ids, asked.text.ids[part.begin : part.end])
     allowed = [True, *[False] * (asked.before - 1), *[True] * (part.end - part.begin), False]
     start = end = 0
-    if asked.question.answers:
-        answer = asked.question.answers[0]
-        span = pieces_of((answer.start, answer.end), asked.text.spans)
-        if span is not None and part.begin <= span[0] and span[1] < part.end:
-            start, end = (asked.before + place - part.begin for place in span)
+    if asked.span is not None and part.begin <= asked.span[0] and asked.span[1] < part.end:
+        start, end = (asked.before + place - part.begin for place in asked.span)
     return Row(ids, segments, {"allowed": allowed, "starts": start, "ends": end})
 
 
@@ -288,7 +304,7 @@ class AnswerReader(BertReader):
         measure = is_exact if best == "exact" else overlap
         each = np.array(
             [
-                max(float(measure(text, one, convention)) for one in right or [""])
+                max(float(measure(text, one, convention)) for one in gold_answers(right, convention))
                 for text, right in zip(texts, gold, strict=True)
             ]
         )
@@ -327,11 +343,10 @@ class AnswerReader(BertReader):
         """
         best = []
         for one in self.encoded(self.use.asked(examples, self.tokenizer, self.longest), None):
-            answer = one.question.answers[0] if one.question.answers else None
-            span = pieces_of((answer.start, answer.end), one.text.spans) if answer else None
+            span = one.span
             if span and not any(begin <= span[0] and span[1] < end for begin, end in one.parts):
                 span = None
-            best.append(text_of(one.question.context, one.text.spans, *span).text if span else "")
+            best.append(one.answer(*span).text if span else "")
         score = answer_score(best, gold, self.use.recipe.score.answers)
         return {"exact_reachable": score.exact, "f1_reachable": score.f1}
 
@@ -353,9 +368,7 @@ class AnswerReader(BertReader):
                 absent.append(float(begin[0] * end[0]))
                 inside = slice(one.before, one.before + part.end - part.begin)
                 for share, start, stop in self._spans(begin[inside], end[inside], n_best):
-                    answer = text_of(
-                        one.question.context, one.text.spans, part.begin + start, part.begin + stop
-                    )
+                    answer = one.answer(part.begin + start, part.begin + stop)
                     found[answer] = max(found.get(answer, 0.0), share)
             if not found or self.use.recipe.data.unanswerable:
                 found[Answer("", 0)] = min(absent)  # it must be in none of the windows

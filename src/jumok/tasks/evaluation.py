@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from jumok.metrics.alignment import AlignmentScore, alignment_score
 from jumok.metrics.significance import Compared, paired_bootstrap
 from jumok.metrics.translation import Bin, Bleu, Chrf, Score
 from jumok.run import Run
+from jumok.tasks.aligning import Aligner, Asked
 from jumok.tasks.corpora import Split
 from jumok.tasks.translator import Search, Translation, Translator
 
@@ -44,6 +46,7 @@ class Evaluation:
     by_length: list[Bin]
     links: AlignmentScore | None = None
     links_of: str = ""  # the split whose links these are
+    links_by: str = ""  # the layer, head and step that they were read from, and why these
 
     @property
     def cut(self) -> int:
@@ -57,7 +60,7 @@ class Evaluation:
         found |= {"perplexity": self.perplexity, "sentences": len(self.translations), "cut_off": self.cut}
         found["bleu_by_length"] = [{**_plain(one), "label": one.label} for one in self.by_length]
         if self.links is not None:
-            found["alignment"] = {**_plain(self.links), "of": self.links_of}
+            found["alignment"] = {**_plain(self.links), "of": self.links_of, "by": self.links_by}
         return found
 
 
@@ -180,12 +183,28 @@ def perplexity(translator: Translator, pairs: Sequence[Example]) -> float:
 
 
 def _links(translator: Translator, split: Split) -> dict[str, Any]:
-    """The score of the model's word links: on this split if its links are known, else on the gold pairs."""
+    """The score of the model's word links: on this split if its links are known, else on the gold pairs.
+
+    Layer, head and step are those of the recipe. What it leaves open is chosen as ``jumok align`` does on the
+    same pairs: by their sentences, not by their gold links. A pair that is too long has no links.
+    """
     gold = split if split.links is not None else translator.texts.gold()
     if gold is None or gold.links is None or not translator.has_maps:
         return {}
-    found = translator.align(gold.examples)
-    return {"links": alignment_score(found, gold.links), "links_of": gold.name}
+    aligner = Aligner(translator)
+    fits = [aligner.unfit(pair) is None for pair in gold.examples]
+    pairs = list(itertools.compress(gold.examples, fits))
+    if not pairs:
+        return {}
+    asked = Asked.of_recipe(translator.decode, layers=len(translator.maps(pairs[:1])[0]))
+    chosen = aligner.choose(pairs, asked)
+    aligned = aligner.align(pairs, chosen)
+    found = [next(aligned).links if fit else frozenset() for fit in fits]
+    return {
+        "links": alignment_score(found, gold.links),
+        "links_of": gold.name,
+        "links_by": str(chosen),
+    }
 
 
 def _draw(translator: Translator, split: Split, found: Evaluation, folder: Path, name: str) -> list[Path]:
@@ -221,6 +240,8 @@ def _show(found: Evaluation, split: Split, console: Console) -> None:
     if found.cut:
         table.add_row("cut off", f"{found.cut}", "translations that reached the length limit")
     console.print(table)
+    if found.links_by:
+        console.print(f"links by {found.links_by}", style="dim", markup=False, soft_wrap=True)
     for name, one in scores:  # whole, to be copied
         console.print(f"{name}: {one.signature}", style="dim", markup=False, highlight=False, soft_wrap=True)
     if split.skipped.total:

@@ -35,7 +35,9 @@ __all__ = ["Filled", "Filler", "Search", "attention_maps"]
 AT_ONCE = 1024  # lines that are read before any is answered, so that those of like length go together
 TOKENS = 8192  # in a batch
 USUAL = 5  # words that are told of each mask, unless more are asked for
-BETWEEN = re.compile(r"\s*(?:\|\|\||\t)\s*")  # the first text and the second
+# What may stand between the first text and the second: ||| with white space around it, or white space that
+# has a tab in it. All white space is consumed, so that a long run of it takes linear time.
+GAP = re.compile(r"\s*+\|\|\|\s*+|\s++")
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class Filler:
     def _row(self, number: int, line: str) -> tuple[list[int], list[int]]:
         """The ids and segments of a line, which must have something to be said of it."""
         mask = self.tokenizer.names["mask"]
-        if mask not in line and not BETWEEN.search(line.strip()):
+        if mask not in line and len(_texts(line)) == 1:
             raise InputError(
                 f"line {number + 1} hides no word: write {mask} for one, or two texts with ||| between them, "
                 "to be told whether the second follows the first"
@@ -134,7 +136,7 @@ class Filler:
 
     def _read(self, number: int, line: str) -> tuple[list[int], list[int]]:
         """The ids and segments of a text, or of two with ||| or a tab between them."""
-        texts = BETWEEN.split(line.strip())
+        texts = _texts(line)
         if len(texts) > 2:
             raise InputError(
                 f"line {number + 1} has {len(texts)} texts with ||| or tabs between; one or two can be"
@@ -236,6 +238,21 @@ class Filler:
         from jumok.exchange.bert import export_bert
 
         export_bert(self.model, self.tokenizer, folder)
+
+
+def _texts(line: str) -> list[str]:
+    """The texts of a line, with ||| or a tab between them.
+
+    >>> _texts(" he opened the door ||| she left ")
+    ['he opened the door', 'she left']
+    """
+    line = line.strip()
+    texts, begin = [], 0
+    for gap in GAP.finditer(line):
+        if "|" in gap[0] or "\t" in gap[0]:
+            texts.append(line[begin : gap.start()])
+            begin = gap.end()
+    return [*texts, line[begin:]]
 
 
 def attention_maps(bert: Bert, batch: Any) -> list[Tensor]:

@@ -150,7 +150,7 @@ def asked(layer: str, head: str, shift: bool | None) -> Asked:
 
 
 def _number(name: str, text: str, words: str) -> int:
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > 9:
         raise InputError(f"--{name} {text}: it is {words}, or a number, counted from 0")
     return int(text)
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import regex
 from numpy.typing import NDArray
 from rich.console import Console
 from torch import nn
@@ -28,6 +28,7 @@ from jumok.batch import IGNORE
 from jumok.data import tagged
 from jumok.data.examples import Row
 from jumok.data.formats import Flaw
+from jumok.data.segmentation import EXTEND, LETTER, NO_SIGN, SIGN, SPACELESS
 from jumok.data.tagged import Entity, Scheme, Sentence, entities, first_pieces, iob2, labels_of
 from jumok.data.windows import Window, central, windows
 from jumok.data.wordpiece import Pieces, WordPieceConfig, WordPieces
@@ -47,7 +48,11 @@ AT_ONCE = 1024  # sentences that are tokenised together
 SHOWN = 3  # sample sentences a validation
 # A word of a text that nobody has divided: letters and digits, with signs inside them; or a sign alone. The
 # last point of U.N. is part of it, that of a sentence is not.
-WORD = re.compile(r"(?:[^\W\d_]\.){2,}(?![\w-])|\w(?:[\w.'’&/-]*\w)?|[^\w\s]")
+WORD = regex.compile(
+    rf"(?V1)(?:[\p{{L}}\p{{Nl}}\p{{No}}]\.){{2,}}+(?![\p{{L}}\p{{N}}_-])"
+    rf"|[{LETTER}](?:[{LETTER}{EXTEND}.'’&/-]*[{LETTER}{EXTEND}])?"
+    rf"|{SPACELESS}|{SIGN}|[^{NO_SIGN}][{EXTEND}]*+"
+)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from jumok.data.text import Tokenizers
 from jumok.decoding import Hypothesis
 from jumok.errors import InputError
 from jumok.metrics import alignment
-from jumok.metrics.alignment import Links
 from jumok.models.graphed import Graphed
 from jumok.models.transformer import Transformer
 from jumok.run import Run
@@ -46,8 +45,10 @@ class DecodeConfig:
     beam: int = 5
     length_penalty: float = 1.0
     coverage: float = 0.0  # how much leaving source words out counts against a translation
-    align_layer: int | None = None  # None: the only one, or the last but one
-    align_shift: bool = False  # the links of a word from the step after it, at which it is read
+    # The attention that links are read from. None: `eval` chooses it, as `align` does; `run` takes the last
+    # layer but one, plain.
+    align_layer: int | None = None
+    align_shift: bool | None = None  # the links of a word from the step after it, at which it is read
 
     def __post_init__(self) -> None:
         if self.beam < 1:
@@ -304,20 +305,6 @@ class Translator:
         targets = self.tokenizers.target.encode([self.texts.prepared(one.target, "target") for one in pairs])
         return Pairs.of(sources, targets).to(self.device)
 
-    def align(self, pairs: Sequence[Example]) -> list[Links]:
-        """The word links of given pairs, by the attention while the model says the targets."""
-        texts = [
-            (self.texts.prepared(one.source, "source"), self.texts.prepared(one.target, "target"))
-            for one in pairs
-        ]
-        sources = self.tokenizers.source.encode([source for source, _ in texts])
-        targets = self.tokenizers.target.encode([target for _, target in texts])
-        found = []
-        for (source, target), weights in zip(texts, self._looked(sources, targets), strict=True):
-            rows, columns = self.tokenizers.target.words(target), self.tokenizers.source.words(source)
-            found.append(alignment.strongest(_of_words(weights, rows, columns)))
-        return found
-
     @property
     def has_maps(self) -> bool:
         """Whether the model has any attention between source and target."""
@@ -338,7 +325,7 @@ class Translator:
 
     def _looked(self, sources: Sequence[Sequence[int]], said: Sequence[Sequence[int]]) -> list[Tensor]:
         """How much each piece said looked at each of the source, ``(Q, K)`` for each pair, without EOS."""
-        shift = int(self.decode.align_shift)
+        shift = int(self.decode.align_shift or False)
         found: list[Tensor] = []
         for part in parts(sources, said):
             weights = self._weights(sources[part], said[part])

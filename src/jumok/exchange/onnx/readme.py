@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jumok.data.worded import WORD
+from jumok.data.segmentation import WORD
 from jumok.data.wordpiece import WordPieces
 from jumok.models.bert import Pretraining, Spans, Tagger
 from jumok.models.convolutional import Convolutional
@@ -17,7 +17,7 @@ __all__ = ["of"]
 
 README = """# {name}, for ONNX Runtime
 
-{what}, written by `jumok export`. In this folder, after `pip install onnxruntime tokenizers`:
+{what}, written by `jumok export`. In this folder, after `pip install onnxruntime tokenizers{packages}`:
 
 ```python
 {code}
@@ -85,9 +85,10 @@ for row in words:
 # ---------------------------------------------------------------------------------------- models of words
 
 WORDS = """\
+WORD = r"{pattern}"
 
 def encode(text):
-    words = re.findall(r"{pattern}", unicodedata.normalize("NFC", text))
+    words = regex.findall(WORD, unicodedata.normalize("NFC", text))
     return tokenizer.encode(" ".join(words), add_special_tokens=False).ids or [1]
 
 def padded(rows):
@@ -154,11 +155,16 @@ LOOKED = " Where each step looked in the source is its output `attention`."
 def of(run: Run, model: Any, told: str) -> str:
     """The text of the file."""
     what, code, more = _written(run, model)
-    standard = [name for name in ("json", "re", "unicodedata") if f"{name}." in code]
+    standard = [name for name in ("json", "regex", "unicodedata") if f"{name}." in code]
     if standard:
         code = f"import {', '.join(standard)}\n{code}"
     return README.format(
-        name=run.folder.resolve().name, what=what, code=code.strip(), told=told, more=f" {more}".rstrip()
+        name=run.folder.resolve().name,
+        what=what,
+        packages=" regex" * ("regex" in standard),
+        code=code.strip(),
+        told=told,
+        more=f" {more}".rstrip(),
     )
 
 

@@ -1,0 +1,105 @@
+"""Words in all scripts: marks stay with their letters, and English and Korean are split as ever."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from unicodedata import normalize
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Regex, pre_tokenizers
+
+from jumok.data import segmentation as module
+from jumok.data import spelled
+from jumok.data.segmentation import WORD, grapheme_boundaries
+from jumok.data.vocabulary import SPACE
+from jumok.data.vocabulary import WORD as VOCABULARY_WORD
+from jumok.data.worded import Words, WordsConfig, written
+from jumok.tasks import tag
+
+# Each case is written with | between its words.
+CASES = {
+    "English": "It's| |well-made|:| |3.5| |km|.",
+    "Korean": "나는| |영화를| |봤다|.| |ㅋㅋㅋ",
+    "Hindi": "हिन्दी| |भाषा|,",
+    "Arabic with vowels": "اَلْعَرَبِيَّةُ| |لُغَةٌ",
+    "Persian, with a joiner": "می\u200cخواهم",
+    "decomposed": "cafe\u0301| |na\u0308ive-e\u0301| |" + normalize("NFD", "나는"),
+    "emoji": "👩\u200d👩\u200d👧| |👍🏽| |🇰🇷|🇫🇷| |❤️\u200d🔥|!| |1️⃣",
+    "a flag of tags": "🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f|a",
+    "Chinese": "我|爱|北|京|。",
+    "Japanese": "東|京|タワー|へ|行|っ|た| |らー|め|ん",
+    "Thai": "ส|วั|ส|ดี| |น้ำ",
+    "Khmer, with a stacked consonant": "ខ្មែ|រ",
+    "Myanmar": "မြ|န်|မာ",
+    "Lao": "ລ|າ|ວ",
+    "a mark alone": "\u0301| |a",
+}
+# As they were: marks and joiners are no part of a word.
+OLD_WORD = re.compile(r"\w+(?:[-'’]\w+|[.,]\d+)*|[^\w\s]")
+OLD_TAG_WORD = re.compile(r"(?:[^\W\d_]\.){2,}(?![\w-])|\w(?:[\w.'’&/-]*\w)?|[^\w\s]")
+OLD_VOCABULARY_WORD = rf"{SPACE}?(?:&\w+;\w*|\w+(?:[-'’]\w+|[.,]\d+)*|[^\w{SPACE}])|{SPACE}"
+OLD_TOKEN = re.compile(
+    r"\.?\d+(?:[.,]\d+)*\w*"
+    r"|(?:mr|mrs|ms|dr|hon|st|mme|mgr)\.|nos?\.(?=\s*\d)|(?:\b[a-z]\.)+"
+    r"|'s\b|\baujourd'|\w+|-{2,}|\.{2,}|\S"
+)
+ORDINARY = st.text(st.sampled_from("aZéß나ㅋᄀ09²½_-'’.,!?&;<>/€☺©\x1c \t\xa0\u3000タж"), max_size=25)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_words(name: str) -> None:
+    words = [one for one in CASES[name].split("|") if one.strip()]
+    text = CASES[name].replace("|", "")
+    assert WORD.findall(text) == words
+    if "-" not in text:
+        assert tag.WORD.findall(text) == words
+
+
+def pre_tokenized(pattern: str, text: str) -> list[str]:
+    return [one for one, _ in pre_tokenizers.Split(Regex(pattern), "isolated").pre_tokenize_str(text)]
+
+
+@pytest.mark.parametrize("name", set(CASES) - {"a mark alone"})
+def test_a_vocabulary_of_words_has_the_same_ones(name: str) -> None:
+    text = SPACE + CASES[name].replace("|", "").replace(" ", SPACE)
+    pieces = pre_tokenized(VOCABULARY_WORD, text)
+    assert "".join(pieces) == text
+    assert [one.removeprefix(SPACE) for one in pieces] == [w for w in CASES[name].split("|") if w.strip()]
+
+
+def test_a_model_of_words_reads_each_as_one_token() -> None:
+    text = "हिन्दी 👩\u200d👩\u200d👧 สวัสดี 東京 e\u0301"
+    sentences = written(text).sentences
+    words = Words.train([sentences] * 2, WordsConfig(size=100))
+    [[ids]] = words.encode([sentences])
+    assert [piece.removeprefix(SPACE) for piece in words.pieces(ids)] == list(sentences[0])
+    assert words.places(sentences[0]) == list(range(len(sentences[0])))
+
+
+@given(ORDINARY)
+def test_ordinary_text_is_split_as_before(text: str) -> None:
+    assert WORD.findall(text) == OLD_WORD.findall(text)
+    assert tag.WORD.findall(text) == OLD_TAG_WORD.findall(text)
+    line = text.replace(" ", SPACE)
+    assert pre_tokenized(VOCABULARY_WORD, line) == pre_tokenized(OLD_VOCABULARY_WORD, line)
+
+
+@given(st.lists(st.sampled_from([*"ab0.,'-_ é漢나!\x1f", "mr.", "no.", "aujourd'", "'s"]), max_size=12))
+def test_spelled_out_text_is_split_as_before(parts: list[str]) -> None:
+    assert spelled.TOKEN.findall("".join(parts)) == OLD_TOKEN.findall("".join(parts))
+
+
+def test_spelled_out_words_keep_their_vowel_signs() -> None:
+    assert len(spelled.prepare("भाषा और", "hi").split()) == 2
+
+
+def test_boundaries_never_cut_a_grapheme() -> None:
+    assert grapheme_boundaries("서울 ab") == range(6)
+    assert list(grapheme_boundaries(normalize("NFD", "나는") + "e\u0301👩\u200d👧x")) == [0, 2, 5, 7, 10, 11]
+
+
+def test_examples_in_the_docstrings() -> None:
+    assert doctest.testmod(module) == (0, 1)
