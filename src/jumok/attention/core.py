@@ -12,11 +12,12 @@ from torch import Tensor
 
 from jumok.attention import chunks, fused
 from jumok.attention.call import Call, checked, checked_mix, known_finite
+from jumok.attention.capability import why_no_kernel
 from jumok.attention.fused import Explanation
 from jumok.attention.kinds import Mask
 from jumok.attention.prepared import Key, Prepared
 from jumok.attention.scores import Score, TanhScore
-from jumok.attention.tanh import elements_a_row, why_no_kernel
+from jumok.attention.tanh import elements_a_row
 from jumok.errors import InputError
 
 

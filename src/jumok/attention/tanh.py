@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-
 import torch
 from torch import Tensor
 
 from jumok.attention import chunks
+from jumok.attention.capability import why_no_kernel
 
 
 def tanh_scores(query: Tensor, keys: Tensor, v: Tensor) -> Tensor:
@@ -38,18 +36,3 @@ def elements_a_row(query: Tensor, keys: Tensor) -> int:
     if leading != keys.shape[:-2]:
         leading = torch.broadcast_shapes(leading, keys.shape[:-2])
     return leading.numel() * keys.shape[-2] * keys.shape[-1]
-
-
-def why_no_kernel(x: Tensor) -> str | None:
-    """Why our Triton kernels cannot serve a tensor such as ``x``; None when they can."""
-    if x.device.type != "cuda":
-        return f"the Triton kernels run on CUDA, and the tensors are on {x.device.type}"
-    if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"the Triton kernels take bfloat16, float16 and float32, not {x.dtype}"
-    return None if has_triton() else "Triton is not installed"
-
-
-@functools.cache
-def has_triton() -> bool:
-    """Whether Triton is installed."""
-    return importlib.util.find_spec("triton") is not None

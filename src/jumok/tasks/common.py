@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol, TypeVar
 import torch
 from torch import nn
 
-from jumok.attention.packed import drops_fast
+from jumok.attention import packed
 from jumok.errors import InputError
 from jumok.files import written
 from jumok.run import Run
