@@ -228,9 +228,7 @@ def test_our_kernel_takes_the_packed_sequences_that_it_has_room_for(
 
 
 @pytest.mark.parametrize("name", ["sm_120"])
-def test_attention_over_short_packed_sequences_fits(
-    pretend: Callable[[str], Pretended], name: str
-) -> None:
+def test_attention_over_short_packed_sequences_fits(pretend: Callable[[str], Pretended], name: str) -> None:
     on = pretend(name)
     assert packed_path(16, 16, 0.1, "bf16") == "packed-short"
     on.compile_all()

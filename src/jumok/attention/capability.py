@@ -89,10 +89,11 @@ def compiles(device: torch.device) -> bool:
 
 
 def _too_old(gpu: GPU, needed: tuple[int, int], kernel: str) -> str | None:
-    wanted = f"{kernel} needs an NVIDIA GPU of compute capability {'{}.{}'.format(*needed)} or newer"
-    if gpu.rocm:
-        return f"{wanted}, and this one is AMD's"
-    return None if gpu.capability >= needed else f"{wanted}, and this one has {'{}.{}'.format(*gpu.capability)}"
+    if not gpu.rocm and gpu.capability >= needed:
+        return None
+    least, has = (".".join(map(str, capability)) for capability in (needed, gpu.capability))
+    this = "is AMD's" if gpu.rocm else f"has {has}"
+    return f"{kernel} needs an NVIDIA GPU of compute capability {least} or newer, and this one {this}"
 
 
 @functools.cache

@@ -235,13 +235,15 @@ class Bert(Compiled):
     def _drops_padding(self, real: Tensor) -> bool:
         """Whether to encode the real tokens alone, packed, rather than padding along with them.
 
-        On a GPU there is a fast path for packed texts in half precision only, if at all. And where a row begins with
-        padding, that padding is what is pooled (as in ``transformers``), so that it must be encoded.
+        On a GPU there is a fast path for packed texts in half precision only, if at all. And where a row
+        begins with padding, that padding is what is pooled (as in ``transformers``), so that it must be
+        encoded.
         """
         kind, dtype = real.device.type, self.word_embedding.weight.dtype
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
-        fast = kind == "cpu" or (dtype in (torch.float16, torch.bfloat16) and why_no_packed(real.device) is None)
+        half = dtype in (torch.float16, torch.bfloat16)
+        fast = kind == "cpu" or (half and why_no_packed(real.device) is None)
         return fast and bool(real[:, 0].all())
 
     def _check_input(self, ids: Tensor, segments: Tensor, mask: Tensor | None) -> None:

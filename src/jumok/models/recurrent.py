@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from jumok.attention.kinds import moved
 from jumok.attention.capability import why_no_kernel
+from jumok.attention.kinds import moved
 from jumok.batch import Tokens
 from jumok.models.deferred import Deferred
 from jumok.models.ragged import Packing
