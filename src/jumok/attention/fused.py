@@ -179,6 +179,15 @@ def _is_one_wide_query(call: Call) -> bool:
     )
 
 
+def is_decoder_step(call: Call) -> bool:
+    """Whether :func:`attend` is called with one wide query on a GPU, as recurrent decoders do at each step.
+
+    There the scores stay in the query's type: to convert all keys at each step would take longer than the
+    rest of it.
+    """
+    return call.value is not None and gpu_of(call.at.device) is not None and _is_one_wide_query(call)
+
+
 def _sdpa_what(call: Call) -> str:
     name = "PyTorch's scaled_dot_product_attention"
     if call.mask is None and call.bias is None:
