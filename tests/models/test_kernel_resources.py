@@ -176,15 +176,17 @@ def test_the_gru_fits(pretend: Callable[[str], Pretended], name: str, kind: str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GPUS)
-@pytest.mark.parametrize("kind", DTYPES)
-@pytest.mark.parametrize("width", [1, 16, 17, 32, 33, 50, 64, 65, 100, 128])
+@pytest.mark.parametrize(
+    ("kind", "width"),
+    [*[("bf16", width) for width in (17, 64, 100, 128)], ("fp16", 128)]
+    + [("fp32", width) for width in (17, 33, 64, 128)],
+)
 def test_the_gru_fits_at_any_width(
     pretend: Callable[[str], Pretended], name: str, kind: str, width: int
 ) -> None:
     on = pretend(name)
     run_gru(width, kind)
-    run_gru(width, kind, both=False)
-    run_gru(width, kind, learning=False)
+    run_gru(width, kind, both=False, learning=False)
     on.compile_all()
     if name in ("sm_80", "sm_90", "sm_100"):  # where there is room for all that the registers take
         padded = max(16, 1 << (width - 1).bit_length())
@@ -236,16 +238,14 @@ def test_attention_over_short_packed_sequences_fits(pretend: Callable[[str], Pre
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GPUS)
-@pytest.mark.parametrize("length", [16, 32, 64, 128])
-@pytest.mark.parametrize("width", [8, 16, 32, 64, 72, 128])
+@pytest.mark.parametrize(("length", "width"), [(32, 32), (64, 128), (128, 64), (128, 128)])
 def test_attention_over_packed_sequences_fits_at_any_size(
     pretend: Callable[[str], Pretended], name: str, length: int, width: int
 ) -> None:
     on = pretend(name)
-    for dropout, kind in ((0.1, "bf16"), (0.0, "fp16")):
-        path = packed_path(length, width, dropout, kind)
-        if name in ("sm_80", "sm_90", "sm_100"):
-            assert path == "packed-short"
+    path = packed_path(length, width, 0.1, "bf16")
+    if name in ("sm_80", "sm_90", "sm_100"):
+        assert path == "packed-short"
     on.compile_all()
 
 
@@ -291,8 +291,8 @@ def test_additive_scores_fit(pretend: Callable[[str], Pretended]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GPUS)
-@pytest.mark.parametrize("kind", DTYPES)
-@pytest.mark.parametrize("width", [64, 512, 1024, 4096])
+@pytest.mark.parametrize("kind", ["fp16", "fp32"])
+@pytest.mark.parametrize("width", [64, 4096])
 def test_kernels_without_products_fit_at_any_width(
     pretend: Callable[[str], Pretended], name: str, kind: str, width: int
 ) -> None:
@@ -317,15 +317,14 @@ def run_pooling(kind: str, width: int, length: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("kind", DTYPES)
-@pytest.mark.parametrize("width", [16, 64, 128, 256])
+@pytest.mark.parametrize("width", [64, 128, 256])
 def test_pooled_maps_fit(pretend: Callable[[str], Pretended], name: str, kind: str, width: int) -> None:
     if width * DTYPES[kind].itemsize > 512:
         pytest.skip("wider than the kernel takes")
     from jumok.attention.kernels.lse import SHARED_MEMORY
 
     on = pretend(name)
-    for length in (1024, 8192):
-        run_pooling(kind, width, length)
+    run_pooling(kind, width, 8192)
     assert on.launches
     for kernel in on.compile_all():
         assert kernel.metadata.shared <= SHARED_MEMORY  # what on_gpu.py asks for
