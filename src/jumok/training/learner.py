@@ -111,7 +111,7 @@ class Learner:
         if scale is None:
             return norm
         scale.update(overflow=~finite)
-        return torch.where(finite | fault, norm, 0.0)
+        return norm.masked_fill(~(finite | fault), 0.0)
 
     def _turns(self, work: Work, count: Tensor) -> Tensor:
         """The gradients of one part after the other, over all processes; the sums of their losses."""

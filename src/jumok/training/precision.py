@@ -49,10 +49,10 @@ class LossScale:
 
     def update(self, overflow: Tensor) -> None:
         """After a step: ``overflow`` says whether its gradient was not finite, and the step was skipped."""
-        good = torch.where(overflow, 0, self.good_steps + 1)
+        good = (self.good_steps + 1).masked_fill(overflow, 0)
         grows = good == GROWTH_INTERVAL
-        self.factor *= torch.where(overflow, BACKOFF, torch.where(grows, GROWTH, 1.0))
-        self.good_steps.copy_(torch.where(grows, 0, good))
+        self.factor *= torch.ones_like(self.factor).masked_fill(overflow, BACKOFF).masked_fill(grows, GROWTH)
+        self.good_steps.copy_(good.masked_fill(grows, 0))
 
     def state(self) -> dict[str, Tensor]:
         return {"loss_scale": self.factor, "loss_scale_good_steps": self.good_steps}
