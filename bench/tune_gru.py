@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.profiler import ProfilerActivity, profile
 
+from jumok.attention.capability import shared_memory
 from jumok.models.kernels import gru
 from jumok.models.kernels.gru import Blocks, blocks_for
 from jumok.models.ragged import Packing
@@ -65,7 +66,7 @@ def ways(size: Size) -> list[Blocks]:
     usual = blocks_for(size.width, size.dtype)
     found = [usual, usual._replace(warps=usual.warps // 2), usual._replace(rows=32), usual._replace(warps=8)]
     found += [Blocks(32, 8), Blocks(64, 8), Blocks(64, 4)]
-    if not gru._constants(size.width, size.dtype)["HELD"]:
+    if not gru.holds_weight(size.width, size.dtype, shared_memory(torch.device("cuda", 0))):
         found += [usual._replace(stages=2), usual._replace(stages=3), Blocks(16, 16), Blocks(16, 16, 2)]
     return list(dict.fromkeys(found))
 

@@ -23,6 +23,7 @@ KOREAN = """
 :hidden:
 
 둘러보기 <tour>
+하드웨어 <hardware>
 속도 <benchmarks>
 강의 <lessons/index>
 ```

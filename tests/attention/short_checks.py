@@ -32,7 +32,7 @@ HALF = DTYPES[-1]
 def kernel_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """`attend` takes the kernel, in the interpreter too."""
     if INTERPRETED:
-        monkeypatch.setattr(packed, "dot_kernel_why_not", lambda call: None)
+        monkeypatch.setattr(packed, "packed_kernel_why_not", lambda call: None)
 
 
 def edges(*lengths: int) -> Tensor:

@@ -473,3 +473,56 @@ def test_autocast_brings_mixed_types_together() -> None:
     assert out.dtype == loop.dtype == torch.bfloat16
     expected = attend(query, key.float(), value, mask=masks.padding([4, 7]))
     torch.testing.assert_close(out.float(), expected, rtol=0.02, atol=0.02)
+
+
+# ------------------------------------------------------------------------------- low precision
+
+
+SCORES: dict[str, Callable[[], Any]] = {
+    "none": lambda: None,
+    "dot": jumok.scores.Dot,
+    "general": lambda: jumok.scores.General(64, 64),
+    "additive": lambda: jumok.scores.Additive(64, 64, 47),
+    "concat": lambda: jumok.scores.Concat(64, 64, 47),
+    "location": lambda: jumok.scores.LocationSensitive(64, 64, 47, filters=3, kernel=5),
+}
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 0.002), (torch.float16, 0.0003)])
+@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_weights_round_no_score(name: str, dtype: torch.dtype, most: float, autocast: bool) -> None:
+    """Against float64, from queries and keys as the score has projected them: what is left is one rounding.
+
+    The scores reach about 20, which bfloat16 would round to multiples of 1/8.
+    """
+    query, keys = 3 * torch.randn(2, 31, 64), 3 * torch.randn(2, 37, 64)
+    score, scale = SCORES[name](), {"none": None, "dot": 1 / 8}.get(name, 8.0)
+    if name == "general":
+        scale = 1.0
+    query, keys = query.to(dtype), keys.to(dtype)
+    if score is None or name == "dot":
+        exact = (query.double() @ keys.double().mT / 8).softmax(-1)
+    else:
+        score = score.to(dtype)
+        prepared = score.prepare(keys)
+        previous = torch.rand(2, 37, dtype=dtype)
+        if name == "general":
+            scores = query.double() @ prepared.keys.double().mT
+        else:
+            keyed = prepared.keys
+            if name == "location":
+                keyed = keyed + score.location_part(previous[:, None])
+            asked = score.project_query(query)
+            pairs = asked.double()[:, :, None] + keyed.double()[:, None]
+            scores = pairs.tanh() @ score.v.double() * scale
+        exact, keys = scores.softmax(-1), prepared
+        score = score.after(previous) if name == "location" else score
+    with torch.autocast("cpu", dtype, enabled=autocast):
+        found = jumok.weights(query, keys, score=score, scale=scale)
+        mixed = jumok.attend(
+            query, keys, torch.eye(37, dtype=dtype).expand(2, 37, 37), score=score, scale=scale
+        )
+    assert found.dtype == dtype
+    assert (found.double() - exact).abs().max() <= most
+    assert (mixed.double() - exact).abs().max() <= most

@@ -59,7 +59,7 @@ INPUTS = 3
 MANY = [4, 4, 4, *[2] * 15, 1, 1, 1]  # more than a program has
 
 
-def kernel_serves(x: Tensor) -> str | None:
+def kernel_serves(x: Tensor, products: bool) -> str | None:
     return "float64" if x.dtype == torch.float64 else None
 
 
@@ -74,7 +74,7 @@ def _by_kernel_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def without_kernels() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "why_no_kernel", lambda x: "not now")
+        patch.setattr(room, "why_no_kernel", lambda x, products: "not now")
         yield
 
 
@@ -161,6 +161,18 @@ def test_at_most_twice_the_error_of_plain_torch(
     width: int, both: bool, lengths: list[int], dtype: torch.dtype
 ) -> None:
     compared(some_gru(width, both), lengths, dtype)
+
+
+@runs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("width", "lengths"), [(17, MANY), (64, [4, 3]), (100, [3, 1])])
+def test_a_weight_that_has_no_room_is_read_at_each_step(
+    width: int, lengths: list[int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU with little shared memory: at these widths, an H200 holds it."""
+    monkeypatch.setattr(gru, "shared_memory", lambda device: 1 << 10)
+    assert not gru._constants(width, dtype, gru.shared_memory(DEVICE))["HELD"]
+    compared(some_gru(width, both=True), lengths, dtype)
 
 
 @runs_kernels
@@ -406,7 +418,7 @@ def test_the_kernels_compile_for_hopper_and_hardly_spill(
     function = getattr(gru, name)
     dtype = torch.bfloat16 if kind == "bf16" else torch.float32
     blocks = gru.blocks_for(width, dtype)
-    constants = {"WAYS": 2, "ROWS": blocks.rows, "LEARNING": True, **gru._constants(width, dtype)}
+    constants = {"WAYS": 2, "ROWS": blocks.rows, "LEARNING": True, **gru._constants(width, dtype, 227 << 10)}
     constants = {name: value for name, value in constants.items() if name in function.arg_names}
     assert constants["HELD"] == ((kind, width) != ("fp32", 100))
     types = {name: f"*{kind}" for name in function.arg_names if name.endswith("_ptr")}

@@ -14,6 +14,8 @@ from torch import nn
 
 import jumok
 from jumok import InputError, cli, recipe
+from jumok.attention import capability
+from jumok.attention.capability import GPU
 from jumok.data.tokenised import Tokenised
 from jumok.exchange.bert import export_bert
 from jumok.models.bert import Pretraining
@@ -383,17 +385,27 @@ def test_an_embedding_with_more_rows_than_pieces_is_taken_over(
     assert len(after.fill("one [MASK] three", n_best=10**6).words[0]) == pieces.size
 
 
-def test_packed_is_for_gpus_in_half_precision(data_sets: Path, tmp_path: Path) -> None:
+def test_packed_is_for_gpus_in_half_precision(
+    data_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chosen = small(tmp_path / "run", data_sets).recipe
     assert not pretrain._is_packed(chosen, torch.device("cpu"))
-    assert pretrain._is_packed(chosen, torch.device("cuda"))
     other = recipe.load("bert", [*SMALL, "train.precision=float32"])
-    assert not pretrain._is_packed(other, torch.device("cuda"))
+    scaled = recipe.load("bert", [*SMALL, "train.precision=fp16"])
+    gpu = torch.device("cuda")
+    for pretended, packed in ((GPU((9, 0), 232_448), True), (GPU((7, 5), 65_536), False)):
+        monkeypatch.setattr(capability, "gpu_of", lambda device, one=pretended: one)
+        assert pretrain._is_packed(chosen, gpu) is packed
+        assert pretrain._is_packed(scaled, gpu) is packed
+        assert not pretrain._is_packed(other, gpu)
 
 
 @pytest.mark.parametrize(("length", "width", "packed"), [(128, 16, True), (129, 16, False), (128, 10, False)])
-def test_with_dropout_short_sequences_are_packed(length: int, width: int, packed: bool) -> None:
+def test_with_dropout_short_sequences_are_packed(
+    length: int, width: int, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("triton", reason="dropout is fast with Triton")
+    monkeypatch.setattr(capability, "gpu_of", lambda device: GPU((9, 0), 232_448))
     sizes = [f"model.width={width}", "model.heads=2", f"model.positions={length}", f"masking.length={length}"]
     chosen = recipe.load("bert", [*SMALL, *sizes, "train.tokens=512", "model.attention_dropout=0.1"])
     assert pretrain._is_packed(chosen, torch.device("cuda")) is packed

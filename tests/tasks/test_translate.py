@@ -14,6 +14,8 @@ from tasks_small import small, trained
 
 import jumok
 from jumok import InputError, recipe
+from jumok.attention import capability
+from jumok.attention.capability import GPU
 from jumok.batch import EOS
 from jumok.data.sources import Example
 from jumok.metrics.translation import Score
@@ -367,7 +369,10 @@ def test_packed_sentences_are_for_models_that_can(tmp_path: Path) -> None:
         (["model.attention_dropout=0.1", "data.packed=true"], True),
     ],
 )
-def test_sentences_are_packed_where_that_is_fast(changed: list[str], packed: bool) -> None:
+def test_sentences_are_packed_where_that_is_fast(
+    changed: list[str], packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("triton", reason="dropout is fast with Triton")
+    monkeypatch.setattr(capability, "gpu_of", lambda device: GPU((9, 0), 232_448))
     one = small("transformer", "model.width=16", *changed)
     assert translate._is_packed(one, torch.device("cuda")) is packed

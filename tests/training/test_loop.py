@@ -492,8 +492,8 @@ def test_tensorboard_files_are_written(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------- precision
 
 
-@pytest.mark.parametrize("precision", ["auto", "float32", "bf16"])
-def test_bf16_is_for_products_the_weights_stay_float32(tmp_path: Path, precision: str) -> None:
+@pytest.mark.parametrize("precision", ["auto", "float32", "bf16", "fp16"])
+def test_low_precision_is_for_products_the_weights_stay_float32(tmp_path: Path, precision: str) -> None:
     class Watched(Toy):
         def loss(self, batch: Points) -> Loss:
             kinds.add(self.inner(batch.x).dtype)
@@ -502,7 +502,8 @@ def test_bf16_is_for_products_the_weights_stay_float32(tmp_path: Path, precision
     kinds: set[torch.dtype] = set()
     model = Watched()
     train(model, PointData(), quick(steps=2, precision=precision), tmp_path)
-    assert kinds == {torch.bfloat16 if precision == "bf16" else torch.float32}
+    low = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    assert kinds == {low.get(precision, torch.float32)}
     assert model.inner.weight.dtype == torch.float32
 
 

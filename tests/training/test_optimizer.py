@@ -37,3 +37,27 @@ def test_a_step_after_it_was_brought_back_is_the_same(layout: torch.memory_forma
     assert torch.equal(model.weight, other.weight)
     with pytest.raises(InputError, match="another model: this one has no bias, weight"):
         restore_moments(resumed, nn.Tanh(), saved)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_is_that_of_pytorch(momentum: float) -> None:
+    torch.manual_seed(1)
+    ours, theirs = nn.Conv2d(3, 11, 3), nn.Conv2d(3, 11, 3)
+    theirs.load_state_dict(ours.state_dict())
+    settings = Settings(optimizer="sgd", learning_rate=0.001, momentum=momentum, weight_decay=0.1)
+    groups = [{"params": [theirs.weight], "weight_decay": 0.1}, {"params": [theirs.bias]}]
+    stepped(ours, make_optimizer(ours, settings), 3)
+    stepped(theirs, torch.optim.SGD(groups, 0.001, momentum=momentum, fused=True), 3)
+    assert torch.equal(ours.weight, theirs.weight)
+    assert torch.equal(ours.bias, theirs.bias)
+
+
+def test_a_first_step_that_is_skipped_leaves_no_momentum() -> None:
+    """PyTorch's own would leave what the memory happened to hold."""
+    model = nn.Conv2d(3, 11, 3)
+    optimizer = make_optimizer(model, Settings(optimizer="sgd", momentum=0.9))
+    optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]
+    before = model.weight.clone()
+    stepped(model, optimizer, 1)
+    assert torch.equal(model.weight, before)
+    assert not any(moment.any() for moment in moments(optimizer, model).values())

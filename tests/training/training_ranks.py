@@ -26,6 +26,11 @@ CASES: dict[str, Settings] = {
     "ddp in turns": quick(accumulate=2),
     "ddp with sgd": quick(optimizer="sgd", momentum=0.9, clip=0.0),
     "fsdp": quick(parallel="fsdp"),
+    "fsdp with sgd": quick(parallel="fsdp", optimizer="sgd", momentum=0.9, weight_decay=0.01),
+    "fsdp with plain sgd": quick(parallel="fsdp", optimizer="sgd"),
+    # Products stay float64 here, but the loss is scaled.
+    "ddp in float16": quick(precision="fp16"),
+    "fsdp in float16": quick(parallel="fsdp", precision="fp16", optimizer="sgd"),
     "fsdp in turns": quick(parallel="fsdp", accumulate=2, weight_decay=0.01, optimizer="adamw"),
 }
 

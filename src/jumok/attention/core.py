@@ -12,11 +12,13 @@ from torch import Tensor
 
 from jumok.attention import chunks, fused
 from jumok.attention.call import Call, checked, checked_mix, known_finite
+from jumok.attention.capability import why_no_kernel
 from jumok.attention.fused import Explanation
 from jumok.attention.kinds import Mask
+from jumok.attention.packed import HALF
 from jumok.attention.prepared import Key, Prepared
 from jumok.attention.scores import Score, TanhScore
-from jumok.attention.tanh import elements_a_row, why_no_kernel
+from jumok.attention.tanh import elements_a_row, full_precision
 from jumok.errors import InputError
 
 
@@ -192,11 +194,13 @@ def _scores(call: Call, keys: Tensor, rows: slice) -> Tensor:
     """Scaled scores of some rows, in at least float32."""
     query = call.query[..., rows, :]
     if call.dot is not None:
-        if query.dtype == torch.float16:  # whose range a score may leave
-            query, keys = query.float(), keys.float()
-        scores = (query * call.dot_scale()) @ keys.transpose(-1, -2)
+        with full_precision(query.device):
+            if query.dtype in HALF and not fused.is_decoder_step(call):
+                # Rounded to the query's type, scores of 16 and more would be 0.06 off in bfloat16.
+                query, keys = query.float(), keys.float()
+            scores = (query * call.dot_scale()) @ keys.transpose(-1, -2)
     else:
         scores = call.score(query, Prepared(keys, call.score.name))
         if call.scale is not None:
             scores = scores * call.scale
-    return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+    return scores.float() if scores.dtype in HALF else scores

@@ -18,11 +18,11 @@ from torch.nn import functional as F
 
 from jumok.attention import blocks, chunks, packed
 from jumok.attention.call import Call
+from jumok.attention.capability import compiles, gpu_of, why_no_kernel
 from jumok.attention.kinds import Dense, Mask, Ready, Window
-from jumok.attention.packed import FLASH_WIDTH, NOT_MEANT, dot_kernel_why_not
+from jumok.attention.packed import FLASH_WIDTH, NOT_MEANT
 from jumok.attention.prepared import Prepared
 from jumok.attention.scores import TanhScore
-from jumok.attention.tanh import why_no_kernel
 
 ONE_WIDE_QUERY = f"for one query of more than {FLASH_WIDTH} numbers two products are faster"
 
@@ -179,6 +179,15 @@ def _is_one_wide_query(call: Call) -> bool:
     )
 
 
+def is_decoder_step(call: Call) -> bool:
+    """Whether :func:`attend` is called with one wide query on a GPU, as recurrent decoders do at each step.
+
+    There the scores stay in the query's type: to convert all keys at each step would take longer than the
+    rest of it.
+    """
+    return call.value is not None and gpu_of(call.at.device) is not None and _is_one_wide_query(call)
+
+
 def _sdpa_what(call: Call) -> str:
     name = "PyTorch's scaled_dot_product_attention"
     if call.mask is None and call.bias is None:
@@ -318,11 +327,14 @@ def _as_heads(call: Call) -> Callable[[Tensor], Tensor]:
 
 
 def _flex_why_not(call: Call) -> str | None:
-    reason = dot_kernel_why_not(call)
-    if reason is None:
-        reason = why_no_kernel(call.query)
-    if reason is not None:
-        return reason
+    if call.dot is None:
+        return NOT_MEANT
+    if gpu_of(call.at.device) is None:
+        return f"it runs on CUDA, and the tensors are on {call.at.device.type}"
+    if not compiles(call.at.device):
+        return "it needs torch.compile, which has no compiler for this GPU here (is Triton installed?)"
+    if call.query.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"it takes bfloat16, float16 and float32, not {call.query.dtype}"
     if call.at.leading > 2:
         return f"it takes batch and heads in front, and there are {call.at.leading} leading dimensions"
     if call.mask is not None and _is_tensor(call.mask):

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from jumok.attention import blocks, chunks
 from jumok.attention.call import Call
+from jumok.attention.capability import has_triton, why_no_packed
 from jumok.attention.kinds import Mask, Window, moved
 from jumok.attention.packings import Documents, Packed
-from jumok.attention.tanh import has_triton
 
 NOT_MEANT = ""  # the reason of a path that is for other calls altogether
 HALF = (torch.float16, torch.bfloat16)
@@ -24,13 +24,11 @@ FLASH_WIDTH = 256
 SHORT_WIDTH = SHORT_LENGTH = 128  # what a program of our kernel holds
 
 
-def dot_kernel_why_not(call: Call) -> str | None:
-    """Why no kernel for dot products on a GPU serves the call."""
+def packed_kernel_why_not(call: Call) -> str | None:
+    """Why no kernel for packed sequences on a GPU serves the call."""
     if call.dot is None:
         return NOT_MEANT
-    if call.at.device.type != "cuda":
-        return f"it runs on CUDA, and the tensors are on {call.at.device.type}"
-    return None
+    return why_no_packed(call.at.device)
 
 
 def short_why_not(call: Call) -> str | None:
@@ -61,9 +59,17 @@ def varlen_why_not(call: Call) -> str | None:
     return None if _part(call).matched is not False else UNMATCHED
 
 
-def drops_fast(longest: int, width: int) -> bool:
-    """Whether packed sequences of this length, with heads of this width, may have dropout on a fast path."""
-    return longest <= SHORT_LENGTH and width <= SHORT_WIDTH and width % 8 == 0 and has_triton()
+def is_fast(device: torch.device, longest: int, width: int, dropout: float) -> bool:
+    """Whether packed sequences of this length, in half precision with heads this wide, have a fast path."""
+    if why_no_packed(device) is not None:
+        return False
+    if not dropout:
+        return True
+    if longest > SHORT_LENGTH or width > SHORT_WIDTH or width % 8 or not has_triton():
+        return False
+    from jumok.attention.kernels.short import has_room
+
+    return has_room(device, longest, longest, width)
 
 
 def each_why_not(call: Call) -> str | None:
@@ -87,7 +93,7 @@ def _why_not(call: Call, widest: int, kernel: str) -> str | None:
     """Why no kernel for packed sequences serves the call."""
     reason = _layout_why_not(call)
     if reason != NOT_MEANT:
-        reason = dot_kernel_why_not(call) or reason
+        reason = packed_kernel_why_not(call) or reason
     if reason is not None:
         return reason
     if call.query.dtype not in HALF:

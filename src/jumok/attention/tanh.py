@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
+import contextlib
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
 from jumok.attention import chunks
+from jumok.attention.capability import why_no_kernel
 
 
 def tanh_scores(query: Tensor, keys: Tensor, v: Tensor) -> Tensor:
@@ -25,11 +26,23 @@ def tanh_scores(query: Tensor, keys: Tensor, v: Tensor) -> Tensor:
         flat = [x.expand(*leading, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (query, keys)]
         return additive_scores(flat[0], flat[1], v).reshape(*leading, query.shape[-2], keys.shape[-2])
 
+    if query.dtype != torch.float64:
+        query, keys = query.float(), keys.float()  # the scores come in float32, as from the kernel
+
     def rows(part: slice) -> Tensor:
         pairs = query[..., part, None, :] + keys[..., None, :, :]  # (…, rows, K, H)
-        return pairs.tanh() @ v.to(pairs.dtype)
+        with full_precision(pairs.device):
+            return pairs.tanh() @ v.to(pairs.dtype)
 
     return chunks.by_rows(rows, query.shape[-2], elements_a_row(query, keys), (query, keys, v))
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[None]:
+    """Without autocast, which would round what products are given, and give."""
+    kind = device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return contextlib.nullcontext()
 
 
 def elements_a_row(query: Tensor, keys: Tensor) -> int:
@@ -38,18 +51,3 @@ def elements_a_row(query: Tensor, keys: Tensor) -> int:
     if leading != keys.shape[:-2]:
         leading = torch.broadcast_shapes(leading, keys.shape[:-2])
     return leading.numel() * keys.shape[-2] * keys.shape[-1]
-
-
-def why_no_kernel(x: Tensor) -> str | None:
-    """Why our Triton kernels cannot serve a tensor such as ``x``; None when they can."""
-    if x.device.type != "cuda":
-        return f"the Triton kernels run on CUDA, and the tensors are on {x.device.type}"
-    if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"the Triton kernels take bfloat16, float16 and float32, not {x.dtype}"
-    return None if has_triton() else "Triton is not installed"
-
-
-@functools.cache
-def has_triton() -> bool:
-    """Whether Triton is installed."""
-    return importlib.util.find_spec("triton") is not None

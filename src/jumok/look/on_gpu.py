@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jumok.attention.tanh import why_no_kernel
+from jumok.attention.capability import shared_memory, why_no_kernel
 from jumok.look.kept import Kept, Part
 
 WORTH_IT = 1 << 24  # pairs; a smaller part is done before a kernel for its sizes would be compiled
@@ -13,7 +13,7 @@ WORTH_IT = 1 << 24  # pairs; a smaller part is done before a kernel for its size
 
 def why_not_on_gpu(kept: Kept, pairs: int) -> str | None:
     """Why the kernel does not serve a map of so many pairs of query and key; None when it does."""
-    reason = why_no_kernel(kept.query)
+    reason = why_no_kernel(kept.query, products=True)
     if reason is not None:
         return reason
     if kept.score is not None or kept.change is not None or kept.softcap is not None:
@@ -24,7 +24,7 @@ def why_not_on_gpu(kept: Kept, pairs: int) -> str | None:
         return "the heads are too wide, or of two types"
     if pairs < WORTH_IT:
         return "the part is small"
-    from jumok.attention.kernels.lse import SHARED_MEMORY, shared_memory
+    from jumok.attention.kernels.lse import SHARED_MEMORY
 
     there = shared_memory(kept.query.device)
     return None if there >= SHARED_MEMORY else f"the GPU has only {there} bytes of shared memory a program"

@@ -30,6 +30,7 @@ from torch.nn import functional as F
 
 from jumok.annotated import Labelled, Masked, Spanned, TaggedWords, Texts, counts
 from jumok.attention import masks
+from jumok.attention.capability import why_no_packed
 from jumok.attention.masks import Mask
 from jumok.attention.positions import Learned
 from jumok.batch import IGNORE, Loss, Tokens
@@ -234,13 +235,16 @@ class Bert(Compiled):
     def _drops_padding(self, real: Tensor) -> bool:
         """Whether to encode the real tokens alone, packed, rather than padding along with them.
 
-        On a GPU there is a fast path for packed texts in half precision only. And where a row begins with
-        padding, that padding is what is pooled (as in ``transformers``), so that it must be encoded.
+        On a GPU there is a fast path for packed texts in half precision only, if at all. And where a row
+        begins with padding, that padding is what is pooled (as in ``transformers``), so that it must be
+        encoded.
         """
         kind, dtype = real.device.type, self.word_embedding.weight.dtype
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
-        return (kind == "cpu" or dtype in (torch.float16, torch.bfloat16)) and bool(real[:, 0].all())
+        half = dtype in (torch.float16, torch.bfloat16)
+        fast = kind == "cpu" or (half and why_no_packed(real.device) is None)
+        return fast and bool(real[:, 0].all())
 
     def _check_input(self, ids: Tensor, segments: Tensor, mask: Tensor | None) -> None:
         if ids.dim() != 2 or ids.is_floating_point():

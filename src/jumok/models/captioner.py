@@ -32,10 +32,10 @@ import torch
 from torch import Tensor, nn
 
 from jumok.attention import core
+from jumok.attention.capability import why_no_kernel
 from jumok.attention.kinds import moved
 from jumok.attention.prepared import Prepared
 from jumok.attention.scores import Additive
-from jumok.attention.tanh import why_no_kernel
 from jumok.batch import IGNORE, Loss, Map, Tokens
 from jumok.models.deferred import Deferred
 from jumok.models.hard import Draws, Kept, entropy, most_probable, surrogate

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from jumok.attention.tanh import why_no_kernel
+from jumok.attention.capability import why_no_kernel
 from jumok.models.labels import exact
 
 __all__ = ["forward_attention", "guided_cost"]

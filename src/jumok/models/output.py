@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from jumok.attention.tanh import why_no_kernel
+from jumok.attention.capability import why_no_kernel
 from jumok.batch import IGNORE, Pairs
 from jumok.models.deferred import untraced
 

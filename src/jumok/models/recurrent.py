@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from jumok.attention.capability import why_no_kernel
 from jumok.attention.kinds import moved
-from jumok.attention.tanh import why_no_kernel
 from jumok.batch import Tokens
 from jumok.models.deferred import Deferred
 from jumok.models.ragged import Packing
@@ -77,9 +77,10 @@ def run_packed(rnn: Recurrent, x: Tensor, packing: Packing) -> Tensor:
     does.
 
     On CUDA, a narrow GRU of one layer takes one kernel for all steps, where cuDNN launches several a step.
+    (A GPU that the kernel does not run on takes cuDNN: see :mod:`jumok.attention.capability`.)
     """
     plain = isinstance(rnn, nn.GRU) and rnn.num_layers == 1 and rnn.bias
-    if plain and why_no_kernel(x) is None:
+    if plain and why_no_kernel(x, products=True) is None:
         from jumok.models.kernels import gru
 
         if rnn.hidden_size <= gru.WIDEST:

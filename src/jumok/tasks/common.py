@@ -13,11 +13,12 @@ from typing import ClassVar, Protocol, TypeVar
 import torch
 from torch import nn
 
-from jumok.attention.packed import drops_fast
+from jumok.attention.packed import is_fast
 from jumok.errors import InputError
 from jumok.files import written
 from jumok.run import Run
 from jumok.training import Ranks, Settings, graphs
+from jumok.training.precision import autocast_dtype
 
 __all__ = [
     "Asked",
@@ -107,9 +108,8 @@ def placed(model: M, device: str = "auto") -> M:
 
 def packs_fast(model: Sizes, longest: int, settings: Settings, device: torch.device) -> bool:
     """Whether texts of up to so many tokens are learned from fastest when they lie end to end."""
-    if device.type != "cuda" or settings.precision == "float32":
-        return False
-    return not model.attention_dropout or drops_fast(longest, model.width // model.heads)
+    half = autocast_dtype(settings, device) is not None
+    return half and is_fast(device, longest, model.width // model.heads, model.attention_dropout)
 
 
 def layout(run: Run, ranks: Ranks, packed: bool) -> dict[str, bool]:

@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from jumok.attention.capability import compiles
 from jumok.training import graphs, weights
 from jumok.training.distributed import Ranks, gathered, spread, syncing
 from jumok.training.optimizer import clipped_norm, make_optimizer, moments, restore_moments, set_rate
+from jumok.training.precision import LossScale, autocast_dtype
 from jumok.training.prefetch import Batch, Work
 from jumok.training.schedule import share
 from jumok.training.settings import Settings
@@ -54,18 +56,19 @@ class Learner:
         self._gradients = graphs.Gradients(self._run, model.parameters(), ranks.device) if recorded else None
         self._change = graphs.Repeated(self._update, ranks.device) if recorded else None
         self.parts: list[str] = []  # the names of the model's further sums, from the first step on
-        on_gpu = ranks.device.type == "cuda"
         self.compiled = settings.compile is True or (
-            settings.compile == "auto" and on_gpu and getattr(model, "compiles", True)
+            settings.compile == "auto" and compiles(ranks.device) and getattr(model, "compiles", True)
         )
         if self.compiled:  # a model with a way of its own to compile itself knows best
             (self.objective if type(model).compile is nn.Module.compile else model).compile()
-        low = settings.precision == "bf16" or (settings.precision == "auto" and on_gpu)
-        self._autocast = torch.autocast(ranks.device.type, torch.bfloat16, enabled=low)
+        low = autocast_dtype(settings, ranks.device)
+        self._autocast = torch.autocast(ranks.device.type, low, enabled=low is not None)
+        self._loss_scale = LossScale(ranks.device) if low == torch.float16 else None
         # From the first step on that is not finite this is 1, and the optimiser changes nothing any more.
         self._bad = torch.zeros((), device=ranks.device)
+        self._skipped = torch.zeros((), device=ranks.device)  # 1: the optimiser skips this step
         self._loss = torch.zeros((), dtype=torch.float64, device=ranks.device)  # of the batch at hand
-        self.optimizer.found_inf = self._bad  # type: ignore[attr-defined]
+        self.optimizer.found_inf = self._skipped  # type: ignore[attr-defined]
 
     def rate(self, number: int, spent: float = 0.0) -> float:
         """The learning rate of step ``number``, the first of which is 1, with such a share of time spent."""
@@ -92,11 +95,23 @@ class Learner:
         return torch.cat([whole[:1], count[None], norm[None], whole[1:]])
 
     def _update(self) -> Tensor:
-        """Change the weights by their gradients, if those are finite; the length of the gradient."""
-        norm = clipped_norm(self.model.parameters(), self.settings.clip).double()
-        self._bad += (~torch.isfinite(self._loss + norm)) & (self._bad == 0)
+        """Change the weights by their gradients, if those are finite; the length of the gradient.
+
+        With loss scaling, a gradient that is not finite is an overflow, and has length 0: the step is
+        skipped. But if even an unscaled gradient is not finite, training has diverged.
+        """
+        scale = self._loss_scale
+        factor = None if scale is None else scale.factor
+        norm = clipped_norm(self.model.parameters(), self.settings.clip, factor).double()
+        finite = torch.isfinite(norm)
+        fault = ~finite if factor is None else ~finite & (factor <= 1)
+        self._bad += (~torch.isfinite(self._loss) | fault) & (self._bad == 0)
+        self._skipped.copy_((self._bad > 0) | ~finite)
         self.optimizer.step()
-        return norm
+        if scale is None:
+            return norm
+        scale.update(overflow=~finite)
+        return norm.masked_fill(~(finite | fault), 0.0)
 
     def _turns(self, work: Work, count: Tensor) -> Tensor:
         """The gradients of one part after the other, over all processes; the sums of their losses."""
@@ -113,6 +128,8 @@ class Learner:
         """The gradients of a batch's loss, times ``scale``; a row of the loss and its parts."""
         with self._autocast:
             total, parts = self.objective(batch)
+        if self._loss_scale is not None:
+            scale = scale * self._loss_scale.factor
         (total * scale.to(total.dtype)).backward()
         self.parts = self.parts or sorted(parts)
         return torch.stack([x.double() for x in (total.detach(), *(parts[name] for name in self.parts))])
@@ -130,12 +147,16 @@ class Learner:
 
     def moments(self) -> dict[str, Tensor]:
         """What the optimiser remembers; as :meth:`weights`."""
-        return gathered(moments(self.optimizer, self.model), self.ranks)
+        scale = {} if self._loss_scale is None else self._loss_scale.state()
+        return gathered(moments(self.optimizer, self.model) | scale, self.ranks)
 
     def restore(self, saved: Mapping[str, Tensor], remembered: Mapping[str, Tensor], source: str) -> None:
         """Go on from what :meth:`weights` and :meth:`moments` gave, in every process."""
         weights.set_weights(self.model, saved, source)
-        restore_moments(self.optimizer, self.model, remembered)
+        named = {name: tensor for name, tensor in remembered.items() if "/" in name}
+        restore_moments(self.optimizer, self.model, named)
+        if self._loss_scale is not None:
+            self._loss_scale.restore(remembered)
 
     @contextlib.contextmanager
     def judged(self, saved: Mapping[str, Tensor]) -> Iterator[nn.Module]:

@@ -8,6 +8,7 @@ reaches the weights, and nobody waits for the GPU to find out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,9 +39,51 @@ def make_optimizer(model: nn.Module, settings: Settings, recorded: torch.device 
     if recorded is not None:
         rate = torch.tensor(rate, device=recorded)
     if settings.optimizer == "sgd":
-        return SGD(groups, rate, momentum=settings.momentum, fused=True)
+        return FusedSGD(groups, rate, momentum=settings.momentum, fused=True)
     kind = AdamW if settings.optimizer == "adamw" else Adam
     return kind(groups, rate, settings.betas, settings.eps, fused=True, capturable=recorded is not None)
+
+
+class FusedSGD(SGD):
+    """SGD by PyTorch's fused kernel, for two things that PyTorch's own step with it cannot do.
+
+    Parameters may be sharded (FSDP): each process runs the kernel on its own shards. And the first step may
+    be skipped (``found_inf``), after which PyTorch's momentum would be memory that nobody has written to. It
+    begins with zeros here, which makes the first momentum the gradient, as there.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            learned = [p for p in group["params"] if p.grad is not None]
+            for dtype in {p.dtype for p in learned}:
+                self._step([p for p in learned if p.dtype == dtype], group)
+
+    def _step(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        buffers: list[Tensor] = []
+        for p in parameters if group["momentum"] else ():
+            if self.state[p].get("momentum_buffer") is None:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            buffers.append(_shard(self.state[p]["momentum_buffer"]))
+        torch._fused_sgd_(
+            [_shard(p) for p in parameters],
+            [_shard(p.grad) for p in parameters if p.grad is not None],
+            buffers,
+            weight_decay=group["weight_decay"],
+            momentum=group["momentum"],
+            lr=group["lr"],
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+            grad_scale=None,
+            found_inf=getattr(self, "found_inf", None),
+        )
+
+
+def _shard(x: Tensor) -> Tensor:
+    """What this process holds of a tensor."""
+    return x.to_local() if isinstance(x, DTensor) else x
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:
@@ -87,9 +130,16 @@ def _check(names: Iterable[str], parameters: Mapping[str, nn.Parameter]) -> None
 
 
 @torch.no_grad()
-def clipped_norm(parameters: Iterable[nn.Parameter], longest: float) -> Tensor:
-    """The length of the whole gradient, on the device. It is then cut to ``longest``; 0: left as it is."""
+def clipped_norm(
+    parameters: Iterable[nn.Parameter], longest: float, loss_scale: Tensor | None = None
+) -> Tensor:
+    """The length of the whole gradient, on the device. It is then cut to ``longest``; 0: left as it is.
+
+    Before that, the gradient is divided by ``loss_scale``.
+    """
     learned = [p for p in parameters if p.grad is not None]
+    if loss_scale is not None:
+        torch._foreach_mul_([_shard(p.grad) for p in learned if p.grad is not None], 1 / loss_scale)
     norm = nn.utils.get_total_norm([p.grad for p in learned if p.grad is not None])
     if longest:
         nn.utils.clip_grads_with_norm_(learned, longest, norm)

@@ -52,7 +52,7 @@ class Settings:
 
     # Where and how.
     device: str = "auto"  # a GPU if there is one; or what torch calls it
-    precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 on a GPU
+    precision: Literal["auto", "float32", "bf16", "fp16"] = "auto"  # auto: bf16 on GPUs that have it
     compile: Literal["auto"] | bool = "auto"  # auto: on a GPU, unless the model has compiles = False
     graphs: Literal["auto"] | bool = "auto"  # steps as CUDA graphs; auto: on one GPU, unless it accumulates
     parallel: Literal["ddp", "fsdp"] = "ddp"  # with torchrun: weights whole on each process, or in shards

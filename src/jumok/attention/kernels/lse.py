@@ -59,12 +59,6 @@ def launched(blocks: Blocks) -> dict[str, Any]:
     return {"num_warps": blocks.warps, "num_stages": blocks.stages, "enable_fp_fusion": True, **limit}
 
 
-def shared_memory(device: torch.device) -> int:
-    """The bytes of shared memory that a program may use."""
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
-
-
 def dense(x: Tensor) -> Tensor:
     """The kernels take any strides of head and row, and consecutive d."""
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -21,7 +21,6 @@ writes zeros there, so that no buffer has to be filled with them before.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
@@ -31,8 +30,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from jumok.attention.capability import shared_memory
+
 from .additive import refuse_second_derivatives, untraced
-from .lse import LOG2_E, dense, shared_memory
+from .lse import LOG2_E, dense
 
 ON_GPU = tl.constexpr(not triton.knobs.runtime.interpret)
 
@@ -81,15 +82,8 @@ def backward_blocks(longest_query: int, longest_key: int, width: int) -> tuple[B
 
 def has_room(device: torch.device, longest_query: int, longest_key: int, width: int) -> bool:
     """Whether a program's shared memory takes what backward has there: q, k, v, dO, and the weights."""
-    if device.type != "cuda":
-        return True  # the interpreter
     queries, keys = _side(longest_query), _side(longest_key)
-    return 2 * (2 * (queries + keys) * _padded(width) + queries * keys) <= _shared_memory(device)
-
-
-@functools.cache
-def _shared_memory(device: torch.device) -> int:
-    return shared_memory(device)
+    return 2 * (2 * (queries + keys) * _padded(width) + queries * keys) <= shared_memory(device)
 
 
 def _padded(width: int) -> int:

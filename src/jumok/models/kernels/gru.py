@@ -39,6 +39,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from jumok.attention.capability import shared_memory
 from jumok.attention.kernels.additive import launched, refuse_second_derivatives, tanh, untraced
 from jumok.models.layers import lowered
 from jumok.models.ragged import Packing
@@ -48,8 +49,8 @@ Parameters = tuple[Tensor, Tensor, Tensor, Tensor]  # weight_ih, weight_hh, bias
 ON_GPU = tl.constexpr(not triton.knobs.runtime.interpret)
 WIDEST = 128  # of a state
 KEPT = 4  # r, z, n, m
-# Bytes of a row of the weight, padded. A larger one wants more warps to share it; one still larger does not
-# fit into a multiprocessor, and is read anew at each step, from the cache, some columns at a time.
+# Bytes of a row of the weight, padded. A larger one wants more warps to share it. One still larger has no
+# room in the registers of a program, and is read anew at each step, from the cache, some columns at a time.
 FOUR_WARPS, HELD = 128, 256
 COLUMNS = tl.constexpr(32)
 # These differ from batch to batch, and a kernel compiled for each kind of number would be no faster.
@@ -67,6 +68,20 @@ class Blocks(NamedTuple):
 def blocks_for(width: int, dtype: torch.dtype) -> Blocks:
     """The blocks of both kernels, for states of this width whose products are in this type."""
     return Blocks(warps=4 if _padded(width) * dtype.itemsize <= FOUR_WARPS else 8)
+
+
+def holds_weight(width: int, dtype: torch.dtype, shared: int) -> bool:
+    """Whether a program with so many bytes of shared memory holds the weight, or reads it at each step.
+
+    It holds three matrices there (of float32 numbers two parts each, as tf32x3 takes them), and the state as
+    it goes from one layout to another. What the compiler takes on each GPU is in
+    ``tests/models/test_kernel_resources.py``.
+    """
+    side = _padded(width)
+    if side * dtype.itemsize > HELD:
+        return False
+    parts = 2 if dtype == torch.float32 else 1
+    return parts * (3 * side**2 * dtype.itemsize + Blocks().rows * side * 4) <= shared
 
 
 def _padded(width: int) -> int:
@@ -330,8 +345,8 @@ def _launch(
 
 
 @functools.cache
-def _constants(width: int, dtype: torch.dtype) -> dict[str, Any]:
-    return {"W": width, "BW": _padded(width), "HELD": _padded(width) * dtype.itemsize <= HELD}
+def _constants(width: int, dtype: torch.dtype, shared: int) -> dict[str, Any]:
+    return {"W": width, "BW": _padded(width), "HELD": holds_weight(width, dtype, shared)}
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
@@ -362,7 +377,8 @@ class _Layer(torch.autograd.Function):
         # A single direction is given twice, and the kernel does not look at the second.
         twice = [each.contiguous() for of in (from_state, bias, input_bias) for each in (of[0], of[-1])]
         of_forward, of_backward = blocks or (blocks_for(width, gates.dtype),) * 2
-        tensors, constants = (gates, *twice, states, kept), _constants(width, gates.dtype)
+        tensors = gates, *twice, states, kept
+        constants = _constants(width, gates.dtype, shared_memory(x.device))
         _launch(forward_kernel, tensors, packing, ways, of_forward, LEARNING=learning, **constants)
         if learning:
             ctx.save_for_backward(low, weight, *twice[:2], states, kept, packing.numbers)
@@ -379,7 +395,8 @@ class _Layer(torch.autograd.Function):
         d_gates = states.new_empty(words, 2, ways, 3 * width)  # of the input, and of the state
         before = states.new_empty(words, ways, width)
         tensors = d_states.contiguous(), *from_state, states, kept, d_gates, before
-        packing, constants = ctx.packing._replace(numbers=numbers), _constants(width, states.dtype)
+        packing = ctx.packing._replace(numbers=numbers)
+        constants = _constants(width, states.dtype, shared_memory(states.device))
         _launch(backward_kernel, tensors, packing, ways, ctx.blocks, **constants)
 
         x_type, parameter_type = ctx.types

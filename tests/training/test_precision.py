@@ -1,0 +1,166 @@
+"""The type of products by settings and GPU, and loss scaling for float16."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from training_toy import PointData, Points, Toy, judge, lines, quick, same, state
+
+from jumok.attention import capability
+from jumok.attention.capability import GPU
+from jumok.batch import Loss
+from jumok.training import Diverged, Ranks, precision, train
+from jumok.training.learner import Learner
+from jumok.training.precision import LossScale, autocast_dtype
+from jumok.training.prefetch import works
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "found"),
+    [
+        (None, None),
+        (GPU((7, 5), 65_536), None),
+        (GPU((8, 0), 166_912), torch.bfloat16),
+        (GPU((12, 0), 101_376), torch.bfloat16),
+        (GPU((9, 4), 65_536, rocm=True), torch.bfloat16),
+    ],
+)
+def test_auto_takes_bfloat16_where_the_gpu_has_it(
+    gpu: GPU | None, found: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capability, "gpu_of", lambda device: gpu)
+    assert autocast_dtype(quick(), CPU) is found
+    assert autocast_dtype(quick(precision="fp16"), CPU) is torch.float16
+    assert autocast_dtype(quick(precision="float32"), CPU) is None
+
+
+def test_the_scale_is_that_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Step by step as torch.amp.GradScaler, over overflows now and then."""
+    monkeypatch.setattr(precision, "GROWTH_INTERVAL", 3)
+    ours, theirs = LossScale(CPU), torch.amp.GradScaler("cpu", growth_interval=3)
+    weight = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], 0.1, fused=True)
+    theirs.scale(torch.ones(1))  # it begins at its first use
+    for step, overflow in enumerate(np.random.default_rng(2).random(60) < 0.2):
+        weight.grad = torch.full((1,), torch.inf if overflow else 1.0)
+        theirs.unscale_(optimizer)
+        theirs.step(optimizer)
+        theirs.update()
+        ours.update(torch.tensor(bool(overflow)))
+        assert ours.factor.item() == theirs.get_scale(), step
+    assert ours.factor != 65536.0
+
+
+class Overflowing(Toy):
+    """Its gradient is larger than float16 takes, unless the loss is scaled by less than ``limit``."""
+
+    limit = 300.0
+
+    def loss(self, batch: Points) -> Loss:
+        loss = super().loss(batch)
+        if loss.total.requires_grad:
+            loss.total.register_hook(lambda slope: slope.where(slope * batch.count <= self.limit, torch.inf))
+        return loss
+
+
+def learner_of(model: Toy, **how: Any) -> Learner:
+    return Learner(model, quick(precision="fp16", **how), Ranks(), last=None)
+
+
+@pytest.fixture
+def from_1024(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "INITIAL", 1024.0)
+
+
+@pytest.mark.usefixtures("from_1024")
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+def test_steps_that_overflow_are_skipped(optimizer: str) -> None:
+    """1024 and 512 are too large, 256 is not."""
+    learner = learner_of(Overflowing(), optimizer=optimizer, momentum=0.9 if optimizer == "sgd" else 0.0)
+    stream = works(PointData(), Ranks(), accumulate=1)
+    before = {name: weight.clone() for name, weight in learner.weights().items()}
+    skipped = [learner.step(next(stream), number) for number in (1, 2)]
+    assert same(before, learner.weights())
+    assert not any(moment.any() for name, moment in learner.moments().items() if "/" in name)
+    assert [row[2].item() for row in skipped] == [0.0, 0.0]
+    row = learner.step(next(stream), 3)
+    assert row[2] > 0
+    assert not same(before, learner.weights())
+    assert learner.moments()["loss_scale"] == 256.0
+    assert learner.moments()["loss_scale_good_steps"] == 1
+
+
+def test_a_scaled_gradient_is_unscaled_before_it_is_clipped() -> None:
+    """In float32 products, which the toy's sizes allow to compare: the same step with and without a scale."""
+    rows: list[Tensor] = []
+    found: list[dict[str, Tensor]] = []
+    for scaled in (False, True):
+        learner = Learner(Toy().double(), quick(precision="float32", clip=0.5), Ranks(), last=None)
+        if scaled:
+            learner._loss_scale = LossScale(CPU)
+        stream = works(PointData(dtype=torch.float64), Ranks(), accumulate=1)
+        rows.append(torch.stack([learner.step(next(stream), number) for number in (1, 2, 3)]))
+        found.append(learner.weights())
+    torch.testing.assert_close(rows[0], rows[1], rtol=1e-12, atol=0)
+    for name, weight in found[0].items():
+        torch.testing.assert_close(weight, found[1][name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.usefixtures("from_1024")
+def test_training_resumes_with_identical_results(tmp_path: Path) -> None:
+    """The scale is part of the state: without it, the second half would skip two steps again."""
+    how: dict[str, Any] = {"precision": "fp16", "average": 0}
+    train(Overflowing(), PointData(), quick(**how), tmp_path / "whole", validate=judge)
+    for steps in (4, 11):
+        train(Overflowing(), PointData(), quick(steps=steps, **how), tmp_path / "halves", validate=judge)
+    whole, halves = state(tmp_path / "whole"), state(tmp_path / "halves")
+    assert "loss_scale" in str(list(whole))
+    assert same(*({n: x for n, x in s.items() if not n.startswith("best")} for s in (whole, halves)))
+    norms = [line["gradient_norm"] for line in lines(tmp_path / "halves", "train")]
+    assert norms[:2] == [0.0, 0.0]
+    assert all(norms[2:])
+
+
+def test_a_run_may_go_on_in_another_precision(tmp_path: Path) -> None:
+    for steps, kind in enumerate(("fp16", "float32", "fp16"), 3):
+        train(Toy(), PointData(), quick(steps=steps, precision=kind), tmp_path)
+
+
+def test_a_gradient_that_is_never_finite_is_divergence(tmp_path: Path) -> None:
+    class Broken(Overflowing):
+        limit = 0.0
+
+    with pytest.raises(Diverged, match="not finite") as caught:
+        train(Broken(), PointData(), quick(steps=30, precision="fp16"), tmp_path)
+    assert caught.value.step == 17  # at 65536 / 2¹⁶ = 1
+
+
+def test_a_loss_that_is_not_finite_is_divergence_at_once(tmp_path: Path) -> None:
+    class Poisoned(PointData):
+        def collate(self, index: np.ndarray) -> Points:
+            points = super().collate(index)
+            points.y.fill_(torch.nan)
+            return points
+
+    with pytest.raises(Diverged, match=r"step 1: .*not finite"):
+        train(Toy(), Poisoned(), quick(precision="fp16"), tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graphs", [True, False])
+def test_float16_learns_on_a_gpu(graphs: bool, tmp_path: Path) -> None:
+
+    losses = {}
+    for kind in ("float32", "fp16"):
+        how: dict[str, Any] = {"device": "cuda", "compile": False, "graphs": graphs, "steps": 40}
+        train(Toy(), PointData(), quick(precision=kind, **how), tmp_path / kind)
+        losses[kind] = [line["loss"] for line in lines(tmp_path / kind, "train")]
+    assert losses["fp16"][-1] < losses["fp16"][0] / 2
+    assert losses["fp16"][-1] == pytest.approx(losses["float32"][-1], rel=0.3)
