@@ -17,7 +17,7 @@ from jumok.errors import InputError
 from jumok.look.adapters import listening
 from jumok.look.adapters.compiled import uncompiled
 from jumok.look.adapters.site import Found, GenerateResult, Listener
-from jumok.look.adapters.trail import Frame, class_name, kind_by_name, looks_like_attention
+from jumok.look.adapters.trail import Frame, class_name, kind_by_name, looks_like_attention, may_attend
 from jumok.look.generation import Generation
 from jumok.look.kept import Kept
 from jumok.look.seen import Entry, Seen, Source, matches
@@ -126,7 +126,7 @@ class Watcher(Listener):
                 self.see(frame.name, Found(part()))
             else:
                 self.miss(frame.name, "it has several softmaxes, or one not over (B, H, queries, keys)")
-        elif looks_like_attention(frame.module) and not frame.reported:
+        elif may_attend(frame.module) and not frame.reported:
             scripted = isinstance(frame.module, torch.jit.ScriptModule)
             how = "is scripted, and runs without Python" if scripted else "attends in a way that is not seen"
             self.miss(frame.name, f"{class_name(frame.module)} {how}")
