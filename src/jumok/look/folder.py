@@ -105,9 +105,9 @@ def _model_class(folder: Path, config: Any) -> Any:
     saved = getattr(transformers, name, None)
     if saved is None:
         raise InputError(
-            f"{folder} holds a model ({config.model_type}) whose class, {name or 'not named'} in config.json, "
-            "transformers does not have; in Python, load it with its own code, and jumok.watch shows where "
-            "it attends"
+            f"{folder} holds a model ({config.model_type}) whose class, {name or 'not named'} in "
+            "config.json, transformers does not have; in Python, load it with its own code, and "
+            "jumok.watch shows where it attends"
         )
     return saved
 
