@@ -536,3 +536,21 @@ def test_calls_that_cannot_be_joined_keep_the_keys_of_a_static_cache() -> None:
     for entry, after in zip(calls[1:], expected[1:], strict=True):
         known = 5 + 1
         torch.testing.assert_close(entry.kept.key[:, :, :known] * 1.5, after[:, :, :known])
+
+
+def test_each_segment_of_long_audio_has_its_entries() -> None:
+    model = tiny("whisper", init_std=0.5)
+    model.generation_config.no_timestamps_token_id = 30
+    torch.manual_seed(0)
+    audio = {
+        "input_features": torch.randn(1, 7, 60),
+        "attention_mask": torch.ones(1, 60),
+    }  # 22 frames are one
+    with watch(model) as seen:
+        model.generate(**audio, return_timestamps=True, num_beams=2, max_new_tokens=5)
+    segments = seen.named("model.decoder.layers.1.encoder_attn")
+    assert len(segments) == len(seen.named("model.encoder.layers.0.self_attn")) > 1
+    assert not seen.unseen
+    assert sum(entry.shape[2] for entry in segments) == len(
+        [entry for entry in seen.calls if entry.name == "model.decoder.layers.1.encoder_attn"]
+    )

@@ -43,13 +43,16 @@ def _generate(generate: Function) -> Function:
         listeners = [one for one in LISTENERS.get() if id(self) in one.trail.names]
         outermost = [one for one in listeners if not one.generates]
         for one in outermost:
-            one.generates = True
+            one.generates, one.searches_once = True, includes_prompt
             one.generation_begins()
         finished = False
         try:
             output = generate(self, *args, **options)
             for one in listeners:
                 one.generation_returns(GenerateResult(output, _batch(*args, **options), includes_prompt))
+                if includes_prompt and not one.searches_once:  # Whisper's, for each segment of long audio
+                    one.generation_ends(True)
+                    one.generation_begins()
             finished = True
         finally:
             for one in outermost:

@@ -47,6 +47,7 @@ class Listener:
     def __init__(self, model: nn.Module) -> None:
         self.trail = Trail(model)
         self.generates = False  # whether the model is in ``generate``
+        self.searches_once = True  # whether that is one search, not a function of the model that runs several
 
     def generation_begins(self) -> None:
         """The forwards that follow are steps of one generation."""
