@@ -164,6 +164,8 @@ class Generation:
             return None
         history = [(step.turn, _known_ids(step)) for step in main.earlier] + self._tokens(last)
         several, first = len(sequences) // result.batch, history[0][1]
+        if len(first) % result.batch or len(sequences) % result.batch:
+            raise Broken(f"{len(sequences)} sequences were returned for {result.batch} prompts")
         begun = first[:: len(first) // result.batch].repeat_interleave(several, 0)
         # A ``generate`` of the model's own may return what it generated without the prompt.
         wholes = [sequences] if result.includes_prompt else [sequences, torch.cat([begun, sequences], dim=1)]
