@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from jumok.data import scenes
-from jumok.look.scene import ALL, Part, Picture, Scene
+from jumok.look.picture import ALL, Part, Picture
+from jumok.look.scene import Scene
 from jumok.metrics.pointing import Box
 
 Grid = tuple[int, int]

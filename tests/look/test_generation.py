@@ -285,7 +285,8 @@ def test_all_beams_without_a_cache_come_in_the_order_of_the_sequences() -> None:
 def test_beams_over_embeddings_are_refused_with_the_reason() -> None:
     model = tiny("llama")
     embedded = torch.randn(1, 5, 24)
-    with pytest.raises(InputError, match="beam search over embeddings"), watch(model) as seen:
+    reason = rf"seen\.calls has all {2 * NEW} calls.*its {NEW} steps.*beam search over embeddings"
+    with pytest.raises(InputError, match=reason), watch(model) as seen:
         model.generate(inputs_embeds=embedded, num_beams=3, max_new_tokens=NEW)
     assert len(seen.calls) == 2 * NEW  # but they are there
 
@@ -401,3 +402,155 @@ def test_a_generation_that_goes_on_from_an_earlier_cache() -> None:
     for entry, weights in zip(seen, told(model, sequences).attentions, strict=True):
         assert entry.shape == (1, 6, 3 + NEW - 1, 10 + NEW - 1)  # from the first new token on
         torch.testing.assert_close(entry.weights(), weights[:, :, 7:], atol=1e-5, rtol=0)
+
+
+class FavouredStart(transformers.LogitsProcessor):  # type: ignore[misc]
+    """Makes the start token likely as the first two tokens, and the end likely from the fourth on."""
+
+    def __init__(self, start: int, margin: float) -> None:
+        self.start, self.margin = start, margin
+
+    def __call__(self, tokens: Tensor, scores: Tensor) -> Tensor:
+        scores = scores.clone()
+        if tokens.shape[1] <= 2:
+            scores[:, self.start] = scores.amax(1) + self.margin
+        if tokens.shape[1] > 3:
+            scores[:, 2] += 1.5
+        return scores
+
+
+FAMILIES = {
+    "whisper": ({"init_std": 0.5}, 1, 1.0),
+    "marian": ({}, 0, 1.0),
+    "t5": ({"initializer_factor": 3.0}, 0, 1.0),
+    "gpt2": ({"initializer_range": 0.5}, 5, 3.0),
+}
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize(("beams", "returned", "penalty"), [(2, 1, -2.0), (3, 1, 1.0), (3, 3, 3.0)])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_beams_whose_first_token_is_the_start_token(
+    name: str, beams: int, returned: int, penalty: float, use_cache: bool
+) -> None:
+    options, start, margin = FAMILIES[name]
+    model = tiny(name, **options)
+    if name == "gpt2":
+        given = {"input_ids": torch.full((2, 1), start), "attention_mask": torch.ones(2, 1, dtype=torch.long)}
+    else:
+        given = inputs(name)
+        del given["decoder_input_ids"]
+        if name == "whisper":
+            given["attention_mask"] = torch.ones(2, 22)
+    search = {"num_beams": beams, "num_return_sequences": returned, "length_penalty": penalty}
+    processors = [FavouredStart(start, margin)]
+    sequences, seen = generated(model, **given, **search, use_cache=use_cache, logits_processor=processors)
+    if name == "whisper":  # it returns what it generated without the start token
+        sequences = torch.cat([torch.full_like(sequences[:, :1], start), sequences], 1)
+    assert (sequences[:, 1] == start).any()
+    repeated = {key: x.repeat_interleave(returned, 0) for key, x in given.items()}
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        if name == "gpt2":
+            out = {"self": model(sequences[:, :-1], output_attentions=True).attentions}
+        else:
+            both = model(**repeated, decoder_input_ids=sequences[:, :-1], output_attentions=True)
+            out = {"self": both.decoder_attentions, "cross": both.cross_attentions}
+    assert not seen.unseen
+    entries = [entry for entry in seen if name == "gpt2" or "decoder" in entry.name]
+    assert len(entries) == 2 * len(out)
+    for entry in entries:
+        layer = int(next(part for part in entry.name.split(".") if part.isdigit()))
+        for row, tokens in enumerate(sequences.tolist()):
+            fed = tokens.index(2, 1) if 2 in tokens[1:] else len(tokens) - 1  # all tokens but the last
+            weights, expected = entry.weights(batch=row), out[entry.kind][layer][row]
+            keys = fed if entry.kind == "self" else expected.shape[-1]
+            torch.testing.assert_close(weights[:, :fed, :keys], expected[:, :fed, :keys], atol=1e-5, rtol=0)
+            assert weights[:, fed:].sum() == 0
+            assert _given(entry.row_ids)[row, :fed].tolist() == tokens[:fed]
+
+
+def test_beams_of_a_generate_that_cuts_off_the_prompt() -> None:
+    class Stripped(transformers.GPT2LMHeadModel):  # type: ignore[misc]
+        def generate(self, prompt: Tensor, **options: Any) -> Tensor:
+            best = super().generate(prompt, **options)
+            return best[:, prompt.shape[1] :]
+
+    # Its own ``generate`` leaves the prompt out. The search that it calls tells all tokens.
+    model = tiny("gpt2", initializer_range=0.5, eos_token_id=None)
+    prompt = torch.full((2, 1), 5)
+    search = {"num_beams": 3, "logits_processor": [FavouredStart(5, 1.0)], "max_new_tokens": NEW}
+    whole = model.generate(prompt, **search)
+    model.__class__ = Stripped
+    with watch(model) as seen:
+        model.generate(prompt, **search)
+    assert torch.equal(_given(seen[0].row_ids), whole[:, : seen[0].shape[2]])
+    for entry, weights in zip(seen, told(model, whole).attentions, strict=True):
+        equal(entry.weights(), weights)
+
+
+def test_every_call_is_there_where_the_steps_cannot_be_joined() -> None:
+    cache = transformers.DynamicCache()
+
+    class Disturbance(transformers.LogitsProcessor):  # type: ignore[misc]
+        """Changes the keys in the cache of the first layer after every step, as a quantized cache may."""
+
+        def __call__(self, tokens: Tensor, scores: Tensor) -> Tensor:
+            cache.layers[0].keys = cache.layers[0].keys * 1.5
+            return scores
+
+    model = tiny("llama")
+    options = {"past_key_values": cache, "logits_processor": [Disturbance()], "max_new_tokens": 10}
+    with pytest.warns(UserWarning, match="its 10 steps cannot be joined"), watch(model) as seen:
+        model.generate(ids(1, 5), **options)
+    first, second = "model.layers.0.self_attn", "model.layers.1.self_attn"
+    assert seen.names == [second]
+    assert "its keys do not go on from those of the step before" in seen.unseen[first]
+    assert len(seen.calls) == 20
+    for name in (first, second):
+        calls = [entry for entry in seen.calls if entry.name == name]
+        assert [entry.shape for entry in calls] == [(1, 6, 5, 5)] + [(1, 6, 1, 5 + n) for n in range(1, 10)]
+        for entry in calls:
+            torch.testing.assert_close(entry.weights().sum(-1), torch.ones(entry.shape[:3]))
+
+
+def test_calls_that_cannot_be_joined_keep_the_keys_of_a_static_cache() -> None:
+    model = tiny("llama")
+
+    class Disturbance(transformers.LogitsProcessor):  # type: ignore[misc]
+        def __call__(self, tokens: Tensor, scores: Tensor) -> Tensor:
+            cache.layers[0].keys.mul_(1.5)
+            return scores
+
+    cache = transformers.StaticCache(config=model.config, max_cache_len=16)
+    expected: list[Tensor] = []
+    with pytest.warns(UserWarning, match="cannot be joined"), watch(model) as seen:
+        model.generate(
+            ids(1, 5),
+            past_key_values=cache,
+            logits_processor=[Disturbance(), lambda t, s: expected.append(cache.layers[0].keys.clone()) or s],
+            max_new_tokens=4,
+        )
+    calls = [entry for entry in seen.calls if entry.name == "model.layers.0.self_attn"]
+    assert len(calls) == 4
+    for entry, after in zip(calls[1:], expected[1:], strict=True):
+        known = 5 + 1
+        torch.testing.assert_close(entry.kept.key[:, :, :known] * 1.5, after[:, :, :known])
+
+
+def test_each_segment_of_long_audio_has_its_entries() -> None:
+    model = tiny("whisper", init_std=0.5)
+    model.generation_config.no_timestamps_token_id = 30
+    torch.manual_seed(0)
+    audio = {
+        "input_features": torch.randn(1, 7, 60),
+        "attention_mask": torch.ones(1, 60),
+    }  # 22 frames are one
+    with watch(model) as seen:
+        model.generate(**audio, return_timestamps=True, num_beams=2, max_new_tokens=5)
+    segments = seen.named("model.decoder.layers.1.encoder_attn")
+    assert len(segments) == len(seen.named("model.encoder.layers.0.self_attn")) > 1
+    assert not seen.unseen
+    assert sum(entry.shape[2] for entry in segments) == len(
+        [entry for entry in seen.calls if entry.name == "model.decoder.layers.1.encoder_attn"]
+    )

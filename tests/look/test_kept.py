@@ -237,3 +237,30 @@ def test_what_was_begun_under_inference_may_go_on_outside_of_it() -> None:
         kept.weights(0, ALL, slice(0, 2), ALL)
     found = kept.weights(0, ALL, ALL, ALL)
     torch.testing.assert_close(found, softmax(plain(query, key))[0])
+
+
+@pytest.mark.parametrize(
+    ("query", "key"),
+    [
+        ((1, 3), (2, 3)),
+        ((2, 3), (1, 3)),
+        ((1, 6), (2, 3)),
+        ((2, 6), (1, 1)),
+        ((2, 1), (2, 3)),
+        ((1, 1), (2, 3)),
+    ],
+)
+def test_a_batch_of_one_and_a_single_head_are_expanded(query: tuple[int, int], key: tuple[int, int]) -> None:
+    queries, keys = torch.randn(*query, Q, D), torch.randn(*key, K, D)
+    batch, heads = max(query[0], key[0]), max(query[1], key[1])
+    kept = Kept(queries, keys, scale=0.3)
+    assert kept.shape == (batch, heads, Q, K)
+    every = keys.repeat_interleave(heads // key[1], 1).expand(batch, -1, -1, -1)
+    expected = (0.3 * queries.expand(batch, heads, -1, -1) @ every.mT).softmax(-1)
+    for one in range(batch):
+        torch.testing.assert_close(kept.weights(one, ALL, ALL, ALL), expected[one])
+
+
+def test_batches_that_do_not_broadcast_are_refused() -> None:
+    with pytest.raises(InputError, match="one of them a batch of 1"):
+        Kept(torch.randn(2, 1, Q, D), torch.randn(3, 1, K, D))

@@ -244,3 +244,28 @@ def test_pixels_become_a_png_that_others_can_read() -> None:
     import io
 
     assert np.allclose(image.imread(io.BytesIO(data), format="png"), pixels / 255)
+
+
+def test_a_picture_that_fits_no_layer_is_refused_with_both_numbers() -> None:
+    pixels = np.zeros((4, 6, 3), np.uint8)
+    weights = {"vit": np.full((7, 7), 1 / 7, np.float32)}  # a class token and 2 × 3 patches
+    with pytest.raises(InputError, match=r"2 × 3 patches came, 6 keys.*vit 7 \(self\).*give first=1"):
+        Scene.of_weights(weights, kind="self", picture=Picture.of_pixels(pixels, (2, 3)))
+    with pytest.raises(InputError, match=r"4 × 5 patches after 1 other keys came, 21 keys.*vit 7"):
+        Scene.of_weights(weights, kind="self", picture=Picture.of_pixels(pixels, (4, 5), first=1))
+    fits = Picture.of_pixels(pixels, (2, 3), first=1)
+    with pytest.raises(InputError, match=r"vit 7 \(causal self\).*that is not causal"):
+        Scene.of_weights(weights, kind="causal self", picture=fits)
+    assert Scene.of_weights(weights, kind="self", picture=fits).picture is fits
+
+
+def test_what_watch_saw_of_a_picture_that_does_not_fit_is_refused() -> None:
+    layer = torch.nn.TransformerEncoderLayer(8, nhead=2, batch_first=True).eval()
+    with watch(layer) as seen:
+        layer(torch.randn(1, 5, 8))
+    with pytest.raises(InputError, match=r"3 × 3 patches came, 9 keys.*self_attn 5"):
+        Scene.of(seen, picture=Picture.of_pixels(np.zeros((3, 3, 3), np.uint8), (3, 3)))
+    scene = Scene.of(seen, picture=Picture.of_pixels(np.zeros((2, 2, 3), np.uint8), (2, 2), first=1))
+    assert scene.picture is not None
+    other = Scene.of_weights({"words": np.ones((1, 1), np.float32)}).layers
+    assert scene.with_layers(other).picture is None

@@ -1,5 +1,7 @@
 """`jumok look`: runs of ours and Hugging Face folders, as an HTML file and as a picture."""
 
+import json
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -149,13 +151,135 @@ def test_a_device_that_is_not_there_is_told(bert: Path) -> None:
             folder.look_into(bert, "a cat", device=device)
 
 
-def test_a_model_that_reads_no_text_is_told(tmp_path: Path) -> None:
-    from transformers import ViTConfig, ViTModel
+SIZES = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 17}
+IMAGE = {**SIZES, "image_size": 15, "patch_size": 5}
+BOTH = {
+    "d_model": 12,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_ffn_dim": 8,
+    "decoder_ffn_dim": 8,
+    "encoder_attention_heads": 3,
+    "decoder_attention_heads": 3,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+    "decoder_start_token_id": 2,
+}
+TEXT = {**SIZES, "vocab_size": len(WORDS), "bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0}
 
-    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 17}
-    ViTModel(ViTConfig(image_size=15, patch_size=5, **sizes)).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"\(vit\) that reads no text.*jumok\.watch"):
+
+def _vit() -> Any:
+    return transformers.ViTModel(transformers.ViTConfig(**IMAGE))
+
+
+def _clip() -> Any:
+    config = transformers.CLIPConfig(text_config=TEXT, vision_config=IMAGE, projection_dim=8)
+    return transformers.CLIPModel(config)
+
+
+def _wav2vec2() -> Any:
+    layers = {"conv_dim": (8, 8), "conv_stride": (5, 2), "conv_kernel": (10, 3)}
+    positions = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+    config = transformers.Wav2Vec2Config(**SIZES, **layers, **positions, num_feat_extract_layers=2)
+    return transformers.Wav2Vec2Model(config)
+
+
+def _whisper() -> Any:
+    sizes = {"vocab_size": 9, "num_mel_bins": 7, "max_source_positions": 11, "max_target_positions": 16}
+    return transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**sizes, **BOTH))
+
+
+def _lxmert() -> Any:
+    counts = {"l_layers": 1, "x_layers": 1, "r_layers": 1, "visual_feat_dim": 5}
+    config = transformers.LxmertConfig(**{**SIZES, "vocab_size": len(WORDS)}, **counts)
+    return transformers.LxmertModel(config)
+
+
+def _captioner() -> Any:
+    sizes = {"vocab_size": 9, "n_embd": 12, "n_layer": 1, "n_head": 3, "add_cross_attention": True}
+    decoder = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, is_decoder=True))
+    return transformers.VisionEncoderDecoderModel(encoder=_vit(), decoder=decoder)
+
+
+def _speaker() -> Any:
+    sizes = {name: size for name, size in BOTH.items() if name != "d_model"}
+    nets = {"speech_decoder_prenet_units": 8, "speech_decoder_postnet_units": 8, "speaker_embedding_dim": 6}
+    positions = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+    config = transformers.SpeechT5Config(vocab_size=9, hidden_size=12, **sizes, **nets, **positions)
+    return transformers.SpeechT5ForTextToSpeech(config)
+
+
+NEEDS = {
+    "vit": (_vit, r"\(vit\) that reads no text.*needs an image.*images=image.*jumok\.watch\(model\)"),
+    "wav2vec2": (
+        _wav2vec2,
+        r"reads no text.*needs audio.*AutoFeatureExtractor.*samples.*model\(\*\*inputs\)",
+    ),
+    "whisper": (_whisper, r"reads no text.*needs audio.*model\.generate\(\*\*inputs\)"),
+    "lxmert": (_lxmert, r"cannot run on text alone: `visual_feats`.*needs an image.*text=text"),
+    "captioner": (_captioner, r"reads no text.*needs an image.*model\.generate"),
+    "speaker": (_speaker, r"answers with something else than text.*model\.generate"),
+}
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_a_model_that_needs_more_than_text_is_told(name: str, bert: Path, tmp_path: Path) -> None:
+    build, reason = NEEDS[name]
+    build().save_pretrained(tmp_path)
+    for with_tokenizer in (False, True):
+        if with_tokenizer:
+            transformers.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
+        done = CliRunner().invoke(app, ["look", str(tmp_path), "a cat", "--out", str(tmp_path / "map.html")])
+        assert isinstance(done.exception, InputError)
+        message = " ".join(str(done.exception).split())
+        assert len(message) < 700
+        if with_tokenizer or name != "lxmert":
+            assert re.search(reason, message)
+        else:
+            assert "no tokenizer" in message
+
+
+def test_the_text_model_of_clip(bert: Path, tmp_path: Path) -> None:
+    _clip().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"no tokenizer.*tokenizer\.save_pretrained"):
         folder.look_into(tmp_path, "a cat", device="cpu")
+    transformers.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
+    (scene,) = folder.look_into(tmp_path, "a cat sat", device="cpu")
+    (layer,) = scene.layers
+    assert layer.name.startswith("text_model.")
+    assert layer.kind == "causal self"
+    assert layer.rows == ["a", "cat", "sat"]
+
+
+def test_an_encoder_without_its_decoder(bert: Path, tmp_path: Path) -> None:
+    sizes = {"d_model": 12, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 3}
+    model = transformers.T5EncoderModel(transformers.T5Config(vocab_size=len(WORDS), **sizes))
+    model.save_pretrained(tmp_path)
+    transformers.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
+    (scene,) = folder.look_into(tmp_path, "a cat", device="cpu")
+    assert [layer.kind for layer in scene.layers] == ["self"]
+
+
+def test_a_tokenizer_that_was_not_saved_is_missed(bert: Path, tmp_path: Path) -> None:
+    """transformers makes a BERT tokenizer up that knows no word: every word would be [UNK]."""
+    transformers.BertModel.from_pretrained(bert).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="has no tokenizer"):
+        folder.look_into(tmp_path, "a cat", device="cpu")
+
+
+def test_no_code_of_the_folder_runs(bert: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("raise SystemExit('it ran')")
+    config = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModel": "mine.Model"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="cannot be looked into") as error:
+        folder.look_into(tmp_path, "a cat", device="cpu")
+    assert len(str(error.value)) < 500
+
+
+def test_an_empty_text_is_refused(bert: Path) -> None:
+    with pytest.raises(InputError, match="makes no tokens"):
+        folder.look_into(bert, "", device="cpu")
 
 
 def test_weights_of_no_use_are_not_missed(bert: Path, tmp_path: Path, capfd: Any) -> None:

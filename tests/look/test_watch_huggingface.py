@@ -358,3 +358,47 @@ def test_training_with_dropout_and_checkpoints() -> None:
 
 def test_words_is_the_size_of_all_vocabularies() -> None:
     assert tiny("bert").config.vocab_size == WORDS
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_queries_that_all_sequences_of_the_batch_share(implementation: str) -> None:
+    """As in Granite Speech: a Q-Former whose learnt queries have a batch of 1."""
+    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 16}
+    config = transformers.Blip2QFormerConfig(**sizes, encoder_hidden_size=10, cross_attention_frequency=1)
+    torch.manual_seed(0)
+    model = transformers.Blip2QFormerModel(config).eval()
+    model.set_attn_implementation(implementation)
+    given = {"query_embeds": torch.randn(1, 4, 12), "encoder_hidden_states": torch.randn(2, 6, 10)}
+    with torch.no_grad(), watch(model) as seen:
+        model(**given)
+    assert not seen.unseen
+    assert [entry.shape for entry in seen] == [(1, 3, 4, 4), (2, 3, 4, 6)]
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        out = model(**given, output_attentions=True)
+    torch.testing.assert_close(seen[1].weights(), out.cross_attentions[0], atol=1e-6, rtol=0)
+
+
+def test_a_layer_that_is_only_named_after_attention_is_not_reported() -> None:
+    sizes = {"hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 16}
+    counts = {"l_layers": 1, "x_layers": 1, "r_layers": 1, "vocab_size": 20}
+    model = transformers.LxmertModel(transformers.LxmertConfig(**sizes, **counts, visual_feat_dim=5)).eval()
+    with torch.no_grad(), watch(model) as seen:
+        model(
+            torch.randint(1, 20, (1, 4)), visual_feats=torch.randn(1, 3, 5), visual_pos=torch.randn(1, 3, 4)
+        )
+    assert not seen.unseen
+    assert len(seen) == 6
+
+
+def test_a_model_without_attention_says_so_whatever_its_norm_is_called() -> None:
+    config = transformers.xLSTMConfig(
+        vocab_size=20, hidden_size=32, num_hidden_layers=1, num_heads=2, qk_dim_factor=0.5, chunk_size=4
+    )
+    model = transformers.xLSTMModel(config).eval()
+    with (
+        torch.no_grad(),
+        pytest.raises(InputError, match=r"no attention in the \d+ modules that ran"),
+        watch(model),
+    ):
+        model(torch.randint(1, 20, (1, 4)), use_cache=False)

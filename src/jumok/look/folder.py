@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +11,14 @@ from typing import Any
 
 import torch
 
-from jumok.errors import InputError, MissingExtra
+from jumok.errors import InputError, JumokError, MissingExtra
 from jumok.look.scene import Scene
 from jumok.look.watch import watch
 from jumok.look.without import Out, before_and_after
 
 __all__ = ["is_folder", "look_into"]
+
+LONGEST = 300  # characters of a message of transformers that are passed on
 
 
 def is_folder(path: Path) -> bool:
@@ -34,23 +37,26 @@ def look_into(
     """Where the model in ``folder`` attends while it reads ``text``; and once more ``without`` some of it.
 
     A model that makes one text of another also says ``target``, or, without one, what it would answer itself.
-    Nothing is fetched, and no code from the folder is run.
+    Of a model that compares texts with images or audio, such as CLIP, the text model is run. Nothing is
+    fetched, and no code from the folder is run.
     """
     model, tokenizer = _loaded(folder, device)
-    encoded = tokenizer(text, return_tensors="pt").to(model.device)
+    reader = _text_model(model)
+    encoded = _encoded(folder, reader, tokenizer, text).to(model.device)
     _check_length(model, encoded["input_ids"].shape[1])
     title = text
     with torch.inference_mode():
         if model.config.is_encoder_decoder:
-            said = _said(model, tokenizer, encoded, target)
+            with _told_as_errors(folder, model):
+                said = _said(model, tokenizer, encoded, target)
             encoded = {**encoded, "decoder_input_ids": said, "use_cache": False}
             title = f"{text}  →  {tokenizer.decode(said[0], skip_special_tokens=True)}"
         elif target is not None:
             raise InputError(f"{folder} holds a model of one text, and --target was given as a second one")
 
         def look() -> Scene:
-            with watch(model, tokenizer) as seen:
-                model(**encoded)
+            with watch(model, tokenizer) as seen, _told_as_errors(folder, model):
+                reader(**encoded)
             return Scene.of(seen, title=title)
 
         return before_and_after(model, without, look)
@@ -65,18 +71,20 @@ def _loaded(folder: Path, device: str) -> tuple[Any, Any]:
         ) from error
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     place = _place(device)
+    local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-        _check_reads_text(folder, config)
-        both = bool(getattr(config, "is_encoder_decoder", False))
-        kind = transformers.AutoModelForSeq2SeqLM if both else transformers.AutoModel
+        config = transformers.AutoConfig.from_pretrained(folder, **local)
+        kind = _model_class(folder, config)
+        _check_reads_text(folder, kind, config)
+        _check_has_tokenizer(folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
+        del local["trust_remote_code"]  # a class of transformers itself has no such option
         with _quietly():  # what is missing is told of below, if it is of use
-            model, told = kind.from_pretrained(folder, local_files_only=True, output_loading_info=True)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            model, told = kind.from_pretrained(folder, **local, output_loading_info=True)
     except InputError:
         raise
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"{folder} cannot be looked into: {' '.join(str(error).split())}") from error
+    except Exception as error:
+        raise InputError(f"{folder} cannot be looked into: {_in_short(error)}") from error
     missing = sorted(name for name in told["missing_keys"] if "pooler" not in name)  # of no attention
     if missing:
         some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
@@ -84,12 +92,124 @@ def _loaded(folder: Path, device: str) -> tuple[Any, Any]:
     return model.eval().to(place), tokenizer
 
 
-def _check_reads_text(folder: Path, config: Any) -> None:
-    if not hasattr(config.get_text_config(), "vocab_size"):
+def _model_class(folder: Path, config: Any) -> Any:
+    """The class of transformers to load: without a head if there is one, else the one that was saved."""
+    import transformers
+
+    both = bool(getattr(config, "is_encoder_decoder", False))
+    mapping = transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if both else transformers.MODEL_MAPPING
+    name = next(iter(getattr(config, "architectures", None) or ()), "")
+    if type(config) in mapping and not name.endswith("EncoderModel"):  # T5EncoderModel has no decoder
+        kind = mapping[type(config)]
+        return kind[0] if isinstance(kind, tuple) else kind
+    saved = getattr(transformers, name, None)
+    if saved is None:
         raise InputError(
-            f"{folder} holds a model ({config.model_type}) that reads no text, and jumok look gives it one; "
-            "in Python, jumok.watch shows where it attends, whatever it reads"
+            f"{folder} holds a model ({config.model_type}) whose class, {name or 'not named'} in "
+            "config.json, transformers does not have; in Python, load it with its own code, and "
+            "jumok.watch shows where it attends"
         )
+    return saved
+
+
+# What models read beside text, by transformers' word for it: its name, and how it is prepared.
+OTHERS = {
+    "image": ("an image", "AutoProcessor", "images=image"),
+    "video": ("a video", "AutoProcessor", "videos=video"),
+    "audio": ("audio", "AutoFeatureExtractor", "samples, sampling_rate=16000"),
+    "time": ("a time series", None, ""),
+}
+
+
+def _modalities(kind: Any) -> list[str]:
+    named = kind.input_modalities
+    return [named] if isinstance(named, str) else list(named)
+
+
+def _check_reads_text(folder: Path, kind: Any, config: Any) -> None:
+    model = f"{folder} holds a model ({config.model_type})"
+    if not _takes(kind, "input_ids"):
+        raise InputError(f"{model} that reads no text, and jumok look gives it one. {_needs(kind)}")
+    if config.is_encoder_decoder and not _takes(kind, "decoder_input_ids"):
+        raise InputError(
+            f"{model} that answers with something else than text, and of encoder-decoders, jumok look shows "
+            f"only those that answer with text. {_needs(kind)}"
+        )
+
+
+def _takes(kind: Any, name: str) -> bool:
+    """Whether the model has an argument of this name."""
+    return name in inspect.signature(kind.forward).parameters
+
+
+def _needs(kind: Any) -> str:
+    """What a model needs beside text or instead of it, and how to look at it from Python."""
+    others = [OTHERS[name] for name in _modalities(kind) if name in OTHERS]
+    needs = f"It needs {' or '.join(name for name, *_ in others)}. " if others else ""
+    _, processor, given = others[0] if others else ("", None, "")
+    if _takes(kind, "input_ids") and "text" in _modalities(kind):  # then one processor prepares both
+        processor, given = "AutoProcessor", ", ".join(filter(None, (given, "text=text")))
+    prepare = f'inputs = {processor}.from_pretrained(folder)({given}, return_tensors="pt")\n    '
+    call = "model.generate" if kind.can_generate() else "model"
+    return (
+        f"{needs}In Python, jumok.watch shows where it attends:\n"
+        f"    {prepare if processor else ''}with jumok.watch(model) as seen: {call}(**inputs)"
+    )
+
+
+TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.spm", "*.tiktoken", "*.bpe")
+
+
+def _check_has_tokenizer(folder: Path) -> None:
+    """Without its files, transformers makes some tokenizers up, which know no word."""
+    if not any(path for pattern in TOKENIZERS for path in folder.glob(pattern)):
+        raise InputError(
+            f"{folder} has no tokenizer (tokenizer.json, vocab.txt or the like), and without it the model "
+            "cannot read a text: save it there with tokenizer.save_pretrained(folder)"
+        )
+
+
+def _text_model(model: Any) -> Any:
+    """What reads the text: the model, or the part of one that compares texts with something else."""
+    return model if _modalities(model) == ["text"] else getattr(model, "text_model", model)
+
+
+def _encoded(folder: Path, reader: Any, tokenizer: Any, text: str) -> Any:
+    """The tokens, as far as the model takes what the tokenizer gives."""
+    try:
+        encoded = tokenizer(text, return_tensors="pt")
+    except Exception as error:
+        kind = type(tokenizer).__name__
+        raise InputError(
+            f"the tokenizer in {folder} ({kind}) takes no plain text: {_in_short(error)}"
+        ) from error
+    for name in encoded.keys() - inspect.signature(reader.forward).parameters.keys():
+        del encoded[name]
+    if "input_ids" not in encoded or not encoded["input_ids"].numel():
+        raise InputError(f"the tokenizer in {folder} makes no tokens of this text: {text!r}")
+    return encoded
+
+
+@contextmanager
+def _told_as_errors(folder: Path, model: Any) -> Iterator[None]:
+    """What a model raises, as an error that says what it needs."""
+    try:
+        yield
+    except JumokError:
+        raise
+    except Exception as error:
+        kind, only_text = type(model), _modalities(model) == ["text"]
+        raise InputError(
+            f"the model in {folder} ({model.config.model_type}) cannot run on "
+            f"{'this text' if only_text else 'text alone'}: {_in_short(error)}"
+            + ("" if only_text else f". {_needs(kind)}")
+        ) from error
+
+
+def _in_short(error: Exception) -> str:
+    """The first of what an error says: transformers lists all models that there are."""
+    words = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return words if len(words) <= LONGEST else f"{words[:LONGEST].rsplit(' ', 1)[0]} …"
 
 
 def _place(device: str) -> torch.device:
@@ -114,7 +234,7 @@ def _quietly() -> Iterator[None]:
 
 
 def _check_length(model: Any, tokens: int) -> None:
-    most = getattr(model.config, "max_position_embeddings", None)
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if most is not None and tokens > most:
         raise InputError(f"the text has {tokens} tokens, and this model takes {most} at most; shorten it")
 
@@ -125,5 +245,10 @@ def _said(model: Any, tokenizer: Any, encoded: Any, target: str | None) -> torch
         said: torch.Tensor = model.generate(**encoded, do_sample=False, num_beams=1)
         return said[:, :-1] if said.shape[1] > 1 else said
     labels = tokenizer(text_target=target, return_tensors="pt")["input_ids"].to(model.device)
-    begin = torch.full_like(labels[:, :1], model.config.decoder_start_token_id)
+    start = model.generation_config.decoder_start_token_id
+    if start is None:
+        raise InputError(
+            "config.json names no decoder_start_token_id, with which --target has to begin: set it"
+        )
+    begin = torch.full_like(labels[:, :1], start)
     return torch.cat([begin, labels[:, :-1]], dim=1)

@@ -14,58 +14,26 @@ is never fed back to the model: it has no row.
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from jumok.look.adapters.site import Found
+from jumok.look.adapters.site import Found, GenerateResult
 from jumok.look.adapters.softmax import as_given
 from jumok.look.kept import Kept
-from jumok.look.sources import with_sink
-from jumok.look.stitch import Memo, Part, side_by_side, stitched
+from jumok.look.sources import Pieces
+from jumok.look.steps import Alone, Returned, Step, Walk
+from jumok.look.stitch import Memo, Part, stitched
 
 if TYPE_CHECKING:
     from jumok.look.watch import Watcher
 
-# For each returned sequence the turn and the row in which it ended; and all of its tokens.
-Returned = tuple[list[tuple[int, int]], Tensor]
-
 
 class Broken(Exception):
     """It cannot be told how the steps follow from each other; the message says why."""
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """What one forward of the model added to one layer."""
-
-    part: Part
-    new: Tensor  # (R, G, new keys, D)
-    ids: Tensor | None  # (R, Q): the tokens of the queries
-    turn: int
-    length: int  # the keys so far
-    before: Step | None
-    scale: float
-    softcap: float | None
-    sink: Tensor | None
-
-    def back(self) -> Iterator[Step]:
-        """The step and those before it."""
-        step: Step | None = self
-        while step is not None:
-            yield step
-            step = step.before
-
-    def cut(self, extra: int) -> Step:
-        """The step without its last tokens."""
-        part = self.part.cut(self.part.count - extra, self.part.keys - extra)
-        ids = None if self.ids is None else self.ids[:, :-extra]
-        return replace(self, part=part, new=self.new[:, :, :-extra], ids=ids, length=self.length - extra)
 
 
 class Generation:
@@ -78,6 +46,7 @@ class Generation:
         self.told: Tensor | None = None  # how the search has moved the rows, for the step to come
         self.restarts: set[int] = set()  # turns in which everything was computed anew, without a cache
         self.memo: Memo = {}
+        self.result: GenerateResult | None = None
         self._turn = 0
         self._calls: Counter[str] = Counter()  # of each layer in this turn
         self._masks: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # those of this turn, cut
@@ -90,7 +59,9 @@ class Generation:
         at = (name, self._calls[name])
         self._calls[name] += 1
         layer = self.layers.setdefault(at, Layer(name, kind, self))
+        layer.calls += 1
         if layer.broken is not None:
+            self._add_alone(layer, found)
             return
         rows, _, queries, _ = found.kept.shape
         ids = (read.ids for read in reversed(self.watcher.reads))
@@ -99,8 +70,16 @@ class Generation:
             step = layer.add(found, turn, mine)
         except Broken as error:
             layer.broken = str(error)
+            self._add_alone(layer, found)
             return
         self.watcher.seen.calls.append(self.watcher.entry(name, kind, Alone(self, step), layer.reads))
+
+    def _add_alone(self, layer: Layer, found: Found) -> None:
+        """Record a call of a layer whose steps do not follow from each other, with keys of its own."""
+        kept = self.watcher.keeper.kept(found.kept)
+        kept = replace(kept, key=kept.key.clone())  # the model's cache may write into them
+        entry = self.watcher.entry(layer.name, layer.kind, Pieces(kept, found), layer.reads)
+        self.watcher.seen.calls.append(entry)
 
     def mask(self, mask: Tensor | None, keys: int) -> Tensor | None:
         """The mask for the first so many keys; the same tensor for all layers that share it."""
@@ -112,22 +91,30 @@ class Generation:
             self._masks[at] = mask, self.watcher.keeper.mask(cut)
         return self._masks[at][1]
 
-    def finish(self, output: Any, batch: int) -> None:
-        """The entries of what was generated, from a batch of so many prompts."""
-        sequences = getattr(output, "sequences", output)
+    def returns(self, result: GenerateResult) -> None:
+        """``generate`` returned. It may be one that another called: the search itself, whose sequences are
+        whole, is preferred to what a model makes of them; of several searches, the last one.
+        """
+        if self.result is None or result.includes_prompt >= self.result.includes_prompt:
+            self.result = result
+
+    def finish(self) -> None:
+        """The entries of what was generated."""
         main, returned, why = self._main(), None, None
         try:
-            if main is not None and isinstance(sequences, Tensor):
-                returned = self._returned(main, sequences.cpu(), batch)
+            if main is not None and self.result is not None:
+                returned = self._returned(main, self.result)
         except Broken as error:
             why = str(error)
         for layer in self.layers.values():
             decodes = main is not None and layer.turns == main.turns
             reason = layer.broken or (why if decodes else None)
             if reason is not None:
-                self.watcher.miss(layer.name, f"its steps cannot be joined, see seen.calls: {reason}")
+                steps = f"{layer.calls} step{'s' * (layer.calls != 1)}"
+                reason = f"its {steps} cannot be joined into one map ({reason}); each is in seen.calls"
+                self.watcher.miss(layer.name, reason)
             elif layer.last is not None:
-                source = Walk(self, layer.last, returned if decodes else None)
+                source = Walk(self, layer.last, layer.earlier, returned if decodes else None)
                 entry = self.watcher.entry(layer.name, layer.kind, source, layer.reads)
                 self.watcher.seen.entries.append(entry)
 
@@ -157,39 +144,60 @@ class Generation:
         return torch.cat([one.new[at.to(one.new.device)] for one, at in path], dim=2)
 
     def _main(self) -> Layer | None:
-        """The layer that tells how the decoder's rows moved: the first self-attention with most steps."""
-        some = [layer for layer in self.layers.values() if layer.last is not None and not layer.fixed]
-        return max(some, key=lambda layer: len(layer.turns), default=None)
+        """The layer that tells how the decoder's rows moved: the first self-attention with most steps.
 
-    def _returned(self, main: Layer, sequences: Tensor, batch: int) -> Returned | None:
+        Without a cache every layer has one step, the encoder's too: the decoder's is the later one.
+        """
+        some = [layer for layer in self.layers.values() if layer.last is not None and not layer.fixed]
+        return max(some, key=lambda layer: (len(layer.turns), max(layer.turns)), default=None)
+
+    def _returned(self, main: Layer, result: GenerateResult) -> Returned | None:
         """Where each returned sequence ended; None: all rows are returned, as they are at the end."""
-        last = main.last
+        last, sequences = main.last, getattr(result.output, "sequences", result.output)
         assert last is not None
+        if not isinstance(sequences, Tensor):
+            return None
+        sequences = sequences.cpu()
         rows, moved = len(last.new), bool(self.parents) or self.told is not None
         sampled = last.ids is None and last.before is not None  # or beam search, but then its cache moves
-        if not moved and len(sequences) == rows and (rows == batch or sampled):
+        if not moved and len(sequences) == rows and (rows == result.batch or sampled):
             return None
-        told: list[tuple[int, Tensor]] = []  # after each turn, the tokens of every row
-        for one in reversed(list(last.back())):
-            if one.ids is None:
-                raise Broken("beam search over embeddings, not tokens: which beam was returned is not known")
-            ids = one.ids
-            if told:
-                since, history = told[-1]
-                for turn in sorted(t for t in self.parents if since < t <= one.turn):
-                    history = history[self.parents[turn]]
-                ids = torch.cat([history, ids], dim=1)
-            told.append((one.turn, ids))
-        several, first = len(sequences) // batch, told[0][1]
-        for left_out in (0, first.shape[1]):  # some models return what they said without how it began
-            begun = first[:: rows // batch, :left_out].repeat_interleave(several, 0)
-            whole = torch.cat([begun, sequences], dim=1)
-            ends = [_end(tokens, told, at // several, batch) for at, tokens in enumerate(whole)]
-            if ends == [(last.turn, row) for row in range(rows)]:
-                return None
+        history = [(step.turn, _known_ids(step)) for step in main.earlier] + self._tokens(last)
+        several, first = len(sequences) // result.batch, history[0][1]
+        if len(first) % result.batch or len(sequences) % result.batch:
+            raise Broken(f"{len(sequences)} sequences were returned for {result.batch} prompts")
+        begun = first[:: len(first) // result.batch].repeat_interleave(several, 0)
+        # A ``generate`` of the model's own may return what it generated without the prompt.
+        wholes = [sequences] if result.includes_prompt else [sequences, torch.cat([begun, sequences], dim=1)]
+        fits: list[Returned] = []
+        for whole in wholes:
+            ends = [_end(tokens, history, at // several, result.batch) for at, tokens in enumerate(whole)]
             if None not in ends:
-                return [end for end in ends if end is not None], whole
-        raise Broken("the returned sequence is that of no row")
+                fits.append(([end for end in ends if end is not None], whole))
+        if not fits:
+            raise Broken("the returned sequence is that of no row")
+        if any(ends != fits[0][0] for ends, _ in fits):
+            raise Broken("it cannot be told whether the returned sequences begin with the prompt")
+        return None if fits[0][0] == [(last.turn, row) for row in range(rows)] else fits[0]
+
+    def _tokens(self, last: Step) -> list[tuple[int, Tensor]]:
+        """After each turn up to the last step, the tokens of every row so far."""
+        history: list[tuple[int, Tensor]] = []
+        for step in reversed(list(last.back())):
+            ids = _known_ids(step)
+            if history:
+                since, before = history[-1]
+                for turn in sorted(t for t in self.parents if since < t <= step.turn):
+                    before = before[self.parents[turn]]
+                ids = torch.cat([before, ids], dim=1)
+            history.append((step.turn, ids))
+        return history
+
+
+def _known_ids(step: Step) -> Tensor:
+    if step.ids is None:
+        raise Broken("beam search over embeddings, not tokens: which beam was returned is not known")
+    return step.ids
 
 
 def _end(sequence: Tensor, told: list[tuple[int, Tensor]], prompt: int, batch: int) -> tuple[int, int] | None:
@@ -215,7 +223,9 @@ class Layer:
         self.reads = tuple(generation.watcher.reads)  # the source's tokens among them
         self.fixed = kind == "cross"  # all steps attend to the same keys
         self.last: Step | None = None
-        self.broken: str | None = None
+        self.earlier: list[Step] = []  # without a cache, each step computes all anew: those before the last
+        self.calls = 0  # how often it attended
+        self.broken: str | None = None  # why its steps cannot be joined
         self._keys: Tensor | None = None  # (R, G, room, D) on the model's device, in today's order of rows
         self._length = 0
 
@@ -288,6 +298,8 @@ class Layer:
 
     def _forget(self) -> None:
         """Begin anew."""
+        if self.last is not None:
+            self.earlier = [*self.earlier, self.last] if self.last.before is None else []
         self.last, self._keys, self._length = None, None, 0
 
     def _cut(self, length: int) -> None:
@@ -336,65 +348,3 @@ def _blocked_from(kept: Kept, place: int) -> bool:
         return True
     scores = kept.scores(0, slice(0, 1), slice(queries - 1, queries), slice(place, keys))
     return bool((scores == -torch.inf).all())
-
-
-# ------------------------------------------------------------------------------- what entries show
-
-
-class Walk:
-    """All steps of a layer as one attention: of every row, or of the sequences that were returned."""
-
-    def __init__(self, generation: Generation, last: Step, returned: Returned | None) -> None:
-        self._generation = generation
-        self._ends = [(last, torch.arange(len(last.part.query)))]
-        self._tokens = None
-        if returned is not None:
-            ends, self._tokens = returned
-            at = {step.turn: step for step in last.back()}
-            self._ends = [(at[turn], torch.tensor([row])) for turn, row in ends]
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        rows = sum(len(rows) for _, rows in self._ends)
-        queries = max(sum(one.part.count for one in step.back()) for step, _ in self._ends)
-        keys = max(step.length for step, _ in self._ends)
-        return rows, self._ends[0][0].part.query.shape[1], queries, keys
-
-    @functools.cached_property
-    def kept(self) -> Kept:
-        each = [self._generation.joined(step, rows) for step, rows in self._ends]
-        joined = each[0] if len(each) == 1 else side_by_side(each)
-        sink = self._ends[0][0].sink
-        return joined if sink is None else with_sink(joined, sink)
-
-    @functools.cached_property
-    def row_ids(self) -> Tensor | None:
-        if self._tokens is not None:
-            return self._tokens[:, : self.shape[2]].cpu()
-        ids = [step.ids for step in self._ends[0][0].back()]
-        known = [one for one in reversed(ids) if one is not None]
-        return torch.cat(known, dim=1) if len(known) == len(ids) else None
-
-
-class Alone:
-    """One step of a layer by itself, as the model computed it."""
-
-    def __init__(self, generation: Generation, step: Step) -> None:
-        self._generation, self._step = generation, step
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        rows, heads, queries, _ = self._step.part.query.shape
-        return rows, heads, queries, self._step.part.keys
-
-    @functools.cached_property
-    def kept(self) -> Kept:
-        step, part = self._step, self._step.part
-        keys = self._generation.keys(self._generation.walk(step, torch.arange(len(part.query))))
-        seen = keys[:, :, part.first : part.first + part.keys]
-        kept = stitched([replace(part, first=0)], seen, step.scale, step.softcap)
-        return kept if step.sink is None else with_sink(kept, step.sink)
-
-    @property
-    def row_ids(self) -> Tensor | None:
-        return self._step.ids

@@ -32,7 +32,7 @@ class Kept:
     torch.Size([2, 5, 7])
     """
 
-    query: Tensor  # (B, H, Q, D)
+    query: Tensor  # (B, H, Q, D); a batch of 1, here or there, and a single head are expanded
     key: Tensor  # (B, G, K, D); query head h uses key head h // (H // G)
     scale: float = 1.0
     softcap: float | None = None  # softcap · tanh(score / softcap), before all that follows
@@ -48,6 +48,10 @@ class Kept:
     _sums: _Sums = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if self.query.dim() == self.key.dim() == 4:
+            query, key = _broadcast(self.query, self.key)
+            object.__setattr__(self, "query", query)
+            object.__setattr__(self, "key", key)
         _check(self)
         object.__setattr__(self, "_sums", _Sums(self.shape[:3], self.lse))
 
@@ -254,6 +258,16 @@ def _apply(mask: Tensor, scores: Tensor) -> None:
         scores.add_(mask).masked_fill_(blocked, -torch.inf)
 
 
+def _broadcast(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Expand a batch of 1, of the queries or of the keys, and a single query head. Nothing is copied."""
+    if len(query) != len(key):
+        batch = len(query) if len(key) == 1 else len(key)
+        query, key = (x.expand(batch, -1, -1, -1) if len(x) == 1 else x for x in (query, key))
+    if query.shape[1] == 1 < key.shape[1]:
+        query = query.expand(-1, key.shape[1], -1, -1)
+    return query, key
+
+
 def _check(kept: Kept) -> None:
     query, key, mask, lse = kept.query, kept.key, kept.mask, kept.lse
     if query.dim() != 4 or key.dim() != 4:
@@ -263,8 +277,8 @@ def _check(kept: Kept) -> None:
         )
     if len(query) != len(key) or not key.shape[1] or query.shape[1] % key.shape[1]:
         raise InputError(
-            f"queries {tuple(query.shape)} and keys {tuple(key.shape)} came; they need the same "
-            "batch, and the heads of the queries must be a multiple of those of the keys"
+            f"queries {tuple(query.shape)} and keys {tuple(key.shape)} came; they need the same batch, or "
+            "one of them a batch of 1, and the heads of the queries must be a multiple of those of the keys"
         )
     if kept.score is None and query.shape[3] != key.shape[3]:
         raise InputError(

@@ -8,9 +8,6 @@ array([[1.],
 
 from __future__ import annotations
 
-import base64
-import struct
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
@@ -23,6 +20,7 @@ from torch import Tensor
 from jumok.errors import InputError
 from jumok.look.document import Document
 from jumok.look.document import told as told_document
+from jumok.look.picture import Picture, is_over_one, told_picture, why_over_none
 from jumok.look.speech import Speech, Style, told_speech, told_style
 from jumok.look.tiles import Numbers, Request, pack
 
@@ -41,8 +39,6 @@ __all__ = [
 
 FORMAT = 1
 Weights: TypeAlias = Tensor | NDArray[Any]
-Part = tuple[float, float, float, float]  # left, top, right, bottom
-ALL: Part = (0.0, 0.0, 1.0, 1.0)
 
 
 class Source(Protocol):
@@ -75,68 +71,6 @@ class Layer:
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
-    """The image whose patches are the keys: ``grid`` (rows, columns) of them, after ``first`` other keys.
-
-    ``part`` says where in the picture the grid lies: its left, top, right and bottom as fractions of the
-    picture's width and height. A model that saw the middle third alone has ``(1/3, 0, 2/3, 1)``; one whose
-    picture was padded has an edge below 0 or above 1.
-    """
-
-    data: bytes  # a PNG, JPEG or WebP file
-    grid: tuple[int, int]
-    first: int = 0
-    part: Part = ALL
-
-    def __post_init__(self) -> None:
-        if min(self.grid) < 1 or self.first < 0:
-            raise InputError(
-                f"grid={self.grid}, first={self.first} came; expected patches, as in (14, 14) and 1"
-            )
-        left, top, right, bottom = self.part
-        if not (np.isfinite(self.part).all() and left < min(right, 1) and top < min(bottom, 1)
-                and right > 0 and bottom > 0):  # fmt: skip
-            raise InputError(
-                f"part={self.part} came; expected the left, top, right and bottom of what the grid covers, "
-                "as fractions of the picture: all of it is (0, 0, 1, 1)"
-            )
-        self.media  # noqa: B018  says at once if it is no picture
-
-    @classmethod
-    def of_pixels(
-        cls, pixels: NDArray[np.uint8], grid: tuple[int, int], first: int = 0, part: Part = ALL
-    ) -> Picture:
-        """From plain colours ``(height, width, 3)``."""
-        pixels = np.ascontiguousarray(pixels)
-        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
-            raise InputError(
-                f"pixels of {pixels.dtype} and shape {pixels.shape} came; expected uint8 (height, width, 3)"
-            )
-        height, width, _ = pixels.shape
-        lines = np.pad(pixels.reshape(height, -1), ((0, 0), (1, 0)))  # a zero before each: not filtered
-        head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-        parts = ((b"IHDR", head), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
-        chunks = (struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-                  for name, data in parts)  # fmt: skip
-        return cls(b"\x89PNG\r\n\x1a\n" + b"".join(chunks), grid, first, part)
-
-    @property
-    def keys(self) -> int:
-        """How many keys a layer over the picture has."""
-        return self.first + self.grid[0] * self.grid[1]
-
-    @property
-    def media(self) -> str:
-        if self.data.startswith(b"\x89PNG"):
-            return "image/png"
-        if self.data.startswith(b"\xff\xd8\xff"):
-            return "image/jpeg"
-        if self.data[:4] == b"RIFF" and self.data[8:12] == b"WEBP":
-            return "image/webp"
-        raise InputError("the picture is neither PNG nor JPEG nor WebP; expected the bytes of such a file")
-
-
-@dataclass(frozen=True, eq=False)
 class Scene:
     """All that is shown of one run of a model."""
 
@@ -158,6 +92,8 @@ class Scene:
             )
         for layer in self.layers:
             _check(layer)
+        if self.picture is not None and not is_over_one(self.picture, self.layers):
+            raise InputError(why_over_none(self.picture, self.layers))
         if self.speech is not None and not _speak(self.layers, self.speech):
             sizes = ", ".join(f"{layer.name} {layer.shape[0]}" for layer in self.layers[:8])
             raise InputError(
@@ -170,10 +106,13 @@ class Scene:
             raise InputError("retell came without a style; expected the tokens whose weights it takes")
 
     def with_layers(self, layers: Sequence[Layer]) -> Scene:
-        """The same with other layers; where none of them speaks any more, without the speech."""
-        if self.speech is None or _speak(layers, self.speech):
-            return replace(self, layers=tuple(layers))
-        return replace(self, layers=tuple(layers), speech=None, style=None, retell=None)
+        """The same with other layers; without the picture, or the speech, that no layer is over any more."""
+        gone: dict[str, Any] = {}
+        if self.picture is not None and not is_over_one(self.picture, layers):
+            gone |= {"picture": None}
+        if self.speech is not None and not _speak(layers, self.speech):
+            gone |= {"speech": None, "style": None, "retell": None}
+        return replace(self, layers=tuple(layers), **gone)
 
     @classmethod
     def of(
@@ -334,7 +273,7 @@ def manifest(scenes: Sequence[Scene]) -> dict[str, Any]:
                 }
                 for layer in scene.layers
             ],
-            "picture": scene.picture and _told_picture(scene.picture),
+            "picture": scene.picture and told_picture(scene.picture),
             "speech": scene.speech and told_speech(scene.speech),
             "style": scene.style and told_style(scene.style, live=scene.retell is not None),
             "document": scene.document and told_document(scene.document),
@@ -418,9 +357,3 @@ def _check(layer: Layer) -> None:
             raise InputError(
                 f"{layer.name}: {len(texts)} {side} texts came for {length} tokens; expected one each"
             )
-
-
-def _told_picture(picture: Picture) -> dict[str, Any]:
-    data = base64.b64encode(picture.data).decode()
-    source = f"data:{picture.media};base64,{data}"
-    return {"source": source, "grid": list(picture.grid), "first": picture.first, "part": list(picture.part)}

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from jumok.errors import InputError
 from jumok.look.adapters import listening
 from jumok.look.adapters.compiled import uncompiled
-from jumok.look.adapters.site import Found, Listener
-from jumok.look.adapters.trail import Frame, class_name, kind_by_name, looks_like_attention
+from jumok.look.adapters.site import Found, GenerateResult, Listener
+from jumok.look.adapters.trail import Frame, class_name, kind_by_name, looks_like_attention, may_attend
 from jumok.look.generation import Generation
 from jumok.look.kept import Kept
 from jumok.look.seen import Entry, Seen, Source, matches
@@ -93,11 +93,15 @@ class Watcher(Listener):
     def generation_begins(self) -> None:
         self.generation = Generation(self)
 
-    def generation_ends(self, output: Any, batch: int) -> None:
+    def generation_returns(self, result: GenerateResult) -> None:
+        if self.generation is not None:
+            self.generation.returns(result)
+
+    def generation_ends(self, finished: bool) -> None:
         generation, self.generation = self.generation, None
         if generation is not None:
-            if output is not None:
-                generation.finish(output, batch)
+            if finished:
+                generation.finish()
             generation.forget()
 
     def rows_moved(self, rows: Tensor) -> None:
@@ -122,7 +126,7 @@ class Watcher(Listener):
                 self.see(frame.name, Found(part()))
             else:
                 self.miss(frame.name, "it has several softmaxes, or one not over (B, H, queries, keys)")
-        elif looks_like_attention(frame.module) and not frame.reported:
+        elif may_attend(frame.module) and not frame.reported:
             scripted = isinstance(frame.module, torch.jit.ScriptModule)
             how = "is scripted, and runs without Python" if scripted else "attends in a way that is not seen"
             self.miss(frame.name, f"{class_name(frame.module)} {how}")
@@ -178,6 +182,9 @@ class Watcher(Listener):
             if unseen:
                 warnings.warn(f"watch could not see all attention. {listed}", stacklevel=4)
             return
+        if unseen and self.seen.calls:
+            calls = f"seen.calls has all {len(self.seen.calls)} calls, but no layer has an entry in seen"
+            raise InputError(f"{calls}. {listed}")
         if unseen:
             raise InputError(f"watch saw no attention. {listed}. What can be seen: {WAYS}")
         if self.unwanted:

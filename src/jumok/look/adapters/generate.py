@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from jumok.errors import InputError
 from jumok.look.adapters.patches import Function, attribute
-from jumok.look.adapters.site import LISTENERS
+from jumok.look.adapters.site import LISTENERS, GenerateResult
 
 INPUTS = ("input", "pixel", "attention")  # how the names of the arguments begin that have one row a prompt
 
@@ -20,10 +20,13 @@ INPUTS = ("input", "pixel", "attention")  # how the names of the arguments begin
 def watched(model: nn.Module) -> Iterator[None]:
     """While it lasts, listeners know when a generation begins and ends."""
     with ExitStack() as stack:
-        for kind in {type(module) for module in model.modules()}:
-            # On the class: a copy of the model that is made meanwhile has nothing of it.
-            if callable(getattr(kind, "generate", None)):
-                stack.enter_context(attribute(kind, "generate", _generate))
+        kinds = {type(module) for module in model.modules()}
+        # On the class: a copy of the model that is made meanwhile has nothing of it. On each class that has
+        # its own: what Whisper's ``generate`` returns is only a part of what the search inside it returned.
+        for owner in {base for kind in kinds for base in kind.__mro__}:
+            if callable(vars(owner).get("generate")):
+                stack.enter_context(attribute(owner, "generate", _generate))
+        for kind in kinds:
             if callable(getattr(kind, "get_compiled_call", None)):
                 stack.enter_context(attribute(kind, "get_compiled_call", _refused))
         caches = sys.modules.get("transformers.cache_utils")
@@ -34,18 +37,27 @@ def watched(model: nn.Module) -> Iterator[None]:
 
 
 def _generate(generate: Function) -> Function:
+    includes_prompt = generate.__module__ == "transformers.generation.utils"
+
     def watched_generate(self: Any, *args: Any, **options: Any) -> Any:
-        mine = [one for one in LISTENERS.get() if id(self) in one.trail.names and not one.generates]
-        for one in mine:
-            one.generates = True
+        listeners = [one for one in LISTENERS.get() if id(self) in one.trail.names]
+        outermost = [one for one in listeners if not one.generates]
+        for one in outermost:
+            one.generates, one.searches_once = True, includes_prompt
             one.generation_begins()
-        output = None
+        finished = False
         try:
             output = generate(self, *args, **options)
+            for one in listeners:
+                one.generation_returns(GenerateResult(output, _batch(*args, **options), includes_prompt))
+                if includes_prompt and not one.searches_once:  # Whisper's, for each segment of long audio
+                    one.generation_ends(True)
+                    one.generation_begins()
+            finished = True
         finally:
-            for one in mine:
+            for one in outermost:
                 one.generates = False
-                one.generation_ends(output, _batch(*args, **options))
+                one.generation_ends(finished)
         return output
 
     return watched_generate

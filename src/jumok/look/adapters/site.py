@@ -26,6 +26,14 @@ class Found(NamedTuple):
     uses: tuple[Tensor, ...] = ()  # what ``kept.score`` reads beside queries and keys
 
 
+class GenerateResult(NamedTuple):
+    """What ``generate`` returned."""
+
+    output: Any  # the sequences, or an object that has them
+    batch: int  # the number of prompts
+    includes_prompt: bool  # whether sequences are known to begin with the tokens of the first forward
+
+
 class Fused(NamedTuple):
     """What can be changed of a layer that is one fused operation."""
 
@@ -39,12 +47,16 @@ class Listener:
     def __init__(self, model: nn.Module) -> None:
         self.trail = Trail(model)
         self.generates = False  # whether the model is in ``generate``
+        self.searches_once = True  # whether that is one search, not a function of the model that runs several
 
     def generation_begins(self) -> None:
         """The forwards that follow are steps of one generation."""
 
-    def generation_ends(self, output: Any, batch: int) -> None:
-        """They were, and it gave this for so many prompts; None: it failed."""
+    def generation_returns(self, result: GenerateResult) -> None:
+        """A ``generate`` returned: the outermost one, or one that it called."""
+
+    def generation_ends(self, finished: bool) -> None:
+        """The outermost ``generate`` returned, or raised an exception."""
 
     def rows_moved(self, rows: Tensor) -> None:
         """In a generation, row ``i`` of the next forward goes on from row ``rows[i]`` of the last."""

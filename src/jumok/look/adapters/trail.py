@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 ATTENTION = re.compile(r"att(entio)?n|mha(?![a-z])|multi_?head", re.IGNORECASE)
 CROSS = re.compile(r"cross|enc_?dec|(encoder|enc|source|src|memory)_att|multihead_attn", re.IGNORECASE)
 HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads", "h")
+SIMPLE = ("torch.nn.modules.", "transformers.activations")  # layers without children
 
 
 @dataclass
@@ -75,7 +78,7 @@ class Trail:
                 above = self.frames[-1]
                 above.finished = frame.name
                 above.saw |= frame.saw
-                above.reported |= frame.reported or looks_like_attention(frame.module)
+                above.reported |= frame.reported or may_attend(frame.module)
 
         handles = [
             register_module_forward_pre_hook(begins),
@@ -119,6 +122,43 @@ def looks_like_attention(module: nn.Module) -> bool:
     if isinstance(module, torch.jit.ScriptModule):
         return any(ATTENTION.search(class_name(part)) for part in module.modules())
     return ATTENTION.search(class_name(module)) is not None
+
+
+def may_attend(module: nn.Module) -> bool:
+    """Whether a module is named after attention, and may compute one.
+
+    ``LxmertAttentionOutput`` and ``xLSTMMultiHeadLayerNorm`` may not: positions do not meet in them.
+    """
+    return looks_like_attention(module) and not _cannot_attend(module)
+
+
+def _cannot_attend(module: nn.Module) -> bool:
+    """Whether a module surely computes no attention, by what it is made of.
+
+    That is so for the simple layers of ``torch.nn``; for a module whose ``forward`` only calls such layers
+    and adds up their outputs; and for a norm or a position bias, which takes one tensor and has no weights
+    but vectors and embedding tables: it has nothing to make queries and keys with.
+    """
+    forward = inspect.unwrap(type(module).forward)
+    if isinstance(module, torch.jit.ScriptModule) or not isinstance(forward, types.FunctionType):
+        return False
+    children = dict(module.named_children())
+    if not children and _is_simple(module):
+        return True
+    only_calls = bool(children) and set(forward.__code__.co_names) <= children.keys()
+    if only_calls and all(map(_cannot_attend, children.values())):
+        return True
+    weights = [(part, weight) for part in module.modules() for weight in part.parameters(recurse=False)]
+    return (
+        forward.__code__.co_argcount == 2  # self and the tensor
+        and all(map(_is_simple, children.values()))
+        and bool(weights)
+        and all(isinstance(part, nn.Embedding) or weight.dim() <= 1 for part, weight in weights)
+    )
+
+
+def _is_simple(module: nn.Module) -> bool:
+    return type(module).__module__.startswith(SIMPLE) and not any(module.children())
 
 
 def kind_by_name(name: str, module: nn.Module | None) -> str | None:
