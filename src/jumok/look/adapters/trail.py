@@ -139,8 +139,10 @@ def _cannot_attend(module: nn.Module) -> bool:
     and adds up their outputs; and for a norm or a position bias, which takes one tensor and has no weights
     but vectors and embedding tables: it has nothing to make queries and keys with.
     """
+    if isinstance(module, torch.jit.ScriptModule):  # its class has no ``forward``
+        return False
     forward = inspect.unwrap(type(module).forward)
-    if isinstance(module, torch.jit.ScriptModule) or not isinstance(forward, types.FunctionType):
+    if not isinstance(forward, types.FunctionType):
         return False
     children = dict(module.named_children())
     if not children and _is_simple(module):
