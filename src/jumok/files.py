@@ -1,14 +1,18 @@
-"""Files and folders that are there as a whole or not at all, whenever the power goes."""
+"""Files: written whole or not at all, whenever the power goes; read from folders that strangers may have made."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-__all__ = ["remove", "remove_leftovers", "sync", "written"]
+from jumok.errors import InputError
+
+__all__ = ["check_links", "read_json", "remove", "remove_leftovers", "sync", "written"]
 
 
 @contextlib.contextmanager
@@ -46,6 +50,42 @@ def remove_leftovers(folder: Path) -> None:
     """Take away what an earlier process had begun to write or to remove when it was killed."""
     for part in folder.glob(".*.part"):
         _delete(part)
+
+
+def check_links(folder: Path) -> None:
+    """Raise if a file of a folder is a symbolic link that leads out of the folder.
+
+    A folder from a stranger could otherwise have any file of this machine read, shown or copied. Links from a
+    snapshot of the Hugging Face hub to the ``blobs`` beside it are accepted. Links to folders are accepted,
+    too: people keep large ones on another disk.
+    """
+    home = folder.resolve()
+    homes = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
+    for path in sorted(folder.iterdir()):
+        if not path.is_symlink() or path.is_dir():
+            continue
+        try:
+            target = path.resolve()
+        except (OSError, RuntimeError):  # a circle, which leads nowhere
+            continue
+        if not any(target.is_relative_to(one) for one in homes):
+            raise InputError(
+                f"{path} is a symbolic link that leads out of its folder, to {target}; if you trust it, put a "
+                "copy of the file in its place"
+            )
+
+
+def read_json(path: Path, kind: type) -> Any:
+    """Return the content of a JSON file that holds a ``kind``, ``list`` or ``dict``."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is damaged, it is not JSON: {error}") from None
+    if not isinstance(content, kind):
+        raise InputError(f"{path} is damaged: expected a {kind.__name__}, it holds {type(content).__name__}")
+    return content
 
 
 def sync(path: Path) -> None:

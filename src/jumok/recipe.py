@@ -28,6 +28,7 @@ from jumok.errors import InputError
 
 __all__ = ["changed", "find", "folder_of", "listed", "load", "parse", "plain", "read", "summary", "write"]
 
+ENDINGS = (".yaml", ".yml")
 MOST_BASES = 8  # deeper than this, recipes begin from each other in a circle
 Tree = dict[str, Any]
 
@@ -46,7 +47,7 @@ def folder_of(name: str) -> Path:
     ('runs/bahdanau', 'runs/transformer-multi30k-en-de')
     """
     path = Path(name)
-    own = path.stem if path.suffix in (".yaml", ".yml") else name.removesuffix("/default").replace("/", "-")
+    own = path.stem if path.suffix in ENDINGS else name.removesuffix("/default").replace("/", "-")
     return Path("runs") / own
 
 
@@ -69,7 +70,7 @@ def find(name: str) -> Path:
         if spelled in known:
             return known[spelled]
     path = Path(name)
-    if path.suffix in (".yaml", ".yml"):
+    if path.suffix in ENDINGS:
         if path.is_file():
             return path
         raise InputError(f"there is no file {name}; `jumok recipes` lists the recipes that come with jumok")
@@ -78,8 +79,12 @@ def find(name: str) -> Path:
     raise InputError(f"there is no recipe {name!r}{meant} `jumok recipes` lists them; a file ends in .yaml")
 
 
-def read(path: Path, depth: int = 0) -> Tree:
-    """The recipe in a file as plain data, with what it begins from filled in."""
+def read(path: Path, depth: int = 0, *, alone: bool = False) -> Tree:
+    """The recipe in a file as plain data, with what it begins from filled in.
+
+    ``alone`` refuses a recipe with a base: that of a run has none, and may come from a stranger. No error
+    shows what the file holds, as it may be any file that a stranger's recipe names.
+    """
     try:
         text = path.read_text(encoding="utf-8")
         tree = yaml.load(text, Loader=_Strict)
@@ -87,17 +92,24 @@ def read(path: Path, depth: int = 0) -> Tree:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         raise InputError(f"{where}: this is not YAML: {getattr(error, 'problem', error)}") from None
+    except RecursionError:
+        raise InputError(f"{path}: this is not a recipe: its values are nested too deeply") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {error}") from None
     if not isinstance(tree, dict):
-        raise InputError(f"{path}: a recipe has sections, as in `model:` and `train:`; it holds {tree!r}")
+        raise InputError(
+            f"{path}: a recipe has sections, as in `model:` and `train:`; it holds {type(tree).__name__}"
+        )
     base = tree.pop("base", None)
     if base is None:
         return tree
+    if alone:
+        raise InputError(f"{path} has base: {base!r}; the recipe of a run spells out all of its settings")
     if depth == MOST_BASES:
         raise InputError(f"{path}: base: {base!r} leads through {depth} recipes; do they begin in a circle?")
     beside = path.parent / str(base)
-    return merged(read(beside if beside.is_file() else find(str(base)), depth + 1), tree)
+    is_file = beside.suffix in ENDINGS and beside.is_file()
+    return merged(read(beside if is_file else find(str(base)), depth + 1), tree)
 
 
 def merged(under: Tree, over: Tree) -> Tree:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from jumok.errors import InputError
 from jumok.exchange.folders import check_replaceable, exported
+from jumok.files import check_links
 
 __all__ = ["convert"]
 
@@ -32,6 +33,7 @@ def convert(folder: str | Path, out: str | Path) -> Path:
     files = sorted(folder.glob("pytorch_model*.bin"))
     if not files:
         raise InputError(f"{folder} has no pytorch_model.bin; there is nothing to convert")
+    check_links(folder)  # what they lead to would be copied
     tensors: dict[str, Tensor] = {}
     for file in files:
         tensors |= _read(file)

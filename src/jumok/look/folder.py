@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from jumok.errors import InputError, MissingExtra
+from jumok.files import check_links
 from jumok.look.scene import Scene
 from jumok.look.watch import watch
 from jumok.look.without import Out, before_and_after
@@ -64,15 +65,18 @@ def _loaded(folder: Path, device: str) -> tuple[Any, Any]:
             f"{folder} is a Hugging Face folder, and transformers is not installed: pip install transformers"
         ) from error
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    check_links(folder)
     place = _place(device)
+    # Unless it is told not to trust the folder, transformers asks on standard input whether to run its code.
+    options = {"local_files_only": True, "trust_remote_code": False}
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(folder, **options)
         _check_reads_text(folder, config)
         both = bool(getattr(config, "is_encoder_decoder", False))
         kind = transformers.AutoModelForSeq2SeqLM if both else transformers.AutoModel
         with _quietly():  # what is missing is told of below, if it is of use
-            model, told = kind.from_pretrained(folder, local_files_only=True, output_loading_info=True)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            model, told = kind.from_pretrained(folder, output_loading_info=True, **options)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
     except InputError:
         raise
     except (OSError, ValueError, RuntimeError) as error:
