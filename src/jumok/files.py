@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, whenever the power goes; read from folders that strangers may have made."""
+"""Files: written whole or not at all, and read from folders that may come from strangers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,23 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from jumok.errors import InputError
 
-__all__ = ["check_links", "read_json", "remove", "remove_leftovers", "sync", "written"]
+__all__ = [
+    "check_links",
+    "check_output",
+    "named_in_errors",
+    "read_json",
+    "remove",
+    "remove_leftovers",
+    "sync",
+    "written",
+]
 
 
 @contextlib.contextmanager
@@ -25,16 +35,47 @@ def written(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     _delete(part)
+    with named_in_errors(path):
+        try:
+            yield part
+        except BaseException:
+            _delete(part)
+            raise
+        for inside in part.rglob("*"):
+            sync(inside)
+        sync(part)
+        os.replace(part, path)
+        sync(path.parent)
+
+
+@contextlib.contextmanager
+def named_in_errors(path: Path | str) -> Iterator[None]:
+    """Add the name of a file to an ``OSError`` that has none, as that of a write to a full disk."""
     try:
-        yield part
-    except BaseException:
-        _delete(part)
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
         raise
-    for inside in part.rglob("*"):
-        sync(inside)
-    sync(part)
-    os.replace(part, path)
-    sync(path.parent)
+
+
+def check_output(out: Path, inputs: Iterable[str | Path | int]) -> None:
+    """Raise if ``out`` is one of the inputs, files by name or descriptor; links to one of them count."""
+    target = _identity(out)
+    for one in inputs:
+        if target is not None and _identity(one) == target:
+            what = "standard input" if isinstance(one, int) else one
+            raise InputError(f"{out} is what is read ({what}), and would be replaced; give another output")
+
+
+def _identity(path: str | Path | int) -> tuple[int, int] | None:
+    """Of a file or a folder; None for what does not exist or is not kept, as a pipe."""
+    try:
+        facts = os.stat(path)
+    except (OSError, ValueError):  # a text that could not be a name
+        return None
+    kept = stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)
+    return (facts.st_dev, facts.st_ino) if kept else None
 
 
 def remove(path: Path) -> None:
@@ -70,8 +111,8 @@ def check_links(folder: Path) -> None:
             continue
         if not any(target.is_relative_to(one) for one in homes):
             raise InputError(
-                f"{path} is a symbolic link that leads out of its folder, to {target}; if you trust it, put a "
-                "copy of the file in its place"
+                f"{path} is a symbolic link that leads out of its folder, to {target}; if you trust it, "
+                "put a copy of the file in its place"
             )
 
 

@@ -29,6 +29,7 @@ from jumok.errors import InputError
 __all__ = ["changed", "find", "folder_of", "listed", "load", "parse", "plain", "read", "summary", "write"]
 
 ENDINGS = (".yaml", ".yml")
+LARGEST_SIZE = 10_000_000  # of a model or a vocabulary
 MOST_BASES = 8  # deeper than this, recipes begin from each other in a circle
 Tree = dict[str, Any]
 
@@ -175,11 +176,24 @@ def parse(tree: Mapping[str, Any], name: str = "this recipe") -> Any:
     if task not in tasks.NAMES:
         raise InputError(f"{name}: task: {task!r}; it is one of: {', '.join(tasks.NAMES)}")
     schema = _schema(tasks.of(task).Recipe, tree, name)
+    if large := list(_too_large(tree)):
+        raise InputError("\n".join([f"{name} does not fit:", *(f"  {line}" for line in large)]))
     try:
         return pydantic.TypeAdapter(schema).validate_python(dict(tree))
     except pydantic.ValidationError as error:
         lines = list(dict.fromkeys(_told(problem, schema, tree) for problem in error.errors()))
         raise InputError("\n".join([f"{name} does not fit:", *(f"  {line}" for line in lines)])) from None
+
+
+def _too_large(tree: Mapping[str, Any]) -> Iterator[str]:
+    """Sizes that no memory has, by their keys."""
+    waiting = [(section, tree.get(section)) for section in ("model", "text")]
+    while waiting:
+        key, value = waiting.pop(0)
+        if isinstance(value, Mapping):
+            waiting += [(f"{key}.{inner}", one) for inner, one in value.items()]
+        elif isinstance(value, int) and value > LARGEST_SIZE:
+            yield f"{key}: {value} came; a size is at most {LARGEST_SIZE:,}"
 
 
 def _schema(known: Any, tree: Mapping[str, Any], name: str) -> Any:

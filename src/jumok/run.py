@@ -101,6 +101,12 @@ class Run:
         return any((self.folder / "state").glob("*/state.json"))
 
     @property
+    def files(self) -> list[Path]:
+        """The files that a prediction depends on."""
+        names = ("recipe.yaml", "*.json", "*.safetensors")
+        return sorted(path for name in names for path in self.folder.glob(name))
+
+    @property
     def weights(self) -> Path:
         """The best weights so far."""
         path = self.folder / "model.safetensors"

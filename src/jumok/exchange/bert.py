@@ -19,15 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from jumok.data.wordpiece import WordPieces
 from jumok.errors import InputError
-from jumok.files import check_links, read_json
 from jumok.exchange.folders import exported, write_json
+from jumok.files import check_links, read_json
 from jumok.models.bert import Bert, BertConfig, Classifier, Pretraining, Spans, Tagger
-from jumok.training.weights import read, weights
+from jumok.training.weights import read, weights, write
 
 __all__ = ["Loaded", "export_bert", "load_bert"]
 
@@ -302,7 +301,7 @@ def export_bert(
         raise InputError(f"{len(labels)} labels came for a model of {model.output.out_features} classes")
     with exported(folder) as new:
         write_json(new / "config.json", _written_config(model, tokenizer, labels))
-        save_file(_written(model), new / "model.safetensors", metadata={"format": "pt"})
+        write(_written(model), new / "model.safetensors")
         if tokenizer is not None:
             tokenizer.save(new)
             write_json(new / "tokenizer_config.json", _written_tokenizer(tokenizer, bert.config.positions))

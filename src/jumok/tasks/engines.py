@@ -89,7 +89,7 @@ def cache_of(run: Run, engine: str) -> Path:
 def _digest(run: Run) -> str:
     """Other values for other files that an engine's files are made of."""
     digest = hashlib.sha256()
-    for path in (run.folder / "recipe.yaml", *sorted(run.folder.glob("*.json")), run.weights):
+    for path in run.files:
         with path.open("rb") as file:
             digest.update(path.name.encode() + b"\0" + hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:16]
