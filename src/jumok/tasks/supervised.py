@@ -170,7 +170,7 @@ class Use(ABC, Generic[E]):
         """The names of the classes, as they were settled."""
         path = self.run.folder / "labels.json"
         labels: list[str] = read_json(path, list)
-        if not all(isinstance(label, str) for label in labels):
+        if not labels or not all(isinstance(label, str) for label in labels):
             raise InputError(f"{path} is damaged: expected names of classes")
         return labels
 
