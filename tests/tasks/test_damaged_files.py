@@ -1,4 +1,4 @@
-"""Each file of a run, damaged in each way: ``jumok run`` says which file it is, in a line, without a traceback."""
+"""Each file of a run, damaged in each way: ``jumok run`` names the file, without a traceback."""
 
 from __future__ import annotations
 
