@@ -17,6 +17,7 @@ __all__ = [
     "check_links",
     "check_output",
     "named_in_errors",
+    "opened_to_write",
     "read_json",
     "remove",
     "remove_leftovers",
@@ -57,6 +58,17 @@ def named_in_errors(path: Path | str) -> Iterator[None]:
         if error.filename is None:
             error.filename = str(path)
         raise
+
+
+@contextlib.contextmanager
+def opened_to_write(path: Path, mode: str, **options: Any) -> Iterator[Any]:
+    """Open a file. If closing it fails, as where the rest of a buffer does not fit, the error names it."""
+    file = path.open(mode, **options)
+    try:
+        yield file
+    finally:
+        with named_in_errors(path):
+            file.close()
 
 
 def check_output(out: Path, inputs: Iterable[str | Path | int]) -> None:

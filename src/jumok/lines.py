@@ -10,10 +10,10 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, TextIO, TypeVar
 
 from jumok.errors import InputError
-from jumok.files import named_in_errors, written
+from jumok.files import named_in_errors, opened_to_write, written
 
 __all__ = ["answered", "decoded", "is_file", "output", "whole", "windows"]
 
@@ -186,12 +186,16 @@ def decoded(file: Iterable[bytes], name: str, first: int = 0, *, skip: bool = Fa
 def output(path: Path | None) -> Iterator[Callable[[str], None]]:
     """A function that writes a line, to a file that is renamed when whole, or to standard output."""
     if path is None:
-        with named_in_errors("standard output"):
-            yield lambda line: print(line, flush=True)
+        yield lambda line: _print(line, None, "standard output")
         return
     if path.exists() and not path.is_file():  # /dev/null, a pipe: not to be replaced
-        with named_in_errors(path), path.open("w", encoding="utf-8", newline="\n") as file:
-            yield lambda line: print(line, file=file, flush=True)
+        with opened_to_write(path, "w", encoding="utf-8", newline="\n") as file:
+            yield lambda line: _print(line, file, path)
         return
     with written(path.resolve()) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
         yield lambda line: print(line, file=file)
+
+
+def _print(line: str, file: TextIO | None, name: Path | str) -> None:
+    with named_in_errors(name):
+        print(line, file=file, flush=True)

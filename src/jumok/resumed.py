@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from jumok.errors import InputError
-from jumok.files import named_in_errors, read_json, remove, sync, written
+from jumok.files import named_in_errors, opened_to_write, read_json, remove, sync, written
 
 __all__ = ["Output", "Resumed", "opened"]
 
@@ -148,7 +148,7 @@ def opened(path: Path | None, asked: Mapping[str, Any], *, again: bool = False) 
         yield Output()
         return
     if path.exists() and not path.is_file():  # /dev/null, a pipe: not to be replaced
-        with path.open("w", encoding="utf-8", newline="\n") as file:
+        with opened_to_write(path, "w", encoding="utf-8", newline="\n") as file:
             yield Output(file, path)
         return
     path = path.resolve()
@@ -156,7 +156,7 @@ def opened(path: Path | None, asked: Mapping[str, Any], *, again: bool = False) 
     path.parent.mkdir(parents=True, exist_ok=True)
     if part.exists() and part.stat().st_size and not state.exists() and not again:
         raise InputError(f"{part} is there, and not from `jumok run`: move it away, or give another --out")
-    with part.open("r+b" if part.exists() else "w+b") as binary:
+    with opened_to_write(part, "r+b" if part.exists() else "w+b") as binary:
         _lock(binary, path)
         if again:
             remove(state)

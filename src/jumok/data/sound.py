@@ -371,6 +371,7 @@ def saved(path: Path, wave: NDArray[Any], rate: int) -> None:
     if path.suffix.lower() not in formats:
         raise InputError(f"{path}: sound is written as {', '.join(formats)}")
     form, kind = formats[path.suffix.lower()]
-    soundfile = needed("soundfile", EXTRA)
-    with written(path) as part, part.open("wb") as file:  # ours tells of a full disk, libsndfile's does not
-        soundfile.write(file, np.clip(wave, -1, 1), rate, format=form, subtype=kind)
+    data = io.BytesIO()  # libsndfile itself does not tell of a full disk
+    needed("soundfile", EXTRA).write(data, np.clip(wave, -1, 1), rate, format=form, subtype=kind)
+    with written(path) as part:
+        part.write_bytes(data.getvalue())
