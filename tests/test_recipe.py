@@ -118,7 +118,7 @@ def test_a_name_that_nobody_knows_is_told_with_the_nearest(name: str, told: list
     [
         ("task: translate\nmodel: {kind: seq2seq\n", ["mine.yaml:3", "not YAML"]),
         ("task: translate\ntask: translate\n", ["mine.yaml:2", "'task' comes twice"]),
-        ("just a text", ["sections", "just a text"]),
+        ("just a text", ["sections", "it holds str"]),
         ("", ["sections", "None"]),
         ("base: mine.yaml", ["circle"]),
     ],

@@ -23,10 +23,12 @@ from jumok import lines as usual
 from jumok import tasks
 from jumok.data import formats
 from jumok.errors import InputError
+from jumok.files import check_output
 from jumok.lines import answered
-from jumok.resumed import Resumed, opened
+from jumok.resumed import PART, Resumed, opened
 from jumok.run import Run
 from jumok.tasks import engines, objects
+from jumok.tasks.served import SURROGATE
 
 if TYPE_CHECKING:
     from jumok.on_ray import Cluster
@@ -117,6 +119,9 @@ class Worker:
     def _predictions(self, lines: list[str], first: int) -> Iterable[Any]:
         job = self.job
         align = job.align or job.alignments or job.maps
+        for number, line in enumerate(lines, first):
+            if job.skip and SURROGATE.search(line):
+                raise InputError(f"line {number + 1}: this is not UTF-8")
         if job.objects is not None:
             lines = [self._of_object(line, number) for number, line in enumerate(lines, first)]
         try:
@@ -150,6 +155,7 @@ def run(
     from jumok.pace import Pace
 
     file = Path(text) if text is not None and usual.is_file(Path(text)) else None
+    _check_outputs(job, text, out, picture)
     job = _settled(job, file, out)
     kept = job.task.Kept(out, again=again) if hasattr(job.task, "Kept") else None  # what is made are files
     out = None if kept else out
@@ -157,7 +163,7 @@ def run(
     inputs = usual if job.objects is not None else getattr(job.task, "inputs", usual)
     with (
         opened(out, job.asked() if out is not None else {}, again=again) as output,
-        inputs.windows(text) as some,
+        inputs.windows(text, skip=job.skip) as some,
         _worker(job, file, output.begun, picture, kept) as worker,
         Pace(shown=isinstance(output, Resumed)) as pace,
     ):
@@ -171,6 +177,21 @@ def run(
         pace.end(output.done)
     if worker.picture is not None:
         print(f"no map: there were no words for {picture}", file=sys.stderr)
+
+
+def _check_outputs(job: Job, text: str | None, out: Path | None, picture: Path | None) -> None:
+    """Refuse to replace what is read: the input, or a file of the run."""
+    inputs: list[str | Path | int] = [*job.run.files]
+    if text is not None:
+        inputs.append(text)
+    else:
+        with contextlib.suppress(OSError, ValueError):  # not a file at all
+            inputs.append(sys.stdin.fileno())
+    if style := getattr(job.search, "style_from", None):
+        inputs.append(style)
+    written = [path for path in (out, picture) if path is not None]
+    for path in [*written, *(path.with_name(path.name + PART) for path in written)]:
+        check_output(path, inputs)
 
 
 def _settled(job: Job, file: Path | None, out: Path | None) -> Job:

@@ -17,6 +17,7 @@ import typer
 
 from jumok import lines as usual
 from jumok.errors import InputError, JumokError, MissingExtra
+from jumok.files import check_output
 from jumok.lines import output
 
 if TYPE_CHECKING:
@@ -36,6 +37,14 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Public data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+
+# What torch says when there is not enough memory, on a GPU, on a CPU, and for sizes that no memory has.
+NO_MEMORY = (
+    "out of memory",
+    "not enough memory",
+    "can't allocate memory",
+    "storage size calculation overflowed",
+)
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 Beam = Annotated[int | None, typer.Option(min=1, help="Hypotheses side by side; 1 is greedy.")]
@@ -234,6 +243,8 @@ def align(
 
     asked = linking.asked(layer, head, shift)
     job = linking.Job(pairs, asked, symmetry, gold, gold_flipped, linking.on_error(on_error))
+    if out is not None:
+        check_output(out, [*pairs, *([gold] if gold is not None else [])])
     aligner = linking.aligner_of(run, reverse, device)
     with output(out) as write:
         job.run(aligner, write, lambda line: print(line, file=sys.stderr))
@@ -270,6 +281,8 @@ def look(
     from jumok.tasks import of
 
     gone = read(without or ())
+    if out is not None:
+        check_output(out, [text, *model.glob("*"), *([style_from] if style_from is not None else [])])
     if out is None and (layer is not None or head is not None):
         raise InputError("--layer and --head choose what --out writes; on the page they are chosen there")
     if model.is_dir() and not folder.is_folder(model) and not (model / "recipe.yaml").is_file():
@@ -395,6 +408,7 @@ def export(
     from jumok.run import Run
 
     opened = Run.open(run)
+    check_output(out, [run])
     with _console().status("writing, and comparing"):
         told = formats.export(opened, out, to, quantization=quantization, compare=compare)
     print(f"written to {out}")
@@ -410,6 +424,7 @@ def convert(
     """Write an old Hugging Face folder anew, its weights in safetensors rather than a pickle."""
     from jumok.exchange.convert import convert as converted
 
+    check_output(out, [folder])
     print(f"written to {converted(folder, out)}")
 
 
@@ -457,12 +472,13 @@ def _run() -> None:
         _fail(str(error), getattr(error, "status", 1))
     except OSError as error:  # a full disk, a folder that may not be written to
         _fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
-    except RuntimeError as error:
-        if "out of memory" not in str(error).lower():
+    except (MemoryError, RuntimeError) as error:
+        told = str(error).partition("\n")[0]
+        if not isinstance(error, MemoryError) and not any(one in told.lower() for one in NO_MEMORY):
             raise
         _fail(
-            "out of memory: take smaller batches, train.tokens=… with train.accumulate=…, or a smaller model "
-            f"({str(error).splitlines()[0]})"
+            "out of memory: take smaller batches, train.tokens=… with train.accumulate=…, or a smaller "
+            f"model, model.width=… ({told or 'Python cannot allocate more'})"
         )
 
 

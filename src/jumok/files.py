@@ -1,14 +1,29 @@
-"""Files and folders that are there as a whole or not at all, whenever the power goes."""
+"""Files: written whole or not at all, and read from folders that may come from strangers."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
-__all__ = ["remove", "remove_leftovers", "sync", "written"]
+from jumok.errors import InputError
+
+__all__ = [
+    "check_links",
+    "check_output",
+    "named_in_errors",
+    "opened_to_write",
+    "read_json",
+    "remove",
+    "remove_leftovers",
+    "sync",
+    "written",
+]
 
 
 @contextlib.contextmanager
@@ -21,16 +36,58 @@ def written(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     _delete(part)
+    with named_in_errors(path):
+        try:
+            yield part
+        except BaseException:
+            _delete(part)
+            raise
+        for inside in part.rglob("*"):
+            sync(inside)
+        sync(part)
+        os.replace(part, path)
+        sync(path.parent)
+
+
+@contextlib.contextmanager
+def named_in_errors(path: Path | str) -> Iterator[None]:
+    """Add the name of a file to an ``OSError`` that has none, as that of a write to a full disk."""
     try:
-        yield part
-    except BaseException:
-        _delete(part)
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
         raise
-    for inside in part.rglob("*"):
-        sync(inside)
-    sync(part)
-    os.replace(part, path)
-    sync(path.parent)
+
+
+@contextlib.contextmanager
+def opened_to_write(path: Path, mode: str, **options: Any) -> Iterator[Any]:
+    """Open a file. If closing it fails, as where the rest of a buffer does not fit, the error names it."""
+    file = path.open(mode, **options)
+    try:
+        yield file
+    finally:
+        with named_in_errors(path):
+            file.close()
+
+
+def check_output(out: Path, inputs: Iterable[str | Path | int]) -> None:
+    """Raise if ``out`` is one of the inputs, files by name or descriptor; links to one of them count."""
+    target = _identity(out)
+    for one in inputs:
+        if target is not None and _identity(one) == target:
+            what = "standard input" if isinstance(one, int) else one
+            raise InputError(f"{out} is what is read ({what}), and would be replaced; give another output")
+
+
+def _identity(path: str | Path | int) -> tuple[int, int] | None:
+    """Of a file or a folder; None for what does not exist or is not kept, as a pipe."""
+    try:
+        facts = os.stat(path)
+    except (OSError, ValueError):  # a text that could not be a name
+        return None
+    kept = stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)
+    return (facts.st_dev, facts.st_ino) if kept else None
 
 
 def remove(path: Path) -> None:
@@ -46,6 +103,42 @@ def remove_leftovers(folder: Path) -> None:
     """Take away what an earlier process had begun to write or to remove when it was killed."""
     for part in folder.glob(".*.part"):
         _delete(part)
+
+
+def check_links(folder: Path) -> None:
+    """Raise if a file of a folder is a symbolic link that leads out of the folder.
+
+    A folder from a stranger could otherwise have any file of this machine read, shown or copied. Links from a
+    snapshot of the Hugging Face hub to the ``blobs`` beside it are accepted. Links to folders are accepted,
+    too: people keep large ones on another disk.
+    """
+    home = folder.resolve()
+    homes = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
+    for path in sorted(folder.iterdir()):
+        if not path.is_symlink() or path.is_dir():
+            continue
+        try:
+            target = path.resolve()
+        except (OSError, RuntimeError):  # a circle, which leads nowhere
+            continue
+        if not any(target.is_relative_to(one) for one in homes):
+            raise InputError(
+                f"{path} is a symbolic link that leads out of its folder, to {target}; if you trust it, "
+                "put a copy of the file in its place"
+            )
+
+
+def read_json(path: Path, kind: type) -> Any:
+    """Return the content of a JSON file that holds a ``kind``, ``list`` or ``dict``."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is damaged, it is not JSON: {error}") from None
+    if not isinstance(content, kind):
+        raise InputError(f"{path} is damaged: expected a {kind.__name__}, it holds {type(content).__name__}")
+    return content
 
 
 def sync(path: Path) -> None:

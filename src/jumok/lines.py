@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import queue
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, TextIO, TypeVar
 
 from jumok.errors import InputError
+from jumok.files import named_in_errors, opened_to_write, written
 
 __all__ = ["answered", "decoded", "is_file", "output", "whole", "windows"]
 
+LONGEST_LINE = 1 << 24  # bytes: what is longer is no line of text, and must not fill the memory
 AT_ONCE = 1024  # lines that are translated together, so that those of like length share a batch
 T = TypeVar("T")
 TEXT_FILES = (".txt", ".tsv", ".csv", ".jsonl", ".gz", ".en", ".de", ".fr", ".ko")  # what a typo may be of
 
 
 @contextlib.contextmanager
-def windows(text: str | None) -> Iterator[Iterator[list[str]]]:
+def windows(text: str | None, *, skip: bool = False) -> Iterator[Iterator[list[str]]]:
     """The lines of a file, of standard input, or the one text itself, so many at a time.
+
+    A line that is not UTF-8 is an error. With ``skip`` it comes with lone surrogates, for the reader to find.
 
     From standard input come those that are there: whoever types a line, or waits for its translation before
     sending the next, gets it at once.
@@ -30,12 +36,12 @@ def windows(text: str | None) -> Iterator[Iterator[list[str]]]:
     if path is None:
         if sys.stdin.isatty():
             print("reading from standard input, a line each; end with Ctrl-D", file=sys.stderr)
-        yield _as_they_come(decoded(_lines_of(sys.stdin.buffer), "standard input"))
+        yield _as_they_come(decoded(_lines_of(sys.stdin.buffer), "standard input", skip=skip))
     elif is_file(path):
         from jumok.data.files import opened
 
         with opened(path) as file:
-            yield _some_at_a_time(decoded(file, str(path)))
+            yield _some_at_a_time(decoded(_bounded(file), str(path), skip=skip))
     elif path.suffix and " " not in str(path) and (len(path.parts) > 1 or path.suffix in TEXT_FILES):
         raise InputError(
             f"there is no file {path}; to have these very letters read: echo {path} | jumok run …"
@@ -77,7 +83,7 @@ def whole(text: str) -> str:
     from jumok.data.files import opened
 
     with opened(Path(text)) as file:
-        return "\n".join(decoded(file, text)).strip()
+        return "\n".join(decoded(_bounded(file), text)).strip()
 
 
 def _some_at_a_time(lines: Iterator[str]) -> Iterator[list[str]]:
@@ -110,8 +116,17 @@ def _lines_of(file: BinaryIO) -> Iterator[bytes]:
         for line in others:
             yield b"".join(begun)
             begun = [line]
+        if len(begun) << 16 > LONGEST_LINE:
+            yield b"".join(begun)
+            begun = []
     if any(begun):
         yield b"".join(begun)
+
+
+def _bounded(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file; one that is far too long, as of a small .gz, comes in parts."""
+    while line := file.readline(LONGEST_LINE + 1):
+        yield line
 
 
 def _as_they_come(lines: Iterator[str]) -> Iterator[list[str]]:
@@ -149,26 +164,38 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def decoded(file: Iterable[bytes], name: str, first: int = 0) -> Iterator[str]:
+def decoded(file: Iterable[bytes], name: str, first: int = 0, *, skip: bool = False) -> Iterator[str]:
     """Lines without their ends. Only a newline ends one: what else looks like an end belongs to the text."""
-    for number, line in enumerate(file, first + 1):
-        try:
-            yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{name}:{number}: this is not UTF-8 ({error.reason}); convert it") from None
+    number = first
+    try:
+        for number, line in enumerate(file, first + 1):
+            if len(line) > LONGEST_LINE:
+                raise InputError(f"{name}:{number}: this line has over {LONGEST_LINE:,} bytes; is it text?")
+            encoding = "utf-8-sig" if number == 1 else "utf-8"
+            errors = "surrogateescape" if skip else "strict"
+            yield line.removesuffix(b"\n").removesuffix(b"\r").decode(encoding, errors)
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{name}:{number}: this is not UTF-8 ({error.reason}); convert it, or --on-error skip"
+        ) from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(f"{name} is damaged behind line {number}: {error}; fetch it again") from None
 
 
 @contextlib.contextmanager
 def output(path: Path | None) -> Iterator[Callable[[str], None]]:
     """A function that writes a line, to a file that is renamed when whole, or to standard output."""
     if path is None:
-        yield lambda line: print(line, flush=True)
+        yield lambda line: _print(line, None, "standard output")
         return
     if path.exists() and not path.is_file():  # /dev/null, a pipe: not to be replaced
-        with path.open("w", encoding="utf-8", newline="\n") as file:
-            yield lambda line: print(line, file=file, flush=True)
+        with opened_to_write(path, "w", encoding="utf-8", newline="\n") as file:
+            yield lambda line: _print(line, file, path)
         return
-    from jumok.files import written
-
     with written(path.resolve()) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
         yield lambda line: print(line, file=file)
+
+
+def _print(line: str, file: TextIO | None, name: Path | str) -> None:
+    with named_in_errors(name):
+        print(line, file=file, flush=True)

@@ -124,7 +124,7 @@ class Mapped:
         error = None
         try:
             try:
-                some.extend(lines.decoded(inside, str(self._file), first))
+                some.extend(lines.decoded(inside, str(self._file), first, skip=self._worker.job.skip))
             finally:  # those before one that cannot be read are not lost for it
                 said.extend(self._worker.answers(some, first))
         except InputError as raised:

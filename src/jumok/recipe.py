@@ -28,6 +28,8 @@ from jumok.errors import InputError
 
 __all__ = ["changed", "find", "folder_of", "listed", "load", "parse", "plain", "read", "summary", "write"]
 
+ENDINGS = (".yaml", ".yml")
+LARGEST_SIZE = 10_000_000  # of a model or a vocabulary
 MOST_BASES = 8  # deeper than this, recipes begin from each other in a circle
 Tree = dict[str, Any]
 
@@ -46,7 +48,7 @@ def folder_of(name: str) -> Path:
     ('runs/bahdanau', 'runs/transformer-multi30k-en-de')
     """
     path = Path(name)
-    own = path.stem if path.suffix in (".yaml", ".yml") else name.removesuffix("/default").replace("/", "-")
+    own = path.stem if path.suffix in ENDINGS else name.removesuffix("/default").replace("/", "-")
     return Path("runs") / own
 
 
@@ -69,7 +71,7 @@ def find(name: str) -> Path:
         if spelled in known:
             return known[spelled]
     path = Path(name)
-    if path.suffix in (".yaml", ".yml"):
+    if path.suffix in ENDINGS:
         if path.is_file():
             return path
         raise InputError(f"there is no file {name}; `jumok recipes` lists the recipes that come with jumok")
@@ -78,8 +80,12 @@ def find(name: str) -> Path:
     raise InputError(f"there is no recipe {name!r}{meant} `jumok recipes` lists them; a file ends in .yaml")
 
 
-def read(path: Path, depth: int = 0) -> Tree:
-    """The recipe in a file as plain data, with what it begins from filled in."""
+def read(path: Path, depth: int = 0, *, alone: bool = False) -> Tree:
+    """The recipe in a file as plain data, with what it begins from filled in.
+
+    ``alone`` refuses a recipe with a base: that of a run has none, and may come from a stranger. No error
+    shows what the file holds, as it may be any file that a stranger's recipe names.
+    """
     try:
         text = path.read_text(encoding="utf-8")
         tree = yaml.load(text, Loader=_Strict)
@@ -87,17 +93,24 @@ def read(path: Path, depth: int = 0) -> Tree:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         raise InputError(f"{where}: this is not YAML: {getattr(error, 'problem', error)}") from None
+    except RecursionError:
+        raise InputError(f"{path}: this is not a recipe: its values are nested too deeply") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {error}") from None
     if not isinstance(tree, dict):
-        raise InputError(f"{path}: a recipe has sections, as in `model:` and `train:`; it holds {tree!r}")
+        raise InputError(
+            f"{path}: a recipe has sections, as in `model:` and `train:`; it holds {type(tree).__name__}"
+        )
     base = tree.pop("base", None)
     if base is None:
         return tree
+    if alone:
+        raise InputError(f"{path} has base: {base!r}; the recipe of a run spells out all of its settings")
     if depth == MOST_BASES:
         raise InputError(f"{path}: base: {base!r} leads through {depth} recipes; do they begin in a circle?")
     beside = path.parent / str(base)
-    return merged(read(beside if beside.is_file() else find(str(base)), depth + 1), tree)
+    is_file = beside.suffix in ENDINGS and beside.is_file()
+    return merged(read(beside if is_file else find(str(base)), depth + 1), tree)
 
 
 def merged(under: Tree, over: Tree) -> Tree:
@@ -163,11 +176,24 @@ def parse(tree: Mapping[str, Any], name: str = "this recipe") -> Any:
     if task not in tasks.NAMES:
         raise InputError(f"{name}: task: {task!r}; it is one of: {', '.join(tasks.NAMES)}")
     schema = _schema(tasks.of(task).Recipe, tree, name)
+    if large := list(_too_large(tree)):
+        raise InputError("\n".join([f"{name} does not fit:", *(f"  {line}" for line in large)]))
     try:
         return pydantic.TypeAdapter(schema).validate_python(dict(tree))
     except pydantic.ValidationError as error:
         lines = list(dict.fromkeys(_told(problem, schema, tree) for problem in error.errors()))
         raise InputError("\n".join([f"{name} does not fit:", *(f"  {line}" for line in lines)])) from None
+
+
+def _too_large(tree: Mapping[str, Any]) -> Iterator[str]:
+    """Sizes that no memory has, by their keys."""
+    waiting = [(section, tree.get(section)) for section in ("model", "text")]
+    while waiting:
+        key, value = waiting.pop(0)
+        if isinstance(value, Mapping):
+            waiting += [(f"{key}.{inner}", one) for inner, one in value.items()]
+        elif isinstance(value, int) and value > LARGEST_SIZE:
+            yield f"{key}: {value} came; a size is at most {LARGEST_SIZE:,}"
 
 
 def _schema(known: Any, tree: Mapping[str, Any], name: str) -> Any:

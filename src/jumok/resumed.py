@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from jumok.errors import InputError
-from jumok.files import remove, sync, written
+from jumok.files import named_in_errors, opened_to_write, read_json, remove, sync, written
 
 __all__ = ["Output", "Resumed", "opened"]
 
 FORMAT = 1
+PART = ".part"
 NOTED_EVERY = 1.0  # seconds
 
 
@@ -37,8 +38,8 @@ class Output:
     done = 0  # inputs that are done
     read = 0  # bytes of these
 
-    def __init__(self, file: TextIO | None = None) -> None:
-        self._file = file
+    def __init__(self, file: TextIO | None = None, name: Path | str = "standard output") -> None:
+        self._file, self._name = file, name
 
     def left(self, windows: Iterable[list[str]]) -> Iterator[tuple[int, list[str]]]:
         """The inputs that are to be answered, with the number of the first of them."""
@@ -47,7 +48,8 @@ class Output:
             self.done += len(lines)
 
     def write(self, line: str) -> None:
-        print(line, file=self._file, flush=True)
+        with named_in_errors(self._name):
+            print(line, file=self._file, flush=True)
 
 
 class Resumed(Output):
@@ -81,12 +83,14 @@ class Resumed(Output):
             raise self._changed(f"the input has {self.done:,} lines now; {self.begun:,} were done")
 
     def write(self, line: str) -> None:
-        self._part.write(f"{line}\n".encode())
+        with named_in_errors(self.path):
+            self._part.write(f"{line}\n".encode())
 
     def note(self) -> None:
         """From here it would go on."""
-        self._part.flush()
-        os.fsync(self._part.fileno())
+        with named_in_errors(self.path):
+            self._part.flush()
+            os.fsync(self._part.fileno())
         known = {"inputs": self.done, "bytes": self._end, "digest": self._digest.hexdigest()}
         with written(self._state) as part:
             part.write_text(json.dumps({"format": FORMAT, "asked": self.asked, **known}), encoding="utf-8")
@@ -110,11 +114,11 @@ class Resumed(Output):
             raise self._changed(f"the first {self.begun:,} lines of the input are others now")
 
     def _go_on(self) -> None:
-        known = json.loads(self._state.read_text(encoding="utf-8"))
+        known = read_json(self._state, dict)
         size = self._part.seek(0, os.SEEK_END)
-        if not size or not known["inputs"]:  # what was noted became the whole file; or nothing is done yet
+        if not size or not known.get("inputs"):  # what was noted became the whole file; or nothing is done
             return
-        if known["format"] != FORMAT:
+        if known.get("format") != FORMAT:
             raise self._changed("another version of jumok began it")
         then = known["asked"]
         if then != self.asked:
@@ -144,15 +148,15 @@ def opened(path: Path | None, asked: Mapping[str, Any], *, again: bool = False) 
         yield Output()
         return
     if path.exists() and not path.is_file():  # /dev/null, a pipe: not to be replaced
-        with path.open("w", encoding="utf-8", newline="\n") as file:
-            yield Output(file)
+        with opened_to_write(path, "w", encoding="utf-8", newline="\n") as file:
+            yield Output(file, path)
         return
     path = path.resolve()
-    part, state = (path.with_name(path.name + end) for end in (".part", ".part.json"))
+    part, state = (path.with_name(path.name + end) for end in (PART, f"{PART}.json"))
     path.parent.mkdir(parents=True, exist_ok=True)
     if part.exists() and part.stat().st_size and not state.exists() and not again:
         raise InputError(f"{part} is there, and not from `jumok run`: move it away, or give another --out")
-    with part.open("r+b" if part.exists() else "w+b") as binary:
+    with opened_to_write(part, "r+b" if part.exists() else "w+b") as binary:
         _lock(binary, path)
         if again:
             remove(state)
@@ -165,10 +169,11 @@ def opened(path: Path | None, asked: Mapping[str, Any], *, again: bool = False) 
                 part.unlink()
                 remove(state)
             raise
-        binary.flush()
-        os.fsync(binary.fileno())
-        os.replace(part, path)
-        sync(path.parent)
+        with named_in_errors(path):
+            binary.flush()
+            os.fsync(binary.fileno())
+            os.replace(part, path)
+            sync(path.parent)
     remove(state)
 
 

@@ -13,9 +13,9 @@
         state/               what resuming needs
         data/                the tokenised training data, and what was held out of it
         figures/, eval/      what `jumok eval` found
-        engines/             the model as other engines than PyTorch read it
 
-Nothing in it is a pickle: a run from a stranger can be loaded.
+Nothing in it is a pickle, no file of it may be a link that leads out of it, and its recipe stands on its own:
+a run from a stranger can be loaded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 
 from jumok import recipe as recipes
 from jumok.errors import InputError
-from jumok.files import written
+from jumok.files import check_links, written
 
 __all__ = ["FORMAT", "Run", "locked"]
 
@@ -65,7 +65,8 @@ class Run:
                 else "`jumok train RECIPE` makes a run"
             )
             raise InputError(f"{folder} is no run: it has no recipe.yaml; {told}")
-        tree = recipes.read(path)
+        check_links(folder)
+        tree = recipes.read(path, alone=True)
         found = tree.pop("format", None)
         if found != FORMAT:
             raise InputError(
@@ -98,6 +99,12 @@ class Run:
     def has_begun(self) -> bool:
         """Whether there is a state to go on from."""
         return any((self.folder / "state").glob("*/state.json"))
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that a prediction depends on."""
+        names = ("recipe.yaml", "*.json", "*.safetensors")
+        return sorted(path for name in names for path in self.folder.glob(name))
 
     @property
     def weights(self) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -223,3 +224,25 @@ def test_the_same_times_at_another_rate() -> None:
     assert config.seconds == pytest.approx(0.0125, rel=0.01)
     assert (config.fft, config.window) == (2048, 1102)
     assert SoundConfig.at(16000) == SoundConfig()
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("rate", [8000, 16000])
+@pytest.mark.parametrize("size", [1e-45, 1e-38, 1e-20, 1e-10, 1e-9, 1e9, 1e11, 3e38])
+def test_samples_at_the_limits_of_float_give_a_waveform_or_a_flaw(
+    size: float, rate: int, channels: int
+) -> None:
+    """A float WAV may hold numbers that become infinite when they are made as loud as others."""
+    file = io.BytesIO()
+    samples = np.full((4000, channels), size, np.float32) * np.where(np.arange(4000) % 7, 1, -1)[:, None]
+    soundfile.write(file, samples.astype(np.float32), rate, format="WAV", subtype="FLOAT")
+    for trim in (None, 30.0):
+        sound = Sound(replace(SoundConfig(rate=16000), trim=trim))
+        found = sound.waveform(file.getvalue(), "x.wav")
+        if isinstance(found, Flaw):
+            assert size <= 1e-10 or size >= 1e11
+        else:
+            assert 1e-10 < size < 1e11
+            assert np.isfinite(found).all()
+            assert 0 < np.abs(found).max() <= 1
+            assert np.isfinite(sound.mel(found)).all()

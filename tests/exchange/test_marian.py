@@ -192,7 +192,7 @@ def test_an_export_that_fails_leaves_the_earlier_one(tmp_path: Path, monkeypatch
     def full(*_: Any, **__: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(huggingface, "save_file", full)
+    monkeypatch.setattr(huggingface, "write", full)
     with pytest.raises(OSError, match="no space"):
         export_marian(small(width=10), folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

@@ -220,7 +220,12 @@ def test_progress_is_drawn_from_zero_to_the_last_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+
+    def savefig(self: Figure, path: Path, **_: object) -> None:
+        path.touch()
+        drawn.append(self)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
     progress({"words": [(10, 0.1), (30, 0.5)], "next": [(10, 0.5)]}, tmp_path / "curves.png", title="t")
     (axes,) = drawn[0].axes
     assert axes.get_xlim() == (0, 30)

@@ -124,8 +124,8 @@ def test_gzipped_and_large_it_streams(
     path.write_bytes(gzip.compress("".join(f'{{"text": "{t}"}}\n' for t in TEXTS).encode()))
     inside = lines.decoded
 
-    def counted(*given: Any) -> Any:
-        for line in inside(*given):
+    def counted(*given: Any, **options: Any) -> Any:
+        for line in inside(*given, **options):
             read[0] += 1
             yield line
 

@@ -216,11 +216,11 @@ def test_files_are_made_once_for_each_weights(
     first, second = by_onnx.load(run, "cpu"), engines.load(run, "onnx", "cpu")
     assert [*first.predict(lines, search(run))] == [*second.predict(lines, search(run))]
     assert len(asked) == 1
-    [before] = (run.folder / "engines" / "onnx").iterdir()
+    [before] = engines.cache_of(run, "onnx").iterdir()
     weights = load_file(run.weights)
     save_file({name: x + 1 for name, x in weights.items()}, run.weights)  # trained further
     by_onnx.load(run, "cpu")
-    [after] = (run.folder / "engines" / "onnx").iterdir()
+    [after] = engines.cache_of(run, "onnx").iterdir()
     assert len(asked) == 2
     assert after != before
     with pytest.raises(InputError, match="onnxruntime-gpu"):

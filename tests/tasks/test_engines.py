@@ -198,7 +198,7 @@ def test_other_models_are_refused(bahdanau: Run) -> None:
         InputError, match=r"a seq2seq of the task translate: .*--engine onnx .* --engine torch"
     ):
         engines.load(bahdanau, "ctranslate2", "cpu")
-    assert not (bahdanau.folder / "engines").exists()
+    assert not engines.cache_of(bahdanau, "ctranslate2").exists()
 
 
 def test_an_engine_that_is_none_is_refused(run: Run) -> None:
@@ -245,7 +245,6 @@ def test_a_missing_package_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -
 
 def test_files_are_made_once_and_anew_for_other_weights(run: Run, tmp_path: Path) -> None:
     shutil.copytree(run.folder, tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "engines", ignore_errors=True)
     mine, made = Run.open(tmp_path / "run"), []
 
     def make(folder: Path) -> None:
@@ -260,19 +259,19 @@ def test_files_are_made_once_and_anew_for_other_weights(run: Run, tmp_path: Path
         file.write(b" ")
     second = engines.kept(mine, "some", make)
     assert second != first
-    assert list((mine.folder / "engines" / "some").iterdir()) == [second]
+    assert list(engines.cache_of(mine, "some").iterdir()) == [second]
 
 
 def test_what_fails_leaves_nothing(run: Run, tmp_path: Path) -> None:
-    shutil.copytree(run.folder, tmp_path / "run")
+    mine = Run.open(shutil.copytree(run.folder, tmp_path / "run"))
 
     def broken(folder: Path) -> None:
         (folder / "half").write_text("")
         raise OSError("no space left on device")
 
     with pytest.raises(OSError, match="no space"):
-        engines.kept(Run.open(tmp_path / "run"), "some", broken)
-    assert list((tmp_path / "run" / "engines" / "some").iterdir()) == []
+        engines.kept(mine, "some", broken)
+    assert list(engines.cache_of(mine, "some").iterdir()) == []
 
 
 def test_two_may_make_them_at_the_same_time(run: Run, tmp_path: Path) -> None:

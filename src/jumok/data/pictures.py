@@ -2,7 +2,8 @@
 
 A picture is PNG, JPEG or WebP, and comes as RGB, the way up that its EXIF says, on white where it can be seen
 through. What cannot be used is a *flaw*: missing, damaged, none of these formats, or larger than the limits,
-which are looked at before anything is decoded: a small file may hold a picture that fills all memory.
+which are looked at before anything is decoded: a small file may hold a picture that fills all memory, or
+takes minutes to decode (see :mod:`jumok.data.image_structure`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from jumok.data import members
 from jumok.data.files import needed
 from jumok.data.formats import Flaw
+from jumok.data.image_structure import check_structure
 from jumok.data.members import Member
 from jumok.errors import InputError
 
@@ -27,7 +29,9 @@ __all__ = ["LIMITS", "Archive", "Folder", "Limits", "PictureFile", "Pixels", "ch
 Pixels = NDArray[np.uint8]  # (height, width, 3)
 FORMATS = ("PNG", "JPEG", "WEBP")
 BEGINNINGS = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF")  # of their files
-TOO_LARGE = TOO_MANY_BYTES, TOO_MANY_PIXELS = "a picture of too many bytes", "a picture of too many pixels"
+TOO_MANY_BYTES, TOO_MANY_PIXELS = "a picture of too many bytes", "a picture of too many pixels"
+TOO_MANY_PARTS = "a picture of too many parts"
+TOO_LARGE = (TOO_MANY_BYTES, TOO_MANY_PIXELS, TOO_MANY_PARTS)
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,8 @@ def _opened(data: bytes, where: str, limits: Limits) -> Any:
         return Flaw(where, "an empty picture")
     if len(data) > limits.size:
         return _too_large(where, len(data), limits)
+    if (excess := check_structure(data)) is not None:
+        return Flaw(where, TOO_MANY_PARTS, f"{excess}; save it anew with an image editor")
     pillow = needed("PIL.Image", "images")
     try:
         image = pillow.open(io.BytesIO(data), formats=FORMATS)

@@ -50,6 +50,9 @@ BEGINNINGS = (b"RIFF", b"RIFX", b"RF64", b"fLaC", b"OggS", b"FORM", b"ID3", b"\x
 TOO_LONG = "too long a recording"
 UNTOLD = (0, 0xFFFFFFFF)  # the size in the header of a WAV that was written as it came
 EXTRA = "speech"
+# Beyond the steps and the range of 32-bit integers, samples are silence or damaged. Numbers near the limits
+# of float32 would become infinite when they are made as loud as others.
+SOFTEST, LOUDEST = 2.0**-32, 2.0**32
 UPDATES, TINY = 10, 1e-12  # from mel bands to magnitudes
 
 
@@ -176,7 +179,7 @@ class Sound:
         if rate != self.config.rate and len(wave):
             librosa = needed("librosa", EXTRA)
             wave = librosa.resample(wave, orig_sr=rate, target_sr=self.config.rate, res_type="soxr_hq")
-        if not np.any(wave):
+        if not np.any(np.abs(wave) > SOFTEST):
             return np.zeros(0, np.float32)
         if self.config.trim is not None:
             trim = needed("librosa.effects", EXTRA).trim
@@ -329,6 +332,8 @@ def decode(data: bytes, where: str, limits: Limits = LIMITS) -> tuple[NDArray[np
         return Flaw(where, "a recording without a sample", "is it cut off?")
     if not np.isfinite(samples).all():
         return Flaw(where, "a damaged recording", "it has NaN or infinity among its samples")
+    if (loudest := float(np.abs(samples).max())) > LOUDEST:
+        return Flaw(where, "a damaged recording", f"it has samples up to {loudest:.3g}; 1 is full scale")
     return samples, rate
 
 
@@ -346,9 +351,9 @@ def _reason(error: Exception) -> str:
 def louder(wave: NDArray[Any], level: float) -> Wave:
     """The same waveform at a mean square of so many dB of full scale, or less if a sample would pass 1."""
     wave = np.asarray(wave, np.float32)
-    root = math.sqrt(float(np.mean(np.square(wave, dtype=np.float64)))) if len(wave) else 0.0
-    if not root:
+    if not np.any(np.abs(wave) > SOFTEST):
         return wave
+    root = math.sqrt(float(np.mean(np.square(wave, dtype=np.float64))))
     factor = min(10 ** (level / 20) / root, 0.999 / float(np.abs(wave).max()))
     return wave * np.float32(factor)
 
@@ -366,6 +371,7 @@ def saved(path: Path, wave: NDArray[Any], rate: int) -> None:
     if path.suffix.lower() not in formats:
         raise InputError(f"{path}: sound is written as {', '.join(formats)}")
     form, kind = formats[path.suffix.lower()]
-    soundfile = needed("soundfile", EXTRA)
+    data = io.BytesIO()  # libsndfile itself does not tell of a full disk
+    needed("soundfile", EXTRA).write(data, np.clip(wave, -1, 1), rate, format=form, subtype=kind)
     with written(path) as part:
-        soundfile.write(str(part), np.clip(wave, -1, 1), rate, format=form, subtype=kind)
+        part.write_bytes(data.getvalue())

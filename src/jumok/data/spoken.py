@@ -21,7 +21,7 @@ from typing import Literal, get_args
 
 from jumok.batch import EOS, SPECIAL, UNK
 from jumok.errors import InputError
-from jumok.files import written
+from jumok.files import read_json, written
 
 __all__ = ["Numbers", "Symbols", "jamo", "read_out", "syllables"]
 
@@ -141,13 +141,11 @@ class Symbols:
     @classmethod
     def load(cls, folder: Path) -> Symbols:
         path = folder / FILE
+        told = read_json(path, dict)
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
             return cls(tuple(told["characters"]), told["numbers"])
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path} is damaged: {error}") from None
+            raise InputError(f"{path} is damaged: {error!r}") from None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Symbols):

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from jumok.errors import InputError
-from jumok.files import written
+from jumok.files import read_json, written
 
 __all__ = ["SPECIAL", "Pieces", "WordPieceConfig", "WordPieces"]
 
@@ -347,12 +347,7 @@ def _joins(character: str, shape: tokenizers.Tokenizer) -> bool:
 def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{path} holds no settings: a JSON object is expected")
+    found: dict[str, Any] = read_json(path, dict)
     return found
 
 

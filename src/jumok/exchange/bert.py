@@ -13,21 +13,20 @@ what is left over on either side is an error that names it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from jumok.data.wordpiece import WordPieces
 from jumok.errors import InputError
 from jumok.exchange.folders import exported, write_json
+from jumok.files import check_links, read_json
 from jumok.models.bert import Bert, BertConfig, Classifier, Pretraining, Spans, Tagger
-from jumok.training.weights import read, weights
+from jumok.training.weights import read, weights, write
 
 __all__ = ["Loaded", "export_bert", "load_bert"]
 
@@ -86,6 +85,8 @@ def load_bert(folder: str | Path, device: str = "auto") -> Loaded:
     ('Pretraining', 30522)
     """
     folder = Path(folder)
+    if folder.is_dir():
+        check_links(folder)
     settings = _settings(folder)
     tensors = _renamed(_tensors(folder), folder)
     with torch.device("meta"):  # no weights are drawn that these would take the place of
@@ -106,12 +107,9 @@ def load_bert(folder: str | Path, device: str = "auto") -> Loaded:
 def _settings(folder: Path) -> dict[str, Any]:
     """What config.json says, if it is a BERT's."""
     path = folder / "config.json"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{folder} is no Hugging Face folder: it has no config.json") from None
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}") from None
+    if not path.is_file():
+        raise InputError(f"{folder} is no Hugging Face folder: it has no config.json")
+    found: dict[str, Any] = read_json(path, dict)
     kind = found.get("model_type")
     if kind != "bert":
         raise InputError(f"{path} has model_type {kind!r}; models with BERT's architecture are read, 'bert'")
@@ -122,7 +120,7 @@ def _settings(folder: Path) -> dict[str, Any]:
     other = [name for name in found.get("architectures") or () if name not in ("BertModel", *HEADS)]
     if other:
         raise InputError(f"{path} names {', '.join(other)}; read are BertModel, {', '.join(HEADS)}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
@@ -137,10 +135,9 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
                 f"read. Convert it first, which reads nothing but tensors: jumok convert {folder} --out NEW"
             )
         raise InputError(f"{folder} has no weights: there is no model.safetensors")
-    try:
-        where: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (ValueError, KeyError) as error:
-        raise InputError(f"{index} is no index of tensors: {error!r}") from None
+    where = read_json(index, dict).get("weight_map")
+    if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
+        raise InputError(f"{index} is no index of tensors: expected weight_map with a file for each tensor")
     outside = [name for name in where.values() if Path(name).name != name]
     if outside:
         raise InputError(f"{index} names files outside of its folder: {outside[0]}")
@@ -304,7 +301,7 @@ def export_bert(
         raise InputError(f"{len(labels)} labels came for a model of {model.output.out_features} classes")
     with exported(folder) as new:
         write_json(new / "config.json", _written_config(model, tokenizer, labels))
-        save_file(_written(model), new / "model.safetensors", metadata={"format": "pt"})
+        write(_written(model), new / "model.safetensors")
         if tokenizer is not None:
             tokenizer.save(new)
             write_json(new / "tokenizer_config.json", _written_tokenizer(tokenizer, bert.config.positions))

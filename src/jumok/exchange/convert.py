@@ -11,11 +11,12 @@ import shutil
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from jumok.errors import InputError
 from jumok.exchange.folders import check_replaceable, exported
+from jumok.files import check_links
+from jumok.training.weights import write
 
 __all__ = ["convert"]
 
@@ -32,11 +33,12 @@ def convert(folder: str | Path, out: str | Path) -> Path:
     files = sorted(folder.glob("pytorch_model*.bin"))
     if not files:
         raise InputError(f"{folder} has no pytorch_model.bin; there is nothing to convert")
+    check_links(folder)  # what they lead to would be copied
     tensors: dict[str, Tensor] = {}
     for file in files:
         tensors |= _read(file)
     with exported(out) as new:
-        save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
+        write(tensors, new / "model.safetensors")
         for pattern in KEPT:
             for path in folder.glob(pattern):
                 if path.is_file() and not path.name.startswith("pytorch_model"):  # the index of several

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
@@ -29,6 +28,7 @@ from jumok.errors import InputError
 from jumok.exchange.folders import check_replaceable, exported, write_json
 from jumok.models.layers import FeedForward, Join
 from jumok.models.transformer import Transformer
+from jumok.training.weights import write
 
 __all__ = ["export_marian"]
 
@@ -69,7 +69,7 @@ def export_marian(
     with exported(folder) as new:
         write_json(new / "config.json", _config(model, longest))
         write_json(new / "generation_config.json", _generation(longest))
-        save_file(dict(_weights(model)), new / "model.safetensors", metadata={"format": "pt"})
+        write(dict(_weights(model)), new / "model.safetensors")
         if tokenizer is not None:
             _write_tokenizer(new, tokenizer, longest)
         if target_tokenizer is not None:

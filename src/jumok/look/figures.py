@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from jumok.errors import InputError, MissingExtra
+from jumok.files import written
 from jumok.look import fonts
 from jumok.metrics.translation import Bin
 
@@ -164,9 +165,9 @@ def saved(draw: Callable[[Figure], None], path: str | Path, texts: Sequence[str]
     """Draw with fonts that have all characters of the texts, and write the picture."""
     path = Path(path)
     with _plain_style(texts) as figure:
-        path.parent.mkdir(parents=True, exist_ok=True)
         draw(figure)
-        figure.savefig(path, dpi=DOTS_PER_INCH, bbox_inches="tight", pad_inches=0.18, format=_kind(path))
+        with written(path) as part:
+            figure.savefig(part, dpi=DOTS_PER_INCH, bbox_inches="tight", pad_inches=0.18, format=_kind(path))
     return path
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+    # Unless it is told not to trust the folder, transformers asks on standard input whether to run its code.
 from jumok.errors import InputError, JumokError, MissingExtra
 from jumok.look.scene import Scene
 from jumok.look.watch import watch
@@ -70,7 +71,9 @@ def _loaded(folder: Path, device: str) -> tuple[Any, Any]:
             f"{folder} is a Hugging Face folder, and transformers is not installed: pip install transformers"
         ) from error
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    check_links(folder)
     place = _place(device)
+    # Unless it is told not to trust the folder, transformers asks on standard input whether to run its code.
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **local)
@@ -103,7 +106,7 @@ def _model_class(folder: Path, config: Any) -> Any:
         kind = mapping[type(config)]
         return kind[0] if isinstance(kind, tuple) else kind
     saved = getattr(transformers, name, None)
-    if saved is None:
+    if not (isinstance(saved, type) and issubclass(saved, transformers.PreTrainedModel)):
         raise InputError(
             f"{folder} holds a model ({config.model_type}) whose class, {name or 'not named'} in "
             "config.json, transformers does not have; in Python, load it with its own code, and "

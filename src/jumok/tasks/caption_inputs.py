@@ -24,7 +24,7 @@ INSIDE = ".tar:"  # photos.tar:a/dog.jpg
 
 
 @contextlib.contextmanager
-def windows(text: str | None) -> Iterator[Iterator[list[str]]]:
+def windows(text: str | None, *, skip: bool = False) -> Iterator[Iterator[list[str]]]:
     """The names of pictures, so many at a time.
 
     ``text`` is a picture, a folder, a list (.txt, a name a line), a table with a column *image* or *picture*,
@@ -32,7 +32,7 @@ def windows(text: str | None) -> Iterator[Iterator[list[str]]]:
     """
     path = None if text is None else Path(text)
     if path is None or (path.suffix in LISTS and path.is_file()):
-        with lines.windows(text) as some:
+        with lines.windows(text, skip=skip) as some:
             yield ([name.strip() for name in names] for names in some)
     else:
         yield _some_at_a_time(_names(str(text), path))

@@ -15,7 +15,7 @@ from torch import nn
 
 from jumok.attention.packed import is_fast
 from jumok.errors import InputError
-from jumok.files import written
+from jumok.files import read_json, written
 from jumok.run import Run
 from jumok.training import Ranks, Settings, graphs
 from jumok.training.precision import autocast_dtype
@@ -84,7 +84,10 @@ def held_out_share(folder: Path, what: str, count: Callable[[], int], wanted: in
     """Which share of the data is held out for one split. It is written down, so that resuming agrees."""
     path = folder / "data" / "held_out.json"
     if path.is_file():
-        return float(json.loads(path.read_text(encoding="utf-8"))["share"])
+        share = read_json(path, dict).get("share")
+        if not isinstance(share, int | float):
+            raise InputError(f"{path} is damaged: expected a number as share")
+        return float(share)
     many = count()
     share = min(most, wanted / many)
     with written(path) as part:
@@ -116,7 +119,7 @@ def layout(run: Run, ranks: Ranks, packed: bool) -> dict[str, bool]:
     """How batches are laid out. The machine decides when a run begins; elsewhere it goes on with the same."""
     path = run.folder / "data" / "layout.json"
     if run.has_begun and path.is_file():
-        kept: dict[str, bool] = json.loads(path.read_text(encoding="utf-8"))
+        kept: dict[str, bool] = read_json(path, dict)
         return kept
     found = {"packed": packed, "alike": graphs.wanted(run.recipe.train, ranks.device, ranks.world)}
     if ranks.main and not run.has_begun:

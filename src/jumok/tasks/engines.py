@@ -2,11 +2,13 @@
 
 An engine's predictor has the methods of the task's own, so that whoever uses it sees no difference; what the
 engine cannot do it refuses, with the way to have it done. The files that an engine reads are made of the run
-when they are first needed, and kept in its folder::
+when they are first needed, and kept in the user's cache::
 
-    runs/demo/engines/ctranslate2/6f1c0c4f2b7a9e01/      made of weights with this digest
+    ~/.cache/jumok/engines/ctranslate2/demo-1f0c93ab52e7/6f1c0c4f2b7a9e01/
 
-Other weights have another digest: a run that was trained further gets new files, and the old ones go.
+The first folder is named after the run and its place, the second after a digest of its recipe, tokenizer and
+weights: a run that was trained further gets new files, and the old ones are removed. None of them lie in the
+run's folder: who made a run could put a graph of another model there.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ from jumok import tasks
 from jumok.errors import InputError, MissingExtra
 from jumok.files import sync
 from jumok.run import Run
+from jumok.tasks.common import cache_folder
 
-__all__ = ["NAMES", "check", "kept", "load"]
+__all__ = ["NAMES", "cache_of", "check", "kept", "load"]
 
 NAMES = ("torch", "ctranslate2", "onnx")
 
@@ -56,9 +59,7 @@ def kept(run: Run, engine: str, make: Callable[[Path], None]) -> Path:
 
     It is there whole or not at all, whoever else makes it at the same time.
     """
-    with run.weights.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-    home = run.folder / "engines" / engine
+    home, digest = cache_of(run, engine), _digest(run)
     folder = home / digest
     if not folder.is_dir():
         home.mkdir(parents=True, exist_ok=True)
@@ -76,3 +77,19 @@ def kept(run: Run, engine: str, make: Callable[[Path], None]) -> Path:
     if not folder.is_dir():
         raise InputError(f"{folder} cannot be made; is there another file of this name?")
     return folder
+
+
+def cache_of(run: Run, engine: str) -> Path:
+    """The folder for an engine's files of the run in this place."""
+    place = run.folder.resolve()
+    digest = hashlib.sha256(os.fsencode(place)).hexdigest()[:12]
+    return cache_folder() / "engines" / engine / f"{place.name}-{digest}"
+
+
+def _digest(run: Run) -> str:
+    """Other values for other files that an engine's files are made of."""
+    digest = hashlib.sha256()
+    for path in run.files:
+        with path.open("rb") as file:
+            digest.update(path.name.encode() + b"\0" + hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:16]

@@ -12,13 +12,14 @@ In the run's folder lie ``tokenizer.json`` and ``model.json`` (the sizes).
 
 from __future__ import annotations
 
-import json
+import operator
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
+import pydantic
 import torch
 from torch import nn
 
@@ -27,6 +28,7 @@ from jumok.data.examples import Examples, Row
 from jumok.data.formats import Flaw
 from jumok.data.wordpiece import WordPieceConfig, WordPieces
 from jumok.errors import InputError
+from jumok.files import read_json
 from jumok.models.bert import BertConfig
 from jumok.tasks import common, supervised
 from jumok.tasks.origin import From, taken
@@ -153,14 +155,15 @@ class BertUse(Use[E]):
 
 def _settled(folder: Path) -> tuple[BertConfig, int, WordPieces]:
     """What ``prepare`` wrote."""
+    path = folder / "model.json"
+    if not path.is_file():
+        raise InputError(f"{folder} has no model.json yet: its training has hardly begun")
+    told: dict[str, Any] = read_json(path, dict)
     try:
-        told: dict[str, Any] = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-        vocabulary: int = told.pop("vocabulary")
-        config = BertConfig(**told)
-    except FileNotFoundError:
-        raise InputError(f"{folder} has no model.json yet: its training has hardly begun") from None
+        vocabulary = operator.index(told.pop("vocabulary"))
+        config = pydantic.TypeAdapter(BertConfig).validate_python(told)
     except (ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{folder / 'model.json'} does not describe a BERT: {error}") from None
+        raise InputError(f"{path} does not describe a BERT: {error}") from None
     return config, vocabulary, WordPieces.load(folder)
 
 

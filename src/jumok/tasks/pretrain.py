@@ -17,7 +17,7 @@ from jumok.data.masking import MaskedData, MaskingConfig
 from jumok.data.tokenised import Tokenised, prepare
 from jumok.data.wordpiece import WordPieceConfig, WordPieces
 from jumok.errors import InputError
-from jumok.files import written
+from jumok.files import read_json, written
 from jumok.models.bert import Bert, BertConfig, Pretraining
 from jumok.run import Run
 from jumok.tasks import common
@@ -111,8 +111,11 @@ def load(run: Run, device: str = "auto") -> Filler:
 def make_model(run: Run, pieces: WordPieces) -> Pretraining:
     """The model of a run, with new weights. What it began from may have more words than pieces."""
     path = run.folder / "model.json"
-    told = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return Pretraining(run.recipe.model, told.get("vocabulary", pieces.size))
+    told = read_json(path, dict) if path.is_file() else {}
+    vocabulary = told.get("vocabulary", pieces.size)
+    if not isinstance(vocabulary, int) or vocabulary < 1:
+        raise InputError(f"{path} is damaged: expected a number of words as vocabulary")
+    return Pretraining(run.recipe.model, vocabulary)
 
 
 # -------------------------------------------------------------------------------------- before training

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import math
 import unicodedata
 import warnings
@@ -26,6 +25,7 @@ from jumok.data.sentences import sentences
 from jumok.data.sound import Sound, Wave, wav
 from jumok.data.spoken import Symbols
 from jumok.errors import InputError
+from jumok.files import read_json
 from jumok.metrics.alignment_health import alignments_health, style_effect, style_health
 from jumok.metrics.distortion import distortion
 from jumok.models.tacotron import Said
@@ -227,10 +227,9 @@ class Speaker(Reader):
     @functools.cached_property
     def _sizes(self) -> dict[str, Any]:
         path = self.run.folder / "sizes.json"
-        try:
-            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path}, which a training begins with, cannot be read: {error}") from None
+        found: dict[str, Any] = read_json(path, dict)
+        if not all(isinstance(found.get(name), int | float) for name in ("frames a symbol", "symbols")):
+            raise InputError(f"{path} is damaged: expected numbers as frames a symbol and symbols")
         return found
 
     # ----------------------------------------------------------------------------------------------- styles

@@ -30,7 +30,7 @@ from jumok.data.formats import Flaw
 from jumok.data.held_out import divided, keep, kept
 from jumok.data.sources import OnError, Skipped, usable
 from jumok.errors import InputError
-from jumok.files import written
+from jumok.files import read_json, written
 from jumok.run import Run
 from jumok.tasks import common
 from jumok.tasks.common import Asked
@@ -168,8 +168,11 @@ class Use(ABC, Generic[E]):
     @functools.cached_property
     def labels(self) -> list[str]:
         """The names of the classes, as they were settled."""
-        found: list[str] = json.loads((self.run.folder / "labels.json").read_text(encoding="utf-8"))
-        return found
+        path = self.run.folder / "labels.json"
+        labels: list[str] = read_json(path, list)
+        if not labels or not all(isinstance(label, str) for label in labels):
+            raise InputError(f"{path} is damaged: expected names of classes")
+        return labels
 
     @functools.cached_property
     def _whole(self) -> tuple[list[E], Skipped]:
@@ -341,7 +344,7 @@ def _check_unchanged(run: Run, data: Learnable) -> None:
 def _told_of(run: Run) -> dict[str, Any]:
     """What is known of the data that a run began with; nothing, before it did."""
     path = _train_json(run)
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    found: dict[str, Any] = read_json(path, dict) if path.is_file() else {}
     return found
 
 

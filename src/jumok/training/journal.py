@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jumok.files import named_in_errors
 from jumok.training.checkpoint import Standing
 
 __all__ = ["Journal", "validations"]
@@ -48,8 +49,7 @@ class Journal:
             "seconds": standing.seconds,
         }
         line |= {name: value if math.isfinite(value) else None for name, value in figures.items()}
-        self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        self._file.flush()
+        self._append(line)
         if self._board is not None:
             for name, value in figures.items():
                 self._board.add_scalar(f"{event}/{name}", value, standing.step)
@@ -57,10 +57,14 @@ class Journal:
     def alarm(self, text: str, standing: Standing) -> None:
         """Something that should be looked into."""
         place = {"step": standing.step, "epoch": standing.current_epoch, "seconds": standing.seconds}
-        self._file.write(json.dumps({"event": "alarm", **place, "alarm": text}, ensure_ascii=False) + "\n")
-        self._file.flush()
+        self._append({"event": "alarm", **place, "alarm": text})
         if self._board is not None:
             self._board.add_text("alarms", text, standing.step)
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        with named_in_errors(self._path):
+            self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            self._file.flush()
 
     def show(self, samples: Sequence[str], standing: Standing) -> None:
         """Lines to read, for TensorBoard only."""

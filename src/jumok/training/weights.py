@@ -6,6 +6,9 @@ goes through the model, whose own tying restores the second.
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -69,7 +72,12 @@ def write(tensors: Mapping[str, Tensor], path: Path) -> None:
         part.touch()
         mode = part.stat().st_mode
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(plain, part, metadata={"format": "pt"})
+        try:
+            save_file(plain, part, metadata={"format": "pt"})
+        except SafetensorError as error:  # a full disk, of which it tells in words
+            match = re.search(r"os error (\d+)", str(error))
+            code = int(match[1]) if match else errno.EIO
+            raise OSError(code, os.strerror(code)) from error
         part.chmod(mode)  # who may read it is for the user's umask to say, not for safetensors
 
 

@@ -1,0 +1,104 @@
+"""Each file of a run, damaged in each way: ``jumok run`` names the file, without a traceback."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tasks_labelled
+import tasks_pictured
+import tasks_small
+import tasks_spoken
+
+from jumok import cli, recipe
+from jumok.run import Run
+from jumok.tasks import classify
+
+TRAIN = {"epochs": None, "steps": 2, "warmup": 1}
+TEXT = {"caption": "scenes:4", "speak": "seven"}  # what is read; elsewhere a text
+
+
+def reviews(path: Path) -> dict[str, object]:
+    chance = random.Random(1)
+    rows = [tasks_labelled.review(chance) for _ in range(40)]
+    return {"train": tasks_labelled.table(path / "reviews.tsv", "text\tlabel", rows), "held_out": 8}
+
+
+def a_classifier_of_words(path: Path) -> Run:
+    data = reviews(path)
+    more = [f"data.{name}={value}" for name, value in data.items()]
+    small = ["model.width=8", "model.embedding=8", "train.device=cpu", "train.tensorboard=false"]
+    small += ["train.epochs=null", "train.steps=2", "train.warmup=1", "train.average=0"]
+    run = Run.start(path / "run", recipe.load("selfattentive", [*small, *more]))
+    classify.train(run, tasks_pictured.QUIET)
+    return run
+
+
+MADE: dict[str, Callable[[Path], Run]] = {
+    "translate": lambda path: tasks_small.trained(path / "run", "bahdanau"),
+    "classify": lambda path: tasks_labelled.trained(path / "run", "classify", reviews(path), train=TRAIN),
+    "words": a_classifier_of_words,
+    "caption": lambda path: tasks_pictured.trained(path / "run", tasks_pictured.small("captioner")),
+    "speak": lambda path: tasks_spoken.trained(
+        path / "run", tasks_spoken.small("tacotron", "data.held_out=5")
+    ),
+}
+DAMAGE: dict[str, bytes | None] = {
+    "missing": None,
+    "empty": b"",
+    "binary": bytes(range(255, -1, -1)) * 9,
+    "zeros": bytes(5000),
+    "a list": b"[]",
+    "an object": b"{}",
+    "a number": b"7",
+    "null": b"null",
+    "text": b'"text"',
+    "other content": b'{"vocabulary": "many", "share": [], "characters": 7, "numbers": [], "format": {}}',
+    "deep": b"[" * 100_000,
+}
+
+
+CUT = ("cut in half", "one byte less")
+FAST = ("classify",)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in MADE],
+)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return MADE[request.param](tmp_path_factory.mktemp(request.param))
+
+
+def damages(data: bytes) -> dict[str, bytes | None]:
+    return DAMAGE | dict(zip(CUT, (data[: len(data) // 2], data.rstrip()[:-1]), strict=True))
+
+
+def test_a_damaged_file_is_told_in_a_line(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("state", "data"))
+    monkeypatch.chdir(tmp_path)
+    text = TEXT.get(run.recipe.task, "a text")
+    monkeypatch.setattr(sys, "argv", ["jumok", "run", str(folder), text, "--device", "cpu"])
+    wrong = []
+    for file in Run.open(folder).files:
+        data = file.read_bytes()
+        for name, content in damages(data).items():
+            file.unlink() if content is None else file.write_bytes(content)
+            with pytest.raises(SystemExit) as ended:
+                cli.main()
+            told = capsys.readouterr().err
+            if ended.value.code:
+                wrong += [] if told.startswith("jumok: ") and file.name in told else [(file.name, name, told)]
+            elif not (file.name == "recipe.yaml" and name in CUT):  # it may be YAML still
+                wrong.append((file.name, name, "nothing was said"))
+        file.write_bytes(data)
+    assert not wrong
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
