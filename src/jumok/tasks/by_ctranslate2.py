@@ -63,7 +63,7 @@ class ByCTranslate2(Translator):
         self.run, self.tokenizers = run, Tokenizers.load(run.folder)
         self.texts, self.decode = Texts(run.recipe.data, run.folder), run.recipe.decode
         self.engine = _opened(folder, device, compute)
-        self._torch_device = device
+        self._torch_device, self._digest = device, engines.weights_digest(run)
         source, target = self.tokenizers.source, self.tokenizers.target
         self._pieces = source.pieces(range(source.size))
         self._ids = {piece: number for number, piece in enumerate(target.pieces(range(target.size)))}
@@ -71,9 +71,7 @@ class ByCTranslate2(Translator):
     @functools.cached_property
     def model(self) -> Any:
         """The same in PyTorch, for maps and links."""
-        from jumok.tasks import translate
-
-        return translate.load(self.run, self._torch_device).model
+        return engines.load_torch(self.run, self._digest, self._torch_device).model
 
     @property
     def longest(self) -> int:

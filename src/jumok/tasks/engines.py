@@ -26,7 +26,7 @@ from jumok.errors import InputError, MissingExtra
 from jumok.files import sync
 from jumok.run import Run
 
-__all__ = ["NAMES", "check", "kept", "load"]
+__all__ = ["NAMES", "ChangedRun", "check", "kept", "load", "load_torch", "weights_digest"]
 
 NAMES = ("torch", "ctranslate2", "onnx")
 
@@ -56,8 +56,7 @@ def kept(run: Run, engine: str, make: Callable[[Path], None]) -> Path:
 
     It is there whole or not at all, whoever else makes it at the same time.
     """
-    with run.weights.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    digest = weights_digest(run)
     home = run.folder / "engines" / engine
     folder = home / digest
     if not folder.is_dir():
@@ -76,3 +75,31 @@ def kept(run: Run, engine: str, make: Callable[[Path], None]) -> Path:
     if not folder.is_dir():
         raise InputError(f"{folder} cannot be made; is there another file of this name?")
     return folder
+
+
+class ChangedRun(InputError):
+    """The weights of a run were replaced or deleted after an engine loaded them."""
+
+
+def load_torch(run: Run, digest: str, device: str) -> Any:
+    """The PyTorch predictor of a run that an engine loaded earlier, with the weights of that ``digest``.
+
+    The digest is computed after the weights are read, so a replacement in between is found as well.
+    """
+    try:
+        predictor = tasks.of(run.recipe.task).load(run, device)
+        unchanged = weights_digest(run) == digest
+    except (InputError, OSError):
+        unchanged = False
+    if not unchanged:
+        raise ChangedRun(
+            "the files of this run were changed or deleted after it was loaded; alignments and attention maps "
+            "need its weights again: load the run anew (restart the server)"
+        )
+    return predictor
+
+
+def _digest(run: Run) -> str:
+    """Identifies the weights of a run; engine folders have it as their name."""
+    with run.weights.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]

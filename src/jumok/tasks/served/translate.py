@@ -82,7 +82,9 @@ class Service:
         if asked.alignments:
             self.translator.check_maps()
         beam = self.translator.decode.beam if asked.beam is None else asked.beam
-        return self.translator.length(asked.text) * max(beam, asked.n_best)
+        tokens, hypotheses = self.translator.length(asked.text), max(beam, asked.n_best)
+        self.bounds.check_work(tokens, hypotheses)
+        return tokens * hypotheses
 
     def alike(self, asked: Translate) -> Hashable:
         return asked.beam, asked.n_best, asked.alignments
