@@ -78,6 +78,11 @@ class ByCTranslate2(Translator):
         """How many tokens a text may have, EOS included."""
         return exchange.POSITIONS
 
+    @property
+    def is_reentrant(self) -> bool:
+        """CTranslate2 calls back from a search, and cannot begin another one there."""
+        return False
+
     def _search(
         self, ids: list[list[int]], search: Search, generator: torch.Generator, heard: Heard | None
     ) -> list[list[Hypothesis]]:

@@ -93,13 +93,13 @@ def load_torch(run: Run, digest: str, device: str) -> Any:
         unchanged = False
     if not unchanged:
         raise ChangedRun(
-            "the files of this run were changed or deleted after it was loaded; alignments and attention maps "
-            "need its weights again: load the run anew (restart the server)"
+            "the files of this run were changed or deleted after it was loaded; alignments and attention "
+            "maps need its weights again: load the run anew (restart the server)"
         )
     return predictor
 
 
-def _digest(run: Run) -> str:
+def weights_digest(run: Run) -> str:
     """Identifies the weights of a run; engine folders have it as their name."""
     with run.weights.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]

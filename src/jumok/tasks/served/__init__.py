@@ -78,9 +78,8 @@ class Bounds:
         """Refuse a translation that would occupy the model for too long."""
         if tokens * hypotheses > self.work:
             raise TooMuch(
-                f"this would be {tokens * hypotheses:,} tokens of work ({tokens:,} source tokens times a beam "
-                f"of {hypotheses}); this server takes {self.work:,} at most: divide the text, or use a smaller "
-                "beam"
+                f"this would be {tokens * hypotheses:,} tokens of work ({tokens:,} source tokens times a "
+                f"beam of {hypotheses}); {self.work:,} are taken at most: divide the text or lower the beam"
             )
 
     def check_number(self, field: str, value: int | None, most: int) -> None:
@@ -182,6 +181,10 @@ class Audience(Protocol):
 
     def heard(self, number: int, said: str | Answer) -> None:
         """The text so far, in the place of that before; or a part, which comes behind those before."""
+        ...
+
+    def pause(self) -> None:
+        """Let much shorter requests be computed now; for work in steps that other work may interrupt."""
         ...
 
 

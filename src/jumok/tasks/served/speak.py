@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import torch
-from pydantic import FailFast, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from jumok.data import sound
@@ -35,7 +35,7 @@ class Say(served.Asked):
 
     text: Text
     tokens: Annotated[
-        Annotated[list[Weight], FailFast(), Field(max_length=MAX_TOKENS)] | None,
+        Annotated[list[Weight], Field(max_length=MAX_TOKENS, fail_fast=True)] | None,
         Field(description="How much of each style token, as many as the voice has."),
     ] = None
     style_from: Annotated[

@@ -123,7 +123,12 @@ class _Listener:
 
     def __init__(self, translator: Translator, audience: Audience) -> None:
         self.translator, self.audience = translator, audience
-        self.gone, self.hears = audience.gone, audience.hears
+        self.hears = audience.hears
+
+    def gone(self, sentence: int) -> bool:
+        if self.translator.is_reentrant:
+            self.audience.pause()
+        return self.audience.gone(sentence)
 
     def heard(self, sentence: int, ids: Sequence[int]) -> None:
         self.audience.heard(sentence, self.translator.shown(ids))
