@@ -25,10 +25,17 @@ class TaskRoute:
 class Admission:
     """Counts the requests that are being answered, and refuses those that there is no room for."""
 
-    def __init__(self, routes: Mapping[str, TaskRoute], requests: int, reading: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        routes: Mapping[str, TaskRoute],
+        requests: int,
+        reading_is_full: Callable[[], bool],
+        count_refusal: Callable[[str], None],
+    ) -> None:
         self.routes, self.requests = routes, requests
         self.running = 0
-        self._reading_is_full = reading  # whether too many requests wait to be parsed and measured
+        self._reading_is_full = reading_is_full  # whether too many requests wait to be measured
+        self._count_refusal = count_refusal
         self._queues = [queue for route in routes.values() for queue in route.queues]
 
     def check(self, path: str) -> None:
@@ -51,3 +58,7 @@ class Admission:
                 return
         if refusal is not None:
             raise refusal
+
+    def count_refusal(self, path: str) -> None:
+        """For the metrics: a request was refused without having been routed."""
+        self._count_refusal(path if path in self.routes else "none")

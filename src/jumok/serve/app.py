@@ -118,7 +118,8 @@ def app(
     made.mount("/look", looks)
     page.add(made)
     _add_refusals(made)
-    admission = Admission(routes, limits.requests, lambda: measuring.is_full)
+    admission = Admission(routes, limits.requests, lambda: measuring.is_full, measures.refused)
+    made.state.admission = admission  # the protocol asks it before it parses a request
     made.add_middleware(Guard, limits=limits, admission=admission, token=token)
     if hosts is not None:
         made.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)

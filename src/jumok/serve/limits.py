@@ -30,6 +30,7 @@ __all__ = ["Guard", "Limits"]
 KEEPERS = ("/health", "/ready")  # for whoever keeps the server running: always answered
 LOOK = "/look/"
 SMALL_BODY = 1 << 16  # bytes of a request to a path that is no task's
+DISCARDED = 64 << 20  # bytes of a request that is too large
 OPEN = (*KEEPERS, *page.FILES)  # without a token: our own files hold nothing
 
 
@@ -77,10 +78,12 @@ class Guard:
             return
         route = self.admission.routes.get(path)
         body = _Body(SMALL_BODY if route is None else route.max_bytes)
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or len(length) > 18 or int(length) > body.most:
-            # What it still sends is not read: the connection ends here.
-            await problem(413, body.too_large, Connection="close")(scope, receive, send)
+        announced = headers.get("content-length", "0")
+        length = int(announced) if announced.isdecimal() and len(announced) <= 18 else 1 << 60
+        if length > body.most:
+            # What it still sends is read and thrown away, so that it gets this answer; unless it is too much.
+            closing = {} if length <= DISCARDED else {"Connection": "close"}
+            await problem(413, body.too_large, **closing)(scope, receive, send)
             return
         look = path.startswith(LOOK)
         try:

@@ -56,6 +56,10 @@ class Measures:
 
         return computed
 
+    def refused(self, path: str) -> None:
+        """Count a request that was refused for want of room before it was routed."""
+        self.requests.labels(path, "503").inc()
+
     def watch(self, model: str, held: Callable[[], float], waiting: Callable[[], float]) -> None:
         """Tell what a model's queue holds whenever it is asked for."""
         self._held.labels(model).set_function(held)

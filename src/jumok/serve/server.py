@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from fastapi import FastAPI
 
 from jumok.errors import InputError
 from jumok.run import Run
@@ -87,11 +87,11 @@ def serve(
         uvicorn.Server(config(made, limits)).run(sockets=[sock])
 
 
-def config(app: ASGIApp, limits: Limits) -> uvicorn.Config:
+def config(app: FastAPI, limits: Limits) -> uvicorn.Config:
     """How the app is run."""
     return uvicorn.Config(
         app,
-        http=Prompt.with_limits(limits.body_seconds, limits.connections),
+        http=Prompt.with_limits(limits.body_seconds, limits.connections, app.state.admission),
         ws="none",
         lifespan="on",
         log_level="warning",
