@@ -123,7 +123,7 @@ def app(
     made.add_middleware(Guard, limits=limits, admission=admission, token=token)
     if hosts is not None:
         made.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
-    made.add_middleware(Counted, measures=measures)
+    made.add_middleware(Counted, measures=measures, paths=routes.keys())
     made.add_middleware(UniformResponses)
     return made
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import re
 import socket
+from http import HTTPStatus
 from typing import Any, ClassVar, Self
 
 import h11
@@ -20,6 +21,7 @@ __all__ = ["Prompt"]
 
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,9})(?=\r\n)", re.IGNORECASE)
 UNUSUAL = re.compile(rb"\r\n(?:transfer-encoding|connection|expect|upgrade) *:", re.IGNORECASE)
+UNREAD = 1 << 20  # bytes of a body that is thrown away, not parsed
 FULL = "too many connections; try again in 1 s"
 
 
@@ -29,14 +31,15 @@ class Prompt(H11Protocol):
     Beyond ``max_connections``, the one that has been without a request for longest makes room. If all are
     busy, the new one is refused. Neither is logged: that would be a line for each.
 
-    A request that there is no room for is refused here, before its HTTP is parsed, if all of it came in one
-    piece. An overload of such requests costs a sixth of what it would cost further inside.
+    A request that there is no room for is refused here, before its HTTP is parsed. That costs a third of what
+    it would cost further inside, and an overload is many of them.
     """
 
     seconds = 10.0
     max_connections = 4096
     admission: Admission | None = None
     idle: ClassVar[dict[Prompt, None]] = {}  # connections without a request, the oldest first
+    _unread = 0  # bytes of a refused request's body that have yet to come, and are thrown away
     _hurry: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
 
@@ -64,6 +67,11 @@ class Prompt(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
+            return
+        if self._unread:
+            count = min(self._unread, len(data))
+            self._unread, data = self._unread - count, data[count:]
+        if not data:
             return
         if (refusal := self._refusal_of(data)) is not None:
             self.transport.write(refusal)
@@ -117,7 +125,7 @@ class Prompt(H11Protocol):
         described = [*SAFE.items(), *headers, ("content-type", "application/json")]
         described += [("content-length", str(len(body))), ("connection", "close")]
         for event in (
-            h11.Response(status_code=status, headers=described),
+            h11.Response(status_code=status, headers=described, reason=HTTPStatus(status).phrase),
             h11.Data(data=body),
             h11.EndOfMessage(),
         ):
@@ -125,7 +133,7 @@ class Prompt(H11Protocol):
         self.transport.close()
 
     def _refusal_of(self, data: bytes) -> bytes | None:
-        """The answer to a request that there is no room for, if this is all of it and nothing is unusual."""
+        """The answer to a request that there is no room for, if its head is here and nothing is unusual."""
         if self.admission is None or not data.startswith(b"POST ") or not self._is_between_requests:
             return None
         path = data[5 : data.find(b" ", 5)].decode("latin-1")
@@ -136,18 +144,18 @@ class Prompt(H11Protocol):
             return None
         except Overloaded as error:
             message, retry = str(error), error.retry
-        head, _, body = data.partition(b"\r\n\r\n")
+        head, end, body = data.partition(b"\r\n\r\n")
         lengths = LENGTH.findall(head + b"\r\n")
-        if len(lengths) != 1 or int(lengths[0]) != len(body) or UNUSUAL.search(head):
+        usual = head.partition(b"\r\n")[0].endswith(b" HTTP/1.1") and not UNUSUAL.search(head)
+        if not end or not usual or len(lengths) != 1 or not len(body) <= int(lengths[0]) <= UNREAD:
             return None
-        if not head.partition(b"\r\n")[0].endswith(b" HTTP/1.1"):
-            return None
+        self._unread = int(lengths[0]) - len(body)
         self.admission.count_refusal(path)
         said = json.dumps({"error": message}).encode()
         headers = [*SAFE.items(), ("content-type", "application/json"), ("content-length", len(said))]
         lines = "".join(f"{name}: {value}\r\n" for name, value in [*headers, ("retry-after", retry)])
-        usual = b"".join(b"%s: %s\r\n" % pair for pair in self.server_state.default_headers)
-        return b"HTTP/1.1 503 Service Unavailable\r\n%s%s\r\n%s" % (usual, lines.encode(), said)
+        date = b"".join(b"%s: %s\r\n" % pair for pair in self.server_state.default_headers)
+        return b"HTTP/1.1 503 Service Unavailable\r\n%s%s\r\n%s" % (date, lines.encode(), said)
 
     @property
     def _is_between_requests(self) -> bool:

@@ -39,6 +39,8 @@ async def read(request: Request, schema: type[A], bounds: Bounds, thread: Execut
         body = await request.body()
     except ClientDisconnect:
         raise Left from None
+    if not body:
+        raise HTTPException(422, "the request is empty; its body is required")
     if not is_json:
         return _validated(body, schema)
     if len(body) <= SMALL:
@@ -48,8 +50,6 @@ async def read(request: Request, schema: type[A], bounds: Bounds, thread: Execut
 
 def parse(body: bytes, schema: type[A], bounds: Bounds) -> A:
     """The request in a JSON body; HTTPException or TooMuch says what is wrong with it."""
-    if not body:
-        raise HTTPException(422, "the request is empty; its body is required")
     items, most = sum(map(body.count, (b",", b"[", b"{"))), schema.max_items(bounds)
     if items > most:
         raise TooMuch(f"the request has {items:,} commas and brackets; {most:,} are taken at most")

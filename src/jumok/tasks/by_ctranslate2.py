@@ -51,7 +51,8 @@ def load(run: Run, device: str = "auto", compute: str = "auto") -> ByCTranslate2
         source = translate.load(run, "cpu")
         exchange.write(source.model, source.tokenizers, folder)
 
-    return ByCTranslate2(run, engines.kept(run, "ctranslate2", make), device, compute)
+    digest = engines.weights_digest(run)
+    return ByCTranslate2(run, engines.kept(run, "ctranslate2", make), device, compute, digest)
 
 
 class ByCTranslate2(Translator):
@@ -59,11 +60,13 @@ class ByCTranslate2(Translator):
 
     why_no_longer = "is run by CTranslate2 (by --engine torch, it knows no limit)"
 
-    def __init__(self, run: Run, folder: Path, device: str = "auto", compute: str = "auto") -> None:
+    def __init__(
+        self, run: Run, folder: Path, device: str = "auto", compute: str = "auto", digest: str | None = None
+    ) -> None:
         self.run, self.tokenizers = run, Tokenizers.load(run.folder)
         self.texts, self.decode = Texts(run.recipe.data, run.folder), run.recipe.decode
         self.engine = _opened(folder, device, compute)
-        self._torch_device, self._digest = device, engines.weights_digest(run)
+        self._torch_device, self._digest = device, digest or engines.weights_digest(run)
         source, target = self.tokenizers.source, self.tokenizers.target
         self._pieces = source.pieces(range(source.size))
         self._ids = {piece: number for number, piece in enumerate(target.pieces(range(target.size)))}

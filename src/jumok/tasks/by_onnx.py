@@ -52,13 +52,14 @@ def load(run: Run, device: str = "auto") -> Any:
     def make(folder: Path) -> None:
         onnx.write(tasks.of(run.recipe.task).load(run, "cpu").model, folder)
 
+    digest = engines.weights_digest(run)
     folder = engines.kept(run, "onnx", make)
     opened = {path.stem: graphs.session(path, device) for path in sorted(folder.glob("*.onnx"))}
     if run.recipe.task == "translate":
-        return ByOnnxTranslator(run, Steps(opened["encoder"], opened["step"]), folder.name)
+        return ByOnnxTranslator(run, Steps(opened["encoder"], opened["step"]), digest)
     with torch.device("meta"):  # the model's sizes, and no weights
         predictor = _reader(run, opened["model"])
-    predictor.asked, predictor.digest = device, folder.name
+    predictor.asked, predictor.digest = device, digest
     return predictor
 
 
