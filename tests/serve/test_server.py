@@ -285,7 +285,7 @@ def test_the_parts_of_an_answer_do_not_wait_for_each_other(serving: Any, echo: E
 
 
 def test_idle_connections_make_room(serving: Any, echo: Echo, caplog: pytest.LogCaptureFixture) -> None:
-    running = serving({"echo": echo}, Limits(connections=10))
+    running = serving({"echo": echo}, Limits(connections=10, body_seconds=60))
     with contextlib.ExitStack() as some:
         idle = [some.enter_context(running.connected()) for _ in range(50)]
         for one in idle[:40]:
