@@ -27,6 +27,7 @@ __all__ = ["config", "load", "serve"]
 
 BACKLOG = 512  # connections that may wait to be accepted, and are accepted at once
 OTHER_FILES = 128  # open files that are no connections
+SWITCH_INTERVAL = 0.0005  # seconds
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -84,6 +85,9 @@ def serve(
         # Said to a person at a terminal about one text. Here nobody knows whose text it was, and each warning
         # would be remembered, so as not to be said twice.
         warnings.filterwarnings("ignore", category=UserWarning)
+        # A model's thread gives the interpreter up at every operation, and waits so long to get it back from a
+        # busy event loop. With Python's usual 5 ms, an overload of requests leaves the model little time.
+        sys.setswitchinterval(SWITCH_INTERVAL)
         uvicorn.Server(config(made, limits)).run(sockets=[sock])
 
 
