@@ -332,11 +332,14 @@ def serve(
     max_body: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Bytes of a request; unless said, 1 MiB, or what the largest picture needs."
+            min=1, help="Bytes of a request. Defaults to what the largest request of its task needs."
         ),
     ] = None,
     max_text: Annotated[int, typer.Option(min=1, help="Characters of a text.")] = 20_000,
     max_beam: Annotated[int, typer.Option(min=1, help="The largest beam one may ask for.")] = 10,
+    max_work: Annotated[
+        int, typer.Option(min=1, help="Source tokens times beam size of one translation.")
+    ] = 4096,
     max_image: Annotated[int, typer.Option(min=1, help="Bytes of a picture.")] = 12 << 20,
     max_pixels: Annotated[int, typer.Option(min=1, help="Pixels of a picture.")] = 24_000_000,
     max_speech: Annotated[int, typer.Option(min=1, help="Characters of a text that is spoken.")] = 2_000,
@@ -357,9 +360,18 @@ def serve(
     from jumok.serve.limits import Limits
     from jumok.tasks.served import Bounds
 
+    if token is None:
+        token = os.environ.get("JUMOK_TOKEN")  # typer ignores a variable that is empty
     limits = Limits(
         body=max_body,
-        bounds=Bounds(text=max_text, beam=max_beam, image=max_image, pixels=max_pixels, speech=max_speech),
+        bounds=Bounds(
+            text=max_text,
+            beam=max_beam,
+            work=max_work,
+            image=max_image,
+            pixels=max_pixels,
+            speech=max_speech,
+        ),
         queue=max_queue,
         batch=max_batch,
         wait=max_wait / 1000,

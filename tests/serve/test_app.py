@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 from jumok.look.tiles import unpack
 from jumok.serve.app import app
 from jumok.serve.limits import Limits
+from jumok.tasks.engines import ChangedRun
 from jumok.tasks.translator import Search
 
 TEXT = "the king sleeps because it snows in busan"
@@ -250,8 +251,9 @@ def test_figures_count(services: dict[str, Any]) -> None:
         (b'{"text": "a"', 400, "no JSON"),
         (b"\xff\xfe\xfa", 400, ""),
         (b'{"text": "\xff"}', 400, ""),
-        (b"[" * 100_000, 400, ""),
-        (b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, ""),
+        (b"[" * 40_000, 400, ""),
+        (b"[" * 100_000, 413, "100,000 commas and brackets"),
+        (b'{"text": ' + b"[" * 40_000 + b"]" * 40_000 + b"}", 400, ""),
         (b'{"beam": ' + b"9" * 5000 + b', "text": "a"}', 400, ""),
         (b"null", 422, ""),
         (b"[]", 422, ""),
@@ -355,6 +357,37 @@ def test_faults_of_a_model_are_not_the_client_s(echo: Echo, caplog: pytest.LogCa
         assert client.post("/echo", json={"text": "fine"}).json() == {"text": "fine"}
 
 
+def test_head_is_answered_as_get_is(client: TestClient) -> None:
+    for path in ("/health", "/ready", "/models", "/metrics", "/openapi.json", "/"):
+        assert client.head(path).status_code == 200
+        assert client.head(path).headers["content-type"] == client.get(path).headers["content-type"]
+    assert client.head("/translate").status_code == 405
+
+
+def test_no_answer_is_stored_or_guessed_at(client: TestClient) -> None:
+    look = client.post("/attend/tag", json={"text": "Anna"}).json()["look"]
+    answers = [client.get(path) for path in ("/health", "/models", "/openapi.json", "/metrics", "/nowhere")]
+    answers += [client.post("/tag", json={"text": text}) for text in ("Anna", 1, "x" * 30_000)]
+    answers += [client.post("/translate/stream", json={"text": "we walk"}), client.put("/tag")]
+    answers += [client.get(f"{look}nowhere"), client.put(f"{look}tiles"), client.get(f"{look}tiles")]
+    for got in answers:
+        assert got.headers["x-content-type-options"] == "nosniff"
+        assert got.headers["cache-control"] == "no-store"
+        if got.status_code >= 400:
+            assert set(got.json()) == {"error"}
+    assert {got.status_code for got in answers} == {200, 400, 404, 405, 413, 422}
+
+
+def test_weights_that_were_replaced_are_not_shown(echo: Echo) -> None:
+    class Changed(Echo):
+        def predict(self, asked: Any, audience: Any) -> list[Any]:
+            raise ChangedRun("the files of this run were changed")
+
+    with TestClient(app({"echo": Changed()}), raise_server_exceptions=False) as client:
+        got = client.post("/echo", json={"text": "a"})
+        assert (got.status_code, got.json()) == (500, {"error": "the files of this run were changed"})
+
+
 # ---------------------------------------------------------------------------------------------- the token
 
 
@@ -380,4 +413,5 @@ def test_who_has_no_token_is_not_let_in(echo: Echo) -> None:
 def test_only_requests_to_these_hosts_are_answered(echo: Echo) -> None:
     with TestClient(app({"echo": echo}, hosts=["localhost"])) as client:
         assert client.post("/echo", json={"text": "a"}, headers={"Host": "localhost:8000"}).status_code == 200
-        assert client.post("/echo", json={"text": "a"}, headers={"Host": "evil.example"}).status_code == 400
+        got = client.post("/echo", json={"text": "a"}, headers={"Host": "evil.example"})
+        assert (got.status_code, got.json()) == (400, {"error": "Invalid host header"})

@@ -158,9 +158,9 @@ def test_beyond_the_bound_everything_is_refused_at_once(batcher: Any, worker: Wo
 def test_the_time_to_stay_away_is_that_of_the_work(batcher: Any, worker: Worker) -> None:
     one = batcher(most=100)
     assert one.retry() == 1
-    one._speed, one._held = 10.0, 95
+    one._recent_tokens, one._recent_seconds, one._held = 20.0, 2.0, 95
     assert one.retry() == 10
-    one._speed = 0.1
+    one._recent_tokens = 0.2
     assert one.retry() == 60
     one._held = 0
 

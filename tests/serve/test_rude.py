@@ -86,15 +86,28 @@ def test_bytes_that_come_one_by_one_make_a_request(serving: Any, echo: Echo) -> 
         (b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n", b"400"),
         (b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", b"400"),
         (b"POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
+        (
+            b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\nzz\r\n",
+            b"400",
+        ),
         (b"GET /%00%ff%zz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"404"),
         (b"GET /look/../../etc/passwd HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"404"),
     ],
 )
-def test_no_http_and_strange_http(serving: Any, echo: Echo, sent: bytes, status: bytes) -> None:
+def test_no_http_and_strange_http(
+    serving: Any, echo: Echo, sent: bytes, status: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     running = serving({"echo": echo}, Limits(body_seconds=0.5))
     with running.connected(sent) as one:
-        said = one.recv(65536)
-    assert said.startswith(b"HTTP/1.1 " + status)
+        said = b""
+        while part := one.recv(65536):
+            said += part
+    first, body = said.split(b"\r\n", 1)[0], said.partition(b"\r\n\r\n")[2]
+    assert first.startswith(b"HTTP/1.1 " + status)
+    assert set(json.loads(body)) == {"error"}
+    assert b"nosniff" in said
+    assert [record.exc_info for record in caplog.records] in ([], [None])  # a line, and no traceback
     assert httpx2.get(f"{running.url}/health", verify=False).status_code == 200
 
 

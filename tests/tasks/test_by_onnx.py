@@ -227,6 +227,30 @@ def test_files_are_made_once_for_each_weights(
         by_onnx.load(run, "cuda")
 
 
+@pytest.mark.parametrize("exported", ["pairs", "bahdanau"], indirect=True)
+@pytest.mark.parametrize("deleted", [False, True], ids=["replaced", "deleted"])
+def test_maps_are_of_the_weights_that_were_loaded(
+    exported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, deleted: bool
+) -> None:
+    run, lines, folder = exported
+    run = replace(run, folder=shutil.copytree(run.folder, tmp_path / "run"))
+    made_before = [*folder.glob("*.onnx")]
+    monkeypatch.setattr(onnx, "write", lambda _, new: [shutil.copy(path, new) for path in made_before])
+    kept, engine = by_onnx.load(run, "cpu"), by_onnx.load(run, "cpu")
+    seen = kept.look(lines[0])
+    expected = [*map(repr, engine.predict(lines, search(run)))]
+    if deleted:
+        shutil.rmtree(run.folder)
+    else:
+        weights = load_file(run.weights)
+        save_file({name: x + 1 for name, x in weights.items()}, run.weights)
+    with pytest.raises(engines.ChangedRun, match=r"were changed or deleted after it was loaded") as refused:
+        engine.look(lines[0])
+    assert str(tmp_path) not in str(refused.value)
+    assert [*map(repr, engine.predict(lines, search(run)))] == expected
+    assert len(kept.look(lines[0])) == len(seen)  # those that were loaded before stay
+
+
 def test_what_has_no_graph_is_told(transformer: Run, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="ctranslate2"):
         onnx.export(transformer, tmp_path / "out")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -100,7 +101,7 @@ def decode(data: bytes, where: str, limits: Limits = LIMITS) -> Pixels | Flaw:
     try:
         return _colours(image, needed("PIL.Image", "images"))
     except Exception as error:
-        return Flaw(where, "a damaged picture", str(error) or type(error).__name__)
+        return Flaw(where, "a damaged picture", _reason(error))
 
 
 def check(data: bytes, where: str, limits: Limits = LIMITS) -> Flaw | None:
@@ -125,7 +126,7 @@ def _opened(data: bytes, where: str, limits: Limits) -> Any:
         return Flaw(where, TOO_MANY_PIXELS, told)
     except Exception as error:  # of damaged files, Pillow's readers raise a dozen kinds
         if data.startswith(BEGINNINGS):
-            return Flaw(where, "a damaged picture", str(error))
+            return Flaw(where, "a damaged picture", _reason(error))
         return Flaw(where, "no picture in PNG, JPEG or WebP", f"it begins with {data[:12]!r}")
     width, height = image.size
     if width * height > limits.pixels:
@@ -150,3 +151,8 @@ def _colours(image: Any, pillow: Any) -> Pixels:
 
 def _too_large(where: str, size: int, limits: Limits) -> Flaw:
     return Flaw(where, TOO_MANY_BYTES, f"{size}, and {limits.size} are the most")
+
+
+def _reason(error: Exception) -> str:
+    """What Pillow says, without the address of our buffer in memory."""
+    return re.sub(r" *<[^<>]* object at 0x[0-9a-fA-F]+>", "", str(error)) or type(error).__name__

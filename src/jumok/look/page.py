@@ -51,8 +51,8 @@ def app(scenes: Scene | Sequence[Scene], *, keep: int | None = None, live: bool 
     is asked.
     """
     try:
+        from anyio import CapacityLimiter, Lock, to_thread
         from starlette.applications import Starlette
-        from starlette.concurrency import run_in_threadpool
         from starlette.responses import JSONResponse, Response
         from starlette.routing import Route
     except ModuleNotFoundError as error:
@@ -63,6 +63,8 @@ def app(scenes: Scene | Sequence[Scene], *, keep: int | None = None, live: bool 
     told = _json(stage.manifest())
     tiles = _Tiles(stage, keep)
     waiting: set[Request] = set()
+    # A thread of our own, and one waits for it here: many tiles take no threads that others need.
+    turn, thread = Lock(), CapacityLimiter(1)
 
     async def page(request: Request) -> Response:
         base = request.scope.get("root_path", "").rstrip("/")
@@ -76,10 +78,12 @@ def app(scenes: Scene | Sequence[Scene], *, keep: int | None = None, live: bool 
     async def numbers(request: Request) -> Response:
         try:
             wanted = Wanted.read(request.query_params)
-            # The reader may have moved on while this one waited for its turn.
-            if (known := tiles.known(wanted)) is None and await request.is_disconnected():
-                return Response(status_code=499, headers=SAFE)
-            data = known or await run_in_threadpool(tiles.get, wanted)
+            if (data := tiles.known(wanted)) is None:
+                async with turn:
+                    # The reader may have moved on while this one waited for its turn.
+                    if await request.is_disconnected():
+                        return Response(status_code=499, headers=SAFE)
+                    data = await to_thread.run_sync(tiles.get, wanted, limiter=thread)
         except InputError as error:
             return JSONResponse({"error": str(error)}, status_code=400, headers=SAFE)
         return Response(data, media_type="application/octet-stream", headers=SAFE)
@@ -91,7 +95,7 @@ def app(scenes: Scene | Sequence[Scene], *, keep: int | None = None, live: bool 
         waiting.add(request)
         try:
             wish = await _wish(request)
-            anew = await run_in_threadpool(tiles.retell, wish)
+            anew = await to_thread.run_sync(tiles.retell, wish, limiter=thread)
         except InputError as error:
             return JSONResponse({"error": str(error)}, status_code=400, headers=SAFE)
         finally:

@@ -19,12 +19,11 @@ is ever taken from a request.
 # Annotations are evaluated here: FastAPI reads the schemas of requests from them.
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from fastapi import Depends, FastAPI
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, create_model
 from starlette.exceptions import HTTPException
@@ -34,19 +33,22 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 
 import jumok
 from jumok.errors import InputError
-from jumok.serve import page
+from jumok.serve import page, reading
+from jumok.serve.admission import Admission, TaskRoute
 from jumok.serve.batcher import Closed, Late, Overloaded
 from jumok.serve.desk import BROKEN, Desk, Left, Model, Reading
-from jumok.serve.limits import Guard, Limits, problem
+from jumok.serve.limits import Guard, Limits
 from jumok.serve.looks import Looks
 from jumok.serve.measures import LEFT, Counted, Measures
+from jumok.serve.responses import UniformResponses, overload, problem
+from jumok.tasks.engines import ChangedRun
 from jumok.tasks.served import Service, TooMuch, told
 
-__all__ = ["app"]
+__all__ = ["SETTLE", "app"]
 
 JSON = "application/json"
 BINARY = {"type": "string", "format": "binary"}
-SHOWN = 5  # faults of one request that are told
+SETTLE = 0.3  # seconds at the end of a shutdown, for refusals and for threads to end
 
 
 class Problem(BaseModel):
@@ -84,9 +86,9 @@ def app(
     hosts: Sequence[str] | None = None,
 ) -> FastAPI:
     """Services by the names of their models. Only requests to these ``hosts`` are answered; None: to any."""
-    limits, measures = _fitting(limits or Limits(), services.values()), Measures()
+    limits, measures = limits or Limits(), Measures()
     models = [Model.of(name, service, limits, measures) for name, service in services.items()]
-    reading = Reading()
+    measuring = Reading()
     looks = Looks(limits.looks, limits.look_seconds)
 
     @contextlib.asynccontextmanager
@@ -94,8 +96,10 @@ def app(
         for model in models:
             model.batcher.start()
         yield
-        await asyncio.gather(*(asyncio.to_thread(model.batcher.close, limits.grace) for model in models))
-        reading.close()
+        # Every job has a request that waits for it, and the server has waited for all requests: whatever is
+        # computed now, nobody gets.
+        await asyncio.gather(*(asyncio.to_thread(model.batcher.close, SETTLE / 2) for model in models))
+        measuring.close()
 
     made = FastAPI(
         title="jumok",
@@ -106,31 +110,35 @@ def app(
     )
     _add_state(made, models, measures)
     tasks = dict.fromkeys(model.service.task for model in models)
+    routes: dict[str, TaskRoute] = {}
     for task in tasks:
         some = {model.name: model for model in models if model.service.task == task}
-        _add_task(made, Desk(some, limits, reading), looks)
+        desk = Desk(some, limits, measuring)
+        routes |= dict.fromkeys(_add_task(made, desk, looks), _task_route(desk))
     made.mount("/look", looks)
     page.add(made)
     _add_refusals(made)
-    made.add_middleware(Guard, limits=limits, token=token)
+    admission = Admission(routes, limits.requests, lambda: measuring.is_full, measures.refused)
+    made.state.admission = admission  # the protocol asks it before it parses a request
+    made.add_middleware(Guard, limits=limits, admission=admission, token=token)
     if hosts is not None:
         made.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
-    made.add_middleware(Counted, measures=measures)
+    made.add_middleware(Counted, measures=measures, paths=routes.keys())
+    made.add_middleware(UniformResponses)
     return made
 
 
-def _fitting(limits: Limits, services: Iterable[Service[Any, Any]]) -> Limits:
-    """With a limit on bodies that lets the largest request in: a picture, where pictures are described."""
-    if limits.body is not None:
-        return limits
-    return replace(limits, body=max(service.Request.most_bytes(limits.bounds) for service in services))
+def _task_route(desk: Desk) -> TaskRoute:
+    limits = desk.limits
+    most = desk.service.Request.most_bytes(limits.bounds) if limits.body is None else limits.body
+    return TaskRoute(most, [model.batcher for model in desk.models.values()])
 
 
 # ---------------------------------------------------------------------------------------------- endpoints
 
 
-def _add_task(app: FastAPI, desk: Desk, looks: Looks) -> None:
-    """The endpoints of one task."""
+def _add_task(app: FastAPI, desk: Desk, looks: Looks) -> list[str]:
+    """Add the endpoints of one task; gives their paths."""
     service = desk.service
     schema, response, task = service.Request, service.Response, service.task
     attended = create_model(
@@ -142,44 +150,50 @@ def _add_task(app: FastAPI, desk: Desk, looks: Looks) -> None:
     )
     attended.__doc__ = "The answer; the address of a page of its maps, and how long that is kept."
 
-    async def answer(request: Request, asked: schema) -> Any:  # type: ignore[valid-type]
+    async def answer(request: Request, asked: schema) -> Response:  # type: ignore[valid-type]
         found = await desk.answer(request, asked)
         if response.media is not None and response.media in request.headers.get("accept", ""):
             return Response(found.body, media_type=response.media)
-        return found
+        return _json(found)
 
-    async def attend(request: Request, asked: schema) -> Any:  # type: ignore[valid-type]
+    async def attend(request: Request, asked: schema) -> Response:  # type: ignore[valid-type]
         prediction, scenes = await desk.attend(request, asked)
         root = request.scope.get("root_path", "")
         look = f"{root}/look/{looks.add(scenes)}/"
-        return {"prediction": prediction, "look": look, "seconds": looks.seconds}
+        return _json(attended(prediction=prediction, look=look, seconds=looks.seconds))
 
-    async def stream(asked: schema) -> Response:  # type: ignore[valid-type]
+    async def stream(request: Request, asked: schema) -> Response:  # type: ignore[valid-type]
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(await desk.stream(asked), media_type="text/event-stream", headers=headers)
 
-    # The thing itself as the body: FastAPI hands on the bytes of what is not called JSON, and the schema
-    # takes them. Nothing else is let through, so that a page from elsewhere cannot send what a browser sends
-    # without asking first (a form, plain text).
-    kinds = {kind: {"schema": BINARY} for kind in schema.bodies}
+    class ReadingRoute(APIRoute):
+        """FastAPI describes the route by the signature of its endpoint; the request is read by us."""
 
-    def known(request: Request) -> None:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind not in (JSON, *schema.bodies) and not kind.endswith("+json"):
-            expected = " or ".join((JSON, *schema.bodies))
-            raise HTTPException(415, f"Content-Type: {kind[:80] or 'none'} came; expected {expected}")
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            async def handle(request: Request) -> Response:
+                asked = await reading.read(request, schema, desk.limits.bounds, desk.reading.thread)
+                found: Response = await self.endpoint(request, asked)
+                return found
+
+            return handle
+
+    # The thing itself as the body, such as a picture. No other media types are let through, so that a page
+    # from elsewhere cannot send what a browser sends without asking first (a form, plain text).
+    kinds = {kind: {"schema": BINARY} for kind in schema.bodies}
+    paths: list[str] = []
 
     def add(path: str, does: Any, says: str, **more: Any) -> None:
         name = path.strip("/").replace("/", "_")
-        app.add_api_route(
+        paths.append(path)
+        app.router.add_api_route(
             path,
             does,
             methods=["POST"],
             summary=says,
             operation_id=name,
             responses=REFUSALS | more.pop("responses", {}),
-            dependencies=[Depends(known)],
             openapi_extra={"requestBody": {"content": kinds}} if kinds else None,
+            route_class_override=ReadingRoute,
             **more,
         )
 
@@ -190,6 +204,11 @@ def _add_task(app: FastAPI, desk: Desk, looks: Looks) -> None:
         says = f"{service.says} Events: text, so far, or part; at the end done, the answer, or error."
         events: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
         add(f"/{task}/stream", stream, says, response_class=StreamingResponse, responses=events)
+    return paths
+
+
+def _json(answer: BaseModel) -> Response:
+    return Response(answer.model_dump_json(), media_type=JSON)
 
 
 def _add_state(app: FastAPI, models: Sequence[Model], measures: Measures) -> None:
@@ -232,31 +251,26 @@ def _add_state(app: FastAPI, models: Sequence[Model], measures: Measures) -> Non
 def _add_refusals(app: FastAPI) -> None:
     """Every error as a status and a few words."""
 
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        faults = error.errors()
-        no_json = any(fault["type"] == "json_invalid" for fault in faults)
-        return problem(400 if no_json else 422, "; ".join(map(_fault, faults[:SHOWN])))
-
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
         return problem(error.status_code, str(error.detail), **(error.headers or {}))
 
     @app.exception_handler(TooMuch)
     async def too_much(request: Request, error: TooMuch) -> Response:
-        return problem(413, str(error))
+        return problem(413, told(error))
 
     @app.exception_handler(InputError)
     async def unreadable(request: Request, error: InputError) -> Response:
         return problem(422, told(error))
 
-    @app.exception_handler(Overloaded)
-    async def overloaded(request: Request, error: Overloaded) -> Response:
-        return problem(503, str(error), **{"Retry-After": str(error.retry)})
+    @app.exception_handler(ChangedRun)
+    async def changed(request: Request, error: ChangedRun) -> Response:
+        return problem(500, str(error))
 
     @app.exception_handler(Closed)
-    async def closed(request: Request, error: Closed) -> Response:
-        return problem(503, str(error), **{"Retry-After": "1", "Connection": "close"})
+    @app.exception_handler(Overloaded)
+    async def overloaded(request: Request, error: Overloaded | Closed) -> Response:
+        return overload(error)
 
     @app.exception_handler(Late)
     async def late(request: Request, error: Late) -> Response:
@@ -271,14 +285,3 @@ def _add_refusals(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def broken(request: Request, error: Exception) -> Response:
         return problem(500, BROKEN)
-
-
-def _fault(fault: dict[str, Any]) -> str:
-    """One fault of a request, without what came: that may be anything."""
-    if fault["type"] == "json_invalid":
-        return f"the request is no JSON: {fault.get('ctx', {}).get('error', 'it ends too early')}"
-    where = ".".join(str(part)[:80] for part in fault["loc"][1:])
-    if fault["type"] == "missing" and not where:
-        return "the request is empty; its body is required"
-    said = fault["msg"].removeprefix("Value error, ")
-    return f"{where}: {said}" if where else said

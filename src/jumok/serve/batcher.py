@@ -7,7 +7,8 @@
 
 A batch goes off when it is full, or when its oldest request has waited ``wait`` seconds; after a busy time
 that is at once. Who leaves is taken out of the queue, or, once in work, is *gone*: whatever is computed in
-steps asks for that between them. A request that fails takes nobody along: the others are tried without it.
+steps asks for that between them. Then a long batch also lets much shorter requests pass, so that nobody waits
+for a long text to end. A request that fails takes nobody along: the others are tried without it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from typing import Any, TypeAlias
 __all__ = ["Batcher", "Closed", "Job", "Late", "Overloaded", "Work"]
 
 LONGEST_RETRY = 60  # seconds that a client is told to stay away at most
-WEIGHT = 0.2  # of the last batch in what is known of the speed
+WEIGHT = 0.2  # of the last batch in what is known of the speed, and of the last request in the usual size
+SLICE = 0.25  # seconds that a long batch computes before shorter requests may interrupt it
+SHORTER = 4  # times shorter than a batch is what may interrupt it
 
 
 class Overloaded(Exception):
@@ -78,6 +81,15 @@ class Job:
             self.answer.get_loop().call_soon_threadsafe(told)
 
 
+@dataclass
+class _Interruption:
+    """What may interrupt a batch, and when."""
+
+    most: int  # tokens of a request
+    due: float  # not before this time
+    seconds: float = 0.0  # that interruptions took
+
+
 # What answers some jobs that are alike: a list of answers.
 Work: TypeAlias = Callable[[Sequence[Job]], Sequence[Any]]
 
@@ -104,7 +116,9 @@ class Batcher:
         self._changed = threading.Condition()
         self._queue: deque[Job] = deque()
         self._held = 0  # tokens of the queue and of what is in work
-        self._speed: float | None = None  # tokens a second
+        self._recent_tokens, self._recent_seconds = 0.0, 0.0  # of the last batches, older ones count less
+        self._usual_size = 1.0  # tokens of a request, as the last ones were
+        self._interruption: _Interruption | None = None  # while a batch is computed
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -137,16 +151,17 @@ class Batcher:
 
     # ----------------------------------------------------------------------------- on the event loop
 
-    def check(self, size: int = 1) -> None:
-        """Raise at once if so much more cannot be taken."""
+    def check(self, size: int | None = None) -> None:
+        """Raise at once if so much more cannot be taken; None: a request of the usual size."""
         if self._closing:
             raise Closed("the server is shutting down")
-        if self._held + size > self.most:
+        if self._held + (self._usual_size if size is None else size) > self.most:
             raise Overloaded(self.retry())
 
     def retry(self) -> int:
         """After how many seconds what is held now will be done, going by the speed so far."""
-        seconds = self._held / self._speed if self._speed else 1.0
+        speed = self._recent_tokens / self._recent_seconds if self._recent_seconds else None
+        seconds = self._held / speed if speed else 1.0
         return min(max(math.ceil(seconds), 1), LONGEST_RETRY)
 
     def submit(
@@ -162,6 +177,7 @@ class Batcher:
         job = Job(asked, size, work, alike, asyncio.get_running_loop().create_future(), heard)
         with self._changed:
             self.check(size)
+            self._usual_size += WEIGHT * (size - self._usual_size)
             self._queue.append(job)
             self._held += size
             self._changed.notify()
@@ -190,48 +206,75 @@ class Batcher:
 
     def _run(self) -> None:
         while jobs := self._next():
-            begun, tokens = time.monotonic(), sum(job.size for job in jobs)
-            try:
-                self._compute(jobs)
-            finally:
-                seconds = time.monotonic() - begun
-                with self._changed:
-                    self._held -= tokens
-                    speed = tokens / max(seconds, 1e-6)
-                    self._speed = (
-                        speed if self._speed is None else self._speed + WEIGHT * (speed - self._speed)
-                    )
-            if self._computed is not None:
-                self._computed(len(jobs), tokens, seconds)
+            self._work_on(jobs)
+
+    def _work_on(self, jobs: Sequence[Job]) -> None:
+        """Compute a batch and count it; the time of batches that interrupted it is not its own."""
+        begun, tokens, interrupted = time.monotonic(), sum(job.size for job in jobs), self._interruption
+        self._interruption = _Interruption(max(job.size for job in jobs) // SHORTER, begun + SLICE)
+        try:
+            self._compute(jobs)
+        finally:
+            seconds = time.monotonic() - begun - self._interruption.seconds
+            self._interruption = interrupted
+            with self._changed:
+                self._held -= tokens
+                self._recent_tokens += tokens - WEIGHT * self._recent_tokens
+                self._recent_seconds += max(seconds, 1e-6) - WEIGHT * self._recent_seconds
+        if self._computed is not None:
+            self._computed(len(jobs), tokens, seconds)
+
+    def let_shorter_pass(self) -> None:
+        """Compute a batch of much shorter requests, if some wait, in the middle of a long one.
+
+        Work that goes in steps and can be interrupted calls this between them. The long batch gets as much
+        time as those that interrupt it.
+        """
+        long = self._interruption
+        if long is None or not self._queue or time.monotonic() < long.due:
+            return
+        with self._changed:
+            shorter = deque(job for job in self._queue if job.size <= long.most)
+            jobs = self._taken(self._together(shorter)[0]) if shorter else []
+        if jobs:
+            begun = time.monotonic()
+            self._work_on(jobs)
+            now = time.monotonic()
+            long.seconds += now - begun
+            long.due = now + max(SLICE, now - begun)
 
     def _next(self) -> list[Job]:
         """Wait for a batch; none comes any more once all is done and the server goes down."""
         with self._changed:
             while True:
                 if self._queue:
-                    jobs, full = self._together()
+                    jobs, full = self._together(self._queue)
                     left = self._queue[0].arrived + self.wait - time.monotonic()
                     if full or left <= 0 or self._closing:
-                        chosen = set(jobs)
-                        self._queue = deque(job for job in self._queue if job not in chosen)
-                        for job in jobs:
-                            job.begun = True
-                        return jobs
+                        return self._taken(jobs)
                     self._changed.wait(left)
                 elif self._closing:
                     return []
                 else:
                     self._changed.wait()
 
-    def _together(self) -> tuple[list[Job], bool]:
+    def _taken(self, jobs: list[Job]) -> list[Job]:
+        """The same, no longer in the queue."""
+        chosen = set(jobs)
+        self._queue = deque(job for job in self._queue if job not in chosen)
+        for job in jobs:
+            job.begun = True
+        return jobs
+
+    def _together(self, queue: deque[Job]) -> tuple[list[Job], bool]:
         """The oldest request and those like it, in their order; and whether some are left for want of room.
 
         All are reckoned to be as long as the longest: they are padded to that. One that does not fit lets
         shorter ones pass, until it is the oldest.
         """
-        first, longest, full = self._queue[0], 0, False
+        first, longest, full = queue[0], 0, False
         jobs: list[Job] = []
-        for job in self._queue:
+        for job in queue:
             if job.alike == first.alike and job.work == first.work:
                 if jobs and (len(jobs) + 1) * max(longest, job.size) > self.tokens:
                     full = True

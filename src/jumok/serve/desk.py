@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from jumok.errors import InputError
-from jumok.serve.batcher import Batcher, Job, Late, Overloaded
+from jumok.serve.batcher import Batcher, Job, Late
 from jumok.serve.limits import Limits
 from jumok.serve.measures import Measures
 from jumok.tasks.served import Answer, Asked, Service, TooMuch, told
@@ -23,7 +23,7 @@ __all__ = ["BROKEN", "Desk", "Left", "Model", "Reading"]
 
 log = logging.getLogger("jumok.serve")
 BROKEN = "something is broken here; the server's log says what"
-READ_AT_ONCE = 256  # requests that wait to be measured
+READ_AT_ONCE = 64  # requests that wait to be measured
 
 
 class Left(Exception):
@@ -53,7 +53,7 @@ class Model:
 
     def predict(self, jobs: Sequence[Job]) -> Sequence[Any]:
         """Work for the batcher: the answers."""
-        return self.service.predict([job.asked for job in jobs], _Audience(jobs))
+        return self.service.predict([job.asked for job in jobs], _Audience(jobs, self.batcher))
 
     def attend(self, jobs: Sequence[Job]) -> Sequence[Any]:
         """Work for the batcher: answers, each with what was looked at."""
@@ -64,8 +64,8 @@ class Model:
 class _Audience:
     """Those who wait for some jobs."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self.jobs = jobs
+    def __init__(self, jobs: Sequence[Job], batcher: Batcher) -> None:
+        self.jobs, self.pause = jobs, batcher.let_shorter_pass
 
     def gone(self, number: int) -> bool:
         return self.jobs[number].gone
@@ -83,18 +83,21 @@ class Reading:
     """Tells how much work requests are, one after the other, in a thread apart from the busy models."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "reading")
+        self.thread = ThreadPoolExecutor(1, "reading")
         self._waiting = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more requests should be admitted: those here have yet to enter their queues."""
+        return self._waiting >= READ_AT_ONCE
 
     async def size(self, model: Model, asked: Asked, most: int) -> int:
         """In tokens; an error if that is more than ``most``, or cannot be taken now."""
         model.batcher.check()  # before anything is done for it
-        if self._waiting >= READ_AT_ONCE:
-            raise Overloaded(1)
         self._waiting += 1
         try:
             measured = model.service.size
-            size = await asyncio.get_running_loop().run_in_executor(self._thread, measured, asked)
+            size = await asyncio.get_running_loop().run_in_executor(self.thread, measured, asked)
         finally:
             self._waiting -= 1
         if size > most:
@@ -102,7 +105,7 @@ class Reading:
         return size
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False)
+        self.thread.shutdown(wait=False)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jumok.look import page
 from jumok.look.scene import Scene
-from jumok.serve.limits import problem
+from jumok.serve.responses import problem
 
 __all__ = ["Looks"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -56,6 +56,10 @@ class Measures:
 
         return computed
 
+    def refused(self, path: str) -> None:
+        """Count a request that was refused for want of room before it was routed."""
+        self.requests.labels(path, "503").inc()
+
     def watch(self, model: str, held: Callable[[], float], waiting: Callable[[], float]) -> None:
         """Tell what a model's queue holds whenever it is asked for."""
         self._held.labels(model).set_function(held)
@@ -63,10 +67,10 @@ class Measures:
 
 
 class Counted:
-    """Counts and times every request by the route that it took, those that took none together."""
+    """Counts and times every request by its route, those to other paths than ``paths`` together."""
 
-    def __init__(self, app: ASGIApp, measures: Measures) -> None:
-        self.app, self.measures = app, measures
+    def __init__(self, app: ASGIApp, measures: Measures, paths: Collection[str]) -> None:
+        self.app, self.measures, self.paths = app, measures, paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -83,14 +87,16 @@ class Counted:
         try:
             await self.app(scope, receive, sent)
         finally:
-            path = _path(scope)
+            path = _path(scope, self.paths)
             self.measures.requests.labels(path, str(status)).inc()
             self.measures.seconds.labels(path).observe(time.perf_counter() - begun)
 
 
-def _path(scope: Scope) -> str:
+def _path(scope: Scope, paths: Collection[str]) -> str:
     """Of few: what comes from requests alone would be a series each."""
     route = scope.get("route")
     if route is not None:
         return str(route.path)
+    if scope["path"] in paths:  # refused before it was routed
+        return str(scope["path"])
     return "/look" if scope["path"].startswith("/look/") else "none"

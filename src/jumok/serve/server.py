@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from fastapi import FastAPI
 
 from jumok.errors import InputError
 from jumok.run import Run
-from jumok.serve.app import app
-from jumok.serve.limits import Limits, Prompt
+from jumok.serve.app import SETTLE, app
+from jumok.serve.limits import Limits
+from jumok.serve.protocol import Prompt
 from jumok.tasks import engines, served
 from jumok.tasks.served import Bounds, Service
 
 __all__ = ["config", "load", "serve"]
 
+BACKLOG = 512  # connections that may wait to be accepted, and are accepted at once
+OTHER_FILES = 128  # open files that are no connections
+SWITCH_INTERVAL = 0.0005  # seconds
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -59,9 +65,12 @@ def serve(
     device: str = "auto",
 ) -> None:
     """Serve runs until SIGTERM or Ctrl+C, and finish then what was taken."""
-    limits = limits or Limits()
+    limits = _fit_open_files(limits or Limits())
     if token is not None and not token.strip():
-        raise InputError("--token is empty; leave it out to let everybody in")
+        raise InputError(
+            "--token is empty, or JUMOK_TOKEN is; leave the option out, or unset the variable, to let "
+            "everybody in"
+        )
     services = load(runs, limits.bounds, device, engine)
     local = _is_local(host)
     if not local and token is None:
@@ -76,28 +85,48 @@ def serve(
         # Said to a person at a terminal about one text. Here nobody knows whose text it was, and each warning
         # would be remembered, so as not to be said twice.
         warnings.filterwarnings("ignore", category=UserWarning)
+        # A model's thread gives the interpreter up at every operation, and waits so long to get it back from
+        # a busy event loop. With Python's usual 5 ms, an overload of requests leaves the model little time.
+        sys.setswitchinterval(SWITCH_INTERVAL)
         uvicorn.Server(config(made, limits)).run(sockets=[sock])
 
 
-def config(app: ASGIApp, limits: Limits) -> uvicorn.Config:
+def config(app: FastAPI, limits: Limits) -> uvicorn.Config:
     """How the app is run."""
     return uvicorn.Config(
         app,
-        http=type("Prompt", (Prompt,), {"seconds": limits.body_seconds}),
+        http=Prompt.with_limits(limits.body_seconds, limits.connections, app.state.admission),
         ws="none",
         lifespan="on",
         log_level="warning",
         access_log=False,
         server_header=False,
-        limit_concurrency=limits.connections,
-        timeout_graceful_shutdown=max(1, round(limits.grace)),
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=max(0.0, limits.grace - SETTLE),  # type: ignore[arg-type]  # seconds, any
     )
+
+
+def _fit_open_files(limits: Limits) -> Limits:
+    """Raise the limit on open files as far as needed and allowed; fit the number of connections to it."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows has no such limit
+        return limits
+    wanted = limits.connections + BACKLOG + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        limits = replace(limits, connections=max(1, min(limits.connections, soft - BACKLOG - OTHER_FILES)))
+    return limits
 
 
 def _listening(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=2048)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
         raise InputError(f"--host {host} --port {port}: {error}; another port may be free") from None
 

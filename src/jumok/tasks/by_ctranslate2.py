@@ -51,7 +51,8 @@ def load(run: Run, device: str = "auto", compute: str = "auto") -> ByCTranslate2
         source = translate.load(run, "cpu")
         exchange.write(source.model, source.tokenizers, folder)
 
-    return ByCTranslate2(run, engines.kept(run, "ctranslate2", make), device, compute)
+    digest = engines.run_digest(run)
+    return ByCTranslate2(run, engines.kept(run, "ctranslate2", make), device, compute, digest)
 
 
 class ByCTranslate2(Translator):
@@ -59,11 +60,13 @@ class ByCTranslate2(Translator):
 
     why_no_longer = "is run by CTranslate2 (by --engine torch, it knows no limit)"
 
-    def __init__(self, run: Run, folder: Path, device: str = "auto", compute: str = "auto") -> None:
+    def __init__(
+        self, run: Run, folder: Path, device: str = "auto", compute: str = "auto", digest: str | None = None
+    ) -> None:
         self.run, self.tokenizers = run, Tokenizers.load(run.folder)
         self.texts, self.decode = Texts(run.recipe.data, run.folder), run.recipe.decode
         self.engine = _opened(folder, device, compute)
-        self._torch_device = device
+        self._torch_device, self._digest = device, digest or engines.run_digest(run)
         source, target = self.tokenizers.source, self.tokenizers.target
         self._pieces = source.pieces(range(source.size))
         self._ids = {piece: number for number, piece in enumerate(target.pieces(range(target.size)))}
@@ -71,14 +74,17 @@ class ByCTranslate2(Translator):
     @functools.cached_property
     def model(self) -> Any:
         """The same in PyTorch, for maps and links."""
-        from jumok.tasks import translate
-
-        return translate.load(self.run, self._torch_device).model
+        return engines.load_torch(self.run, self._digest, self._torch_device).model
 
     @property
     def longest(self) -> int:
         """How many tokens a text may have, EOS included."""
         return exchange.POSITIONS
+
+    @property
+    def is_reentrant(self) -> bool:
+        """CTranslate2 calls back from a search, and cannot begin another one there."""
+        return False
 
     def _search(
         self, ids: list[list[int]], search: Search, generator: torch.Generator, heard: Heard | None

@@ -52,22 +52,23 @@ def load(run: Run, device: str = "auto") -> Any:
     def make(folder: Path) -> None:
         onnx.write(tasks.of(run.recipe.task).load(run, "cpu").model, folder)
 
+    digest = engines.run_digest(run)
     folder = engines.kept(run, "onnx", make)
     opened = {path.stem: graphs.session(path, device) for path in sorted(folder.glob("*.onnx"))}
     if run.recipe.task == "translate":
-        return ByOnnxTranslator(run, Steps(opened["encoder"], opened["step"]))
+        return ByOnnxTranslator(run, Steps(opened["encoder"], opened["step"]), digest)
     with torch.device("meta"):  # the model's sizes, and no weights
-        return _reader(run, opened["model"], device)
+        predictor = _reader(run, opened["model"])
+    predictor.asked, predictor.digest = device, digest
+    return predictor
 
 
-def _reader(run: Run, session: Any, device: str) -> Any:
+def _reader(run: Run, session: Any) -> Any:
     if run.recipe.task == "pretrain":
         from jumok.tasks import pretrain
 
         pieces = WordPieces.load(run.folder)
-        filler: _Looks = ByOnnxFiller(run, Says(pretrain.make_model(run, pieces), session), pieces)  # type: ignore[arg-type]
-        filler.asked = device
-        return filler
+        return ByOnnxFiller(run, Says(pretrain.make_model(run, pieces), session), pieces)  # type: ignore[arg-type]
     kinds: dict[str, tuple[Any, Any]] = {
         "classify": (Classify, ByOnnxBertClassReader),
         "tag": (Tag, ByOnnxTagReader),
@@ -78,9 +79,7 @@ def _reader(run: Run, session: Any, device: str) -> Any:
         use, reader = Attentive, ByOnnxAttentiveReader
     found = use(run)
     model, tokenizer = found.made()
-    made: _Looks = reader(found, Says(model, session), tokenizer)
-    made.asked = device
-    return made
+    return reader(found, Says(model, session), tokenizer)
 
 
 # ----------------------------------------------------------------------------------------- models that read
@@ -133,11 +132,12 @@ class _Looks:
 
     run: Run
     asked = "auto"  # where the model should be then
+    digest = ""  # of the weights that the graph was made of
 
     @functools.cached_property
     def usual(self) -> Any:
         """The same predictor by PyTorch."""
-        return tasks.of(self.run.recipe.task).load(self.run, self.asked)
+        return engines.load_torch(self.run, self.digest, self.asked)
 
     def look(self, text: str, target: str | None = None, *, without: Out | None = None) -> list[Scene]:
         """All attention of the model while it reads a line, for the viewer."""
@@ -214,15 +214,15 @@ class Steps:
 class ByOnnxTranslator(Translator):
     """Translations."""
 
-    def __init__(self, run: Run, steps: Steps) -> None:
-        self.run, self.tokenizers = run, Tokenizers.load(run.folder)
+    def __init__(self, run: Run, steps: Steps, digest: str) -> None:
+        self.run, self.tokenizers, self.digest = run, Tokenizers.load(run.folder), digest
         self.texts, self.decode = Corpora(run.recipe.data, run.folder), run.recipe.decode
         self._searched = steps
 
     @functools.cached_property
     def model(self) -> Any:
         """The same in PyTorch, for maps and links."""
-        return tasks.of("translate").load(self.run, "cpu").model
+        return engines.load_torch(self.run, self.digest, "cpu").model
 
     @property
     def longest(self) -> int | None:

@@ -29,7 +29,7 @@ from jumok.files import sync
 from jumok.run import Run
 from jumok.tasks.common import cache_folder
 
-__all__ = ["NAMES", "cache_of", "check", "kept", "load"]
+__all__ = ["NAMES", "ChangedRun", "cache_of", "check", "kept", "load", "load_torch", "run_digest"]
 
 NAMES = ("torch", "ctranslate2", "onnx")
 
@@ -59,7 +59,7 @@ def kept(run: Run, engine: str, make: Callable[[Path], None]) -> Path:
 
     It is there whole or not at all, whoever else makes it at the same time.
     """
-    home, digest = cache_of(run, engine), _digest(run)
+    home, digest = cache_of(run, engine), run_digest(run)
     folder = home / digest
     if not folder.is_dir():
         home.mkdir(parents=True, exist_ok=True)
@@ -86,10 +86,32 @@ def cache_of(run: Run, engine: str) -> Path:
     return cache_folder() / "engines" / engine / f"{place.name}-{digest}"
 
 
-def _digest(run: Run) -> str:
-    """Other values for other files that an engine's files are made of."""
+def run_digest(run: Run) -> str:
+    """Identify the files that an engine's files are made of: recipe, tokenizer and weights."""
     digest = hashlib.sha256()
     for path in run.files:
         with path.open("rb") as file:
             digest.update(path.name.encode() + b"\0" + hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:16]
+
+
+class ChangedRun(InputError):
+    """The weights of a run were replaced or deleted after an engine loaded them."""
+
+
+def load_torch(run: Run, digest: str, device: str) -> Any:
+    """The PyTorch predictor of a run that an engine loaded earlier, whose files have that ``digest``.
+
+    The digest is computed after the weights are read, so a replacement in between is found as well.
+    """
+    try:
+        predictor = tasks.of(run.recipe.task).load(run, device)
+        unchanged = run_digest(run) == digest
+    except (InputError, OSError):
+        unchanged = False
+    if not unchanged:
+        raise ChangedRun(
+            "the files of this run were changed or deleted after it was loaded; alignments and attention "
+            "maps need its weights again: load the run anew (restart the server)"
+        )
+    return predictor

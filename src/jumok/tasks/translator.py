@@ -133,6 +133,11 @@ class Translator:
         return found
 
     @property
+    def is_reentrant(self) -> bool:
+        """Whether texts can be translated between two steps of another search: CUDA graphs share memory."""
+        return not isinstance(self._searched, Graphed)
+
+    @property
     def device(self) -> torch.device:
         weight: Tensor = next(iter(self.model.parameters()))
         return weight.device

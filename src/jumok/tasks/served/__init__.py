@@ -40,6 +40,9 @@ __all__ = [
     *("line", "of", "told"),
 ]
 
+TEXTS = 2  # texts of a request at most: a pair, or a question and its context
+ESCAPED = 12  # bytes of a character that JSON writes as two escapes
+ITEMS = 1024  # items of a request besides its texts
 SURROGATE = re.compile(r"[\ud800-\udfff]")  # half of a pair, which JSON can write and UTF-8 cannot
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # all but tab, newline and carriage return
 
@@ -57,6 +60,7 @@ class Bounds:
     n_best: int = 100  # answers
     image: int = 12 << 20  # bytes of a picture
     pixels: int = 24_000_000
+    work: int = 4096  # source tokens times hypotheses of one translation
     speech: int = 2_000  # characters of a text that is spoken
     sound: int = 8 << 20  # bytes of a recording
     seconds: float = 30.0  # of it
@@ -68,6 +72,14 @@ class Bounds:
         if len(text) > most:
             raise TooMuch(
                 f"{field} has {len(text):,} characters; this server takes {most:,} at most: divide it"
+            )
+
+    def check_work(self, tokens: int, hypotheses: int) -> None:
+        """Refuse a translation that would occupy the model for too long."""
+        if tokens * hypotheses > self.work:
+            raise TooMuch(
+                f"this would be {tokens * hypotheses:,} tokens of work ({tokens:,} source tokens times a "
+                f"beam of {hypotheses}); {self.work:,} are taken at most: divide the text or lower the beam"
             )
 
     def check_number(self, field: str, value: int | None, most: int) -> None:
@@ -132,7 +144,16 @@ class Asked(BaseModel):
     @classmethod
     def most_bytes(cls, bounds: Bounds) -> int:
         """Of a body: what the largest request within the bounds may have."""
-        return 1 << 20
+        return max(1 << 20, TEXTS * ESCAPED * bounds.text)
+
+    @classmethod
+    def max_items(cls, bounds: Bounds) -> int:
+        """The number of commas and brackets in the JSON of the largest request within the bounds.
+
+        Every item of a list and every key needs one, so this also limits the number of objects that parsing
+        creates. Texts may hold them as well.
+        """
+        return TEXTS * bounds.text + ITEMS
 
 
 class Answer(BaseModel):
@@ -160,6 +181,10 @@ class Audience(Protocol):
 
     def heard(self, number: int, said: str | Answer) -> None:
         """The text so far, in the place of that before; or a part, which comes behind those before."""
+        ...
+
+    def pause(self) -> None:
+        """Let much shorter requests be computed now; for work in steps that other work may interrupt."""
         ...
 
 
@@ -217,5 +242,6 @@ def line(text: str) -> str:
 
 
 def told(error: InputError) -> str:
-    """What is wrong, without the number of a line: a request has none."""
-    return re.sub(r"^line 1\b(: )?", lambda found: "" if found[1] else "the text", str(error))
+    """What is wrong, without the number of a line: a request has none. No address in memory is told."""
+    message = re.sub(r" at 0x[0-9a-fA-F]+", "", str(error))
+    return re.sub(r"^line 1\b(: )?", lambda found: "" if found[1] else "the text", message)

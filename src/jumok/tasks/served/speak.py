@@ -26,6 +26,7 @@ __all__ = ["Part", "Said", "Say", "Service"]
 
 EXAMPLES = ("forty two", "ninety nine", "Three. Two. One.")  # for the built-in voices, which say numbers
 MORE = 1 << 20  # bytes of a request besides its recording
+MAX_TOKENS = 1024  # style tokens, far more than any voice has
 Weight = Annotated[float, Field(ge=-MOST, le=MOST, allow_inf_nan=False)]
 
 
@@ -34,7 +35,8 @@ class Say(served.Asked):
 
     text: Text
     tokens: Annotated[
-        list[Weight] | None, Field(description="How much of each style token, as many as the voice has.")
+        Annotated[list[Weight], Field(max_length=MAX_TOKENS, fail_fast=True)] | None,
+        Field(description="How much of each style token, as many as the voice has."),
     ] = None
     style_from: Annotated[
         File | None, Field(description="A recording to take the style from: WAV, FLAC or OGG, in base64.")

@@ -82,7 +82,9 @@ class Service:
         if asked.alignments:
             self.translator.check_maps()
         beam = self.translator.decode.beam if asked.beam is None else asked.beam
-        return self.translator.length(asked.text) * max(beam, asked.n_best)
+        tokens, hypotheses = self.translator.length(asked.text), max(beam, asked.n_best)
+        self.bounds.check_work(tokens, hypotheses)
+        return tokens * hypotheses
 
     def alike(self, asked: Translate) -> Hashable:
         return asked.beam, asked.n_best, asked.alignments
@@ -121,7 +123,12 @@ class _Listener:
 
     def __init__(self, translator: Translator, audience: Audience) -> None:
         self.translator, self.audience = translator, audience
-        self.gone, self.hears = audience.gone, audience.hears
+        self.hears = audience.hears
+
+    def gone(self, sentence: int) -> bool:
+        if self.translator.is_reentrant:
+            self.audience.pause()
+        return self.audience.gone(sentence)
 
     def heard(self, sentence: int, ids: Sequence[int]) -> None:
         self.audience.heard(sentence, self.translator.shown(ids))

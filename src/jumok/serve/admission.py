@@ -1,0 +1,64 @@
+"""Admission control: whether there is room for a request, decided by its path alone, before its body is read.
+
+A server that is asked for more than it can do must spend nearly nothing on what it refuses: the event loop
+and the models share one interpreter. So a full queue is found here, and not after parsing and tokenizing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from jumok.serve.batcher import Batcher, Closed, Overloaded
+
+__all__ = ["Admission", "TaskRoute"]
+
+
+@dataclass(frozen=True)
+class TaskRoute:
+    """What is known of a task's path: the largest body, and the queues of the models that may answer."""
+
+    max_bytes: int
+    queues: Sequence[Batcher]
+
+
+class Admission:
+    """Counts the requests that are being answered, and refuses those that there is no room for."""
+
+    def __init__(
+        self,
+        routes: Mapping[str, TaskRoute],
+        requests: int,
+        reading_is_full: Callable[[], bool],
+        count_refusal: Callable[[str], None],
+    ) -> None:
+        self.routes, self.requests = routes, requests
+        self.running = 0
+        self._reading_is_full = reading_is_full  # whether too many requests wait to be measured
+        self._count_refusal = count_refusal
+        self._queues = [queue for route in routes.values() for queue in route.queues]
+
+    def check(self, path: str) -> None:
+        """Raise Overloaded or Closed if a request to this path cannot be taken now."""
+        route = self.routes.get(path)
+        queues = self._queues if route is None else route.queues
+        if self.running >= self.requests:
+            raise Overloaded(min(queue.retry() for queue in queues))
+        if route is None:
+            return
+        if self._reading_is_full():
+            raise Overloaded(min(queue.retry() for queue in queues))
+        refusal: Overloaded | Closed | None = None
+        for queue in queues:  # which of them is asked for stands in the body
+            try:
+                queue.check()
+            except (Overloaded, Closed) as error:
+                refusal = error
+            else:
+                return
+        if refusal is not None:
+            raise refusal
+
+    def count_refusal(self, path: str) -> None:
+        """For the metrics: a request was refused without having been routed."""
+        self._count_refusal(path if path in self.routes else "none")

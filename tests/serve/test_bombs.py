@@ -1,0 +1,138 @@
+"""Requests that are cheap to send and would be costly to read: each is refused within its bounds."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+
+import pytest
+from pydantic import ValidationError
+from serve_running import Echo, Running
+from starlette.exceptions import HTTPException
+from starlette.testclient import TestClient
+
+from jumok.serve import reading
+from jumok.serve.app import app
+from jumok.serve.limits import Limits
+from jumok.tasks.served import Asked, Bounds, TooMuch
+from jumok.tasks.served.caption import Describe
+from jumok.tasks.served.speak import Say
+
+MIB = 1 << 20
+MANY_KEYS = b'{"text": "a"' + b"".join(b', "k%07d": 1' % n for n in range(MIB * 11 // 16)) + b"}"
+MANY_ITEMS = b'{"text": "a", "tokens": [' + b'"",' * (MIB * 11 // 3) + b'""]}'
+MANY_LISTS = b'{"text": "a", "model": [' + b"[]," * (MIB * 11 // 3) + b"[]]}"
+
+
+def connect(running: Running) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection("127.0.0.1", running.port, timeout=100)
+
+
+class Counting(Say):
+    """Counts how often something is validated."""
+
+    validated: ClassVar[int] = 0
+
+    @classmethod
+    def model_validate(cls, *given: Any, **more: Any) -> Any:
+        Counting.validated += 1
+        return super().model_validate(*given, **more)
+
+
+@pytest.mark.parametrize("body", [MANY_KEYS, MANY_ITEMS, MANY_LISTS], ids=["keys", "items", "lists"])
+def test_items_are_counted_before_anything_is_parsed(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json, "loads", lambda _: pytest.fail("it was parsed"))
+    with pytest.raises(TooMuch, match=r"commas and brackets; 41,024 are taken at most"):
+        reading.parse(body, Counting, Bounds())
+
+
+def test_keys_are_counted_before_validation() -> None:
+    body = json.dumps({"text": "a"} | {f"key{n}": n for n in range(30_000)}).encode()
+    with pytest.raises(HTTPException) as refused:
+        reading.parse(body, Counting, Bounds())
+    assert refused.value.status_code == 422
+    assert refused.value.detail == (
+        "the request has 30,001 keys; expected some of: model, text, tokens, style_from"
+    )
+    assert Counting.validated == 0
+
+
+def test_a_list_has_one_error_however_many_items_are_wrong() -> None:
+    for weights in ([""] * 1000, [0.1] * 1025, [True] * 30_000):
+        with pytest.raises(ValidationError) as refused:
+            Say.model_validate({"text": "a", "tokens": weights})
+        assert refused.value.error_count() == 1
+    assert Say.model_validate({"text": "a", "tokens": [0.1] * 1024}).tokens == [0.1] * 1024
+
+
+def test_the_largest_requests_within_the_bounds_are_read() -> None:
+    bounds = Bounds()
+    commas = json.dumps({"text": "a" + "," * (bounds.text - 1)}).encode()
+    assert len(reading.parse(commas, Say, bounds).text) == bounds.text
+    escaped = json.dumps({"text": "\U0001f600" * bounds.text}).encode()  # 12 bytes each
+    assert len(escaped) < Asked.most_bytes(bounds)
+    larger = Bounds(text=1_000_000)
+    assert Asked.most_bytes(larger) > len(json.dumps({"text": "\U0001f600" * larger.text}))
+
+
+def test_the_body_limit_is_that_of_the_task(echo: Echo) -> None:
+    class Pictures(Echo):
+        task, Request, streams = "caption", Describe, False
+
+    with TestClient(app({"echo": echo, "caption": Pictures()})) as client:
+        for path, most in (("/echo", "1,048,576"), ("/caption", "16,842,752"), ("/models", "65,536")):
+            for attend in ("", "/attend") if path != "/models" else ("",):
+                got = client.post(f"{attend}{path}", content=b"x" * (17 * MIB))
+                assert got.status_code == 413
+                assert f"{most} bytes" in got.json()["error"]
+    with TestClient(app({"echo": echo}, Limits(body=100))) as client:
+        assert "100 bytes" in client.post("/echo", content=b"x" * 101).json()["error"]
+
+
+def test_a_refusal_of_a_large_body_can_be_read(serving: Any, echo: Echo) -> None:
+    running: Running = serving({"echo": echo})
+    for size in (2 * MIB, 11 * MIB):
+        connection = connect(running)
+        connection.request("POST", "/echo", b"x" * size, {"Content-Type": "application/json"})
+        assert connection.getresponse().status == 413
+        connection.close()
+
+
+@pytest.mark.slow
+def test_no_bomb_holds_up_the_others(serving: Any, speak_service: Any, services: Any) -> None:
+    """Each takes half a minute where validation is unbounded. The bound here is loose: a tenth of that."""
+    running: Running = serving({"voice": speak_service, "translate": services["translate"]})
+    ended, longest = threading.Event(), 0.0
+
+    def watch() -> None:
+        nonlocal longest
+        connection = connect(running)
+        while not ended.is_set():
+            begun = time.monotonic()
+            connection.request("GET", "/health")
+            assert connection.getresponse().read() == b'{"status":"ok"}'
+            longest = max(longest, time.monotonic() - begun)
+            time.sleep(0.01)
+        connection.close()
+
+    def send(path: str, body: bytes) -> int:
+        connection = connect(running)
+        connection.request("POST", path, body, {"Content-Type": "application/json"})
+        status = connection.getresponse().status
+        connection.close()
+        return status
+
+    with ThreadPoolExecutor(4) as threads:
+        watching = threads.submit(watch)
+        bombs = [
+            (path, body) for body in (MANY_KEYS, MANY_ITEMS, MANY_LISTS) for path in ("/speak", "/translate")
+        ]
+        statuses = list(threads.map(lambda one: send(*one), bombs))
+        ended.set()
+        watching.result()
+    assert statuses == [413] * 6
+    assert longest < 3

@@ -1,0 +1,320 @@
+"""More requests than there is room for are refused before they are read; a long one holds up nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from serve_running import Echo, Running, until
+from test_batcher import run
+from test_rude import HEAD, figure, waiting
+
+from jumok.serve.admission import Admission, TaskRoute
+from jumok.serve.batcher import SLICE, Batcher, Job, Overloaded
+from jumok.serve.limits import Limits
+from jumok.tasks.served import Bounds, TooMuch
+from jumok.tasks.served.translate import Translate
+
+http = httpx2.Client(verify=False, timeout=20)
+BODY = b'{"text": "more"}'
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    http.close()
+
+
+def head(length: int, path: str = "/echo", more: str = "") -> bytes:
+    return HEAD.replace(b"\r\n\r\n", f"\r\n{more}\r\n".encode()) % (path.encode(), length)
+
+
+@pytest.fixture
+def full(serving: Any, echo: Echo) -> Running:
+    """A server whose queue is full."""
+    running: Running = serving({"echo": echo}, Limits(queue=50))
+    echo.open.clear()
+    threads = ThreadPoolExecutor(5)
+    for _ in range(5):
+        threads.submit(http.post, f"{running.url}/echo", json={"text": "x" * 10})
+    until(lambda: waiting(running) == 50)
+    return running
+
+
+def answer(connection: Any) -> tuple[str, dict[str, str], dict[str, Any]]:
+    """The next response on a connection."""
+    said = b""
+    while b"\r\n\r\n" not in said:
+        said += connection.recv(65536)
+    first, *lines = said.partition(b"\r\n\r\n")[0].decode().split("\r\n")
+    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+    body = said.partition(b"\r\n\r\n")[2]
+    while len(body) < int(headers["content-length"]):
+        body += connection.recv(65536)
+    return first, headers, json.loads(body)
+
+
+def test_a_full_queue_refuses_before_the_body_comes(full: Running, echo: Echo) -> None:
+    with full.connected(head(100)) as no_body:
+        first, headers, said = answer(no_body)
+        assert first.startswith("HTTP/1.1 503")
+        assert int(headers["retry-after"]) >= 1
+        assert "the queue is full" in said["error"]
+        no_body.sendall(b"x" * 100)  # is thrown away, and the connection goes on
+        no_body.sendall(head(len(BODY)) + BODY)
+        assert answer(no_body)[0].startswith("HTTP/1.1 503")
+        no_body.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert answer(no_body)[2] == {"status": "ok"}
+    assert sum(map(len, echo.batches)) <= 5
+
+
+@pytest.mark.parametrize("more", ["", "Connection: close\r\n", "X-Other: 1\r\n", "Expect: 100-continue\r\n"])
+def test_a_refusal_is_the_same_in_one_piece_and_in_many(full: Running, more: str) -> None:
+    request = head(len(BODY), more=more) + BODY
+    with full.connected(request) as at_once, full.connected() as slowly:
+        for byte in request:
+            slowly.sendall(bytes([byte]))
+        answers = []
+        for one in (at_once, slowly):
+            first, headers, said = answer(one)
+            first = first.removesuffix(" Service Unavailable").strip()
+            answers.append((first, {*headers} - {"connection"}, headers["content-type"], said))
+    assert answers[0] == answers[1]
+    assert answers[0][0] == "HTTP/1.1 503"
+    assert {"x-content-type-options", "cache-control", "retry-after", "date"} <= answers[0][1]
+
+
+def test_refusals_are_counted_and_other_paths_answered(full: Running) -> None:
+    for _ in range(3):
+        assert http.post(f"{full.url}/echo", json={"text": "more"}).status_code == 503
+    assert figure(full, 'jumok_requests_total{path="/echo",status="503"}') == 3
+    assert http.post(f"{full.url}/nowhere", json={}).status_code == 404
+    assert http.get(f"{full.url}/models").status_code == 200
+    assert http.get(f"{full.url}/ready").status_code == 503
+
+
+def test_a_request_with_two_lengths_is_not_taken_for_one(full: Running) -> None:
+    strange = head(len(BODY), more=f"Content-Length: {len(BODY) + 9}\r\n") + BODY
+    chunked = head(len(BODY), more="Transfer-Encoding: chunked\r\n") + BODY
+    for sent in (strange, chunked):
+        with full.connected(sent) as one:
+            assert answer(one)[0].startswith(("HTTP/1.1 400", "HTTP/1.1 503"))
+
+
+def queue(**more: Any) -> Batcher:
+    return Batcher(**{"tokens": 10, "most": 100, **more})
+
+
+def test_who_is_admitted() -> None:
+    first, second = queue(), queue()
+    reading, counted = [False], []
+    routes = {"/a": TaskRoute(1, [first, second]), "/b": TaskRoute(1, [second])}
+    admission = Admission(routes, 10, lambda: reading[0], counted.append)
+    for path in ("/a", "/b", "/models"):
+        admission.check(path)
+    second._held = 100
+    admission.check("/a")  # the other model has room
+    with pytest.raises(Overloaded):
+        admission.check("/b")
+    first._held, first._recent_tokens, first._recent_seconds = 100, 40.0, 2.0  # 20 a second
+    second._recent_tokens, second._recent_seconds = 100.0, 10.0
+    with pytest.raises(Overloaded) as refused:
+        admission.check("/b")
+    assert refused.value.retry == 10  # 100 tokens, 10 a second
+    first._held = second._held = 0
+    reading[0] = True
+    with pytest.raises(Overloaded):
+        admission.check("/a")
+    admission.check("/models")
+    reading[0], admission.running, first._held = False, 10, 100
+    with pytest.raises(Overloaded) as refused:
+        admission.check("/a")
+    admission.count_refusal("/a")
+    admission.count_refusal("/../x")
+    assert counted == ["/a", "none"]
+
+
+def test_a_queue_with_room_for_less_than_the_usual_request_is_full() -> None:
+    async def test() -> None:
+        one = queue()
+        for _ in range(9):
+            one.submit(lambda jobs: [0] * len(jobs), 0, 11)
+        assert one.held == 99
+        with pytest.raises(Overloaded):
+            one.check()  # most of 11 tokens
+        one.check(1)
+
+    run(test())
+
+
+# ------------------------------------------------------------------------------------------ long requests
+
+
+def test_a_translation_has_a_limit_of_work(services: Any) -> None:
+    service = type(services["translate"])(services["translate"].translator, Bounds(work=400))
+    text = "we walk " * 30
+    tokens = service.translator.length(text)
+    assert 134 <= tokens <= 200
+    assert service.size(Translate(text=text, beam=2)) == 2 * tokens
+    with pytest.raises(TooMuch, match=rf"{tokens * 3} tokens of work \({tokens} source tokens .*; 400 are"):
+        service.size(Translate(text=text, beam=3))
+    words = Translate(text="a " * 9_990, beam=1)
+    with pytest.raises(TooMuch, match=r"tokens of work"):
+        type(service)(service.translator, Bounds()).size(words)
+
+
+class Steps:
+    """Work in steps: as many as the first job says, each of which lets shorter requests pass."""
+
+    def __init__(self, batcher: Batcher) -> None:
+        self.batcher = batcher
+        self.done: list[int] = []
+        self.taken = threading.Event()
+
+    def __call__(self, jobs: Sequence[Job]) -> list[int]:
+        for _ in range(jobs[0].asked):
+            self.taken.set()
+            time.sleep(0.002)
+            self.batcher.let_shorter_pass()
+        self.done += [job.asked for job in jobs]
+        return [job.asked for job in jobs]
+
+
+def test_short_requests_pass_a_long_one() -> None:
+    async def test() -> None:
+        batches: list[tuple[int, int]] = []
+        one = Batcher(
+            tokens=100,
+            most=1000,
+            wait=0,
+            computed=lambda requests, tokens, _: batches.append((requests, tokens)),
+        )
+        one.start()
+        steps = Steps(one)
+        long = one.submit(steps, 500, 400)  # a second at least
+        await asyncio.to_thread(steps.taken.wait)
+        short = [one.submit(steps, n, 10) for n in (1, 2, 3)]
+        other = one.submit(steps, 4, 101)  # more than a quarter of the long one
+        assert await asyncio.gather(*map(one.answer, short)) == [1, 2, 3]
+        assert not long.answer.done()
+        assert await asyncio.gather(one.answer(long), one.answer(other)) == [500, 4]
+        assert steps.done == [1, 2, 3, 500, 4]
+        assert await asyncio.to_thread(one.close, 10)
+        assert one.held == 0
+        assert batches == [(3, 30), (1, 400), (1, 101)]
+
+    run(test())
+
+
+def test_a_long_one_gets_its_share_of_the_time() -> None:
+    async def test() -> None:
+        one = Batcher(tokens=10, most=10_000, wait=0)
+        one.start()
+        steps = Steps(one)
+        long = one.submit(steps, 300, 400)
+        await asyncio.to_thread(steps.taken.wait)
+        short = [one.submit(steps, 50, 10) for _ in range(40)]  # 4 s of work, each in a batch of its own
+        assert await one.answer(long) == 300
+        assert sum(not job.answer.done() for job in short) > 20  # it did not wait for all of them
+        for job in short:
+            one.drop(job)
+        assert await asyncio.to_thread(one.close, 10)
+
+    assert SLICE < 0.5
+    run(test())
+
+
+def test_a_short_text_is_translated_within_a_long_one(serving: Any, services: Any, monkeypatch: Any) -> None:
+    service = services["translate"]
+    steps, usual = [0], type(service.translator.model).step
+
+    def step(self: Any, state: Any, ids: Any) -> Any:
+        steps[0] += 1
+        time.sleep(0.005)
+        return usual(self, state, ids)
+
+    alone = service.translator.translate("we walk").text
+    monkeypatch.setattr(type(service.translator.model), "step", step)
+    running = serving({"translate": service}, Limits(wait=0))
+    body = json.dumps({"text": "the king sleeps " * 200, "beam": 1}).encode()
+    with running.connected(head(len(body), "/translate") + body):
+        until(lambda: steps[0] > 2)
+        got = http.post(f"{running.url}/translate", json={"text": "we walk"}).json()
+        assert got["text"] == alone
+        assert waiting(running) > 400  # the long one still goes on
+
+
+# ----------------------------------------------------------------------------------------------- overload
+
+
+class Timed(Echo):
+    """Takes 50 ms for a batch of five: a hundred requests a second, whatever else the machine does."""
+
+    def predict(self, asked: Any, audience: Any) -> list[Any]:
+        time.sleep(0.05)
+        return [self.Said(text=one.text) for one in asked]
+
+
+async def offered(port: int, each_second: float, seconds: float) -> list[tuple[int, float, int]]:
+    """Status, seconds and Retry-After of requests at a steady rate."""
+    free: list[Any] = []
+
+    async def ask() -> tuple[int, float, int]:
+        begun = time.monotonic()
+        reader, writer = free.pop() if free else await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head(len(BODY)) + BODY)
+        said = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        await reader.readexactly(int(re.search(r"content-length: (\d+)", said)[1]))  # type: ignore[index]
+        free.append((reader, writer))
+        retry = re.search(r"retry-after: (\d+)", said)
+        return int(said.split()[1]), time.monotonic() - begun, int(retry[1]) if retry else 0
+
+    tasks, begun = [], time.monotonic()
+    while (now := time.monotonic() - begun) < seconds:
+        while len(tasks) < now * each_second:
+            tasks.append(asyncio.create_task(ask()))
+        await asyncio.sleep(0.005)
+    answers = await asyncio.gather(*tasks)
+    for _, writer in free:
+        writer.close()
+    return answers
+
+
+@pytest.mark.slow
+def test_goodput_holds_under_four_times_the_load(serving: Any) -> None:
+    """At most 200 requests are held: so many seconds of work as Retry-After says."""
+    running = serving({"echo": Timed()}, Limits(queue=800, batch=20, wait=0))  # of four tokens each
+    answered = {}
+    for times in (1, 4):
+        begun = time.monotonic()
+        answers = asyncio.run(offered(running.port, 100 * times, 5))
+        taken = [one for one in answers if one[0] == 200]
+        answered[times] = len(taken) / (time.monotonic() - begun)
+        refused = [one for one in answers if one[0] == 503]
+        assert len(taken) + len(refused) == len(answers)
+    assert len(refused) > len(taken)
+    assert answered[4] >= 0.9 * answered[1]
+    longest = max(seconds for _, seconds, _ in taken)
+    retries = [retry for _, _, retry in refused]
+    assert min(retries) / 2 <= longest <= 2 * max(retries)
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_an_overload(serving: Any, echo: Echo) -> None:
+    running = serving({"echo": echo}, Limits(queue=40, wait=0))
+    threads = threading.active_count()
+    asyncio.run(offered(running.port, 300, 3))
+    until(lambda: not running.server.server_state.connections)
+    assert running.app.state.admission.running == 0
+    assert waiting(running) == 0
+    until(lambda: threading.active_count() <= threads + 1)
+    assert len(list(Path("/proc/self/fd").iterdir())) < 200
