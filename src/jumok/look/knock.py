@@ -131,6 +131,9 @@ class Knocker(Listener):
             out[:, gone.heads.to(out.device)] = 0
         return out
 
+    def changes(self, name: str) -> bool:
+        return name in self.layers
+
     def scores(self, name: str, scores: Tensor) -> Tensor:
         gone = self._gone(name, tuple(scores.shape))
         self._dead = None
@@ -172,7 +175,7 @@ class Knocker(Listener):
         layer = self.layers.get(name)
         if layer is None:
             return None
-        layer.ran = True
+        layer.ran |= kept is not None  # scores alone may be no attention: that shows when they are used
         _, heads, queries, keys = shape
         wrong = [
             h for h in (*layer.heads, *(h for h, _, _ in layer.edges if h is not None)) if not 0 <= h < heads

@@ -113,16 +113,8 @@ class Watcher(Listener):
     def leave(self, frame: Frame) -> None:
         for name, found, _ in frame.weighed:
             self.see(name, found)
-        if frame.saw:
-            return
-        if frame.parts:
-            part = frame.parts[0] if len(frame.parts) == 1 else None
-            frame.saw = True
-            if part is not None:
-                self.see(frame.name, Found(part()))
-            else:
-                self.miss(frame.name, "it has several softmaxes, or one not over (B, H, queries, keys)")
-        elif looks_like_attention(frame.module) and not frame.reported:
+        super().leave(frame)
+        if looks_like_attention(frame.module) and not frame.saw and not frame.reported:
             scripted = isinstance(frame.module, torch.jit.ScriptModule)
             how = "is scripted, and runs without Python" if scripted else "attends in a way that is not seen"
             self.miss(frame.name, f"{class_name(frame.module)} {how}")

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from jumok.attention.memo import capturing, tracing
 from jumok.errors import InputError
+from jumok.look.adapters.follow import Candidate, follower
+from jumok.look.adapters.maps import Softmax, concluded
 from jumok.look.adapters.trail import Frame, Trail
 from jumok.look.kept import Kept
 
@@ -54,6 +56,14 @@ class Listener:
 
     def leave(self, frame: Frame) -> None:
         """A module has ended."""
+        for name, found in concluded(frame, self.trail.frame):
+            if isinstance(found, str):
+                frame.reported = True
+                self.miss(name, found)
+            else:
+                frame.saw = True
+                self.see(name, Found(found.kept, found.kind))
+        follower().rest()
 
     def see(self, name: str, found: Found) -> None:
         """There was an attention."""
@@ -68,6 +78,10 @@ class Listener:
     def output(self, name: str, kept: Kept, value: Tensor | None, out: Tensor) -> Tensor:
         """Likewise its output ``(B, H, Q, Dv)``, of values ``(B, G, K, Dv)``; None: of weights alone."""
         return out
+
+    def changes(self, name: str) -> bool:
+        """Whether it changes something about the attention of this name."""
+        return False
 
     def scores(self, name: str, scores: Tensor) -> Tensor:
         """Likewise scores ``(B, H, Q, K)`` on their way to a softmax."""
@@ -104,6 +118,11 @@ class Site:
         return self.frames[0].module
 
     @property
+    def changes(self) -> bool:
+        """Whether anybody changes something about it."""
+        return any(one.changes(name) for one, name in self.listeners)
+
+    @property
     def owner(self) -> nn.Module:
         """The module that the call is named after; mostly the same."""
         one, name = self.listeners[0]
@@ -128,7 +147,7 @@ class Site:
             kept = replace(kept, key=keys[:, :, : kept.key.shape[2]])
         found = Found(self.left(kept), kind or _KIND.get(), sink, uses)
         for frame, (one, name) in zip(self.frames, self.listeners, strict=True):
-            frame.saw = True
+            frame.saw = frame.told = True
             one.see(name, found)
 
     def weighed(self, found: Found, weights: Tensor) -> None:
@@ -136,7 +155,7 @@ class Site:
         if _TOLD.get() is None:
             found = found._replace(kept=self.left(found.kept))
             for frame, (_, name) in zip(self.frames, self.listeners, strict=True):
-                frame.saw = True
+                frame.saw = frame.told = True
                 frame.weighed.append((name, found, weights))
 
     def mixed(self, weights: Tensor) -> bool:
@@ -163,11 +182,10 @@ class Site:
                 frame.reported = True
                 one.miss(name, reason)
 
-    def saw_part(self, kept: Callable[[], Kept] | None) -> None:
-        """Tell of one that may be it, if its module has no other; None: of one that cannot be read."""
-        if _TOLD.get() is None:
-            for frame in self.frames:
-                frame.parts.append(None if kept is None else lambda: self.left(kept()))
+    def may_attend(self, candidate: Candidate, is_product: bool) -> None:
+        """Tell of a softmax that may be one: that shows when its weights are used."""
+        for frame, (_, name) in zip(self.frames, self.listeners, strict=True):
+            frame.parts.append(Softmax(candidate, name, is_product, self.left, [frame]))
 
     def output(self, kept: Kept, value: Tensor | None, out: Tensor) -> Tensor:
         for one, name in self.listeners:
@@ -206,6 +224,11 @@ def here(module: nn.Module | None = None) -> Site | None:
         site.cannot("it ran inside a transform of torch.func (vmap, grad, …): run the model by itself")
         return None
     return site
+
+
+def is_told() -> bool:
+    """Whether an adapter further out tells of what goes on."""
+    return _TOLD.get() is not None
 
 
 @contextmanager

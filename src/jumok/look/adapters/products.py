@@ -1,0 +1,69 @@
+"""Products of two tensors that a model computes: where scores come from.
+
+A softmax of such a product weighs one set of positions for each of another. A softmax of anything else may be
+a classifier's, a router's, or one over features.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jumok.look.adapters.follow import follower
+from jumok.look.adapters.patches import Function, Make, attribute
+from jumok.look.adapters.site import LISTENERS
+
+METHODS = ("__matmul__", "matmul", "mm", "bmm", "baddbmm", "mv")  # of tensors; those of torch are stand-ins
+
+
+def stand_ins() -> dict[Function, Make]:
+    """For the functions, wherever they are held. ``torch.bmm`` has another one, which tells of its products."""
+    return {function: _product for function in (torch.matmul, torch.mm, torch.mv, torch.einsum)}
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """While it lasts, products of tensors are noted."""
+    with ExitStack() as stack:
+        for name in METHODS:
+            stack.enter_context(attribute(torch.Tensor, name, _product))
+        yield
+
+
+def _product(multiply: Function) -> Function:
+    def watched_product(*args: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling() or not LISTENERS.get():
+            return multiply(*args, **options)
+        if follower().pushed and multiply is torch.einsum:
+            follower().note_autocast(_tensors(args)[0].device.type)
+        out = multiply(*args, **options)
+        note(out, *_tensors(args))
+        return out
+
+    return watched_product
+
+
+def note(out: Any, *factors: Tensor) -> None:
+    """Tell of a product. After it, weights may have been used."""
+    if follower().pushed:
+        follower().explain(*factors)
+        follower().rest()
+    if not isinstance(out, Tensor) or out.is_nested or any(map(_is_parameter, factors)) or len(factors) < 2:
+        return
+    for listener in LISTENERS.get():
+        if (frame := listener.trail.frame) is not None:
+            frame.products.append((tuple(out.shape), weakref.ref(out)))
+
+
+def _tensors(args: Any) -> list[Tensor]:
+    some = [x for one in args for x in (one if isinstance(one, list | tuple) else (one,))]
+    return [x for x in some if isinstance(x, Tensor)]
+
+
+def _is_parameter(x: Tensor) -> bool:
+    return isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter)
