@@ -89,6 +89,11 @@ class Knocker(Listener):
         self._dead: Tensor | None = None
 
     def see(self, name: str, found: Found) -> None:
+        if name in self.layers and not found.in_order:
+            raise InputError(
+                f"knock_out: {name} does not have the axes of its weights in the order batch, heads, queries, "
+                "keys, and this order alone can be changed; write its scores so"
+            )
         if name not in self.layers:
             self.others.append(name)
 

@@ -9,6 +9,7 @@ which axes of the weights the values have, too (batch, heads), and which they do
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,7 @@ class Use:
 
     weights: Tensor  # before dropout, in the order of ``axes``
     axes: list[Axis]  # without those of which the weights have one place
+    sizes: Sequence[int]  # of the weights along them
     every: list[Axis]  # all axes of the softmax, or of what was computed from it
     batch: set[Axis]  # the axes that the values have, too
     rows: set[Axis]  # those that they do not have
@@ -48,7 +50,8 @@ class Use:
     columns: int  # width of the values
     unchanged: bool  # the weights are those that the softmax gave
     part: bool  # they are some of them
-    version: int | None  # of the weights
+    source: Tensor  # shares its memory with the weights …
+    version: int | None  # … and this was its version
     side: int  # of the weights in the product
     key_stride: int = 0  # of the values as the model gave them; 0: not known
 
@@ -64,6 +67,9 @@ class Candidate:
         self.reason: str | None = None  # why the weights could not be followed
         self.joined = False  # the weights became part of those of another softmax
         self.live = True
+        self.outputs: list[weakref.ref[Tensor]] = []  # of the products with the weights
+        self.multiplied = False  # such an output is a factor of another product
+        self.changed_as: tuple[int, ...] | None = ()  # (B, H, Q, K) as which somebody changed the scores
         self.verdict: list[Any] = []  # what it turned out to be, once that is known
 
     def stop(self, reason: str | None = None) -> None:
@@ -139,6 +145,7 @@ class Follower(TorchDispatchMode):
         self.patience = 0
         self.autocast: tuple[str, torch.dtype] | None = None
         self.pushed = False
+        self.running = 0  # operations that are being dispatched
 
     # --------------------------------------------------------------------------------------- life
 
@@ -168,15 +175,16 @@ class Follower(TorchDispatchMode):
         if not self.candidates:
             self.held.clear()
             self.noise.clear()
-            if self.pushed and _get_current_dispatch_mode() is self:
+            if self.pushed and not self.running and _get_current_dispatch_mode() is self:
                 self.pushed = False
                 self.__exit__(None, None, None)
 
-    def explain(self, *factors: Tensor) -> None:
-        """Tell of the factors of the last product as the model gave them, before they were copied."""
+    def explain(self, out: Tensor, *factors: Tensor) -> None:
+        """Tell of the last product as the model sees it: its factors before they were copied."""
         for candidate in self.candidates:
-            if candidate.uses and not candidate.uses[-1].key_stride and len(factors) == 2:
+            if candidate.uses and len(candidate.outputs) < len(candidate.uses) and len(factors) == 2:
                 use = candidate.uses[-1]
+                candidate.outputs.append(weakref.ref(out))
                 value, at = factors[1 - use.side], -2 if use.side == 0 else -1
                 if value.dim() > 1:
                     candidate.uses[-1] = replace(use, key_stride=value.stride(at))
@@ -196,13 +204,19 @@ class Follower(TorchDispatchMode):
     # ----------------------------------------------------------------------------------- dispatch
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        self.running += 1
+        try:
+            return self._dispatch(op, args, kwargs or {})
+        finally:
+            self.running -= 1
+
+    def _dispatch(self, op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if not self.candidates:
             return op(*args, **kwargs)
         if torch.is_inference_mode_enabled() and op.has_kernel_for_dispatch_key(COMPOSITE):
             # Without inference mode, such an operation is taken apart before it comes here.
             with self._as_called(op), self:
-                return op.decompose(*args, **kwargs)
+                return op._op_dk(COMPOSITE, *args, **kwargs)  # not by a decomposition in Python
         call = self._call(op, args, kwargs)
         out = op(*args, **kwargs)
         try:
@@ -307,7 +321,10 @@ class Follower(TorchDispatchMode):
         elif packet is aten.mul and one.values is None and len(call.found) == 1:
             other = next(x for x in call.tensors if x is not one.tensor)
             labels = ((),) * (out.dim() - one.tensor.dim()) + one.labels
-            return replace(one, tensor=out, labels=labels, values=other.expand(out.shape), factor=one)
+            made = replace(one, tensor=out, labels=labels, values=other.expand(out.shape), factor=one)
+            if not one.keys:  # of one key there is no sum
+                self._summed(made, set())
+            return made
         if out.numel() < one.tensor.numel() and packet not in (aten.mean, aten.slice, aten.index):
             return None
         return replace(one, tensor=out, lost=f"its weights go through {packet.__name__}, and are not followed")
@@ -350,7 +367,6 @@ class Follower(TorchDispatchMode):
     def _sum(self, call: _Call) -> None:
         """A sum of weights · values."""
         one = call.found[0]
-        assert one.values is not None
         count = one.tensor.dim()
         dims = call.args[1] if len(call.args) > 1 and call.args[1] is not None else range(count)
         dims = {dim % count for dim in dims}
@@ -359,23 +375,30 @@ class Follower(TorchDispatchMode):
             if any(axis.is_key for axis in inner):
                 _stop(one, TOGETHER)
             return
+        self._summed(one, dims)
+
+    def _summed(self, one: _Weights, dims: set[int]) -> None:
+        """Weights · values were summed over the keys, which are at ``dims``."""
+        assert one.values is not None
+        assert one.factor is not None
         rows: set[Axis] = set()
         batch: set[Axis] = set()
         columns = 1
-        for dim in set(range(count)) - dims:
+        for dim in set(range(one.tensor.dim())) - dims:
             label = leaves(one.labels[dim])
             (rows if one.values.stride(dim) == 0 else batch).update(label)
             columns *= 1 if label else one.tensor.shape[dim]
-        assert one.factor is not None
         self._used(one.factor, batch, rows, one.values, columns)
 
     def _used(
         self, one: _Weights, batch: set[Axis], rows: set[Axis], value: Tensor, columns: int, side: int = 0
     ) -> None:
         weights, axes = _arranged(one)
+        source = one.tensor if one.clean is None else one.clean
         use = Use(
             weights.detach(),
             axes,
+            tuple(weights.shape),
             leaves(one.axes),
             batch,
             rows,
@@ -383,12 +406,13 @@ class Follower(TorchDispatchMode):
             columns,
             one.unchanged,
             one.part,
-            version(weights),
+            source,
+            version(source),
             side,
         )
         owner, *others = one.owners
         _join(others)
-        if weights.is_inference():  # no counter tells if these are overwritten
+        if source.is_inference():  # no counter tells if these are overwritten
             if one.unchanged and owner.has_scores:
                 owner.scores = owner.scores.detach().clone()
             else:

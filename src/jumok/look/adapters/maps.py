@@ -12,15 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from jumok.look.adapters.axes import Axis
-from jumok.look.adapters.follow import Candidate, Use, memory, version
+from jumok.look.adapters.follow import Candidate, Use, follower, memory, version
 from jumok.look.adapters.trail import Frame, class_name, heads_of, looks_like_attention
 from jumok.look.kept import Kept
 
 CHANNEL = re.compile(r"channel|xca|cross_?cov|transposed", re.IGNORECASE)
 
 UNUSED = "no product of its softmax with values was seen"
-FEATURES = "its softmax is over features, not over positions: there is no map of queries and keys"
+FEATURES = "its softmax is not seen to be over positions; one over features has no map of queries and keys"
 NEGATIVE = "it changes its weights after the softmax, and some are negative: they are no shares of a whole"
 PARTS = "its weights are used in several parts"
 OVERWRITTEN = "its scores and its weights were overwritten"
@@ -32,7 +31,7 @@ class Map(NamedTuple):
 
     kept: Kept
     kind: str | None  # "channel" if it weighs channels, not positions
-    in_order: bool  # the axes of the softmax are batch, heads, queries, keys
+    in_order: bool  # the scores are (B, H, Q, K) in the way in which they were changed
 
 
 @dataclass
@@ -49,6 +48,11 @@ class Softmax:
     def named(self) -> Frame | None:
         """The module in whose name it says that it attends."""
         return next((one for one in self.frames if looks_like_attention(one.module)), None)
+
+    def note_factors(self, factors: Sequence[Tensor]) -> None:
+        """A product of these was computed. Their memory tells whether one is the output of this attention."""
+        outs = {memory(out) for ref in self.candidate.outputs if (out := ref()) is not None}
+        self.candidate.multiplied |= any(memory(factor) in outs for factor in factors)
 
     @property
     def owner(self) -> str:
@@ -72,6 +76,7 @@ def concluded(frame: Frame, above: Frame | None) -> list[tuple[str, Map | str]]:
         else:
             one.candidate.stop()
             done.append(one)
+    follower().rest()
     if frame.told:
         return []
     judged = [(one.owner, verdict) for one in done if (verdict := _verdict(one)) is not None]
@@ -123,14 +128,15 @@ def _judge(one: Softmax) -> Map | str | None:
             return NEGATIVE
         lse = scores.new_zeros(scores.shape[:3])
     kind = "channel" if _is_over_channels(one, use, order, sizes) else None
-    return Map(one.left(kept_scores(scores, lse)), kind, order.is_plain)
+    in_order = candidate.changed_as == () or (order.is_plain and candidate.changed_as == order.shape)
+    return Map(one.left(kept_scores(scores, lse)) if in_order else kept_scores(scores, lse), kind, in_order)
 
 
 def _scores(candidate: Candidate, use: Use) -> tuple[Tensor | None, Tensor | None]:
     """Scores whose softmax are the weights; or the logarithms of the weights, whose exponentials they are."""
     if use.unchanged and (len(candidate.uses) > 1 or not use.part) and candidate.has_scores:
-        return candidate.scores.detach().reshape([axis.size for axis in use.axes]), None
-    if version(use.weights) != use.version:
+        return candidate.scores.detach().reshape(use.sizes), None
+    if version(use.source) != use.version:
         return None, None
     weights = use.weights.to(torch.float64 if use.weights.dtype == torch.float64 else torch.float32)
     return weights.log(), weights
@@ -152,7 +158,8 @@ def _whole(candidate: Candidate) -> Use:
     uses = candidate.uses
     rows = set().union(*(use.rows for use in uses))
     batch = {axis for axis in uses[0].every if not axis.is_key and axis.size > 1} - rows
-    return replace(uses[0], axes=uses[0].every, batch=batch, rows=rows)
+    every = uses[0].every
+    return replace(uses[0], axes=every, sizes=[axis.size for axis in every], batch=batch, rows=rows)
 
 
 # --------------------------------------------------------------------------------------------- axes
@@ -178,7 +185,7 @@ class _Order(NamedTuple):
 
 def _layout(use: Use, heads: int | None, sizes: _Sizes) -> _Order | str:
     """Which axes are batch, heads, queries and keys; or that it cannot be told."""
-    axes = use.axes
+    axes, size = use.axes, use.sizes
     keys = [at for at, axis in enumerate(axes) if axis.is_key]
     rows = [at for at, axis in enumerate(axes) if axis in use.rows]
     batch = [at for at, axis in enumerate(axes) if axis in use.batch]
@@ -186,36 +193,36 @@ def _layout(use: Use, heads: int | None, sizes: _Sizes) -> _Order | str:
 
     def order(b: list[int], h: list[int], q: list[int]) -> _Order:
         b, h, q = sorted(b), sorted(h), sorted(q)
-        counts = [math.prod(axes[at].size for at in some) for some in (b, h, q, keys)]
+        counts = [math.prod(size[at] for at in some) for some in (b, h, q, keys)]
         if len(b) == 1 and not h and heads and counts[0] % heads == 0 and counts[0] != sizes.batch:
             counts[:2] = counts[0] // heads, heads  # both in one axis
         return _Order(b, h, q, keys, (counts[0], counts[1], counts[2], counts[3]))
 
     others = sorted([*rows, *batch, *single])
     if not rows:  # one query: an axis of one, unless the values differ from query to query
-        is_step = len(others) < 3 and (heads is None or len(batch) < 2 or axes[batch[-1]].size == heads)
+        is_step = len(others) < 3 and (heads is None or len(batch) < 2 or size[batch[-1]] == heads)
         rows = single[-1:]
         if not rows and not is_step:
             return "each query has values of its own"
     elif len(rows) > 1:  # the values are the same for all heads
-        of_heads = [at for at in rows if axes[at].size == heads]
+        of_heads = [at for at in rows if size[at] == heads]
         if len(rows) > 2 or (not of_heads and len(others) > 2):
-            return _untold(axes)
+            return _untold(size)
         rows = [at for at in rows if at != (of_heads or rows)[0]]
     rest = [at for at in others if at not in rows]
     if len(rest) < 2:
-        is_head = len(rest) == 1 and not batch and axes[rest[0]].size == heads
+        is_head = len(rest) == 1 and not batch and size[rest[0]] == heads
         return order([], rest, rows) if is_head else order(rest, [], rows)
-    fitting = [at for at in rest if axes[at].size == heads]
-    if len(rest) == 2 and (heads is None or axes[rest[1]].size == heads):
+    fitting = [at for at in rest if size[at] == heads]
+    if len(rest) == 2 and (heads is None or size[rest[1]] == heads):
         return order(rest[:1], rest[1:], rows)
-    if len(fitting) != 1:
-        return _untold(axes)
-    return order([at for at in rest if at != fitting[0]], fitting, rows)
+    if len(fitting) != 1 and (heads != 1 or not fitting):
+        return _untold(size)
+    return order([at for at in rest if at != fitting[-1]], fitting[-1:], rows)
 
 
-def _untold(axes: Sequence[Axis]) -> str:
-    shape = " × ".join(str(axis.size) for axis in axes)
+def _untold(size: Sequence[int]) -> str:
+    shape = " × ".join(map(str, size))
     return f"it cannot be told which axes of its weights, {shape}, are heads and which are queries"
 
 
@@ -259,7 +266,7 @@ def _is_attention(one: Softmax, use: Use, order: _Order | str, sizes: _Sizes) ->
     )
     if one.is_product:
         return True
-    if is_product or (keys not in sizes.positions and queries > 1):
+    if is_product or one.candidate.multiplied or (keys not in sizes.positions and queries > 1):
         return False
     if one.named is not None:
         return True

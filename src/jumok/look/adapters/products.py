@@ -18,12 +18,13 @@ from jumok.look.adapters.follow import follower
 from jumok.look.adapters.patches import Function, Make, attribute
 from jumok.look.adapters.site import LISTENERS
 
-METHODS = ("__matmul__", "matmul", "mm", "bmm", "baddbmm", "mv")  # of tensors; those of torch are stand-ins
+METHODS = ("__matmul__", "matmul", "mm", "bmm", "baddbmm", "mv", "inner")  # of tensors
+FUNCTIONS = (torch.matmul, torch.mm, torch.mv, torch.einsum, torch.tensordot, torch.inner)
 
 
 def stand_ins() -> dict[Function, Make]:
     """For the functions, wherever they are held. ``torch.bmm`` has another one, which tells of its products."""
-    return {function: _product for function in (torch.matmul, torch.mm, torch.mv, torch.einsum)}
+    return {function: _product for function in FUNCTIONS}
 
 
 @contextmanager
@@ -39,10 +40,11 @@ def _product(multiply: Function) -> Function:
     def watched_product(*args: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling() or not LISTENERS.get():
             return multiply(*args, **options)
-        if follower().pushed and multiply is torch.einsum:
-            follower().note_autocast(_tensors(args)[0].device.type)
+        factors = _factors(args, options)
+        if follower().pushed and factors:
+            follower().note_autocast(factors[0].device.type)
         out = multiply(*args, **options)
-        note(out, *_tensors(args))
+        note(out, *factors)
         return out
 
     return watched_product
@@ -50,19 +52,25 @@ def _product(multiply: Function) -> Function:
 
 def note(out: Any, *factors: Tensor) -> None:
     """Tell of a product. After it, weights may have been used."""
+    if not isinstance(out, Tensor):
+        return
     if follower().pushed:
-        follower().explain(*factors)
+        follower().explain(out, *factors)
         follower().rest()
-    if not isinstance(out, Tensor) or out.is_nested or any(map(_is_parameter, factors)) or len(factors) < 2:
+    if out.is_nested or any(map(_is_parameter, factors)) or len(factors) < 2:
         return
     for listener in LISTENERS.get():
         if (frame := listener.trail.frame) is not None:
             frame.products.append((tuple(out.shape), weakref.ref(out)))
+            for part in frame.parts:
+                part.note_factors(factors)
 
 
-def _tensors(args: Any) -> list[Tensor]:
-    some = [x for one in args for x in (one if isinstance(one, list | tuple) else (one,))]
-    return [x for x in some if isinstance(x, Tensor)]
+def _factors(args: Any, options: dict[str, Any]) -> list[Tensor]:
+    """The two factors among the arguments: the last two tensors. A third, before them, is added."""
+    given = [*args, *(x for name, x in options.items() if name != "out")]
+    some = [x for one in given for x in (one if isinstance(one, list | tuple) else (one,))]
+    return [x for x in some if isinstance(x, Tensor)][-2:]
 
 
 def _is_parameter(x: Tensor) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from jumok.attention.memo import capturing, tracing
 from jumok.errors import InputError
-from jumok.look.adapters.follow import Candidate, follower
+from jumok.look.adapters.follow import Candidate
 from jumok.look.adapters.maps import Softmax, concluded
 from jumok.look.adapters.trail import Frame, Trail
 from jumok.look.kept import Kept
@@ -23,9 +23,10 @@ class Found(NamedTuple):
     """One attention call, as an adapter saw it."""
 
     kept: Kept
-    kind: str | None = None  # "self" or "cross", where the call says so
+    kind: str | None = None  # "self", "cross" or "channel", where the call says so
     sink: Tensor | None = None  # (H,) a score in every row's softmax that belongs to no key
     uses: tuple[Tensor, ...] = ()  # what ``kept.score`` reads beside queries and keys
+    in_order: bool = True  # if scores were changed: their axes are indeed (B, H, Q, K)
 
 
 class Fused(NamedTuple):
@@ -62,8 +63,7 @@ class Listener:
                 self.miss(name, found)
             else:
                 frame.saw = True
-                self.see(name, Found(found.kept, found.kind))
-        follower().rest()
+                self.see(name, Found(found.kept, found.kind, in_order=found.in_order))
 
     def see(self, name: str, found: Found) -> None:
         """There was an attention."""

@@ -51,7 +51,11 @@ def _softmax(softmax: Function) -> Function:
         if (catch := _CAUGHT.get()) is not None:
             return _caught(site, catch, softmax, scores, args, options)
         candidate = Candidate(scores)
-        weights = _changed(site, softmax, scores, args, options) if site.changes else None
+        weights = None
+        if site.changes:
+            weights = _changed(site, softmax, scores, args, options)
+            four = _four(scores, heads_of(site.module))
+            candidate.changed_as = None if four is None else tuple(four.shape)
         if weights is None:
             weights = softmax(scores, *args, **options)
         if isinstance(weights, Tensor) and not is_told():

@@ -69,13 +69,14 @@ class Trail:
             enter(module, name, args)
             self.frames.append(Frame(name, module, shapes=_shapes(args)))
 
-        def ends(module: nn.Module, args: Any, result: Any) -> None:
+        def ends(module: nn.Module, args: Any, *rest: Any) -> None:
             if torch.compiler.is_compiling() or not here():
                 return
             if not self.frames or self.frames[-1].module is not module:  # its beginning was not told of
                 return
             frame = self.frames.pop()
-            frame.shapes += _shapes(result)
+            *options, result = rest  # after a failure, PyTorch gives no keyword arguments
+            frame.shapes += _shapes([x for some in options for x in some.values()]) + _shapes(result)
             leave(frame)
             if self.frames:
                 above = self.frames[-1]
@@ -86,7 +87,7 @@ class Trail:
 
         handles = [
             register_module_forward_pre_hook(begins),
-            register_module_forward_hook(ends, always_call=True),
+            register_module_forward_hook(ends, with_kwargs=True, always_call=True),
         ]
         try:
             yield
