@@ -91,8 +91,8 @@ class Knocker(Listener):
     def see(self, name: str, found: Found) -> None:
         if name in self.layers and not found.in_order:
             raise InputError(
-                f"knock_out: {name} does not have the axes of its weights in the order batch, heads, queries, "
-                "keys, and this order alone can be changed; write its scores so"
+                f"knock_out: the axes of {name}'s scores are not batch, heads, queries, keys in this order, "
+                "and no other order can be changed; bring the scores into this order before the softmax"
             )
         if name not in self.layers:
             self.others.append(name)

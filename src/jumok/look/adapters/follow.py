@@ -20,7 +20,14 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from jumok.look.adapters.axes import REPEATED, Axis, Labels, derived_axes, leaves, new_axes, places, view_labels
+from jumok.look.adapters.axes import (
+    Axis,
+    derived_axes,
+    leaves,
+    new_axes,
+)
+from jumok.look.adapters.candidates import Candidate, Use, memory, version
+from jumok.look.adapters.weights import Weights
 
 aten = torch.ops.aten
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -36,76 +43,6 @@ PATIENCE = 256  # operations after which weights that nothing uses are given up
 TOGETHER = "its weights are summed over the keys and another axis at once"
 
 
-@dataclass(frozen=True, eq=False)
-class Use:
-    """A product of weights with values."""
-
-    weights: Tensor  # before dropout, in the order of ``axes``
-    axes: list[Axis]  # without those of which the weights have one place
-    sizes: Sequence[int]  # of the weights along them
-    every: list[Axis]  # all axes of the softmax, or of what was computed from it
-    batch: set[Axis]  # the axes that the values have, too
-    rows: set[Axis]  # those that they do not have
-    value: Tensor
-    columns: int  # width of the values
-    unchanged: bool  # the weights are those that the softmax gave
-    part: bool  # they are some of them
-    source: Tensor  # shares its memory with the weights …
-    version: int | None  # … and this was its version
-    side: int  # of the weights in the product
-    key_stride: int = 0  # of the values as the model gave them; 0: not known
-
-
-class Candidate:
-    """One softmax that may be an attention."""
-
-    def __init__(self, scores: Tensor) -> None:
-        self.scores, self.version = scores, version(scores)
-        self.overwritten = False  # the scores, since the softmax
-        self.size, self.keys = scores.numel(), 0
-        self.uses: list[Use] = []
-        self.reason: str | None = None  # why the weights could not be followed
-        self.joined = False  # the weights became part of those of another softmax
-        self.live = True
-        self.outputs: list[weakref.ref[Tensor]] = []  # of the products with the weights
-        self.multiplied = False  # such an output is a factor of another product
-        self.changed_as: tuple[int, ...] | None = ()  # (B, H, Q, K) as which somebody changed the scores
-        self.verdict: list[Any] = []  # what it turned out to be, once that is known
-
-    def stop(self, reason: str | None = None) -> None:
-        """It need not be followed any longer."""
-        self.live, self.reason = False, self.reason or reason
-
-    @property
-    def has_scores(self) -> bool:
-        """Whether the scores are still those that went into the softmax."""
-        return not self.overwritten and version(self.scores) == self.version
-
-
-@dataclass(frozen=True, eq=False)
-class _Weights:
-    """A tensor that holds weights."""
-
-    tensor: Tensor
-    labels: Labels
-    axes: list[Axis]
-    owners: tuple[Candidate, ...]
-    unchanged: bool = True
-    part: bool = False
-    clean: Tensor | None = None  # the same before dropout, if there was dropout
-    values: Tensor | None = None  # the tensor holds weights · values, to be summed over the keys …
-    factor: _Weights | None = None  # … and these are the weights
-    lost: str | None = None  # why it cannot be told what is where
-
-    @property
-    def live(self) -> bool:
-        return any(owner.live for owner in self.owners)
-
-    @property
-    def keys(self) -> list[Axis]:
-        return [leaf for leaf in leaves(axis for axis in self.axes if axis.is_key) if leaf.size > 1]
-
-
 @dataclass
 class _Call:
     """One operation on weights."""
@@ -114,7 +51,7 @@ class _Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     tensors: list[Tensor]
-    found: list[_Weights]
+    found: list[Weights]
     written: list[Tensor]
     noisy: bool = False  # some of its numbers are random
     before: dict[int, Tensor] = field(default_factory=dict)  # weights that dropout overwrites
@@ -124,23 +61,13 @@ class _Call:
         return tuple(dict.fromkeys(owner for one in self.found for owner in one.owners))
 
 
-def version(x: Tensor) -> int | None:
-    """How often the tensor was written to; None if it does not count."""
-    return None if x.is_inference() else x._version
-
-
-def memory(x: Tensor) -> int:
-    """What is the same for tensors that share their memory."""
-    return int(x.untyped_storage()._cdata)
-
-
 class Follower(TorchDispatchMode):
     """Follows the weights of all candidates of one thread."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.candidates: list[Candidate] = []
-        self.held: dict[int, _Weights] = {}
+        self.held: dict[int, Weights] = {}
         self.noise: dict[int, Tensor] = {}
         self.patience = 0
         self.autocast: tuple[str, torch.dtype] | None = None
@@ -157,12 +84,12 @@ class Follower(TorchDispatchMode):
             _join(before.owners)
         axes, labels = new_axes(weights.shape, dim % weights.dim())
         self.candidates.append(candidate)
-        self._hold(_Weights(weights, labels, axes, (candidate,), unchanged))
+        self._hold(Weights(weights, labels, axes, (candidate,), unchanged))
         self.patience = PATIENCE
         self.note_autocast(weights.device.type)
         if not self.pushed:
             self.pushed = True
-            self.__enter__()
+            self.__enter__()  # type: ignore[no-untyped-call]
 
     def note_autocast(self, kind: str) -> None:
         """Remember whether autocast is on: in ``__torch_dispatch__`` it is always off."""
@@ -177,7 +104,7 @@ class Follower(TorchDispatchMode):
             self.noise.clear()
             if self.pushed and not self.running and _get_current_dispatch_mode() is self:
                 self.pushed = False
-                self.__exit__(None, None, None)
+                self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def explain(self, out: Tensor, *factors: Tensor) -> None:
         """Tell of the last product as the model sees it: its factors before they were copied."""
@@ -195,11 +122,11 @@ class Follower(TorchDispatchMode):
         if not (self.pushed and _get_current_dispatch_mode() is self):
             yield
             return
-        self.__exit__(None, None, None)
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
-            self.__enter__()
+            self.__enter__()  # type: ignore[no-untyped-call]
 
     # ----------------------------------------------------------------------------------- dispatch
 
@@ -272,7 +199,7 @@ class Follower(TorchDispatchMode):
             if one.unchanged and memory(one.tensor) == where:
                 self.held[key] = replace(one, unchanged=False)
 
-    def _hold(self, weights: _Weights) -> None:
+    def _hold(self, weights: Weights) -> None:
         self.held[id(weights.tensor)] = weights
 
     def _made(self, call: _Call, out: Any) -> None:
@@ -301,14 +228,14 @@ class Follower(TorchDispatchMode):
         args, kwargs = pytree.tree_map(undropped, (call.args, call.kwargs))
         return [x for x in pytree.tree_leaves(call.op(*args, **kwargs)) if isinstance(x, Tensor)]
 
-    def _weights(self, call: _Call, out: Tensor) -> _Weights | None:
+    def _weights(self, call: _Call, out: Tensor) -> Weights | None:
         """The weights that one output of an operation holds; None: it holds none."""
         packet, one = call.op.overloadpacket, call.found[0]
         if one.lost is not None:
             is_same = out.numel() == one.tensor.numel()
             return replace(one, tensor=out, owners=call.owners) if is_same else None
         if not call.written and memory(out) == memory(one.tensor):
-            return _view(one, out)
+            return one.view(out)
         if out.shape == one.tensor.shape:
             if packet in COPIES or (packet is aten.copy_ and call.tensors[0] is not one.tensor):
                 return replace(one, tensor=out)
@@ -317,17 +244,19 @@ class Follower(TorchDispatchMode):
                 return replace(one, tensor=out, clean=before if one.clean is None else one.clean)
             made = derived_axes(one.labels, out.shape)
             if made is not None and one.values is None:
-                return _Weights(out, made[1], made[0], call.owners, unchanged=False)
+                return Weights(out, made[1], made[0], call.owners, unchanged=False)
         elif packet is aten.mul and one.values is None and len(call.found) == 1:
             other = next(x for x in call.tensors if x is not one.tensor)
             labels = ((),) * (out.dim() - one.tensor.dim()) + one.labels
-            made = replace(one, tensor=out, labels=labels, values=other.expand(out.shape), factor=one)
+            products = replace(one, tensor=out, labels=labels, values=other.expand(out.shape), factor=one)
             if not one.keys:  # of one key there is no sum
-                self._summed(made, set())
-            return made
+                self._summed(products, set())
+            return products
         if out.numel() < one.tensor.numel() and packet not in (aten.mean, aten.slice, aten.index):
             return None
-        return replace(one, tensor=out, lost=f"its weights go through {packet.__name__}, and are not followed")
+        return replace(
+            one, tensor=out, lost=f"its weights go through {packet.__name__}, and are not followed"
+        )
 
     # ----------------------------------------------------------------------------------- products
 
@@ -361,7 +290,7 @@ class Follower(TorchDispatchMode):
             assert made is not None
             clean = self._before_dropout(call)
             self._hold(
-                _Weights(out, made[1], made[0], one.owners, unchanged=False, clean=clean[0] if clean else None)
+                Weights(out, made[1], made[0], one.owners, unchanged=False, clean=clean[0] if clean else None)
             )
 
     def _sum(self, call: _Call) -> None:
@@ -377,7 +306,7 @@ class Follower(TorchDispatchMode):
             return
         self._summed(one, dims)
 
-    def _summed(self, one: _Weights, dims: set[int]) -> None:
+    def _summed(self, one: Weights, dims: set[int]) -> None:
         """Weights · values were summed over the keys, which are at ``dims``."""
         assert one.values is not None
         assert one.factor is not None
@@ -391,9 +320,9 @@ class Follower(TorchDispatchMode):
         self._used(one.factor, batch, rows, one.values, columns)
 
     def _used(
-        self, one: _Weights, batch: set[Axis], rows: set[Axis], value: Tensor, columns: int, side: int = 0
+        self, one: Weights, batch: set[Axis], rows: set[Axis], value: Tensor, columns: int, side: int = 0
     ) -> None:
-        weights, axes = _arranged(one)
+        weights, axes = one.arranged()
         source = one.tensor if one.clean is None else one.clean
         use = Use(
             weights.detach(),
@@ -422,43 +351,14 @@ class Follower(TorchDispatchMode):
             owner.stop()
 
 
-def _arranged(one: _Weights) -> tuple[Tensor, list[Axis]]:
-    """The weights with one dimension for each of their axes, in order, and these axes."""
-    x = one.tensor if one.clean is None else one.clean
-    own: list[Axis] = []
-    for label in one.labels:
-        some, at = leaves(label), len(own)
-        if not some:
-            x = x.squeeze(at)
-        elif some == [REPEATED]:
-            x = x.select(at, 0)
-        elif len(some) > 1:
-            x = x.unflatten(at, [axis.size for axis in some])
-            own += some
-        else:
-            own += some
-    axes = [axis for axis in leaves(one.axes) if axis in own or axis.size == 1]
-    x = x.permute([own.index(axis) for axis in axes if axis.size > 1])
-    for at, axis in enumerate(axes):
-        if axis.size == 1:
-            x = x.unsqueeze(at)
-    return x, axes
-
-
-def _view(one: _Weights, out: Tensor) -> _Weights:
-    labels = view_labels(one.labels, one.tensor, out)
-    if labels is None:
-        return replace(one, tensor=out, lost="its weights are cut into pieces that are not followed")
-    part = one.part or places(out) < places(one.tensor)
-    return replace(one, tensor=out, labels=labels, part=part)
-
-
 def _written(op: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """The tensors that an operation writes to."""
     if not op._schema.is_mutable:
         return []
     given = {one.name: x for one, x in zip(op._schema.arguments, args, strict=False)} | kwargs
-    written = [given.get(one.name) for one in op._schema.arguments if one.alias_info and one.alias_info.is_write]
+    written = [
+        given.get(one.name) for one in op._schema.arguments if one.alias_info and one.alias_info.is_write
+    ]
     return [x for x in written if isinstance(x, Tensor)]
 
 
@@ -468,7 +368,7 @@ def _join(owners: Iterable[Candidate]) -> None:
         owner.stop()
 
 
-def _stop(one: _Weights, reason: str) -> None:
+def _stop(one: Weights, reason: str) -> None:
     for owner in one.owners:
         owner.stop(reason)
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from jumok.look.adapters.follow import Candidate, Use, follower, memory, version
+from jumok.look.adapters.candidates import Candidate, Use, memory, version
+from jumok.look.adapters.follow import follower
 from jumok.look.adapters.trail import Frame, class_name, heads_of, looks_like_attention
 from jumok.look.kept import Kept
 

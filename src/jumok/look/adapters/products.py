@@ -23,8 +23,8 @@ FUNCTIONS = (torch.matmul, torch.mm, torch.mv, torch.einsum, torch.tensordot, to
 
 
 def stand_ins() -> dict[Function, Make]:
-    """For the functions, wherever they are held. ``torch.bmm`` has another one, which tells of its products."""
-    return {function: _product for function in FUNCTIONS}
+    """For the functions, wherever they are held. That of ``torch.bmm`` is in :mod:`torch_nn`."""
+    return dict.fromkeys(FUNCTIONS, _product)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from jumok.attention.memo import capturing, tracing
 from jumok.errors import InputError
-from jumok.look.adapters.follow import Candidate
+from jumok.look.adapters.candidates import Candidate
 from jumok.look.adapters.maps import Softmax, concluded
 from jumok.look.adapters.trail import Frame, Trail
 from jumok.look.kept import Kept

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jumok.look.adapters.follow import Candidate, follower
+from jumok.look.adapters.candidates import Candidate
+from jumok.look.adapters.follow import follower
 from jumok.look.adapters.maps import as_given, kept_scores
 from jumok.look.adapters.patches import Function, Make, attribute
 from jumok.look.adapters.site import LISTENERS, Site, here, is_told
@@ -28,7 +29,7 @@ LOGARITHMIC = {"log_softmax", "special_log_softmax"}
 
 def stand_ins() -> dict[Function, Make]:
     """For the functions, wherever they are held."""
-    return {function: _softmax for function in FUNCTIONS}
+    return dict.fromkeys(FUNCTIONS, _softmax)
 
 
 @contextmanager
