@@ -464,6 +464,40 @@ def test_weights_that_the_module_above_uses() -> None:
     torch.testing.assert_close(seen[0].weights()[:, 0], torch.stack(model.told, 1))
 
 
+def test_a_gate_beside_an_attention() -> None:
+    """As ConvBERT has it: a kernel of its own for each position."""
+
+    def compute(self: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        kernel = self.project(value.transpose(1, 2).flatten(2))[..., :3].softmax(-1)
+        windows = F.pad(value, (0, 0, 1, 1)).unfold(2, 3, 1)  # (B, H, N, D, 3)
+        return plain(self, query, key, value) + (windows @ kernel[:, None, :, :, None]).squeeze(-1)
+
+    model = nn.Sequential(Attention(compute)).eval()
+    with torch.no_grad(), watch(model) as seen:
+        model(torch.randn(B, N, H * D))
+    assert seen.names == ["0"]
+    assert not seen.unseen
+    torch.testing.assert_close(seen[0].weights(), model[0].weights)
+
+
+def test_windows_have_axes_of_their_own() -> None:
+    """(B, H, windows, queries, keys), as Hiera has it; there are as many heads as rows in the batch."""
+
+    class WindowAttention(nn.Module):
+        heads = B
+
+        def forward(self, x: Tensor) -> Tensor:
+            query = x.unflatten(1, (3, 2)).unflatten(-1, (self.heads, -1)).permute(0, 3, 1, 2, 4)
+            self.weights = (query @ query.mT).softmax(-1)
+            return self.weights @ query
+
+    model = WindowAttention()
+    with torch.no_grad(), watch(model) as seen:
+        model(torch.randn(B, 6, 4))
+    assert seen[0].shape == (3 * B, B, 2, 2)
+    torch.testing.assert_close(seen[0].weights().unflatten(0, (B, 3)), model.weights.transpose(1, 2))
+
+
 def test_learned_queries() -> None:
     """MGP-STR's A3 module: a convolution gives a row of scores for each character."""
 

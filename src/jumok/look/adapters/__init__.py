@@ -3,6 +3,7 @@
 No single mode of PyTorch can do it. A function mode switches off the fast path of ``nn.MultiheadAttention``.
 A dispatch mode breaks compiled FlexAttention, and does not see a call that PyTorch takes apart into products
 and a softmax. So the functions that models call have stand-ins while somebody looks, which run them and tell.
+Only between a softmax and the product with the values, a dispatch mode follows the weights.
 """
 
 from __future__ import annotations

@@ -44,11 +44,17 @@ class Softmax:
     is_product: bool  # whether its scores are a product of two tensors that are no parameters
     left: Callable[[Kept], Kept]  # what changes of others leave of it
     frames: list[Frame] = field(default_factory=list)  # the module's, and those around it until it was used
+    above: Frame | None = None  # the one around these
 
     @functools.cached_property
     def named(self) -> Frame | None:
         """The module in whose name it says that it attends."""
         return next((one for one in self.frames if looks_like_attention(one.module)), None)
+
+    @property
+    def is_over_positions(self) -> bool:
+        """Whether there are as many keys as positions in something that the module takes or gives."""
+        return self.candidate.keys in _sizes(self.frames).positions
 
     def note_factors(self, factors: Sequence[Tensor]) -> None:
         """A product of these was computed. Their memory tells whether one is the output of this attention."""
@@ -76,10 +82,14 @@ def concluded(frame: Frame, above: Frame | None) -> list[tuple[str, Map | str]]:
             frame.reported = True  # it is not known yet what it is
         else:
             one.candidate.stop()
+            one.above = above
             done.append(one)
     follower().rest()
     if frame.told:
         return []
+    plain = {one.owner for one in done if one.is_product and isinstance(_verdict(one), Map)}
+    # Beside an attention, a softmax over no positions is something else: a gate, a kernel.
+    done = [one for one in done if one.owner not in plain or one.is_product or one.is_over_positions]
     judged = [(one.owner, verdict) for one in done if (verdict := _verdict(one)) is not None]
     for name in {name for name, _ in judged}:
         some = [verdict for owner, verdict in judged if owner == name]
@@ -114,7 +124,8 @@ def _judge(one: Softmax) -> Map | str | None:
             return PARTS if expected or one.is_product else None
         use = _whole(candidate)
     sizes = _sizes(one.frames)
-    heads = next((n for frame in one.frames if (n := heads_of(frame.module))), None)
+    modules = [frame.module for frame in (*one.frames, one.above) if frame is not None]
+    heads = next((n for module in modules if (n := heads_of(module))), None)
     order = _layout(use, heads, sizes)
     if not _is_attention(one, use, order, sizes):
         return FEATURES if expected else None
@@ -217,6 +228,8 @@ def _layout(use: Use, heads: int | None, sizes: _Sizes) -> _Order | str:
     fitting = [at for at in rest if size[at] == heads]
     if len(rest) == 2 and (heads is None or size[rest[1]] == heads):
         return order(rest[:1], rest[1:], rows)
+    if len(fitting) > 1 and heads != 1:  # the first axis is the batch
+        fitting = [at for at in fitting if at != rest[0]]
     if len(fitting) != 1 and (heads != 1 or not fitting):
         return _untold(size)
     return order([at for at in rest if at != fitting[-1]], fitting[-1:], rows)
@@ -267,7 +280,7 @@ def _is_attention(one: Softmax, use: Use, order: _Order | str, sizes: _Sizes) ->
     )
     if one.is_product:
         return True
-    if is_product or one.candidate.multiplied or (keys not in sizes.positions and queries > 1):
+    if is_product or one.candidate.multiplied or keys == 1 or (keys not in sizes.positions and queries > 1):
         return False
     if one.named is not None:
         return True
