@@ -107,7 +107,10 @@ def _verdict(one: Softmax) -> Map | str | None:
     if candidate.joined:
         return None
     if not candidate.verdict:
-        candidate.verdict.append(_judge(one))
+        try:
+            candidate.verdict.append(_judge(one))
+        except (RuntimeError, IndexError) as error:
+            candidate.verdict.append(f"it is called in an unusual form ({error})")
     found: Map | str | None = candidate.verdict[0]
     return found
 

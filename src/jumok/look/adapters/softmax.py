@@ -83,7 +83,8 @@ def _caught(
     site: Site, catch: list[Tensor], softmax: Function, scores: Tensor, args: Any, options: Any
 ) -> Any:
     """A softmax inside of an attention that somebody further out tells of."""
-    if not looks_like_attention(site.module):
+    dim = args[0] if args else options.get("dim")
+    if not looks_like_attention(site.module) or scores.dim() < 3 or dim not in (-1, scores.dim() - 1):
         return softmax(scores, *args, **options)
     four = _four(scores, heads_of(site.module))
     catch.append(scores if four is None else four)
