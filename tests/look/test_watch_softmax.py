@@ -480,6 +480,19 @@ def test_a_gate_beside_an_attention() -> None:
     torch.testing.assert_close(seen[0].weights(), model[0].weights)
 
 
+def test_beside_a_fused_attention() -> None:
+    def compute(self: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return plain(self, query, key, value) + F.scaled_dot_product_attention(key, query, value)
+
+    model = nn.Sequential(Attention(compute)).eval()
+    with torch.no_grad(), watch(model) as seen:
+        model(torch.randn(B, N, H * D))
+    assert seen.names == ["0"]
+    fused, written = seen
+    torch.testing.assert_close(written.weights(), model[0].weights)
+    assert not torch.allclose(fused.weights(), model[0].weights)
+
+
 def test_windows_have_axes_of_their_own() -> None:
     """(B, H, windows, queries, keys), as Hiera has it; there are as many heads as rows in the batch."""
 

@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from jumok.look.adapters.closures import tensors_of
 from jumok.look.adapters.follow import follower
 from jumok.look.adapters.patches import Function, Make
-from jumok.look.adapters.site import here
+from jumok.look.adapters.site import here, told
 from jumok.look.kept import Change, Kept
 
 
@@ -35,10 +35,10 @@ def watching(attention: Function) -> Function:
 
     def watched_flex_attention(*args: Any, **options: Any) -> Any:
         site = here()
-        with follower().suspended():
-            result = attention(*args, **options)
         if site is None:
-            return result
+            return attention(*args, **options)
+        with follower().suspended(), told(entirely=True):
+            result = attention(*args, **options)
         given = _Given(*args, **options)
         if given.query.is_nested:
             site.cannot("FlexAttention of nested sequences; pad them, or pack them into one row")

@@ -85,8 +85,6 @@ def concluded(frame: Frame, above: Frame | None) -> list[tuple[str, Map | str]]:
             one.above = above
             done.append(one)
     follower().rest()
-    if frame.told:
-        return []
     plain = {one.owner for one in done if one.is_product and isinstance(_verdict(one), Map)}
     # Beside an attention, a softmax over no positions is something else: a gate, a kernel.
     done = [one for one in done if one.owner not in plain or one.is_product or one.is_over_positions]

@@ -147,7 +147,7 @@ class Site:
             kept = replace(kept, key=keys[:, :, : kept.key.shape[2]])
         found = Found(self.left(kept), kind or _KIND.get(), sink, uses)
         for frame, (one, name) in zip(self.frames, self.listeners, strict=True):
-            frame.saw = frame.told = True
+            frame.saw = True
             one.see(name, found)
 
     def weighed(self, found: Found, weights: Tensor) -> None:
@@ -155,7 +155,7 @@ class Site:
         if _TOLD.get() is None:
             found = found._replace(kept=self.left(found.kept))
             for frame, (_, name) in zip(self.frames, self.listeners, strict=True):
-                frame.saw = frame.told = True
+                frame.saw = True
                 frame.weighed.append((name, found, weights))
 
     def mixed(self, weights: Tensor) -> bool:

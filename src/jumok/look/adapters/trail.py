@@ -27,7 +27,6 @@ class Frame:
     finished: str = ""  # the last module that it called
     saw: bool = False  # an attention call, in it or in what it called
     reported: bool = False  # a module like attention ran in it, and was judged by itself
-    told: bool = False  # an adapter told of an attention in it
     parts: list[Any] = field(default_factory=list)  # softmaxes that may be attention: judged when it ends
     shapes: list[tuple[int, ...]] = field(default_factory=list)  # of its arguments and of its result
     # Outputs of products of two tensors that are no parameters: their shapes and weak references to them.
