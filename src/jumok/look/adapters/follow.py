@@ -161,7 +161,7 @@ class Follower(TorchDispatchMode):
         return torch.autocast(*self.autocast)
 
     def _call(self, op: Any, args: Any, kwargs: Any) -> _Call:
-        tensors = [x for x in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(x, Tensor)]
+        tensors = _tensors([*args, *kwargs.values()])
         found = [one for x in tensors if (one := self.held.get(id(x))) is not None and one.live]
         call = _Call(op, args, kwargs, tensors, found, _written(op, args, kwargs))
         call.noisy = op.overloadpacket in RANDOM or any(id(x) in self.noise for x in tensors)
@@ -204,7 +204,7 @@ class Follower(TorchDispatchMode):
 
     def _made(self, call: _Call, out: Any) -> None:
         """Note which outputs of an operation hold weights."""
-        outs = [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor)]
+        outs = _tensors([out])
         clean: Sequence[Tensor | None] = self._before_dropout(call) or [None] * len(outs)
         for at, (one, undropped) in enumerate(zip(outs, clean, strict=True)):
             if call.noisy and at:  # a mask of dropout
@@ -226,7 +226,7 @@ class Follower(TorchDispatchMode):
             return one.clean.clone() if call.written else one.clean
 
         args, kwargs = pytree.tree_map(undropped, (call.args, call.kwargs))
-        return [x for x in pytree.tree_leaves(call.op(*args, **kwargs)) if isinstance(x, Tensor)]
+        return _tensors([call.op(*args, **kwargs)])
 
     def _weights(self, call: _Call, out: Tensor) -> Weights | None:
         """The weights that one output of an operation holds; None: it holds none."""
@@ -349,6 +349,12 @@ class Follower(TorchDispatchMode):
         owner.uses.append(use)
         if not one.part:
             owner.stop()
+
+
+def _tensors(some: Iterable[Any]) -> list[Tensor]:
+    """The tensors among arguments or results, which may be in lists."""
+    each = (x for one in some for x in (one if isinstance(one, list | tuple) else (one,)))
+    return [x for x in each if isinstance(x, Tensor)]
 
 
 def _written(op: Any, args: Any, kwargs: Any) -> list[Tensor]:

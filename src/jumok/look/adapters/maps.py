@@ -73,6 +73,8 @@ def concluded(frame: Frame, above: Frame | None) -> list[tuple[str, Map | str]]:
 
     Weights that nothing has used yet may be used by the module above.
     """
+    if not frame.parts:
+        return []
     ended, frame.parts = frame.parts, []
     done: list[Softmax] = []
     for one in ended:
