@@ -348,6 +348,16 @@ def test_what_is_not_followed_is_named(form: Any, reason: str, inference: bool) 
     assert list(seen.unseen) == ["0"]
 
 
+def test_a_layer_that_is_seen_in_one_call_and_not_in_another() -> None:
+    model, x = Attention(plain).eval(), torch.randn(B, N, H * D)
+    with torch.no_grad(), pytest.warns(UserWarning, match="some are negative"), watch(model) as seen:
+        model(x)
+        model.compute = signed
+        model(x)
+    assert len(seen) == 1
+    assert list(seen.unseen) == ["Attention"]
+
+
 # ------------------------------------------------------------------------------------ no attention
 
 

@@ -34,6 +34,7 @@ COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 AUTOCAST = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}
 COPIES = {aten.clone, aten._to_copy, aten.alias, aten.detach, aten.lift_fresh, aten.copy}
 RANDOM = {aten.bernoulli, aten.bernoulli_, aten.rand, aten.rand_like, aten.uniform_, aten.native_dropout}
+RANDOM |= {aten._fused_dropout}
 # Operations that read no more of a tensor than its shape.
 SHAPES = {aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.randn_like, aten.rand_like}
 SHAPES |= {aten.new_empty, aten.new_zeros, aten.new_ones, aten.new_full}
@@ -156,7 +157,8 @@ class Follower(TorchDispatchMode):
 
     def _as_called(self, op: Any) -> Any:
         """Autocast as it was for the caller, for operations that autocast lets through."""
-        if self.autocast is None or op.has_kernel_for_dispatch_key(AUTOCAST[self.autocast[0]]):
+        key = None if self.autocast is None else AUTOCAST.get(self.autocast[0])
+        if self.autocast is None or key is None or op.has_kernel_for_dispatch_key(key):
             return nullcontext()
         return torch.autocast(*self.autocast)
 
