@@ -349,11 +349,11 @@ def test_what_is_not_followed_is_named(form: Any, reason: str, inference: bool) 
 
 
 def test_a_layer_that_is_seen_in_one_call_and_not_in_another() -> None:
-    model, x = Attention(plain).eval(), torch.randn(B, N, H * D)
+    model, x = Attention(plain).eval(), torch.randn(2, B, N, H * D)
+    calls = iter([plain, signed])
+    model.compute = lambda *args: next(calls)(*args)
     with torch.no_grad(), pytest.warns(UserWarning, match="some are negative"), watch(model) as seen:
-        model(x)
-        model.compute = signed
-        model(x)
+        [model(some) for some in x]
     assert len(seen) == 1
     assert list(seen.unseen) == ["Attention"]
 
@@ -631,6 +631,18 @@ def test_a_model_that_raises_leaves_no_mode() -> None:
     model = Attention(compute)
     with pytest.raises(RuntimeError, match="on purpose"), watch(model):
         model(torch.randn(B, N, H * D))
+
+
+def test_a_sparse_product_is_no_failure() -> None:
+    def compute(self: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores_of(query, key).softmax(-1)
+        return MASK.to_sparse() @ value[0, 0]
+
+    model = nn.Sequential(Attention(compute), Attention(plain)).eval()
+    model[0].register_forward_hook(lambda module, args, out: args[0])
+    with torch.no_grad(), pytest.warns(UserWarning, match="no product of its softmax"), watch(model) as seen:
+        model(torch.randn(B, N, H * D))
+    assert seen.names == ["1"]
 
 
 def test_threads_follow_by_themselves() -> None:

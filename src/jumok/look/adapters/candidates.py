@@ -19,7 +19,10 @@ def version(x: Tensor) -> int | None:
 
 def memory(x: Tensor) -> int:
     """What is the same for tensors that share their memory."""
-    return int(x.untyped_storage()._cdata)
+    try:
+        return int(x.untyped_storage()._cdata)
+    except RuntimeError:  # a sparse tensor has no single one
+        return id(x)
 
 
 @dataclass(frozen=True, eq=False)

@@ -52,7 +52,7 @@ def _product(multiply: Function) -> Function:
 
 def note(out: Any, *factors: Tensor) -> None:
     """Tell of a product. After it, weights may have been used."""
-    if not isinstance(out, Tensor):
+    if torch.compiler.is_compiling() or not LISTENERS.get() or not isinstance(out, Tensor):
         return
     if follower().pushed:
         follower().explain(out, *factors)
