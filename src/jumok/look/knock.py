@@ -89,6 +89,11 @@ class Knocker(Listener):
         self._dead: Tensor | None = None
 
     def see(self, name: str, found: Found) -> None:
+        if name in self.layers and not found.in_order:
+            raise InputError(
+                f"knock_out: the axes of {name}'s scores are not batch, heads, queries, keys in this order, "
+                "and no other order can be changed; bring the scores into this order before the softmax"
+            )
         if name not in self.layers:
             self.others.append(name)
 
@@ -131,6 +136,9 @@ class Knocker(Listener):
             out[:, gone.heads.to(out.device)] = 0
         return out
 
+    def changes(self, name: str) -> bool:
+        return name in self.layers
+
     def scores(self, name: str, scores: Tensor) -> Tensor:
         gone = self._gone(name, tuple(scores.shape))
         self._dead = None
@@ -172,7 +180,7 @@ class Knocker(Listener):
         layer = self.layers.get(name)
         if layer is None:
             return None
-        layer.ran = True
+        layer.ran |= kept is not None  # scores alone may be no attention: that shows when they are used
         _, heads, queries, keys = shape
         wrong = [
             h for h in (*layer.heads, *(h for h, _, _ in layer.edges if h is not None)) if not 0 <= h < heads

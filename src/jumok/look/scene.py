@@ -62,7 +62,7 @@ class Layer:
     """One attention layer: ``shape`` is (queries, keys); texts may be None, then tokens have numbers only."""
 
     name: str
-    kind: str  # "self" or "cross", as one says it
+    kind: str  # "self", "cross" or "channel", as one says it
     shape: tuple[int, int]
     heads: tuple[int, ...]
     source: Source
@@ -134,6 +134,8 @@ class Scene:
             if not 0 <= batch < size:
                 raise InputError(f"batch={batch} came; {entry.name} saw {size} sequences: 0 to {size - 1}")
             down, along = _texts(entry, "rows", batch, rows), _texts(entry, "cols", batch, cols)
+            if entry.kind == "channel":  # no tokens stand along its axes
+                down = along = None
             layers.append(
                 Layer(
                     name=entry.name,

@@ -38,8 +38,8 @@ class Source(Protocol):
 class Entry:
     """One attention layer in one forward of the model. All numbers are computed when they are asked for.
 
-    - ``name``: as in the model's ``named_modules()``; ``kind``: "self" or "cross"; ``causal``;
-      ``shape``: (B, H, Q, K).
+    - ``name``: as in the model's ``named_modules()``; ``kind``: "self", "cross", or "channel" if it
+      weighs channels and not positions; ``causal``; ``shape``: (B, H, Q, K).
     - ``rows``, ``cols``: for each sequence of the batch, the texts of its tokens along the two axes; None
       where they are not known. ``row_ids``, ``col_ids``: the tokens themselves.
     """

@@ -58,6 +58,8 @@ def along(
     is the one; and of two such, the one whose reader is nearer: a decoder's queries are the decoder's words.
     """
     batch, _, queries, keys = shape
+    if kind == "channel":
+        return None, None
 
     def last(length: int, other: Read | None = None) -> Read | None:
         fits = [

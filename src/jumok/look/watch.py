@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from jumok.errors import InputError
 from jumok.look.adapters import listening
 from jumok.look.adapters.compiled import uncompiled
+from jumok.look.adapters.maps import UNUSED
 from jumok.look.adapters.site import Found, GenerateResult, Listener
 from jumok.look.adapters.trail import Frame, class_name, kind_by_name, looks_like_attention, may_attend
 from jumok.look.generation import Generation
@@ -29,7 +30,7 @@ Keep = str | Sequence[str] | Callable[[str], bool]
 READS = 8  # token ids that are remembered: those of the two sides of some models
 WAYS = (
     "the attention of Hugging Face's models, F.scaled_dot_product_attention, nn.MultiheadAttention and "
-    "nn.Transformer…, FlexAttention, jumok.attend, and softmax(scores) in a module named after attention"
+    "nn.Transformer…, FlexAttention, jumok.attend, and a softmax whose output multiplies values"
 )
 
 
@@ -87,6 +88,7 @@ class Watcher(Listener):
         self.unwanted: Counter[str] = Counter()
         self.ran: Counter[str] = Counter()
         self._embeddings = token_embeddings(model)
+        self._expected: set[str] = set()  # missed because of their names alone
         self._turn = 0
         self._open: dict[str, tuple[Pieces, Kept]] = {}  # each layer's last in this turn, and as it was found
 
@@ -117,18 +119,11 @@ class Watcher(Listener):
     def leave(self, frame: Frame) -> None:
         for name, found, _ in frame.weighed:
             self.see(name, found)
-        if frame.saw:
-            return
-        if frame.parts:
-            part = frame.parts[0] if len(frame.parts) == 1 else None
-            frame.saw = True
-            if part is not None:
-                self.see(frame.name, Found(part()))
-            else:
-                self.miss(frame.name, "it has several softmaxes, or one not over (B, H, queries, keys)")
-        elif may_attend(frame.module) and not frame.reported:
+        super().leave(frame)
+        if may_attend(frame.module) and not frame.saw and not frame.reported:
             scripted = isinstance(frame.module, torch.jit.ScriptModule)
             how = "is scripted, and runs without Python" if scripted else "attends in a way that is not seen"
+            self._expected.add(frame.name)
             self.miss(frame.name, f"{class_name(frame.module)} {how}")
 
     def see(self, name: str, found: Found) -> None:
@@ -175,8 +170,10 @@ class Watcher(Listener):
         """Say what was not seen. If nothing was, that is an error: an empty answer would look like one."""
         known = {*self.seen.names, *self.unwanted}
         unseen = self.seen.unseen
-        for name in [name for name in unseen if not self.wanted(name) or self._is_part(name, known)]:
-            del unseen[name]
+        for name, reason in list(unseen.items()):
+            sure = name in known and reason != UNUSED and name not in self._expected  # another of its calls
+            if not self.wanted(name) or (self._is_part(name, known) and not sure):
+                del unseen[name]
         listed = "; ".join(f"{name}: {why}" for name, why in list(unseen.items())[:8])
         if self.seen.entries:
             if unseen:

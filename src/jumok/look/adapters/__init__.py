@@ -3,6 +3,7 @@
 No single mode of PyTorch can do it. A function mode switches off the fast path of ``nn.MultiheadAttention``.
 A dispatch mode breaks compiled FlexAttention, and does not see a call that PyTorch takes apart into products
 and a softmax. So the functions that models call have stand-ins while somebody looks, which run them and tell.
+Only between a softmax and the product with the values, a dispatch mode follows the weights.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from jumok.look.adapters import flash, flex, generate, huggingface, own, sdpa, softmax, torch_nn
+from jumok.look.adapters import flash, flex, generate, huggingface, own, products, sdpa, softmax, torch_nn
 from jumok.look.adapters.patches import Function, Make, attribute, compile_originals, everywhere
 from jumok.look.adapters.site import LISTENERS, Listener
 
@@ -27,7 +28,7 @@ def listening(listener: Listener) -> Iterator[None]:
     importlib.import_module("torch._dynamo")
 
     functions: dict[Function, Make] = {}
-    for adapter in (sdpa, flex, own, huggingface, flash):
+    for adapter in (sdpa, flex, own, huggingface, flash, softmax, products):
         functions |= adapter.stand_ins()
     trail = listener.trail
 
@@ -36,7 +37,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(attribute(torch, "compile", compile_originals))
-        for other in (torch_nn, softmax, own, huggingface):
+        for other in (torch_nn, softmax, products, own, huggingface):
             stack.enter_context(other.watched())
         stack.enter_context(generate.watched(trail.model))
         stack.enter_context(everywhere(functions, trail.model))

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from jumok.look.adapters.closures import tensors_of
+from jumok.look.adapters.follow import follower
 from jumok.look.adapters.patches import Function, Make
-from jumok.look.adapters.site import here
+from jumok.look.adapters.site import here, told
 from jumok.look.kept import Change, Kept
 
 
@@ -36,7 +37,8 @@ def watching(attention: Function) -> Function:
         site = here()
         if site is None:
             return attention(*args, **options)
-        result = attention(*args, **options)
+        with follower().suspended(), told(entirely=True):
+            result = attention(*args, **options)
         given = _Given(*args, **options)
         if given.query.is_nested:
             site.cannot("FlexAttention of nested sequences; pad them, or pack them into one row")

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from jumok.attention.memo import capturing, tracing
 from jumok.errors import InputError
+from jumok.look.adapters.candidates import Candidate
+from jumok.look.adapters.maps import Softmax, concluded
 from jumok.look.adapters.trail import Frame, Trail
 from jumok.look.kept import Kept
 
@@ -21,9 +23,10 @@ class Found(NamedTuple):
     """One attention call, as an adapter saw it."""
 
     kept: Kept
-    kind: str | None = None  # "self" or "cross", where the call says so
+    kind: str | None = None  # "self", "cross" or "channel", where the call says so
     sink: Tensor | None = None  # (H,) a score in every row's softmax that belongs to no key
     uses: tuple[Tensor, ...] = ()  # what ``kept.score`` reads beside queries and keys
+    in_order: bool = True  # if scores were changed: their axes are indeed (B, H, Q, K)
 
 
 class GenerateResult(NamedTuple):
@@ -66,6 +69,13 @@ class Listener:
 
     def leave(self, frame: Frame) -> None:
         """A module has ended."""
+        for name, found in concluded(frame, self.trail.frame):
+            if isinstance(found, str):
+                frame.reported = True
+                self.miss(name, found)
+            else:
+                frame.saw = True
+                self.see(name, Found(found.kept, found.kind, in_order=found.in_order))
 
     def see(self, name: str, found: Found) -> None:
         """There was an attention."""
@@ -80,6 +90,10 @@ class Listener:
     def output(self, name: str, kept: Kept, value: Tensor | None, out: Tensor) -> Tensor:
         """Likewise its output ``(B, H, Q, Dv)``, of values ``(B, G, K, Dv)``; None: of weights alone."""
         return out
+
+    def changes(self, name: str) -> bool:
+        """Whether it changes something about the attention of this name."""
+        return False
 
     def scores(self, name: str, scores: Tensor) -> Tensor:
         """Likewise scores ``(B, H, Q, K)`` on their way to a softmax."""
@@ -114,6 +128,11 @@ class Site:
     def module(self) -> nn.Module:
         """The module that is running."""
         return self.frames[0].module
+
+    @property
+    def changes(self) -> bool:
+        """Whether anybody changes something about it."""
+        return any(one.changes(name) for one, name in self.listeners)
 
     @property
     def owner(self) -> nn.Module:
@@ -175,11 +194,10 @@ class Site:
                 frame.reported = True
                 one.miss(name, reason)
 
-    def saw_part(self, kept: Callable[[], Kept] | None) -> None:
-        """Tell of one that may be it, if its module has no other; None: of one that cannot be read."""
-        if _TOLD.get() is None:
-            for frame in self.frames:
-                frame.parts.append(None if kept is None else lambda: self.left(kept()))
+    def may_attend(self, candidate: Candidate, is_product: bool) -> None:
+        """Tell of a softmax that may be one: that shows when its weights are used."""
+        for frame, (_, name) in zip(self.frames, self.listeners, strict=True):
+            frame.parts.append(Softmax(candidate, name, is_product, self.left, [frame]))
 
     def output(self, kept: Kept, value: Tensor | None, out: Tensor) -> Tensor:
         for one, name in self.listeners:
@@ -218,6 +236,11 @@ def here(module: nn.Module | None = None) -> Site | None:
         site.cannot("it ran inside a transform of torch.func (vmap, grad, …): run the model by itself")
         return None
     return site
+
+
+def is_told() -> bool:
+    """Whether an adapter further out tells of what goes on."""
+    return _TOLD.get() is not None
 
 
 @contextmanager

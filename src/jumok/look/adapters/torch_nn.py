@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from jumok.errors import InputError
 from jumok.look import views
+from jumok.look.adapters import products, softmax
 from jumok.look.adapters.nested import padded, real
 from jumok.look.adapters.patches import Function, attribute
 from jumok.look.adapters.site import LISTENERS, Fused, here, known
@@ -54,7 +55,7 @@ def _plain(forward: Function) -> Function:
         given = dict(zip(names, args, strict=False)) | options
         token = _HEADS.set(given["num_heads"] if given.get("need_weights", True) else 0)
         try:
-            with known(kind="self" if given["query"] is given["key"] else "cross"):
+            with known(kind="self" if given["query"] is given["key"] else "cross"), softmax.caught():
                 return forward(*args, **options)
         finally:
             _HEADS.reset(token)
@@ -66,7 +67,9 @@ def _bmm(bmm: Function) -> Function:
     def watched_bmm(*args: Any, **options: Any) -> Any:
         if not torch.compiler.is_compiling() and _HEADS.get():
             _product(args[0], args[1], None)
-        return bmm(*args, **options)
+        out = bmm(*args, **options)
+        products.note(out, *args[:2])
+        return out
 
     return watched_bmm
 
@@ -75,7 +78,9 @@ def _baddbmm(baddbmm: Function) -> Function:
     def watched_baddbmm(*args: Any, **options: Any) -> Any:
         if not torch.compiler.is_compiling() and _HEADS.get():
             _product(args[1], args[2], args[0])
-        return baddbmm(*args, **options)
+        out = baddbmm(*args, **options)
+        products.note(out, *args[1:3])
+        return out
 
     return watched_baddbmm
 

@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 ATTENTION = re.compile(r"att(entio)?n|mha(?![a-z])|multi_?head", re.IGNORECASE)
 CROSS = re.compile(r"cross|enc_?dec|(encoder|enc|source|src|memory)_att|multihead_attn", re.IGNORECASE)
+PRODUCTS = 8  # of a module that the one above still knows
 HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads", "h")
 SIMPLE = ("torch.nn.modules.", "transformers.activations")  # layers without children
 
@@ -30,6 +31,9 @@ class Frame:
     saw: bool = False  # an attention call, in it or in what it called
     reported: bool = False  # a module like attention ran in it, and was judged by itself
     parts: list[Any] = field(default_factory=list)  # softmaxes that may be attention: judged when it ends
+    shapes: list[tuple[int, ...]] = field(default_factory=list)  # of its arguments and of its result
+    # Outputs of products of two tensors that are no parameters: their shapes and weak references to them.
+    products: list[tuple[tuple[int, ...], Any]] = field(default_factory=list)
     weighed: list[Any] = field(default_factory=list)  # weights that were computed and not used yet
 
 
@@ -65,24 +69,27 @@ class Trail:
                 return
             self.turn += not self.frames
             enter(module, name, args)
-            self.frames.append(Frame(name, module))
+            self.frames.append(Frame(name, module, shapes=_shapes(args)))
 
-        def ends(module: nn.Module, args: Any, result: Any) -> None:
+        def ends(module: nn.Module, args: Any, *rest: Any) -> None:
             if torch.compiler.is_compiling() or not here():
                 return
             if not self.frames or self.frames[-1].module is not module:  # its beginning was not told of
                 return
             frame = self.frames.pop()
+            *options, result = rest  # after a failure, PyTorch gives no keyword arguments
+            frame.shapes += _shapes([x for some in options for x in some.values()]) + _shapes(result)
             leave(frame)
             if self.frames:
                 above = self.frames[-1]
                 above.finished = frame.name
                 above.saw |= frame.saw
+                above.products += frame.products[-PRODUCTS:]
                 above.reported |= frame.reported or may_attend(frame.module)
 
         handles = [
             register_module_forward_pre_hook(begins),
-            register_module_forward_hook(ends, always_call=True),
+            register_module_forward_hook(ends, with_kwargs=True, always_call=True),
         ]
         try:
             yield
@@ -110,6 +117,12 @@ class Trail:
     def named(self, name: str) -> nn.Module:
         """The module of this name."""
         return self.model if name == self.names[id(self.model)] else self.model.get_submodule(name)
+
+
+def _shapes(given: Any) -> list[tuple[int, ...]]:
+    """The shapes of the tensors among arguments or results."""
+    some = given if isinstance(given, tuple | list) else (given,)
+    return [tuple(x.shape) for x in some if isinstance(x, Tensor) and not x.is_nested]
 
 
 def class_name(module: nn.Module) -> str:

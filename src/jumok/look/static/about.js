@@ -29,12 +29,12 @@ export function shows(view, { picture, speech }, layer) {
 
 // Whether the keys of a layer are the places of a picture.
 function isOver(picture, { shape, kind }) {
-  return Boolean(picture) && !/causal/.test(kind) && shape[1] === picture.first + picture.grid[0] * picture.grid[1];
+  return Boolean(picture) && !/causal|channel/.test(kind) && shape[1] === picture.first + picture.grid[0] * picture.grid[1];
 }
 
 // Whether the queries of a layer are the steps that speak.
-function isSpoken(speech, { shape }) {
-  return Boolean(speech) && shape[0] === Math.ceil(speech.shape[1] / speech.step);
+function isSpoken(speech, { shape, kind }) {
+  return Boolean(speech) && kind !== "channel" && shape[0] === Math.ceil(speech.shape[1] / speech.step);
 }
 
 /** How much looks at how much, in words. */
@@ -44,6 +44,7 @@ export function sizesOf(view, { picture, speech }, { kind, shape }) {
     const seconds = (speech.shape[1] * speech.seconds).toFixed(2);
     return [what, several(shape[1], "symbol"), `${several(shape[0], "step")} in ${seconds} s`];
   }
+  if (kind === "channel") return [what, `${count(shape[0])} × ${count(shape[1])} channels`];
   if (view !== "picture") return [what, `${count(shape[0])} × ${count(shape[1])} tokens`];
   const places = picture.grid.map(count).join(" × ");
   return shape[0] === shape[1] ? [what, `${places} patches`] : [what, several(shape[0], "word"), `${places} places`];
