@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-    # Unless it is told not to trust the folder, transformers asks on standard input whether to run its code.
 from jumok.errors import InputError, JumokError, MissingExtra
+from jumok.files import check_links
 from jumok.look.scene import Scene
 from jumok.look.watch import watch
 from jumok.look.without import Out, before_and_after
