@@ -62,7 +62,7 @@ def pre_tokenized(pattern: str, text: str) -> list[str]:
     return [one for one, _ in pre_tokenizers.Split(Regex(pattern), "isolated").pre_tokenize_str(text)]
 
 
-@pytest.mark.parametrize("name", set(CASES) - {"a mark alone"})
+@pytest.mark.parametrize("name", [name for name in CASES if name != "a mark alone"])
 def test_a_vocabulary_of_words_has_the_same_ones(name: str) -> None:
     text = SPACE + CASES[name].replace("|", "").replace(" ", SPACE)
     pieces = pre_tokenized(VOCABULARY_WORD, text)

@@ -20,6 +20,8 @@ from tasks_labelled import GOOD, MODEL, TRAIN, number, pair, review, table, trai
 
 import jumok
 from jumok import InputError, MissingExtra, cli, recipe
+from jumok.attention import capability
+from jumok.attention.capability import GPU
 from jumok.data.examples import Examples, Row
 from jumok.data.labelled import Sample
 from jumok.models.bert import BertConfig
@@ -220,8 +222,9 @@ def test_steps_are_those_of_transformers(run: Run, reviews: Path, tmp_path: Path
 # ----------------------------------------------------------------------------------------------- at work
 
 
-def test_on_a_gpu_short_texts_are_packed_even_with_dropout() -> None:
+def test_on_a_gpu_short_texts_are_packed_even_with_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="dropout is fast with Triton")
+    monkeypatch.setattr(capability, "gpu_of", lambda device: GPU((9, 0), 232_448))
     gpu, asked = torch.device("cuda"), recipe.load("bert/sst2")
 
     def packed(longest: int, dropout: float, **sizes: int) -> bool:

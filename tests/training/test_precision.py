@@ -156,11 +156,9 @@ def test_a_loss_that_is_not_finite_is_divergence_at_once(tmp_path: Path) -> None
 @pytest.mark.gpu
 @pytest.mark.parametrize("graphs", [True, False])
 def test_float16_learns_on_a_gpu(graphs: bool, tmp_path: Path) -> None:
-
-    losses = {}
-    for kind in ("float32", "fp16"):
-        how: dict[str, Any] = {"device": "cuda", "compile": False, "graphs": graphs, "steps": 40}
-        train(Toy(), PointData(), quick(precision=kind, **how), tmp_path / kind)
-        losses[kind] = [line["loss"] for line in lines(tmp_path / kind, "train")]
-    assert losses["fp16"][-1] < losses["fp16"][0] / 2
-    assert losses["fp16"][-1] == pytest.approx(losses["float32"][-1], rel=0.3)
+    how: dict[str, Any] = {"precision": "fp16", "compile": False, "steps": 40}
+    train(Toy(), PointData(), quick(device="cpu", **how), tmp_path / "cpu")
+    train(Toy(), PointData(), quick(device="cuda", graphs=graphs, **how), tmp_path / "cuda")
+    cpu, gpu = (lines(tmp_path / device, "train") for device in ("cpu", "cuda"))
+    for name in ("loss", "gradient_norm"):  # the same steps are skipped
+        assert [line[name] for line in gpu] == pytest.approx([line[name] for line in cpu], rel=0.05)

@@ -6,7 +6,7 @@ Dropout, tied weights, examples of different sizes, layers in a list, a buffer.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,10 @@ class Points:
     sizes: Tensor  # (B,), how many places each example counts for
     count: int
     index: tuple[int, ...]
+
+    @property
+    def form(self) -> Hashable:
+        return self.x.shape, self.count
 
     def to(self, device: torch.device) -> Points:
         x, y, sizes = (t.to(device, non_blocking=True) for t in (self.x, self.y, self.sizes))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import threading
 import time
@@ -28,6 +29,7 @@ __all__ = ["Batcher", "Closed", "Job", "Late", "Overloaded", "Work"]
 LONGEST_RETRY = 60  # seconds that a client is told to stay away at most
 WEIGHT = 0.2  # of the last batch in what is known of the speed, and of the last request in the usual size
 SLICE = 0.25  # seconds that a long batch computes before shorter requests may interrupt it
+HANDED_OUT = 8  # answers that the event loop hands out before it reads from its connections again
 SHORTER = 4  # times shorter than a batch is what may interrupt it
 
 
@@ -299,5 +301,24 @@ class Batcher:
             else:
                 jobs[0].settle(jobs[0].answer.set_exception, error)
         else:
-            for job, answer in zip(jobs, answers, strict=True):
-                job.settle(job.answer.set_result, answer)
+            _hand_out(jobs, answers)
+
+
+def _hand_out(jobs: Sequence[Job], answers: Sequence[Any]) -> None:
+    """Settle the jobs of a batch on the event loop, a few at a time.
+
+    The loop writes all responses whose answers are there before it reads from its connections again. After a
+    large batch, a request that is refused would wait for all of them.
+    """
+    pairs = iter(list(zip(jobs, answers, strict=True)))
+    loop = jobs[0].answer.get_loop()
+
+    def hand_out_some() -> None:
+        some = list(itertools.islice(pairs, HANDED_OUT))
+        for job, answer in some:
+            if not job.answer.done():
+                job.answer.set_result(answer)
+        if some:
+            loop.call_soon(hand_out_some)
+
+    jobs[0].tell(hand_out_some)
