@@ -500,8 +500,7 @@ def test_every_key_and_column_has_its_place(dtype: torch.dtype, size: tuple[int,
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
 @pytest.mark.parametrize("kernel", ["forward_kernel", "backward_kernel"])
-@pytest.mark.parametrize(("splits", "stages"), [(1, 1), (8, 1), (8, 3)])
-@pytest.mark.parametrize("kind", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize(("kind", "splits", "stages"), [("bf16", 1, 1), ("fp16", 8, 1), ("fp32", 8, 3)])
 def test_the_step_kernels_compile_for_hopper(kernel: str, splits: int, stages: int, kind: str) -> None:
     """The interpreter lets pass what the compiler does not, and the compiler needs no GPU."""
     import triton

@@ -427,8 +427,10 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("use_cache", [True, False])
-@pytest.mark.parametrize(("beams", "returned", "penalty"), [(2, 1, -2.0), (3, 1, 1.0), (3, 3, 3.0)])
+@pytest.mark.parametrize(
+    ("beams", "returned", "penalty", "use_cache"),
+    [(2, 1, -2.0, True), (3, 3, 3.0, True), (3, 1, 1.0, False)],
+)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_beams_whose_first_token_is_the_start_token(
     name: str, beams: int, returned: int, penalty: float, use_cache: bool
