@@ -12,7 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    _global_forward_hooks_with_kwargs,
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 
 ATTENTION = re.compile(r"att(entio)?n|mha(?![a-z])|multi_?head", re.IGNORECASE)
 CROSS = re.compile(r"cross|enc_?dec|(encoder|enc|source|src|memory)_att|multihead_attn", re.IGNORECASE)
@@ -96,6 +100,8 @@ class Trail:
         finally:
             for handle in handles:
                 handle.remove()
+                # PyTorch leaves this entry behind, and then warns of hooks at each compiled module.
+                _global_forward_hooks_with_kwargs.pop(handle.id, None)
 
     @property
     def frame(self) -> Frame | None:
