@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TextIO, TypeVar
 
+from jumok.data.files import LONGEST_LINE, opened
 from jumok.errors import InputError
 from jumok.files import named_in_errors, opened_to_write, written
 
 __all__ = ["answered", "decoded", "is_file", "output", "whole", "windows"]
 
-LONGEST_LINE = 1 << 24  # bytes: what is longer is no line of text, and must not fill the memory
 AT_ONCE = 1024  # lines that are translated together, so that those of like length share a batch
 T = TypeVar("T")
 TEXT_FILES = (".txt", ".tsv", ".csv", ".jsonl", ".gz", ".en", ".de", ".fr", ".ko")  # what a typo may be of
@@ -38,8 +38,6 @@ def windows(text: str | None, *, skip: bool = False) -> Iterator[Iterator[list[s
             print("reading from standard input, a line each; end with Ctrl-D", file=sys.stderr)
         yield _as_they_come(decoded(_lines_of(sys.stdin.buffer), "standard input", skip=skip))
     elif is_file(path):
-        from jumok.data.files import opened
-
         with opened(path) as file:
             yield _some_at_a_time(decoded(_bounded(file), str(path), skip=skip))
     elif path.suffix and " " not in str(path) and (len(path.parts) > 1 or path.suffix in TEXT_FILES):
@@ -80,8 +78,6 @@ def whole(text: str) -> str:
     """The text itself, or if there is a file of this name, all that it holds."""
     if not is_file(Path(text)):
         return text
-    from jumok.data.files import opened
-
     with opened(Path(text)) as file:
         return "\n".join(decoded(_bounded(file), text)).strip()
 
@@ -110,15 +106,17 @@ def _lines_of(file: BinaryIO) -> Iterator[bytes]:
     """
     source: BinaryIO = getattr(file, "raw", file)
     begun: list[bytes] = []
+    size = 0  # of these
     while chunk := source.read(1 << 16):
         first, *others = chunk.split(b"\n")
         begun.append(first)
+        size += len(first)
         for line in others:
             yield b"".join(begun)
-            begun = [line]
-        if len(begun) << 16 > LONGEST_LINE:
+            begun, size = [line], len(line)
+        if size > LONGEST_LINE:
             yield b"".join(begun)
-            begun = []
+            begun, size = [], 0
     if any(begun):
         yield b"".join(begun)
 
