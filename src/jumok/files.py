@@ -14,10 +14,10 @@ from typing import Any
 from jumok.errors import InputError
 
 __all__ = [
+    "add_filename_to_errors",
     "check_links",
     "check_output",
-    "named_in_errors",
-    "opened_to_write",
+    "open_for_writing",
     "read_json",
     "remove",
     "remove_leftovers",
@@ -36,7 +36,7 @@ def written(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     _delete(part)
-    with named_in_errors(path):
+    with add_filename_to_errors(path):
         try:
             yield part
         except BaseException:
@@ -50,7 +50,7 @@ def written(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def named_in_errors(path: Path | str) -> Iterator[None]:
+def add_filename_to_errors(path: Path | str) -> Iterator[None]:
     """Add the name of a file to an ``OSError`` that has none, as that of a write to a full disk."""
     try:
         yield
@@ -61,13 +61,13 @@ def named_in_errors(path: Path | str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def opened_to_write(path: Path, mode: str, **options: Any) -> Iterator[Any]:
+def open_for_writing(path: Path, mode: str, **options: Any) -> Iterator[Any]:
     """Open a file. If closing it fails, as where the rest of a buffer does not fit, the error names it."""
     file = path.open(mode, **options)
     try:
         yield file
     finally:
-        with named_in_errors(path):
+        with add_filename_to_errors(path):
             file.close()
 
 

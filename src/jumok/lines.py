@@ -14,7 +14,7 @@ from typing import BinaryIO, TextIO, TypeVar
 
 from jumok.data.files import LONGEST_LINE, opened
 from jumok.errors import InputError
-from jumok.files import named_in_errors, opened_to_write, written
+from jumok.files import add_filename_to_errors, open_for_writing, written
 
 __all__ = ["answered", "decoded", "is_file", "output", "whole", "windows"]
 
@@ -187,7 +187,7 @@ def output(path: Path | None) -> Iterator[Callable[[str], None]]:
         yield lambda line: _print(line, None, "standard output")
         return
     if path.exists() and not path.is_file():  # /dev/null, a pipe: not to be replaced
-        with opened_to_write(path, "w", encoding="utf-8", newline="\n") as file:
+        with open_for_writing(path, "w", encoding="utf-8", newline="\n") as file:
             yield lambda line: _print(line, file, path)
         return
     with written(path.resolve()) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
@@ -195,5 +195,5 @@ def output(path: Path | None) -> Iterator[Callable[[str], None]]:
 
 
 def _print(line: str, file: TextIO | None, name: Path | str) -> None:
-    with named_in_errors(name):
+    with add_filename_to_errors(name):
         print(line, file=file, flush=True)
