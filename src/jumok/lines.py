@@ -27,7 +27,7 @@ TEXT_FILES = (".txt", ".tsv", ".csv", ".jsonl", ".gz", ".en", ".de", ".fr", ".ko
 def windows(text: str | None, *, skip: bool = False) -> Iterator[Iterator[list[str]]]:
     """The lines of a file, of standard input, or the one text itself, so many at a time.
 
-    A line that is not UTF-8 is an error. With ``skip`` it comes with lone surrogates, for the reader to find.
+    A line that is not UTF-8 is an error. With ``skip``, its invalid bytes become lone surrogates.
 
     From standard input come those that are there: whoever types a line, or waits for its translation before
     sending the next, gets it at once.
@@ -122,7 +122,7 @@ def _lines_of(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _bounded(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file; one that is far too long, as of a small .gz, comes in parts."""
+    """The lines of a file. A line over LONGEST_LINE comes in parts, so that it does not fill the memory."""
     while line := file.readline(LONGEST_LINE + 1):
         yield line
 

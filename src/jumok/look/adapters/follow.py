@@ -125,7 +125,7 @@ class Follower(TorchDispatchMode):
             self.__enter__()  # type: ignore[no-untyped-call]
 
     def explain(self, out: Tensor, *factors: Tensor) -> None:
-        """Tell of the last product as the model sees it: its factors before they were copied."""
+        """Record the last product as the model sees it: its factors before they were copied."""
         for candidate in self.candidates:
             if candidate.uses and len(candidate.outputs) < len(candidate.uses) and len(factors) == 2:
                 use = candidate.uses[-1]
@@ -399,7 +399,7 @@ def _stop(one: Weights, reason: str) -> None:
 
 
 class _Threads(threading.local):
-    """One for each thread, as each has a stack of modes of its own."""
+    """Each thread has its own follower, because it has its own stack of modes."""
 
     def __init__(self) -> None:
         self.follower = Follower()
@@ -409,5 +409,5 @@ _THREADS = _Threads()
 
 
 def follower() -> Follower:
-    """That of this thread."""
+    """The follower of this thread."""
     return _THREADS.follower
