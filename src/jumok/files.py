@@ -14,10 +14,10 @@ from typing import Any
 from jumok.errors import InputError
 
 __all__ = [
+    "add_filename_to_errors",
     "check_links",
     "check_output",
-    "named_in_errors",
-    "opened_to_write",
+    "open_for_writing",
     "read_json",
     "remove",
     "remove_leftovers",
@@ -36,7 +36,7 @@ def written(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     _delete(part)
-    with named_in_errors(path):
+    with add_filename_to_errors(path):
         try:
             yield part
         except BaseException:
@@ -50,8 +50,8 @@ def written(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def named_in_errors(path: Path | str) -> Iterator[None]:
-    """Add the name of a file to an ``OSError`` that has none, as that of a write to a full disk."""
+def add_filename_to_errors(path: Path | str) -> Iterator[None]:
+    """Add the name of a file to an ``OSError`` without one, such as that of a write to a full disk."""
     try:
         yield
     except OSError as error:
@@ -61,13 +61,13 @@ def named_in_errors(path: Path | str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def opened_to_write(path: Path, mode: str, **options: Any) -> Iterator[Any]:
-    """Open a file. If closing it fails, as where the rest of a buffer does not fit, the error names it."""
+def open_for_writing(path: Path, mode: str, **options: Any) -> Iterator[Any]:
+    """Open a file. If closing it fails, because the rest of its buffer does not fit, the error names it."""
     file = path.open(mode, **options)
     try:
         yield file
     finally:
-        with named_in_errors(path):
+        with add_filename_to_errors(path):
             file.close()
 
 
@@ -77,17 +77,17 @@ def check_output(out: Path, inputs: Iterable[str | Path | int]) -> None:
     for one in inputs:
         if target is not None and _identity(one) == target:
             what = "standard input" if isinstance(one, int) else one
-            raise InputError(f"{out} is what is read ({what}), and would be replaced; give another output")
+            raise InputError(f"{out} is an input ({what}) and would be overwritten; choose another output")
 
 
 def _identity(path: str | Path | int) -> tuple[int, int] | None:
-    """Of a file or a folder; None for what does not exist or is not kept, as a pipe."""
+    """Identify a file or a folder; None for anything else, such as a pipe, and for what does not exist."""
     try:
         facts = os.stat(path)
     except (OSError, ValueError):  # a text that could not be a name
         return None
-    kept = stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)
-    return (facts.st_dev, facts.st_ino) if kept else None
+    is_stored = stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)
+    return (facts.st_dev, facts.st_ino) if is_stored else None
 
 
 def remove(path: Path) -> None:

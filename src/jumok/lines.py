@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TextIO, TypeVar
 
+from jumok.data.files import LONGEST_LINE, opened
 from jumok.errors import InputError
-from jumok.files import named_in_errors, opened_to_write, written
+from jumok.files import add_filename_to_errors, open_for_writing, written
 
 __all__ = ["answered", "decoded", "is_file", "output", "whole", "windows"]
 
-LONGEST_LINE = 1 << 24  # bytes: what is longer is no line of text, and must not fill the memory
 AT_ONCE = 1024  # lines that are translated together, so that those of like length share a batch
 T = TypeVar("T")
 TEXT_FILES = (".txt", ".tsv", ".csv", ".jsonl", ".gz", ".en", ".de", ".fr", ".ko")  # what a typo may be of
@@ -27,7 +27,7 @@ TEXT_FILES = (".txt", ".tsv", ".csv", ".jsonl", ".gz", ".en", ".de", ".fr", ".ko
 def windows(text: str | None, *, skip: bool = False) -> Iterator[Iterator[list[str]]]:
     """The lines of a file, of standard input, or the one text itself, so many at a time.
 
-    A line that is not UTF-8 is an error. With ``skip`` it comes with lone surrogates, for the reader to find.
+    A line that is not UTF-8 is an error. With ``skip``, its invalid bytes become lone surrogates.
 
     From standard input come those that are there: whoever types a line, or waits for its translation before
     sending the next, gets it at once.
@@ -38,8 +38,6 @@ def windows(text: str | None, *, skip: bool = False) -> Iterator[Iterator[list[s
             print("reading from standard input, a line each; end with Ctrl-D", file=sys.stderr)
         yield _as_they_come(decoded(_lines_of(sys.stdin.buffer), "standard input", skip=skip))
     elif is_file(path):
-        from jumok.data.files import opened
-
         with opened(path) as file:
             yield _some_at_a_time(decoded(_bounded(file), str(path), skip=skip))
     elif path.suffix and " " not in str(path) and (len(path.parts) > 1 or path.suffix in TEXT_FILES):
@@ -80,8 +78,6 @@ def whole(text: str) -> str:
     """The text itself, or if there is a file of this name, all that it holds."""
     if not is_file(Path(text)):
         return text
-    from jumok.data.files import opened
-
     with opened(Path(text)) as file:
         return "\n".join(decoded(_bounded(file), text)).strip()
 
@@ -110,21 +106,23 @@ def _lines_of(file: BinaryIO) -> Iterator[bytes]:
     """
     source: BinaryIO = getattr(file, "raw", file)
     begun: list[bytes] = []
+    size = 0  # of these
     while chunk := source.read(1 << 16):
         first, *others = chunk.split(b"\n")
         begun.append(first)
+        size += len(first)
         for line in others:
             yield b"".join(begun)
-            begun = [line]
-        if len(begun) << 16 > LONGEST_LINE:
+            begun, size = [line], len(line)
+        if size > LONGEST_LINE:
             yield b"".join(begun)
-            begun = []
+            begun, size = [], 0
     if any(begun):
         yield b"".join(begun)
 
 
 def _bounded(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file; one that is far too long, as of a small .gz, comes in parts."""
+    """The lines of a file. A line over LONGEST_LINE comes in parts, so that it does not fill the memory."""
     while line := file.readline(LONGEST_LINE + 1):
         yield line
 
@@ -189,7 +187,7 @@ def output(path: Path | None) -> Iterator[Callable[[str], None]]:
         yield lambda line: _print(line, None, "standard output")
         return
     if path.exists() and not path.is_file():  # /dev/null, a pipe: not to be replaced
-        with opened_to_write(path, "w", encoding="utf-8", newline="\n") as file:
+        with open_for_writing(path, "w", encoding="utf-8", newline="\n") as file:
             yield lambda line: _print(line, file, path)
         return
     with written(path.resolve()) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
@@ -197,5 +195,5 @@ def output(path: Path | None) -> Iterator[Callable[[str], None]]:
 
 
 def _print(line: str, file: TextIO | None, name: Path | str) -> None:
-    with named_in_errors(name):
+    with add_filename_to_errors(name):
         print(line, file=file, flush=True)

@@ -83,8 +83,8 @@ def find(name: str) -> Path:
 def read(path: Path, depth: int = 0, *, alone: bool = False) -> Tree:
     """The recipe in a file as plain data, with what it begins from filled in.
 
-    ``alone`` refuses a recipe with a base: that of a run has none, and may come from a stranger. No error
-    shows what the file holds, as it may be any file that a stranger's recipe names.
+    ``alone`` refuses a recipe with a base: the recipe of a run has none, and may come from a stranger. No
+    error quotes the file, because a stranger's recipe could name any file as its base.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -186,7 +186,7 @@ def parse(tree: Mapping[str, Any], name: str = "this recipe") -> Any:
 
 
 def _too_large(tree: Mapping[str, Any]) -> Iterator[str]:
-    """Sizes that no memory has, by their keys."""
+    """Messages about sizes that no memory could hold."""
     waiting = [(section, tree.get(section)) for section in ("model", "text")]
     while waiting:
         key, value = waiting.pop(0)

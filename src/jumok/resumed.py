@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from jumok.errors import InputError
-from jumok.files import named_in_errors, opened_to_write, read_json, remove, sync, written
+from jumok.files import add_filename_to_errors, open_for_writing, read_json, remove, sync, written
 
 __all__ = ["Output", "Resumed", "opened"]
 
@@ -48,7 +48,7 @@ class Output:
             self.done += len(lines)
 
     def write(self, line: str) -> None:
-        with named_in_errors(self._name):
+        with add_filename_to_errors(self._name):
             print(line, file=self._file, flush=True)
 
 
@@ -83,12 +83,12 @@ class Resumed(Output):
             raise self._changed(f"the input has {self.done:,} lines now; {self.begun:,} were done")
 
     def write(self, line: str) -> None:
-        with named_in_errors(self.path):
+        with add_filename_to_errors(self.path):
             self._part.write(f"{line}\n".encode())
 
     def note(self) -> None:
         """From here it would go on."""
-        with named_in_errors(self.path):
+        with add_filename_to_errors(self.path):
             self._part.flush()
             os.fsync(self._part.fileno())
         known = {"inputs": self.done, "bytes": self._end, "digest": self._digest.hexdigest()}
@@ -148,7 +148,7 @@ def opened(path: Path | None, asked: Mapping[str, Any], *, again: bool = False) 
         yield Output()
         return
     if path.exists() and not path.is_file():  # /dev/null, a pipe: not to be replaced
-        with opened_to_write(path, "w", encoding="utf-8", newline="\n") as file:
+        with open_for_writing(path, "w", encoding="utf-8", newline="\n") as file:
             yield Output(file, path)
         return
     path = path.resolve()
@@ -156,7 +156,7 @@ def opened(path: Path | None, asked: Mapping[str, Any], *, again: bool = False) 
     path.parent.mkdir(parents=True, exist_ok=True)
     if part.exists() and part.stat().st_size and not state.exists() and not again:
         raise InputError(f"{part} is there, and not from `jumok run`: move it away, or give another --out")
-    with opened_to_write(part, "r+b" if part.exists() else "w+b") as binary:
+    with open_for_writing(part, "r+b" if part.exists() else "w+b") as binary:
         _lock(binary, path)
         if again:
             remove(state)
@@ -169,7 +169,7 @@ def opened(path: Path | None, asked: Mapping[str, Any], *, again: bool = False) 
                 part.unlink()
                 remove(state)
             raise
-        with named_in_errors(path):
+        with add_filename_to_errors(path):
             binary.flush()
             os.fsync(binary.fileno())
             os.replace(part, path)

@@ -254,8 +254,9 @@ def test_a_picture_that_fits_no_layer_is_refused_with_both_numbers() -> None:
     with pytest.raises(InputError, match=r"4 × 5 patches after 1 other keys came, 21 keys.*vit 7"):
         Scene.of_weights(weights, kind="self", picture=Picture.of_pixels(pixels, (4, 5), first=1))
     fits = Picture.of_pixels(pixels, (2, 3), first=1)
-    with pytest.raises(InputError, match=r"vit 7 \(causal self\).*that is not causal"):
-        Scene.of_weights(weights, kind="causal self", picture=fits)
+    for kind in ("causal self", "channel"):  # the viewer shows neither over a picture
+        with pytest.raises(InputError, match=rf"vit 7 \({kind}\).*neither causal nor over channels"):
+            Scene.of_weights(weights, kind=kind, picture=fits)
     assert Scene.of_weights(weights, kind="self", picture=fits).picture is fits
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from jumok.errors import InputError
 from jumok.look.adapters.follow import follower
@@ -663,3 +664,31 @@ def test_threads_follow_by_themselves() -> None:
         thread.join()
     assert len(seen) == 2
     assert all(torch.allclose(one, model.weights) for one in seen)
+
+
+def test_an_interrupt_leaves_no_mode_behind() -> None:
+    def compute(self: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores_of(query, key).softmax(-1)
+        raise KeyboardInterrupt  # for which PyTorch calls no hooks
+
+    model = Attention(compute)
+    with pytest.raises(KeyboardInterrupt), watch(model):
+        model(torch.randn(B, N, H * D))
+    assert _get_current_dispatch_mode_stack() == []
+
+
+def test_a_mode_of_the_model_that_ends_after_a_softmax() -> None:
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return op(*args, **(kwargs or {}))
+
+    def compute(self: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        with Mode():
+            query.softmax(-1).argmax(-1)  # a router
+        return plain(self, query, key, value)
+
+    model = Attention(compute).eval()
+    with torch.no_grad(), watch(model) as seen:
+        model(torch.randn(B, N, H * D))
+    assert _get_current_dispatch_mode_stack() == []
+    assert torch.allclose(seen[0].weights(), model.weights)

@@ -108,6 +108,17 @@ def test_a_request_with_two_lengths_is_not_taken_for_one(full: Running) -> None:
     for sent in (strange, chunked):
         with full.connected(sent) as one:
             assert answer(one)[0].startswith(("HTTP/1.1 400", "HTTP/1.1 503"))
+    tab = head(len(BODY), more=f"Content-Length:\t{len(BODY) + 9}\r\n") + BODY
+    with full.connected(tab) as one:
+        assert answer(one)[0].startswith("HTTP/1.1 400")
+
+
+def test_a_bare_newline_ends_a_header_as_in_h11(full: Running) -> None:
+    chunked = head(50, more="X-Other: 1\nTransfer-Encoding: chunked\r\n") + b"3\r\nabc\r\n0\r\n\r\n"
+    with full.connected(chunked) as one:
+        assert answer(one)[0].startswith("HTTP/1.1 503")
+        one.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert answer(one)[2] == {"status": "ok"}
 
 
 def queue(**more: Any) -> Batcher:

@@ -18,8 +18,9 @@ import torch
 from tasks_small import SIZES, SMALL
 
 from jumok import cli
+from jumok.data.files import LONGEST_LINE
 from jumok.data.sound import saved
-from jumok.lines import LONGEST_LINE
+from jumok.lines import windows
 from jumok.run import Run
 
 resource = pytest.importorskip("resource")
@@ -152,6 +153,18 @@ def test_a_gzip_file_that_is_cut_off_or_explodes_is_told(
     result = jumok("run", bahdanau.folder, source)
     assert result.status == 1
     assert "x.txt.gz:1: this line has over" in result.err
+
+
+def test_a_line_that_comes_in_many_small_pieces_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pipe(io.RawIOBase):
+        pieces = iter([b"a"] * 1000 + [b"\nb\n"])
+
+        def read(self, size: int = -1) -> bytes:
+            return next(self.pieces, b"")
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(Pipe()))
+    with windows(None) as some:
+        assert [line for lines in some for line in lines] == ["a" * 1000, "b"]
 
 
 # ------------------------------------------------------------------------------------ not enough of it

@@ -182,8 +182,8 @@ def _is_one_wide_query(call: Call) -> bool:
 def is_decoder_step(call: Call) -> bool:
     """Whether :func:`attend` is called with one wide query on a GPU, as recurrent decoders do at each step.
 
-    There the scores stay in the query's type: to convert all keys at each step would take longer than the
-    rest of it.
+    There the scores stay in the query's type: converting all keys at each step would take longer than the
+    rest of the step.
     """
     return call.value is not None and gpu_of(call.at.device) is not None and _is_one_wide_query(call)
 

@@ -38,7 +38,7 @@ def tanh_scores(query: Tensor, keys: Tensor, v: Tensor) -> Tensor:
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[None]:
-    """Without autocast, which would round what products are given, and give."""
+    """Disable autocast, which would round the inputs and outputs of products."""
     kind = device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from jumok.data.formats import Flaw
 from jumok.errors import InputError
-from jumok.files import named_in_errors, written
+from jumok.files import add_filename_to_errors, written
 
 __all__ = ["FORMAT", "Kept", "Kind", "Source", "code", "named"]
 
@@ -221,7 +221,7 @@ def _key(source: Source) -> bytes:
 
 def _append(path: Path, end: int, data: bytes) -> None:
     """Write behind the part that counts, over what a process that was killed may have left there."""
-    with named_in_errors(path), path.open("r+b" if path.exists() else "w+b") as file:
+    with add_filename_to_errors(path), path.open("r+b" if path.exists() else "w+b") as file:
         file.truncate(end)
         file.seek(end)
         file.write(data)

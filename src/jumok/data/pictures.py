@@ -117,7 +117,7 @@ def _opened(data: bytes, where: str, limits: Limits) -> Any:
     if len(data) > limits.size:
         return _too_large(where, len(data), limits)
     if (excess := check_structure(data)) is not None:
-        return Flaw(where, TOO_MANY_PARTS, f"{excess}; save it anew with an image editor")
+        return Flaw(where, TOO_MANY_PARTS, f"{excess}; save it again with an image editor")
     pillow = needed("PIL.Image", "images")
     try:
         image = pillow.open(io.BytesIO(data), formats=FORMATS)

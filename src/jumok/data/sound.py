@@ -371,7 +371,7 @@ def saved(path: Path, wave: NDArray[Any], rate: int) -> None:
     if path.suffix.lower() not in formats:
         raise InputError(f"{path}: sound is written as {', '.join(formats)}")
     form, kind = formats[path.suffix.lower()]
-    data = io.BytesIO()  # libsndfile itself does not tell of a full disk
+    data = io.BytesIO()  # libsndfile does not report a full disk
     needed("soundfile", EXTRA).write(data, np.clip(wave, -1, 1), rate, format=form, subtype=kind)
     with written(path) as part:
         part.write_bytes(data.getvalue())

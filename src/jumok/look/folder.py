@@ -48,7 +48,7 @@ def look_into(
     title = text
     with torch.inference_mode():
         if model.config.is_encoder_decoder:
-            with _told_as_errors(folder, model):
+            with _input_errors(folder, model):
                 said = _said(model, tokenizer, encoded, target)
             encoded = {**encoded, "decoder_input_ids": said, "use_cache": False}
             title = f"{text}  →  {tokenizer.decode(said[0], skip_special_tokens=True)}"
@@ -56,7 +56,7 @@ def look_into(
             raise InputError(f"{folder} holds a model of one text, and --target was given as a second one")
 
         def look() -> Scene:
-            with watch(model, tokenizer) as seen, _told_as_errors(folder, model):
+            with watch(model, tokenizer) as seen, _input_errors(folder, model):
                 reader(**encoded)
             return Scene.of(seen, title=title)
 
@@ -87,7 +87,7 @@ def _loaded(folder: Path, device: str) -> tuple[Any, Any]:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"{folder} cannot be looked into: {_in_short(error)}") from error
+        raise InputError(f"{folder} cannot be looked into: {_shortened(error)}") from error
     missing = sorted(name for name in told["missing_keys"] if "pooler" not in name)  # of no attention
     if missing:
         some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
@@ -164,7 +164,7 @@ TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.spm", "*.tiktoken", "*.bpe")
 
 
 def _check_has_tokenizer(folder: Path) -> None:
-    """Without its files, transformers makes some tokenizers up, which know no word."""
+    """Without its files, transformers builds some tokenizers with an empty vocabulary."""
     if not any(path for pattern in TOKENIZERS for path in folder.glob(pattern)):
         raise InputError(
             f"{folder} has no tokenizer (tokenizer.json, vocab.txt or the like), and without it the model "
@@ -184,7 +184,7 @@ def _encoded(folder: Path, reader: Any, tokenizer: Any, text: str) -> Any:
     except Exception as error:
         kind = type(tokenizer).__name__
         raise InputError(
-            f"the tokenizer in {folder} ({kind}) takes no plain text: {_in_short(error)}"
+            f"the tokenizer in {folder} ({kind}) takes no plain text: {_shortened(error)}"
         ) from error
     for name in encoded.keys() - inspect.signature(reader.forward).parameters.keys():
         del encoded[name]
@@ -194,8 +194,8 @@ def _encoded(folder: Path, reader: Any, tokenizer: Any, text: str) -> Any:
 
 
 @contextmanager
-def _told_as_errors(folder: Path, model: Any) -> Iterator[None]:
-    """What a model raises, as an error that says what it needs."""
+def _input_errors(folder: Path, model: Any) -> Iterator[None]:
+    """Turn what a model raises into an InputError that says what the model needs."""
     try:
         yield
     except JumokError:
@@ -204,13 +204,13 @@ def _told_as_errors(folder: Path, model: Any) -> Iterator[None]:
         kind, only_text = type(model), _modalities(model) == ["text"]
         raise InputError(
             f"the model in {folder} ({model.config.model_type}) cannot run on "
-            f"{'this text' if only_text else 'text alone'}: {_in_short(error)}"
+            f"{'this text' if only_text else 'text alone'}: {_shortened(error)}"
             + ("" if only_text else f". {_needs(kind)}")
         ) from error
 
 
-def _in_short(error: Exception) -> str:
-    """The first of what an error says: transformers lists all models that there are."""
+def _shortened(error: Exception) -> str:
+    """The beginning of an error message. Some messages of transformers list all models that exist."""
     words = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     return words if len(words) <= LONGEST else f"{words[:LONGEST].rsplit(' ', 1)[0]} …"
 

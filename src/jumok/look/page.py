@@ -63,7 +63,7 @@ def app(scenes: Scene | Sequence[Scene], *, keep: int | None = None, live: bool 
     told = _json(stage.manifest())
     tiles = _Tiles(stage, keep)
     waiting: set[Request] = set()
-    # A thread of our own, and one waits for it here: many tiles take no threads that others need.
+    # Tiles have one thread of their own, and requests wait for it here: they occupy no threads of others.
     turn, thread = Lock(), CapacityLimiter(1)
 
     async def page(request: Request) -> Response:

@@ -84,8 +84,11 @@ class Picture:
 
 
 def is_over_one(picture: Picture, layers: Sequence[Layer]) -> bool:
-    """Whether the keys of a layer are the places of the picture; the viewer has the same rule."""
-    return any(layer.shape[1] == picture.keys and "causal" not in layer.kind for layer in layers)
+    """Whether the keys of a layer are the patches of the picture. The viewer (about.js) has the same rule."""
+    return any(
+        layer.shape[1] == picture.keys and "causal" not in layer.kind and layer.kind != "channel"
+        for layer in layers
+    )
 
 
 def why_over_none(picture: Picture, layers: Sequence[Layer]) -> str:
@@ -95,7 +98,7 @@ def why_over_none(picture: Picture, layers: Sequence[Layer]) -> str:
     sizes = ", ".join(f"{layer.name} {layer.shape[1]} ({layer.kind})" for layer in layers[:8])
     reason = (
         f"a picture of {tall} × {wide} patches{other} came, {picture.keys} keys in all, and the layers have "
-        f"these keys: {sizes}; expected a layer with {picture.keys} that is not causal"
+        f"these keys: {sizes}; expected a layer with {picture.keys} that is neither causal nor over channels"
     )
     more = next((n for layer in layers if (n := layer.shape[1] - tall * wide) in range(1, 9)), None)
     if more not in (None, picture.first):

@@ -344,8 +344,8 @@ def _texts(entry: Any, name: str, batch: int, given: Sequence[str] | None) -> Se
 
 
 def _speak(layers: Sequence[Layer], speech: Speech) -> bool:
-    """Whether the queries of one are the steps of the speech."""
-    return any(layer.shape[0] == speech.steps for layer in layers)
+    """Whether the queries of a layer are the steps of the speech. The viewer (about.js) has the same rule."""
+    return any(layer.shape[0] == speech.steps and layer.kind != "channel" for layer in layers)
 
 
 def _check(layer: Layer) -> None:

@@ -1,7 +1,7 @@
 """Admission control: whether there is room for a request, decided by its path alone, before its body is read.
 
-A server that is asked for more than it can do must spend nearly nothing on what it refuses: the event loop
-and the models share one interpreter. So a full queue is found here, and not after parsing and tokenizing.
+An overloaded server must spend almost no time on the requests that it refuses, because the event loop and the
+models share one interpreter. So a full queue is detected here, and not after parsing and tokenizing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class TaskRoute:
 
 
 class Admission:
-    """Counts the requests that are being answered, and refuses those that there is no room for."""
+    """Counts the requests in progress, and refuses those beyond the limits."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Admission:
         if self._reading_is_full():
             raise Overloaded(min(queue.retry() for queue in queues))
         refusal: Overloaded | Closed | None = None
-        for queue in queues:  # which of them is asked for stands in the body
+        for queue in queues:  # the body names the model
             try:
                 queue.check()
             except (Overloaded, Closed) as error:

@@ -118,7 +118,7 @@ def app(
     made.mount("/look", looks)
     page.add(made)
     _add_refusals(made)
-    admission = Admission(routes, limits.requests, lambda: measuring.is_full, measures.refused)
+    admission = Admission(routes, limits.requests, lambda: measuring.is_full, measures.count_refusal)
     made.state.admission = admission  # the protocol asks it before it parses a request
     made.add_middleware(Guard, limits=limits, admission=admission, token=token)
     if hosts is not None:

@@ -29,8 +29,8 @@ __all__ = ["Batcher", "Closed", "Job", "Late", "Overloaded", "Work"]
 LONGEST_RETRY = 60  # seconds that a client is told to stay away at most
 WEIGHT = 0.2  # of the last batch in what is known of the speed, and of the last request in the usual size
 SLICE = 0.25  # seconds that a long batch computes before shorter requests may interrupt it
-HANDED_OUT = 8  # answers that the event loop hands out before it reads from its connections again
-SHORTER = 4  # times shorter than a batch is what may interrupt it
+ANSWERS_AT_ONCE = 8  # that the event loop hands out before it reads from its connections again
+SHORTER = 4  # requests so many times shorter than those of a batch may interrupt it
 
 
 class Overloaded(Exception):
@@ -307,14 +307,14 @@ class Batcher:
 def _hand_out(jobs: Sequence[Job], answers: Sequence[Any]) -> None:
     """Settle the jobs of a batch on the event loop, a few at a time.
 
-    The loop writes all responses whose answers are there before it reads from its connections again. After a
-    large batch, a request that is refused would wait for all of them.
+    The loop writes the responses of all settled jobs before it reads from its connections again. After a
+    large batch, a request that is to be refused would wait for all of them.
     """
     pairs = iter(list(zip(jobs, answers, strict=True)))
     loop = jobs[0].answer.get_loop()
 
     def hand_out_some() -> None:
-        some = list(itertools.islice(pairs, HANDED_OUT))
+        some = list(itertools.islice(pairs, ANSWERS_AT_ONCE))
         for job, answer in some:
             if not job.answer.done():
                 job.answer.set_result(answer)

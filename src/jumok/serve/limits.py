@@ -30,7 +30,7 @@ __all__ = ["Guard", "Limits"]
 KEEPERS = ("/health", "/ready")  # for whoever keeps the server running: always answered
 LOOK = "/look/"
 SMALL_BODY = 1 << 16  # bytes of a request to a path that is no task's
-DISCARDED = 64 << 20  # bytes of a request that is too large
+DISCARDED = 64 << 20  # bytes of a refused body that are read and discarded at most
 OPEN = (*KEEPERS, *page.FILES)  # without a token: our own files hold nothing
 
 
@@ -81,7 +81,7 @@ class Guard:
         announced = headers.get("content-length", "0")
         length = int(announced) if announced.isdecimal() and len(announced) <= 18 else 1 << 60
         if length > body.most:
-            # What it still sends is read and thrown away, so that it gets this answer; unless it is too much.
+            # The body is read and discarded, so that the client gets this answer; unless it is far too large.
             closing = {} if length <= DISCARDED else {"Connection": "close"}
             await problem(413, body.too_large, **closing)(scope, receive, send)
             return
@@ -89,7 +89,7 @@ class Guard:
         try:
             self._check_room(path, look=look)
         except (Overloaded, Closed) as error:
-            await overload(error)(scope, receive, send)  # what it still sends is read, and thrown away
+            await overload(error)(scope, receive, send)  # the rest of the body is read and discarded
             return
         self._count(1, look=look)
         try:

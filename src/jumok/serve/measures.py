@@ -56,8 +56,8 @@ class Measures:
 
         return computed
 
-    def refused(self, path: str) -> None:
-        """Count a request that was refused for want of room before it was routed."""
+    def count_refusal(self, path: str) -> None:
+        """Count a request that was refused before it was routed, because the server is overloaded."""
         self.requests.labels(path, "503").inc()
 
     def watch(self, model: str, held: Callable[[], float], waiting: Callable[[], float]) -> None:

@@ -19,27 +19,31 @@ from jumok.serve.responses import SAFE
 
 __all__ = ["Prompt"]
 
-LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,9})(?=\r\n)", re.IGNORECASE)
-UNUSUAL = re.compile(rb"\r\n(?:transfer-encoding|connection|expect|upgrade) *:", re.IGNORECASE)
-UNREAD = 1 << 20  # bytes of a body that is thrown away, not parsed
+LENGTH = re.compile(rb"\ncontent-length:([^\r]*)", re.IGNORECASE)
+# Headers that change how a request is read, and lines that parsers divide differently.
+UNUSUAL = re.compile(
+    rb"(?<!\r)\n|\n[ \t]|\ncontent-length[ \t]|\n(?:transfer-encoding|connection|expect|upgrade)[ \t]*:",
+    re.IGNORECASE,
+)
+UNREAD = 1 << 20  # bytes of a refused body that are discarded at most
 FULL = "too many connections; try again in 1 s"
 
 
 class Prompt(H11Protocol):
-    """Connections on which no request's head arrives in time are closed, or no answer is taken.
+    """Closes connections on which no request head arrives in time, or whose client reads no response.
 
-    Beyond ``max_connections``, the one that has been without a request for longest makes room. If all are
-    busy, the new one is refused. Neither is logged: that would be a line for each.
+    Beyond ``max_connections``, the connection that has been idle for longest is closed. If all are busy, the
+    new one is refused. Neither is logged, as a flood would fill the log.
 
-    A request that there is no room for is refused here, before its HTTP is parsed. That costs a third of what
-    it would cost further inside, and an overload is many of them.
+    When the server is overloaded, requests are refused here, before their HTTP is parsed. This takes a third
+    of the time that a refusal by the app takes.
     """
 
     seconds = 10.0
     max_connections = 4096
     admission: Admission | None = None
     idle: ClassVar[dict[Prompt, None]] = {}  # connections without a request, the oldest first
-    _unread = 0  # bytes of a refused request's body that have yet to come, and are thrown away
+    _unread = 0  # bytes of a refused body that have not arrived yet; they are discarded
     _hurry: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
 
@@ -104,12 +108,12 @@ class Prompt(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn calls for a request that is no HTTP, perhaps in the middle of its body."""
+        """Called by uvicorn for a request that is not valid HTTP, perhaps in the middle of its body."""
         if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # nothing that is still written for it is sent
+            self.cycle.disconnected = True  # whatever the app still writes is dropped
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._refuse(400, "the request is no valid HTTP")
+            self._refuse(400, "the request is not valid HTTP")
         else:
             self.transport.close()
 
@@ -122,10 +126,10 @@ class Prompt(H11Protocol):
     def _refuse(self, status: int, error: str, *headers: tuple[str, str]) -> None:
         """Write a refusal and close the connection."""
         body = json.dumps({"error": error}).encode()
-        described = [*SAFE.items(), *headers, ("content-type", "application/json")]
-        described += [("content-length", str(len(body))), ("connection", "close")]
+        fields = [*SAFE.items(), *headers, ("content-type", "application/json")]
+        fields += [("content-length", str(len(body))), ("connection", "close")]
         for event in (
-            h11.Response(status_code=status, headers=described, reason=HTTPStatus(status).phrase),
+            h11.Response(status_code=status, headers=fields, reason=HTTPStatus(status).phrase),
             h11.Data(data=body),
             h11.EndOfMessage(),
         ):
@@ -133,7 +137,7 @@ class Prompt(H11Protocol):
         self.transport.close()
 
     def _refusal_of(self, data: bytes) -> bytes | None:
-        """The answer to a request that there is no room for, if its head is here and nothing is unusual."""
+        """The response to a request that must be refused, if its whole head is here and is a usual one."""
         if self.admission is None or not data.startswith(b"POST ") or not self._is_between_requests:
             return None
         path = data[5 : data.find(b" ", 5)].decode("latin-1")
@@ -145,26 +149,29 @@ class Prompt(H11Protocol):
         except Overloaded as error:
             message, retry = str(error), error.retry
         head, end, body = data.partition(b"\r\n\r\n")
-        lengths = LENGTH.findall(head + b"\r\n")
         usual = head.partition(b"\r\n")[0].endswith(b" HTTP/1.1") and not UNUSUAL.search(head)
-        if not end or not usual or len(lengths) != 1 or not len(body) <= int(lengths[0]) <= UNREAD:
+        lengths = [value.strip(b" ") for value in LENGTH.findall(head)]
+        if not end or not usual or len(lengths) != 1 or not re.fullmatch(rb"\d{1,9}", lengths[0]):
             return None
-        self._unread = int(lengths[0]) - len(body)
+        length = int(lengths[0])
+        if not len(body) <= length <= UNREAD:
+            return None
+        self._unread = length - len(body)
         self.admission.count_refusal(path)
-        said = json.dumps({"error": message}).encode()
-        headers = [*SAFE.items(), ("content-type", "application/json"), ("content-length", len(said))]
+        content = json.dumps({"error": message}).encode()
+        headers = [*SAFE.items(), ("content-type", "application/json"), ("content-length", len(content))]
         lines = "".join(f"{name}: {value}\r\n" for name, value in [*headers, ("retry-after", retry)])
         date = b"".join(b"%s: %s\r\n" % pair for pair in self.server_state.default_headers)
-        return b"HTTP/1.1 503 Service Unavailable\r\n%s%s\r\n%s" % (date, lines.encode(), said)
+        return b"HTTP/1.1 503 Service Unavailable\r\n%s%s\r\n%s" % (date, lines.encode(), content)
 
     @property
     def _is_between_requests(self) -> bool:
-        """Whether nothing of a request has come."""
+        """Whether no part of a request has arrived."""
         idle = self.conn.our_state is h11.IDLE and self.conn.their_state is h11.IDLE
         return idle and not self._is_busy and not self.conn.trailing_data[0]
 
     def _keep_alive(self) -> None:
-        """Wait for the next request as long as after any other."""
+        """Wait for the next request, as uvicorn does after a response."""
         self._unset_keepalive_if_required()
         wait = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
         self.timeout_keep_alive_task = wait

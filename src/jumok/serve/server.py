@@ -85,8 +85,8 @@ def serve(
         # Said to a person at a terminal about one text. Here nobody knows whose text it was, and each warning
         # would be remembered, so as not to be said twice.
         warnings.filterwarnings("ignore", category=UserWarning)
-        # A model's thread gives the interpreter up at every operation, and waits so long to get it back from
-        # a busy event loop. With Python's usual 5 ms, an overload of requests leaves the model little time.
+        # A model's thread releases the GIL at every operation, and waits up to this long to get it back from
+        # a busy event loop. With Python's default of 5 ms, an overload leaves the model little time.
         sys.setswitchinterval(SWITCH_INTERVAL)
         uvicorn.Server(config(made, limits)).run(sockets=[sock])
 

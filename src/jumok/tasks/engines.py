@@ -7,8 +7,8 @@ when they are first needed, and kept in the user's cache::
     ~/.cache/jumok/engines/ctranslate2/demo-1f0c93ab52e7/6f1c0c4f2b7a9e01/
 
 The first folder is named after the run and its place, the second after a digest of its recipe, tokenizer and
-weights: a run that was trained further gets new files, and the old ones are removed. None of them lie in the
-run's folder: who made a run could put a graph of another model there.
+weights: a run that was trained further gets new files, and the old ones are removed. The run's folder is not
+used for them: the author of a run could have put the graph of another model there.
 """
 
 from __future__ import annotations
@@ -112,6 +112,6 @@ def load_torch(run: Run, digest: str, device: str) -> Any:
     if not unchanged:
         raise ChangedRun(
             "the files of this run were changed or deleted after it was loaded; alignments and attention "
-            "maps need its weights again: load the run anew (restart the server)"
+            "maps need its weights again: reload the run (restart the server)"
         )
     return predictor

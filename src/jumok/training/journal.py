@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jumok.files import named_in_errors
+from jumok.files import add_filename_to_errors
 from jumok.training.checkpoint import Standing
 
 __all__ = ["Journal", "validations"]
@@ -62,7 +62,7 @@ class Journal:
             self._board.add_text("alarms", text, standing.step)
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        with named_in_errors(self._path):
+        with add_filename_to_errors(self._path):
             self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
             self._file.flush()
 

@@ -45,11 +45,11 @@ def make_optimizer(model: nn.Module, settings: Settings, recorded: torch.device 
 
 
 class FusedSGD(SGD):
-    """SGD by PyTorch's fused kernel, for two things that PyTorch's own step with it cannot do.
+    """SGD by PyTorch's fused kernel, with two things that ``torch.optim.SGD(fused=True)`` does not support.
 
-    Parameters may be sharded (FSDP): each process runs the kernel on its own shards. And the first step may
-    be skipped (``found_inf``), after which PyTorch's momentum would be memory that nobody has written to. It
-    begins with zeros here, which makes the first momentum the gradient, as there.
+    Parameters may be sharded (FSDP): each process runs the kernel on its own shards. The first step may be
+    skipped (``found_inf``), which leaves PyTorch's momentum uninitialised. Here the momentum starts at zero,
+    so after the first step it is the gradient, as in PyTorch.
     """
 
     @torch.no_grad()

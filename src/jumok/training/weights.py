@@ -6,7 +6,6 @@ goes through the model, whose own tying restores the second.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -74,9 +73,11 @@ def write(tensors: Mapping[str, Tensor], path: Path) -> None:
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         try:
             save_file(plain, part, metadata={"format": "pt"})
-        except SafetensorError as error:  # a full disk, of which it tells in words
+        except SafetensorError as error:  # a full disk, for example, which it reports only in words
             match = re.search(r"os error (\d+)", str(error))
-            code = int(match[1]) if match else errno.EIO
+            if match is None:
+                raise
+            code = int(match[1])
             raise OSError(code, os.strerror(code)) from error
         part.chmod(mode)  # who may read it is for the user's umask to say, not for safetensors
 

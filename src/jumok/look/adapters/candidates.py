@@ -13,12 +13,12 @@ from jumok.look.adapters.axes import Axis
 
 
 def version(x: Tensor) -> int | None:
-    """How often the tensor was written to; None if it does not count."""
+    """How often the tensor was written to; None for an inference tensor, which has no counter."""
     return None if x.is_inference() else x._version
 
 
 def memory(x: Tensor) -> int:
-    """What is the same for tensors that share their memory."""
+    """A number that tensors have in common if they share their memory."""
     try:
         return int(x.untyped_storage()._cdata)
     except RuntimeError:  # a sparse tensor has no single one

@@ -18,14 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
-
-from jumok.look.adapters.axes import (
-    Axis,
-    derived_axes,
-    leaves,
-    new_axes,
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    _get_current_dispatch_mode_stack,
 )
+
+from jumok.look.adapters.axes import Axis, derived_axes, leaves, new_axes
 from jumok.look.adapters.candidates import Candidate, Use, memory, version
 from jumok.look.adapters.weights import Weights
 
@@ -88,6 +87,7 @@ class Follower(TorchDispatchMode):
         self._hold(Weights(weights, labels, axes, (candidate,), unchanged))
         self.patience = PATIENCE
         self.note_autocast(weights.device.type)
+        self._push_again()
         if not self.pushed:
             self.pushed = True
             self.__enter__()  # type: ignore[no-untyped-call]
@@ -99,6 +99,7 @@ class Follower(TorchDispatchMode):
 
     def rest(self) -> None:
         """Leave the stack of modes if there is nothing to follow."""
+        self._push_again()
         self.candidates = [one for one in self.candidates if one.live]
         if not self.candidates:
             self.held.clear()
@@ -107,8 +108,24 @@ class Follower(TorchDispatchMode):
                 self.pushed = False
                 self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
+    def stop(self) -> None:
+        """Stop following, also after an interrupt, which skips the hooks of modules."""
+        for candidate in self.candidates:
+            candidate.stop()
+        self.rest()
+
+    def _push_again(self) -> None:
+        """Undo the exit of another mode that removed this one.
+
+        An exit removes the top of the stack. If that mode was entered before this one, it is itself still on
+        the stack.
+        """
+        if self.pushed and not self.running and self not in _get_current_dispatch_mode_stack():
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self.__enter__()  # type: ignore[no-untyped-call]
+
     def explain(self, out: Tensor, *factors: Tensor) -> None:
-        """Tell of the last product as the model sees it: its factors before they were copied."""
+        """Record the last product as the model sees it: its factors before they were copied."""
         for candidate in self.candidates:
             if candidate.uses and len(candidate.outputs) < len(candidate.uses) and len(factors) == 2:
                 use = candidate.uses[-1]
@@ -382,7 +399,7 @@ def _stop(one: Weights, reason: str) -> None:
 
 
 class _Threads(threading.local):
-    """One for each thread, as each has a stack of modes of its own."""
+    """Each thread has its own follower, because it has its own stack of modes."""
 
     def __init__(self) -> None:
         self.follower = Follower()
@@ -392,5 +409,5 @@ _THREADS = _Threads()
 
 
 def follower() -> Follower:
-    """That of this thread."""
+    """The follower of this thread."""
     return _THREADS.follower

@@ -134,27 +134,20 @@ def _judge(one: Softmax) -> Map | str | None:
         return FEATURES if expected else None
     if isinstance(order, str):
         return order
-    scores, lse = _scores(candidate, use)
-    if scores is None:
+    if use.unchanged and (len(candidate.uses) > 1 or not use.part) and candidate.has_scores:
+        scores, lse = order.applied(candidate.scores.detach().reshape(use.sizes)), None
+    elif version(use.source) != use.version:
         return OVERWRITTEN
-    scores = order.applied(scores)
-    if lse is not None:
-        if bool((use.weights < 0).any()):
-            return NEGATIVE
+    elif bool((use.weights < 0).any()):
+        return NEGATIVE
+    else:  # the logarithms of the weights serve as scores that need no division by their sum
+        weights = use.weights if use.weights.dtype == torch.float64 else use.weights.float()
+        scores = order.applied(weights.log())
         lse = scores.new_zeros(scores.shape[:3])
     kind = "channel" if _is_over_channels(one, use, order, sizes) else None
     in_order = candidate.changed_as == () or (order.is_plain and candidate.changed_as == order.shape)
-    return Map(one.left(kept_scores(scores, lse)) if in_order else kept_scores(scores, lse), kind, in_order)
-
-
-def _scores(candidate: Candidate, use: Use) -> tuple[Tensor | None, Tensor | None]:
-    """Scores whose softmax are the weights; or the logarithms of the weights, whose exponentials they are."""
-    if use.unchanged and (len(candidate.uses) > 1 or not use.part) and candidate.has_scores:
-        return candidate.scores.detach().reshape(use.sizes), None
-    if version(use.source) != use.version:
-        return None, None
-    weights = use.weights.to(torch.float64 if use.weights.dtype == torch.float64 else torch.float32)
-    return weights.log(), weights
+    kept = kept_scores(scores, lse)
+    return Map(one.left(kept) if in_order else kept, kind, in_order)
 
 
 def kept_scores(scores: Tensor, lse: Tensor | None = None) -> Kept:
@@ -272,18 +265,16 @@ def _sizes(frames: Sequence[Frame]) -> _Sizes:
 
 def _is_attention(one: Softmax, use: Use, order: _Order | str, sizes: _Sizes) -> bool:
     """Whether the weights are for positions, or for channels, of what the module works on."""
+    if one.is_product:
+        return True
     queries = order.shape[2] if isinstance(order, _Order) else 2
     keys = one.candidate.keys
     where = memory(use.value)
-    is_product = any(
-        out is not None and memory(out) == where
-        for frame in one.frames
-        for _, ref in frame.products
-        for out in [ref()]
-    )
-    if one.is_product:
-        return True
-    if is_product or one.candidate.multiplied or keys == 1 or (keys not in sizes.positions and queries > 1):
+    outputs = (ref() for frame in one.frames for _, ref in frame.products)
+    values_are_product = any(out is not None and memory(out) == where for out in outputs)
+    if values_are_product or one.candidate.multiplied or keys == 1:
+        return False
+    if keys not in sizes.positions and queries > 1:
         return False
     if one.named is not None:
         return True

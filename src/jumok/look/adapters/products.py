@@ -29,7 +29,7 @@ def stand_ins() -> dict[Function, Make]:
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """While it lasts, products of tensors are noted."""
+    """While it lasts, products of tensors are recorded."""
     with ExitStack() as stack:
         for name in METHODS:
             stack.enter_context(attribute(torch.Tensor, name, _product))
@@ -51,7 +51,7 @@ def _product(multiply: Function) -> Function:
 
 
 def note(out: Any, *factors: Tensor) -> None:
-    """Tell of a product. After it, weights may have been used."""
+    """Record a product: it may have used weights, and it may be the scores of a later softmax."""
     if torch.compiler.is_compiling() or not LISTENERS.get() or not isinstance(out, Tensor):
         return
     if follower().pushed:
@@ -67,7 +67,7 @@ def note(out: Any, *factors: Tensor) -> None:
 
 
 def _factors(args: Any, options: dict[str, Any]) -> list[Tensor]:
-    """The two factors among the arguments: the last two tensors. A third, before them, is added."""
+    """The two factors among the arguments: the last two tensors. A third one, before them, is the addend."""
     given = [*args, *(x for name, x in options.items() if name != "out")]
     some = [x for one in given for x in (one if isinstance(one, list | tuple) else (one,))]
     return [x for x in some if isinstance(x, Tensor)][-2:]
