@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from jumok.look.adapters import flash, flex, generate, huggingface, own, products, sdpa, softmax, torch_nn
+from jumok.look.adapters.follow import follower
 from jumok.look.adapters.patches import Function, Make, attribute, compile_originals, everywhere
 from jumok.look.adapters.site import LISTENERS, Listener
 
@@ -47,3 +48,5 @@ def listening(listener: Listener) -> Iterator[None]:
             yield
         finally:
             LISTENERS.set(tuple(one for one in LISTENERS.get() if one is not listener))
+            if not LISTENERS.get():
+                follower().give_up()

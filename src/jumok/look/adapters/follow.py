@@ -107,6 +107,12 @@ class Follower(TorchDispatchMode):
                 self.pushed = False
                 self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
+    def give_up(self) -> None:
+        """Follow nothing any longer: after an interrupt, no module tells that it has ended."""
+        for candidate in self.candidates:
+            candidate.stop()
+        self.rest()
+
     def explain(self, out: Tensor, *factors: Tensor) -> None:
         """Tell of the last product as the model sees it: its factors before they were copied."""
         for candidate in self.candidates:
@@ -234,8 +240,8 @@ class Follower(TorchDispatchMode):
         """The weights that one output of an operation holds; None: it holds none."""
         packet, one = call.op.overloadpacket, call.found[0]
         if one.lost is not None:
-            is_same = out.numel() == one.tensor.numel()
-            return replace(one, tensor=out, owners=call.owners) if is_same else None
+            is_whole = out.numel() >= one.tensor.numel()  # more: it is repeated
+            return replace(one, tensor=out, owners=call.owners) if is_whole else None
         if not call.written and memory(out) == memory(one.tensor):
             return one.view(out)
         if out.shape == one.tensor.shape:
@@ -394,3 +400,8 @@ _THREADS = _Threads()
 def follower() -> Follower:
     """That of this thread."""
     return _THREADS.follower
+
+
+def other_modes() -> int:
+    """The number of dispatch modes of others that are active in this thread."""
+    return int(torch._C._len_torch_dispatch_stack()) - follower().pushed
