@@ -120,6 +120,8 @@ class Resumed(Output):
             return
         if known.get("format") != FORMAT:
             raise self._changed("another version of jumok began it")
+        if not {"asked", "bytes", "digest"} <= known.keys():
+            raise InputError(f"{self._state} is damaged; --again begins anew")
         then = known["asked"]
         if then != self.asked:
             names = sorted(name for name in {*then, *self.asked} if then.get(name) != self.asked.get(name))

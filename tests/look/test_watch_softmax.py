@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from jumok.errors import InputError
 from jumok.look.adapters.follow import follower
@@ -666,17 +666,6 @@ def test_threads_follow_by_themselves() -> None:
     assert all(torch.allclose(one, model.weights) for one in seen)
 
 
-def test_an_interrupt_leaves_no_mode_behind() -> None:
-    def compute(self: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        scores_of(query, key).softmax(-1)
-        raise KeyboardInterrupt  # for which PyTorch calls no hooks
-
-    model = Attention(compute)
-    with pytest.raises(KeyboardInterrupt), watch(model):
-        model(torch.randn(B, N, H * D))
-    assert _get_current_dispatch_mode_stack() == []
-
-
 def test_a_mode_of_the_model_that_ends_after_a_softmax() -> None:
     class Mode(TorchDispatchMode):
         def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -690,5 +679,52 @@ def test_a_mode_of_the_model_that_ends_after_a_softmax() -> None:
     model = Attention(compute).eval()
     with torch.no_grad(), watch(model) as seen:
         model(torch.randn(B, N, H * D))
-    assert _get_current_dispatch_mode_stack() == []
+    assert _get_current_dispatch_mode() is None
     assert torch.allclose(seen[0].weights(), model.weights)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_an_interrupted_model_leaves_no_mode(kind: type[BaseException]) -> None:
+    """PyTorch calls no hook of a module that ends in an exception which is no ``Exception``."""
+
+    def interrupted(self: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores_of(query, key).softmax(-1)
+        raise kind
+
+    model, x = Attention(interrupted), torch.randn(B, N, H * D)
+    with pytest.raises(kind), watch(model):
+        model(x)
+    assert _get_current_dispatch_mode() is None
+
+
+class _Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, op: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return op(*args, **(kwargs or {}))
+
+
+def test_a_mode_that_ends_before_the_weights_are_used() -> None:
+    """Modes end in the order of a stack: ours may not lie on top of one that the model closes first."""
+
+    def in_a_mode(self: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        with _Mode():
+            weights = scores_of(query, key).softmax(-1)
+        return weights @ value
+
+    model, x = nn.Sequential(Attention(plain), Attend(in_a_mode)).eval(), torch.randn(B, N, H * D)
+    model[0].register_forward_hook(lambda module, args, out: out.transpose(1, 2).flatten(2))
+    expected = model(x)
+    with pytest.warns(UserWarning, match="dispatch mode"), watch(model) as seen:
+        assert torch.equal(model(x), expected)
+    assert (seen.names, list(seen.unseen)) == (["0"], ["1"])
+    assert _get_current_dispatch_mode() is None
+
+
+def test_what_is_lost_in_a_class_without_a_name_is_named() -> None:
+    def averaged(self: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return scores_of(query, key).softmax(-1).mean(1, keepdim=True) @ value
+
+    model, x = nn.Sequential(Attention(plain), Attend(averaged)).eval(), torch.randn(B, N, H * D)
+    model[0].register_forward_hook(lambda module, args, out: out.transpose(1, 2).flatten(2))
+    with pytest.warns(UserWarning, match="go through mean"), watch(model) as seen:
+        model(x)
+    assert (seen.names, list(seen.unseen)) == (["0"], ["1"])

@@ -20,6 +20,7 @@ from jumok.training.settings import Settings
 __all__ = ["LossScale", "autocast_dtype"]
 
 INITIAL, GROWTH, BACKOFF = 65536.0, 2.0, 0.5
+LARGEST = 2.0**40
 GROWTH_INTERVAL = 2000  # steps in a row without overflow
 
 
@@ -52,6 +53,7 @@ class LossScale:
         good = (self.good_steps + 1).masked_fill(overflow, 0)
         grows = good == GROWTH_INTERVAL
         self.factor *= torch.ones_like(self.factor).masked_fill(overflow, BACKOFF).masked_fill(grows, GROWTH)
+        self.factor.clamp_(max=LARGEST)  # it would grow to infinity in very long trainings
         self.good_steps.copy_(good.masked_fill(grows, 0))
 
     def state(self) -> dict[str, Tensor]:

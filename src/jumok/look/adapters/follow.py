@@ -18,11 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode,
-    _get_current_dispatch_mode_stack,
-)
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from jumok.look.adapters.axes import Axis, derived_axes, leaves, new_axes
 from jumok.look.adapters.candidates import Candidate, Use, memory, version
@@ -87,7 +83,6 @@ class Follower(TorchDispatchMode):
         self._hold(Weights(weights, labels, axes, (candidate,), unchanged))
         self.patience = PATIENCE
         self.note_autocast(weights.device.type)
-        self._push_again()
         if not self.pushed:
             self.pushed = True
             self.__enter__()  # type: ignore[no-untyped-call]
@@ -99,7 +94,6 @@ class Follower(TorchDispatchMode):
 
     def rest(self) -> None:
         """Leave the stack of modes if there is nothing to follow."""
-        self._push_again()
         self.candidates = [one for one in self.candidates if one.live]
         if not self.candidates:
             self.held.clear()
@@ -113,16 +107,6 @@ class Follower(TorchDispatchMode):
         for candidate in self.candidates:
             candidate.stop()
         self.rest()
-
-    def _push_again(self) -> None:
-        """Undo the exit of another mode that removed this one.
-
-        An exit removes the top of the stack. If that mode was entered before this one, it is itself still on
-        the stack.
-        """
-        if self.pushed and not self.running and self not in _get_current_dispatch_mode_stack():
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            self.__enter__()  # type: ignore[no-untyped-call]
 
     def explain(self, out: Tensor, *factors: Tensor) -> None:
         """Record the last product as the model sees it: its factors before they were copied."""
@@ -251,8 +235,8 @@ class Follower(TorchDispatchMode):
         """The weights that one output of an operation holds; None: it holds none."""
         packet, one = call.op.overloadpacket, call.found[0]
         if one.lost is not None:
-            is_same = out.numel() == one.tensor.numel()
-            return replace(one, tensor=out, owners=call.owners) if is_same else None
+            is_whole = out.numel() >= one.tensor.numel()  # more: it is repeated
+            return replace(one, tensor=out, owners=call.owners) if is_whole else None
         if not call.written and memory(out) == memory(one.tensor):
             return one.view(out)
         if out.shape == one.tensor.shape:
@@ -411,3 +395,8 @@ _THREADS = _Threads()
 def follower() -> Follower:
     """The follower of this thread."""
     return _THREADS.follower
+
+
+def other_modes() -> int:
+    """The number of dispatch modes of others that are active in this thread."""
+    return int(torch._C._len_torch_dispatch_stack()) - follower().pushed

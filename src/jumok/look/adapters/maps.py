@@ -119,7 +119,8 @@ def _judge(one: Softmax) -> Map | str | None:
     candidate = one.candidate
     expected = one.named is not None
     if candidate.reason is not None or not candidate.uses:
-        return (candidate.reason or UNUSED) if expected else None
+        unused = UNUSED if expected else None
+        return candidate.reason or unused if expected or one.is_product else None
     use = candidate.uses[0]
     if len(candidate.uses) > 1:
         pieces = sum(part.weights.numel() for part in candidate.uses)

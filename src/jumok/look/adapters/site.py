@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from jumok.attention.memo import capturing, tracing
 from jumok.errors import InputError
 from jumok.look.adapters.candidates import Candidate
+from jumok.look.adapters.follow import other_modes
 from jumok.look.adapters.maps import Softmax, concluded
 from jumok.look.adapters.trail import Frame, Trail
 from jumok.look.kept import Kept
@@ -139,6 +140,11 @@ class Site:
         """The module that the call is named after; mostly the same."""
         one, name = self.listeners[0]
         return one.trail.named(name)
+
+    @property
+    def is_in_mode(self) -> bool:
+        """Whether the model itself has entered a dispatch mode."""
+        return any(other_modes() > one.trail.frames[0].modes for one, _ in self.listeners)
 
     def made(self, make: Callable[[], Kept]) -> Kept | None:
         """What is made, or None: of a call in a form that was not thought of, nothing worse shall come."""

@@ -25,6 +25,7 @@ __all__ = ["as_given", "caught", "kept_scores", "stand_ins", "watched"]
 _CAUGHT: ContextVar[list[Tensor] | None] = ContextVar("jumok.look.caught", default=None)
 FUNCTIONS = (torch.softmax, torch.special.softmax, torch.log_softmax, torch.special.log_softmax)
 LOGARITHMIC = {"log_softmax", "special_log_softmax"}
+IN_MODE = "its softmax ran inside a dispatch mode of the model, such as that of a selective checkpoint"
 
 
 def stand_ins() -> dict[Function, Make]:
@@ -60,7 +61,10 @@ def _softmax(softmax: Function) -> Function:
         if weights is None:
             weights = softmax(scores, *args, **options)
         if isinstance(weights, Tensor) and not is_told():
-            follower().follow(candidate, weights, dim, unchanged=not logarithmic)
+            if site.is_in_mode:  # it may end before ours, and modes can only end in order
+                candidate.stop(IN_MODE)
+            else:
+                follower().follow(candidate, weights, dim, unchanged=not logarithmic)
             site.may_attend(candidate, _is_of_product(site.frames[0], scores, dim))
         return weights
 

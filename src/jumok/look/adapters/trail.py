@@ -18,6 +18,8 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
+from jumok.look.adapters.follow import other_modes
+
 ATTENTION = re.compile(r"att(entio)?n|mha(?![a-z])|multi_?head", re.IGNORECASE)
 CROSS = re.compile(r"cross|enc_?dec|(encoder|enc|source|src|memory)_att|multihead_attn", re.IGNORECASE)
 PRODUCTS = 8  # of a module that the one above still knows
@@ -39,6 +41,7 @@ class Frame:
     # Outputs of products of two tensors that are no parameters: their shapes and weak references to them.
     products: list[tuple[tuple[int, ...], Any]] = field(default_factory=list)
     weighed: list[Any] = field(default_factory=list)  # weights that were computed and not used yet
+    modes: int = field(default_factory=other_modes)  # dispatch modes that were active when it began
 
 
 class Trail:
