@@ -65,6 +65,7 @@ CASES: list[tuple[str, Callable[[str], object], Callable[[int], str]]] = [
     ("an escaped sign without an end", words, between("&", "a", "")),
     ("windows", tagging_windows, unit("a")),
     ("graphemes", grapheme_boundaries, unit("e\u0301")),
+    ("flags", grapheme_boundaries, unit("\U0001f1f0\U0001f1f7")),
 ]
 
 

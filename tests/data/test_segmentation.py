@@ -7,6 +7,7 @@ import re
 from unicodedata import normalize
 
 import pytest
+import regex
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
@@ -99,6 +100,12 @@ def test_spelled_out_words_keep_their_vowel_signs() -> None:
 def test_boundaries_never_cut_a_grapheme() -> None:
     assert grapheme_boundaries("서울 ab") == range(6)
     assert list(grapheme_boundaries(normalize("NFD", "나는") + "e\u0301👩\u200d👧x")) == [0, 2, 5, 7, 10, 11]
+
+
+@given(st.text(alphabet="🇰🇷ax\u0301\u200d\u0903\u0600👩", max_size=12))
+def test_graphemes_are_those_of_unicode(text: str) -> None:
+    expected = [0, *(found.end() for found in regex.finditer(r"\X", text))]
+    assert list(grapheme_boundaries(text)) == expected
 
 
 def test_examples_in_the_docstrings() -> None:

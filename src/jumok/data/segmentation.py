@@ -54,7 +54,8 @@ def word_pattern(letter: str, no_sign: str) -> str:
 
 WORD = regex.compile("(?V1)" + word_pattern(LETTER, NO_SIGN))
 
-GRAPHEME = regex.compile(r"\X")
+# A flag comes first: in a run of regional indicators, \X counts back to its beginning at every place.
+GRAPHEME = regex.compile(r"\p{RI}\p{RI}[\p{GCB=Extend}\p{GCB=ZWJ}\p{GCB=SpacingMark}]*+|\X")
 # A character that can join another one. In a text without any, every character is a grapheme.
 JOINS = regex.compile(r"[^\p{GCB=Other}\p{GCB=LV}\p{GCB=LVT}\p{GCB=Control}\p{GCB=LF}]")
 
