@@ -79,10 +79,11 @@ def test_a_full_queue_refuses_before_the_body_comes(full: Running, echo: Echo) -
 
 @pytest.mark.parametrize("more", ["", "Connection: close\r\n", "X-Other: 1\r\n", "Expect: 100-continue\r\n"])
 def test_a_refusal_is_the_same_in_one_piece_and_in_many(full: Running, more: str) -> None:
-    request = head(len(BODY), more=more) + BODY
-    with full.connected(request) as at_once, full.connected() as slowly:
-        for byte in request:
+    first_part, last = head(len(BODY), more=more)[:-1], b"\n" + BODY  # the head's end and the body together:
+    with full.connected(first_part + last) as at_once, full.connected() as slowly:
+        for byte in first_part:  # once the head is there, the answer may come and the connection be closed
             slowly.sendall(bytes([byte]))
+        slowly.sendall(last)
         answers = []
         for one in (at_once, slowly):
             first, headers, said = answer(one)

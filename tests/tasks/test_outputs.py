@@ -76,7 +76,7 @@ def test_an_input_is_not_replaced(
         out = tmp_path / "." / ".." / tmp_path.name / "x.txt"
     result = jumok("run", bahdanau.folder, source, "--out", out, *again)
     assert result.status == 1
-    assert "would be replaced" in result.err
+    assert "would be overwritten" in result.err
     assert source.read_text(encoding="utf-8") == TEXT
 
 
@@ -117,7 +117,7 @@ def test_other_commands_leave_what_they_read(
     ):
         result = jumok(*words)
         assert result.status == 1
-        assert "would be replaced" in result.err
+        assert "would be overwritten" in result.err
     assert (old / "pytorch_model.bin").is_file()
 
 
