@@ -1,5 +1,6 @@
 """What all tests share: the same random numbers every time, no GPU test without a GPU, and a real browser."""
 
+import gc
 import os
 import shutil
 import signal
@@ -40,6 +41,16 @@ if os.environ.get("TRITON_INTERPRET") == "1":  # as tests of kernels start thems
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a background job, and its children would be
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    # Modules and tests stay until the end; full garbage collections need not traverse them each time.
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

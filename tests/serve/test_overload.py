@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,10 +17,12 @@ from typing import Any
 
 import httpx2
 import pytest
+import uvicorn
 from serve_running import Echo, Running, until
 from test_batcher import run
 from test_rude import HEAD, figure, waiting
 
+from jumok.serve import server
 from jumok.serve.admission import Admission, TaskRoute
 from jumok.serve.batcher import SLICE, Batcher, Job, Overloaded
 from jumok.serve.limits import Limits
@@ -166,6 +171,42 @@ def test_a_queue_with_room_for_less_than_the_usual_request_is_full() -> None:
         one.check(1)
 
     run(test())
+
+
+def test_room_is_kept_for_requests_whose_size_is_not_known_yet() -> None:
+    batcher = queue()
+    batcher._usual_size = 40.0
+    with batcher.expecting():
+        batcher.check()  # 80 of 100
+        with batcher.expecting(), pytest.raises(Overloaded):
+            batcher.check()
+        batcher.check()
+        batcher.check(100)  # a known size is compared with what is held
+
+
+@pytest.mark.parametrize(("characters", "thread"), [(20, "event loop"), (5000, "size estimator_0")])
+def test_small_requests_are_tokenized_on_the_event_loop(
+    serving: Any, echo: Echo, monkeypatch: Any, characters: int, thread: str
+) -> None:
+    threads = []
+    monkeypatch.setattr(echo, "size", lambda asked: threads.append(threading.current_thread()) or 1)
+    running = serving({"echo": echo})
+    assert http.post(f"{running.url}/echo", json={"text": "x" * characters}).status_code == 200
+    assert ["event loop" if one is running.thread else one.name for one in threads] == [thread]
+
+
+def test_a_full_garbage_collection_does_not_traverse_the_models(monkeypatch: Any, echo: Echo) -> None:
+    frozen: list[int] = []
+    interval = sys.getswitchinterval()
+    monkeypatch.setattr(server, "load", lambda *_: {"echo": echo})
+    monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: frozen.append(gc.get_freeze_count()))
+    try:
+        with warnings.catch_warnings():
+            server.serve(["runs/any"], port=0)
+    finally:
+        gc.unfreeze()
+        sys.setswitchinterval(interval)
+    assert frozen[0] > 100_000  # torch alone has more objects
 
 
 # ------------------------------------------------------------------------------------------ long requests

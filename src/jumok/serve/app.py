@@ -36,7 +36,7 @@ from jumok.errors import InputError
 from jumok.serve import page, reading
 from jumok.serve.admission import Admission, TaskRoute
 from jumok.serve.batcher import Closed, Late, Overloaded
-from jumok.serve.desk import BROKEN, Desk, Left, Model, Reading
+from jumok.serve.desk import BROKEN, Desk, Left, Model, SizeEstimator
 from jumok.serve.limits import Guard, Limits
 from jumok.serve.looks import Looks
 from jumok.serve.measures import LEFT, Counted, Measures
@@ -88,7 +88,7 @@ def app(
     """Services by the names of their models. Only requests to these ``hosts`` are answered; None: to any."""
     limits, measures = limits or Limits(), Measures()
     models = [Model.of(name, service, limits, measures) for name, service in services.items()]
-    measuring = Reading()
+    estimator = SizeEstimator()
     looks = Looks(limits.looks, limits.look_seconds)
 
     @contextlib.asynccontextmanager
@@ -99,7 +99,7 @@ def app(
         # Every job has a request that waits for it, and the server has waited for all requests: whatever is
         # computed now, nobody gets.
         await asyncio.gather(*(asyncio.to_thread(model.batcher.close, SETTLE / 2) for model in models))
-        measuring.close()
+        estimator.close()
 
     made = FastAPI(
         title="jumok",
@@ -113,12 +113,12 @@ def app(
     routes: dict[str, TaskRoute] = {}
     for task in tasks:
         some = {model.name: model for model in models if model.service.task == task}
-        desk = Desk(some, limits, measuring)
+        desk = Desk(some, limits, estimator)
         routes |= dict.fromkeys(_add_task(made, desk, looks), _task_route(desk))
     made.mount("/look", looks)
     page.add(made)
     _add_refusals(made)
-    admission = Admission(routes, limits.requests, lambda: measuring.is_full, measures.count_refusal)
+    admission = Admission(routes, limits.requests, lambda: estimator.is_full, measures.count_refusal)
     made.state.admission = admission  # the protocol asks it before it parses a request
     made.add_middleware(Guard, limits=limits, admission=admission, token=token)
     if hosts is not None:
@@ -164,14 +164,16 @@ def _add_task(app: FastAPI, desk: Desk, looks: Looks) -> list[str]:
 
     async def stream(request: Request, asked: schema) -> Response:  # type: ignore[valid-type]
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(await desk.stream(asked), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(
+            await desk.stream(request, asked), media_type="text/event-stream", headers=headers
+        )
 
     class ReadingRoute(APIRoute):
         """FastAPI describes the route by the signature of its endpoint; the request is read by us."""
 
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             async def handle(request: Request) -> Response:
-                asked = await reading.read(request, schema, desk.limits.bounds, desk.reading.thread)
+                asked = await reading.read(request, schema, desk.limits.bounds, desk.estimator.thread)
                 found: Response = await self.endpoint(request, asked)
                 return found
 

@@ -20,7 +20,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -119,6 +119,7 @@ class Batcher:
         self._queue: deque[Job] = deque()
         self._held = 0  # tokens of the queue and of what is in work
         self._recent_tokens, self._recent_seconds = 0.0, 0.0  # of the last batches, older ones count less
+        self._expected = 0  # requests that have been admitted, and whose size is not known yet
         self._usual_size = 1.0  # tokens of a request, as the last ones were
         self._interruption: _Interruption | None = None  # while a batch is computed
         self._closing = False
@@ -157,8 +158,18 @@ class Batcher:
         """Raise at once if so much more cannot be taken; None: a request of the usual size."""
         if self._closing:
             raise Closed("the server is shutting down")
-        if self._held + (self._usual_size if size is None else size) > self.most:
+        expected = self._usual_size * (self._expected + 1) if size is None else size
+        if self._held + expected > self.most:
             raise Overloaded(self.retry())
+
+    @contextlib.contextmanager
+    def expecting(self) -> Iterator[None]:
+        """Keep room for a request of the usual size, until its own is known."""
+        self._expected += 1
+        try:
+            yield
+        finally:
+            self._expected -= 1
 
     def retry(self) -> int:
         """After how many seconds what is held now will be done, going by the speed so far."""

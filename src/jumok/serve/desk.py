@@ -19,11 +19,12 @@ from jumok.serve.limits import Limits
 from jumok.serve.measures import Measures
 from jumok.tasks.served import Answer, Asked, Service, TooMuch, told
 
-__all__ = ["BROKEN", "Desk", "Left", "Model", "Reading"]
+__all__ = ["BROKEN", "Desk", "Left", "Model", "SizeEstimator"]
 
 log = logging.getLogger("jumok.serve")
 BROKEN = "something is broken here; the server's log says what"
-READ_AT_ONCE = 64  # requests that wait to be measured
+READ_AT_ONCE = 64  # large requests that wait to be tokenized
+SMALL_BODY = 2048  # bytes of a request that is tokenized on the event loop
 
 
 class Left(Exception):
@@ -79,11 +80,15 @@ class _Audience:
             job.tell(lambda: heard(said))
 
 
-class Reading:
-    """Tells how much work requests are, one after the other, in a thread apart from the busy models."""
+class SizeEstimator:
+    """Computes how much work each request is.
+
+    Small requests are tokenized on the event loop: a switch to another thread would take longer, as that
+    thread would compete for the GIL with the busy models. Larger ones are tokenized in a thread of their own.
+    """
 
     def __init__(self) -> None:
-        self.thread = ThreadPoolExecutor(1, "reading")
+        self.thread = ThreadPoolExecutor(1, "size estimator")
         self._waiting = 0
 
     @property
@@ -91,18 +96,25 @@ class Reading:
         """Whether no more requests should be admitted: those here have yet to enter their queues."""
         return self._waiting >= READ_AT_ONCE
 
-    async def size(self, model: Model, asked: Asked, most: int) -> int:
-        """In tokens; an error if that is more than ``most``, or cannot be taken now."""
+    async def size(self, model: Model, request: Request, asked: Asked, most: int) -> int:
+        """The size in tokens. Raises an error if it exceeds ``most``, or if the queue is full."""
         model.batcher.check()  # before anything is done for it
-        self._waiting += 1
-        try:
-            measured = model.service.size
-            size = await asyncio.get_running_loop().run_in_executor(self.thread, measured, asked)
-        finally:
-            self._waiting -= 1
+        if len(await request.body()) <= SMALL_BODY:
+            size = model.service.size(asked)
+        else:
+            size = await self._size_in_thread(model, asked)
         if size > most:
             raise TooMuch(f"this would be {size:,} tokens of work; {most:,} are taken at most: shorten it")
         return size
+
+    async def _size_in_thread(self, model: Model, asked: Asked) -> int:
+        self._waiting += 1
+        try:
+            with model.batcher.expecting():
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self.thread, model.service.size, asked)
+        finally:
+            self._waiting -= 1
 
     def close(self) -> None:
         self.thread.shutdown(wait=False)
@@ -114,7 +126,7 @@ class Desk:
 
     models: Mapping[str, Model]
     limits: Limits
-    reading: Reading
+    estimator: SizeEstimator
 
     @property
     def service(self) -> Service[Any, Any]:
@@ -124,21 +136,21 @@ class Desk:
     async def answer(self, request: Request, asked: Asked) -> Any:
         """The answer, unless the client leaves before."""
         model = self._model(asked)
-        size = await self.reading.size(model, asked, self.limits.queue)
+        size = await self.estimator.size(model, request, asked, self.limits.queue)
         job = model.batcher.submit(model.predict, asked, size, alike=model.service.alike(asked))
         return await _unless_gone(request, model.batcher.answer(job, self.limits.seconds))
 
     async def attend(self, request: Request, asked: Asked) -> Any:
         """The answer, and what was looked at."""
         model = self._model(asked)
-        size = await self.reading.size(model, asked, min(self.limits.look, self.limits.queue))
+        size = await self.estimator.size(model, request, asked, min(self.limits.look, self.limits.queue))
         job = model.batcher.submit(model.attend, asked, size, alike=object())  # each alone
         return await _unless_gone(request, model.batcher.answer(job, self.limits.seconds))
 
-    async def stream(self, asked: Asked) -> AsyncIterator[str]:
+    async def stream(self, request: Request, asked: Asked) -> AsyncIterator[str]:
         """The answer as events, while it is made; what is refused is refused before the first."""
         model = self._model(asked)
-        size = await self.reading.size(model, asked, self.limits.queue)
+        size = await self.estimator.size(model, request, asked, self.limits.queue)
         unsent: list[str | Answer] = []
         changed = asyncio.Event()
 
