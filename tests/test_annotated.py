@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import jumok.annotated
+from jumok import annotated
 from jumok.annotated import Labelled, LabelledDocuments, LabelledPairs
 from jumok.batch import IGNORE, PAD, Tokens
 from jumok.training.prefetch import each_tensor
@@ -25,7 +25,7 @@ def documents(sentences: Any = ((0, 1), (2,)), **more: Any) -> LabelledDocuments
 
 
 def test_the_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(jumok.annotated).failed == 0
+    assert doctest.testmod(annotated).failed == 0
 
 
 def test_pairs_are_two_texts_and_a_label() -> None:

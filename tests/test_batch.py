@@ -4,15 +4,14 @@ import doctest
 
 import torch
 
-import jumok.batch
-from jumok import attend, masks
+from jumok import attend, batch, masks
 from jumok.batch import EOS, IGNORE, PAD, Pairs, Tokens
 
 SENTENCES = [[7, 8, 9], [5], [6, 4]]
 
 
 def test_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(jumok.batch).failed == 0
+    assert doctest.testmod(batch).failed == 0
 
 
 def test_padded_rows_know_their_masks() -> None:

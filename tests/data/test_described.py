@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import jumok.data.drawn
 from jumok import InputError
 from jumok.batch import BOS, EOS, IGNORE
+from jumok.data import drawn
 from jumok.data.captioned import Captioned
 from jumok.data.described import Described
 from jumok.data.drawn import Drawn
@@ -37,7 +37,7 @@ def data(given: Any, **more: Any) -> Described:
 
 
 def test_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(jumok.data.drawn).failed == 0
+    assert doctest.testmod(drawn).failed == 0
 
 
 @pytest.mark.parametrize("alike", [False, True])

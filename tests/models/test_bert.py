@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import jumok.annotated
 import jumok.models.bert
+from jumok import annotated
 from jumok.annotated import Labelled, Masked, Spanned, TaggedWords, Texts
 from jumok.batch import IGNORE, Tokens
 from jumok.errors import InputError
@@ -41,7 +41,7 @@ def small(kind: Any = Bert, *args: Any, **changes: Any) -> Any:
     return shaken(kind(dataclasses.replace(SMALL, **changes), WORDS, *args)).double().eval()
 
 
-@pytest.mark.parametrize("module", [jumok.annotated, jumok.models.bert])
+@pytest.mark.parametrize("module", [annotated, jumok.models.bert])
 def test_the_examples_in_the_docstrings(module: Any) -> None:
     assert doctest.testmod(module, extraglobs={"torch": torch}).failed == 0
 
