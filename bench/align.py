@@ -27,42 +27,60 @@ import report as r
 import torch
 from report import Report, Row
 
-from jumok.data.links import Gold, Links
-from jumok.data.sources import Example
-from jumok.look.align import agreement, consistency, links_of, views
-from jumok.metrics.alignment import alignment_score, flipped, strongest
-from jumok.metrics.symmetry import CLASSICAL, SYMMETRIES
-from jumok.tasks.aligning import Aligner, Asked, look, turned
-from jumok.tasks.linking import aligner_of
+from jumok.data.readers.parallel_corpus import TranslationExample
+from jumok.data.readers.word_alignments import AlignmentLinks, GoldAlignment
+from jumok.look.views.alignment_selection import (
+    build_links,
+    compute_agreement,
+    compute_consistency,
+    list_alignment_views,
+)
+from jumok.metrics.symmetrization import LINK_HEURISTICS, SYMMETRIZATIONS
+from jumok.metrics.word_alignment import argmax_links, score_alignment, swap_links
+from jumok.tasks.translate.corpus_alignment import load_aligner
+from jumok.tasks.translate.word_alignment import (
+    AlignmentViewFilter,
+    WordAligner,
+    read_attention,
+    reverse_pair,
+)
 
 CHOSEN_BY = ("error_rate", "agreement", "consistency")  # and how good it is
-NAMES = ("forth", "back", "together", *CLASSICAL)
-Found = dict[str, list[Links]]  # by name: of all pairs
-READINGS = {"plain": Asked(shift=False), "shifted": Asked(shift=True), "chosen": Asked()}
-READINGS |= {f"{name}, means": Asked(head="mean", shift=asked.shift) for name, asked in READINGS.items()}
+NAMES = ("forth", "back", "together", *LINK_HEURISTICS)
+Found = dict[str, list[AlignmentLinks]]  # by name: of all pairs
+READINGS = {
+    "plain": AlignmentViewFilter(shift=False),
+    "shifted": AlignmentViewFilter(shift=True),
+    "chosen": AlignmentViewFilter(),
+}
+READINGS |= {
+    f"{name}, means": AlignmentViewFilter(head="mean", shift=asked.shift) for name, asked in READINGS.items()
+}
 
 
 @dataclass(frozen=True)
 class Work:
     """Two models, and sentences whose links people marked."""
 
-    aligner: Aligner
-    pairs: list[Example]
-    gold: list[Gold]
+    aligner: WordAligner
+    pairs: list[TranslationExample]
+    gold: list[GoldAlignment]
 
     def scores(self, found: Found) -> dict[str, dict[str, Any]]:
-        return {name: asdict(alignment_score(links, self.gold)) for name, links in found.items()}
+        return {name: asdict(score_alignment(links, self.gold)) for name, links in found.items()}
 
 
 def work_of(run: Path, reverse: Path, gold_name: str | None, device: str) -> Work:
-    aligner = aligner_of(run, reverse, device)
-    texts = aligner.forth.texts
-    gold = (replace(texts, config=replace(texts.config, gold=gold_name)) if gold_name else texts).gold()
+    aligner = load_aligner(run, reverse, device)
+    texts = aligner.forward.data
+    gold = (
+        replace(texts, config=replace(texts.config, gold_alignments=gold_name)) if gold_name else texts
+    ).gold_split()
     if gold is None:  # the built-in sentences have links too
-        gold = texts.test()
-    if gold.links is None:
+        gold = texts.test_split()
+    if gold.gold_alignments is None:
         raise SystemExit(f"the recipe of {run} names no gold links (data.gold): give --gold")
-    return Work(aligner, gold.examples, gold.links)
+    return Work(aligner, gold.examples, gold.gold_alignments)
 
 
 # -------------------------------------------------------------------------------------------------- sections
@@ -70,22 +88,22 @@ def work_of(run: Path, reverse: Path, gold_name: str | None, device: str) -> Wor
 
 def measure_views(report: Report, work: Work) -> None:
     """What every view gives, and what it would be chosen by."""
-    forth, back = work.aligner.forth, work.aligner.back
+    forth, back = work.aligner.forward, work.aligner.backward
     assert back is not None
-    turned_pairs = [turned(pair) for pair in work.pairs]
-    ours, theirs = look(forth, work.pairs, _seen), look(back, turned_pairs, _seen)
-    both = agreement([picks for _, picks in ours], [picks for _, picks in theirs])
+    turned_pairs = [reverse_pair(pair) for pair in work.pairs]
+    ours, theirs = read_attention(forth, work.pairs, _seen), read_attention(back, turned_pairs, _seen)
+    both = compute_agreement([picks for _, picks in ours], [picks for _, picks in theirs])
     for which, seen, pairs, agree in (
         ("forth", ours, work.pairs, both.max(1).values),
         ("back", theirs, turned_pairs, both.max(0).values),
     ):
-        consistent = consistency(
+        consistent = compute_consistency(
             [picks for _, picks in seen], [(one.source.split(), one.target.split()) for one in pairs]
         )
-        known = views(*seen[0][0])
+        known = list_alignment_views(*seen[0][0])
         for number, view in enumerate(known):
-            found = [links_of(picks[number]) for _, picks in seen]
-            right = found if which == "forth" else [flipped(links) for links in found]
+            found = [build_links(picks[number]) for _, picks in seen]
+            right = found if which == "forth" else [swap_links(links) for links in found]
             row = report.row("views", str(view), which, view=asdict(view))
             more = {"agreement": float(agree[number]), "consistency": float(consistent[number])}
             row["ways"]["attention"] = {**more, **work.scores({"links": right})["links"]}
@@ -101,16 +119,20 @@ def measure_links(report: Report, work: Work) -> None:
     for name, asked in READINGS.items():
         row = report.row("links", name)
         try:
-            chosen = work.aligner.choose(work.pairs, asked)
-            maps = [(one, other) for one, other in work.aligner.maps(work.pairs, chosen) if other is not None]
+            chosen = work.aligner.select_views(work.pairs, asked)
+            maps = [
+                (one, other)
+                for one, other in work.aligner.compute_maps(work.pairs, chosen)
+                if other is not None
+            ]
         except Exception as error:
             report.failed(row, "attention", r.short(error))
             continue
-        found = {name: [symmetry(*pair) for pair in maps] for name, symmetry in SYMMETRIES.items()}
-        found |= {"forth": found.pop("none"), "back": [flipped(strongest(back)) for _, back in maps]}
+        found = {name: [symmetry(*pair) for pair in maps] for name, symmetry in SYMMETRIZATIONS.items()}
+        found |= {"forth": found.pop("none"), "back": [swap_links(argmax_links(back)) for _, back in maps]}
         row["ways"] |= work.scores(found)
         report.note(row, chosen=str(chosen))
-        report.say(f"{name}: {chosen.forth}; back: {chosen.back}")
+        report.say(f"{name}: {chosen.forward}; back: {chosen.backward}")
 
 
 def measure_eflomal(report: Report, work: Work) -> None:
@@ -121,14 +143,14 @@ def measure_eflomal(report: Report, work: Work) -> None:
     except ImportError:
         report.failed(row, "eflomal", "not installed: pip install eflomal, which needs a compiler")
         return
-    texts = work.aligner.forth.texts
+    texts = work.aligner.forward.data
     own = {file_of(pair) for pair in work.pairs}  # if they are among the training text, they come once
-    text = replace(texts, config=replace(texts.config, joined=1)).train()
+    text = replace(texts, config=replace(texts.config, max_concatenated_pairs=1)).train_corpus()
     learned = [pair for pair in text if file_of(pair) not in own]
     sides = [[pair.source for pair in learned], [pair.target for pair in learned]]
     for pair in work.pairs:
-        sides[0].append(same_words(pair.source, texts.prepared(pair.source, "source")))
-        sides[1].append(same_words(pair.target, texts.prepared(pair.target, "target")))
+        sides[0].append(same_words(pair.source, texts.preprocess(pair.source, "source")))
+        sides[1].append(same_words(pair.target, texts.preprocess(pair.target, "target")))
     with tempfile.TemporaryDirectory() as folder:
         names = [str(Path(folder, name)) for name in ("forth", "back")]
         began = time.perf_counter()
@@ -140,13 +162,13 @@ def measure_eflomal(report: Report, work: Work) -> None:
         took = time.perf_counter() - began
         forth, back = (read(Path(name), len(work.pairs)) for name in names)
     pairs = list(zip(forth, back, strict=True))
-    made = {name: [combine(*pair) for pair in pairs] for name, combine in CLASSICAL.items()}
+    made = {name: [combine(*pair) for pair in pairs] for name, combine in LINK_HEURISTICS.items()}
     row["ways"] |= work.scores({"forth": forth, "back": back, **made})
     report.note(row, seconds=took, pairs=len(sides[0]))
 
 
-def file_of(pair: Example) -> str:
-    return pair.where.rpartition(":")[0]
+def file_of(pair: TranslationExample) -> str:
+    return pair.location.rpartition(":")[0]
 
 
 def same_words(text: str, prepared: str) -> str:
@@ -154,7 +176,7 @@ def same_words(text: str, prepared: str) -> str:
     return prepared if len(prepared.split()) == len(text.split()) else text
 
 
-def read(path: Path, count: int) -> list[Links]:
+def read(path: Path, count: int) -> list[AlignmentLinks]:
     """The last lines of a file of links."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1][-count:]
     return [frozenset(tuple(map(int, link.split("-"))) for link in line.split()) for line in lines]  # type: ignore[misc]
@@ -206,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report = Report("align", torch.device(chosen.device))
     report.begin(chosen.out, quick=chosen.quick)
     work = work_of(chosen.run, chosen.reverse, chosen.gold, chosen.device)
-    recipe = work.aligner.forth.run.recipe
+    recipe = work.aligner.forward.run.recipe
     report.head |= {"runs": [chosen.run.name, chosen.reverse.name], "model": asdict(recipe.model)}
     report.head |= {"gold": chosen.gold or recipe.data.gold, "sentences": len(work.pairs)}
     report.say(f"{recipe.model.kind}, {len(work.pairs)} pairs with gold links")

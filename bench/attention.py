@@ -482,7 +482,7 @@ def dense_mask(mask: jumok.masks.Mask | None, length: int, device: torch.device)
     """The mask as one hands it to SDPA: ``(B or 1, 1, N, N)``."""
     if mask is None:
         return None
-    dense = mask.dense(length, length, device)
+    dense = mask.to_dense(length, length, device)
     return dense[:, None] if dense.dim() == 3 else dense[None, None]
 
 

@@ -38,15 +38,15 @@ from torch import Tensor, nn
 from training import Plan, start_of, weights
 
 import jumok
-from jumok.annotated import Masked
-from jumok.attention.fused import Explanation
-from jumok.batch import IGNORE, Tokens
-from jumok.data.batches import LEAST, filled, in_a_row, in_rows
-from jumok.data.masking import MASKED, hidden_words
-from jumok.exchange.bert import export_bert, load_bert
-from jumok.models.bert import Bert, BertConfig, Pretraining
-from jumok.training.graphs import Gradients
-from jumok.training.prefetch import each_tensor, pinned
+from jumok.attention.dispatch import PathExplanation
+from jumok.batches.text import PretrainingBatch
+from jumok.batches.tokens import IGNORE, Tokens
+from jumok.data.batching.length_batching import KERNEL_BLOCK, pack_sequences, pad_array, pad_sequences
+from jumok.data.batching.pretraining import MAX_MASKED_SHARE, choose_masked_tokens
+from jumok.export.bert import export_bert, load_bert
+from jumok.models.bert import Bert, BertConfig, BertPretrainingModel
+from jumok.training.cuda_graphs import CudaGraphGradients
+from jumok.training.prefetch import map_tensors, pin_memory
 
 # A way is left out where fewer seconds are left than it may take on a GPU, compiled or not.
 COMPILING, LAUNCHING = 75, 15
@@ -104,38 +104,38 @@ class Drawn:
         segments = np.arange(len(ids)) > np.repeat(middle, lengths)
         bits = chance.integers(0, 1 << 63, len(ids), np.uint64)
         wanted = np.maximum(1, np.rint(lengths * 0.15)).astype(np.int64)
-        places = hidden_words(bits, lengths, wanted, can)
+        places = choose_masked_tokens(bits, lengths, wanted, can)
         labels, drawn = ids[places], chance.random(len(places))
         other = chance.integers(MASK + 1, size.vocabulary, len(places))
         ids[places] = np.where(drawn < 0.8, MASK, np.where(drawn < 0.9, other, labels))
         follows = chance.integers(0, 2, len(lengths))
         return cls(lengths, ids, segments.astype(np.int64), places, labels, follows)
 
-    def packed(self) -> Masked:
+    def packed(self) -> PretrainingBatch:
         """End to end, filled up as the batches of `jumok train` are."""
-        tokens = in_a_row(self.ids, self.lengths, LEAST, FILLERS)
+        tokens = pack_sequences(self.ids, self.lengths, KERNEL_BLOCK, FILLERS)
         length, count = tokens.ids.shape[1], len(self.labels)
-        room = -(-max(int(MASKED * length), count) // LEAST) * LEAST
-        return Masked(
+        room = -(-max(int(MAX_MASKED_SHARE * length), count) // KERNEL_BLOCK) * KERNEL_BLOCK
+        return PretrainingBatch(
             tokens=tokens,
-            segments=torch.from_numpy(filled(self.segments, length, 0))[None],
-            places=torch.from_numpy(filled(self.places, room, 0)),
-            labels=torch.from_numpy(filled(self.labels, room, IGNORE)),
-            next=torch.from_numpy(filled(self.next, len(tokens.lengths), IGNORE)),
+            segments=torch.from_numpy(pad_array(self.segments, length, 0))[None],
+            masked_indices=torch.from_numpy(pad_array(self.places, room, 0)),
+            labels=torch.from_numpy(pad_array(self.labels, room, IGNORE)),
+            next_sentence_labels=torch.from_numpy(pad_array(self.next, len(tokens.lengths), IGNORE)),
             count=count,
         )
 
-    def padded(self) -> Masked:
+    def padded(self) -> PretrainingBatch:
         """A row each, with a form."""
         shape = len(self.lengths), int(self.lengths.max())
         begins = np.cumsum(self.lengths) - self.lengths
         row = np.searchsorted(begins, self.places, side="right") - 1
-        return Masked(
-            tokens=in_rows(self.ids, self.lengths, shape, PAD, PAD).alike(),
-            segments=in_rows(self.segments, self.lengths, shape, 0, 0).ids,
-            places=torch.from_numpy(row * shape[1] + self.places - begins[row]),
+        return PretrainingBatch(
+            tokens=pad_sequences(self.ids, self.lengths, shape, PAD, PAD).with_static_shapes(),
+            segments=pad_sequences(self.segments, self.lengths, shape, 0, 0).ids,
+            masked_indices=torch.from_numpy(row * shape[1] + self.places - begins[row]),
             labels=torch.from_numpy(self.labels),
-            next=torch.from_numpy(self.next),
+            next_sentence_labels=torch.from_numpy(self.next),
             count=len(self.labels),
         )
 
@@ -158,16 +158,16 @@ class Inputs:
     named: dict[str, Tensor]
 
     @classmethod
-    def of(cls, batch: Masked) -> Inputs:
+    def of(cls, batch: PretrainingBatch) -> Inputs:
         labels = torch.full((batch.segments.numel(),), IGNORE)
-        labels[batch.places] = batch.labels
+        labels[batch.masked_indices] = batch.labels
         return cls(
             {
                 "input_ids": batch.tokens.ids,
-                "attention_mask": batch.tokens.real.long(),
+                "attention_mask": batch.tokens.valid_mask.long(),
                 "token_type_ids": batch.segments,
                 "labels": labels.view_as(batch.segments),
-                "next_sentence_label": batch.next,
+                "next_sentence_label": batch.next_sentence_labels,
             }
         )
 
@@ -176,7 +176,7 @@ class Inputs:
         return tuple(x.shape for x in self.named.values())
 
     def to(self, device: torch.device) -> Inputs:
-        moved: Inputs = each_tensor(self, lambda x: x.to(device, non_blocking=device.type == "cuda"))
+        moved: Inputs = map_tensors(self, lambda x: x.to(device, non_blocking=device.type == "cuda"))
         return moved
 
 
@@ -214,7 +214,7 @@ def learning(
 
     learned = list(model.parameters())
     optimizer = torch.optim.Adam(learned, lr=1e-4, betas=(0.9, 0.999), eps=1e-6, fused=True)
-    gradients: Gradients[Any] = Gradients(run, learned, plan.device)
+    gradients: CudaGraphGradients[Any] = CudaGraphGradients(run, learned, plan.device)
 
     def step(batch: Any) -> Tensor:
         value = gradients(batch, 1.0) if graph else run(batch.to(plan.device))
@@ -222,7 +222,7 @@ def learning(
         optimizer.zero_grad()
         return value
 
-    return lambda: [step(batch) for batch in batches], lambda: gradients.trouble
+    return lambda: [step(batch) for batch in batches], lambda: gradients.capture_error
 
 
 def measure(report: Report, row: Row, way: Way) -> None:
@@ -269,7 +269,9 @@ def _measure(report: Report, row: Row, way: Way) -> None:
 def pretraining_size(plan: Plan) -> tuple[BertConfig, Size]:
     def config(width: int, heads: int, layers: int, positions: int) -> BertConfig:
         wide = 4 * width
-        return BertConfig(width=width, heads=heads, layers=layers, feed_forward=wide, positions=positions)
+        return BertConfig(
+            width=width, num_heads=heads, num_layers=layers, feed_forward_width=wide, max_positions=positions
+        )
 
     if plan.on_gpu:
         return config(768, 12, 12, 512), Size(64 if plan.quick else 256, 32, 128, 30522)
@@ -281,7 +283,7 @@ def pretraining_size(plan: Plan) -> tuple[BertConfig, Size]:
 def pretraining(report: Report, plan: Plan) -> None:
     published, size = pretraining_size(plan)
     drawn = Drawn.of(size, plan.batches)
-    hold = pinned if plan.on_gpu else lambda batch: batch
+    hold = pin_memory if plan.on_gpu else lambda batch: batch
     packed = [hold(batch.packed()) for batch in drawn]
     padded = [hold(batch.padded()) for batch in drawn]
     inputs = [hold(Inputs.of(batch.padded())) for batch in drawn]
@@ -294,11 +296,11 @@ def pretraining(report: Report, plan: Plan) -> None:
         for share in (published.attention_dropout, 0.0):
             config = replace(published, attention_dropout=share)
             torch.manual_seed(0)
-            ours = Pretraining(config, size.vocabulary)
+            ours = BertPretrainingModel(config, size.vocabulary)
             paths = {name: path(plan, config, batches[0].tokens) for name, batches in computed.items()}
             layout = "padded" if paths["packed"].path is None else "packed"
             lengths = f"{size.texts} texts of {size.shortest}–{size.longest}"
-            case = f"{config.layers} layers of {config.width}, {lengths}"
+            case = f"{config.num_layers} layers of {config.width}, {lengths}"
             row = report.row("pretraining", case, f"attention dropout {share}", dtype=str(plan.dtype))
             row |= {"steps": plan.batches, "tokens": tokens, "real": real, "layout": layout}
             row |= {"labels": sum(batch.count for batch in padded), "weights": {"ours": weights(ours)}}
@@ -311,10 +313,10 @@ def pretraining(report: Report, plan: Plan) -> None:
             measure(report, row, way)
 
 
-def path(plan: Plan, config: BertConfig, tokens: Tokens) -> Explanation:
+def path(plan: Plan, config: BertConfig, tokens: Tokens) -> PathExplanation:
     """How attention among these tokens is computed, in training."""
     rows, length = tokens.ids.shape
-    size = rows, config.heads, length, config.width // config.heads
+    size = rows, config.num_heads, length, config.width // config.num_heads
     heads = torch.zeros(size, dtype=plan.dtype, device=plan.device)
     mask = tokens.to(plan.device).mask
     return jumok.explain(heads, heads, heads, mask=mask, dropout=config.attention_dropout)
@@ -323,19 +325,21 @@ def path(plan: Plan, config: BertConfig, tokens: Tokens) -> Explanation:
 def pretraining_ways(
     plan: Plan,
     row: Row,
-    ours: Pretraining,
+    ours: BertPretrainingModel,
     exported: Path,
-    laid: dict[str, list[Masked]],
+    laid: dict[str, list[PretrainingBatch]],
     inputs: list[Inputs],
 ) -> list[Way]:
     """What matters most comes first; and only what makes sense here."""
 
-    def our(batches: list[Masked], compiled: bool = plan.compile, graph: bool = plan.on_gpu) -> Ready:
+    def our(
+        batches: list[PretrainingBatch], compiled: bool = plan.compile, graph: bool = plan.on_gpu
+    ) -> Ready:
         model = copy.deepcopy(ours).to(plan.device).train()
         if compiled:
             model.compile()
 
-        def objective(batch: Masked) -> Tensor:
+        def objective(batch: PretrainingBatch) -> Tensor:
             return model.loss(batch).total / batch.count
 
         run, trouble = learning(plan, model, objective, batches, graph)
@@ -442,8 +446,8 @@ def padded_inputs(lengths: Sequence[Ints], vocabulary: int) -> list[dict[str, Te
     made = []
     for one in lengths:
         now, said = said[: one.sum()], said[one.sum() :]
-        tokens = in_rows(now, one, (len(one), int(one.max())), PAD, PAD)
-        made.append({"input_ids": tokens.ids, "attention_mask": tokens.real.long()})
+        tokens = pad_sequences(now, one, (len(one), int(one.max())), PAD, PAD)
+        made.append({"input_ids": tokens.ids, "attention_mask": tokens.valid_mask.long()})
     return made
 
 
@@ -453,9 +457,9 @@ def read_folder(plan: Plan, folder: Path) -> tuple[Path, str]:
     if found is not None and found.origin is not None:
         return Path(found.origin).parent / "model", "all-MiniLM-L6-v2"
     torch.manual_seed(0)
-    config = BertConfig(width=384, layers=6, heads=12, feed_forward=1536)
+    config = BertConfig(width=384, num_layers=6, num_heads=12, feed_forward_width=1536)
     if plan.quick:
-        config = BertConfig(width=16, layers=2, heads=2, feed_forward=32, positions=32)
+        config = BertConfig(width=16, num_layers=2, num_heads=2, feed_forward_width=32, max_positions=32)
     model = Bert(config, 97 if plan.quick else 30522)
     for part in model.modules():
         if isinstance(part, nn.Linear):  # more than they begin with: so attention looks somewhere

@@ -38,12 +38,12 @@ from reviews import Reviews, reviews
 from torch import Tensor, nn
 from training import Plan
 
-from jumok.data.nested import Nested
-from jumok.models.hierarchical import Hierarchical, HierarchicalConfig
-from jumok.training.distributed import Ranks
+from jumok.data.batching.documents import DocumentBatcher
+from jumok.models.hierarchical import HierarchicalAttentionNetwork, HierarchicalConfig
+from jumok.training.config import TrainConfig
+from jumok.training.distributed import DistributedRanks
 from jumok.training.learner import Learner
-from jumok.training.prefetch import Work, pinned
-from jumok.training.settings import Settings
+from jumok.training.prefetch import StepBatches, pin_memory
 
 EQUAL = 1e-5  # the most that outputs in float32 may differ by
 PAPER = 64  # documents of a batch
@@ -53,12 +53,12 @@ RATE, DECAY, CLIP = 1e-3, 1e-2, 1.0
 Numbers = list[int]
 
 
-def network(vocabulary: int, plan: Plan) -> Hierarchical:
+def network(vocabulary: int, plan: Plan) -> HierarchicalAttentionNetwork:
     torch.manual_seed(0)
     config = HierarchicalConfig()
     if plan.quick:
-        config = HierarchicalConfig(embedding=8, width=4, attention=8)
-    return Hierarchical(config, vocabulary, 2)
+        config = HierarchicalConfig(embedding_width=8, width=4, attention_width=8)
+    return HierarchicalAttentionNetwork(config, vocabulary, 2)
 
 
 def fixed(documents: int, order: Sequence[int], size: int) -> list[Numbers]:
@@ -87,16 +87,18 @@ class Chosen:
 # --------------------------------------------------------------------------------------- is it the same?
 
 
-def check(plan: Plan, ours: Hierarchical, texts: Reviews) -> dict[str, float]:
+def check(plan: Plan, ours: HierarchicalAttentionNetwork, texts: Reviews) -> dict[str, float]:
     """How far both are apart in float32, where they may not be; an error if it is too far.
 
     With the weights that both begin with; and, of the packed one, with any.
     """
     numbers = list(range(min(len(texts.documents), PAPER)))
     some = texts.some(numbers)
-    batch = Nested(some.documents, some.labels, tokens=1, seed=1).collate(numbers).to(plan.device)
+    batch = (
+        DocumentBatcher(some.documents, some.labels, max_tokens=1, seed=1).collate(numbers).to(plan.device)
+    )
     block = Block.of(some.documents, some.labels).to(plan.device)
-    moved = Hierarchical(ours.config, texts.vocabulary, 2).to(plan.device).eval()
+    moved = HierarchicalAttentionNetwork(ours.config, texts.vocabulary, 2).to(plan.device).eval()
     moved.load_state_dict(ours.state_dict())
     told: dict[str, float] = {}
     exactly = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
@@ -145,7 +147,9 @@ def training(report: Report, plan: Plan) -> None:
     row["budget"] = budget
     by_size, by_steps = (
         {
-            times: Nested(texts.documents, texts.labels, tokens=times * budget, seed=1, by_steps=steps)
+            times: DocumentBatcher(
+                texts.documents, texts.labels, max_tokens=times * budget, seed=1, group_by_steps=steps
+            )
             for times in (1, 4)
         }
         for steps in (False, True)
@@ -154,7 +158,7 @@ def training(report: Report, plan: Plan) -> None:
     alike = Chosen(fixed(many, np.argsort(words, kind="stable").tolist(), size))
     shuffled = Chosen([alike.batches[n] for n in chance.permutation(len(alike.batches))])
 
-    def our(name: str, data: Nested) -> Way:
+    def our(name: str, data: DocumentBatcher) -> Way:
         chosen = Chosen([index.tolist() for index in data.batches(0)])
         return Way(name, chosen, lambda: learning(plan, ours, data, chosen), "packed")
 
@@ -171,16 +175,23 @@ def training(report: Report, plan: Plan) -> None:
         measure(report, row, way, texts)
 
 
-def learning(plan: Plan, start: Hierarchical, data: Nested, chosen: Chosen) -> Run:
+def learning(plan: Plan, start: HierarchicalAttentionNetwork, data: DocumentBatcher, chosen: Chosen) -> Run:
     """Ours: a round of the steps of `jumok train`."""
-    model = Hierarchical(start.config, start.embedding.num_embeddings, start.output.out_features)
-    model.load_state_dict(start.state_dict())
-    settings = Settings(
-        optimizer="adamw", learning_rate=RATE, weight_decay=DECAY, clip=CLIP, schedule="constant", warmup=0
+    model = HierarchicalAttentionNetwork(
+        start.config, start.embedding.num_embeddings, start.output.out_features
     )
-    learner = Learner(model, settings, Ranks(device=plan.device), None)
+    model.load_state_dict(start.state_dict())
+    settings = TrainConfig(
+        optimizer="adamw",
+        learning_rate=RATE,
+        weight_decay=DECAY,
+        max_grad_norm=CLIP,
+        schedule="constant",
+        warmup_steps=0,
+    )
+    learner = Learner(model, settings, DistributedRanks(device=plan.device), None)
     made = [data.collate(numbers) for numbers in chosen.batches]
-    works = [Work(0, at, (0, at + 1), [(held(plan, batch), 1)]) for at, batch in enumerate(made)]
+    works = [StepBatches(0, at, (0, at + 1), [(held(plan, batch), 1)]) for at, batch in enumerate(made)]
     step = 0
 
     def run() -> list[Tensor]:
@@ -195,7 +206,9 @@ def learning(plan: Plan, start: Hierarchical, data: Nested, chosen: Chosen) -> R
     return run
 
 
-def learning_padded(plan: Plan, start: Hierarchical, texts: Reviews, chosen: Chosen, packed: bool) -> Run:
+def learning_padded(
+    plan: Plan, start: HierarchicalAttentionNetwork, texts: Reviews, chosen: Chosen, packed: bool
+) -> Run:
     model = Padded.like(start, packed).to(plan.device).train()
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=DECAY, fused=True
@@ -219,7 +232,7 @@ def learning_padded(plan: Plan, start: Hierarchical, texts: Reviews, chosen: Cho
 
 def held(plan: Plan, batch: Any) -> Any:
     """A batch on the host, as the threads of a training loop leave it."""
-    return pinned(batch) if plan.on_gpu else batch
+    return pin_memory(batch) if plan.on_gpu else batch
 
 
 def measure(report: Report, row: Row, way: Way, texts: Reviews) -> None:
@@ -311,10 +324,10 @@ def inference(report: Report, plan: Plan) -> None:
 
 
 def read_in_turn(
-    report: Report, row: Row, plan: Plan, ours: Hierarchical, texts: Reviews, chosen: Chosen
+    report: Report, row: Row, plan: Plan, ours: HierarchicalAttentionNetwork, texts: Reviews, chosen: Chosen
 ) -> None:
     """The padded one both ways, once each; then ours and the faster of them in turns."""
-    data = Nested(texts.documents, texts.labels, tokens=1, seed=1)
+    data = DocumentBatcher(texts.documents, texts.labels, max_tokens=1, seed=1)
     batches = [data.collate(numbers).to(plan.device) for numbers in chosen.batches]
     somes = [texts.some(numbers) for numbers in chosen.batches]
     blocks = [Block.of(some.documents, some.labels).to(plan.device) for some in somes]

@@ -36,9 +36,9 @@ from report import Report, Row, ratio
 
 import jumok
 from jumok import decoding
-from jumok.batch import BOS, EOS, PAD, UNK, Tokens
+from jumok.batches.tokens import BOS, EOS, PAD, UNK, Tokens
 from jumok.errors import JumokError
-from jumok.exchange.huggingface import export_marian
+from jumok.export.marian import export_marian
 from jumok.models.transformer import Transformer, TransformerConfig
 
 RECIPE = "transformer/multi30k-en-de"
@@ -68,7 +68,7 @@ class Work:
     model: Transformer
     sources: list[list[int]]  # ids without </s>, sorted by length
     # The most words that may be said, by the length of the longest source in a batch.
-    longest: Callable[[int], int] = decoding.twice_plus_20
+    longest: Callable[[int], int] = decoding.default_max_length
     bleu: Callable[[Said], float] | None = None
 
     def batches(self, size: int, most: int | None = None) -> list[Tokens]:
@@ -80,7 +80,7 @@ class Work:
             chosen = [(2 * number + 1) * count // (2 * most) for number in range(most)]
         else:
             chosen = list(range(count))
-        return [Tokens.padded(ended[edges[n] : edges[n + 1]]) for n in chosen]
+        return [Tokens.pad(ended[edges[n] : edges[n + 1]]) for n in chosen]
 
 
 # ---------------------------------------------------------------------------------------- what is translated
@@ -98,7 +98,9 @@ def random_work(config: TransformerConfig, text: Text) -> Work:
 def work_of_recipe(plan: Plan) -> Work:
     if plan.quick:
         layers = {"encoder_layers": 1, "decoder_layers": 2}
-        small = TransformerConfig(width=16, heads=2, feed_forward=32, tie="all", **layers)
+        small = TransformerConfig(
+            width=16, num_heads=2, feed_forward_width=32, tie_embeddings="all", **layers
+        )
         return random_work(small, Text(11, 3, 7, 97))
     from jumok import recipe
 
@@ -123,10 +125,10 @@ def work_of_run(folder: Path, report: Report) -> Work:
     references = [translator.texts.prepared(examples[n].target, "target") for n in order]
 
     def bleu(said: Said) -> float:
-        from jumok.metrics.translation import Bleu, tokenization_of
+        from jumok.metrics.translation import Bleu, choose_bleu_tokenization
 
         data = translator.run.recipe.data
-        metric = Bleu(tokenization_of(str(data.target)) if data.prepare == "none" else "none")
+        metric = Bleu(choose_bleu_tokenization(str(data.target)) if data.prepare == "none" else "none")
         texts = [" ".join(translator.tokenizers.target.decode(one).split()) for one in said]
         return metric.score(texts, references).value
 
@@ -139,8 +141,8 @@ def work_of_run(folder: Path, report: Report) -> Work:
 def our_decode(model: Any) -> Decode:
     def decode(source: Tokens, size: int, longest: int) -> Said:
         if size == 1:
-            return [one.ids for one in decoding.greedy(model, source, longest=longest, unknown=True)]
-        found = decoding.beam(model, source, size=size, longest=longest, unknown=True)
+            return [one.ids for one in decoding.greedy(model, source, max_length=longest, allow_unk=True)]
+        found = decoding.beam(model, source, beam_size=size, max_length=longest, allow_unk=True)
         return [best.ids for (best,) in found]
 
     return decode
@@ -151,7 +153,7 @@ def marian_decode(model: Any) -> Decode:
         how: dict[str, Any] = {"early_stopping": True, "length_penalty": 0.0} if size > 1 else {}
         found = model.generate(
             input_ids=source.ids,
-            attention_mask=source.real.long(),
+            attention_mask=source.valid_mask.long(),
             num_beams=size,
             do_sample=False,
             max_length=longest + 2,  # <s> and </s>
@@ -189,9 +191,9 @@ def decoders(report: Report, plan: Plan, work: Work, exported: Path, dtype: torc
         return copy.deepcopy(work.model).to(plan.device, dtype).eval()
 
     def graphed() -> Decode:
-        from jumok.models.graphed import Graphed
+        from jumok.models.layers.cuda_graph_decoder import CudaGraphDecoder
 
-        return our_decode(Graphed(model()))
+        return our_decode(CudaGraphDecoder(model()))
 
     def ctranslate2() -> Decode:
         folder = exported.with_name(f"ctranslate2-{name_of(dtype)}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from jumok.batch import SPECIAL
+from jumok.batches.tokens import SPECIAL_TOKENS
 
 CORRELATION = 0.9
 Sides = tuple[list[list[int]], list[list[int]]]  # sources and targets, without special tokens
@@ -38,11 +38,11 @@ class Text:
         turn = torch.arange(len(one)) % (2 * batches)
         dealt = torch.minimum(turn, 2 * batches - 1 - turn)
         order = lengths.sum(0).argsort(descending=True, stable=True)
-        rarity = 1 / (torch.arange(self.vocabulary - len(SPECIAL)) + 2.7)
+        rarity = 1 / (torch.arange(self.vocabulary - len(SPECIAL_TOKENS)) + 2.7)
 
         def said(length: int) -> list[int]:
             words = torch.multinomial(rarity, length, replacement=True, generator=chance)
-            found: list[int] = (words + len(SPECIAL)).tolist()
+            found: list[int] = (words + len(SPECIAL_TOKENS)).tolist()
             return found
 
         parts = (lengths[:, order[dealt == number]].tolist() for number in range(batches))

@@ -25,22 +25,22 @@ SURE = 12.5  # how far the logit of the right word is ahead: the others share ab
 def taught(model: Transformer) -> Transformer:
     """Set the weights of a model with norms before its sublayers and one embedding for all."""
     config = model.config
-    if (config.norm, config.tie) != ("pre", "all"):
-        raise ValueError(f"norm={config.norm}, tie={config.tie} came; expected pre and all")
-    width, turning = config.width, config.width // config.heads
+    if (config.norm, config.tie_embeddings) != ("pre", "all"):
+        raise ValueError(f"norm={config.norm}, tie={config.tie_embeddings} came; expected pre and all")
+    width, turning = config.width, config.width // config.num_heads
     for layer in (*model.encoder, *model.decoder):
         for linear in (layer.attention.merge, layer.feed_forward.narrow):
             linear.weight.mul_(0.01)
             linear.bias.zero_()
     for layer in model.decoder[:-1]:
-        layer.source_attention.merge.weight.mul_(0.01)
-        layer.source_attention.merge.bias.zero_()
+        layer.cross_attention.merge.weight.mul_(0.01)
+        layer.cross_attention.merge.bias.zero_()
     words, free = model.target_embedding.weight, width - turning - 2
     order = torch.rand(len(words), free, generator=torch.Generator().manual_seed(1)).argsort(1)
     words.zero_()
     words[:, turning:-2] = ((order < free // 2) * 2.0 - 1.0) * SURE / free  # as often + as −: no mean
-    last = model.decoder[-1].source_attention
-    position = torch.eye(turning, width).repeat(config.heads, 1) * SHARP  # the same for every head
+    last = model.decoder[-1].cross_attention
+    position = torch.eye(turning, width).repeat(config.num_heads, 1) * SHARP  # the same for every head
     position[:, -2] -= SHARP  # the slowest sine is 0: what a norm took away from it, it took from all
     kept = torch.eye(width)
     kept[:turning] = kept[-2:] = 0.0

@@ -25,9 +25,9 @@ from torch.nn import functional as F
 
 from jumok.attention.masks import Mask
 from jumok.attention.scores import LocationSensitive
-from jumok.models.aligner import Aligner
-from jumok.models.frame_decoder import FrameDecoder, Spoken
+from jumok.models.layers.tacotron_attention import TacotronAttention
 from jumok.models.tacotron import Tacotron
+from jumok.models.tacotron_decoder import TacotronDecoder, TacotronDecoderOutput
 
 TINY = 1e-30  # what is divided by is never less
 Step = Callable[..., tuple[Tensor, ...]]
@@ -45,7 +45,7 @@ class Memory:
 class Attention(nn.Module):
     """Begins with the weights of ``ours``."""
 
-    def __init__(self, ours: Aligner) -> None:
+    def __init__(self, ours: TacotronAttention) -> None:
         super().__init__()
         score = ours.score
         self.query, self.key = copy.deepcopy(score.query), copy.deepcopy(score.key)
@@ -55,13 +55,13 @@ class Attention(nn.Module):
         self.sees_location = isinstance(score, LocationSensitive)
         if isinstance(score, LocationSensitive):
             self.convolution, self.location = copy.deepcopy(score.convolution), copy.deepcopy(score.location)
-        self.moves_on = ours.moves_on
+        self.moves_on = ours.uses_forward_attention
 
     def prepare(self, states: Tensor, mask: Mask | None) -> Memory:
         rows, symbols = states.shape[:2]
         padding = torch.zeros(rows, symbols, dtype=torch.bool, device=states.device)
         if mask is not None:
-            padding = ~mask.dense(1, symbols, states.device)[:, 0]
+            padding = ~mask.to_dense(1, symbols, states.device)[:, 0]
         return Memory(states, self.key(states), padding)
 
     def forward(self, query: Tensor, memory: Memory, last: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,25 +80,25 @@ class Attention(nn.Module):
 
 
 class FrameLoop(nn.Module):
-    """In the place of :class:`~jumok.models.frame_decoder.FrameDecoder`, with its weights.
+    """In the place of :class:`~jumok.models.frame_decoder.TacotronDecoder`, with its weights.
 
     ``step`` is :meth:`FrameLoop.step`, or that compiled.
     """
 
-    def __init__(self, ours: FrameDecoder, step: Step | None = None) -> None:
+    def __init__(self, ours: TacotronDecoder, step: Step | None = None) -> None:
         super().__init__()
         self.take: Step = FrameLoop.step if step is None else step
-        self.reduction = ours.reduction
+        self.reduction = ours.reduction_factor
         self.prenet, self.attention = copy.deepcopy(ours.prenet), Attention(ours.attention)
-        self.asking = _cell(ours.asking)
-        self.join = copy.deepcopy(ours.join)
-        self.speaking = nn.ModuleList(map(_cell, ours.speaking))
-        self.mels, self.stop = copy.deepcopy(ours.mels), copy.deepcopy(ours.stop)
+        self.asking = _cell(ours.attention_rnn)
+        self.join = copy.deepcopy(ours.rnn_projection)
+        self.speaking = nn.ModuleList(map(_cell, ours.decoder_rnns))
+        self.mels, self.stop = copy.deepcopy(ours.mel_projection), copy.deepcopy(ours.stop_projection)
 
     def start(self, text: Memory) -> Memory:
         return text
 
-    def forward(self, frames: Tensor, text: Memory) -> tuple[Spoken, Memory]:
+    def forward(self, frames: Tensor, text: Memory) -> tuple[TacotronDecoderOutput, Memory]:
         """All steps, which are given ``frames`` ``(B, S, M)``."""
         rows, symbols, width = text.states.shape
         state = text.states.new_zeros(rows, self.asking.hidden_size)
@@ -115,7 +115,7 @@ class FrameLoop(nn.Module):
             said.append((mels, stops, last, state))
         all_mels, all_stops, weights, queries = (torch.stack(each, 1) for each in zip(*said, strict=True))
         mels = all_mels.float().unflatten(-1, (self.reduction, -1)).flatten(1, 2)
-        return Spoken(mels, all_stops.float().flatten(1), weights, queries), text
+        return TacotronDecoderOutput(mels, all_stops.float().flatten(1), weights, queries), text
 
     def step(
         self, given: Tensor, state: Tensor, found: Tensor, last: Tensor, total: Tensor, text: Memory,
@@ -132,7 +132,7 @@ class FrameLoop(nn.Module):
         x = torch.cat([x, found], -1)
         return state, found, weights, self.mels(x), self.stop(x), *after
 
-    def weights(self, spoken: Spoken, text: Memory) -> Tensor | None:
+    def weights(self, spoken: TacotronDecoderOutput, text: Memory) -> Tensor | None:
         return spoken.weights
 
 

@@ -26,9 +26,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from jumok.look import views
-from jumok.look.cells import Cells
-from jumok.look.kept import Kept
+from jumok.look.capture.captured_attention import CapturedAttention
+from jumok.look.views import statistics
+from jumok.look.views.pooling import PoolingAxis
 
 TILE = 512
 
@@ -56,16 +56,16 @@ class Layer:
         )
         return found[0], found[1].reshape(self.query.shape[:3]) if with_sums else None
 
-    def kept(self, sums: Tensor | None) -> Kept:
+    def kept(self, sums: Tensor | None) -> CapturedAttention:
         scale, diagonal = self.query.shape[-1] ** -0.5, 0 if self.causal else None
-        return Kept(self.query, self.key, scale=scale, diagonal=diagonal, lse=sums)
+        return CapturedAttention(self.query, self.key, scale=scale, diagonal=diagonal, lse=sums)
 
     def watched(self, size: int) -> tuple[Tensor, Tensor]:
         """The forward, and the maps of all heads."""
         if not self.on_gpu:
-            return self.forward(), views.map(self.kept(None), head=None, size=size)
+            return self.forward(), statistics.compute_pooled_map(self.kept(None), head=None, size=size)
         out, sums = self.by_cudnn(with_sums=True)
-        return out, views.map(self.kept(sums), head=None, size=size)
+        return out, statistics.compute_pooled_map(self.kept(sums), head=None, size=size)
 
 
 def made(chosen: argparse.Namespace, causal: bool) -> Layer:
@@ -106,18 +106,20 @@ def maps(report: Report, row: Row, layer: Layer, size: int) -> None:
     sums = layer.by_cudnn(with_sums=True)[1] if layer.on_gpu else None
     kept = layer.kept(sums)
     if sums is None:
-        views.map(kept, head=None, size=8)  # and the sums are known
-    report.measure(row, "maps", functools.partial(views.map, kept, head=None, size=size))
-    report.measure(row, "sums unknown", lambda: views.map(layer.kept(None), head=None, size=size))
+        statistics.compute_pooled_map(kept, head=None, size=8)  # and the sums are known
+    report.measure(row, "maps", functools.partial(statistics.compute_pooled_map, kept, head=None, size=size))
+    report.measure(
+        row, "sums unknown", lambda: statistics.compute_pooled_map(layer.kept(None), head=None, size=size)
+    )
     report.note(row, **errors(layer, kept, size))
     r.tidy(report.device)
 
 
-def errors(layer: Layer, kept: Kept, size: int) -> dict[str, float]:
+def errors(layer: Layer, kept: CapturedAttention, size: int) -> dict[str, float]:
     """Against float64, in the first, the middle and the last row of cells of the first and the last head."""
-    maps = views.map(kept, head=None, size=size).double()
+    maps = statistics.compute_pooled_map(kept, head=None, size=size).double()
     length, cells = layer.query.shape[2], maps.shape[1]
-    across = Cells(length, maps.shape[2], maps.device)
+    across = PoolingAxis(length, maps.shape[2], maps.device)
     worst, off = 0.0, 0.0
     for head in (0, maps.shape[0] - 1):
         for cell in (0, cells // 2, cells - 1):
@@ -149,7 +151,7 @@ def rectangles(tokens: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 
 def tile(report: Report, row: Row, layer: Layer, rows: tuple[int, int], cols: tuple[int, int]) -> None:
     kept = layer.kept(layer.by_cudnn(with_sums=True)[1] if layer.on_gpu else None)
-    report.measure(row, "tile", lambda: views.map(kept, rows=rows, cols=cols, size=TILE))
+    report.measure(row, "tile", lambda: statistics.compute_pooled_map(kept, rows=rows, cols=cols, size=TILE))
 
 
 def tables(rows: Sequence[Row]) -> None:
@@ -176,36 +178,38 @@ def tables(rows: Sequence[Row]) -> None:
 
 def tune(report: Report, chosen: argparse.Namespace) -> None:
     """The pooling kernel in several cuts; each must give what the first one gives."""
-    from jumok.attention.kernels.lse import Blocks, row_lse
-    from jumok.attention.kernels.pooled import pooled_maps
+    from jumok.attention.kernels.lse import PoolingBlockSizes, compute_row_lse
+    from jumok.attention.kernels.pooled_maps import compute_pooled_maps
 
-    large = Blocks(queries=128, keys=128, warps=4, unroll=1, registers=168)
-    by_warp = large._replace(by_warp=True)
+    large = PoolingBlockSizes(queries=128, keys=128, num_warps=4, unroll=1, max_registers=168)
+    by_warp = large._replace(sum_per_warp=True)
     cuts = [
-        Blocks(),
+        PoolingBlockSizes(),
         large,
         by_warp,
-        by_warp._replace(stages=2),
-        by_warp._replace(stages=4),
-        by_warp._replace(programs=32768),
-        by_warp._replace(programs=65536),
-        by_warp._replace(programs=131072),
-        by_warp._replace(polynomials=0),
-        by_warp._replace(polynomials=2),
+        by_warp._replace(num_stages=2),
+        by_warp._replace(num_stages=4),
+        by_warp._replace(target_programs=32768),
+        by_warp._replace(target_programs=65536),
+        by_warp._replace(target_programs=131072),
+        by_warp._replace(num_polynomials=0),
+        by_warp._replace(num_polynomials=2),
     ]
     layer = made(chosen, chosen.causal)
     mask = {"diagonal": 0 if layer.causal else None, "scale": chosen.width**-0.5}
     query, key = layer.query[0], layer.key[0]
     row = report.row("tune", f"{chosen.tokens:,} tokens, {chosen.heads} heads", f"size {chosen.size}")
-    report.measure(row, "sums of rows", lambda: row_lse(query, key, **mask))
-    sums = row_lse(query, key, **mask)
+    report.measure(row, "sums of rows", lambda: compute_row_lse(query, key, **mask))
+    sums = compute_row_lse(query, key, **mask)
     cells = (min(chosen.size, chosen.tokens),) * 2
     right: Tensor | None = None
     for blocks in cuts:
         name = f"{blocks.queries}×{blocks.keys}, {blocks.warps} warps, {blocks.stages} stages"
-        name += f", unroll {blocks.unroll}, {blocks.registers} registers, {blocks.polynomials}/4 polynomials"
-        name += f", {blocks.programs} programs{', by warp' * blocks.by_warp}"
-        run: Run = functools.partial(pooled_maps, query, key, sums, cells=cells, blocks=blocks, **mask)
+        name += f", unroll {blocks.unroll}, {blocks.max_registers} registers, {blocks.num_polynomials}/4 polynomials"
+        name += f", {blocks.target_programs} programs{', by warp' * blocks.sum_per_warp}"
+        run: Run = functools.partial(
+            compute_pooled_maps, query, key, sums, cells=cells, blocks=blocks, **mask
+        )
         way = report.measure(row, name, run)
         if "error" not in way:
             came = run()

@@ -25,8 +25,8 @@ import uvicorn
 from huge_map import HugeMap
 from playwright.sync_api import sync_playwright
 
-from jumok.look.page import app
-from jumok.look.scene import Layer, Scene
+from jumok.look.viewer.page import build_app
+from jumok.look.viewer.viewer_data import ViewerData, ViewerLayer
 
 FLAGS = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--no-first-run"]
 # Moves the view a little before every frame, and tells how long after one another the frames were drawn.
@@ -95,8 +95,10 @@ def frames(page: Any, kind: str, scale: float, chosen: argparse.Namespace) -> di
 
 def serve(length: int) -> tuple[str, Any]:
     words = [f"t{n}" for n in range(length)]
-    scene = Scene((Layer("layer", "self", (length, length), (0,), HugeMap(length, 1), words, words),))
-    server = uvicorn.Server(uvicorn.Config(app(scene), port=0, log_level="error"))
+    scene = ViewerData(
+        (ViewerLayer("layer", "self", (length, length), (0,), HugeMap(length, 1), words, words),)
+    )
+    server = uvicorn.Server(uvicorn.Config(build_app(scene), port=0, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

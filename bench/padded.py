@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from jumok.batch import PAD
-from jumok.models.hierarchical import Hierarchical, HierarchicalConfig
+from jumok.batches.tokens import PAD
+from jumok.models.hierarchical import HierarchicalAttentionNetwork, HierarchicalConfig
 
 Document = Sequence[Sequence[int]]  # sentences of word ids
 
@@ -82,14 +82,14 @@ class Padded(nn.Module):
 
     def __init__(self, config: HierarchicalConfig, vocabulary: int, classes: int, packed: bool) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary, config.embedding, padding_idx=PAD)
-        self.words = PaddedLevel(config.embedding, config.width, config.attention, packed)
-        self.sentences = PaddedLevel(2 * config.width, config.width, config.attention, packed)
+        self.embedding = nn.Embedding(vocabulary, config.embedding_width, padding_idx=PAD)
+        self.words = PaddedLevel(config.embedding_width, config.width, config.attention_width, packed)
+        self.sentences = PaddedLevel(2 * config.width, config.width, config.attention_width, packed)
         self.dropout = nn.Dropout(config.dropout)
         self.output = nn.Linear(2 * config.width, classes)
 
     @classmethod
-    def like(cls, ours: Hierarchical, packed: bool) -> Padded:
+    def like(cls, ours: HierarchicalAttentionNetwork, packed: bool) -> Padded:
         """With the same sizes and weights; padding is a vector of zeros."""
         model = cls(ours.config, ours.embedding.num_embeddings, ours.output.out_features, packed)
         model.load_state_dict(ours.state_dict())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jumok.batch import BOS, EOS, IGNORE, UNK, Pairs
+from jumok.batches.tokens import BOS, EOS, IGNORE, UNK, Seq2SeqBatch
 from jumok.models.seq2seq import Seq2Seq
 
 Step = Callable[..., tuple[Tensor, Tensor]]
@@ -48,8 +48,8 @@ class Loop(nn.Module):
 
     def __init__(self, ours: Seq2Seq) -> None:
         super().__init__()
-        width, annotation = ours.config.width, ours.config.annotation
-        inputs = ours.config.embedding + annotation
+        width, annotation = ours.config.width, ours.config.annotation_width
+        inputs = ours.config.embedding_width + annotation
         self.source_embedding = copy.deepcopy(ours.source_embedding)
         self.target_embedding = copy.deepcopy(ours.target_embedding)
         self.encoder, self.bridge = copy.deepcopy(ours.encoder), copy.deepcopy(ours.bridge)
@@ -63,11 +63,11 @@ class Loop(nn.Module):
         with torch.no_grad():
             self.v.weight.copy_(score.v[None])
             for name, parameter in self.cell.named_parameters():
-                parameter.copy_(getattr(ours.decoder.cells, f"{name}_l0"))
+                parameter.copy_(getattr(ours.decoder.rnn, f"{name}_l0"))
             self.readout.weight.copy_(torch.cat([readout.state.weight, readout.word.weight], 1))
             self.readout.bias.copy_(readout.word.bias)
 
-    def loss(self, batch: Pairs, step: Step) -> Tensor:
+    def loss(self, batch: Seq2SeqBatch, step: Step) -> Tensor:
         """Summed over all labels; ``step`` is :meth:`step`, or that compiled."""
         annotations, hidden = self.encoder(self.source_embedding(batch.source.ids))
         first = torch.tanh(self.bridge(torch.cat([hidden[0], hidden[1]], -1)))

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jumok.batch import SPECIAL, UNK
-from jumok.data.files import data_folder
-from jumok.data.sentences import sentences
+from jumok.batches.tokens import SPECIAL_TOKENS, UNK
+from jumok.data.readers.text_files import data_folder
+from jumok.data.tokenizers.sentence_splitter import split_sentences
 
 WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 BREAK = re.compile(r"<br\s*/?>")
@@ -59,14 +59,14 @@ def reviews(split: str, many: int | None = None) -> Reviews:
     with gzip.open(path, "rt", encoding="utf-8", newline="\n") as lines:
         for line in lines:
             read = json.loads(line)
-            found = [WORD.findall(one.lower()) for one in sentences(BREAK.sub("\n", read["text"]))]
+            found = [WORD.findall(one.lower()) for one in split_sentences(BREAK.sub("\n", read["text"]))]
             texts.append([words for words in found if words] or [["?"]])
             labels.append(int(read["label"]))
     often = collections.Counter(word for document in texts for words in document for word in words)
     known = [word for word, count in often.most_common() if count >= RARE]
-    ids = {word: number for number, word in enumerate(known, len(SPECIAL))}
+    ids = {word: number for number, word in enumerate(known, len(SPECIAL_TOKENS))}
     documents = [[[ids.get(word, UNK) for word in words] for words in document] for document in texts]
-    return Reviews(f"IMDB {split}", documents, labels, len(SPECIAL) + len(known))
+    return Reviews(f"IMDB {split}", documents, labels, len(SPECIAL_TOKENS) + len(known))
 
 
 def drawn(many: int, vocabulary: int, most: tuple[int, int] = MOST) -> Reviews:
@@ -77,8 +77,8 @@ def drawn(many: int, vocabulary: int, most: tuple[int, int] = MOST) -> Reviews:
 
     of_documents = numbers(*SENTENCES, most[0], many)
     of_sentences = numbers(*WORDS, most[1], int(of_documents.sum()))
-    rarity = 1 / (np.arange(vocabulary - len(SPECIAL)) + 2.7)
-    said = chance.choice(len(rarity), int(of_sentences.sum()), p=rarity / rarity.sum()) + len(SPECIAL)
+    rarity = 1 / (np.arange(vocabulary - len(SPECIAL_TOKENS)) + 2.7)
+    said = chance.choice(len(rarity), int(of_sentences.sum()), p=rarity / rarity.sum()) + len(SPECIAL_TOKENS)
     every = [words.tolist() for words in np.split(said, np.cumsum(of_sentences)[:-1])]
     ends = np.cumsum(of_documents).tolist()
     documents = [every[end - count : end] for end, count in zip(ends, of_documents.tolist(), strict=True)]

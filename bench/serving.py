@@ -38,10 +38,11 @@ from report import Report, Row, ratio
 from rich.console import Console
 
 from jumok import decoding, recipe
-from jumok.data import english_korean
+from jumok.data.builtin import english_korean
+from jumok.inference import engines
 from jumok.run import Run
-from jumok.tasks import engines, translate
-from jumok.tasks.translator import Search, Translator
+from jumok.tasks.translate import task as translate_task
+from jumok.tasks.translate.predictor import TranslationOptions, TranslationPredictor
 from jumok.training import save_weights
 
 BEAM = 4
@@ -77,9 +78,9 @@ def echoing(folder: Path, sizes: dict[str, int], vocabulary: int) -> Run:
         "train": {"epochs": None, "steps": 1, "tokens": 256, "warmup": 1, "validate_every": 1},
     }
     tree["train"] |= {"average": 0, "tensorboard": False, "device": "cpu"}
-    run = Run.start(folder, recipe.parse(tree))
-    translate.train(run, Console(quiet=True))  # for its tokenizers
-    save_weights(echo.taught(translate.load(run, "cpu").model), run.weights)
+    run = Run.create_or_resume(folder, recipe.parse(tree))
+    translate_task.train(run, Console(quiet=True))  # for its tokenizers
+    save_weights(echo.taught(translate_task.load(run, "cpu").model), run.weights_path)
     return run
 
 
@@ -88,8 +89,8 @@ def echoing(folder: Path, sizes: dict[str, int], vocabulary: int) -> Run:
 
 def measure_speed(report: Report, plan: Plan) -> None:
     row = report.row("speed", f"beam {BEAM}, {plan.clients} clients", sentences=len(plan.texts))
-    search = Search(beam=BEAM)
-    alone = translate.load(plan.run, "cpu")
+    search = TranslationOptions(beam_size=BEAM)
+    alone = translate_task.load(plan.run, "cpu")
     _describe(report, row, alone, plan)
     some = plan.texts[: max(8, len(plan.texts) // 8)]
     _timed(report, row, ALONE, len(some), lambda: [list(alone.predict([one], search)) for one in some])
@@ -100,7 +101,7 @@ def measure_speed(report: Report, plan: Plan) -> None:
         except Exception as error:
             report.failed(row, way, r.short(error))
     try:
-        engine = engines.load(plan.run, "ctranslate2", "cpu")
+        engine = engines.load_predictor(plan.run, "ctranslate2", "cpu")
     except Exception as error:
         report.failed(row, ENGINE, r.short(error))
         return
@@ -114,11 +115,11 @@ def measure_speed(report: Report, plan: Plan) -> None:
     report.note(row, ratios={f"{x} / {y}": ratio(speeds[x], speeds[y]) for x, y in compared})
 
 
-def _describe(report: Report, row: Row, translator: Translator, plan: Plan) -> None:
+def _describe(report: Report, row: Row, translator: TranslationPredictor, plan: Plan) -> None:
     """How long sources and translations are: that decides how fast it goes."""
-    found = list(translator.predict(plan.texts[: plan.clients], Search(beam=BEAM)))
-    sources = [translator.length(one) - 1 for one in plan.texts]
-    said = translator.tokenizers.target.encode([one.text for one in found])
+    found = list(translator.predict(plan.texts[: plan.clients], TranslationOptions(beam_size=BEAM)))
+    sources = [translator.count_tokens(one) - 1 for one in plan.texts]
+    said = translator.tokenizers.target.encode([one.translation for one in found])
     weights = sum(one.numel() for one in translator.model.parameters())
     report.note(
         row,
@@ -126,7 +127,7 @@ def _describe(report: Report, row: Row, translator: Translator, plan: Plan) -> N
         target_pieces=statistics.mean(map(len, said)),
         finished=statistics.mean(one.finished for one in found),
         weights=weights,
-        vocabulary=translator.tokenizers.target.size,
+        vocabulary=translator.tokenizers.target.vocab_size,
     )
 
 
@@ -138,7 +139,7 @@ def _tokens(translator: Any, texts: Sequence[str]) -> list[list[str]]:
 
 def _directly(engine: Any, tokens: list[list[str]]) -> Any:
     """As CTranslate2 is called, with the length limit that ours has."""
-    limit = max(decoding.twice_plus_20(len(one) + 1) for one in tokens)
+    limit = max(decoding.default_max_length(len(one) + 1) for one in tokens)
     return engine.translate_batch(tokens, beam_size=BEAM, max_decoding_length=limit + 1)
 
 
@@ -304,7 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     count, clients, seconds = chosen.sentences, chosen.clients, chosen.seconds
     if chosen.quick:
         count, clients, seconds = 24, 4, min(seconds, 2.0)
-    texts = [pair.english for pair in itertools.islice(english_korean.generate(77, count), count)]
+    texts = [pair.english for pair in itertools.islice(english_korean.generate_pairs(77, count), count)]
     plan = Plan(run, texts, clients, seconds, min(chosen.hold, seconds))
     report.head |= {"model": asdict(run.recipe.model), "beam": BEAM}
     for name in SECTIONS if chosen.section == "all" else [chosen.section]:

@@ -43,16 +43,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from training import Plan
 
 from jumok import recipe
-from jumok.batch import EOS, SPECIAL, Tokens
-from jumok.data.sound import Sound
-from jumok.data.utterances import Utterances
-from jumok.models.style import StyleConfig
+from jumok.batches.speech import SpeechBatch
+from jumok.batches.tokens import EOS, SPECIAL_TOKENS, Tokens
+from jumok.data.audio import AudioProcessor
+from jumok.data.batching.speech import SpeechBatcher
+from jumok.models.layers.style_tokens import StyleConfig
 from jumok.models.tacotron import Tacotron, TacotronConfig
-from jumok.speech import Speech
-from jumok.training.distributed import Ranks
+from jumok.training.config import TrainConfig
+from jumok.training.distributed import DistributedRanks
 from jumok.training.learner import Learner
-from jumok.training.prefetch import Work, pinned
-from jumok.training.settings import Settings
+from jumok.training.prefetch import StepBatches, pin_memory
 
 RECIPE = "tacotron/arctic"
 ALPHABET = 36  # symbols, special ones included
@@ -69,21 +69,21 @@ AT_ONCE = (1, 4)
 COUNTED = 4  # steps of a decoder, and twice as many, whose kernels are counted
 
 SMALL = TacotronConfig(
-    mels=6,
-    embedding=8,
-    encoder=4,
-    banks=3,
-    highways=1,
-    prenet=(8, 6),
-    width=8,
-    refine=2,
-    refine_width=6,
+    n_mels=6,
+    embedding_width=8,
+    encoder_width=4,
+    conv_bank_size=3,
+    highway_layers=1,
+    prenet_widths=(8, 6),
+    decoder_width=8,
+    postnet_layers=2,
+    postnet_width=6,
     attention_width=7,
-    filters=3,
-    kernel=5,
+    location_filters=3,
+    location_kernel_size=5,
     forward_attention=True,
-    guided=1.0,
-    style=StyleConfig(tokens=3, heads=2, width=4, channels=(2, 3)),
+    guided_attention_loss=1.0,
+    style=StyleConfig(num_tokens=3, num_heads=2, width=4, conv_channels=(2, 3)),
 )
 
 
@@ -92,7 +92,7 @@ class Sizes:
     """What is measured with."""
 
     model: TacotronConfig
-    train: Settings
+    train: TrainConfig
     frames: int  # of a batch
     utterances: int  # of which batches are made
     symbols: tuple[float, float] = SYMBOLS
@@ -106,16 +106,20 @@ def sizes(plan: Plan) -> Sizes:
     return Sizes(known.model, train, *((train.tokens, 1024) if plan.on_gpu else (1200, 64)))
 
 
-def utterances(sizes: Sizes, *, alike: bool) -> Utterances:
+def utterances(sizes: Sizes, *, alike: bool) -> SpeechBatcher:
     """Drawn; the same each time."""
     chance = np.random.default_rng(0)
     fewest = FEWEST if sizes.symbols == SYMBOLS else 2
     symbols = np.clip(np.rint(chance.normal(*sizes.symbols, sizes.utterances)), fewest, MOST).astype(int)
     frames = np.rint(symbols * chance.lognormal(*PACE, sizes.utterances)).astype(int)
-    texts = [[*chance.integers(len(SPECIAL), ALPHABET, many - 1).tolist(), EOS] for many in symbols.tolist()]
-    spectra = [chance.random((many, sizes.model.mels), np.float32) for many in frames.tolist()]
+    texts = [
+        [*chance.integers(len(SPECIAL_TOKENS), ALPHABET, many - 1).tolist(), EOS] for many in symbols.tolist()
+    ]
+    spectra = [chance.random((many, sizes.model.n_mels), np.float32) for many in frames.tolist()]
     places = [np.arange(long) * many // long for long, many in zip(frames, symbols, strict=True)]
-    return Utterances(texts, spectra, frames=sizes.frames, seed=1, alike=alike, places=places)
+    return SpeechBatcher(
+        texts, spectra, max_frames=sizes.frames, seed=1, fixed_shapes=alike, frame_symbols=places
+    )
 
 
 def network(config: TacotronConfig) -> Tacotron:
@@ -126,7 +130,7 @@ def network(config: TacotronConfig) -> Tacotron:
 # --------------------------------------------------------------------------------------- is it the same?
 
 
-def check(plan: Plan, ours: Tacotron, batch: Speech) -> dict[str, float]:
+def check(plan: Plan, ours: Tacotron, batch: SpeechBatch) -> dict[str, float]:
     """How far both decoders are apart in float32; an error if it is too far."""
     batch = batch.to(plan.device)
     moved = copy.deepcopy(ours).to(plan.device)
@@ -138,7 +142,7 @@ def check(plan: Plan, ours: Tacotron, batch: Speech) -> dict[str, float]:
     exactly = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     try:
-        mels = [model.eval().told(batch) for model in both]
+        mels = [model.eval().predict_teacher_forced(batch) for model in both]
         losses, norms = [], []
         for model in both:
             torch.manual_seed(2)  # what is dropped
@@ -177,11 +181,14 @@ def launches(plan: Plan, model: Tacotron) -> float:
     Those of so many steps more, by their number.
     """
     model = copy.deepcopy(model).to(plan.device).train()
-    step = model.config.reduction
+    step = model.config.reduction_factor
 
     def count(steps: int) -> int:
-        mels = [torch.rand(steps * step, model.config.mels), torch.rand(steps * step - 1, model.config.mels)]
-        batch = Speech.of([[*range(4, 20), EOS], [4, EOS]], mels).to(plan.device)
+        mels = [
+            torch.rand(steps * step, model.config.n_mels),
+            torch.rand(steps * step - 1, model.config.n_mels),
+        ]
+        batch = SpeechBatch.from_sequences([[*range(4, 20), EOS], [4, EOS]], mels).to(plan.device)
 
         def run() -> None:
             with plan.autocast():
@@ -223,7 +230,7 @@ def training(report: Report, plan: Plan) -> None:
     case = f"{sum(map(len, chosen))} utterances in {len(chosen)} batches of {size.frames:,} frames"
     row = report.row("training", case, dtype=str(plan.dtype), config=dataclasses.asdict(size.model))
     row["frames"] = int(sum(each.sum() for each in lengths))
-    row["steps"] = int(sum(-(-each.max() // size.model.reduction) for each in lengths))
+    row["steps"] = int(sum(-(-each.max() // size.model.reduction_factor) for each in lengths))
     row["real"] = {
         name: row["frames"] / sum(batches[alike].collate(index).mels.shape[:2].numel() for index in chosen)
         for name, alike in (("alike", True), ("as long as the longest", False))
@@ -236,7 +243,7 @@ def training(report: Report, plan: Plan) -> None:
 
     def learned(model: Callable[[], Tacotron], graphs: bool) -> Callable[[], Run]:
         data = batches[graphs and plan.on_gpu]
-        settings = dataclasses.replace(size.train, graphs="auto" if graphs else False)
+        settings = dataclasses.replace(size.train, cuda_graphs="auto" if graphs else False)
         return lambda: learning(plan, model(), settings, [data.collate(index) for index in chosen])
 
     ways = [
@@ -259,11 +266,11 @@ def training(report: Report, plan: Plan) -> None:
     report.save()
 
 
-def learning(plan: Plan, model: nn.Module, settings: Settings, batches: Sequence[Speech]) -> Run:
+def learning(plan: Plan, model: nn.Module, settings: TrainConfig, batches: Sequence[SpeechBatch]) -> Run:
     """A round of the steps of `jumok train`."""
-    learner = Learner(model, settings, Ranks(device=plan.device), None)
-    made = [pinned(batch) if plan.on_gpu else batch for batch in batches]
-    works = [Work(0, at, (0, at + 1), [(batch, 1)]) for at, batch in enumerate(made)]
+    learner = Learner(model, settings, DistributedRanks(device=plan.device), None)
+    made = [pin_memory(batch) if plan.on_gpu else batch for batch in batches]
+    works = [StepBatches(0, at, (0, at + 1), [(batch, 1)]) for at, batch in enumerate(made)]
     number = 0
 
     def run() -> list[torch.Tensor]:
@@ -273,8 +280,8 @@ def learning(plan: Plan, model: nn.Module, settings: Settings, batches: Sequence
             number += 1
             told = learner.step(work, number)
             losses.append(told[0] / told[1])
-        if learner.trouble:
-            raise RuntimeError(f"steps could not be recorded: {learner.trouble}")
+        if learner.capture_error:
+            raise RuntimeError(f"steps could not be recorded: {learner.capture_error}")
         return losses
 
     return run
@@ -346,21 +353,24 @@ def training_tables(rows: list[Row]) -> None:
 def synthesis(report: Report, plan: Plan) -> None:
     """On the CPU, whatever the device."""
     known = recipe.load(RECIPE)
-    config = dataclasses.replace(SMALL, mels=known.sound.mels) if plan.quick else known.model
-    model, sound = network(config).eval(), Sound(known.sound)
-    nn.init.zeros_(model.decoder.stop.weight)
-    nn.init.constant_(model.decoder.stop.bias, -1.0)  # it never says that this was the last frame
+    config = dataclasses.replace(SMALL, n_mels=known.sound.mels) if plan.quick else known.model
+    model, sound = network(config).eval(), AudioProcessor(known.sound)
+    nn.init.zeros_(model.decoder.stop_projection.weight)
+    nn.init.constant_(model.decoder.stop_projection.bias, -1.0)  # it never says that this was the last frame
     before, turns = torch.get_num_threads(), 2 if plan.quick else known.decode.turns
     symbols = round(SHORT[0] if plan.quick else SYMBOLS[0])
     frames = round(symbols * float(np.exp(PACE[0])))
 
     def say(many: int) -> list[Any]:
-        text = Tokens.padded([[*[4 + n % 30 for n in range(symbols - 1)], EOS]] * many)
+        text = Tokens.pad([[*[4 + n % 30 for n in range(symbols - 1)], EOS]] * many)
         with torch.inference_mode():
-            return list(model.say(text, longest=frames).mels.numpy())
+            return list(model.synthesize(text, max_frames=frames).mels.numpy())
 
     def hear(mels: list[Any]) -> list[Any]:
-        return [sound.wave(each, turns=turns, sharpen=known.decode.sharpen) for each in mels]
+        return [
+            sound.reconstruct_waveform(each, num_iterations=turns, magnitude_power=known.decode.sharpen)
+            for each in mels
+        ]
 
     try:
         for threads, many in itertools.product((1,) if plan.quick else THREADS, AT_ONCE):

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from jumok.data.files import data_folder
+from jumok.data.readers.text_files import data_folder
 
 BREAK = re.compile(r"<br\s*/?>")
 STRENGTHS = (0.3, 1.0, 3.0, 10.0, 30.0)  # C

@@ -32,17 +32,17 @@ from report import Report, Row, Run, ratio
 from torch import Tensor, nn
 
 import jumok
-from jumok.batch import BOS, EOS, IGNORE, Pairs, Tokens
-from jumok.data.batches import LEAST, filled, in_a_row
-from jumok.exchange.huggingface import export_marian
-from jumok.models.seq2seq import Seq2Seq, Seq2SeqConfig, State
+from jumok.batches.tokens import BOS, EOS, IGNORE, Seq2SeqBatch, Tokens
+from jumok.data.batching.length_batching import KERNEL_BLOCK, pack_sequences, pad_array
+from jumok.export.marian import export_marian
+from jumok.models.seq2seq import Seq2Seq, Seq2SeqConfig, Seq2SeqState
 from jumok.models.transformer import Transformer, TransformerConfig
-from jumok.training.graphs import Gradients
-from jumok.training.prefetch import pinned
+from jumok.training.cuda_graphs import CudaGraphGradients
+from jumok.training.prefetch import pin_memory
 
 # A way is left out where fewer seconds are left than it may take on a GPU, compiled or not.
 COMPILING, LAUNCHING = 60, 15
-Objective = Callable[[Pairs], Tensor]  # from a batch on the device to the loss a label
+Objective = Callable[[Seq2SeqBatch], Tensor]  # from a batch on the device to the loss a label
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ class Plan:
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.on_gpu)
 
-    def batch(self, sides: Sides, **how: Any) -> Pairs:
+    def batch(self, sides: Sides, **how: Any) -> Seq2SeqBatch:
         """A batch on the host, as the threads of a training loop leave it."""
-        batch = Pairs.of(*sides, **how)
-        return pinned(batch) if self.on_gpu else batch
+        batch = Seq2SeqBatch.from_sequences(*sides, **how)
+        return pin_memory(batch) if self.on_gpu else batch
 
 
 # ---------------------------------------------------------------------------------------------------- a way
@@ -116,11 +116,11 @@ def measure(report: Report, row: Row, way: Way) -> None:
 
 
 def learning(
-    plan: Plan, model: nn.Module, objective: Objective, batches: Sequence[Pairs], graph: bool = False
+    plan: Plan, model: nn.Module, objective: Objective, batches: Sequence[Seq2SeqBatch], graph: bool = False
 ) -> Run:
     """A round of training steps; as a ``graph``, loss and gradients are one CUDA graph."""
 
-    def run(batch: Pairs, scale: Tensor | None = None) -> Tensor:
+    def run(batch: Seq2SeqBatch, scale: Tensor | None = None) -> Tensor:
         with plan.autocast():
             value = objective(batch)
         (value if scale is None else value * scale).backward()
@@ -128,9 +128,9 @@ def learning(
 
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(learned, lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True)
-    gradients = Gradients(run, learned, plan.device)
+    gradients = CudaGraphGradients(run, learned, plan.device)
 
-    def step(batch: Pairs) -> Tensor:
+    def step(batch: Seq2SeqBatch) -> Tensor:
         value = gradients(batch, 1.0) if graph else run(batch.to(plan.device))
         optimizer.step()
         optimizer.zero_grad()
@@ -139,7 +139,7 @@ def learning(
     return lambda: [step(batch) for batch in batches]
 
 
-def start_of(plan: Plan, model: nn.Module, objective: Objective, batch: Pairs) -> Callable[[], float]:
+def start_of(plan: Plan, model: nn.Module, objective: Objective, batch: Seq2SeqBatch) -> Callable[[], float]:
     """The loss before anything was learned, without dropout."""
 
     @torch.no_grad()
@@ -165,7 +165,9 @@ def weights(model: nn.Module) -> int:
 def transformer_size(plan: Plan) -> tuple[TransformerConfig, Text]:
     def config(width: int, heads: int, layers: int) -> TransformerConfig:
         layers_of = {"encoder_layers": layers, "decoder_layers": layers}
-        return TransformerConfig(width=width, heads=heads, feed_forward=4 * width, tie="all", **layers_of)
+        return TransformerConfig(
+            width=width, num_heads=heads, feed_forward_width=4 * width, tie_embeddings="all", **layers_of
+        )
 
     if plan.on_gpu:
         return config(512, 8, 6), Text(400, 8, 64, 32000)
@@ -192,26 +194,26 @@ def transformer(report: Report, plan: Plan) -> None:
     }
     report.note(row, path=path(plan, config, packed[0]))
 
-    def our(batches: list[Pairs], compiled: bool, graph: bool = False) -> Ready:
+    def our(batches: list[Seq2SeqBatch], compiled: bool, graph: bool = False) -> Ready:
         model = copy.deepcopy(ours).to(plan.device).train()
         if compiled:
             model.compile()
 
-        def objective(batch: Pairs) -> Tensor:
+        def objective(batch: Seq2SeqBatch) -> Tensor:
             return model.loss(batch).total / batch.count
 
         start = start_of(plan, model, objective, batches[0])
         return Ready(learning(plan, model, objective, batches, graph), start)
 
-    def marian(batches: list[Pairs], compiler: Callable[..., Any] | None = None) -> Ready:
+    def marian(batches: list[Seq2SeqBatch], compiler: Callable[..., Any] | None = None) -> Ready:
         model = load_marian(exported).to(plan.device).train()
         row["weights"]["marian"] = weights(model)
 
-        def objective(loss: Callable[..., Tensor], batch: Pairs) -> Tensor:
-            source = batch.source.ids, batch.source.real.long()
+        def objective(loss: Callable[..., Tensor], batch: Seq2SeqBatch) -> Tensor:
+            source = batch.source.ids, batch.source.valid_mask.long()
             return loss(*source, batch.target.ids, batch.labels) / batch.count
 
-        smoothed = marian_loss(model, config.smoothing)
+        smoothed = marian_loss(model, config.label_smoothing)
         learned = functools.partial(objective, compiler(smoothed) if compiler else smoothed)
         plain = functools.partial(objective, marian_loss(model, 0.0))
         start = start_of(plan, model, plain, batches[0])
@@ -233,16 +235,16 @@ def transformer(report: Report, plan: Plan) -> None:
                 measure(report, row, way)
 
 
-def packed_alike(plan: Plan, drawn: Sequence[Sides]) -> list[Pairs]:
+def packed_alike(plan: Plan, drawn: Sequence[Sides]) -> list[Seq2SeqBatch]:
     """Packed as `jumok train` does it, and both sides of all batches of one length: compiled once."""
     totals = [sum(len(sentence) + 1 for sentence in side) for sides in drawn for side in sides]
-    fillers = (max(totals) - min(totals)) // LEAST + 2  # so that none is longer than LEAST
-    to = -(-(max(totals) + fillers) // LEAST) * LEAST
+    fillers = (max(totals) - min(totals)) // KERNEL_BLOCK + 2  # so that none is longer than LEAST
+    to = -(-(max(totals) + fillers) // KERNEL_BLOCK) * KERNEL_BLOCK
 
     def joined(sentences: Sequence[Sequence[int]]) -> tuple[Any, Any]:
         return np.concatenate(sentences), np.array([len(sentence) for sentence in sentences])
 
-    def batch(sources: list[list[int]], targets: list[list[int]]) -> Pairs:
+    def batch(sources: list[list[int]], targets: list[list[int]]) -> Seq2SeqBatch:
         given, told, said = (
             joined(side)
             for side in (
@@ -251,31 +253,31 @@ def packed_alike(plan: Plan, drawn: Sequence[Sides]) -> list[Pairs]:
                 [[*words, EOS] for words in targets],
             )
         )
-        labels = torch.from_numpy(filled(said[0], to, IGNORE))[None]
-        source, target = (in_a_row(*side, to, fillers) for side in (given, told))
-        made = Pairs(source, target, labels, len(said[0]))
-        return pinned(made) if plan.on_gpu else made
+        labels = torch.from_numpy(pad_array(said[0], to, IGNORE))[None]
+        source, target = (pack_sequences(*side, to, fillers) for side in (given, told))
+        made = Seq2SeqBatch(source, target, labels, len(said[0]))
+        return pin_memory(made) if plan.on_gpu else made
 
     return [batch(*sides) for sides in drawn]
 
 
-def places(batches: Sequence[Pairs]) -> int:
+def places(batches: Sequence[Seq2SeqBatch]) -> int:
     """Of tokens, those of padding among them."""
     return sum(side.ids.numel() for batch in batches for side in (batch.source, batch.target))
 
 
-def path(plan: Plan, config: TransformerConfig, batch: Pairs) -> str:
+def path(plan: Plan, config: TransformerConfig, batch: Seq2SeqBatch) -> str:
     """How the attention of a packed batch is computed: of source, target, and from target to source."""
 
     def heads(tokens: Tokens) -> Tensor:
-        size = 1, config.heads, tokens.ids.shape[1], config.width // config.heads
+        size = 1, config.num_heads, tokens.ids.shape[1], config.width // config.num_heads
         return torch.zeros(size, dtype=plan.dtype, device=plan.device)
 
     source, target = heads(batch.source), heads(batch.target)
     calls = [
         (source, source, batch.source.mask),
-        (target, target, batch.target.causal),
-        (target, source, batch.source.seen_from(batch.target)),
+        (target, target, batch.target.causal_mask),
+        (target, source, batch.source.cross_attention_mask(batch.target)),
     ]
     told = (str(jumok.explain(query, key, key, mask=mask)).splitlines()[0] for query, key, mask in calls)
     return "; ".join(dict.fromkeys(told))
@@ -297,7 +299,7 @@ def bahdanau_size(plan: Plan) -> tuple[Seq2SeqConfig, Text]:
     """As in the paper; without dropout, so that outputs can be compared."""
 
     def config(width: int, embedding: int) -> Seq2SeqConfig:
-        return Seq2SeqConfig(width=width, embedding=embedding, dropout=0.0)
+        return Seq2SeqConfig(width=width, embedding_width=embedding, dropout=0.0)
 
     if plan.on_gpu:
         return config(1000, 620), Text(80, 50, 50, 30000)
@@ -330,13 +332,13 @@ def bahdanau_ways(plan: Plan, our: Callable[[bool], Ready], loop: Callable[[Step
     return ways
 
 
-def whole(report: Report, plan: Plan, row: Row, ours: Seq2Seq, batches: list[Pairs]) -> None:
+def whole(report: Report, plan: Plan, row: Row, ours: Seq2Seq, batches: list[Seq2SeqBatch]) -> None:
     """Encoder, decoder, generator and optimiser."""
 
     def our(graph: bool) -> Ready:
         model = copy.deepcopy(ours).to(plan.device)
 
-        def objective(batch: Pairs) -> Tensor:
+        def objective(batch: Seq2SeqBatch) -> Tensor:
             return model.loss(batch).total / batch.count
 
         start = start_of(plan, model, objective, batches[0])
@@ -345,7 +347,7 @@ def whole(report: Report, plan: Plan, row: Row, ours: Seq2Seq, batches: list[Pai
     def loop(step: Step, graph: bool) -> Ready:
         model = Loop(ours).to(plan.device)
 
-        def objective(step: Step, batch: Pairs) -> Tensor:
+        def objective(step: Step, batch: Seq2SeqBatch) -> Tensor:
             return model.loss(batch, step) / batch.count
 
         start = start_of(plan, model, functools.partial(objective, Loop.step), batches[0])
@@ -355,7 +357,7 @@ def whole(report: Report, plan: Plan, row: Row, ours: Seq2Seq, batches: list[Pai
         measure(report, row, way)
 
 
-def decoder(report: Report, plan: Plan, row: Row, ours: Seq2Seq, batch: Pairs) -> None:
+def decoder(report: Report, plan: Plan, row: Row, ours: Seq2Seq, batch: Seq2SeqBatch) -> None:
     """From annotations and embedded words to what the generator reads, and all gradients back."""
     config, plain = ours.config, Loop(ours).to(plan.device)
     ours = copy.deepcopy(ours).to(plan.device)
@@ -364,8 +366,8 @@ def decoder(report: Report, plan: Plan, row: Row, ours: Seq2Seq, batch: Pairs) -
     def random(*size: int, dtype: torch.dtype = plan.dtype) -> Tensor:
         return (torch.randn(*size, device=plan.device) / 2).to(dtype).requires_grad_()
 
-    words = random(rows, length, config.embedding, dtype=torch.float32)
-    annotations, first = random(rows, length, config.annotation), random(rows, config.width)
+    words = random(rows, length, config.embedding_width, dtype=torch.float32)
+    annotations, first = random(rows, length, config.annotation_width), random(rows, config.width)
     upstream = random(rows, length, ours.decoder.readout.width).detach()
     attention: Any = ours.decoder.attention
 
@@ -387,7 +389,7 @@ def decoder(report: Report, plan: Plan, row: Row, ours: Seq2Seq, batch: Pairs) -
 
     def our(graph: bool = False) -> Ready:
         def decode() -> Tensor:
-            state = State((first[None],), attention.prepare(annotations))
+            state = Seq2SeqState((first[None],), attention.prepare(annotations))
             return ours.decoder(words, state)[1]
 
         return with_gradients(decode, [ours.decoder], graph)

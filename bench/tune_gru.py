@@ -22,15 +22,15 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.profiler import ProfilerActivity, profile
 
-from jumok.attention.capability import shared_memory
+from jumok.attention.gpu_support import get_max_shared_memory
 from jumok.models.kernels import gru
-from jumok.models.kernels.gru import Blocks, blocks_for
-from jumok.models.ragged import Packing
-from jumok.models.recurrent import recurrent
+from jumok.models.kernels.gru import GruKernelBlockSizes, choose_gru_blocks
+from jumok.models.layers.ragged_layout import PackedSteps
+from jumok.models.layers.recurrent import build_rnn
 
 SECONDS = 90  # most of them go into compiling
 RUNS = 15
-Both = tuple[Blocks, Blocks]
+Both = tuple[GruKernelBlockSizes, GruKernelBlockSizes]
 Loop = Callable[[], list[Tensor]]
 
 
@@ -61,17 +61,24 @@ SIZES = [
 ]
 
 
-def ways(size: Size) -> list[Blocks]:
+def ways(size: Size) -> list[GruKernelBlockSizes]:
     """The usual blocks first."""
-    usual = blocks_for(size.width, size.dtype)
+    usual = choose_gru_blocks(size.width, size.dtype)
     found = [usual, usual._replace(warps=usual.warps // 2), usual._replace(rows=32), usual._replace(warps=8)]
-    found += [Blocks(32, 8), Blocks(64, 8), Blocks(64, 4)]
-    if not gru.holds_weight(size.width, size.dtype, shared_memory(torch.device("cuda", 0))):
-        found += [usual._replace(stages=2), usual._replace(stages=3), Blocks(16, 16), Blocks(16, 16, 2)]
+    found += [GruKernelBlockSizes(32, 8), GruKernelBlockSizes(64, 8), GruKernelBlockSizes(64, 4)]
+    if not gru.fits_weight_in_shared_memory(
+        size.width, size.dtype, get_max_shared_memory(torch.device("cuda", 0))
+    ):
+        found += [
+            usual._replace(stages=2),
+            usual._replace(stages=3),
+            GruKernelBlockSizes(16, 16),
+            GruKernelBlockSizes(16, 16, 2),
+        ]
     return list(dict.fromkeys(found))
 
 
-def loop_of(rnn: nn.GRU, x: Tensor, packing: Packing, dtype: torch.dtype, blocks: Both | None) -> Loop:
+def loop_of(rnn: nn.GRU, x: Tensor, packing: PackedSteps, dtype: torch.dtype, blocks: Both | None) -> Loop:
     """States and gradients, with these blocks; None: by cuDNN."""
     parameters = [*rnn.parameters()]
     ways = [tuple(parameters[:4]), tuple(parameters[4:])]
@@ -79,9 +86,9 @@ def loop_of(rnn: nn.GRU, x: Tensor, packing: Packing, dtype: torch.dtype, blocks
     def loop() -> list[Tensor]:
         with torch.autocast("cuda", torch.bfloat16, enabled=dtype != torch.float32):
             if blocks is None:
-                states = rnn(PackedSequence(x, packing.sizes))[0].data
+                states = rnn(PackedSequence(x, packing.batch_sizes))[0].data
             else:
-                states = gru.gru(x, ways, packing, blocks)  # type: ignore[arg-type]
+                states = gru.run_fused_gru(x, ways, packing, blocks)  # type: ignore[arg-type]
         return [states.detach(), *torch.autograd.grad(states, [x, *parameters], states.detach())]
 
     return loop
@@ -134,11 +141,11 @@ def measured(loop: Loop, right: list[Tensor], name: str) -> tuple[float, float]:
 
 def tune(size: Size, until: float) -> None:
     lengths = size.lengths()
-    rnn = recurrent("gru", size.inputs, size.width, bidirectional=True).cuda()
+    rnn = build_rnn("gru", size.inputs, size.width, bidirectional=True).cuda()
     assert isinstance(rnn, nn.GRU)
     x = torch.randn(sum(lengths), size.inputs, device="cuda", requires_grad=True)
     counts = np.searchsorted(-np.array(lengths), -np.arange(lengths[0]), side="left")
-    packing = Packing.of(torch.from_numpy(counts), "cuda")
+    packing = PackedSteps.from_batch_sizes(torch.from_numpy(counts), "cuda")
     print(
         f"\n{len(x)} words, {len(lengths)} sequences, {len(counts)} steps, {size.inputs} inputs, width "
         f"{size.width}, {size.dtype}\n  {'':28} {'launched':>9} {'forward':>9} {'backward':>9} {'apart':>10}"
@@ -146,7 +153,7 @@ def tune(size: Size, until: float) -> None:
     cudnn = loop_of(rnn, x, packing, size.dtype, None)
     right = cudnn()
     print(f"  {'cuDNN':28} {launched_time(cudnn):9.0f}", flush=True)
-    took: dict[Blocks, tuple[float, float]] = {}
+    took: dict[GruKernelBlockSizes, tuple[float, float]] = {}
     for blocks in ways(size):
         if time.monotonic() > until:
             print("  the other ways are left out: the time is up")
@@ -167,7 +174,7 @@ def main() -> None:
     torch.manual_seed(0)
     torch.backends.cudnn.allow_tf32 = False  # cuDNN's float32 is to be that, too
     began = time.monotonic()
-    print("blocks: " + ", ".join(f"{name[0]} {name}" for name in Blocks._fields))
+    print("blocks: " + ", ".join(f"{name[0]} {name}" for name in GruKernelBlockSizes._fields))
     for at, size in enumerate(SIZES, 1):
         tune(size, began + SECONDS / len(SIZES) * at)
 

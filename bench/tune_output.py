@@ -2,7 +2,7 @@
 
     python bench/tune_output.py
 
-For whoever changes `jumok.models.output` or its kernel. Beside plain PyTorch: several sizes of the pieces
+For whoever changes `jumok.models.output_loss` or its kernel. Beside plain PyTorch: several sizes of the pieces
 that are worked on at a time (the constant AT_ONCE_BY_KERNEL), and several blocks of the kernel.
 """
 
@@ -17,19 +17,19 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from jumok.models import output
-from jumok.models.kernels import softmax_loss
-from jumok.models.kernels.softmax_loss import BLOCKS, Blocks, softmax_loss_
+from jumok.models.kernels import cross_entropy
+from jumok.models.kernels.cross_entropy import DEFAULT_BLOCKS, CrossEntropyBlockSizes, cross_entropy_
+from jumok.models.layers import output_loss
 
 SIZES = [(14500, 512, 32000), (4000, 768, 30522)]  # places, width, words
 PIECES = [24, 25, 26, 27, 28, 29]  # logits at a time, as a power of 2
-WAYS = [Blocks(warps, unroll) for warps in (4, 8, 16, 32) for unroll in (1, 2, 4)]
+WAYS = [CrossEntropyBlockSizes(warps, unroll) for warps in (4, 8, 16, 32) for unroll in (1, 2, 4)]
 RUNS = 12
 
 
 def step(hidden: Tensor, weight: Tensor, labels: Tensor) -> None:
     with torch.autocast("cuda", torch.bfloat16):
-        total, _ = output.smoothed_loss(hidden, weight, labels, 0.1)
+        total, _ = output_loss.linear_cross_entropy(hidden, weight, labels, 0.1)
     torch.autograd.grad(total, (hidden, weight))
 
 
@@ -60,7 +60,7 @@ def row(name: str, times: tuple[float, float]) -> None:
 def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("bench/tune_output.py measures a kernel on a CUDA GPU, and there is none")
-    added = output._makes_float32(torch.bfloat16, torch.device("cuda", 0))
+    added = output_loss._supports_float32_output(torch.bfloat16, torch.device("cuda", 0))
     print(f"products are added in float32: {added}")
     for places, width, words in SIZES:
         print(f"\n{places} places, width {width}, {words} words\n{'':36} {'ms':>8} {'kernel':>8} {'GB':>8}")
@@ -68,16 +68,16 @@ def main() -> None:
         weight = torch.randn(words, width, device="cuda").mul_(width**-0.5).requires_grad_()
         inputs = (hidden, weight, torch.randint(words, (places,), device="cuda"))
         torch.cuda.reset_peak_memory_stats()
-        with mock.patch.object(output, "why_no_kernel", return_value="not now"):
+        with mock.patch.object(output_loss, "triton_unsupported_reason", return_value="not now"):
             row("plain PyTorch", milliseconds(*inputs))
         row("as it is", milliseconds(*inputs))
         for power in PIECES:
-            with mock.patch.object(output, "AT_ONCE_BY_KERNEL", 1 << power):
+            with mock.patch.object(output_loss, "MAX_LOGITS_BY_KERNEL", 1 << power):
                 row(f"pieces of 2^{power} logits", milliseconds(*inputs))
         for blocks in WAYS:
-            cut = functools.partial(softmax_loss_, blocks=blocks)
-            with mock.patch.object(softmax_loss, "softmax_loss_", cut):
-                row(str(blocks) + " *" * (blocks == BLOCKS), milliseconds(*inputs))
+            cut = functools.partial(cross_entropy_, blocks=blocks)
+            with mock.patch.object(cross_entropy, "cross_entropy_", cut):
+                row(str(blocks) + " *" * (blocks == DEFAULT_BLOCKS), milliseconds(*inputs))
 
 
 if __name__ == "__main__":

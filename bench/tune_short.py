@@ -2,7 +2,7 @@
 
     python bench/tune_short.py
 
-For whoever changes `jumok.attention.kernels.short`. All times are milliseconds a call, in a CUDA graph of
+For whoever changes `jumok.attention.kernels.short_sequences`. All times are milliseconds a call, in a CUDA graph of
 many calls, so without launches. The first table is `attend` and the whole of `MultiHead`, the second the
 kernels alone. FlashAttention has no dropout here: beside ours with dropout it runs without.
 """
@@ -16,10 +16,14 @@ import torch
 from torch import Tensor
 
 from jumok import attend, masks
-from jumok.attention import fused
+from jumok.attention import dispatch
 from jumok.attention.heads import MultiHead
-from jumok.attention.kernels import short
-from jumok.attention.kernels.short import Blocks, Dropout, Packing
+from jumok.attention.kernels import short_sequences
+from jumok.attention.kernels.short_sequences import (
+    ShortKernelBlockSizes,
+    ShortKernelDropout,
+    ShortSequenceLayout,
+)
 
 CALLS, ROUNDS = 10, 5
 
@@ -73,20 +77,20 @@ def milliseconds(call: Callable[[], Any]) -> float:
     return min(times)
 
 
-def made(case: Case) -> tuple[Packing, masks.Mask]:
+def made(case: Case) -> tuple[ShortSequenceLayout, masks.Mask]:
     keys = case.edges()
     queries = case.edges() if case.cross else keys
     longest = 128 if "one of 128" in case.name else case.longest  # what the longest sequence costs the others
     mask = masks.packed(
         keys, longest, **({"queries": queries, "longest_query": longest} if case.cross else {})
     )
-    packing = Packing(queries, keys, longest, longest, case.causal)
+    packing = ShortSequenceLayout(queries, keys, longest, longest, case.causal)
     return packing, mask & masks.causal() if case.causal else mask
 
 
 def beside_flash(case: Case) -> None:
     packing, mask = made(case)
-    length, asked = (int(edges[-1]) for edges in (packing.q_edges, packing.k_edges))
+    length, asked = (int(edges[-1]) for edges in (packing.cu_seqlens_q, packing.cu_seqlens_k))
     width = case.heads * WIDTH
     parts = torch.randn(1, asked, 3, case.heads, WIDTH, device="cuda").bfloat16().transpose(1, 3).unbind(2)
     query = torch.randn(1, length, case.heads, WIDTH, device="cuda").bfloat16().transpose(1, 2)
@@ -107,50 +111,53 @@ def beside_flash(case: Case) -> None:
         with torch.no_grad():
             attend(*leaves, mask=mask, dropout=module.dropout)
 
-    every, took = fused.PATHS, {}
+    every, took = dispatch.PATHS, {}
     for name in ("packed-short", "varlen"):
-        fused.PATHS = tuple(path for path in every if path.name == name)  # type: ignore[misc]
+        dispatch.PATHS = tuple(path for path in every if path.name == name)  # type: ignore[misc]
         module.dropout = case.dropout if name == "packed-short" else 0.0
         took[name] = [milliseconds(call) for call in (forward, both, whole)]
-    fused.PATHS = every  # type: ignore[misc]
+    dispatch.PATHS = every  # type: ignore[misc]
     ours, flash = took.values()
     listed = "  ".join(f"{a:6.3f} {b:6.3f} {b / a:4.1f}×" for a, b in zip(ours, flash, strict=True))
     print(f"{case.name:32} {listed}", flush=True)
 
 
-def forward_ways(blocks: Blocks) -> list[Blocks]:
+def forward_ways(blocks: ShortKernelBlockSizes) -> list[ShortKernelBlockSizes]:
     largest = max(blocks.queries, blocks.keys)
-    return [blocks, blocks._replace(registers=168), blocks._replace(least=largest)]
+    return [blocks, blocks._replace(max_registers=168), blocks._replace(min_tile_side=largest)]
 
 
-def backward_ways(launches: tuple[Blocks, ...]) -> list[tuple[Blocks, ...]]:
+def backward_ways(launches: tuple[ShortKernelBlockSizes, ...]) -> list[tuple[ShortKernelBlockSizes, ...]]:
     *shorter, last = launches
     others = [{"registers": 96}, {"registers": 168}, {"warps": 8}]
     together = []
     if shorter:
         others = [{"registers": 128}]
-        once = last._replace(least=32, above=0)  # all sequences in one launch
-        together = [(once,), (once._replace(registers=128),)]
+        once = last._replace(min_tile_side=32, longer_than=0)  # all sequences in one launch
+        together = [(once,), (once._replace(max_registers=128),)]
     return [launches, *((*shorter, last._replace(**other)) for other in others), *together]
 
 
 def blocks_of(case: Case) -> None:
     packing, _ = made(case)
-    sizes = [int(edges[-1]) for edges in (packing.q_edges, packing.k_edges, packing.k_edges, packing.q_edges)]
+    sizes = [
+        int(edges[-1])
+        for edges in (packing.cu_seqlens_q, packing.cu_seqlens_k, packing.cu_seqlens_k, packing.cu_seqlens_q)
+    ]
     q, k, v, grad = (torch.randn(n, case.heads, WIDTH, device="cuda").bfloat16() for n in sizes)
-    longest = packing.longest_query, packing.longest_key
-    dropout = Dropout.drawn(case.dropout, q.device)
+    longest = packing.max_seqlen_q, packing.max_seqlen_k
+    dropout = ShortKernelDropout.from_probability(case.dropout, q.device)
 
-    def forward(blocks: Blocks) -> None:
-        short.short_forward(q, k, v, packing, 0.125, dropout, blocks)
+    def forward(blocks: ShortKernelBlockSizes) -> None:
+        short_sequences.compute_short_forward(q, k, v, packing, 0.125, dropout, blocks)
 
-    def backward(launches: tuple[Blocks, ...]) -> None:
-        short.short_backward(q, k, v, grad, packing, 0.125, dropout, launches)
+    def backward(launches: tuple[ShortKernelBlockSizes, ...]) -> None:
+        short_sequences.compute_short_backward(q, k, v, grad, packing, 0.125, dropout, launches)
 
-    for blocks in forward_ways(short.forward_blocks(*longest, WIDTH)):
+    for blocks in forward_ways(short_sequences.choose_forward_blocks(*longest, WIDTH)):
         took = milliseconds(lambda blocks=blocks: forward(blocks))
         print(f"{case.name:32} forward  {tuple(blocks)!s:24} {took:6.3f}", flush=True)
-    for launches in backward_ways(short.backward_blocks(*longest, WIDTH)):
+    for launches in backward_ways(short_sequences.choose_backward_blocks(*longest, WIDTH)):
         took = milliseconds(lambda launches=launches: backward(launches))
         listed = " and ".join(str(tuple(blocks)) for blocks in launches)
         print(f"{case.name:32} backward {listed:24} {took:6.3f}", flush=True)

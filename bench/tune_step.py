@@ -18,39 +18,45 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from jumok.attention.kernels.step import NARROW, WIDE, Blocks, Shared, blocks_for
+from jumok.attention.kernels.additive_step import (
+    NARROW_BLOCKS,
+    WIDE_BLOCKS,
+    AdditiveStepBlockSizes,
+    AdditiveStepLoop,
+    choose_step_blocks,
+)
 
 SIZES = [(32, 400, 256, 256), (80, 50, 1000, 2000)]  # B, K, hidden, value width
 STEPS = 50
 REPLAYS = 20
 SECONDS = 60  # most of them go into compiling
 NARROW_WAYS = [
-    NARROW,
-    NARROW._replace(together=128),
-    NARROW._replace(together=32),
-    NARROW._replace(programs=1600, splits=64, together=128),
-    NARROW._replace(programs=1600, splits=64),
-    NARROW._replace(keys=4, programs=512, splits=16),
-    NARROW._replace(keys=4, programs=512, splits=16, together=128),
-    NARROW._replace(columns=32, keys=1),
-    NARROW._replace(columns=8, keys=4),
-    NARROW._replace(programs=512, splits=16, together=128),
-    NARROW._replace(warps=2, programs=512, splits=16),
-    NARROW._replace(warps=2, programs=512, splits=16, together=128),
+    NARROW_BLOCKS,
+    NARROW_BLOCKS._replace(merge_elements_per_lane=128),
+    NARROW_BLOCKS._replace(merge_elements_per_lane=32),
+    NARROW_BLOCKS._replace(target_programs=1600, max_splits=64, merge_elements_per_lane=128),
+    NARROW_BLOCKS._replace(target_programs=1600, max_splits=64),
+    NARROW_BLOCKS._replace(keys_per_lane=4, target_programs=512, max_splits=16),
+    NARROW_BLOCKS._replace(keys_per_lane=4, target_programs=512, max_splits=16, merge_elements_per_lane=128),
+    NARROW_BLOCKS._replace(columns_per_lane=32, keys_per_lane=1),
+    NARROW_BLOCKS._replace(columns_per_lane=8, keys_per_lane=4),
+    NARROW_BLOCKS._replace(target_programs=512, max_splits=16, merge_elements_per_lane=128),
+    NARROW_BLOCKS._replace(num_warps=2, target_programs=512, max_splits=16),
+    NARROW_BLOCKS._replace(num_warps=2, target_programs=512, max_splits=16, merge_elements_per_lane=128),
 ]
 WIDE_WAYS = [
-    WIDE,
-    WIDE._replace(stages=3),
-    WIDE._replace(stages=4),
-    WIDE._replace(stages=3, programs=1024),
-    WIDE._replace(programs=1024),
-    WIDE._replace(programs=384),
-    WIDE._replace(warps=2, programs=256),
-    WIDE._replace(warps=4, programs=128),
-    WIDE._replace(warps=4, programs=256),
+    WIDE_BLOCKS,
+    WIDE_BLOCKS._replace(num_stages=3),
+    WIDE_BLOCKS._replace(num_stages=4),
+    WIDE_BLOCKS._replace(num_stages=3, target_programs=1024),
+    WIDE_BLOCKS._replace(target_programs=1024),
+    WIDE_BLOCKS._replace(target_programs=384),
+    WIDE_BLOCKS._replace(num_warps=2, target_programs=256),
+    WIDE_BLOCKS._replace(num_warps=4, target_programs=128),
+    WIDE_BLOCKS._replace(num_warps=4, target_programs=256),
 ]
 TOLD = ("columns", "keys", "warps", "programs", "stages", "together")
-Both = tuple[Blocks, Blocks]
+Both = tuple[AdditiveStepBlockSizes, AdditiveStepBlockSizes]
 Loop = Callable[[], tuple[Tensor, ...]]
 
 
@@ -65,8 +71,8 @@ def inputs(size: tuple[int, int, int, int]) -> list[Tensor]:
 
 def loop_of(leaves: list[Tensor], blocks: Both) -> Loop:
     def loop() -> tuple[Tensor, ...]:
-        steps = Shared(*leaves[:4], blocks=blocks)
-        contexts = torch.stack([steps.context(query) for query in leaves[4].unbind()])
+        steps = AdditiveStepLoop(*leaves[:4], blocks=blocks)
+        contexts = torch.stack([steps.compute_context(query) for query in leaves[4].unbind()])
         return torch.autograd.grad(contexts, leaves, contexts.detach())
 
     return loop
@@ -143,8 +149,8 @@ def main() -> None:
     print(f"{'B, K, hidden, values':22} {'blocks':26} {'graph':>5} {'launched':>8}  kernels, µs")
     for at, size in enumerate(SIZES):
         leaves = inputs(size)
-        usual = blocks_for(size[0], max(size[2:]))
-        ways = NARROW_WAYS if usual[0] == NARROW else WIDE_WAYS
+        usual = choose_step_blocks(size[0], max(size[2:]))
+        ways = NARROW_WAYS if usual[0] == NARROW_BLOCKS else WIDE_WAYS
         took = {}
         for blocks in ways:
             if time.monotonic() - began > SECONDS / len(SIZES) * (1 + at):

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import jumok
-from jumok.batch import EOS, IGNORE, Loss, Pairs, Tokens
-from jumok.data.batches import PairData
-from jumok.data.store import prepare
-from jumok.data.text import TextConfig, Tokenizers
+from jumok.batches.tokens import EOS, IGNORE, Loss, Seq2SeqBatch, Tokens
+from jumok.data.batching.length_batching import TranslationBatcher
+from jumok.data.caches.token_store import prepare_token_store
+from jumok.data.tokenizers.tokenizer import TokenizerConfig, TokenizerPair
 from jumok.decoding import beam
-from jumok.tasks.corpora import DataConfig, Texts
-from jumok.training import Report, Settings, train
+from jumok.tasks.translate.data import TranslationData, TranslationDataConfig
+from jumok.training import TrainConfig, ValidationReport, train
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Mine(nn.Module):
         self.source, self.target = nn.Embedding(source, width), nn.Embedding(target, width)
         self.reader = nn.GRU(width, width // 2, batch_first=True, bidirectional=True)
         self.writer = nn.GRU(width, width, batch_first=True)
-        self.attention = jumok.MultiHead(width, heads=4, key_width=width)
+        self.attention = jumok.MultiHead(width, num_heads=4, key_width=width)
         self.words = nn.Linear(2 * width, target)
 
     def start(self, source: Tokens) -> State:
@@ -47,7 +47,7 @@ class Mine(nn.Module):
         packed = pack_padded_sequence(self.source(source.ids), source.lengths, True, enforce_sorted=False)
         read, last = self.reader(packed)
         memory, _ = pad_packed_sequence(read, batch_first=True, total_length=source.ids.shape[1])
-        return State(memory, source.sizes, torch.cat([*last], -1)[None])
+        return State(memory, source.lengths_tensor, torch.cat([*last], -1)[None])
 
     def write(self, state: State, ids: Tensor) -> tuple[Tensor, State]:
         """Logits (N, T, V) of the words behind ``ids`` (N, T)."""
@@ -60,38 +60,55 @@ class Mine(nn.Module):
         logits, state = self.write(state, ids[:, None])
         return logits[:, 0], state
 
-    def loss(self, batch: Pairs) -> Loss:
+    def loss(self, batch: Seq2SeqBatch) -> Loss:
         """Summed over all labels; the loop divides by their number."""
         logits, _ = self.write(self.start(batch.source), batch.target.ids)
         nll = nn.CrossEntropyLoss(ignore_index=IGNORE, reduction="sum")(logits.transpose(1, 2), batch.labels)
         return Loss(nll, batch.count)
 
 
-def main(data: DataConfig, folder: Path = Path("runs/own-model"), steps: int = 600) -> list[tuple[str, str]]:
+def main(
+    data: TranslationDataConfig, folder: Path = Path("runs/own-model"), steps: int = 600
+) -> list[tuple[str, str]]:
     """Train, see where the model looks, and translate sentences that it never saw."""
-    texts = Texts(data, folder)  # finds the columns, holds pairs out for validation and test
-    words = Tokenizers.train(corpus := texts.train(), TextConfig(size=4000))
-    store = prepare(folder / "data" / "train", corpus, words)  # tokenised, on disk, however large
-    some = texts.valid().examples[:200]
+    texts = TranslationData(data, folder)  # finds the columns, holds pairs out for validation and test
+    words = TokenizerPair.train(corpus := texts.train_corpus(), TokenizerConfig(vocab_size=4000))
+    store = prepare_token_store(folder / "data" / "train", corpus, words)  # tokenised, on disk, however large
+    some = texts.valid_split().examples[:200]
     encode = words.source.encode  # one vocabulary for both languages
-    judged = Pairs.of(encode([pair.source for pair in some]), encode([pair.target for pair in some]))
+    judged = Seq2SeqBatch.from_sequences(
+        encode([pair.source for pair in some]), encode([pair.target for pair in some])
+    )
 
-    def validate(model: nn.Module) -> Report:
+    def validate(model: nn.Module) -> ValidationReport:
         nll = model.loss(judged.to(next(model.parameters()).device)).total.item() / judged.count
-        return Report({"nll": nll}, best="nll", higher_is_better=False)
+        return ValidationReport({"nll": nll}, select_by="nll", higher_is_better=False)
 
-    model = Mine(words.source.size, words.target.size)
-    settings = Settings(steps=steps, learning_rate=3e-3, schedule="cosine", warmup=2, validate_every=200)
-    train(model, PairData(store, tokens=1024, seed=1), settings, folder, validate=validate, console=Console())
+    model = Mine(words.source.vocab_size, words.target.vocab_size)
+    settings = TrainConfig(
+        max_steps=steps, learning_rate=3e-3, schedule="cosine", warmup_steps=2, validate_every=200
+    )
+    train(
+        model,
+        TranslationBatcher(store, max_tokens=1024, seed=1),
+        settings,
+        folder,
+        validate=validate,
+        console=Console(),
+    )
     with jumok.watch(model.cpu().eval()) as seen, torch.no_grad():
         model.loss(judged)
     print(seen, seen[0].weights(batch=0, head=2).shape)  # where head 2 looked, in the first sentence
-    unseen = [pair.source for pair in texts.test().examples[:3]]
-    source = Tokens.padded([[*ids, EOS] for ids in encode(unseen)])
-    found = [words.target.decode(best.ids) for [best] in beam(model, source, size=4)]
+    unseen = [pair.source for pair in texts.test_split().examples[:3]]
+    source = Tokens.pad([[*ids, EOS] for ids in encode(unseen)])
+    found = [words.target.decode(best.ids) for [best] in beam(model, source, beam_size=4)]
     return list(zip(unseen, found, strict=True))
 
 
 if __name__ == "__main__":
-    for pair in main(DataConfig(train=sys.argv[1]) if sys.argv[1:] else DataConfig(pairs=20_000)):
+    for pair in main(
+        TranslationDataConfig(train=sys.argv[1])
+        if sys.argv[1:]
+        else TranslationDataConfig(builtin_size=20_000)
+    ):
         print(*pair, sep=" → ")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from jumok.attention import chunks
+from jumok.attention import chunking
 
 try:
     from hypothesis import HealthCheck, settings
@@ -81,7 +81,7 @@ def _a_cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 @pytest.fixture
 def in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever works some rows at a time takes one row at a time, however small it is."""
-    monkeypatch.setattr(chunks, "AT_ONCE", 1)
+    monkeypatch.setattr(chunking, "MAX_CHUNK_ELEMENTS", 1)
 
 
 HOW = "apt-get install chromium (or name one in JUMOK_CHROMIUM), and pip install playwright"

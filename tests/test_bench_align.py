@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 from jumok import recipe
-from jumok.data import english_korean
+from jumok.data.builtin import english_korean
 from jumok.run import Run
-from jumok.tasks import translate
+from jumok.tasks.translate import task as translate_task
 
 ROOT = Path(__file__).parents[1]
 SIZES = {"width": 8, "heads": 2, "feed_forward": 16, "encoder_layers": 1, "decoder_layers": 3}
@@ -25,11 +25,11 @@ SIZES = {"width": 8, "heads": 2, "feed_forward": 16, "encoder_layers": 1, "decod
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     """Both directions, hardly trained, with eleven gold pairs."""
     folder = tmp_path_factory.mktemp("align")
-    found = list(itertools.islice(english_korean.generate(3, 200, longest=7), 200))
+    found = list(itertools.islice(english_korean.generate_pairs(3, 200, max_words=7), 200))
     for name, some in (("train", found[11:]), ("gold", found[:11])):
         text = "".join(f"{pair.english}\t{pair.korean}\n" for pair in some)
         (folder / f"{name}.tsv").write_text(f"en\tko\n{text}", encoding="utf-8")
-    links = (" ".join(f"{i}-{j}" for i, j in pair.links) for pair in found[:11])
+    links = (" ".join(f"{i}-{j}" for i, j in pair.sure_links) for pair in found[:11])
     (folder / "gold.links").write_text("".join(f"{line}\n" for line in links), encoding="utf-8")
     made = []
     for source, target in (("en", "ko"), ("ko", "en")):
@@ -42,8 +42,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
         }
         tree["data"] |= {"source": source, "target": target, "gold": str(folder / "gold")}
         tree["train"]["device"] = "cpu"
-        run = Run.start(folder / f"{source}-{target}", recipe.parse(tree))
-        translate.train(run, Console(quiet=True))
+        run = Run.create_or_resume(folder / f"{source}-{target}", recipe.parse(tree))
+        translate_task.train(run, Console(quiet=True))
         made.append(run)
     return made
 
@@ -98,8 +98,8 @@ def test_every_view_the_choice_and_the_peer_are_scored(runs: list[Run], tmp_path
         assert "pip install eflomal" in peer["eflomal"]["error"]
     else:  # hardly trained models know less than words that come together tell
         assert peer["grow-diag"]["error_rate"] < both["grow-diag"]["error_rate"]
-        learned = translate.Texts(runs[0].recipe.data, runs[0].folder).train()
-        assert links["eflomal"]["pairs"] == sum("gold.tsv" not in pair.where for pair in learned) + 11
+        learned = translate_task.TranslationData(runs[0].recipe.data, runs[0].folder).train_corpus()
+        assert links["eflomal"]["pairs"] == sum("gold.tsv" not in pair.location for pair in learned) + 11
 
 
 def test_gold_can_be_named(runs: list[Run], tmp_path: Path) -> None:

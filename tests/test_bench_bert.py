@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from jumok.batch import IGNORE
-from jumok.models.bert import BertConfig, Pretraining
+from jumok.batches.tokens import IGNORE
+from jumok.models.bert import BertConfig, BertPretrainingModel
 
 pytest.importorskip("transformers")
 ROOT = Path(__file__).parents[1]
@@ -93,7 +93,9 @@ def test_drawn_batches_say_the_same_packed_padded_and_to_transformers(bench: Any
         assert ids[0] == bench.CLS
         assert ids[length // 2] == ids[length - 1] == bench.SEP
         assert set(ids[length:]) <= {bench.PAD}
-    model = Pretraining(BertConfig(width=8, heads=2, feed_forward=16, positions=128), 50).eval()
+    model = BertPretrainingModel(
+        BertConfig(width=8, num_heads=2, feed_forward_width=16, max_positions=128), 50
+    ).eval()
     torch.testing.assert_close(model.loss(packed).total, model.loss(padded).total)
 
 

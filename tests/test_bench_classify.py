@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from jumok.batch import PAD
-from jumok.data.nested import Nested
-from jumok.models.hierarchical import Hierarchical, HierarchicalConfig
+from jumok.batches.tokens import PAD
+from jumok.data.batching.documents import DocumentBatcher
+from jumok.models.hierarchical import HierarchicalAttentionNetwork, HierarchicalConfig
 
 pytest.importorskip("sklearn")
 ROOT = Path(__file__).parents[1]
 MODULES = {"report", "drawn", "peers", "training", "padded", "reviews", "tfidf", "classify"}
-SMALL = HierarchicalConfig(embedding=7, width=3, attention=5)
+SMALL = HierarchicalConfig(embedding_width=7, width=3, attention_width=5)
 DOCUMENTS = [[[4, 9, 5], [7]], [[10, 6, 8, 8, 21, 4, 5]], [[5, 5], [20, 13, 11, 4], [9], [6, 7]]]
 
 
@@ -120,7 +120,7 @@ def test_it_measures_both_over_the_same_documents(tmp_path: Path) -> None:
 @pytest.mark.parametrize("packed", [True, False], ids=["packed GRU", "padding read"])
 def test_the_padded_network_is_ours(bench: Any, packed: bool) -> None:
     torch.manual_seed(0)
-    ours = Hierarchical(SMALL, 23, 2).eval()
+    ours = HierarchicalAttentionNetwork(SMALL, 23, 2).eval()
     if packed:  # any weights; those over padding are right while biases are zero
         with torch.no_grad():
             for parameter in ours.parameters():
@@ -132,7 +132,7 @@ def test_the_padded_network_is_ours(bench: Any, packed: bool) -> None:
     block = bench.Block.of(DOCUMENTS, [1, 0, 1])
     assert block.ids.shape == (3, 4, 7)
     assert int((block.ids != PAD).sum()) == sum(len(s) for document in DOCUMENTS for s in document)
-    batch = Nested(DOCUMENTS, [1, 0, 1], tokens=100, seed=1).collate([0, 1, 2])
+    batch = DocumentBatcher(DOCUMENTS, [1, 0, 1], max_tokens=100, seed=1).collate([0, 1, 2])
     torch.testing.assert_close(theirs(block), ours.logits(batch), rtol=0, atol=1e-5)
     torch.testing.assert_close(theirs.loss(block), ours.loss(batch).total / 3)
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from jumok import recipe
-from jumok.batch import EOS
+from jumok.batches.speech import SpeechBatch
+from jumok.batches.tokens import EOS
 from jumok.models.tacotron import Tacotron
-from jumok.speech import Speech
 
 pytest.importorskip("librosa")
 ROOT = Path(__file__).parents[1]
@@ -37,9 +37,9 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.update(before)
 
 
-def batch_of(mels: int) -> Speech:
+def batch_of(mels: int) -> SpeechBatch:
     draw = torch.manual_seed(1)
-    return Speech.of(TEXTS, [torch.rand(frames, mels, generator=draw) for frames in FRAMES])
+    return SpeechBatch.from_sequences(TEXTS, [torch.rand(frames, mels, generator=draw) for frames in FRAMES])
 
 
 def shaken(bench: Any, **changes: Any) -> Tacotron:
@@ -98,10 +98,10 @@ def test_the_loop_is_our_decoder(bench: Any, attention: str, forward: bool) -> N
     loop, again = bench.looped(ours), bench.looped(ours)
     assert type(loop.decoder) is bench.FrameLoop
     assert sum(x.numel() for x in loop.parameters()) == sum(x.numel() for x in ours.parameters())
-    batch = batch_of(ours.config.mels)
+    batch = batch_of(ours.config.n_mels)
     found = []
-    for model, given in ((ours, batch), (loop, batch), (again, batch.alike())):
-        mels = model.eval().told(given)
+    for model, given in ((ours, batch), (loop, batch), (again, batch.with_static_shapes())):
+        mels = model.eval().predict_teacher_forced(given)
         torch.manual_seed(2)
         total = model.train().loss(given).total
         named = dict(model.named_parameters())

@@ -15,10 +15,10 @@ import torch
 from rich.console import Console
 
 from jumok import recipe
-from jumok.batch import BOS, EOS, PAD, Pairs
+from jumok.batches.tokens import BOS, EOS, PAD, Seq2SeqBatch
 from jumok.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from jumok.run import Run
-from jumok.tasks import translate
+from jumok.tasks.translate import task as translate_task
 
 pytest.importorskip("transformers")
 ROOT = Path(__file__).parents[1]
@@ -101,9 +101,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     }
     tree["model"] |= {"encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
     tree["train"] |= {"average": 0, "tensorboard": False, "device": "cpu"}
-    made = Run.start(folder / "run", recipe.parse(tree, "toy"))
+    made = Run.create_or_resume(folder / "run", recipe.parse(tree, "toy"))
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
-        translate.train(made, Console(file=nowhere))
+        translate_task.train(made, Console(file=nowhere))
     return made
 
 
@@ -151,10 +151,10 @@ def test_drawn_lengths_are_uniform_and_go_together(bench: Any) -> None:
 
 def test_the_usual_loop_is_the_same_model(bench: Any) -> None:
     peers = bench("peers")
-    ours = Seq2Seq(Seq2SeqConfig(width=6, embedding=5, dropout=0.0), 23, 29).double()
+    ours = Seq2Seq(Seq2SeqConfig(width=6, embedding_width=5, dropout=0.0), 23, 29).double()
     loop = peers.Loop(ours).double()
     assert sum(p.numel() for p in loop.parameters()) == sum(p.numel() for p in ours.parameters())
-    batch = Pairs.of([[5, 6, 7], [8, 9, 10]], [[11, 12], [13, 14]])
+    batch = Seq2SeqBatch.from_sequences([[5, 6, 7], [8, 9, 10]], [[11, 12], [13, 14]])
     one, other = ours.loss(batch).total, loop.loss(batch, peers.Loop.step)
     torch.testing.assert_close(one, other)
     one.backward()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from jumok import cli
+from jumok.cli import app as cli_app
 
 SMALL = ["model.width=8", "model.embedding=8", "text.size=400", "data.pairs=60", "data.held_out=11"]
 SMALL += [
@@ -49,7 +49,7 @@ def jumok(
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            cli_app.main()
         return Said(int(ended.value.code or 0), *capsys.readouterr())
 
     return run
@@ -212,14 +212,14 @@ def test_lines_before_one_that_cannot_be_read_are_not_lost(jumok: Callable[..., 
 
 
 def test_a_training_that_is_refused_touches_nothing(jumok: Callable[..., Said], home: Path) -> None:
-    from jumok.run import locked
+    from jumok.run import lock_run_folder
 
     jumok("train", "bahdanau", *SMALL, "--out", "busy")
     for path in (home / "busy/state").glob("*/state.json"):
         path.unlink()  # as if it had only begun
     files = [home / "busy/recipe.yaml", *(home / "busy").glob("tokenizer*.json")]
     before = [path.read_bytes() for path in files]
-    with locked(home / "busy"):
+    with lock_run_folder(home / "busy"):
         said = jumok("train", "bahdanau", *SMALL, "train.seed=7", "text.lower=true", "--out", "busy")
     assert (said.status, "another process is training in busy" in said.err) == (1, True)
     assert [path.read_bytes() for path in files] == before
@@ -233,10 +233,10 @@ def test_a_training_that_is_refused_touches_nothing(jumok: Callable[..., Said], 
 def test_stopped_before_the_first_step_it_says_how_to_go_on(
     jumok: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, number: int, status: int
 ) -> None:
-    from jumok.tasks import translate
+    from jumok.tasks.translate import task as translate_task
 
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(translate, "train", lambda *_: (signal.raise_signal(number), time.sleep(5)))
+    monkeypatch.setattr(translate_task, "train", lambda *_: (signal.raise_signal(number), time.sleep(5)))
     said = jumok("train", "bahdanau", *SMALL, "--out", "stopped")
     assert (said.status, said.err) == (
         status,

@@ -7,7 +7,18 @@ import pytest
 
 import jumok.recipe
 from jumok import InputError
-from jumok.recipe import changed, find, listed, load, overridden, parse, plain, read, summary, write
+from jumok.recipe import (
+    apply_overrides,
+    find,
+    iter_changes,
+    list_builtin,
+    load,
+    parse,
+    read,
+    read_summary,
+    to_dict,
+    to_yaml,
+)
 
 SMALL = {"task": "translate", "model": {"kind": "seq2seq", "width": 8}}
 
@@ -16,11 +27,11 @@ def test_examples_in_the_docstrings() -> None:
     assert doctest.testmod(jumok.recipe).failed == 0
 
 
-@pytest.mark.parametrize("name", listed())
+@pytest.mark.parametrize("name", list_builtin())
 def test_every_recipe_that_comes_with_jumok_fits_and_says_what_it_is(name: str) -> None:
     recipe = load(name)
-    assert parse(plain(recipe)) == recipe
-    said = summary(find(name))
+    assert parse(to_dict(recipe)) == recipe
+    said = read_summary(find(name))
     assert 20 < len(said) < 100
     assert said.endswith(".")
     assert f"jumok train {name.removesuffix('/default')}" in find(name).read_text(encoding="utf-8")
@@ -33,7 +44,7 @@ def test_a_model_alone_means_its_default() -> None:
 def test_what_is_written_reads_as_the_same_recipe(tmp_path: Path) -> None:
     recipe = load("transformer/multi30k-en-de", ["train.seed=7"])
     path = tmp_path / "mine.yaml"
-    path.write_text(write(recipe), encoding="utf-8")
+    path.write_text(to_yaml(recipe), encoding="utf-8")
     assert load(str(path)) == recipe
 
 
@@ -43,7 +54,7 @@ def test_overrides_are_yaml_and_come_in_order() -> None:
     )
     assert (recipe.train.steps, recipe.train.learning_rate, recipe.data.train) == (7, 2e-4, ["a", "b"])
     assert load("bahdanau", ["model.attention=null"]).model.attention is None
-    assert overridden({}, ["a=x: y: z"]) == {"a": "x: y: z"}
+    assert apply_overrides({}, ["a=x: y: z"]) == {"a": "x: y: z"}
 
 
 def test_another_kind_of_model_takes_the_place_of_the_whole_section() -> None:
@@ -71,7 +82,7 @@ def test_labels_take_the_place_of_the_recipes_labels(tmp_path: Path) -> None:
 def test_an_entry_of_a_value_is_changed_by_its_key_alone() -> None:
     assert load("bert/sst2", ["data.labels.0=bad"]).data.labels == {"0": "bad", "1": "positive"}
     overrides = ["a.b.c=1", "a.b={d: 2}", "a.b.e.f=3"]
-    assert overridden({}, overrides) == {"a": {"b": {"d": 2, "c": 1, "e": {"f": 3}}}}
+    assert apply_overrides({}, overrides) == {"a": {"b": {"d": 2, "c": 1, "e": {"f": 3}}}}
 
 
 WRONG = {
@@ -133,5 +144,5 @@ def test_a_file_that_is_no_recipe_is_told_by_its_line(tmp_path: Path, text: str,
 
 
 def test_changed_names_every_key_that_differs() -> None:
-    before, after = plain(parse(SMALL)), plain(parse({**SMALL, "train": {"steps": 5, "seed": 2}}))
-    assert list(changed(before, after)) == [("train.steps", None, 5), ("train.seed", 1, 2)]
+    before, after = to_dict(parse(SMALL)), to_dict(parse({**SMALL, "train": {"steps": 5, "seed": 2}}))
+    assert list(iter_changes(before, after)) == [("train.steps", None, 5), ("train.seed", 1, 2)]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from jumok import resumed
 from jumok.errors import InputError
-from jumok.resumed import opened
+from jumok.inference import resumable_output
+from jumok.inference.resumable_output import open_resumable_output
 
 LINES = [f"line {n} " + "abc" * (n % 7) for n in range(997)]
 ASKED = {"run": "0f", "--beam": 4}
@@ -31,8 +31,8 @@ def answer(line: str) -> list[str]:
 def work(path: Path, lines: list[str] = LINES, *, stop: int | None = None, **more: object) -> list[int]:
     """Answers all that is left, up to the input with the number ``stop``; the first number of each window."""
     firsts = []
-    with opened(path, {**ASKED, **more}) as output:
-        for first, some in output.left(windows(lines)):
+    with open_resumable_output(path, {**ASKED, **more}) as output:
+        for first, some in output.iter_remaining(windows(lines)):
             firsts.append(first)
             for number, line in enumerate(some, first):
                 if number == stop:
@@ -78,7 +78,7 @@ def test_an_error_before_anything_is_done_leaves_nothing(tmp_path: Path) -> None
 def test_killed_at_any_moment_nothing_is_lost_twice_or_torn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resumed, "NOTED_EVERY", 0.0)
+    monkeypatch.setattr(resumable_output, "SAVE_INTERVAL_SECONDS", 0.0)
     path, part = tmp_path / "out.txt", tmp_path / "out.txt.part"
     chance, kills, kept = random.Random(1), 0, 0
     while not path.exists():
@@ -124,8 +124,8 @@ def test_again_begins_anew(tmp_path: Path) -> None:
     path = tmp_path / "out.txt"
     with pytest.raises(InputError, match="stop"):
         work(path, stop=70)
-    with opened(path, {"other": 1}, again=True) as output:
-        assert [first for first, _ in output.left(windows(["a", "b"]))] == [0]
+    with open_resumable_output(path, {"other": 1}, overwrite=True) as output:
+        assert [first for first, _ in output.iter_remaining(windows(["a", "b"]))] == [0]
         output.write("x")
     assert path.read_text() == "x\n"
     assert os.listdir(tmp_path) == ["out.txt"]
@@ -140,14 +140,14 @@ def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
 
 def test_two_at_once_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "out.txt"
-    with opened(path, ASKED), pytest.raises(InputError, match="another process is writing"):
+    with open_resumable_output(path, ASKED), pytest.raises(InputError, match="another process is writing"):
         work(path)
     assert path.read_text() == ""
 
 
 def test_what_is_no_file_is_written_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert work(Path("/dev/null"))[:2] == [0, 31]
-    with opened(None, {}) as output:
-        for _, lines in output.left(windows(["a", "b"])):
+    with open_resumable_output(None, {}) as output:
+        for _, lines in output.iter_remaining(windows(["a", "b"])):
             output.write(lines[0])
             assert capsys.readouterr().out == "a\n"

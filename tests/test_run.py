@@ -5,23 +5,23 @@ from pathlib import Path
 import pytest
 
 from jumok import InputError
-from jumok.files import written
+from jumok.files import atomic_write
 from jumok.recipe import load
-from jumok.run import FORMAT, Run
+from jumok.run import FORMAT_VERSION, Run
 
 
 def test_a_new_run_can_be_opened(tmp_path: Path) -> None:
     recipe = load("bahdanau", ["train.steps=5"])
-    made = Run.start(tmp_path / "a" / "run", recipe)
+    made = Run.create_or_resume(tmp_path / "a" / "run", recipe)
     assert Run.open(made.folder).recipe == recipe
-    assert (made.folder / "recipe.yaml").read_text(encoding="utf-8").startswith(f"format: {FORMAT}\n")
+    assert (made.folder / "recipe.yaml").read_text(encoding="utf-8").startswith(f"format: {FORMAT_VERSION}\n")
 
 
 def test_the_same_recipe_resumes_and_may_go_on_longer(tmp_path: Path) -> None:
-    Run.start(tmp_path / "run", load("bahdanau", ["train.steps=5"]))
+    Run.create_or_resume(tmp_path / "run", load("bahdanau", ["train.steps=5"]))
     begun(tmp_path / "run")
-    Run.start(tmp_path / "run", load("bahdanau", ["train.steps=5"]))
-    longer = Run.start(tmp_path / "run", load("bahdanau", ["train.steps=9", "train.device=cpu"]))
+    Run.create_or_resume(tmp_path / "run", load("bahdanau", ["train.steps=5"]))
+    longer = Run.create_or_resume(tmp_path / "run", load("bahdanau", ["train.steps=9", "train.device=cpu"]))
     assert Run.open(longer.folder).recipe.train.steps == 9
 
 
@@ -31,19 +31,19 @@ def begun(folder: Path) -> None:
 
 
 def test_a_run_that_never_began_takes_another_recipe(tmp_path: Path) -> None:
-    Run.start(tmp_path / "run", load("bahdanau", ["data.train=typo.tsv"]))
+    Run.create_or_resume(tmp_path / "run", load("bahdanau", ["data.train=typo.tsv"]))
     (tmp_path / "run" / "tokenizer.json").write_text("{}", encoding="utf-8")
-    Run.start(tmp_path / "run", load("bahdanau", ["data.train=right.tsv"]))
+    Run.create_or_resume(tmp_path / "run", load("bahdanau", ["data.train=right.tsv"]))
     assert not (tmp_path / "run" / "tokenizer.json").exists()
     assert Run.open(tmp_path / "run").recipe.data.train == "right.tsv"
 
 
 def test_a_changed_recipe_is_refused_and_what_changed_is_named(tmp_path: Path) -> None:
-    Run.start(tmp_path / "run", load("bahdanau"))
+    Run.create_or_resume(tmp_path / "run", load("bahdanau"))
     begun(tmp_path / "run")
     before = (tmp_path / "run" / "recipe.yaml").read_bytes()
     with pytest.raises(InputError) as caught:
-        Run.start(tmp_path / "run", load("bahdanau", ["model.width=64", "train.seed=3"]))
+        Run.create_or_resume(tmp_path / "run", load("bahdanau", ["model.width=64", "train.seed=3"]))
     for part in ("model.width: 256 then, 64 now", "train.seed: 1 then, 3 now", "--out"):
         assert part in str(caught.value)
     assert (tmp_path / "run" / "recipe.yaml").read_bytes() == before
@@ -53,21 +53,21 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_bytes(b"meow")
     with pytest.raises(InputError, match="is no run"):
-        Run.start(tmp_path / "photos", load("bahdanau"))
+        Run.create_or_resume(tmp_path / "photos", load("bahdanau"))
     with pytest.raises(InputError, match=r"no recipe\.yaml"):
         Run.open(tmp_path / "photos")
     assert [path.name for path in (tmp_path / "photos").iterdir()] == ["cat.jpg"]
 
 
 def test_a_run_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
-    Run.start(tmp_path / "bahdanau", load("bahdanau"))
+    Run.create_or_resume(tmp_path / "bahdanau", load("bahdanau"))
     with pytest.raises(InputError) as caught:
         Run.open(tmp_path / "bahdnau")
     assert str(tmp_path / "bahdanau") in str(caught.value)
 
 
 def test_a_run_of_another_format_is_refused(tmp_path: Path) -> None:
-    run = Run.start(tmp_path / "run", load("bahdanau"))
+    run = Run.create_or_resume(tmp_path / "run", load("bahdanau"))
     path = run.folder / "recipe.yaml"
     path.write_text(path.read_text(encoding="utf-8").replace("format: 1", "format: 99"), encoding="utf-8")
     with pytest.raises(InputError, match="format 99"):
@@ -76,16 +76,16 @@ def test_a_run_of_another_format_is_refused(tmp_path: Path) -> None:
 
 def test_no_weights_yet(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="hardly begun"):
-        _ = Run.start(tmp_path / "run", load("bahdanau")).weights
+        _ = Run.create_or_resume(tmp_path / "run", load("bahdanau")).weights_path
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "text.txt"
-    with written(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text("old", encoding="utf-8")
 
     def fail() -> None:
-        with written(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_text("half", encoding="utf-8")
             raise RuntimeError
 

@@ -38,7 +38,7 @@ def build(into: Path) -> None:
         "",
     ]
     last = ""
-    for name, path in recipe.listed().items():
+    for name, path in recipe.list_builtin().items():
         model = name.split("/")[0]
         if model != last:
             lines += [f"## {model}", ""]

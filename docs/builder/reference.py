@@ -51,17 +51,17 @@ PAGES: dict[str, tuple[str, str, str, list[str] | None]] = {
     "batches": (
         "Batches",
         "What data makes and models take.",
-        "jumok.batch",
+        "jumok.batches.tokens",
         ["Tokens", "Pairs", "Loss", "Map"],
     ),
 }
 # Classes that users get from those names, and methods of theirs that they call.
 FURTHER = {
     "looking": [
-        ("jumok.look.seen", "Seen"), ("jumok.look.seen", "Entry"), ("jumok.look.scene", "Scene"),
-        ("jumok.look.show", "save"), ("jumok.look.page", "serve"),
+        ("jumok.look.capture.captures", "Seen"), ("jumok.look.capture.captures", "Entry"), ("jumok.look.viewer.viewer_data", "Scene"),
+        ("jumok.look.viewer.view_writer", "save"), ("jumok.look.viewer.page", "serve"),
     ],
-    "running": [("jumok.tasks.translator", "Translator")],
+    "running": [("jumok.tasks.translate.predictor", "Translator")],
 }  # fmt: skip
 WHOLE = (
     *("Seen", "Entry", "Cache", "MultiHead", "Translator", "Scene", "Mask", "Score", "Additive", "Tokens"),
@@ -138,7 +138,7 @@ def _every_name() -> Iterator[str]:
 
 def _cli() -> str:
     """What typer writes of the command line, without what every command says."""
-    asked = [sys.executable, "-m", "typer", "jumok.cli", "utils", "docs", "--name", "jumok"]
+    asked = [sys.executable, "-m", "typer", "jumok.cli.app", "utils", "docs", "--name", "jumok"]
     told = subprocess.run(asked, check=True, capture_output=True, text=True).stdout
     told = re.sub(r"\* `--help`: .*\n", "", told)
     told = re.sub(r"\*\*Options\*\*:\n\n(?=#|\n|\Z)", "", told)
@@ -156,9 +156,9 @@ def _settings() -> str:
     """Every section of every task's recipe: keys, defaults, and what the code says of them."""
     lines: list[str] = []
     shown: dict[type, str] = {}
-    for task in tasks.NAMES:
+    for task in tasks.TASK_NAMES:
         lines += [f"## task: {task}", ""]
-        for section, kind in _sections(tasks.of(task).Recipe):
+        for section, kind in _sections(tasks.get_task_module(task).Recipe):
             if kind in shown:
                 lines += [f"`{section}:` is as in {shown[kind]}.", ""]
                 continue

@@ -218,7 +218,7 @@ class Attention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.attend = jumok.MultiHead(WIDTH, heads=4)
+        self.attend = jumok.MultiHead(WIDTH, num_heads=4)
 
     def forward(self, nodes: Nodes) -> Nodes:
         x = torch.stack(nodes, dim=1)  # (B, n, WIDTH)
@@ -232,7 +232,7 @@ class Reader(nn.Module):
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
         self.embed = nn.Embedding(len(vocabulary), WIDTH)
-        self.position = jumok.positions.Sinusoid(WIDTH)
+        self.position = jumok.positions.SinusoidalPositions(WIDTH)
         self.layers = nn.ModuleList(layers)
         self.say = nn.Linear(WIDTH, len(objects))
 

@@ -85,7 +85,7 @@ show(drawn, "batch")
 
 # %%
 padding = masks.padding(lengths)
-allowed = padding.dense(longest, longest)
+allowed = padding.to_dense(longest, longest)
 print(tuple(allowed.shape), allowed.dtype)
 
 drawn, grid = figure(7, 2.1, 1, 4)
@@ -111,7 +111,7 @@ show(drawn, "padding_mask")
 # %%
 width = 32
 embed = torch.nn.Embedding(len(vocabulary), width)
-attention = jumok.MultiHead(width, heads=2)
+attention = jumok.MultiHead(width, num_heads=2)
 
 
 @torch.no_grad()
@@ -248,7 +248,7 @@ def reaches(mask: masks.Mask | None) -> torch.Tensor:
 free, barred = reaches(None), reaches(masks.causal())
 top = free.max().item()
 drawn, (left, middle, right) = figure(7, 2.6, 1, 3)
-heat(left, masks.causal().dense(len(line), len(line)).float() * 0.7, line, line, lean=True)
+heat(left, masks.causal().to_dense(len(line), len(line)).float() * 0.7, line, line, lean=True)
 heat(middle, free, [""] * len(line), line, top=top, lean=True)
 heat(right, barred, [""] * len(line), line, top=top, lean=True)
 for axes, title in (
@@ -285,7 +285,7 @@ pictures = {
 }
 drawn, grid = figure(7, 4.6, 2, 3)
 for axes, (name, (mask, queries)) in zip(grid.flat, pictures.items(), strict=True):
-    heat(axes, mask.dense(queries, 8).float() * 0.7, [""] * queries, [""] * 8)
+    heat(axes, mask.to_dense(queries, 8).float() * 0.7, [""] * queries, [""] * 8)
     axes.set_xlabel(name)
 show(drawn, "masks")
 
@@ -305,7 +305,7 @@ show(drawn, "masks")
 q, k, v = (torch.randn(2, 3, 8) for _ in range(3))
 weight = torch.randn(8, 8, requires_grad=True)  # some parameter before the attention
 empty = masks.padding([3, 0])  # the second text has no words
-allowed = empty.dense(3, 3)
+allowed = empty.to_dense(3, 3)
 
 
 def by_hand(blocked: float) -> torch.Tensor:

@@ -33,11 +33,11 @@ import torch
 from _shown import COLOURS, GREY, at, figure, heat, show, table, trained
 
 import jumok
-from jumok.batch import BOS, EOS, Pairs, Tokens
-from jumok.look.figures import heat_map, scores_by_length
-from jumok.metrics.alignment import alignment_score
-from jumok.metrics.translation import Bleu, by_length
-from jumok.tasks.translate import Search
+from jumok.batches.tokens import BOS, EOS, Seq2SeqBatch, Tokens
+from jumok.look.figures.plots import draw_heat_map, draw_scores_by_length
+from jumok.metrics.translation import Bleu, score_by_length
+from jumok.metrics.word_alignment import score_alignment
+from jumok.tasks.translate.task import TranslationOptions
 
 torch.manual_seed(0)
 
@@ -81,7 +81,7 @@ wanted = {short: "이것은 예문이다", middle.source: middle.target, long.so
 def read(translator, text: str):
     """What the decoder starts from."""
     (ids,) = translator.tokenizer.encode([text])
-    return translator.model.start(Tokens.padded([[*ids, EOS]]))
+    return translator.model.start(Tokens.pad([[*ids, EOS]]))
 
 
 # %%
@@ -212,7 +212,7 @@ show(drawn, "one_step")
 # %%
 def looked(translator, told: list[int]) -> torch.Tensor:
     """Where each step looks (steps, source pieces) if the decoder is told these pieces."""
-    batch = Pairs.of(translator.tokenizer.encode([source]), [told])
+    batch = Seq2SeqBatch.from_sequences(translator.tokenizer.encode([source]), [told])
     return translator.model.maps(batch)[0].weights[0, 0]
 
 
@@ -271,13 +271,13 @@ show(drawn, "side_by_side")
 # %%
 def bleu(translator, pairs) -> float:
     """Of greedy translations."""
-    found = translator.predict([pair.source for pair in pairs], Search(beam=1))
+    found = translator.predict([pair.source for pair in pairs], TranslationOptions(beam_size=1))
     return Bleu().score([one.text for one in found], [pair.target for pair in pairs]).value
 
 
 def error_rate(translator, count: int) -> float:
     """Of the word links that the weights give, against those that the grammar knows."""
-    return alignment_score(translator.align(test.examples[:count]), test.links[:count]).error_rate
+    return score_alignment(translator.align(test.examples[:count]), test.links[:count]).error_rate
 
 
 # %%
@@ -329,7 +329,7 @@ text = "the lawyer runs because her mother cannot choose the book"
 found = bahdanau.translate(text)
 print(text, "→", found.text)
 gold = test.links[number].sure if found.text == test.examples[number].target else []
-show(heat_map(found.weights, found.words, found.source_words, at("alignment"), gold=gold))
+show(draw_heat_map(found.weights, found.words, found.source_words, at("alignment"), gold_links=gold))
 print(
     f"alignment error rate on all {len(test.examples)} test sentences: {error_rate(bahdanau, len(test.examples)):.3f}"
 )
@@ -399,11 +399,16 @@ references = [pair.target for pair in test.examples]
 source_lengths = [len(pair.source.split()) for pair in test.examples]
 curves = {}
 for name, translator in (("fixed context", fixed), ("Bahdanau", bahdanau), ("Luong", luong)):
-    texts = [one.text for one in translator.predict([pair.source for pair in test.examples], Search(beam=1))]
-    curves[name] = by_length(source_lengths, texts, references, width=5, above=25)
+    texts = [
+        one.text
+        for one in translator.predict(
+            [pair.source for pair in test.examples], TranslationOptions(beam_size=1)
+        )
+    ]
+    curves[name] = score_by_length(source_lengths, texts, references, bin_width=5, last_bin_above=25)
     print(f"{name}: BLEU {Bleu().score(texts, references).value:.1f}")
 print(f"the model of “one step”: BLEU {bleu(luong_tanh, test.examples):.1f}")
-show(scores_by_length(curves, at("by_length")))
+show(draw_scores_by_length(curves, at("by_length")))
 left_over = {name: curve[-1].score / curve[0].score for name, curve in curves.items()}
 print({name: f"{share:.0%} of the score is left for the longest" for name, share in left_over.items()})
 assert left_over["fixed context"] < 0.1 < 0.4 < left_over["Bahdanau"]

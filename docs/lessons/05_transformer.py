@@ -39,7 +39,7 @@ from _shown import BLUES, COLOURS, GREY, INK, figure, heat, show, table, trained
 from torch import Tensor, nn
 
 import jumok
-from jumok.batch import IGNORE, Tokens
+from jumok.batches.tokens import IGNORE, Tokens
 from jumok.models.transformer import Transformer, TransformerConfig
 
 torch.manual_seed(0)
@@ -57,7 +57,7 @@ torch.manual_seed(0)
 # 하위 층이 만든 것을 들어온 것에 *더합니다*. 이 라이브러리가 학습하는 모델을 실제 부품 이름과 함께 봅시다.
 
 # %%
-config = TransformerConfig(width=64, heads=4, feed_forward=256, encoder_layers=2, decoder_layers=2)
+config = TransformerConfig(width=64, num_heads=4, feed_forward_width=256, encoder_layers=2, decoder_layers=2)
 model = Transformer(config, 100, 100).eval()
 for name, layer in (("encoder", model.encoder[0]), ("decoder", model.decoder[0])):
     print(name)
@@ -96,10 +96,10 @@ show(drawn, "blocks")
 # 이 모든 과정을 거쳐도 모양은 변하지 않습니다. 단어마다 벡터가 하나씩 있습니다. 그래서 층을 얼마든지 높이 쌓을 수 있습니다.
 
 # %%
-source, target = Tokens.padded([[5, 6, 7, 8, 9]]), Tokens.padded([[2, 11, 12]])
+source, target = Tokens.pad([[5, 6, 7, 8, 9]]), Tokens.pad([[2, 11, 12]])
 rows = []
 with torch.no_grad():
-    x, given = model.source_entry(model.source_embedding(source.ids), torch.arange(5))
+    x, given = model.source_input_layer(model.source_embedding(source.ids), torch.arange(5))
     rows.append(["words + positions", str(tuple(x.shape))])
     for n, layer in enumerate(model.encoder):
         made = layer.attention(given, mask=source.mask)
@@ -144,7 +144,7 @@ class Layer(nn.Module):
         super().__init__()
         self.kind = kind
         feed = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, WIDTH))
-        self.sublayers = nn.ModuleList([jumok.MultiHead(WIDTH, heads=4), feed])
+        self.sublayers = nn.ModuleList([jumok.MultiHead(WIDTH, num_heads=4), feed])
         self.norms = nn.ModuleList([nn.LayerNorm(WIDTH) for _ in range(2)])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -279,14 +279,14 @@ assert not alone
 # 단어의 위치는 파장이 서로 다른 사인파로 나타내어 단어 벡터에 더합니다. 행은 위치, 열은 파동입니다.
 
 # %%
-wave = jumok.positions.Sinusoid(64)
-table_of = wave.vectors(torch.arange(100)).float()
+wave = jumok.positions.SinusoidalPositions(64)
+table_of = wave.embed(torch.arange(100)).float()
 drawn, (left, right) = figure(7, 3, 1, 2, width_ratios=[1, 1.15])
 left.imshow(table_of, cmap="PuOr", vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
 left.set(xlabel="number in the vector", ylabel="position", title="Sinusoid(64)")
 distances = torch.arange(-60, 61)
 for start, style, colour in ((100, "-", COLOURS[0]), (5000, "--", COLOURS[1]), (1_000_000, ":", COLOURS[2])):
-    here, there = wave.vectors(torch.tensor([start])), wave.vectors(start + distances)
+    here, there = wave.embed(torch.tensor([start])), wave.embed(start + distances)
     right.plot(distances, (there @ here.T)[:, 0], ls=style, color=colour, label=f"from position {start:,}")
 right.set(xlabel="distance", title="dot product of two positions", ylim=(0, 46))
 right.legend(fontsize=8.5, loc="upper right")
@@ -308,13 +308,11 @@ turn = torch.block_diag(
     *[torch.tensor([[a.cos(), a.sin()], [-a.sin(), a.cos()]], dtype=torch.float64) for a in angles]
 )
 for start in (0, 77, 123_456):
-    error = (
-        (turn @ wave.vectors(torch.tensor(start)) - wave.vectors(torch.tensor(start + k))).abs().max().item()
-    )
+    error = (turn @ wave.embed(torch.tensor(start)) - wave.embed(torch.tensor(start + k))).abs().max().item()
     print(f"position {start:>7,}, turned: differs from position {start + k:,} by {error:.0e}")
     assert error < 1e-6
 try:
-    jumok.positions.Learned(maximum=512, width=64)(torch.zeros(600, 64))
+    jumok.positions.LearnedPositions(max_positions=512, width=64)(torch.zeros(600, 64))
 except jumok.InputError as error:
     print("learned positions:", error)
 

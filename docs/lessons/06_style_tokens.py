@@ -40,13 +40,13 @@ import torch
 from _shown import BLUES, COLOURS, GREY, INK, at, figure, heat, show, table, trained
 
 import jumok
-from jumok.batch import Tokens
-from jumok.data.sound import saved
-from jumok.data.voices import STYLES, say
-from jumok.metrics.alignment_health import alignment_health
-from jumok.metrics.pitch import prosody
-from jumok.models.monotone import forward_attention
-from jumok.speech import Speech
+from jumok.batches.speech import SpeechBatch
+from jumok.batches.tokens import Tokens
+from jumok.data.audio import save_audio
+from jumok.data.builtin.spoken_numbers import STYLES, synthesize_text
+from jumok.metrics.alignment_health import measure_alignment_health
+from jumok.metrics.prosody import measure_prosody
+from jumok.models.layers.monotonic_attention import forward_attention
 
 torch.manual_seed(0)
 
@@ -81,11 +81,13 @@ text, rate = "forty two", voice.sound.config.rate
 drawn, panels = figure(7, 1.9, 1, 5, sharey=True)
 rows = []
 for axes, (name, style) in zip(panels, STYLES.items(), strict=True):
-    made = say(text, name)
-    axes.imshow(voice.sound.mel(made.wave).T, origin="lower", aspect="auto", cmap=BLUES, vmin=0.2, vmax=0.9)
+    made = synthesize_text(text, name)
+    axes.imshow(
+        voice.sound.mel(made.waveform).T, origin="lower", aspect="auto", cmap=BLUES, vmin=0.2, vmax=0.9
+    )
     axes.set(title=name, xticks=[], yticks=[], xlim=(0, 110))
     axes.spines[:].set_visible(False)
-    heard = prosody(made.wave, made.rate)
+    heard = measure_prosody(made.waveform, made.sample_rate)
     rows.append(
         [name, f"{style.pitch:.0f}", f"{heard.pitch:.0f}", f"{style.speed:.2f}", f"{heard.seconds:.2f}"]
     )
@@ -108,7 +110,7 @@ table(["style", "pitch it was made with, Hz", "pitch measured, Hz", "speed", "se
 # %%
 tacotron = voice.model
 decoder = tacotron.decoder
-letters = Tokens.padded([voice.tokenizer.encode(text)])
+letters = Tokens.pad([voice.tokenizer.encode(text)])
 with torch.no_grad():
     style = tacotron.style_from(tacotron.style.usual)  # of it more below
     states = tacotron.encoder(tacotron.prenet(tacotron.embedding(letters.ids)), letters)
@@ -181,12 +183,12 @@ show(drawn, "one_step")
 def told(speaker, made) -> torch.Tensor:
     """Where each step looks (steps, letters) if the voice is told this recording, frame by frame."""
     mel = torch.from_numpy(speaker.sound.mel(made.wave))
-    batch = Speech.of([speaker.tokenizer.encode(made.text)], [mel])
+    batch = SpeechBatch.from_sequences([speaker.tokenizer.encode(made.text)], [mel])
     return speaker.model.maps(batch)[0].weights[0, 0]
 
 
 # %%
-made = say("seventy eight", "calm")
+made = synthesize_text("seventy eight", "calm")
 names = [*("␣" if one == " " else one for one in made.text), "end"]
 trainings = {
     "helped": {"50 steps": voice_50, "150 steps": voice_150, "1,300 steps": voice},
@@ -198,8 +200,10 @@ for line, (kind, stages) in zip(panels, trainings.items(), strict=True):
         weights = told(speaker, made)
         axes.pcolormesh(weights.T, cmap=BLUES, vmin=0, vmax=1)
         times = (np.arange(len(weights)) + 0.5) * 4 * speaker.sound.config.seconds
-        axes.plot(np.arange(len(weights)) + 0.5, made.sounding(times) + 0.5, color=COLOURS[1], lw=1.2)
-        axes.set_title(f"{kind}, {stage}: {alignment_health(weights).diagonality:.2f}", size=10)
+        axes.plot(
+            np.arange(len(weights)) + 0.5, made.character_indices(times) + 0.5, color=COLOURS[1], lw=1.2
+        )
+        axes.set_title(f"{kind}, {stage}: {measure_alignment_health(weights).diagonality:.2f}", size=10)
         axes.set_yticks(np.arange(len(names)) + 0.5, names, size=8)
         axes.tick_params(length=0)
 for axes in panels[1]:
@@ -249,11 +253,11 @@ ahead = {}  # how many letters the helped voice looks ahead of what sounds, in t
 for name in STYLES:
     gaps = []
     for said in ("seventy eight", "thirty one", "nineteen"):
-        recording = say(said, name)
+        recording = synthesize_text(said, name)
         weights = told(voice, recording)
         times = (np.arange(len(weights)) + 0.5) * 4 * voice.sound.config.seconds
         place = (weights * torch.arange(weights.shape[1])).sum(-1).numpy()
-        gaps.extend(place - recording.sounding(times))
+        gaps.extend(place - recording.character_indices(times))
     ahead[name] = np.mean(gaps)
 print("letters ahead of what sounds:", ", ".join(f"{name} {gap:+.1f}" for name, gap in ahead.items()))
 
@@ -285,10 +289,10 @@ print("letters ahead of what sounds:", ", ".join(f"{name} {gap:+.1f}" for name, 
 
 # %%
 tokens = tacotron.style
-mel = torch.from_numpy(voice.sound.mel(made.wave))
-one = Speech.of([[0]], [mel])  # the text does not matter here
+mel = torch.from_numpy(voice.sound.mel(made.waveform))
+one = SpeechBatch.from_sequences([[0]], [mel])  # the text does not matter here
 with torch.no_grad():
-    reference = tokens.reference(one.mels, one.sound)[:, None]
+    reference = tokens.reference(one.mels, one.mel_tokens)[:, None]
     bank = tokens.tokens.tanh()[None]
     shares = tokens.attention.weights(reference, bank)
     mixed = tokens.attention(reference, bank)
@@ -387,7 +391,7 @@ TEXTS = [text, "seven", "sixteen", "thirty one", "eighty five", "ninety"]
 
 def measured(weights: torch.Tensor) -> np.ndarray:
     """Duration and pitch of each of the texts in a style: (texts, 2)."""
-    found = [prosody(piece.wave, rate) for piece in voice.said(TEXTS, weights)]
+    found = [measure_prosody(piece.wave, rate) for piece in voice.said(TEXTS, weights)]
     return np.array([(one.seconds, one.pitch) for one in found])
 
 
@@ -399,7 +403,7 @@ def typical(found: np.ndarray) -> tuple[float, float]:
 def hear(said, name: str) -> None:
     """A sound in a notebook; a file from a script."""
     path = at(name).with_suffix(".wav")
-    saved(path, said.wave, said.rate)
+    save_audio(path, said.wave, said.rate)
     if "ipykernel" in sys.modules:
         from IPython.display import Audio, display
 
@@ -412,9 +416,9 @@ def hear(said, name: str) -> None:
 rows = []
 for name in STYLES:
     recording = at(f"nineteen_{name}").with_suffix(".wav")
-    saved(recording, say("nineteen", name).wave, rate)
+    save_audio(recording, synthesize_text("nineteen", name).waveform, rate)
     said = voice.say(text, style_from=recording)
-    heard = [prosody(say(one, name).wave, rate) for one in TEXTS]
+    heard = [measure_prosody(synthesize_text(one, name).waveform, rate) for one in TEXTS]
     seconds, pitch = typical(np.array([(one.seconds, one.pitch) for one in heard]))
     own_seconds, own_pitch = typical(measured(said.style))
     rows.append([name, f"{seconds:.2f}", f"{own_seconds:.2f}", f"{pitch:.0f}", f"{own_pitch:.0f}"])

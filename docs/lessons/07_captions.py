@@ -39,11 +39,11 @@ from _shown import BLUES, COLOURS, GREY, at, figure, show, table, trained
 from matplotlib.patches import Rectangle
 
 import jumok
-from jumok.batch import BOS, EOS, IGNORE
-from jumok.data.scenes import SIZE
-from jumok.look.show import save
-from jumok.metrics.pointing import pointing
-from jumok.pictures import Captions
+from jumok.batches.images import CaptionBatch
+from jumok.batches.tokens import BOS, EOS, IGNORE
+from jumok.data.builtin.scenes import IMAGE_SIZE
+from jumok.look.viewer.view_writer import save_view
+from jumok.metrics.pointing_game import score_pointing
 
 torch.manual_seed(0)
 
@@ -86,24 +86,26 @@ scene = next(  # the first with three shapes (and None) on a light ground
 shapes = list(dict.fromkeys(box for box in scene.boxes if box))
 places = places_of(soft, [scene])
 grid = soft.grid
-cell = SIZE // grid[0]
+cell = IMAGE_SIZE // grid[0]
 print("pixels", pixels_of(scene).shape, "→ places", tuple(places.shape), "on a grid of", grid)
 
 # %%
 drawn, panels = figure(7, 2.1, 1, 4)
 for axes in panels:
-    axes.imshow(pixels_of(scene), extent=(0, SIZE, SIZE, 0))
+    axes.imshow(pixels_of(scene), extent=(0, IMAGE_SIZE, IMAGE_SIZE, 0))
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
-for line in range(0, SIZE + 1, cell):
-    panels[0].plot([0, SIZE], [line, line], color="white", lw=0.6)
-    panels[0].plot([line, line], [0, SIZE], color="white", lw=0.6)
+for line in range(0, IMAGE_SIZE + 1, cell):
+    panels[0].plot([0, IMAGE_SIZE], [line, line], color="white", lw=0.6)
+    panels[0].plot([line, line], [0, IMAGE_SIZE], color="white", lw=0.6)
 panels[0].set_title("144 places", size=10)
 centred = places[0] - places[0].mean(0)
 for axes, (left, top, right, bottom) in zip(panels[1:], shapes, strict=True):
     row, column = (top + bottom) // 2 // cell, (left + right) // 2 // cell
     alike = torch.cosine_similarity(centred, centred[row * grid[1] + column], dim=-1).clamp(min=0)
-    axes.imshow(alike.reshape(grid), extent=(0, SIZE, SIZE, 0), cmap=BLUES, vmin=0, vmax=1, alpha=0.85)
+    axes.imshow(
+        alike.reshape(grid), extent=(0, IMAGE_SIZE, IMAGE_SIZE, 0), cmap=BLUES, vmin=0, vmax=1, alpha=0.85
+    )
     axes.add_patch(Rectangle((column * cell, row * cell), cell, cell, fill=False, edgecolor=COLOURS[1], lw=2))
     axes.set_title("like the one marked", size=10)
 show(drawn, "places")
@@ -177,9 +179,9 @@ table(
 # %%
 def on_picture(axes, pixels, weights, box=None) -> None:
     """A map of places over a picture; the box of what is meant."""
-    axes.imshow(pixels, extent=(0, SIZE, SIZE, 0))
+    axes.imshow(pixels, extent=(0, IMAGE_SIZE, IMAGE_SIZE, 0))
     shade = np.asarray(weights, float) / float(weights.max())
-    axes.imshow(np.zeros((*shade.shape, 3)), extent=(0, SIZE, SIZE, 0), alpha=0.75 * (1 - shade))
+    axes.imshow(np.zeros((*shade.shape, 3)), extent=(0, IMAGE_SIZE, IMAGE_SIZE, 0), alpha=0.75 * (1 - shade))
     if box:
         left, top, right, bottom = box
         frame = {"fill": False, "edgecolor": "white", "lw": 1.6, "ls": "--"}
@@ -219,7 +221,7 @@ show(drawn, "one_step")
 def strip(reader, example, name: str, caption: str | None = None) -> None:
     """The picture once for each word of what is said of it, or of another caption."""
     [seen] = reader.look_at(pixels_of(example), caption)
-    show(save(seen, at(name)))
+    show(save_view(seen, at(name)))
 
 
 strip(soft, scene, "overlay")
@@ -273,7 +275,7 @@ def pointed(maps, kind: str | None = None):
          for word, box in zip(one.captions[0].split(), one.boxes, strict=True)]
         for one in test
     ]  # fmt: skip
-    return pointing(maps, boxes, (SIZE, SIZE))
+    return score_pointing(maps, boxes, (IMAGE_SIZE, IMAGE_SIZE))
 
 
 # %%
@@ -297,7 +299,7 @@ assert pointed(soft_maps).accuracy > 4 * pointed(soft_maps).chance
 def inside(box) -> torch.Tensor:
     """Which places have their middle in a box: (rows, columns)."""
     left, top, right, bottom = box
-    y, x = ((torch.arange(n) + 0.5) * SIZE / n for n in grid)
+    y, x = ((torch.arange(n) + 0.5) * IMAGE_SIZE / n for n in grid)
     return ((top <= y) & (y < bottom))[:, None] & ((left <= x) & (x < right))
 
 
@@ -359,9 +361,11 @@ def followed(reader, examples) -> tuple[list[str], torch.Tensor, torch.Tensor]:
     captioner, kinds, betas, right = reader.model.captioner, [], [], []
     for some in in_parts(examples):
         texts = [one.captions[0] for one in some]
-        batch = Captions.of(places_of(reader, some), reader.grid, reader.tokenizer.encode(texts))
-        state, gates, hits = captioner.start(batch.places), [], []
-        for told, wanted in zip(batch.told.ids.T, batch.labels.T, strict=True):
+        batch = CaptionBatch.from_sequences(
+            places_of(reader, some), reader.grid, reader.tokenizer.encode(texts)
+        )
+        state, gates, hits = captioner.start(batch.features), [], []
+        for told, wanted in zip(batch.target.ids.T, batch.labels.T, strict=True):
             gates.append(torch.sigmoid(captioner.gate(state.hidden[0])).squeeze(-1))
             logits, state = captioner.step(state, told)
             hits.append(logits.argmax(-1) == wanted)

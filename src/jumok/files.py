@@ -15,19 +15,19 @@ from jumok.errors import InputError
 
 __all__ = [
     "add_filename_to_errors",
-    "check_links",
-    "check_output",
+    "atomic_write",
+    "check_not_input",
+    "check_symlinks",
+    "fsync_path",
     "open_for_writing",
     "read_json",
-    "remove",
-    "remove_leftovers",
-    "sync",
-    "written",
+    "remove_atomically",
+    "remove_partial_files",
 ]
 
 
 @contextlib.contextmanager
-def written(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Gives another name to write a file or a folder to. It becomes ``path`` when all of it is on the disk.
 
     >>> with written(Path("numbers.txt")) as part:  # doctest: +SKIP
@@ -43,10 +43,10 @@ def written(path: Path) -> Iterator[Path]:
             _delete(part)
             raise
         for inside in part.rglob("*"):
-            sync(inside)
-        sync(part)
+            fsync_path(inside)
+        fsync_path(part)
         os.replace(part, path)
-        sync(path.parent)
+        fsync_path(path.parent)
 
 
 @contextlib.contextmanager
@@ -71,16 +71,16 @@ def open_for_writing(path: Path, mode: str, **options: Any) -> Iterator[Any]:
             file.close()
 
 
-def check_output(out: Path, inputs: Iterable[str | Path | int]) -> None:
-    """Raise if ``out`` is one of the inputs, files by name or descriptor; links to one of them count."""
-    target = _identity(out)
+def check_not_input(output: Path, inputs: Iterable[str | Path | int]) -> None:
+    """Raise if ``output`` is one of the inputs, files by name or descriptor; links to one of them count."""
+    target = _file_identity(output)
     for one in inputs:
-        if target is not None and _identity(one) == target:
+        if target is not None and _file_identity(one) == target:
             what = "standard input" if isinstance(one, int) else one
-            raise InputError(f"{out} is an input ({what}) and would be overwritten; choose another output")
+            raise InputError(f"{output} is an input ({what}) and would be overwritten; choose another output")
 
 
-def _identity(path: str | Path | int) -> tuple[int, int] | None:
+def _file_identity(path: str | Path | int) -> tuple[int, int] | None:
     """Identify a file or a folder; None for anything else, such as a pipe, and for what does not exist."""
     try:
         facts = os.stat(path)
@@ -90,7 +90,7 @@ def _identity(path: str | Path | int) -> tuple[int, int] | None:
     return (facts.st_dev, facts.st_ino) if is_stored else None
 
 
-def remove(path: Path) -> None:
+def remove_atomically(path: Path) -> None:
     """Take a file or a folder away: its name at once, so that no half of it is ever found under it."""
     part = path.with_name(f".{path.name}.part")
     _delete(part)
@@ -99,13 +99,13 @@ def remove(path: Path) -> None:
     _delete(part)
 
 
-def remove_leftovers(folder: Path) -> None:
+def remove_partial_files(folder: Path) -> None:
     """Take away what an earlier process had begun to write or to remove when it was killed."""
     for part in folder.glob(".*.part"):
         _delete(part)
 
 
-def check_links(folder: Path) -> None:
+def check_symlinks(folder: Path) -> None:
     """Raise if a file of a folder is a symbolic link that leads out of the folder.
 
     A folder from a stranger could otherwise have any file of this machine read, shown or copied. Links from a
@@ -128,20 +128,22 @@ def check_links(folder: Path) -> None:
             )
 
 
-def read_json(path: Path, kind: type) -> Any:
-    """Return the content of a JSON file that holds a ``kind``, ``list`` or ``dict``."""
+def read_json(path: Path, expected_type: type) -> Any:
+    """Return the content of a JSON file that holds a ``expected_type``, ``list`` or ``dict``."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is damaged, it is not JSON: {error}") from None
-    if not isinstance(content, kind):
-        raise InputError(f"{path} is damaged: expected a {kind.__name__}, it holds {type(content).__name__}")
+    if not isinstance(content, expected_type):
+        raise InputError(
+            f"{path} is damaged: expected a {expected_type.__name__}, it holds {type(content).__name__}"
+        )
     return content
 
 
-def sync(path: Path) -> None:
+def fsync_path(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
     folder = path.is_dir()
     if folder and os.name == "nt":  # Windows opens no folders

@@ -30,15 +30,15 @@ from typing import Any
 
 from jumok import recipe as recipes
 from jumok.errors import InputError
-from jumok.files import check_links, written
+from jumok.files import atomic_write, check_symlinks
 
-__all__ = ["FORMAT", "Run", "locked"]
+__all__ = ["FORMAT_VERSION", "Run", "lock_run_folder"]
 
-FORMAT = 1
-LOCK = ".lock"
+FORMAT_VERSION = 1
+LOCK_FILE = ".lock"
 # These may differ when a run is resumed: how long to go on, where, and how it is shown; besides them all of
 # ``decode`` and ``score``, which come after training.
-MAY_CHANGE = (
+CHANGEABLE_TRAIN_KEYS = (
     "epochs steps minutes patience log_every save_every tensorboard device prefetch accumulate compile graphs"
 )
 
@@ -56,7 +56,7 @@ class Run:
         folder = Path(folder)
         path = folder / "recipe.yaml"
         if not folder.exists():
-            raise InputError(f"there is no run {folder}{_near(folder)}")
+            raise InputError(f"there is no run {folder}{_suggest_runs(folder)}")
         if not path.is_file():
             theirs = (folder / "config.json").is_file()
             told = (
@@ -65,49 +65,51 @@ class Run:
                 else "`jumok train RECIPE` makes a run"
             )
             raise InputError(f"{folder} is no run: it has no recipe.yaml; {told}")
-        check_links(folder)
-        tree = recipes.read(path, alone=True)
+        check_symlinks(folder)
+        tree = recipes.read(path, forbid_base=True)
         found = tree.pop("format", None)
-        if found != FORMAT:
+        if found != FORMAT_VERSION:
             raise InputError(
-                f"{path} has format {found!r}, and this jumok reads format {FORMAT}; "
+                f"{path} has format {found!r}, and this jumok reads format {FORMAT_VERSION}; "
                 "use the jumok that made it, or train again"
             )
         return cls(folder, recipes.parse(tree, str(path)))
 
     @classmethod
-    def start(cls, folder: str | Path, recipe: Any) -> Run:
+    def create_or_resume(cls, folder: str | Path, recipe: Any) -> Run:
         """A new run, or, where the folder holds one, that run with its recipe as it may be changed."""
         folder = Path(folder)
         path = folder / "recipe.yaml"
         run = cls(folder, recipe)
-        if not _is_mine():
+        if not _is_main_process():
             return run
-        _check_free(folder)
+        _check_not_foreign(folder)
         if path.is_file():
-            before, after = recipes.plain(cls.open(folder).recipe), recipes.plain(recipe)
-            if run.has_begun:
+            before, after = recipes.to_dict(cls.open(folder).recipe), recipes.to_dict(recipe)
+            if run.has_checkpoint:
                 _refuse_changes(folder, before, after)
             elif before != after:  # nothing was learned yet: what was made ready for it is made anew
-                _clear(folder)
+                _remove_prepared_data(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        with written(path) as temporary:
-            temporary.write_text(recipes.write(recipe, header=f"format: {FORMAT}\n"), encoding="utf-8")
+        with atomic_write(path) as temporary:
+            temporary.write_text(
+                recipes.to_yaml(recipe, header=f"format: {FORMAT_VERSION}\n"), encoding="utf-8"
+            )
         return run
 
     @property
-    def has_begun(self) -> bool:
+    def has_checkpoint(self) -> bool:
         """Whether there is a state to go on from."""
         return any((self.folder / "state").glob("*/state.json"))
 
     @property
-    def files(self) -> list[Path]:
+    def model_files(self) -> list[Path]:
         """The files that a prediction depends on."""
         names = ("recipe.yaml", "*.json", "*.safetensors")
         return sorted(path for name in names for path in self.folder.glob(name))
 
     @property
-    def weights(self) -> Path:
+    def weights_path(self) -> Path:
         """The best weights so far."""
         path = self.folder / "model.safetensors"
         if not path.is_file():
@@ -115,24 +117,24 @@ class Run:
         return path
 
 
-def _is_mine() -> bool:
+def _is_main_process() -> bool:
     """Whether this process sees to the folder: with torchrun, the first one does."""
     return os.environ.get("RANK", "0") == "0"
 
 
-def _check_free(folder: Path) -> None:
+def _check_not_foreign(folder: Path) -> None:
     """Refuse a folder that holds something, but no run."""
     if (folder / "recipe.yaml").is_file() or not folder.exists():
         return
-    if not folder.is_dir() or any(path.name != LOCK for path in folder.iterdir()):
+    if not folder.is_dir() or any(path.name != LOCK_FILE for path in folder.iterdir()):
         raise InputError(f"{folder} is there and is no run; give another folder with --out")
 
 
 def _refuse_changes(folder: Path, before: dict[str, Any], after: dict[str, Any]) -> None:
-    allowed = {f"train.{key}" for key in MAY_CHANGE.split()}
+    allowed = {f"train.{key}" for key in CHANGEABLE_TRAIN_KEYS.split()}
     changes = [
         change
-        for change in recipes.changed(before, after)
+        for change in recipes.iter_changes(before, after)
         if change[0] not in allowed and not change[0].startswith(("decode.", "score."))
     ]
     if changes:
@@ -143,13 +145,13 @@ def _refuse_changes(folder: Path, before: dict[str, Any], after: dict[str, Any])
         )
 
 
-def _clear(folder: Path) -> None:
+def _remove_prepared_data(folder: Path) -> None:
     for path in (*folder.glob("tokenizer*.json"), folder / "encoder.safetensors"):
         path.unlink(missing_ok=True)
     shutil.rmtree(folder / "data", ignore_errors=True)
 
 
-def _near(folder: Path) -> str:
+def _suggest_runs(folder: Path) -> str:
     """The runs that are there, for a message."""
     for root in dict.fromkeys([folder.parent, Path("runs")]):
         found = sorted(str(path.parent) for path in root.glob("*/recipe.yaml"))
@@ -159,7 +161,7 @@ def _near(folder: Path) -> str:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_run_folder(folder: Path) -> Iterator[None]:
     """Keep other processes from training in a run's folder, where files can be locked. It need not be there.
 
     With torchrun, the first process has the lock.
@@ -169,12 +171,12 @@ def locked(folder: Path) -> Iterator[None]:
     except ImportError:
         yield
         return
-    if not _is_mine():
+    if not _is_main_process():
         yield
         return
-    _check_free(folder)
+    _check_not_foreign(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("w") as file:
+    with (folder / LOCK_FILE).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

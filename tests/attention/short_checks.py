@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-from jumok.attention import packed  # noqa: E402
+from jumok.attention.paths import varlen  # noqa: E402
 
 ON_GPU = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -32,7 +32,7 @@ HALF = DTYPES[-1]
 def kernel_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """`attend` takes the kernel, in the interpreter too."""
     if INTERPRETED:
-        monkeypatch.setattr(packed, "packed_kernel_why_not", lambda call: None)
+        monkeypatch.setattr(varlen, "packed_call_unsupported_reason", lambda call: None)
 
 
 def edges(*lengths: int) -> Tensor:

@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from jumok import attend, masks
-from jumok.attention import blocks
-from jumok.attention.kinds import At
-from jumok.attention.packings import Documents
+from jumok.attention.mask_types import AttentionShape
+from jumok.attention.packed_masks import DocumentMask
+from jumok.attention.paths import flex
 
 CPU = torch.device("cpu")
 B, H, Q, K, D = 2, 3, 293, 401, 5  # three blocks of queries and four of keys; the last of each sticks out
-AT = At(2, Q, K, CPU)
+AT = AttentionShape(2, Q, K, CPU)
 
 
 def ids() -> Tensor:
@@ -38,10 +38,10 @@ BANDS: dict[str, masks.Mask] = {
     "causal past the end": masks.causal(offset=[350, 0]),
     "window beside the keys": masks.window(20, 0, offset=[-280, 390]),
     "documents": masks.documents(ids()),
-    "other documents": masks.documents(ids(), queries=ids()[..., :Q].flip(-1)),
+    "other documents": masks.documents(ids(), query_ids=ids()[..., :Q].flip(-1)),
     "packed": masks.packed(torch.tensor([0, 3, 143, 143, 344, K])),
     "packed, asked by others": masks.packed(
-        torch.tensor([0, 3, 143, 344, K]), queries=torch.tensor([0, 9, 200, 201, Q])
+        torch.tensor([0, 3, 143, 344, K]), cu_seqlens_q=torch.tensor([0, 9, 200, 201, Q])
     ),
     "causal documents": masks.causal() & masks.documents(ids()),
     "causal, padding": masks.causal() & masks.padding([300, 17]),
@@ -57,9 +57,9 @@ STRUCTURED = BANDS | {
 }
 
 
-def whole(mask: masks.Mask, at: At = AT) -> Tensor:
+def whole(mask: masks.Mask, at: AttentionShape = AT) -> Tensor:
     """The mask as ``(B, H, Q, K)``."""
-    return mask.block(at, slice(0, at.queries)).expand(B, H, at.queries, at.keys)
+    return mask.to_dense_rows(at, slice(0, at.num_queries)).expand(B, H, at.num_queries, at.num_keys)
 
 
 def tiled(mask: masks.Mask, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -68,9 +68,14 @@ def tiled(mask: masks.Mask, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     cut = (
         padded.unflatten(-1, (-1, size)).unflatten(-3, (-1, size)).transpose(-2, -3)
     )  # (…, Qb, Kb, size, size)
-    said = blocks.tiles(mask, AT, size)
+    said = flex.compute_block_coverage(mask, AT, size)
     shape = cut.shape[:-2]
-    return cut.any(-1).any(-1), cut.all(-1).all(-1), said.some.expand(shape), said.full.expand(shape)
+    return (
+        cut.any(-1).any(-1),
+        cut.all(-1).all(-1),
+        said.any_allowed.expand(shape),
+        said.all_allowed.expand(shape),
+    )
 
 
 @pytest.mark.parametrize("size", [128, 16])
@@ -91,7 +96,7 @@ def test_no_block_is_missed_and_none_is_full_that_is_not(name: str, size: int) -
 
 @pytest.mark.parametrize("name", STRUCTURED)
 def test_the_rule_says_what_the_mask_says(name: str) -> None:
-    rule = blocks.rule(STRUCTURED[name], AT)
+    rule = flex.build_mask_mod(STRUCTURED[name], AT)
     places = torch.meshgrid(*(torch.arange(n) for n in (B, H, Q, K)), indexing="ij")
     assert torch.equal(rule(*places), whole(STRUCTURED[name]))
 
@@ -106,8 +111,8 @@ def listed(counts: Tensor, indices: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", BANDS)
 def test_the_block_mask_is_create_block_masks(name: str) -> None:
     mask = BANDS[name]
-    theirs = create_block_mask(blocks.rule(mask, AT), B, H, Q, K, device="cpu")
-    ours = blocks.block_mask(mask, AT)
+    theirs = create_block_mask(flex.build_mask_mod(mask, AT), B, H, Q, K, device="cpu")
+    ours = flex.build_block_mask(mask, AT)
 
     assert ours.shape[-2:] == theirs.shape[-2:]
     their_full = listed(theirs.full_kv_num_blocks, theirs.full_kv_indices)
@@ -115,7 +120,7 @@ def test_the_block_mask_is_create_block_masks(name: str) -> None:
     their_some = their_full | listed(theirs.kv_num_blocks, theirs.kv_indices)
     our_some = our_full | listed(ours.kv_num_blocks, ours.kv_indices)
     assert torch.equal(our_some, their_some)
-    assert torch.equal(our_full, their_full & blocks._inside(AT, blocks.SIZE))
+    assert torch.equal(our_full, their_full & flex._find_complete_blocks(AT, flex.BLOCK_SIZE))
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -123,7 +128,7 @@ def test_the_block_mask_is_create_block_masks(name: str) -> None:
 def test_flex_attention_with_our_block_mask_gives_what_attend_gives(name: str) -> None:
     mask = STRUCTURED[name]
     query, key, value = (torch.randn(B, H, n, D, dtype=torch.float64) for n in (Q, K, K))
-    theirs = flex_attention(query, key, value, block_mask=blocks.block_mask(mask, AT))
+    theirs = flex_attention(query, key, value, block_mask=flex.build_block_mask(mask, AT))
     torch.testing.assert_close(attend(query, key, value, mask=mask), theirs)
 
 
@@ -135,7 +140,7 @@ def test_a_single_leading_dimension_stands_for_heads(
     lengths: int | list[int], leading: int, shape: tuple[int, ...]
 ) -> None:
     mask = masks.causal() & masks.padding(lengths)
-    assert blocks.block_mask(mask, At(leading, 5, 7, CPU)).shape == shape
+    assert flex.build_block_mask(mask, AttentionShape(leading, 5, 7, CPU)).shape == shape
 
 
 NOT_STRUCTURED: dict[str, Callable[[], masks.Mask]] = {
@@ -147,18 +152,20 @@ NOT_STRUCTURED: dict[str, Callable[[], masks.Mask]] = {
 
 
 def test_what_is_made_of_bands_is_structured() -> None:
-    assert all(blocks.is_structured(mask) for mask in STRUCTURED.values())
-    assert not any(blocks.is_structured(make()) for make in NOT_STRUCTURED.values())
+    assert all(flex.is_structured(mask) for mask in STRUCTURED.values())
+    assert not any(flex.is_structured(make()) for make in NOT_STRUCTURED.values())
 
 
 def test_document_edges_are_cumulative_lengths() -> None:
     ids = torch.tensor([5, 5, 5, 2, 9, 9])
-    alone = blocks.packing(cast(Documents, masks.documents(ids)), CPU)
-    assert alone.edges.tolist() == [0, 3, 4, 6]
-    assert alone.edges.dtype == torch.int32
-    assert alone.longest == 3
-    assert alone.queries is None
-    asked = blocks.packing(cast(Documents, masks.documents(ids, queries=torch.tensor([5, 2, 2, 9]))), CPU)
-    assert asked.queries is not None
-    assert asked.queries.tolist() == [0, 1, 3, 4]
-    assert asked.longest_query == 2
+    alone = flex.pack_documents(cast(DocumentMask, masks.documents(ids)), CPU)
+    assert alone.cu_seqlens.tolist() == [0, 3, 4, 6]
+    assert alone.cu_seqlens.dtype == torch.int32
+    assert alone.max_seqlen == 3
+    assert alone.cu_seqlens_q is None
+    asked = flex.pack_documents(
+        cast(DocumentMask, masks.documents(ids, query_ids=torch.tensor([5, 2, 2, 9]))), CPU
+    )
+    assert asked.cu_seqlens_q is not None
+    assert asked.cu_seqlens_q.tolist() == [0, 1, 3, 4]
+    assert asked.max_seqlen_q == 2

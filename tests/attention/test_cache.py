@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import jumok
-from jumok.attention import cache as module
-from jumok.attention.cache import Cache
-from jumok.attention.kinds import At
+from jumok.attention import kv_cache as module
+from jumok.attention.kv_cache import KVCache
+from jumok.attention.mask_types import AttentionShape
 from jumok.errors import InputError
 
 HEADS, WIDTH, VALUE_WIDTH = 2, 3, 5
@@ -43,7 +43,7 @@ class Rows:
     def reorder(self, index: list[int]) -> Rows:
         return Rows([self.rows[b] for b in index])
 
-    def is_held_by(self, cache: Cache) -> bool:
+    def is_held_by(self, cache: KVCache) -> bool:
         longest = max(map(len, self.rows))
         return (
             cache.lengths == tuple(map(len, self.rows))
@@ -61,7 +61,7 @@ class Rows:
 def test_equal_rows_by_hand(grad: bool) -> None:
     with torch.set_grad_enabled(grad):
         one, two, three = (torch.full((1, 1, n, 1), float(n)) for n in (1, 2, 3))
-        cache = Cache().append(one, -one).append(two, -two).append(three, -three)
+        cache = KVCache().append(one, -one).append(two, -two).append(three, -three)
     assert cache.key.flatten().tolist() == [1, 2, 2, 3, 3, 3]
     assert cache.value.flatten().tolist() == [-1, -2, -2, -3, -3, -3]
     assert cache.lengths == (6,)
@@ -75,7 +75,7 @@ def test_ragged_rows_by_hand(grad: bool) -> None:
 
     with torch.set_grad_enabled(grad):
         first = row_numbers([1, 2, 9], [3, 9, 9], [4, 5, 6])
-        cache = Cache().append(first, first, lengths=[2, 1, 3])
+        cache = KVCache().append(first, first, lengths=[2, 1, 3])
         second = row_numbers([7, 8], [10, 11], [12, 9])
         cache = cache.append(second, second, lengths=torch.tensor([2, 2, 1]))
     assert cache.lengths == (4, 3, 4)
@@ -89,7 +89,7 @@ def test_ragged_rows_by_hand(grad: bool) -> None:
 def test_whatever_is_done_every_cache_ever_made_stays_right(seed: int, grad: bool) -> None:
     """Append to any cache made so far, not only to the last, or reorder it: a tree of continuations."""
     chance = Random(seed)
-    made = [(Cache(), Rows([[]] * chance.randint(1, 3)))]
+    made = [(KVCache(), Rows([[]] * chance.randint(1, 3)))]
     with torch.set_grad_enabled(grad):
         for step in range(8):
             cache, rows = chance.choice(made)
@@ -107,14 +107,14 @@ def test_whatever_is_done_every_cache_ever_made_stays_right(seed: int, grad: boo
 
 @torch.no_grad()
 def test_two_continuations_of_one_cache_do_not_disturb_each_other() -> None:
-    trunk = Cache().append(*tokens(1, 5, 0)).append(*tokens(1, 1, 1))  # the second append makes free places
-    assert trunk.room is not None
-    assert trunk.room.key.shape[2] > 7
+    trunk = KVCache().append(*tokens(1, 5, 0)).append(*tokens(1, 1, 1))  # the second append makes free places
+    assert trunk.buffer is not None
+    assert trunk.buffer.key.shape[2] > 7
     left = trunk.append(*tokens(1, 1, 2))
     right = trunk.append(*tokens(1, 1, 3))
     left_on = left.append(*tokens(1, 1, 4))
-    assert left.room is trunk.room is left_on.room  # the newest writes in place, …
-    assert right.room is not trunk.room  # … and who comes later has a copy
+    assert left.buffer is trunk.buffer is left_on.buffer  # the newest writes in place, …
+    assert right.buffer is not trunk.buffer  # … and who comes later has a copy
     assert torch.equal(left.key[:, :, 6:], tokens(1, 1, 2)[0])
     assert torch.equal(right.key[:, :, 6:], tokens(1, 1, 3)[0])
     assert torch.equal(left_on.key[:, :, 6:], torch.cat([tokens(1, 1, 2)[0], tokens(1, 1, 4)[0]], 2))
@@ -125,7 +125,7 @@ def test_two_continuations_of_one_cache_do_not_disturb_each_other() -> None:
 def test_the_tensors_that_were_given_are_never_written_to() -> None:
     key, value = tokens(2, 5, 0)
     before = key.clone(), value.clone()
-    cache = Cache().append(key, value, lengths=[1, 2])  # leaves places free in the caller's own tensors
+    cache = KVCache().append(key, value, lengths=[1, 2])  # leaves places free in the caller's own tensors
     cache.append(*tokens(2, 1, 1))
     assert torch.equal(key, before[0])
     assert torch.equal(value, before[1])
@@ -133,11 +133,11 @@ def test_the_tensors_that_were_given_are_never_written_to() -> None:
 
 @torch.no_grad()
 def test_many_steps_copy_the_past_only_a_few_times() -> None:
-    cache, rooms = Cache(), set()
+    cache, rooms = KVCache(), set()
     for step in range(1000):
         cache = cache.append(*tokens(1, 1, step % 7))
-        assert cache.room is not None
-        rooms.add(cache.room.key.data_ptr())
+        assert cache.buffer is not None
+        rooms.add(cache.buffer.key.data_ptr())
     assert cache.lengths == (1000,)
     assert len(rooms) <= 12
 
@@ -145,7 +145,7 @@ def test_many_steps_copy_the_past_only_a_few_times() -> None:
 @pytest.mark.parametrize("lengths", [[5, 5], [2, 5]])
 def test_gradients_reach_everything_that_was_appended(lengths: list[int]) -> None:
     parts = [tuple(x.double().requires_grad_() for x in tokens(2, new, new)) for new in (5, 1, 3)]
-    cache = Cache().append(*parts[0], lengths)
+    cache = KVCache().append(*parts[0], lengths)
     for key, value in parts[1:]:
         cache = cache.append(key, value)
     sevens = torch.zeros_like(cache.key)
@@ -161,7 +161,7 @@ def test_gradients_reach_everything_that_was_appended(lengths: list[int]) -> Non
 
 def test_steps_without_gradients_leave_earlier_ones_with_gradients_alone() -> None:
     key, value = (x.requires_grad_() for x in tokens(2, 4, 0))
-    with_grad = Cache().append(key, value, [1, 2]).append(*tokens(2, 3, 1), [1, 1])  # places are left free
+    with_grad = KVCache().append(key, value, [1, 2]).append(*tokens(2, 3, 1), [1, 1])  # places are left free
     reordered = with_grad.reorder([1, 0])
     loss = (with_grad.key**2 + reordered.key**2).sum()  # keeps the keys for its backward pass
     with torch.no_grad():
@@ -173,7 +173,7 @@ def test_steps_without_gradients_leave_earlier_ones_with_gradients_alone() -> No
 
 def test_a_cache_from_inference_mode_goes_on_outside_of_it() -> None:
     with torch.inference_mode():
-        cache = Cache().append(*tokens(2, 2, 0)).append(*tokens(2, 1, 1))
+        cache = KVCache().append(*tokens(2, 2, 0)).append(*tokens(2, 1, 1))
     with torch.no_grad():
         outside = cache.append(*tokens(2, 1, 2))
     grad = cache.append(*tokens(2, 1, 2))
@@ -182,7 +182,7 @@ def test_a_cache_from_inference_mode_goes_on_outside_of_it() -> None:
 
 
 def test_reorder_takes_the_lengths_along() -> None:
-    cache = Cache().append(*tokens(3, 5, 0), lengths=[1, 4, 2])
+    cache = KVCache().append(*tokens(3, 5, 0), lengths=[1, 4, 2])
     beams = cache.reorder(torch.tensor([2, 2, 0, 1]))
     assert beams.lengths == (2, 2, 1, 4)
     assert torch.equal(beams.key, cache.key[[2, 2, 0, 1]])
@@ -192,9 +192,9 @@ def test_reorder_takes_the_lengths_along() -> None:
 
 def test_cleaned_once_nothing_is_behind_the_end_of_a_row() -> None:
     nan = (x.index_fill(2, torch.tensor([2, 3, 4]), torch.nan) for x in tokens(3, 5, 1))
-    cache = Cache().append(*nan, lengths=[1, 2, 0])
-    clean = cache.cleaned()
-    at = At(1, 1, 4, torch.device("cpu"))
+    cache = KVCache().append(*nan, lengths=[1, 2, 0])
+    clean = cache.zero_padding()
+    at = AttentionShape(1, 1, 4, torch.device("cpu"))
     for now, chosen in ((clean, [0, 1, 2]), (clean.reorder([2, 2, 0]), [2, 2, 0])):
         for new, old in ((now.key, cache.key), (now.value, cache.value)):
             assert new.shape[2] == max(now.lengths)
@@ -202,22 +202,22 @@ def test_cleaned_once_nothing_is_behind_the_end_of_a_row() -> None:
                 length = cache.lengths[origin]
                 assert torch.equal(new[row, :, :length], old[origin, :, :length])
                 assert not new[row, :, length:].any()
-        assert now.padding is not None
-        assert now.padding.no_key_is_dead(at)  # no step has to look for them
-    assert cache.padding is not None
-    assert not cache.padding.no_key_is_dead(at)
-    assert clean.cleaned() is clean
+        assert now.padding_mask is not None
+        assert now.padding_mask.has_no_hidden_keys(at)  # no step has to look for them
+    assert cache.padding_mask is not None
+    assert not cache.padding_mask.has_no_hidden_keys(at)
+    assert clean.zero_padding() is clean
     again = clean.append(*tokens(3, 2, 2), lengths=[1, 2, 0])
-    assert again.padding is not None
-    assert not again.padding.no_key_is_dead(at)  # what was appended may be anything
-    even = Cache().append(*tokens(2, 3, 0))
-    assert even.cleaned() is even
+    assert again.padding_mask is not None
+    assert not again.padding_mask.has_no_hidden_keys(at)  # what was appended may be anything
+    even = KVCache().append(*tokens(2, 3, 0))
+    assert even.zero_padding() is even
 
 
 def test_the_causal_mask_by_hand() -> None:
-    cache = Cache().append(*tokens(2, 3, 0), lengths=[1, 3])
-    mask = cache.causal(2, lengths=[2, 1])
-    assert mask.dense(2, 4).int().tolist() == [
+    cache = KVCache().append(*tokens(2, 3, 0), lengths=[1, 3])
+    mask = cache.build_causal_mask(2, lengths=[2, 1])
+    assert mask.to_dense(2, 4).int().tolist() == [
         [[1, 1, 0, 0], [1, 1, 1, 0]],
         [[1, 1, 1, 1], [1, 1, 1, 1]],
     ]
@@ -230,61 +230,68 @@ def test_the_causal_mask_lets_each_token_see_its_past_and_itself(seed: int) -> N
     new, old = chance.randint(1, 3), chance.randint(0, 3)
     before = [chance.randint(0, old) for _ in range(2)]
     added = None if chance.random() < 0.3 else [chance.randint(0, new) for _ in range(2)]
-    past = Cache().append(*tokens(2, old, 0), before)
+    past = KVCache().append(*tokens(2, old, 0), before)
     now = past.append(*tokens(2, new, 1), added)
-    allowed = past.causal(new, added).dense(new, now.longest).expand(2, new, now.longest)
+    allowed = past.build_causal_mask(new, added).to_dense(new, now.max_length).expand(2, new, now.max_length)
     for row in range(2):
         for query in range(new):
-            expected = [key <= before[row] + query and key < now.lengths[row] for key in range(now.longest)]
+            expected = [
+                key <= before[row] + query and key < now.lengths[row] for key in range(now.max_length)
+            ]
             assert allowed[row, query].tolist() == expected
 
 
 def test_the_causal_mask_is_the_plain_one_where_all_rows_are_alike() -> None:
     """… because the fast paths know that one."""
-    assert repr(Cache().causal(5)) == "causal()"
-    assert repr(Cache().causal(5, lengths=[5, 5])) == "causal()"
-    assert repr(Cache().append(*tokens(2, 3, 0)).causal(2)) == "causal()"
+    assert repr(KVCache().build_causal_mask(5)) == "causal()"
+    assert repr(KVCache().build_causal_mask(5, lengths=[5, 5])) == "causal()"
+    assert repr(KVCache().append(*tokens(2, 3, 0)).build_causal_mask(2)) == "causal()"
     # Not here: of five queries only three have a key, so the last query does not belong to the last key.
-    assert repr(Cache().causal(5, lengths=[3, 3])) == "causal(offset=[0, 0]) & padding([3, 3])"
+    assert repr(KVCache().build_causal_mask(5, lengths=[3, 3])) == "causal(offset=[0, 0]) & padding([3, 3])"
 
 
 def test_the_padding_mask() -> None:
-    assert Cache().append(*tokens(2, 3, 0)).padding is None
-    assert Cache().append(*tokens(2, 3, 0), lengths=[2, 2]).padding is None  # only two keys are left to see
-    ragged = Cache().append(*tokens(2, 3, 0), lengths=[1, 3])
-    assert repr(ragged.padding) == "padding([1, 3])"
-    assert ragged.padding is ragged.padding
+    assert KVCache().append(*tokens(2, 3, 0)).padding_mask is None
+    assert (
+        KVCache().append(*tokens(2, 3, 0), lengths=[2, 2]).padding_mask is None
+    )  # only two keys are left to see
+    ragged = KVCache().append(*tokens(2, 3, 0), lengths=[1, 3])
+    assert repr(ragged.padding_mask) == "padding([1, 3])"
+    assert ragged.padding_mask is ragged.padding_mask
 
 
 def test_a_cache_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
-        Cache().lengths = (1,)  # type: ignore[misc]
+        KVCache().lengths = (1,)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: Cache().key, r"empty; append\(key, value\)"),
-        (lambda: Cache().reorder([0]), "empty"),
-        (lambda: Cache().append(torch.zeros(2, 3, 5), torch.zeros(2, 3, 5)), r"key \(2, 3, 5\)"),
+        (lambda: KVCache().key, r"empty; append\(key, value\)"),
+        (lambda: KVCache().reorder([0]), "empty"),
+        (lambda: KVCache().append(torch.zeros(2, 3, 5), torch.zeros(2, 3, 5)), r"key \(2, 3, 5\)"),
         (
-            lambda: Cache().append(torch.zeros(2, 3, 5, 7), torch.zeros(2, 3, 4, 7)),
+            lambda: KVCache().append(torch.zeros(2, 3, 5, 7), torch.zeros(2, 3, 4, 7)),
             "same batch, heads and tokens",
         ),
-        (lambda: Cache().append(*tokens(2, 3, 0)).append(*tokens(3, 1, 0)), r"holds a batch of 2.*Cache\(\)"),
         (
-            lambda: Cache().append(*tokens(2, 3, 0)).append(*(x.half() for x in tokens(2, 1, 0))),
+            lambda: KVCache().append(*tokens(2, 3, 0)).append(*tokens(3, 1, 0)),
+            r"holds a batch of 2.*Cache\(\)",
+        ),
+        (
+            lambda: KVCache().append(*tokens(2, 3, 0)).append(*(x.half() for x in tokens(2, 1, 0))),
             r"float16.*\.to\(\)",
         ),
-        (lambda: Cache().append(*tokens(2, 3, 0), lengths=[1]), r"lengths \[1\].*2 rows.*from 0 to 3"),
-        (lambda: Cache().append(*tokens(2, 3, 0), lengths=[1, 4]), "from 0 to 3"),
-        (lambda: Cache().append(*tokens(2, 3, 0), lengths=[1, -1]), "from 0 to 3"),
-        (lambda: Cache().append(*tokens(2, 3, 0), lengths=torch.tensor([1.0, 2.0])), "whole number"),
-        (lambda: Cache().append(*tokens(2, 3, 0)).causal(1, lengths=[1, 2]), "from 0 to 1"),
-        (lambda: Cache().append(*tokens(2, 3, 0)).reorder([0, 2]), "row 2 of a batch of 2"),
-        (lambda: Cache().append(*tokens(2, 3, 0)).reorder([-1]), "row -1"),
-        (lambda: Cache().append(*tokens(2, 3, 0)).reorder(torch.tensor([[0]])), r"shape \(1, 1\)"),
-        (lambda: Cache().append(*tokens(2, 3, 0)).reorder(torch.tensor([0.0])), "float32"),
+        (lambda: KVCache().append(*tokens(2, 3, 0), lengths=[1]), r"lengths \[1\].*2 rows.*from 0 to 3"),
+        (lambda: KVCache().append(*tokens(2, 3, 0), lengths=[1, 4]), "from 0 to 3"),
+        (lambda: KVCache().append(*tokens(2, 3, 0), lengths=[1, -1]), "from 0 to 3"),
+        (lambda: KVCache().append(*tokens(2, 3, 0), lengths=torch.tensor([1.0, 2.0])), "whole number"),
+        (lambda: KVCache().append(*tokens(2, 3, 0)).build_causal_mask(1, lengths=[1, 2]), "from 0 to 1"),
+        (lambda: KVCache().append(*tokens(2, 3, 0)).reorder([0, 2]), "row 2 of a batch of 2"),
+        (lambda: KVCache().append(*tokens(2, 3, 0)).reorder([-1]), "row -1"),
+        (lambda: KVCache().append(*tokens(2, 3, 0)).reorder(torch.tensor([[0]])), r"shape \(1, 1\)"),
+        (lambda: KVCache().append(*tokens(2, 3, 0)).reorder(torch.tensor([0.0])), "float32"),
     ],
 )
 def test_errors_say_what_came_and_what_was_expected(wrong, message: str) -> None:  # type: ignore[no-untyped-def]
@@ -301,7 +308,7 @@ def test_the_gpu_is_never_waited_for() -> None:
     try:
         torch.cuda.set_sync_debug_mode("error")
         for lengths in (None, [2, 5, 3]):
-            cache = Cache().append(*first, lengths).append(*more)
+            cache = KVCache().append(*first, lengths).append(*more)
             cache = cache.reorder([1, 0, 2] if lengths else index).append(*more)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import jumok
 import jumok.attention
 from jumok import attend, masks, mix, scores, weights
-from jumok.attention.kinds import At
+from jumok.attention.mask_types import AttentionShape
 
 LN2 = math.log(2)
 DOUBLE = torch.float64
@@ -111,7 +111,7 @@ MASKS = {
 def test_attend_equals_pytorch(name: str, backend: SDPBackend) -> None:
     query, key, value = qkv(B, H)
     mask = MASKS[name]
-    allowed = None if mask is None else mask.dense(Q, K)
+    allowed = None if mask is None else mask.to_dense(Q, K)
     if allowed is not None and allowed.dim() == 3:
         allowed = allowed[:, None]
     with sdpa_kernel([backend, SDPBackend.MATH]):
@@ -128,7 +128,7 @@ def test_attend_equals_multihead_attention_around_its_projections() -> None:
 
     projections = zip(theirs.in_proj_weight.chunk(3), theirs.in_proj_bias.chunk(3), (x, y, y), strict=True)
     query, key, value = (F.linear(z, w, b).unflatten(-1, (H, D)).transpose(1, 2) for w, b, z in projections)
-    mask = masks.from_drop(dropped) & masks.from_zero_one(~padded)
+    mask = masks.from_blocked(dropped) & masks.from_zero_one(~padded)
     out = theirs.out_proj(attend(query, key, value, mask=mask).transpose(1, 2).flatten(2))
 
     close(out, expected)
@@ -142,7 +142,7 @@ def test_attend_equals_multihead_attention_around_its_projections() -> None:
 @pytest.mark.parametrize("masked", [False, True], ids=["open", "causal"])
 def test_any_leading_dimensions(plain: Callable[..., Tensor], leading: tuple[int, ...], masked: bool) -> None:
     query, key, value = qkv(*leading)
-    allowed = masks.causal().dense(Q, K) if masked else None
+    allowed = masks.causal().to_dense(Q, K) if masked else None
     out = attend(query, key, value, mask=masks.causal() if masked else None)
     close(out, plain(query, key, value, allowed))
 
@@ -175,7 +175,7 @@ def test_query_heads_share_key_heads(
 ) -> None:
     query, key, value = qkv(batches[0], 6)[0], *qkv(batches[1], heads)[1:]
     mask = masks.tensor(torch.rand(6, Q, K) < 0.7) & masks.padding(torch.tensor([[6], [5]]))
-    allowed = mask.block(At(2, Q, K, query.device), slice(0, Q))
+    allowed = mask.to_dense_rows(AttentionShape(2, Q, K, query.device), slice(0, Q))
 
     out = attend(query, key, value, mask=mask, softcap=softcap)
 
@@ -227,7 +227,7 @@ def test_every_dtype_comes_back_and_is_as_exact_as_it_can_be(
     query, key, value = qkv(B, H, dtype=dtype)
     mask = masks.causal() & masks.padding([4, 6])
     bias = torch.randn(Q, K, dtype=dtype)
-    exact = plain(*(x.double() for x in (query, key, value)), mask.dense(Q, K)[:, None], bias.double())
+    exact = plain(*(x.double() for x in (query, key, value)), mask.to_dense(Q, K)[:, None], bias.double())
 
     out = attend(query, key, value, mask=mask, bias=bias, softcap=softcap)
 
@@ -484,7 +484,7 @@ SCORES: dict[str, Callable[[], Any]] = {
     "general": lambda: jumok.scores.General(64, 64),
     "additive": lambda: jumok.scores.Additive(64, 64, 47),
     "concat": lambda: jumok.scores.Concat(64, 64, 47),
-    "location": lambda: jumok.scores.LocationSensitive(64, 64, 47, filters=3, kernel=5),
+    "location": lambda: jumok.scores.LocationSensitive(64, 64, 47, num_filters=3, kernel_size=5),
 }
 
 

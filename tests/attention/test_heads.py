@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import jumok
 from jumok import masks, scores
 from jumok.attention import heads as module
-from jumok.attention.cache import Cache
 from jumok.attention.heads import MultiHead
+from jumok.attention.kv_cache import KVCache
 from jumok.errors import InputError
 
 B, Q, K, H, D, SOURCE = 2, 5, 7, 3, 11, 13  # all different and prime
@@ -121,15 +121,15 @@ def test_cross_attention_is_that_of_torch(bias: bool, padded: bool) -> None:
 
 def by_hand(mha: MultiHead, x: Tensor, source: Tensor | None = None) -> Tensor:
     """One head after the other, from the weights and the formula alone."""
-    d, group = mha.head_width, mha.heads // mha.key_heads
+    d, group = mha.head_width, mha.num_heads // mha.num_key_heads
     if source is None:
         queries, keys, values = mha.project(x).split(
-            [mha.heads * d, mha.key_heads * d, mha.key_heads * d], dim=-1
+            [mha.num_heads * d, mha.num_key_heads * d, mha.num_key_heads * d], dim=-1
         )
     else:
         queries, (keys, values) = mha.project_query(x), mha.project_source(source).chunk(2, dim=-1)
     outs = []
-    for head in range(mha.heads):
+    for head in range(mha.num_heads):
         own, shared = slice(head * d, (head + 1) * d), slice(head // group * d, (head // group + 1) * d)
         query, key, value = queries[..., own], keys[..., shared], values[..., shared]
         score = query @ key.transpose(1, 2) / d**0.5 if mha.score is None else mha.score(query, key)
@@ -141,16 +141,16 @@ def by_hand(mha: MultiHead, x: Tensor, source: Tensor | None = None) -> Tensor:
 @pytest.mark.parametrize("key_heads", [None, 1, 2, 3, 6])
 def test_grouped_queries_are_heads_that_share_their_keys(key_heads: int | None) -> None:
     x, source = torch.randn(B, Q, WIDTH), torch.randn(B, K, SOURCE)
-    cross = MultiHead(WIDTH, 6, key_heads=key_heads, head_width=D, key_width=SOURCE)
+    cross = MultiHead(WIDTH, 6, num_key_heads=key_heads, head_width=D, key_width=SOURCE)
     torch.testing.assert_close(cross(x, source), by_hand(cross, x, source))
-    alone = MultiHead(WIDTH, 6, key_heads=key_heads, head_width=D)
+    alone = MultiHead(WIDTH, 6, num_key_heads=key_heads, head_width=D)
     torch.testing.assert_close(alone(x), by_hand(alone, x))
-    _, cache = alone.step(x, Cache())
+    _, cache = alone.step(x, KVCache())
     assert cache.key.shape == cache.value.shape == (B, key_heads or 6, Q, D)  # held once, not for every head
 
 
 def test_grouped_queries_are_all_heads_with_repeated_weights() -> None:
-    grouped, full = MultiHead(WIDTH, 6, key_heads=2, head_width=D), MultiHead(WIDTH, 6, head_width=D)
+    grouped, full = MultiHead(WIDTH, 6, num_key_heads=2, head_width=D), MultiHead(WIDTH, 6, head_width=D)
     weights = grouped.state_dict()
     for name in ("project.weight", "project.bias"):
         query, key, value = weights[name].unflatten(0, (-1, D)).split([6, 2, 2])
@@ -192,7 +192,7 @@ def test_nothing_in_nothing_out(batch: int, queries: int) -> None:
     mha = MultiHead(WIDTH, H)
     x = torch.randn(batch, queries, WIDTH)
     assert mha(x).shape == (batch, queries, WIDTH)
-    assert mha.step(x, Cache())[0].shape == (batch, queries, WIDTH)
+    assert mha.step(x, KVCache())[0].shape == (batch, queries, WIDTH)
 
 
 def test_every_projection_starts_by_its_own_width() -> None:
@@ -208,7 +208,7 @@ def test_every_projection_starts_by_its_own_width() -> None:
 
 
 def in_chunks(mha: MultiHead, x: Tensor, sizes: list[int]) -> Tensor:
-    cache, outs = Cache(), []
+    cache, outs = KVCache(), []
     for part in x.split(sizes, dim=1):
         out, cache = mha.step(part, cache)
         outs.append(out)
@@ -220,7 +220,7 @@ def in_chunks(mha: MultiHead, x: Tensor, sizes: list[int]) -> Tensor:
 @pytest.mark.parametrize("key_heads", [1, 3])
 @pytest.mark.parametrize("grad", [False, True])
 def test_step_by_step_is_the_whole_at_once(sizes: list[int], key_heads: int, grad: bool) -> None:
-    mha = MultiHead(WIDTH, H, key_heads=key_heads)
+    mha = MultiHead(WIDTH, H, num_key_heads=key_heads)
     x = torch.randn(B, sum(sizes), WIDTH, requires_grad=grad)
     with torch.set_grad_enabled(grad):
         whole, parts = mha(x, mask=masks.causal()), in_chunks(mha, x, sizes)
@@ -240,14 +240,14 @@ def alone(mha: MultiHead, *tokens: Tensor) -> Tensor:
 @pytest.mark.parametrize("grad", [False, True])
 def test_ragged_rows_are_each_row_by_itself(grad: bool) -> None:
     """Prompts of different lengths, one step, a chunk in which rows differ again, one more step."""
-    mha = MultiHead(WIDTH, 6, key_heads=2, head_width=D)
+    mha = MultiHead(WIDTH, 6, num_key_heads=2, head_width=D)
     counts = [[2, 7, 4], [1, 1, 1], [3, 0, 2], [1, 1, 1]]
     chunks = [torch.randn(3, max(n), WIDTH) for n in counts]
     for chunk, lengths in zip(chunks, counts, strict=True):
         for row, n in enumerate(lengths):
             chunk[row, n:] = torch.nan  # padding: must not reach any real token
     with torch.set_grad_enabled(grad):
-        cache, outs = Cache(), []
+        cache, outs = KVCache(), []
         for chunk, lengths in zip(chunks, counts, strict=True):
             out, cache = mha.step(chunk, cache, lengths=None if min(lengths) == chunk.shape[1] else lengths)
             outs.append(out)
@@ -263,7 +263,7 @@ def test_gradients_through_ragged_steps_are_those_of_each_row_by_itself() -> Non
     mha = MultiHead(WIDTH, H)
     prompt, more = torch.randn(2, 5, WIDTH, requires_grad=True), torch.randn(2, 3, WIDTH, requires_grad=True)
     lengths = [2, 5]
-    out, cache = mha.step(prompt, Cache(), lengths=lengths)
+    out, cache = mha.step(prompt, KVCache(), lengths=lengths)
     out_more, _ = mha.step(more, cache)
     ours = sum(out[b, :n].square().sum() for b, n in enumerate(lengths)) + out_more.square().sum()
     theirs = sum(alone(mha, prompt[b, :n], more[b]).square().sum() for b, n in enumerate(lengths))
@@ -277,7 +277,7 @@ def test_gradients_through_ragged_steps_are_those_of_each_row_by_itself() -> Non
 def test_reordered_beams_go_on_from_the_right_past(lengths: list[int] | None) -> None:
     mha = MultiHead(WIDTH, H)
     prompt, step, last = (torch.randn(3, n, WIDTH) for n in (5, 1, 1))
-    _, cache = mha.step(prompt, Cache(), lengths=lengths)
+    _, cache = mha.step(prompt, KVCache(), lengths=lengths)
     _, cache = mha.step(step, cache)
     index = [2, 0, 0]
     out, cache = mha.step(last, cache.reorder(index))
@@ -291,7 +291,7 @@ def test_reordered_beams_go_on_from_the_right_past(lengths: list[int] | None) ->
 def test_two_continuations_of_one_past() -> None:
     mha = MultiHead(WIDTH, H)
     prompt, *ends = (torch.randn(1, n, WIDTH) for n in (4, 1, 1, 1, 1))
-    _, trunk = mha.step(prompt[:, :3], Cache())
+    _, trunk = mha.step(prompt[:, :3], KVCache())
     _, trunk = mha.step(prompt[:, 3:], trunk)
     _, left = mha.step(ends[0], trunk)
     _, right = mha.step(ends[1], trunk)
@@ -306,10 +306,10 @@ def test_a_mask_that_is_given_takes_the_place_of_the_causal_one() -> None:
     x = torch.randn(B, K, WIDTH)
     near = masks.window(2, 0)
     whole = mha(x, mask=near)
-    first, cache = mha.step(x[:, :4], Cache(), mask=near)
+    first, cache = mha.step(x[:, :4], KVCache(), mask=near)
     rest, _ = mha.step(x[:, 4:], cache, mask=near)
     torch.testing.assert_close(torch.cat([first, rest], dim=1), whole)
-    prefix, _ = mha.step(x, Cache(), mask=masks.padding(LENGTHS))  # a prefix that sees all of itself
+    prefix, _ = mha.step(x, KVCache(), mask=masks.padding(LENGTHS))  # a prefix that sees all of itself
     torch.testing.assert_close(prefix, mha(x, mask=masks.padding(LENGTHS)))
 
 
@@ -317,8 +317,8 @@ def test_a_mask_that_is_given_takes_the_place_of_the_causal_one() -> None:
 def test_one_mask_serves_all_layers_of_a_step() -> None:
     layers = [MultiHead(WIDTH, H) for _ in range(2)]
     prompt, step = torch.randn(B, K, WIDTH), torch.randn(B, 1, WIDTH)
-    caches = [layer.step(prompt, Cache(), lengths=LENGTHS)[1] for layer in layers]
-    mask = caches[0].causal(1)
+    caches = [layer.step(prompt, KVCache(), lengths=LENGTHS)[1] for layer in layers]
+    mask = caches[0].build_causal_mask(1)
     for layer, cache in zip(layers, caches, strict=True):
         assert torch.equal(layer.step(step, cache, mask=mask)[0], layer.step(step, cache)[0])
 
@@ -351,7 +351,7 @@ def test_nothing_is_kept_on_the_module() -> None:
     before = dict(mha.__dict__), list(mha.state_dict())
     x = torch.randn(B, Q, WIDTH)
     mha(x, mask=masks.causal())
-    mha.step(x, Cache())
+    mha.step(x, KVCache())
     assert (dict(mha.__dict__), list(mha.state_dict())) == before
 
 
@@ -369,9 +369,9 @@ def cross(heads: int = 4) -> MultiHead:
     ("wrong", "message"),
     [
         (lambda: MultiHead(10, 3), r"width=10, heads=3.*head_width"),
-        (lambda: MultiHead(12, 6, key_heads=4), "heads=6, key_heads=4.*multiple"),
+        (lambda: MultiHead(12, 6, num_key_heads=4), "heads=6, key_heads=4.*multiple"),
         (lambda: MultiHead(12, 0), "heads=0"),
-        (lambda: MultiHead(12, 4, key_heads=0), "key_heads=0"),
+        (lambda: MultiHead(12, 4, num_key_heads=0), "key_heads=0"),
         (lambda: MultiHead(12, 4, head_width=0), "head_width=0"),
         (lambda: MultiHead(12, 4, dropout=1.0), r"dropout=1\.0"),
         (lambda: MultiHead(12, 4)(zeros(2, 5, 11)), r"x of shape \(2, 5, 11\).*\(batch, length, 12\)"),
@@ -383,8 +383,8 @@ def cross(heads: int = 4) -> MultiHead:
         ),
         (lambda: cross()(zeros(2, 5, 11), zeros(2, 5, 7)), r"x of shape \(2, 5, 11\)"),
         (lambda: cross()(zeros(2, 5, 12)), r"made for cross-attention.*mha\(x, source\)"),
-        (lambda: cross().step(zeros(2, 5, 12), Cache()), "made for cross-attention"),
-        (lambda: cross()(zeros(2, 5, 12), Cache()), "empty"),
+        (lambda: cross().step(zeros(2, 5, 12), KVCache()), "made for cross-attention"),
+        (lambda: cross()(zeros(2, 5, 12), KVCache()), "empty"),
         (
             lambda: cross()(zeros(2, 5, 12), cross(heads=3).prepare(zeros(2, 5, 7))),
             "made by another module",
@@ -405,12 +405,12 @@ def test_errors_say_what_came_and_what_was_expected(wrong, message: str) -> None
 @torch.no_grad()
 @pytest.mark.parametrize("lengths", [None, [2, 5, 4]])
 def test_steps_on_the_gpu_are_those_of_the_cpu(lengths: list[int] | None) -> None:
-    mha = MultiHead(64, 4, key_heads=2).float()
+    mha = MultiHead(64, 4, num_key_heads=2).float()
     parts = [torch.randn(3, n, 64, dtype=torch.float32) for n in (5, 1, 2)]
 
     def run(device: str) -> list[Tensor]:
         mha.to(device)
-        out, cache = mha.step(parts[0].to(device), Cache(), lengths=lengths)
+        out, cache = mha.step(parts[0].to(device), KVCache(), lengths=lengths)
         outs = [out] if lengths is None else []
         for part in parts[1:]:
             out, cache = mha.step(part.to(device), cache)
@@ -429,7 +429,7 @@ def test_equal_rows_never_wait_for_the_gpu() -> None:
     prompt, step = (torch.randn(3, n, 64, device="cuda", dtype=torch.bfloat16) for n in (5, 1))
     try:
         torch.cuda.set_sync_debug_mode("error")
-        _, cache = mha.step(prompt, Cache())
+        _, cache = mha.step(prompt, KVCache())
         for _ in range(5):
             _, cache = mha.step(step, cache)
     finally:

@@ -21,8 +21,8 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the kernels need Triton")
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-from jumok.attention.kernels import Shared, additive_scores  # noqa: E402
-from jumok.attention.kernels.step import Blocks, blocks_for, cut  # noqa: E402
+from jumok.attention.kernels import AdditiveStepLoop, fused_additive_scores  # noqa: E402
+from jumok.attention.kernels.additive_step import AdditiveStepBlockSizes, choose_step_blocks, plan_launch  # noqa: E402
 
 ON_GPU = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -34,10 +34,15 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # On a GPU nearly all of the time goes into compiling, once for each type, size and way to cut the work. So
 # there the lists below have each of these with some of the others; the interpreter has the whole of them.
 
-SMALL = Blocks(columns=1, keys=1, warps=2)  # several tiles at prime sizes
-Both = tuple[Blocks, Blocks]  # forward, backward
-WHOLE, SPLIT = (SMALL._replace(programs=1),) * 2, (SMALL._replace(programs=7), SMALL._replace(programs=12))
-STAGED = (SPLIT[0]._replace(stages=3), SPLIT[1]._replace(stages=2))
+SMALL = AdditiveStepBlockSizes(
+    columns_per_lane=1, keys_per_lane=1, num_warps=2
+)  # several tiles at prime sizes
+Both = tuple[AdditiveStepBlockSizes, AdditiveStepBlockSizes]  # forward, backward
+WHOLE, SPLIT = (
+    (SMALL._replace(target_programs=1),) * 2,
+    (SMALL._replace(target_programs=7), SMALL._replace(target_programs=12)),
+)
+STAGED = (SPLIT[0]._replace(num_stages=3), SPLIT[1]._replace(num_stages=2))
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
@@ -98,7 +103,7 @@ def test_scores_and_gradients(dtype: torch.dtype, size: tuple[int, int, int, int
     B, Q, K, H = size
     inputs = [random(B, Q, H, dtype=dtype, scale=scale), random(B, K, H, dtype=dtype), random(H, dtype=dtype)]
     grad = [random(B, Q, K)]
-    ours = with_gradients(lambda *x: [additive_scores(*x)], inputs, grad, dtype)
+    ours = with_gradients(lambda *x: [fused_additive_scores(*x)], inputs, grad, dtype)
     plain = with_gradients(lambda *x: [plain_scores(*x)], inputs, grad, dtype)
     exact = with_gradients(lambda *x: [plain_scores(*x)], inputs, grad, torch.float64)
     assert ours[0].dtype == torch.float32
@@ -112,7 +117,7 @@ def test_scores_of_any_strides_and_a_float32_v() -> None:
     k = random(7, 2, 22, dtype=torch.float16).transpose(0, 1)[..., ::2]
     v = random(11)
     exact = plain_scores(q.double(), k.double(), v.double())
-    torch.testing.assert_close(additive_scores(q, k, v).double(), exact, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(fused_additive_scores(q, k, v).double(), exact, rtol=1e-4, atol=1e-4)
 
 
 @runs_kernels
@@ -121,7 +126,7 @@ def test_only_the_gradients_that_are_asked_for() -> None:
     for some in ([0], [1], [2], [0, 2], [1, 2], [0, 1]):
         leaves = [x.clone().requires_grad_(at in some) for at, x in enumerate((q, k, v))]
         wanted = [leaves[at] for at in some]
-        ours = torch.autograd.grad(additive_scores(*leaves).sin().sum(), wanted)
+        ours = torch.autograd.grad(fused_additive_scores(*leaves).sin().sum(), wanted)
         torch.testing.assert_close(ours, torch.autograd.grad(plain_scores(*leaves).sin().sum(), wanted))
 
 
@@ -130,7 +135,7 @@ def test_only_the_gradients_that_are_asked_for() -> None:
 def test_scores_of_nothing(size: tuple[int, int, int, int]) -> None:
     B, Q, K, H = size
     leaves = [random(B, Q, H).requires_grad_(), random(B, K, H).requires_grad_(), random(H).requires_grad_()]
-    scores = additive_scores(*leaves)
+    scores = fused_additive_scores(*leaves)
     assert scores.shape == (B, Q, K)
     assert not scores.any()
     scores.sum().backward()
@@ -140,8 +145,10 @@ def test_scores_of_nothing(size: tuple[int, int, int, int]) -> None:
 @runs_kernels
 def test_second_derivatives_are_refused() -> None:
     q = random(2, 3, 5).requires_grad_()
-    context, _ = Shared(*(x.requires_grad_() for x in shared_inputs(torch.float32))).step(random(B, DQ))
-    for output in (additive_scores(q, random(2, 7, 5), random(5)), context):
+    context, _ = AdditiveStepLoop(*(x.requires_grad_() for x in shared_inputs(torch.float32))).step(
+        random(B, DQ)
+    )
+    for output in (fused_additive_scores(q, random(2, 7, 5), random(5)), context):
         with pytest.raises(RuntimeError, match="differentiable once"):
             output.sum().backward(create_graph=True)
 
@@ -174,7 +181,7 @@ def plain_steps(
 
 
 def our_steps(*inputs: Tensor, allowed: Tensor | None = None, blocks: Both | None = SPLIT) -> list[Tensor]:
-    shared = Shared(*inputs[:4], blocks=blocks)
+    shared = AdditiveStepLoop(*inputs[:4], blocks=blocks)
     return [x for query in inputs[4:] for x in shared.step(query, allowed)]
 
 
@@ -274,8 +281,12 @@ def test_the_context_is_the_same_without_the_weights(blocks: Both) -> None:
 
     def run(with_weights: bool) -> list[Tensor]:
         def outputs(*leaves: Tensor) -> list[Tensor]:
-            shared = Shared(*leaves[:4], blocks=blocks)
-            step = shared.step(leaves[4], allowed)[0] if with_weights else shared.context(leaves[4], allowed)
+            shared = AdditiveStepLoop(*leaves[:4], blocks=blocks)
+            step = (
+                shared.step(leaves[4], allowed)[0]
+                if with_weights
+                else shared.compute_context(leaves[4], allowed)
+            )
             return [step]
 
         return with_gradients(outputs, inputs, grads, torch.float32)
@@ -314,7 +325,7 @@ def test_backward_twice_in_part_and_for_the_query_only() -> None:
 @runs_kernels
 def test_a_step_over_no_keys() -> None:
     leaves = [random(*shape).requires_grad_() for shape in ((H, DQ), (B, 0, H), (H,), (B, 0, DV), (B, DQ))]
-    context, weights = Shared(*leaves[:4]).step(leaves[4])
+    context, weights = AdditiveStepLoop(*leaves[:4]).step(leaves[4])
     assert context.shape == (B, DV)
     assert weights.shape == (B, 0)
     assert not context.any()
@@ -335,7 +346,7 @@ def test_a_loop_that_feeds_back() -> None:
             query, coverage = torch.tanh(context @ leaves[4]), coverage + weights
         return query.sum() + coverage.square().sum()
 
-    ours = torch.autograd.grad(loss(Shared(*leaves[:4], blocks=SPLIT).step), leaves)
+    ours = torch.autograd.grad(loss(AdditiveStepLoop(*leaves[:4], blocks=SPLIT).step), leaves)
     plain = torch.autograd.grad(loss(lambda query: plain_steps(*leaves[:4], query)), leaves)
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
 
@@ -348,7 +359,7 @@ def test_nothing_is_kept() -> None:
             leaves = [
                 x.requires_grad_(way != "no_grad") for x in (*shared_inputs(torch.float32), random(B, DQ))
             ]
-            shared = Shared(*leaves[:4], blocks=SPLIT)
+            shared = AdditiveStepLoop(*leaves[:4], blocks=SPLIT)
             with torch.set_grad_enabled(way != "no_grad"):
                 context, weights = shared.step(leaves[4])
                 context, weights = shared.step(leaves[4] + context.sum())
@@ -359,7 +370,7 @@ def test_nothing_is_kept() -> None:
                 torch.autograd.grad(context.sum(), leaves[4])
             watched = [
                 weakref.ref(shared),
-                weakref.ref(shared.ledger),
+                weakref.ref(shared.gradient_buffer),
                 weakref.ref(context),
                 weakref.ref(leaves[1]),
             ]
@@ -424,10 +435,10 @@ def test_steps_in_a_cuda_graph() -> None:
 @pytest.fixture
 def stepping(monkeypatch: pytest.MonkeyPatch) -> None:
     """`attend` takes the step kernel, in the interpreter too."""
-    from jumok.attention import fused
+    from jumok.attention import dispatch
 
     if INTERPRETED:
-        monkeypatch.setattr(fused, "why_no_kernel", lambda x: None)
+        monkeypatch.setattr(dispatch, "triton_unsupported_reason", lambda x: None)
 
 
 @runs_kernels
@@ -452,7 +463,7 @@ def test_a_loop_follows_its_parameters() -> None:
     torch.testing.assert_close(*both(), rtol=1e-4, atol=1e-4)
     score.requires_grad_(False)
     assert not jumok.attend(
-        query, keys.__class__(keys.keys.detach(), keys.made_by, score), value, score=score
+        query, keys.__class__(keys.keys.detach(), keys.score_name, score), value, score=score
     ).requires_grad
     score.requires_grad_()
     assert jumok.attend(query, keys, value, score=score).requires_grad
@@ -468,7 +479,7 @@ def test_a_backward_a_step_and_a_checkpoint_a_step() -> None:
     score = jumok.scores.Additive(5, 5, 7).to(DEVICE)
     value = random(2, 11, 5)
     keys = score.prepare(value).keys.detach()
-    frozen = jumok.scores.Prepared(keys, "Additive", score)
+    frozen = jumok.scores.PreparedKeys(keys, "Additive", score)
     for _ in range(2):  # truncated: each step is a graph of its own
         jumok.attend(random(2, 1, 5), frozen, value, score=score).sum().backward()
 
@@ -490,10 +501,10 @@ def test_a_backward_a_step_and_a_checkpoint_a_step() -> None:
 def test_every_key_and_column_has_its_place(dtype: torch.dtype, size: tuple[int, int, int, int]) -> None:
     batch, many, hidden, width = size
     keys, value = (torch.empty(batch, many, w, dtype=dtype, device="meta") for w in (hidden, width))
-    for blocks, part in zip(blocks_for(batch, max(hidden, width)), (width, hidden), strict=True):
-        found = cut(blocks, keys, value, part)
-        assert (found.splits - 1) * found.share < many <= found.splits * found.share
-        assert found.splits <= min(found.constants["PARTS"], blocks.splits)
+    for blocks, part in zip(choose_step_blocks(batch, max(hidden, width)), (width, hidden), strict=True):
+        found = plan_launch(blocks, keys, value, part)
+        assert (found.num_splits - 1) * found.keys_per_split < many <= found.num_splits * found.keys_per_split
+        assert found.num_splits <= min(found.constants["PARTS"], blocks.max_splits)
         assert hidden <= found.constants["HL"] * found.constants["WIDTH"]
         assert width <= found.constants["DL"] * found.constants["WIDTH"]
 
@@ -506,10 +517,10 @@ def test_the_step_kernels_compile_for_hopper(kernel: str, splits: int, stages: i
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from jumok.attention.kernels import step_kernels
-    from jumok.attention.kernels.additive import launched
+    from jumok.attention.kernels import additive_step_kernels
+    from jumok.attention.kernels.additive import launch_options
 
-    function = getattr(step_kernels, kernel)
+    function = getattr(additive_step_kernels, kernel)
     constants = {"UNIT": 8, "SPLITS": splits, "PARTS": splits, "EXACT": kind == "fp32", "MASKED": True}
     constants |= {"PRECISE": True, "WITH_D_WEIGHTS": True, "ROWS": 16, "HL": 2, "DL": 1, "WIDTH": 128}
     constants |= {"PAIRS": kind != "fp32", "STAGES": stages, "PW": 128, "VECTOR": 1}
@@ -521,7 +532,7 @@ def test_the_step_kernels_compile_for_hopper(kernel: str, splits: int, stages: i
         name: "constexpr" if name in constants else types.get(name, "i32") for name in function.arg_names
     }
     source = triton.compiler.ASTSource(function, signature, constexprs=constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launched(4))
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch_options(4))
     assert "tanh.approx" in compiled.asm["ptx"] or kind == "fp32"
 
 

@@ -10,14 +10,14 @@ from torch.nn import functional as F
 
 import jumok
 from jumok import attend, masks
-from jumok.attention.kinds import REMEMBERED, At
+from jumok.attention.mask_types import MASK_CACHE_SIZE, AttentionShape
 
 B, H, Q, K, D = 2, 3, 5, 7, 11
 
 
 def picture(mask: masks.Mask, queries: int, keys: int) -> list[str]:
     """Rows of ■ and ·, as in the docstrings; those of several pictures one after the other."""
-    rows = mask.dense(queries, keys).flatten(0, -2).tolist()
+    rows = mask.to_dense(queries, keys).flatten(0, -2).tolist()
     return ["".join("■" if allowed else "·" for allowed in row) for row in rows]
 
 
@@ -42,18 +42,28 @@ PICTURES: dict[str, tuple[masks.Mask, int, int, str]] = {
     "packed": (masks.packed(torch.tensor([0, 2, 2, 5])), 5, 5, "■■··· ■■··· ··■■■ ··■■■ ··■■■"),
     "last of packed": (masks.packed(torch.tensor([0, 2, 5])), 2, 5, "··■■■ ··■■■"),
     "packed, asked by others": (
-        masks.packed(torch.tensor([0, 2, 5]), queries=torch.tensor([0, 1, 3])),
+        masks.packed(torch.tensor([0, 2, 5]), cu_seqlens_q=torch.tensor([0, 1, 3])),
         3,
         5,
         "■■··· ··■■■ ··■■■",
     ),
-    "nothing to see": (masks.packed(torch.tensor([0, 2, 2]), queries=torch.tensor([0, 1, 2])), 2, 2, "■■ ··"),
+    "nothing to see": (
+        masks.packed(torch.tensor([0, 2, 2]), cu_seqlens_q=torch.tensor([0, 1, 2])),
+        2,
+        2,
+        "■■ ··",
+    ),
     "padded documents": (masks.documents([-1, 0, 0, -1]), 4, 4, "···· ·■■· ·■■· ····"),
     "documents in pieces": (masks.documents([0, 1, 0]), 3, 3, "■·■ ·■· ■·■"),
     "padding in pieces": (masks.documents([-1, 0, -1]), 3, 3, "··· ·■· ···"),
-    "from other documents": (masks.documents([7, 7, 8, 8, 8], queries=[7, 8, 8]), 3, 5, "■■··· ··■■■ ··■■■"),
-    "in another order": (masks.documents([7, 9, 9], queries=[9, 9, 8, 7, -1]), 5, 3, "·■■ ·■■ ··· ■·· ···"),
-    "to pieces": (masks.documents([7, 8, 7], queries=[8, 7]), 2, 3, "·■· ■·■"),
+    "from other documents": (
+        masks.documents([7, 7, 8, 8, 8], query_ids=[7, 8, 8]),
+        3,
+        5,
+        "■■··· ··■■■ ··■■■",
+    ),
+    "in another order": (masks.documents([7, 9, 9], query_ids=[9, 9, 8, 7, -1]), 5, 3, "·■■ ·■■ ··· ■·· ···"),
+    "to pieces": (masks.documents([7, 8, 7], query_ids=[8, 7]), 2, 3, "·■· ■·■"),
     "tensor": (masks.tensor(torch.tensor([[True, False], [False, True]])), 2, 2, "■· ·■"),
     "one row": (masks.tensor(torch.tensor([True, False])), 2, 2, "■· ■·"),
     "one column": (masks.tensor(torch.tensor([[True], [False]])), 2, 2, "■■ ··"),
@@ -71,14 +81,14 @@ def test_picture(name: str) -> None:
 
 
 def test_lengths_align_from_the_left_and_tensors_from_the_right() -> None:
-    at = At(2, Q, K, torch.device("cpu"))
+    at = AttentionShape(2, Q, K, torch.device("cpu"))
     everything = slice(0, Q)
-    assert masks.padding([4, 7]).block(at, everything).shape == (B, 1, 1, K)
-    assert masks.padding([[1, 2, 3], [4, 5, 6]]).block(at, everything).shape == (B, H, 1, K)
-    assert masks.causal([0, 2]).block(at, everything).shape == (B, 1, Q, K)
-    assert masks.documents([[0] * K, [1] * K]).block(at, everything).shape == (B, 1, Q, K)
-    assert masks.from_zero_one(torch.ones(B, K)).block(at, everything).shape == (B, 1, 1, K)
-    assert masks.tensor(torch.ones(H, Q, K).bool()).block(at, everything).shape == (1, H, Q, K)
+    assert masks.padding([4, 7]).to_dense_rows(at, everything).shape == (B, 1, 1, K)
+    assert masks.padding([[1, 2, 3], [4, 5, 6]]).to_dense_rows(at, everything).shape == (B, H, 1, K)
+    assert masks.causal([0, 2]).to_dense_rows(at, everything).shape == (B, 1, Q, K)
+    assert masks.documents([[0] * K, [1] * K]).to_dense_rows(at, everything).shape == (B, 1, Q, K)
+    assert masks.from_zero_one(torch.ones(B, K)).to_dense_rows(at, everything).shape == (B, 1, 1, K)
+    assert masks.tensor(torch.ones(H, Q, K).bool()).to_dense_rows(at, everything).shape == (1, H, Q, K)
 
 
 def test_lengths_of_every_head_are_their_own() -> None:
@@ -109,7 +119,7 @@ def test_from_drop_is_multihead_attentions_mask() -> None:
     dropped = torch.rand(Q, K) < 0.4
     dropped[:, 3] = False
     theirs = identity_heads()(query, key, value, attn_mask=dropped, need_weights=False)[0]
-    torch.testing.assert_close(attend(query, key, value, mask=masks.from_drop(dropped)), theirs)
+    torch.testing.assert_close(attend(query, key, value, mask=masks.from_blocked(dropped)), theirs)
 
 
 def test_from_zero_one_is_multihead_attentions_padding_mask_turned_round() -> None:
@@ -146,21 +156,21 @@ def test_from_zero_one_is_hugging_faces_mask(
 ) -> None:
     kept = torch.tensor(ZERO_ONE[name]).to(dtype)
     mask = masks.from_zero_one(kept)
-    assert torch.equal(mask.dense(Q, K), kept.bool()[:, None].expand(B, Q, K))
+    assert torch.equal(mask.to_dense(Q, K), kept.bool()[:, None].expand(B, Q, K))
 
     query, key, value = inputs()
     for extra in (masks.window(None, None), masks.causal()):  # transformers' mask: these columns, and causal
-        allowed = kept.bool()[:, None, None, :] & extra.dense(Q, K)
+        allowed = kept.bool()[:, None, None, :] & extra.to_dense(Q, K)
         torch.testing.assert_close(
             attend(query, key, value, mask=mask & extra), plain(query, key, value, allowed)
         )
 
 
 def test_padding_on_one_side_needs_no_tensor_and_in_pieces_does() -> None:
-    at = At(2, Q, K, torch.device("cpu"))
+    at = AttentionShape(2, Q, K, torch.device("cpu"))
     for name in ("right", "left", "both sides", "one row empty", "all empty"):
-        assert masks.from_zero_one(torch.tensor(ZERO_ONE[name])).band(at) is not None
-    assert masks.from_zero_one(torch.tensor(ZERO_ONE["in pieces"])).band(at) is None
+        assert masks.from_zero_one(torch.tensor(ZERO_ONE[name])).to_band(at) is not None
+    assert masks.from_zero_one(torch.tensor(ZERO_ONE["in pieces"])).to_band(at) is None
 
 
 # ------------------------------------------------------------------- what is known beforehand
@@ -177,9 +187,9 @@ def of_every_kind(queries: int) -> list[masks.Mask]:
     made += [masks.tensor(torch.arange(queries * K).reshape(queries, K) % 3 > 0)]
     made += [masks.tensor(torch.arange(K) != 2), masks.tensor((torch.arange(queries) != 1)[:, None])]
     asked = [(torch.arange(queries) % n - int(n == 5)).tolist() for n in (1, 2, 3, 5)]
-    made += [masks.documents([0, 0, 1, 1, 1, 2, 2], queries=ids) for ids in asked]
+    made += [masks.documents([0, 0, 1, 1, 1, 2, 2], query_ids=ids) for ids in asked]
     asking = torch.tensor([0, queries // 3, queries // 2, queries])
-    made += [masks.packed(torch.tensor(edges), queries=asking) for edges in ([0, 2, 6, 7], [0, 0, 6, 7])]
+    made += [masks.packed(torch.tensor(edges), cu_seqlens_q=asking) for edges in ([0, 2, 6, 7], [0, 0, 6, 7])]
     if queries <= K:
         packed = [[7, 7, 8, 8, 8, 9, 9], [-1, 7, 7, 8, 8, 8, -1], [1, 2, 1, 2, 2, 3, 1]]
         made += [masks.documents(ids) for ids in packed]
@@ -189,12 +199,15 @@ def of_every_kind(queries: int) -> list[masks.Mask]:
 
 @pytest.mark.parametrize("queries", [1, Q, K, 11])
 def test_rows_and_keys_alive_of_every_pair_of_masks(queries: int) -> None:
-    at = At(2, queries, K, torch.device("cpu"))
+    at = AttentionShape(2, queries, K, torch.device("cpu"))
     every = torch.tensor(True)  # None: all of them
 
     def check(mask: masks.Mask) -> None:
-        allowed = mask.block(at, slice(0, queries)).expand(B, H, queries, K)
-        for alive, seen in ((mask.rows_alive(at), allowed.any(-1)), (mask.keys_alive(at), allowed.any(-2))):
+        allowed = mask.to_dense_rows(at, slice(0, queries)).expand(B, H, queries, K)
+        for alive, seen in (
+            (mask.find_nonempty_rows(at), allowed.any(-1)),
+            (mask.find_visible_keys(at), allowed.any(-2)),
+        ):
             assert torch.equal((every if alive is None else alive).expand_as(seen), seen), mask
 
     kinds = of_every_kind(queries)
@@ -208,16 +221,16 @@ def test_rows_and_keys_alive_of_every_pair_of_masks(queries: int) -> None:
 
 def test_nothing_is_looked_at_where_it_is_known() -> None:
     """The masks of training: no kernel runs only to find that there is no empty row."""
-    square = At(2, K, K, torch.device("cpu"))
+    square = AttentionShape(2, K, K, torch.device("cpu"))
     for mask in (
         masks.causal(),
         masks.causal() & masks.window(3, 0),
         masks.causal() & masks.documents([0] * K),
     ):
-        assert mask.rows_alive(square) is None
-        assert mask.keys_alive(square) is None
-    assert (masks.causal() & masks.padding([3, 7])).rows_alive(square) is None
-    assert masks.padding([7, 7]).keys_alive(square) is None
+        assert mask.find_nonempty_rows(square) is None
+        assert mask.find_visible_keys(square) is None
+    assert (masks.causal() & masks.padding([3, 7])).find_nonempty_rows(square) is None
+    assert masks.padding([7, 7]).find_visible_keys(square) is None
 
 
 # ----------------------------------------------------------------------- a mask never changes
@@ -234,11 +247,13 @@ def test_a_mask_does_not_follow_the_numbers_it_was_made_of() -> None:
         masks.from_zero_one(kept),
         masks.from_zero_one(kept[1:]),
     ]
-    before = [mask.dense(2, 3) for mask in made]
+    before = [mask.to_dense(2, 3) for mask in made]
     for numbers in (lengths, offset, ids, kept):
         numbers.zero_()
-    at = [At(mask.rank, 2, 3, torch.device("cpu")) for mask in made]
-    after = [mask.block(a, slice(0, 2)).expand_as(b) for mask, a, b in zip(made, at, before, strict=True)]
+    at = [AttentionShape(mask.num_leading_dims, 2, 3, torch.device("cpu")) for mask in made]
+    after = [
+        mask.to_dense_rows(a, slice(0, 2)).expand_as(b) for mask, a, b in zip(made, at, before, strict=True)
+    ]
     assert [x.tolist() for x in after] == [x.tolist() for x in before]
 
 
@@ -253,7 +268,7 @@ def test_a_mask_first_used_in_inference_can_be_trained_with() -> None:
 
 def test_a_mask_serves_many_sizes() -> None:
     mask = masks.causal() & masks.window(2, 0)
-    for size in range(1, 2 * REMEMBERED):  # more than it keeps
+    for size in range(1, 2 * MASK_CACHE_SIZE):  # more than it keeps
         out = attend(torch.ones(size, D), torch.ones(size, D), torch.eye(size), mask=mask)
         assert torch.equal((out > 0).sum(-1), torch.arange(1, size + 1).clamp(max=3))
 
@@ -281,7 +296,7 @@ BAD: dict[str, tuple[Callable[[], object], list[str]]] = {
     "0/1 tensor": (lambda: masks.tensor(torch.ones(B, K).long()), ["int64", "from_zero_one"]),
     "list as tensor": (lambda: masks.tensor([[True]]), ["list", "boolean tensor"]),
     "float drop": (
-        lambda: masks.from_drop(torch.zeros(Q, K)),
+        lambda: masks.from_blocked(torch.zeros(Q, K)),
         ["float32", "boolean", "True means", "from_additive"],
     ),
     "bool additive": (
@@ -302,14 +317,14 @@ BAD: dict[str, tuple[Callable[[], object], list[str]]] = {
     "window size": (lambda: masks.window(-1, 0), ["window(left=-1)", "whole number", "None"]),
     "window float": (lambda: masks.window(0, 1.5), ["window(right=1.5)", "whole number", "None"]),
     "one query": (
-        lambda: masks.documents([3], queries=2),
+        lambda: masks.documents([3], query_ids=2),
         ["documents(ids, queries)", "one id for every query", "(N,)"],
     ),
     "queries of another batch": (
-        lambda: masks.documents([[3]], queries=[2]),
+        lambda: masks.documents([[3]], query_ids=[2]),
         ["documents(ids, queries)", "(1, 1)", "(1,)", "the same"],
     ),
-    "few queries": (used(masks.documents([0] * 7, queries=[0] * 4)), ["4 queries", "there are 5"]),
+    "few queries": (used(masks.documents([0] * 7, query_ids=[0] * 4)), ["4 queries", "there are 5"]),
     "one document": (lambda: masks.documents(3), ["documents(ids)", "one id for every key", "(N,)"]),
     "& tensor": (lambda: masks.causal() & torch.ones(Q, K).bool(), ["Tensor", "masks.tensor(t)"]),
     "tensor &": (lambda: torch.ones(Q, K).bool() & masks.causal(), ["Tensor", "masks.tensor(t)"]),
@@ -323,9 +338,9 @@ BAD: dict[str, tuple[Callable[[], object], list[str]]] = {
     "offsets for 3": (used(masks.causal([0, 1, 2])), ["offset", "(3,)", "(2, 3)", "(batch,)"]),
     "falling edges": (lambda: masks.packed(torch.tensor([0, 5, 3])), ["packed(edges)", "never fall", "5, 3"]),
     "numbers for edges": (lambda: masks.packed(torch.ones(3)), ["packed(edges)", "(sequences + 1,)"]),
-    "too short": (lambda: masks.packed(torch.tensor([0, 5]), longest=4), ["5 tokens", "longest=4"]),
+    "too short": (lambda: masks.packed(torch.tensor([0, 5]), max_seqlen=4), ["5 tokens", "longest=4"]),
     "more that ask": (
-        lambda: masks.packed(torch.tensor([0, 5]), queries=torch.tensor([0, 2, 4])),
+        lambda: masks.packed(torch.tensor([0, 5]), cu_seqlens_q=torch.tensor([0, 2, 4])),
         ["1 sequences of keys", "2 of queries"],
     ),
     "few packed": (used(masks.packed(torch.tensor([0, 6]))), ["end at 6", "7 keys"]),
@@ -375,7 +390,7 @@ def test_dense_takes_the_rank_of_the_attention() -> None:
     per_head = torch.rand(3, 5, 7) > 0.5
     mask = masks.tensor(per_head) & masks.padding([4, 7])
     expected = per_head & (torch.arange(7) < torch.tensor([4, 7])[:, None, None, None])
-    assert torch.equal(mask.dense(5, 7, leading=2), expected)
+    assert torch.equal(mask.to_dense(5, 7, num_leading_dims=2), expected)
 
 
 LONG = masks.padding([5, 9])
@@ -395,16 +410,16 @@ DENSE: dict[str, tuple[masks.Mask, tuple[Any, Any], str]] = {
 def test_dense_refuses_what_attend_refuses(name: str) -> None:
     mask, sizes, told = DENSE[name]
     with pytest.raises(jumok.InputError, match=told):
-        mask.dense(*sizes)
+        mask.to_dense(*sizes)
 
 
 @pytest.mark.parametrize("queries", [None, [0, 1, 3]])
 def test_packed_takes_lists(queries: list[int] | None) -> None:
     given = None if queries is None else torch.tensor(queries)
-    expected = masks.packed(torch.tensor([0, 2, 5]), queries=given)
+    expected = masks.packed(torch.tensor([0, 2, 5]), cu_seqlens_q=given)
     asking = 5 if queries is None else 3
-    found = masks.packed([0, 2, 5], queries=queries)
-    assert torch.equal(found.dense(asking, 5), expected.dense(asking, 5))
+    found = masks.packed([0, 2, 5], cu_seqlens_q=queries)
+    assert torch.equal(found.to_dense(asking, 5), expected.to_dense(asking, 5))
 
 
 @pytest.mark.parametrize("edges", [[], [0, 2.5], "05", [[0, 2]], torch.tensor([False, True]), None])

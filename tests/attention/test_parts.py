@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from jumok.attention.parts import parts
+from jumok.attention.split_qkv import split_qkv
 
 B, T, WIDTHS = 2, 5, [3, 7, 7]
 
@@ -15,17 +15,17 @@ def whole(**rest: torch.dtype) -> Tensor:
 
 def test_parts_are_those_of_split() -> None:
     x = whole()
-    for one, other in zip(parts(x, WIDTHS), x.split(WIDTHS, dim=-1), strict=True):
+    for one, other in zip(split_qkv(x, WIDTHS), x.split(WIDTHS, dim=-1), strict=True):
         assert torch.equal(one, other)
         assert one.data_ptr() == other.data_ptr()
-    assert not any(part.requires_grad for part in parts(x.detach(), WIDTHS))
+    assert not any(part.requires_grad for part in split_qkv(x.detach(), WIDTHS))
 
 
 @pytest.mark.parametrize("batch", [1, B])
 def test_a_gradient_in_one_piece_is_not_copied(batch: int) -> None:
     x = torch.randn(batch, T, sum(WIDTHS), requires_grad=True)
     ready = torch.randn(batch, T, sum(WIDTHS))
-    (gradient,) = torch.autograd.grad(parts(x, WIDTHS), x, ready.split(WIDTHS, dim=-1))
+    (gradient,) = torch.autograd.grad(split_qkv(x, WIDTHS), x, ready.split(WIDTHS, dim=-1))
     assert gradient.data_ptr() == ready.data_ptr()
     assert torch.equal(gradient, ready)
 
@@ -44,18 +44,18 @@ APART = {
 def test_a_gradient_in_pieces_is_put_together(name: str) -> None:
     x = whole()
     gradients = APART[name](torch.randn(B, T, sum(WIDTHS)).split(WIDTHS, dim=-1))
-    (ours,) = torch.autograd.grad(parts(x, WIDTHS), x, gradients)
+    (ours,) = torch.autograd.grad(split_qkv(x, WIDTHS), x, gradients)
     assert torch.equal(ours, torch.cat(list(gradients), dim=-1))
 
 
 def test_only_some_parts_and_twice() -> None:
     x = whole(dtype=torch.float64)
-    (one,) = torch.autograd.grad(parts(x, WIDTHS)[1].sin().sum(), x)
+    (one,) = torch.autograd.grad(split_qkv(x, WIDTHS)[1].sin().sum(), x)
     (other,) = torch.autograd.grad(x.split(WIDTHS, dim=-1)[1].sin().sum(), x)
     assert torch.equal(one, other)
 
     def run(x: Tensor) -> Tensor:
-        query, key, value = parts(x, WIDTHS)
+        query, key, value = split_qkv(x, WIDTHS)
         return query.sum() * (key * value).sin()
 
     assert torch.autograd.gradgradcheck(run, x)

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 import jumok
 from jumok import attend, explain, masks, scores
-from jumok.attention import chunks, fused, kinds
-from jumok.attention.kinds import At
+from jumok.attention import chunking, dispatch, mask_types
+from jumok.attention.mask_types import AttentionShape
 
 B, H, Q, K, D, V = 2, 3, 5, 7, 17, 19
 
@@ -55,14 +55,14 @@ ON_GPU = [
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
     """All ways that this machine has."""
     name = request.param
-    by_name = {path.name: path for path in fused.PATHS}
+    by_name = {path.name: path for path in dispatch.PATHS}
     if "chunks" in name:
-        monkeypatch.setattr(chunks, "AT_ONCE", 1)
+        monkeypatch.setattr(chunking, "MAX_CHUNK_ELEMENTS", 1)
     if "reference" in name:
-        monkeypatch.setattr(fused, "PATHS", ())
+        monkeypatch.setattr(dispatch, "PATHS", ())
     for only in ("sdpa", "flex"):
         if only in name:  # it, or the reference where it cannot serve
-            monkeypatch.setattr(fused, "PATHS", (by_name[only],))
+            monkeypatch.setattr(dispatch, "PATHS", (by_name[only],))
     run = functools.partial(attend, bias=torch.zeros((), device="cuda" if "cuda" in name else "cpu"))
     device, dtype, within = ("cuda", torch.float32, 3e-3) if "cuda" in name else ("cpu", torch.float64, 1e-10)
     return Way(run if "bias" in name else attend, device, dtype, within)
@@ -77,8 +77,8 @@ def with_gradients(run: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor,
 
 def whole(mask: masks.Mask) -> Tensor:
     """The mask as ``(B, H, Q, K)``."""
-    at = At(2, Q, K, torch.device("cpu"))
-    return mask.block(at, slice(0, Q)).expand(B, H, Q, K)
+    at = AttentionShape(2, Q, K, torch.device("cpu"))
+    return mask.to_dense_rows(at, slice(0, Q)).expand(B, H, Q, K)
 
 
 def checkered() -> Tensor:
@@ -205,9 +205,9 @@ def test_a_ready_mask_is_the_same_mask(way: Way, queries: int) -> None:
     allowed[..., 0] = True
     added = torch.zeros(allowed.shape, device=way.device, dtype=way.dtype).masked_fill(~allowed, -torch.inf)
     expected = way.attend(query, key, value, mask=masks.tensor(allowed))
-    for mask in (kinds.Ready(added), kinds.Ready(added) & masks.padding(K)):
+    for mask in (mask_types.AdditiveMask(added), mask_types.AdditiveMask(added) & masks.padding(K)):
         way.close(way.attend(query, key, value, mask=mask), expected)
-    assert torch.equal(kinds.Ready(added).dense(queries, K, way.device), allowed)
+    assert torch.equal(mask_types.AdditiveMask(added).to_dense(queries, K, way.device), allowed)
 
 
 @pytest.mark.parametrize("leading", [(), (B,), (B, H), (B, 5, H), (B, 1, 5, H)], ids=str)
@@ -218,7 +218,7 @@ def test_padding_of_the_first_dimension_serves_any_number_of_them(
     inputs = way.inputs(*leading)
     out = way.attend(*inputs, mask=masks.causal() & masks.padding(lengths))
     kept = torch.arange(K) < lengths.reshape(-1, *[1] * len(leading), 1)
-    allowed = (kept if leading else kept[0]) & masks.causal().dense(Q, K)
+    allowed = (kept if leading else kept[0]) & masks.causal().to_dense(Q, K)
     way.close(out, plain(*(x.double() for x in inputs), allowed.to(way.device)))
 
 
@@ -239,7 +239,7 @@ PACKINGS: dict[str, Callable[[], tuple[masks.Mask, int]]] = {
     "documents": lambda: (masks.documents([0] * 3 + [4] * 70 + [2] * 18), 91),
     "causal documents": lambda: (masks.documents([0] * 3 + [4] * 70 + [2] * 18) & masks.causal(), 91),
     "other documents": lambda: (
-        masks.documents([0] * 3 + [4] * 70 + [2] * 18, queries=[0] * 5 + [4] + [2] * 31),
+        masks.documents([0] * 3 + [4] * 70 + [2] * 18, query_ids=[0] * 5 + [4] + [2] * 31),
         37,
     ),
     "packed on the device": lambda: (masks.packed(torch.tensor([0, 3, 3, 73, 91, 91]).cuda(), 80), 91),
@@ -251,8 +251,8 @@ PACKINGS: dict[str, Callable[[], tuple[masks.Mask, int]]] = {
         masks.packed(
             torch.tensor([0, 3, 3, 73, 91, 91]).cuda(),
             80,
-            queries=torch.tensor([0, 5, 5, 6, 37, 37]).cuda(),
-            longest_query=64,
+            cu_seqlens_q=torch.tensor([0, 5, 5, 6, 37, 37]).cuda(),
+            max_seqlen_q=64,
         ),
         37,
     ),
@@ -265,11 +265,11 @@ PACKINGS: dict[str, Callable[[], tuple[masks.Mask, int]]] = {
 def test_packed_documents(
     name: str, path: str, plain: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused, "PATHS", tuple(one for one in fused.PATHS if one.name == path))
+    monkeypatch.setattr(dispatch, "PATHS", tuple(one for one in dispatch.PATHS if one.name == path))
     mask, queries = PACKINGS[name]()
     inputs = [torch.randn(1, H, n, 16, dtype=torch.bfloat16, device="cuda") for n in (queries, 91, 91)]
     assert explain(*inputs, mask=mask).name == path
-    allowed = mask.dense(queries, 91, "cuda")
+    allowed = mask.to_dense(queries, 91, "cuda")
     ours = with_gradients(functools.partial(attend, mask=mask), *inputs)
     usual = with_gradients(functools.partial(plain, allowed=allowed), *inputs)
     exact = with_gradients(functools.partial(plain, allowed=allowed), *(x.double() for x in inputs))
@@ -282,7 +282,7 @@ ON_HOST: dict[str, Callable[[], tuple[masks.Mask, int]]] = {
     **{name: make for name, make in PACKINGS.items() if "device" not in name},
     "packed": lambda: (masks.packed(EDGES), 91),
     "causal packed": lambda: (masks.packed(EDGES) & masks.causal(), 91),
-    "packed, asked by others": lambda: (masks.packed(EDGES, queries=ASKING), 37),
+    "packed, asked by others": lambda: (masks.packed(EDGES, cu_seqlens_q=ASKING), 37),
 }
 
 
@@ -292,7 +292,7 @@ def test_packed_documents_one_after_the_other(name: str, plain: Callable[..., Te
     inputs = [torch.randn(1, H, n, w, dtype=torch.float64) for n, w in ((queries, D), (91, D), (91, V))]
     assert explain(*inputs, mask=mask).name == "sequences"
     ours = with_gradients(functools.partial(attend, mask=mask), *inputs)
-    exact = with_gradients(functools.partial(plain, allowed=mask.dense(queries, 91)), *inputs)
+    exact = with_gradients(functools.partial(plain, allowed=mask.to_dense(queries, 91)), *inputs)
     for one, right in zip(ours, exact, strict=True):
         torch.testing.assert_close(one, right)
 
@@ -306,10 +306,10 @@ NO_KEYS, NO_QUERIES = (
 def test_nobody_looks_at_numbers_on_a_device() -> None:
     for mask in (
         masks.packed(NO_KEYS.to("meta"), 3),
-        masks.packed(NO_KEYS, queries=NO_QUERIES.to("meta"), longest_query=3),
+        masks.packed(NO_KEYS, cu_seqlens_q=NO_QUERIES.to("meta"), max_seqlen_q=3),
     ):
         assert mask.matched is None
-        assert not mask.no_row_is_empty(At(2, 4, 5, torch.device("cuda")))
+        assert not mask.has_no_empty_rows(AttentionShape(2, 4, 5, torch.device("cuda")))
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -317,12 +317,12 @@ def test_nobody_looks_at_numbers_on_a_device() -> None:
 def test_a_sequence_without_keys_of_which_nobody_knows(
     path: str, device: str, plain: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused, "PATHS", tuple(one for one in fused.PATHS if one.name == path))
-    mask = masks.packed(NO_KEYS.to(device), 3, queries=NO_QUERIES.to(device), longest_query=3)
+    monkeypatch.setattr(dispatch, "PATHS", tuple(one for one in dispatch.PATHS if one.name == path))
+    mask = masks.packed(NO_KEYS.to(device), 3, cu_seqlens_q=NO_QUERIES.to(device), max_seqlen_q=3)
     mask = replace(mask, matched=None)  # on the CPU, as if they were on a GPU
     inputs = [torch.randn(1, H, n, 16, device=device) for n in (4, 5, 5)]
     assert explain(*inputs, mask=mask).name == path
-    allowed = mask.dense(4, 5, device)
+    allowed = mask.to_dense(4, 5, device)
     assert allowed.any(-1).tolist() == [True, False, False, False]
     ours = with_gradients(functools.partial(attend, mask=mask), *inputs)
     exact = with_gradients(functools.partial(plain, allowed=allowed), *inputs)
@@ -339,11 +339,13 @@ def test_packed_documents_with_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     assert explain(*inputs, **given).name == "sequences"
     torch.manual_seed(0)
     kept = attend(*inputs, **given)[0, 0]
-    assert not kept[~masks.packed(EDGES).dense(91, 91)].any()
+    assert not kept[~masks.packed(EDGES).to_dense(91, 91)].any()
     inside = kept[3:73, 3:73]
     torch.testing.assert_close(inside.unique(), torch.tensor([0, 1 / 70 / 0.75]))
     assert abs(float((inside == 0).float().mean()) - 0.25) < 0.02
-    monkeypatch.setattr(chunks, "AT_ONCE", 70 * 70 - 1)  # a document's weights are too many at once
+    monkeypatch.setattr(
+        chunking, "MAX_CHUNK_ELEMENTS", 70 * 70 - 1
+    )  # a document's weights are too many at once
     assert explain(*inputs, **given).name == "reference"
 
 
@@ -389,7 +391,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 def test_explain_says_which_path_and_why_not_a_faster_one(name: str) -> None:
     explanation, _ = explained(**CASES[name][0])
     assert re.match(CASES[name][1], f"{explanation}\n", re.DOTALL), str(explanation)
-    faster = [path.name for path in fused.PATHS]
+    faster = [path.name for path in dispatch.PATHS]
     reached = faster.index(explanation.name) if explanation.name in faster else len(faster)
     refused = [refused for refused, _ in explanation.refused]
     assert refused == [
@@ -407,10 +409,12 @@ def test_attend_runs_the_path_that_explain_names(name: str, monkeypatch: pytest.
     def noting(name: str, run: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return lambda call: (taken.append(name), run(call))[1]
 
-    paths = tuple(replace(path, run=noting(path.name, path.run)) for path in fused.PATHS)
-    monkeypatch.setattr(fused, "PATHS", paths)
+    paths = tuple(replace(path, run=noting(path.name, path.run)) for path in dispatch.PATHS)
+    monkeypatch.setattr(dispatch, "PATHS", paths)
     monkeypatch.setattr(
-        jumok.attention.core, "_reference", noting("reference", jumok.attention.core._reference)
+        jumok.attention.core,
+        "_compute_reference",
+        noting("reference", jumok.attention.core._compute_reference),
     )
     explanation, run = explained(**CASES[name][0])
     run()
@@ -450,20 +454,20 @@ def test_a_long_masked_call_never_makes_a_tensor_of_queries_times_keys() -> None
 
 def test_the_reference_stays_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     length, bound = 512, 1 << 17
-    monkeypatch.setattr(chunks, "AT_ONCE", bound)
+    monkeypatch.setattr(chunking, "MAX_CHUNK_ELEMENTS", bound)
     mask = masks.causal() & masks.padding([100, length])
     assert largest_tensor(length, heads=8, width=8, mask=mask, softcap=5.0) <= bound
     assert largest_tensor(length, heads=1, width=8, mask=mask, score=scores.Additive(8, 8, 11)) <= bound
 
 
 def test_looking_for_empty_rows_and_keys_of_any_mask_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "LOOK_AT_ONCE", 1 << 14)
-    monkeypatch.setattr(chunks, "AT_ONCE", 1 << 17)
+    monkeypatch.setattr(mask_types, "MAX_SCAN_ELEMENTS", 1 << 14)
+    monkeypatch.setattr(chunking, "MAX_CHUNK_ELEMENTS", 1 << 17)
     mask = masks.causal() | masks.window(0, 3)
     assert largest_tensor(512, heads=8, width=8, mask=mask) <= 1 << 17
-    at = At(2, 512, 512, torch.device("cpu"))
+    at = AttentionShape(2, 512, 512, torch.device("cpu"))
     with Largest() as seen:
         fresh = ~masks.causal() | ~masks.window(0, 3)
-        assert fresh.rows_alive(at) is not None
-        assert fresh.keys_alive(at) is not None
+        assert fresh.find_nonempty_rows(at) is not None
+        assert fresh.find_visible_keys(at) is not None
     assert 512 < seen.elements <= 1 << 14

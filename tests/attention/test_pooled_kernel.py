@@ -21,21 +21,34 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the kernels need Triton")
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-from jumok.attention.kernels.lse import SHARED_MEMORY, Blocks, fitting, row_lse  # noqa: E402
-from jumok.attention.kernels.pooled import pooled_maps  # noqa: E402
+from jumok.attention.kernels.lse import (  # noqa: E402
+    MAX_SHARED_MEMORY_BYTES,
+    PoolingBlockSizes,
+    choose_lse_blocks,
+    compute_row_lse,
+)
+from jumok.attention.kernels.pooled_maps import compute_pooled_maps  # noqa: E402
 
 ON_GPU = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if ON_GPU else "cpu"
 runs_kernels = pytest.mark.filterwarnings("default") if INTERPRETED else pytest.mark.gpu
 # Small tiles, so that small inputs have many; a GPU's tensor cores take no fewer than 64 rows.
-SMALL = Blocks(queries=64, keys=32, warps=4) if ON_GPU else Blocks(queries=16, keys=32, warps=4)
-BY_WARP = SMALL._replace(by_warp=True) if ON_GPU else Blocks(queries=32, keys=32, warps=2, by_warp=True)
-APART = Blocks(queries=128, warps=4, registers=168, by_warp=True)  # as on a GPU
+SMALL = (
+    PoolingBlockSizes(queries=64, keys=32, num_warps=4)
+    if ON_GPU
+    else PoolingBlockSizes(queries=16, keys=32, num_warps=4)
+)
+BY_WARP = (
+    SMALL._replace(sum_per_warp=True)
+    if ON_GPU
+    else PoolingBlockSizes(queries=32, keys=32, num_warps=2, sum_per_warp=True)
+)
+APART = PoolingBlockSizes(queries=128, num_warps=4, max_registers=168, sum_per_warp=True)  # as on a GPU
 WAYS = [
-    SMALL._replace(polynomials=0),
-    SMALL._replace(polynomials=2, unroll=1, programs=9),
-    BY_WARP._replace(polynomials=0),
-    BY_WARP._replace(polynomials=1, unroll=1, programs=40),
+    SMALL._replace(num_polynomials=0),
+    SMALL._replace(num_polynomials=2, unroll=1, target_programs=9),
+    BY_WARP._replace(num_polynomials=0),
+    BY_WARP._replace(num_polynomials=1, unroll=1, target_programs=40),
 ]
 
 CLOSE = 3e-5 if ON_GPU else 3e-6  # float32 there is three products of tensor cores
@@ -99,12 +112,12 @@ def test_maps_are_the_pooled_weights(case) -> None:
     alive = (torch.arange(K, device=DEVICE) % 3 > 0) if dead else None
     mask = {"diagonal": diagonal, "window": window, "alive": alive}
     s = scores(q, k, 0.7).masked_fill(blocked(Q, K, diagonal, window, alive), -torch.inf)
-    lse = row_lse(q, k, scale=0.7, **mask)
+    lse = compute_row_lse(q, k, scale=0.7, **mask)
     torch.testing.assert_close(lse.double(), s.logsumexp(-1), rtol=CLOSE, atol=CLOSE)
     exact = pooled(s.softmax(-1).nan_to_num(0), cells)
     for blocks in WAYS:
-        maps = pooled_maps(q, k, lse, scale=0.7, cells=cells, blocks=blocks, **mask)
-        rtol = 7e-4 if blocks.polynomials else CLOSE
+        maps = compute_pooled_maps(q, k, lse, scale=0.7, output_size=cells, blocks=blocks, **mask)
+        rtol = 7e-4 if blocks.num_polynomials else CLOSE
         torch.testing.assert_close(maps.double(), exact, rtol=rtol, atol=1e-9)
 
 
@@ -114,7 +127,7 @@ def test_maps_are_the_pooled_weights(case) -> None:
 def test_low_precision_costs_less_than_a_hundredth(dtype: torch.dtype, scale: float) -> None:
     q, k = (torch.randn(1, n, 16, device=DEVICE).to(dtype) for n in (48, 128))
     s = scores(q, k, scale)
-    maps = pooled_maps(q, k, s.logsumexp(-1).float(), scale=scale, cells=(48, 8), blocks=SMALL)
+    maps = compute_pooled_maps(q, k, s.logsumexp(-1).float(), scale=scale, output_size=(48, 8), blocks=SMALL)
     exact = pooled(s.softmax(-1), (48, 8))
     seen = exact > 1e-30
     assert seen.float().mean() > 0.9
@@ -125,14 +138,14 @@ def test_low_precision_costs_less_than_a_hundredth(dtype: torch.dtype, scale: fl
 @runs_kernels
 @pytest.mark.parametrize("scale", [0.7, -0.7])
 @pytest.mark.parametrize("blocks", WAYS, ids=str)
-def test_scores_may_be_as_low_as_they_like(blocks: Blocks, scale: float) -> None:
+def test_scores_may_be_as_low_as_they_like(blocks: PoolingBlockSizes, scale: float) -> None:
     """Of the first head some are below 2^-127, which a polynomial must be told; of the second none."""
     q, k = torch.randn(2, 64, 16, device=DEVICE), torch.randn(2, 128, 16, device=DEVICE)
     k[0, ::5] *= 60
     s = scores(q, k, scale)
     assert s[0].min() < -400 < -50 < s[1].min()
-    maps = pooled_maps(q, k, s.logsumexp(-1).float(), scale=scale, cells=(2, 4), blocks=blocks)
-    rtol = 7e-4 if blocks.polynomials else 1e-4
+    maps = compute_pooled_maps(q, k, s.logsumexp(-1).float(), scale=scale, output_size=(2, 4), blocks=blocks)
+    rtol = 7e-4 if blocks.num_polynomials else 1e-4
     torch.testing.assert_close(maps.double(), pooled(s.softmax(-1), (2, 4)), rtol=rtol, atol=1e-6)
 
 
@@ -141,8 +154,8 @@ def test_a_part_of_the_keys_and_any_strides() -> None:
     q = torch.randn(16, 2, 100, device=DEVICE).permute(1, 2, 0)[:, 20:77]  # d is not consecutive
     k = torch.randn(300, 2, 16, device=DEVICE).transpose(0, 1)
     s = scores(q, k, 0.25)
-    lse = row_lse(q, k, scale=0.25)
-    maps = pooled_maps(q, k[:, 64:192], lse, scale=0.25, cells=(3, 4), blocks=SMALL)
+    lse = compute_row_lse(q, k, scale=0.25)
+    maps = compute_pooled_maps(q, k[:, 64:192], lse, scale=0.25, output_size=(3, 4), blocks=SMALL)
     torch.testing.assert_close(maps.double(), pooled(s.softmax(-1)[..., 64:192], (3, 4)), rtol=1e-3, atol=0)
 
 
@@ -150,10 +163,12 @@ def test_a_part_of_the_keys_and_any_strides() -> None:
 def test_dead_keys_may_hold_anything() -> None:
     q, k = torch.randn(1, 20, 16, device=DEVICE), torch.randn(1, 64, 16, device=DEVICE)
     alive = torch.arange(64, device=DEVICE) < 50
-    lse = row_lse(q, k, scale=1.0, alive=alive)
-    clean = pooled_maps(q, k, lse, scale=1.0, cells=(5, 4), alive=alive)
+    lse = compute_row_lse(q, k, scale=1.0, key_mask=alive)
+    clean = compute_pooled_maps(q, k, lse, scale=1.0, output_size=(5, 4), key_mask=alive)
     k[:, 50:] = torch.nan
-    dirty = pooled_maps(q, k, row_lse(q, k, scale=1.0, alive=alive), scale=1.0, cells=(5, 4), alive=alive)
+    dirty = compute_pooled_maps(
+        q, k, compute_row_lse(q, k, scale=1.0, key_mask=alive), scale=1.0, output_size=(5, 4), key_mask=alive
+    )
     torch.testing.assert_close(dirty, clean, rtol=0, atol=0)
 
 
@@ -161,29 +176,31 @@ def test_dead_keys_may_hold_anything() -> None:
 @pytest.mark.parametrize("head", [0, 5, slice(1, 4), [3, 0], None])
 def test_the_kernel_and_the_strips_give_the_same_map(head) -> None:
     """Through what `look` keeps: grouped heads, a rectangle, causal, dead keys, sums that are not known."""
-    from jumok.look import views
-    from jumok.look.kept import Kept
-    from jumok.look.on_gpu import pooled_on_gpu
-    from jumok.look.strips import chosen
+    from jumok.look.capture.captured_attention import CapturedAttention
+    from jumok.look.views import statistics
+    from jumok.look.views.gpu_pooling import pool_map_on_gpu
+    from jumok.look.views.row_chunks import resolve_choice
 
     query, key = torch.randn(2, 6, 50, 16, device=DEVICE), torch.randn(2, 3, 70, 16, device=DEVICE)
     alive = torch.rand(2, 1, 1, 70, device=DEVICE) < 0.8
     more = {"scale": 0.3, "diagonal": 20, "mask": alive}
-    expected = views.map(
-        Kept(query, key, **more), batch=1, head=head, rows=(7, 40), cols=(5, 61), size=(3, 7)
+    expected = statistics.compute_pooled_map(
+        CapturedAttention(query, key, **more), batch=1, head=head, rows=(7, 40), cols=(5, 61), size=(3, 7)
     )
-    kept, (heads, single) = Kept(query, key, **more), chosen(head, 6, "head")
+    kept, (heads, single) = CapturedAttention(query, key, **more), resolve_choice(head, 6, "head")
     for _ in range(2):  # the second time from what is remembered
-        maps = pooled_on_gpu(kept, 1, heads, slice(7, 40), slice(5, 61), (3, 7))
+        maps = pool_map_on_gpu(kept, 1, heads, slice(7, 40), slice(5, 61), (3, 7))
         torch.testing.assert_close(maps[0] if single else maps, expected, rtol=1e-4, atol=1e-7)
 
 
 @runs_kernels
 def test_maps_of_nothing() -> None:
     q, k = torch.randn(2, 5, 16, device=DEVICE), torch.randn(2, 0, 16, device=DEVICE)
-    assert row_lse(q, k, scale=1.0).eq(-torch.inf).all()
-    assert pooled_maps(q, k, row_lse(q, k, scale=1.0), scale=1.0, cells=(3, 0)).shape == (2, 3, 0)
-    assert pooled_maps(k, q, k.new_zeros(2, 0), scale=1.0, cells=(0, 3)).shape == (2, 0, 3)
+    assert compute_row_lse(q, k, scale=1.0).eq(-torch.inf).all()
+    assert compute_pooled_maps(
+        q, k, compute_row_lse(q, k, scale=1.0), scale=1.0, output_size=(3, 0)
+    ).shape == (2, 3, 0)
+    assert compute_pooled_maps(k, q, k.new_zeros(2, 0), scale=1.0, output_size=(0, 3)).shape == (2, 0, 3)
 
 
 @pytest.mark.gpu
@@ -195,11 +212,13 @@ def test_maps_at_real_sizes(width: int, dtype: torch.dtype) -> None:
     q, k = (torch.randn(n, 2048, width, device=DEVICE).to(dtype) for n in (4, 2))
     for diagonal, cells in ((None, (32, 16)), (0, (16, 32)), (0, (100, 77))):
         s = scores(q, k, width**-0.5).masked_fill(blocked(2048, 2048, diagonal, None, None), -torch.inf)
-        lse = row_lse(q, k, scale=width**-0.5, diagonal=diagonal)
+        lse = compute_row_lse(q, k, scale=width**-0.5, diagonal=diagonal)
         torch.testing.assert_close(lse.double(), s.logsumexp(-1), rtol=1e-4, atol=1e-4)
         exact = pooled(s.softmax(-1), cells)
         for blocks in (None, APART) if width <= 64 and dtype == torch.bfloat16 else (None,):
-            maps = pooled_maps(q, k, lse, scale=width**-0.5, cells=cells, diagonal=diagonal, blocks=blocks)
+            maps = compute_pooled_maps(
+                q, k, lse, scale=width**-0.5, output_size=cells, diagonal=diagonal, blocks=blocks
+            )
             error = (maps.double() - exact).abs()
             assert (error <= 1e-2 * exact).all()
             assert error.norm() <= (1e-3 if dtype == torch.bfloat16 else 1e-5) * exact.norm()
@@ -258,19 +277,19 @@ def test_the_kernels_compile_for_hopper_and_fit(width: int, kind: str, more: dic
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from jumok.attention.kernels import lse, pooled
+    from jumok.attention.kernels import lse, pooled_maps
 
     more = dict(more)
-    blocks = more.pop("blocks", fitting(Wide(width, kind), 1 << 17))  # type: ignore[arg-type]
+    blocks = more.pop("blocks", choose_lse_blocks(Wide(width, kind), 1 << 17))  # type: ignore[arg-type]
     wide = 128 // blocks.keys
     constants = {"D": width, "BD": width, "BQ": blocks.queries, "BK": blocks.keys, "WIDTH": blocks.keys}
     constants |= {"HEIGHT": min(128, blocks.queries), "UNROLL": min(wide, blocks.unroll), "EVEN": True}
     constants |= {"ONE_TURN": wide <= blocks.unroll, "POLYNOMIALS": blocks.polynomials}
     constants |= {"PARTS": blocks.warps if blocks.by_warp else 1}
     constants |= {"CAUSAL": False, "WINDOWED": False, "ALIVE": False} | more
-    for function in (pooled._pooled_kernel, lse._lse_kernel):
+    for function in (pooled_maps._pooled_kernel, lse._lse_kernel):
         mine = {name: value for name, value in constants.items() if name in function.arg_names}
-        if function is pooled._pooled_kernel:
+        if function is pooled_maps._pooled_kernel:
             mine["k_stride_r"] = width
         types = {"q_ptr": f"*{kind}", "k_ptr": f"*{kind}", "alive_ptr": "*i1", "factor": "fp32"}
         types |= {"row_starts_ptr": "*i32", "col_starts_ptr": "*i32"}
@@ -286,8 +305,10 @@ def test_the_kernels_compile_for_hopper_and_fit(width: int, kind: str, more: dic
         source = triton.compiler.ASTSource(
             function, signature, constexprs=mine, attrs={(at,): [["tt.divisibility", 16]] for at in aligned}
         )
-        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=lse.launched(blocks))
-        assert compiled.metadata.shared <= SHARED_MEMORY
+        compiled = triton.compile(
+            source, target=GPUTarget("cuda", 90, 32), options=lse.launch_options(blocks)
+        )
+        assert compiled.metadata.shared <= MAX_SHARED_MEMORY_BYTES
         assert "wgmma.mma_async" in compiled.asm["ptx"]
         assert "cp.async" in compiled.asm["ptx"]  # the next keys are on their way while these are worked on
 

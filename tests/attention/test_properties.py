@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from jumok import attend, masks, mix, weights
-from jumok.attention import blocks, chunks, kinds
-from jumok.attention.kinds import At
+from jumok.attention import chunking, mask_types
+from jumok.attention.mask_types import AttentionShape
+from jumok.attention.paths import flex
 
 pytest.importorskip("hypothesis")
 
@@ -108,10 +109,10 @@ sizes = st.sampled_from([5, 1, 2, K])  # queries; never more than keys, which do
 
 
 @st.composite
-def masked(draw: Any, **kinds: Any) -> tuple[masks.Mask, Tensor, At]:
+def masked(draw: Any, **kinds: Any) -> tuple[masks.Mask, Tensor, AttentionShape]:
     queries = draw(sizes)
     mask, allowed = draw(any_mask(queries, **kinds))
-    return mask, allowed, At(2, queries, K, CPU)
+    return mask, allowed, AttentionShape(2, queries, K, CPU)
 
 
 def same(one: Tensor, other: Tensor) -> None:
@@ -130,27 +131,27 @@ def inputs(queries: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @some
 @given(masked())
-def test_a_mask_is_its_definition(drawn: tuple[masks.Mask, Tensor, At]) -> None:
+def test_a_mask_is_its_definition(drawn: tuple[masks.Mask, Tensor, AttentionShape]) -> None:
     mask, allowed, at = drawn
-    assert torch.equal(mask.block(at, slice(0, at.queries)).expand_as(allowed), allowed)
-    mask.check((B, H), at)
+    assert torch.equal(mask.to_dense_rows(at, slice(0, at.num_queries)).expand_as(allowed), allowed)
+    mask.check_shape((B, H), at)
 
 
 @some
 @given(masked(), st.integers(0, K), st.integers(0, K))
 def test_some_rows_of_a_mask_are_those_rows(
-    drawn: tuple[masks.Mask, Tensor, At], start: int, count: int
+    drawn: tuple[masks.Mask, Tensor, AttentionShape], start: int, count: int
 ) -> None:
     mask, allowed, at = drawn
-    part = slice(min(start, at.queries), min(start + count, at.queries))
-    assert torch.equal(mask.block(at, part).expand_as(allowed[..., part, :]), allowed[..., part, :])
+    part = slice(min(start, at.num_queries), min(start + count, at.num_queries))
+    assert torch.equal(mask.to_dense_rows(at, part).expand_as(allowed[..., part, :]), allowed[..., part, :])
 
 
 @some
 @given(masked(structured=True))
-def test_a_band_is_the_mask(drawn: tuple[masks.Mask, Tensor, At]) -> None:
+def test_a_band_is_the_mask(drawn: tuple[masks.Mask, Tensor, AttentionShape]) -> None:
     mask, allowed, at = drawn
-    band = mask.band(at)
+    band = mask.to_band(at)
     if band is not None:
         place = torch.arange(K)
         inside = (place >= band.first[..., None]) & (place <= band.last[..., None])
@@ -160,12 +161,12 @@ def test_a_band_is_the_mask(drawn: tuple[masks.Mask, Tensor, At]) -> None:
 @some
 @given(masked(), st.sampled_from([1, 40, 1 << 24]))
 def test_rows_and_keys_alive_are_those_with_something_allowed(
-    drawn: tuple[masks.Mask, Tensor, At], at_once: int
+    drawn: tuple[masks.Mask, Tensor, AttentionShape], at_once: int
 ) -> None:
     mask, allowed, at = drawn
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kinds, "LOOK_AT_ONCE", at_once)
-        alive_rows, alive_keys = mask.rows_alive(at), mask.keys_alive(at)
+        patch.setattr(mask_types, "MAX_SCAN_ELEMENTS", at_once)
+        alive_rows, alive_keys = mask.find_nonempty_rows(at), mask.find_visible_keys(at)
     every = torch.tensor(True)  # None: all of them
     seen = allowed.any(-1), allowed.any(-2)
     for alive, expected in zip((alive_rows, alive_keys), seen, strict=True):
@@ -175,16 +176,16 @@ def test_rows_and_keys_alive_are_those_with_something_allowed(
 @some
 @given(masked(structured=True), st.sampled_from([2, 3, 4]))
 def test_tiles_miss_no_block_and_call_none_full_that_is_not(
-    drawn: tuple[masks.Mask, Tensor, At], size: int
+    drawn: tuple[masks.Mask, Tensor, AttentionShape], size: int
 ) -> None:
     mask, allowed, at = drawn
-    if not blocks.is_structured(mask):
+    if not flex.is_structured(mask):
         return
-    said = blocks.tiles(mask, at, size)
-    padded = torch.nn.functional.pad(allowed, (0, -K % size, 0, -at.queries % size))
+    said = flex.compute_block_coverage(mask, at, size)
+    padded = torch.nn.functional.pad(allowed, (0, -K % size, 0, -at.num_queries % size))
     cut = padded.unflatten(-1, (-1, size)).unflatten(-3, (-1, size))  # (B, H, Qb, size, Kb, size)
-    assert not (cut.any(-1).any(-2) & ~said.some).any()
-    assert not (said.full & ~cut.all(-1).all(-2)).any()
+    assert not (cut.any(-1).any(-2) & ~said.any_allowed).any()
+    assert not (said.all_allowed & ~cut.all(-1).all(-2)).any()
 
 
 # --------------------------------------------------------------------- what attention does with it
@@ -193,10 +194,10 @@ def test_tiles_miss_no_block_and_call_none_full_that_is_not(
 @some
 @given(masked(), st.sampled_from([torch.float64, torch.float32, torch.bfloat16]), st.booleans())
 def test_attend_is_mix_of_weights(
-    drawn: tuple[masks.Mask, Tensor, At], dtype: torch.dtype, with_bias: bool
+    drawn: tuple[masks.Mask, Tensor, AttentionShape], dtype: torch.dtype, with_bias: bool
 ) -> None:
     mask, allowed, at = drawn
-    query, key, value = (x.detach().to(dtype) for x in inputs(at.queries))
+    query, key, value = (x.detach().to(dtype) for x in inputs(at.num_queries))
     bias = torch.randn(H, 1, K).where(torch.rand(H, 1, K) < 0.8, -torch.inf) if with_bias else None
     if bias is not None:
         allowed = allowed & (bias != -torch.inf)
@@ -214,10 +215,10 @@ def test_attend_is_mix_of_weights(
 @some
 @given(masked(), st.sampled_from([1, 30, 100]), st.booleans())
 def test_some_queries_at_a_time_give_the_same_result_and_gradients(
-    drawn: tuple[masks.Mask, Tensor, At], at_once: int, reference: bool
+    drawn: tuple[masks.Mask, Tensor, AttentionShape], at_once: int, reference: bool
 ) -> None:
     mask, _, at = drawn
-    leaves = inputs(at.queries)
+    leaves = inputs(at.num_queries)
 
     def run() -> list[Tensor]:
         out = attend(*leaves, mask=mask, softcap=5.0 if reference else None)
@@ -225,7 +226,7 @@ def test_some_queries_at_a_time_give_the_same_result_and_gradients(
 
     at_a_time = run()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "AT_ONCE", at_once)
+        patch.setattr(chunking, "MAX_CHUNK_ELEMENTS", at_once)
         for one, other in zip(run(), at_a_time, strict=True):
             same(one, other)
 
@@ -233,10 +234,10 @@ def test_some_queries_at_a_time_give_the_same_result_and_gradients(
 @some
 @given(masked(), st.permutations(range(K)))
 def test_the_order_of_the_keys_does_not_matter(
-    drawn: tuple[masks.Mask, Tensor, At], order: list[int]
+    drawn: tuple[masks.Mask, Tensor, AttentionShape], order: list[int]
 ) -> None:
     mask, allowed, at = drawn
-    query, key, value = inputs(at.queries)
+    query, key, value = inputs(at.num_queries)
     shuffled = attend(query, key[..., order, :], value[..., order, :], mask=masks.tensor(allowed[..., order]))
     same(shuffled, attend(query, key, value, mask=mask))
 

@@ -67,7 +67,7 @@ def test_concat() -> None:
 
 def location_score(kernel: list[float]) -> scores.LocationSensitive:
     """It looks at nothing but where the weights were: ``score = 2 ln 2 · tanh(f + b)`` with tanh(b) = ½."""
-    score = scores.LocationSensitive(query_width=1, key_width=1, hidden=1, filters=1, kernel=3)
+    score = scores.LocationSensitive(query_width=1, key_width=1, hidden=1, num_filters=1, kernel_size=3)
     for weight in (score.query.weight, score.key.weight):
         set_to(weight, [[0.0]])
     set_to(score.key.bias, [math.atanh(0.5)])
@@ -81,31 +81,35 @@ def test_location_sensitive_moves_on_from_where_it_was() -> None:
     score = location_score([1.0, 0.0, 0.0])  # f[k] = previous[k − 1]
     query, key, previous = torch.ones(1, 1), torch.ones(4, 1), torch.tensor([0.0, 1.0, 0.0, 0.0])
     # Key 2 follows the one that was attended: tanh(b − b) = 0, and ln 2 everywhere else.
-    assert weights(query, key, score=score.after(previous)).tolist() == [
+    assert weights(query, key, score=score.with_previous(previous)).tolist() == [
         pytest.approx([2 / 7, 2 / 7, 1 / 7, 2 / 7])
     ]
 
 
 def test_location_sensitive_looks_at_several_kinds_of_weights() -> None:
-    score = scores.LocationSensitive(1, 1, 1, filters=1, kernel=1, channels=2)
+    score = scores.LocationSensitive(1, 1, 1, num_filters=1, kernel_size=1, num_channels=2)
     for weight in (score.query.weight, score.key.weight, score.location.weight):
         set_to(weight, [[1.0]])
     set_to(score.key.bias, [0.0])
     set_to(score.convolution.weight, [[[1.0], [2.0]]])
     set_to(score.v, [1.0])
     last, total = [0.1, 0.2], [0.3, 0.4]
-    out = score.after(torch.tensor([last, total]))(torch.tensor([[0.5]]), torch.tensor([[0.25], [0.125]]))
+    out = score.with_previous(torch.tensor([last, total]))(
+        torch.tensor([[0.5]]), torch.tensor([[0.25], [0.125]])
+    )
     assert out.tolist() == [
         pytest.approx([math.tanh(0.5 + 0.25 + 0.1 + 2 * 0.3), math.tanh(0.5 + 0.125 + 0.2 + 2 * 0.4)])
     ]
 
 
 def test_location_sensitive_weights_of_a_single_head_are_no_channel() -> None:
-    score = scores.LocationSensitive(WIDTH, 2, HIDDEN, filters=3, kernel=3)
+    score = scores.LocationSensitive(WIDTH, 2, HIDDEN, num_filters=3, kernel_size=3)
     query, key, previous = torch.randn(B, Q, WIDTH), torch.randn(B, K, 2), torch.rand(B, K)
-    with_a_head = score.after(previous[:, None])(query[:, None], key[:, None])
-    assert torch.equal(with_a_head, score.after(previous)(query, key)[:, None])
-    assert torch.equal(score.after(previous[:, None])(query, key), score.after(previous)(query, key))
+    with_a_head = score.with_previous(previous[:, None])(query[:, None], key[:, None])
+    assert torch.equal(with_a_head, score.with_previous(previous)(query, key)[:, None])
+    assert torch.equal(
+        score.with_previous(previous[:, None])(query, key), score.with_previous(previous)(query, key)
+    )
 
 
 # --------------------------------------------------------------------------- all of them
@@ -117,7 +121,10 @@ MAKE: dict[str, tuple[Callable[[], scores.Score], int]] = {
     "General": (lambda: scores.General(WIDTH, 2), 2),
     "Additive": (lambda: scores.Additive(WIDTH, 2, HIDDEN), 2),
     "Concat": (lambda: scores.Concat(WIDTH, 2, HIDDEN), 2),
-    "LocationSensitive": (lambda: scores.LocationSensitive(WIDTH, 2, HIDDEN, filters=3, kernel=3), 2),
+    "LocationSensitive": (
+        lambda: scores.LocationSensitive(WIDTH, 2, HIDDEN, num_filters=3, kernel_size=3),
+        2,
+    ),
 }
 every_score = pytest.mark.parametrize("name", MAKE)
 
@@ -133,7 +140,7 @@ def at_a_step(score: scores.Score, previous: Tensor | None = None) -> scores.Sco
     """What is passed as ``score=``; for a location-sensitive one, after these weights."""
     if not isinstance(score, scores.LocationSensitive):
         return score
-    return score.after(torch.full((B, K), 1 / K, dtype=DOUBLE) if previous is None else previous)
+    return score.with_previous(torch.full((B, K), 1 / K, dtype=DOUBLE) if previous is None else previous)
 
 
 @every_score
@@ -147,7 +154,7 @@ def test_prepared_keys_give_what_keys_give(name: str) -> None:
     assert torch.equal(weights(query, prepared, score=now, mask=mask), direct)
     torch.testing.assert_close(
         attend(query, prepared, value, score=now, mask=mask),
-        jumok.mix(now(query, key).masked_fill(~mask.dense(Q, K), -torch.inf).softmax(-1), value),
+        jumok.mix(now(query, key).masked_fill(~mask.to_dense(Q, K), -torch.inf).softmax(-1), value),
     )
 
 
@@ -283,7 +290,7 @@ def test_a_location_sensitive_score_asks_for_the_weights_before() -> None:
     with pytest.raises(jumok.InputError, match=r"\b4\) came; expected \(2, 5\) for 5 keys"):
         attend(query, key, value, score=score.after(torch.zeros(B, 4, dtype=DOUBLE)))
     with pytest.raises(jumok.InputError, match=r"kernel=4.*odd"):
-        scores.LocationSensitive(1, 1, 1, kernel=4)
+        scores.LocationSensitive(1, 1, 1, kernel_size=4)
 
 
 @pytest.mark.parametrize("name", ["Dot", "General", "Additive", "Concat"])

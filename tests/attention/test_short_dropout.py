@@ -29,14 +29,19 @@ from short_checks import (
 )
 
 from jumok import attend, explain, masks, mix, weights
-from jumok.attention.kernels import short
-from jumok.attention.kernels.short import Blocks, Dropout, Packing, short_attention
+from jumok.attention.kernels import short_sequences
+from jumok.attention.kernels.short_sequences import (
+    ShortKernelBlockSizes,
+    ShortKernelDropout,
+    ShortSequenceLayout,
+    attend_short_sequences,
+)
 
 WIDE = 128
 
 
-def packing(asking: Sequence[int], asked: Sequence[int]) -> Packing:
-    return Packing(edges(*asking), edges(*asked), max(asking), max(asked), causal=False)
+def packing(asking: Sequence[int], asked: Sequence[int]) -> ShortSequenceLayout:
+    return ShortSequenceLayout(edges(*asking), edges(*asked), max(asking), max(asked), causal=False)
 
 
 def kept(asking: Sequence[int], asked: Sequence[int], heads: int, share: float) -> Tensor:
@@ -44,7 +49,7 @@ def kept(asking: Sequence[int], asked: Sequence[int], heads: int, share: float) 
     key = torch.cat([torch.arange(n) for n in asked])
     value = torch.nn.functional.one_hot(key, WIDE).to(DEVICE, HALF)[:, None].expand(-1, heads, -1)
     query = torch.zeros(sum(asking), heads, WIDE, device=DEVICE, dtype=HALF)
-    out = short_attention(query, torch.zeros_like(value), value, packing(asking, asked), 1.0, share)
+    out = attend_short_sequences(query, torch.zeros_like(value), value, packing(asking, asked), 1.0, share)
     counts = torch.tensor(asked).repeat_interleave(torch.tensor(asking)).to(DEVICE)
     boosted = out.float() * counts[:, None, None]
     torch.testing.assert_close(boosted[out != 0].mean().item(), 1 / (1 - share), rtol=5e-3, atol=0)
@@ -115,9 +120,9 @@ def test_they_go_by_philox() -> None:
     torch.manual_seed(5)
     stay = kept(asking, asked, heads, 0.25).cpu()
     torch.manual_seed(5)
-    drawn = Dropout.drawn(0.25, torch.device(DEVICE))
+    drawn = ShortKernelDropout.from_probability(0.25, torch.device(DEVICE))
     assert drawn is not None
-    assert drawn.dropped == 1 << 14
+    assert drawn.num_dropped == 1 << 14
     seed = int(drawn.seed)
     for sequence, query, head, key in (
         (0, 2, 1, 4), (2, 0, 0, 0), (2, 39, 1, 32), (3, 1, 0, 1), *((3, 69, 1, key) for key in range(128))
@@ -131,9 +136,13 @@ def test_they_go_by_philox() -> None:
 def test_the_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = 33, 1, 0, 100, 16
     found = []
-    for blocks in (None, Blocks(16, 128, 4, 128), Blocks(64, 128, 4, 255, least=128)):
+    for blocks in (
+        None,
+        ShortKernelBlockSizes(16, 128, 4, 128),
+        ShortKernelBlockSizes(64, 128, 4, 255, min_tile_side=128),
+    ):
         if blocks is not None:
-            monkeypatch.setattr(short, "forward_blocks", lambda *_, blocks=blocks: blocks)
+            monkeypatch.setattr(short_sequences, "choose_forward_blocks", lambda *_, blocks=blocks: blocks)
         torch.manual_seed(7)
         found.append(kept(lengths, lengths, 2, 0.3))
     assert torch.equal(found[0], found[1])
@@ -162,7 +171,7 @@ def test_result_and_gradients(asking: tuple[int, ...], asked: tuple[int, ...], s
     if asking == asked:
         mask = mask & masks.causal()
     else:
-        mask = masks.packed(edges(*asked), max(asked), queries=edges(*asking), longest_query=max(asking))
+        mask = masks.packed(edges(*asked), max(asked), cu_seqlens_q=edges(*asking), max_seqlen_q=max(asking))
     assert explain(*inputs, mask=mask, dropout=share).name == "packed-short"
     torch.manual_seed(3)
     ours = with_gradients(lambda *x: attend(*x, mask=mask, dropout=share), inputs, HALF)
@@ -292,19 +301,19 @@ def test_replays_of_a_captured_graph_differ_and_follow_the_seed() -> None:
 
 @needs_gpu
 def test_a_whole_model_trains_with_it_on_this_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    from jumok.batch import Pairs
+    from jumok.batches.tokens import Seq2SeqBatch
     from jumok.models.transformer import Transformer, TransformerConfig
 
     sizes = {"width": 128, "heads": 2, "feed_forward": 256, "encoder_layers": 2, "decoder_layers": 2}
     model = Transformer(
-        TransformerConfig(**sizes, dropout=0.0, attention_dropout=0.1, smoothing=0.0), 50, 50
+        TransformerConfig(**sizes, dropout=0.0, attention_dropout=0.1, label_smoothing=0.0), 50, 50
     ).cuda()
     sides = (
         [torch.randint(4, 50, (int(n),)).tolist() for n in torch.randint(3, 120, (40,))] for _ in range(2)
     )
-    batch = Pairs.of(*sides, packed=True).to("cuda")
-    taken, launch = [], short._launch
-    monkeypatch.setattr(short, "_launch", lambda *x: (taken.append((x[0], x[4])), launch(*x)))
+    batch = Seq2SeqBatch.from_sequences(*sides, packed=True).to("cuda")
+    taken, launch = [], short_sequences._launch
+    monkeypatch.setattr(short_sequences, "_launch", lambda *x: (taken.append((x[0], x[4])), launch(*x)))
     losses = []
     for seed in (1, 2, 1):
         model.zero_grad()
@@ -314,12 +323,14 @@ def test_a_whole_model_trains_with_it_on_this_path(monkeypatch: pytest.MonkeyPat
         loss.backward()
         losses.append(loss.item())
     kernels = [kernel for kernel, _ in taken]
-    assert kernels.count(short._forward_kernel) == 3 * 6  # of 2 encoder and 2 decoder layers
-    assert kernels.count(short._backward_kernel) == 3 * 6 * 2  # the longest have a launch of their own
+    assert kernels.count(short_sequences._forward_kernel) == 3 * 6  # of 2 encoder and 2 decoder layers
+    assert (
+        kernels.count(short_sequences._backward_kernel) == 3 * 6 * 2
+    )  # the longest have a launch of their own
     assert all(dropout is not None for _, dropout in taken)
     assert losses[0] == losses[2] != losses[1]
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
-    monkeypatch.setattr(short, "_launch", launch)
+    monkeypatch.setattr(short_sequences, "_launch", launch)
     model.eval()
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
         assert math.isclose(model.loss(batch).total.item(), losses[0], rel_tol=0.05)

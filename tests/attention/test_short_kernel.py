@@ -35,10 +35,14 @@ from short_checks import (
 )
 
 from jumok import attend, explain, masks, mix, weights
-from jumok.attention import fused
+from jumok.attention import dispatch
 from jumok.attention.heads import MultiHead
-from jumok.attention.kernels import short
-from jumok.attention.kernels.short import Blocks, Packing, short_attention
+from jumok.attention.kernels import short_sequences
+from jumok.attention.kernels.short_sequences import (
+    ShortKernelBlockSizes,
+    ShortSequenceLayout,
+    attend_short_sequences,
+)
 
 CAT = torch.cat
 
@@ -93,7 +97,7 @@ def test_attention_among_themselves(name: str, causal: bool) -> None:
     ids=str,
 )
 def test_attention_from_one_packing_to_another(asking: tuple[int, ...], asked: tuple[int, ...]) -> None:
-    mask = masks.packed(edges(*asked), max(asked), queries=edges(*asking), longest_query=max(asking))
+    mask = masks.packed(edges(*asked), max(asked), cu_seqlens_q=edges(*asking), max_seqlen_q=max(asking))
     inputs = random(3, 8, sum(asking), sum(asked), sum(asked))
     agree(mask, inputs, HALF)
 
@@ -122,7 +126,7 @@ def test_documents_are_packed_too() -> None:
     ids = [4] * 7 + [2] * 19 + [3] * 2
     agree(masks.documents(ids), random(2, 16, 28, 28, 28), HALF)
     asking = [4] * 3 + [2] + [3] * 5
-    agree(masks.documents(ids, queries=asking), random(2, 16, 9, 28, 28), HALF)
+    agree(masks.documents(ids, query_ids=asking), random(2, 16, 9, 28, 28), HALF)
 
 
 @runs_kernels
@@ -138,12 +142,17 @@ def test_some_thousand_random_lengths() -> None:
 
 
 @runs_kernels
-@pytest.mark.parametrize("blocks", [Blocks(16, 128, 4, 128), Blocks(64, 128, 4, 255, least=128)])
-def test_the_blocks_do_not_matter(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(short, "forward_blocks", lambda *_: blocks)
+@pytest.mark.parametrize(
+    "blocks",
+    [ShortKernelBlockSizes(16, 128, 4, 128), ShortKernelBlockSizes(64, 128, 4, 255, min_tile_side=128)],
+)
+def test_the_blocks_do_not_matter(blocks: ShortKernelBlockSizes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(short_sequences, "choose_forward_blocks", lambda *_: blocks)
     largest = max(blocks.queries, blocks.keys)
     monkeypatch.setattr(
-        short, "backward_blocks", lambda *_: [blocks._replace(queries=largest, warps=8, registers=255)]
+        short_sequences,
+        "choose_backward_blocks",
+        lambda *_: [blocks._replace(queries=largest, num_warps=8, max_registers=255)],
     )
     lengths = 33, 1, 0, 100, 16
     mask = masks.packed(edges(*lengths), 100)
@@ -153,9 +162,9 @@ def test_the_blocks_do_not_matter(blocks: Blocks, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("asked", [16, 33, 128])
 @pytest.mark.parametrize("asking", [1, 64, 65, 128])
 def test_each_sequence_is_in_one_launch_of_backward(asking: int, asked: int) -> None:
-    launches = short.backward_blocks(asking, asked, 64)
+    launches = short_sequences.choose_backward_blocks(asking, asked, 64)
     for longer in range(1, max(asking, asked) + 1):
-        has = [each for each in launches if each.above < longer <= max(each.queries, each.keys)]
+        has = [each for each in launches if each.longer_than < longer <= max(each.queries, each.keys)]
         assert len(has) == 1
         assert has[0].queries >= min(asking, longer)
         assert has[0].keys >= min(asked, longer)
@@ -175,9 +184,9 @@ def test_parts_of_one_projection_are_not_copied(monkeypatch: pytest.MonkeyPatch)
     whole, parts = three_of_one(sum(lengths), 2, 16, HALF)
     mask = masks.packed(edges(*lengths), 31)
     given = []
-    launch = short._launch
+    launch = short_sequences._launch
     monkeypatch.setattr(
-        short, "_launch", lambda kernel, x, *rest: (given.append(x), launch(kernel, x, *rest))
+        short_sequences, "_launch", lambda kernel, x, *rest: (given.append(x), launch(kernel, x, *rest))
     )
     out = attend(*parts, mask=mask)
     (ours,) = torch.autograd.grad(out.sin().sum(), whole)
@@ -198,13 +207,13 @@ def test_multi_head_attention_copies_no_gradient(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch, "cat", None)
     lengths = 9, 31, 2
     mask = masks.packed(edges(*lengths), 31)
-    mha = MultiHead(width=32, heads=2).to(DEVICE, HALF)
-    cross = MultiHead(width=32, heads=2, key_width=32).to(DEVICE, HALF)
+    mha = MultiHead(width=32, num_heads=2).to(DEVICE, HALF)
+    cross = MultiHead(width=32, num_heads=2, key_width=32).to(DEVICE, HALF)
     x = torch.randn(1, sum(lengths), 32, device=DEVICE).to(HALF)
     for module, run in ((mha, lambda: mha(x, mask=mask)), (cross, lambda: cross(x, x, mask=mask))):
         ours = torch.autograd.grad(run().sin().sum(), list(module.parameters()))
         with monkeypatch.context() as patched:
-            patched.setattr(fused, "PATHS", ())
+            patched.setattr(dispatch, "PATHS", ())
             patched.setattr(torch, "cat", CAT)
             plain = torch.autograd.grad(run().sin().sum(), list(module.parameters()))
         for one, other in zip(ours, plain, strict=True):
@@ -240,10 +249,10 @@ def test_only_the_gradients_that_are_asked_for_and_only_once() -> None:
 def test_places_in_no_sequence_are_zero_and_may_hold_anything() -> None:
     lengths = edges(5, 0, 30, 2)  # 37 of the 61 places
     inputs = random(2, 16, 61, 61, 61)
-    packing = Packing(lengths, lengths, 30, 30, causal=True)
+    packing = ShortSequenceLayout(lengths, lengths, 30, 30, causal=True)
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return short_attention(*(x[0].transpose(0, 1) for x in (q, k, v)), packing, 0.3)
+        return attend_short_sequences(*(x[0].transpose(0, 1) for x in (q, k, v)), packing, 0.3)
 
     clean = with_gradients(run, inputs, HALF)
     for x in inputs:
@@ -295,7 +304,7 @@ def test_what_it_refuses_it_says(change: dict[str, Any], reason: str) -> None:
     change = {"mask": lambda: masks.packed(edges(59, 100), 100)} | change
     explanation = explain(*random(2, 16, 159, 159, 159), **change | {"mask": change["mask"]()})
     assert explanation.name != "packed-short"
-    assert reason in dict(explanation.refused)["packed-short"]
+    assert reason in dict(explanation.rejected)["packed-short"]
 
 
 @runs_kernels
@@ -307,7 +316,7 @@ def test_what_else_it_refuses() -> None:
         (random(2, 16, 12, 12, 12, dtype=torch.float32), "not torch.float32"),
         ([*random(4, 16, 12), *random(2, 16, 12, 12)], "no grouped queries"),
     ):
-        assert reason in dict(explain(*inputs, mask=mask).refused)["packed-short"]
+        assert reason in dict(explain(*inputs, mask=mask).rejected)["packed-short"]
 
 
 # -------------------------------------------------------------------------------------- on a GPU only
@@ -331,7 +340,7 @@ def test_real_sizes(longest: int, width: int, dtype: torch.dtype, cross: bool) -
     lengths = torch.randint(longest // 4, longest + 1, (50,)).tolist()
     if cross:
         asking = torch.randint(1, longest + 1, (50,)).tolist()
-        mask = masks.packed(edges(*lengths), longest, queries=edges(*asking), longest_query=longest)
+        mask = masks.packed(edges(*lengths), longest, cu_seqlens_q=edges(*asking), max_seqlen_q=longest)
         agree(mask, random(4, width, sum(asking), sum(lengths), sum(lengths), dtype=dtype), dtype)
     else:
         mask = masks.packed(edges(*lengths), longest) & masks.causal()
@@ -378,7 +387,7 @@ def test_a_graph_that_was_captured_with_one_packing_serves_another() -> None:
 
 @needs_gpu
 def test_under_autocast() -> None:
-    mha = MultiHead(width=256, heads=4).cuda()
+    mha = MultiHead(width=256, num_heads=4).cuda()
     lengths = 9, 31, 24
     x = torch.randn(1, 64, 256, device="cuda")
     mask = masks.packed(edges(*lengths), 64) & masks.causal()
@@ -404,7 +413,7 @@ def test_with_a_compiled_function_around() -> None:
 
 @needs_gpu
 def test_a_transformers_loss_is_that_of_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    from jumok.batch import Pairs
+    from jumok.batches.tokens import Seq2SeqBatch
     from jumok.models.transformer import Transformer, TransformerConfig
 
     sizes = {"width": 128, "heads": 2, "feed_forward": 256, "encoder_layers": 2, "decoder_layers": 2}
@@ -412,7 +421,7 @@ def test_a_transformers_loss_is_that_of_flash_attention(monkeypatch: pytest.Monk
     sides = (
         [torch.randint(4, 50, (int(n),)).tolist() for n in torch.randint(3, 60, (40,))] for _ in range(2)
     )
-    batch = Pairs.of(*sides, packed=True).to("cuda")
+    batch = Seq2SeqBatch.from_sequences(*sides, packed=True).to("cuda")
 
     def run() -> list[Tensor]:
         model.zero_grad()
@@ -421,11 +430,11 @@ def test_a_transformers_loss_is_that_of_flash_attention(monkeypatch: pytest.Monk
         loss.backward()
         return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
-    taken, launch = [], short._launch
-    monkeypatch.setattr(short, "_launch", lambda *x: (taken.append(x[0]), launch(*x)))
+    taken, launch = [], short_sequences._launch
+    monkeypatch.setattr(short_sequences, "_launch", lambda *x: (taken.append(x[0]), launch(*x)))
     ours = run()
     assert len(taken) == 2 * 6  # of 2 encoder and 2 decoder layers, forward and backward
-    monkeypatch.setattr(fused, "PATHS", tuple(x for x in fused.PATHS if x.name != "packed-short"))
+    monkeypatch.setattr(dispatch, "PATHS", tuple(x for x in dispatch.PATHS if x.name != "packed-short"))
     flash = run()
     torch.testing.assert_close(ours[0], flash[0], rtol=1e-3, atol=0)
     for one, other in zip(ours[1:], flash[1:], strict=True):
@@ -446,13 +455,18 @@ def test_the_kernels_compile_for_hopper_and_hardly_spill(
     import triton
     from triton.backends.compiler import GPUTarget
 
-    function = getattr(short, kernel)
-    blocks = getattr(short, kernel[1:].replace("_kernel", "_blocks"))(longest, longest, 64)
-    blocks = blocks if isinstance(blocks, Blocks) else blocks[-1]  # those of the longest
+    function = getattr(short_sequences, kernel)
+    blocks = getattr(short_sequences, kernel[1:].replace("_kernel", "_blocks"))(longest, longest, 64)
+    blocks = blocks if isinstance(blocks, ShortKernelBlockSizes) else blocks[-1]  # those of the longest
     constants = {"H": 8, "UNIT": 8, "D": 64, "BD": 64, "BQ": blocks.queries, "BK": blocks.keys}
-    constants |= {"LEAST": blocks.least, "TIERS": blocks.tiers, "ABOVE": blocks.above, "CAUSAL": True}
+    constants |= {
+        "LEAST": blocks.min_tile_side,
+        "TIERS": blocks.num_tiers,
+        "ABOVE": blocks.longer_than,
+        "CAUSAL": True,
+    }
     constants |= {} if dropout else {"seed_ptr": None}
-    assert blocks.least << (blocks.tiers - 1) == longest
+    assert blocks.min_tile_side << (blocks.num_tiers - 1) == longest
     types = {name: "*i32" if "edges" in name else "*bf16" for name in function.arg_names if "_ptr" in name}
     types |= dict.fromkeys(("factor", "scale", "boost"), "fp32") | {"seed_ptr": "*i64"}
     signature = {
@@ -461,7 +475,9 @@ def test_the_kernels_compile_for_hopper_and_hardly_spill(
     pointers = [at for at, name in enumerate(function.arg_names) if "*" in signature[name]]
     aligned = {(at,): [["tt.divisibility", 16]] for at in pointers}
     source = triton.compiler.ASTSource(function, signature, constexprs=constants, attrs=aligned)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=short.launched(blocks))
+    compiled = triton.compile(
+        source, target=GPUTarget("cuda", 90, 32), options=short_sequences.launch_options(blocks)
+    )
     assert "wgmma" in compiled.asm["ptx"]
     assert compiled.metadata.shared <= 227 << 10
     path = tmp_path / "kernel.cubin"
@@ -474,7 +490,7 @@ def test_the_kernels_compile_for_hopper_and_hardly_spill(
     )
     # A thread makes eight weights' random numbers at once: fewer than half as many products as without that.
     products = compiled.asm["ptx"].count(", -766435501;")
-    weights_a_thread = blocks.queries * blocks.keys // (32 * blocks.warps)
+    weights_a_thread = blocks.queries * blocks.keys // (32 * blocks.num_warps)
     assert bool(products) == dropout
     assert products < 7 * weights_a_thread / 2
 

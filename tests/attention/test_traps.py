@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 import jumok
 from jumok import attend, masks, mix, scores, weights
-from jumok.attention import blocks, chunks
-from jumok.attention.kinds import At
+from jumok.attention import chunking
+from jumok.attention.mask_types import AttentionShape
+from jumok.attention.paths import flex
 
 B, K, D, V = 2, 7, 8, 5
 LENGTHS = [4, 7]
@@ -76,14 +77,14 @@ def test_prepared_keys_hold_on_to_little() -> None:
     with torch.no_grad():
         for _ in range(50):
             attend(query, keys, value.clone(), score=scores.Dot(), mask=masks.padding(LENGTHS))
-    assert len(keys._memo._held) <= 4
-    assert not copy.deepcopy(keys)._memo._held
+    assert len(keys._cache._entries) <= 4
+    assert not copy.deepcopy(keys)._cache._entries
 
 
 class Doubled(scores.Dot):
     """A score of a user's own."""
 
-    def forward(self, query: Tensor, key: scores.Prepared | Tensor) -> Tensor:
+    def forward(self, query: Tensor, key: scores.PreparedKeys | Tensor) -> Tensor:
         return 2 * super().forward(query, key)
 
 
@@ -101,8 +102,8 @@ class Own(scores.Score):
     def project_keys(self, keys: Tensor) -> Tensor:
         return self.project(keys)
 
-    def forward(self, query: Tensor, key: scores.Prepared | Tensor) -> Tensor:
-        return query @ self.prepared(key).mT
+    def forward(self, query: Tensor, key: scores.PreparedKeys | Tensor) -> Tensor:
+        return query @ self.resolve_keys(key).mT
 
 
 def test_keys_prepared_by_another_score_of_ones_own_are_refused() -> None:
@@ -116,11 +117,11 @@ def test_keys_prepared_by_another_score_of_ones_own_are_refused() -> None:
 
 @pytest.mark.parametrize("reach", [2**32 - 1, sys.maxsize])
 def test_a_window_of_any_reach(reach: int) -> None:
-    assert masks.window(None, reach).dense(3, 3).all()
-    assert masks.window(reach, reach).dense(3, 3).all()
-    at = At(0, 3, 3, torch.device("cpu"))
+    assert masks.window(None, reach).to_dense(3, 3).all()
+    assert masks.window(reach, reach).to_dense(3, 3).all()
+    at = AttentionShape(0, 3, 3, torch.device("cpu"))
     places = [torch.tensor(i) for i in (0, 0, 2, 1)]
-    assert blocks.rule(masks.window(reach, 0), at)(*places)
+    assert flex.build_mask_mod(masks.window(reach, 0), at)(*places)
 
 
 def test_float16_scores_beyond_its_range() -> None:
@@ -152,7 +153,7 @@ def test_a_mask_pickles_and_copies_without_what_it_worked_out() -> None:
     attend(query, key, value, mask=mask)
     assert len(pickle.dumps(mask)) < 2 * small
     for other in (pickle.loads(pickle.dumps(mask)), copy.deepcopy(mask)):
-        assert torch.equal(other.dense(5, K), mask.dense(5, K))
+        assert torch.equal(other.to_dense(5, K), mask.to_dense(5, K))
 
 
 def test_a_mask_made_in_inference_serves_training() -> None:
@@ -179,7 +180,7 @@ def test_one_mask_for_many_threads() -> None:
     def work(_: int) -> None:
         gate.wait()
         for queries in range(1, 40):
-            mask.keys_alive(At(1, queries, K, torch.device("cpu")))
+            mask.find_visible_keys(AttentionShape(1, queries, K, torch.device("cpu")))
 
     try:
         with ThreadPoolExecutor(4) as pool:
@@ -207,7 +208,7 @@ def test_function_transforms_work_in_chunks(monkeypatch: pytest.MonkeyPatch) -> 
         return attend(q, key, value, softcap=5.0).sin().sum()
 
     whole = torch.func.grad(total)(query)
-    monkeypatch.setattr(chunks, "AT_ONCE", 1)
+    monkeypatch.setattr(chunking, "MAX_CHUNK_ELEMENTS", 1)
     torch.testing.assert_close(torch.func.grad(total)(query), whole)
 
 
@@ -303,7 +304,7 @@ def test_prepared_keys_follow_a_beam() -> None:
 
 def test_a_ragged_cache_keeps_what_is_behind_a_row_out_of_any_mask() -> None:
     mha, x, new = jumok.MultiHead(12, 3).eval(), torch.randn(2, 7, 12), torch.randn(2, 1, 12)
-    _, cache = mha.step(x, jumok.Cache(), lengths=[7, 4])
+    _, cache = mha.step(x, jumok.KVCache(), lengths=[7, 4])
     with pytest.raises(jumok.InputError, match=r"offset=cache\.offset"):
         mha.step(new, cache, mask=masks.window(2, 0))
     out, _ = mha.step(new, cache, mask=masks.window(2, 0, offset=cache.offset))
@@ -329,7 +330,7 @@ def test_multi_head_shows_its_weights() -> None:
     mha, x, bias = jumok.MultiHead(12, 3, softcap=2.0).eval(), torch.randn(2, 5, 12), torch.randn(3, 5, 5)
     shown = mha.weights(x, mask=masks.causal(), bias=bias)
     assert shown.shape == (2, 3, 5, 5)
-    value = mha._project_all(x)[2]
+    value = mha._project_qkv(x)[2]
     mixed = mha.merge((shown @ value).transpose(1, 2).flatten(2))
     torch.testing.assert_close(mixed, mha(x, mask=masks.causal(), bias=bias))
 
@@ -338,18 +339,18 @@ def test_multi_head_shows_its_weights() -> None:
 def test_additive_masks_as_they_are_found(low: float) -> None:
     allowed = torch.rand(3, K) > 0.5
     mask = masks.from_additive(torch.where(allowed, 0.0, low))
-    assert torch.equal(mask.dense(3, K), allowed)
+    assert torch.equal(mask.to_dense(3, K), allowed)
 
 
 @pytest.mark.parametrize("channels", [1, 2])
 def test_location_weights_that_do_not_fit_are_refused(channels: int) -> None:
     query, key, value = inputs()
-    score = scores.LocationSensitive(D, D, 3, channels=channels)
+    score = scores.LocationSensitive(D, D, 3, num_channels=channels)
     for wrong in (torch.zeros(B + 1, K), torch.zeros(B, 3, K), (torch.zeros(B, K),) * 2):
         with pytest.raises(jumok.InputError, match="LocationSensitive"):
-            attend(query, key, value, score=score.after(wrong))  # type: ignore[arg-type]
+            attend(query, key, value, score=score.with_previous(wrong))  # type: ignore[arg-type]
     shape = (B, K) if channels == 1 else (B, channels, K)
-    assert attend(query, key, value, score=score.after(torch.zeros(shape))).shape == (B, 1, V)
+    assert attend(query, key, value, score=score.with_previous(torch.zeros(shape))).shape == (B, 1, V)
 
 
 def test_padding_that_holds_huge_numbers_never_spreads() -> None:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jumok.data.captioned import Captioned, Columns, find
-from jumok.data.formats import Flaw
-from jumok.data.pictures import Archive, Folder, Limits, PictureFile, decode
-from jumok.data.sources import Skipped, usable
+from jumok.data.images import ImageArchive, ImageFile, ImageFolder, ImageLimits, decode_image
+from jumok.data.readers.captions import CaptionColumns, CaptionExample, read_caption_examples
+from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.parallel_corpus import SkippedExamples, skip_invalid
 from jumok.errors import InputError, MissingExtra
 
 Image = pytest.importorskip("PIL.Image")
@@ -73,12 +73,12 @@ def table(path: Path, rows: list[tuple[str, str, str]] = ROWS, split: bool = Tru
 
 
 def read(where: Path | str, **more: Any) -> dict[str, tuple[str, ...]]:
-    found = usable(find(str(where), **more), "stop", Skipped())
-    return {one.picture.name: one.captions for one in found}
+    found = skip_invalid(read_caption_examples(str(where), **more), "stop", SkippedExamples())
+    return {one.image.name: one.captions for one in found}
 
 
-def flaws(where: Path | str, **more: Any) -> list[Flaw]:
-    return [one for one in find(str(where), **more) if isinstance(one, Flaw)]
+def flaws(where: Path | str, **more: Any) -> list[InvalidExample]:
+    return [one for one in read_caption_examples(str(where), **more) if isinstance(one, InvalidExample)]
 
 
 # ---------------------------------------------------------------------------------------------------- tables
@@ -98,10 +98,10 @@ def test_captions_are_grouped_by_picture(tmp_path: Path, name: str) -> None:
     assert read(path, split="train") == {"b.png": everything["b.png"]}
     for dev in ("dev", "valid", "val", "Validation"):
         assert read(tmp_path, split=dev) == {"a.png": everything["a.png"]}
-    first = next(iter(find(str(path))))
-    assert isinstance(first, Captioned)
-    assert first.where == f"{path}:{1 if 'jsonl' in name else 2}"
-    assert first.picture.path == tmp_path / "images" / "b.png"
+    first = next(iter(read_caption_examples(str(path))))
+    assert isinstance(first, CaptionExample)
+    assert first.location == f"{path}:{1 if 'jsonl' in name else 2}"
+    assert first.image.path == tmp_path / "images" / "b.png"
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -133,9 +133,11 @@ def test_splits_in_files_of_their_own(tmp_path: Path) -> None:
 def test_columns_by_name_and_number(tmp_path: Path) -> None:
     pictures(tmp_path / "deep", "a.png")
     (tmp_path / "my.tsv").write_text("x\tphoto\ttext\n1\tdeep/a.png\ta cat\n")
-    assert read(tmp_path / "my.tsv", columns=Columns("photo", "text")) == {"deep/a.png": ("a cat",)}
+    assert read(tmp_path / "my.tsv", columns=CaptionColumns("photo", "text")) == {"deep/a.png": ("a cat",)}
     (tmp_path / "bare.tsv").write_text("deep/a.png\ta cat\n")
-    assert read(tmp_path / "bare.tsv", columns=Columns(1, 2), split="test") == {"deep/a.png": ("a cat",)}
+    assert read(tmp_path / "bare.tsv", columns=CaptionColumns(1, 2), split="test") == {
+        "deep/a.png": ("a cat",)
+    }
     with pytest.raises(InputError, match="has no column 'image' or 'picture'"):
         read(tmp_path / "my.tsv")
 
@@ -144,16 +146,18 @@ def test_a_list_of_captions(tmp_path: Path) -> None:
     pictures(tmp_path, "a.png")
     row = {"picture": "a.png", "captions": ["one", "two", " "]}
     (tmp_path / "my.jsonl").write_text(json.dumps(row) + "\n")
-    first, second = find(str(tmp_path / "my.jsonl"))
-    assert first == Flaw(f"{tmp_path}/my.jsonl:1", "an empty caption")
-    assert isinstance(second, Captioned)
+    first, second = read_caption_examples(str(tmp_path / "my.jsonl"))
+    assert first == InvalidExample(f"{tmp_path}/my.jsonl:1", "an empty caption")
+    assert isinstance(second, CaptionExample)
     assert second.captions == ("one", "two")
 
 
 def test_an_empty_list_of_captions_is_told(tmp_path: Path) -> None:
     pictures(tmp_path, "a.png")
     (tmp_path / "my.jsonl").write_text('{"picture": "a.png", "captions": []}\n')
-    assert list(find(str(tmp_path / "my.jsonl"))) == [Flaw(f"{tmp_path}/my.jsonl:1", "an empty caption")]
+    assert list(read_caption_examples(str(tmp_path / "my.jsonl"))) == [
+        InvalidExample(f"{tmp_path}/my.jsonl:1", "an empty caption")
+    ]
 
 
 def test_pictures_named_as_seen_from_the_table(tmp_path: Path) -> None:
@@ -162,12 +166,12 @@ def test_pictures_named_as_seen_from_the_table(tmp_path: Path) -> None:
     (tmp_path / "my.csv").write_text(
         "image,caption\nimages/a.png,one\na.png,two\nimages/b.png,three\nc.png,no\n"
     )
-    *found, missing = find(str(tmp_path / "my.csv"))
-    where = [one.picture.path for one in found if isinstance(one, Captioned)]
+    *found, missing = read_caption_examples(str(tmp_path / "my.csv"))
+    where = [one.image.path for one in found if isinstance(one, CaptionExample)]
     among = tmp_path / "images"  # what it has of that name comes first
     assert where == [among / "a.png", among / "a.png", among / "images" / "b.png"]
     told = f"c.png is not in {among}"
-    assert missing == Flaw(f"{tmp_path}/my.csv:5 c.png", "a missing picture", told)
+    assert missing == InvalidExample(f"{tmp_path}/my.csv:5 c.png", "a missing picture", told)
 
 
 # --------------------------------------------------------------------------------------------------- layouts
@@ -180,13 +184,13 @@ def test_flickr8k_beside_a_tar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     packed(folder / "images.tar", files)
     table(folder / "captions.tsv.gz")
     monkeypatch.setenv("JUMOK_DATA", str(tmp_path))
-    (one,) = usable(find("flickr8k", split="train"), "stop", Skipped())
-    assert one.picture.where == f"{folder}/images.tar:images/b.png"
-    assert one.picture.read() == files["images/b.png"]
-    assert (one.picture.pixels() == GREEN).all()
-    assert one.picture.pixels().shape == (3, 5, 3)
-    skipped = Skipped()
-    assert len(list(usable(find("flickr8k"), "skip", skipped))) == 2
+    (one,) = skip_invalid(read_caption_examples("flickr8k", split="train"), "stop", SkippedExamples())
+    assert one.image.location == f"{folder}/images.tar:images/b.png"
+    assert one.image.read() == files["images/b.png"]
+    assert (one.image.load_pixels() == GREEN).all()
+    assert one.image.load_pixels().shape == (3, 5, 3)
+    skipped = SkippedExamples()
+    assert len(list(skip_invalid(read_caption_examples("flickr8k"), "skip", skipped))) == 2
     assert str(skipped) == f"1 left out: 1 × a missing picture (first: {folder}/captions.tsv.gz:5 c.png)"
     with pytest.raises(InputError, match=r"captions.tsv.gz:5 c.png: a missing picture \(c.png is not in"):
         read("flickr8k")
@@ -206,7 +210,7 @@ def test_flickr8k_as_it_was_published(tmp_path: Path, nested: bool) -> None:
     assert read(tmp_path, split="train") == {"a.png": ("one , #1 cat", "two cats")}
     assert read(tmp_path, split="valid") == {"b.png": ("a dog",)}
     (lost,) = flaws(text / "Flickr8k.token.txt")
-    assert lost.where.endswith("Flickr8k.token.txt:4 c.png.1")
+    assert lost.location.endswith("Flickr8k.token.txt:4 c.png.1")
     (text / "Flickr8k.token.txt").write_text(said + "no caption\n")
     assert flaws(tmp_path, split="train")[0].reason == "no picture.jpg#0 and caption between tabs"
 
@@ -237,8 +241,8 @@ def test_coco(tmp_path: Path) -> None:
 
 
 def read_despite_flaws(where: Path, **more: Any) -> dict[str, tuple[str, ...]]:
-    found = usable(find(str(where), **more), "skip", Skipped())
-    return {one.picture.name: one.captions for one in found}
+    found = skip_invalid(read_caption_examples(str(where), **more), "skip", SkippedExamples())
+    return {one.image.name: one.captions for one in found}
 
 
 def test_the_split_chooses_the_file_of_coco(tmp_path: Path) -> None:
@@ -248,9 +252,9 @@ def test_the_split_chooses_the_file_of_coco(tmp_path: Path) -> None:
     for year in ("train2014", "val2014"):
         pictures(tmp_path / "images" / year, "a.png")
         (notes / f"captions_{year}.json").write_text(json.dumps(told))
-    (one,) = find(str(tmp_path), split="valid")
-    assert isinstance(one, Captioned)
-    assert one.picture.path == tmp_path / "images" / "val2014" / "a.png"
+    (one,) = read_caption_examples(str(tmp_path), split="valid")
+    assert isinstance(one, CaptionExample)
+    assert one.image.path == tmp_path / "images" / "val2014" / "a.png"
     (notes / "captions_val2017.json").write_text(json.dumps(told))
     with pytest.raises(InputError, match=r"several files: annotations/captions_val2014.json, .*name one"):
         read(tmp_path, split="valid")
@@ -304,14 +308,14 @@ def test_formats_that_are_read() -> None:
     left_right.paste(BLUE, (4, 0, 8, 5))
     good = {"PNG": {}, "JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True}}
     for form, more in good.items():
-        found = decode(encoded(left_right, form, **more), "here")
+        found = decode_image(encoded(left_right, form, **more), "here")
         assert isinstance(found, np.ndarray)
         assert found.shape == (5, 8, 3)
         assert found.dtype == np.uint8
         assert np.abs(found[:, :4].astype(int) - RED).max() <= 5
         assert np.abs(found[:, 4:].astype(int) - BLUE).max() <= 5
-    found = decode(encoded(left_right, "GIF"), "here.gif")
-    assert isinstance(found, Flaw)
+    found = decode_image(encoded(left_right, "GIF"), "here.gif")
+    assert isinstance(found, InvalidExample)
     assert found.reason == "no picture in PNG, JPEG or WebP"
 
 
@@ -320,7 +324,7 @@ def test_the_camera_was_held_upright() -> None:
     image.paste(BLUE, (4, 0, 8, 5))
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by 90° to the right: what is left comes up
-    found = decode(encoded(image, "PNG", exif=exif), "here")
+    found = decode_image(encoded(image, "PNG", exif=exif), "here")
     assert isinstance(found, np.ndarray)
     assert found.shape == (8, 5, 3)
     assert (found[:4] == RED).all()
@@ -329,7 +333,7 @@ def test_the_camera_was_held_upright() -> None:
 
 def test_every_mode_becomes_rgb() -> None:
     def one(image: Any) -> list[int]:
-        found = decode(encoded(image), "here")
+        found = decode_image(encoded(image), "here")
         assert isinstance(found, np.ndarray)
         assert found.shape == (3, 5, 3)
         return found[1, 2].tolist()  # type: ignore[no-any-return]
@@ -341,7 +345,7 @@ def test_every_mode_becomes_rgb() -> None:
     assert one(picture((1,), mode="1")) == [255, 255, 255]
     assert one(picture(BLUE).convert("P")) == [0, 0, 255]
     assert one(Image.fromarray(np.full((3, 5), 128 * 257, np.uint16))) == [128, 128, 128]
-    cyan = decode(encoded(picture((255, 0, 0, 0), mode="CMYK"), "JPEG"), "here")
+    cyan = decode_image(encoded(picture((255, 0, 0, 0), mode="CMYK"), "JPEG"), "here")
     assert np.abs(np.asarray(cyan, int) - (0, 255, 255)).max() < 20
 
 
@@ -374,60 +378,60 @@ def bomb(width: int, height: int) -> bytes:
 )
 def test_what_is_no_picture(tmp_path: Path, data: bytes, reason: str) -> None:
     (tmp_path / "x.jpg").write_bytes(data)
-    file = Folder(tmp_path).find("x.jpg", "my.tsv:3")
-    assert isinstance(file, PictureFile)
+    file = ImageFolder(tmp_path).find("x.jpg", "my.tsv:3")
+    assert isinstance(file, ImageFile)
     found = file.decode("my.tsv:3 x.jpg")
-    assert isinstance(found, Flaw)
-    assert (found.where, found.reason) == ("my.tsv:3 x.jpg", reason)
+    assert isinstance(found, InvalidExample)
+    assert (found.location, found.reason) == ("my.tsv:3 x.jpg", reason)
     with pytest.raises(InputError, match=f"x.jpg: {reason}"):
-        PictureFile.of(tmp_path / "x.jpg").pixels()
+        ImageFile.from_path(tmp_path / "x.jpg").load_pixels()
 
 
 def test_a_warning_of_pillow_that_is_an_error() -> None:
-    found = decode(bomb(12_000, 12_000), "here")  # as tests turn warnings into errors
-    assert isinstance(found, Flaw)
+    found = decode_image(bomb(12_000, 12_000), "here")  # as tests turn warnings into errors
+    assert isinstance(found, InvalidExample)
     assert found.reason == "a picture of too many pixels"
 
 
 @pytest.mark.parametrize("side", [12_000, 60_000])  # Pillow warns, and refuses
 def test_the_limit_that_is_told_is_ours(side: int) -> None:
-    found = decode(bomb(side, side), "here", Limits(pixels=77))
+    found = decode_image(bomb(side, side), "here", ImageLimits(max_pixels=77))
     assert str(found).endswith("and 77 pixels are the most)")
 
 
 def test_limits() -> None:
     data = encoded(picture(size=(7, 11)))
-    assert isinstance(decode(data, "here", Limits(pixels=77)), np.ndarray)
-    few = decode(data, "here", Limits(pixels=76))
+    assert isinstance(decode_image(data, "here", ImageLimits(max_pixels=77)), np.ndarray)
+    few = decode_image(data, "here", ImageLimits(max_pixels=76))
     assert str(few) == "here: a picture of too many pixels (7 × 11, and 76 pixels are the most)"
-    small = decode(data, "here", Limits(size=len(data) - 1))
-    assert isinstance(small, Flaw)
+    small = decode_image(data, "here", ImageLimits(max_bytes=len(data) - 1))
+    assert isinstance(small, InvalidExample)
     assert small.reason == "a picture of too many bytes"
-    held = PictureFile(Path("nowhere.png"), "nowhere.png", 0, 10**9, 0).decode()
-    assert isinstance(held, Flaw)
+    held = ImageFile(Path("nowhere.png"), "nowhere.png", 0, 10**9, 0).decode()
+    assert isinstance(held, InvalidExample)
     assert held.reason == "a picture of too many bytes"  # which nobody tried to read
 
 
 def test_a_file_that_has_gone_since(tmp_path: Path) -> None:
-    one = PictureFile.of(pictures(tmp_path, "a.png") / "a.png")
+    one = ImageFile.from_path(pictures(tmp_path, "a.png") / "a.png")
     (tmp_path / "a.png").unlink()
     found = one.decode()
-    assert isinstance(found, Flaw)
+    assert isinstance(found, InvalidExample)
     assert found.reason == "a picture that cannot be read"
     with pytest.raises(InputError, match="a missing picture"):
-        PictureFile.of(tmp_path / "a.png")
-    assert isinstance(Folder(tmp_path).find(".", "here"), Flaw)
-    assert isinstance(Folder(tmp_path).find("a\0b", "here"), Flaw)
+        ImageFile.from_path(tmp_path / "a.png")
+    assert isinstance(ImageFolder(tmp_path).find(".", "here"), InvalidExample)
+    assert isinstance(ImageFolder(tmp_path).find("a\0b", "here"), InvalidExample)
 
 
 def test_names_in_an_archive(tmp_path: Path) -> None:
     files = {"./x/a.png": b"1", "y/a.png": b"22", "y/b.png": b"333", "y/b.png ": b""}
-    archive = Archive(packed(tmp_path / "my.tar", files))
+    archive = ImageArchive(packed(tmp_path / "my.tar", files))
     assert len(archive) == 4
 
     def size(name: str) -> int | None:
         found = archive.find(name, "here")
-        return None if isinstance(found, Flaw) else found.size
+        return None if isinstance(found, InvalidExample) else found.num_bytes
 
     assert [size(name) for name in ("x/a.png", "./y/a.png", "b.png")] == [1, 2, 3]
     assert size("a.png") is None  # which of the two?
@@ -437,9 +441,9 @@ def test_names_in_an_archive(tmp_path: Path) -> None:
 def test_what_is_no_archive(tmp_path: Path) -> None:
     (tmp_path / "images.tar").write_bytes(gzip.compress(packed(tmp_path / "t", {"a": b"1"}).read_bytes()))
     with pytest.raises(InputError, match=r"a \.tar that is not compressed"):
-        Archive(tmp_path / "images.tar")
+        ImageArchive(tmp_path / "images.tar")
     with pytest.raises(InputError, match="No such file"):
-        Archive(tmp_path / "other.tar")
+        ImageArchive(tmp_path / "other.tar")
 
 
 def test_an_archive_that_is_cut_off(tmp_path: Path) -> None:
@@ -449,10 +453,10 @@ def test_an_archive_that_is_cut_off(tmp_path: Path) -> None:
     begin = whole.index(files["b.jpg"], 1024)
     path.write_bytes(whole[: begin + 100])  # in the midst of the second picture
     with pytest.raises(InputError, match=r"unexpected end of data.*not cut off"):
-        Archive(path)
+        ImageArchive(path)
 
 
 def test_pillow_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "PIL.Image", None)
     with pytest.raises(MissingExtra, match=r'pip install "jumok\[images\]"'):
-        decode(b"\x89PNG", "here")
+        decode_image(b"\x89PNG", "here")

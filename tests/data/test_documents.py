@@ -8,31 +8,37 @@ import numpy as np
 import pytest
 
 from jumok import InputError
-from jumok.data import documents, tokenised
-from jumok.data.documents import Documents, Paragraphs
-from jumok.data.sources import Skipped
-from jumok.data.tokenised import Tokenised
-from jumok.data.wordpiece import WordPieces
+from jumok.data.caches import document_store
+from jumok.data.caches.document_store import DocumentStore
+from jumok.data.readers import documents
+from jumok.data.readers.documents import DocumentCorpus, FirstParagraphs
+from jumok.data.readers.parallel_corpus import SkippedExamples
+from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
 
 TEXT = "Title\r\nOne is here. Two is here.\r\n\r\n\r\n \nAlone\n\nLast one. Next\u0085line.\nEnd of it."
 
 
-def paragraphs(found: Documents) -> list[tuple[str, ...]]:
+def paragraphs(found: DocumentCorpus) -> list[tuple[str, ...]]:
     return [one.paragraphs for one in found]
 
 
 def test_empty_lines_separate_documents(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + TEXT.encode())
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"\n\nmore\n\n"))
-    found = documents.find(str(tmp_path / "*.txt*"))
+    found = documents.find_documents(str(tmp_path / "*.txt*"))
     assert paragraphs(found) == [
         ("Title", "One is here. Two is here."),
         ("Alone",),
         ("Last one. Next\u0085line.", "End of it."),
         ("more",),
     ]
-    assert [one.where.rpartition("/")[2] for one in found] == ["a.txt:1", "a.txt:6", "a.txt:8", "b.txt.gz:3"]
-    assert list(Paragraphs(found, 2)) == ["Title", "One is here. Two is here.", "Alone"]
+    assert [one.location.rpartition("/")[2] for one in found] == [
+        "a.txt:1",
+        "a.txt:6",
+        "a.txt:8",
+        "b.txt.gz:3",
+    ]
+    assert list(FirstParagraphs(found, 2)) == ["Title", "One is here. Two is here.", "Alone"]
 
 
 def test_other_formats(tmp_path: Path) -> None:
@@ -40,66 +46,71 @@ def test_other_formats(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     asked = {"data": [{"title": "T", "paragraphs": [{"context": "A。B。", "qas": []}, {"context": "C\nD"}]}]}
     (tmp_path / "b.json").write_text(json.dumps(asked))
-    found = documents.find([str(tmp_path / "a.jsonl"), str(tmp_path / "b.json")])
+    found = documents.find_documents([str(tmp_path / "a.jsonl"), str(tmp_path / "b.json")])
     assert paragraphs(found) == [("One.", "Two."), ("Three.",), ("A。B。", "C", "D")]
 
 
 def test_rows_of_a_table_make_documents(tmp_path: Path) -> None:
     table = tmp_path / "train.tsv"
     table.write_text("id\treview\n1\tgood\n2\tbad\n3\t \n4\tso so\n5\tno\tmore\n6\tlast\n")
-    rows = documents.Rows("review", together=2)
-    found = documents.find(str(table), on_error="skip", rows=rows)
-    skipped = Skipped()
+    rows = documents.DocumentRows("review", rows_per_document=2)
+    found = documents.find_documents(str(table), on_error="skip", rows=rows)
+    skipped = SkippedExamples()
     assert [one.paragraphs for one in found.read(skipped)] == [("good", "bad"), ("so so", "last")]
-    assert [one.where.rpartition("/")[2] for one in found] == ["train.tsv:2", "train.tsv:5"]
+    assert [one.location.rpartition("/")[2] for one in found] == ["train.tsv:2", "train.tsv:5"]
     assert skipped.total == 2  # an empty one, and one with a cell too many
-    assert found.fingerprint != documents.find(str(table), rows=documents.Rows("review")).fingerprint
-    assert paragraphs(documents.find(str(table), on_error="skip", rows=documents.Rows(1, 4)))[0] == (
+    assert (
+        found.fingerprint
+        != documents.find_documents(str(table), rows=documents.DocumentRows("review")).fingerprint
+    )
+    assert paragraphs(
+        documents.find_documents(str(table), on_error="skip", rows=documents.DocumentRows(1, 4))
+    )[0] == (
         "id",
         "1",
         "2",
         "3",
     )
     with pytest.raises(InputError, match=r"has no column 'text'.*review"):
-        list(documents.find(str(table), rows=documents.Rows("text")))
+        list(documents.find_documents(str(table), rows=documents.DocumentRows("text")))
     with pytest.raises(InputError, match=r"data\.text names the column"):
-        documents.find(str(table))
+        documents.find_documents(str(table))
 
 
 def test_data_sets_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUMOK_DATA", str(tmp_path))
     (tmp_path / "wiki").mkdir()
     (tmp_path / "wiki" / "text.txt.gz").write_bytes(gzip.compress(b"one"))
-    assert paragraphs(documents.find("wiki/text")) == [("one",)]
+    assert paragraphs(documents.find_documents("wiki/text")) == [("one",)]
 
 
 def test_flaws_stop_or_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"good\nbad \xff byte\nfine\n\nother\n")
     with pytest.raises(InputError, match=r"a\.txt:2: invalid UTF-8"):
-        list(documents.find(str(path)))
-    skipped = Skipped()
-    found = documents.find(str(path), on_error="skip")
+        list(documents.find_documents(str(path)))
+    skipped = SkippedExamples()
+    found = documents.find_documents(str(path), on_error="skip")
     assert [one.paragraphs for one in found.read(skipped)] == [("good", "fine"), ("other",)]
     assert skipped.counts == {"invalid UTF-8": 1}
     (tmp_path / "b.jsonl").write_text('{"body": 1}\n')
     with pytest.raises(InputError, match=r'b\.jsonl:1: no "text"'):
-        list(documents.find(str(tmp_path / "b.jsonl")))
+        list(documents.find_documents(str(tmp_path / "b.jsonl")))
     (tmp_path / "c.json").write_text("[]")
     with pytest.raises(InputError, match="not in SQuAD format"):
-        list(documents.find(str(tmp_path / "c.json")))
+        list(documents.find_documents(str(tmp_path / "c.json")))
     (tmp_path / "d.doc").write_text("x")
     with pytest.raises(InputError, match="documents come as"):
-        documents.find(str(tmp_path / "d.doc"))
+        documents.find_documents(str(tmp_path / "d.doc"))
     (tmp_path / "e.txt").write_text("\n \n")
     with pytest.raises(InputError, match="no documents"):
-        list(documents.find(str(tmp_path / "e.txt")))
+        list(documents.find_documents(str(tmp_path / "e.txt")))
 
 
 def test_a_document_without_end_is_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "MOST_LINES", 3)
+    monkeypatch.setattr(documents, "MAX_DOCUMENT_LINES", 3)
     (tmp_path / "a.txt").write_text("".join(f"{n}\n" for n in range(7)))
-    assert paragraphs(documents.find(str(tmp_path / "a.txt"))) == [
+    assert paragraphs(documents.find_documents(str(tmp_path / "a.txt"))) == [
         ("0", "1", "2"),
         ("3", "4", "5"),
         ("6",),
@@ -119,10 +130,10 @@ def text(tmp_path: Path) -> Path:
 def test_sentences_and_documents_are_kept(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenised, "AT_ONCE", 2)
-    found = documents.find(str(text))
-    pieces = WordPieces.train([one.text for one in found], 200)
-    store = tokenised.prepare(tmp_path / "store", found, pieces)
+    monkeypatch.setattr(document_store, "DOCUMENTS_PER_CHUNK", 2)
+    found = documents.find_documents(str(text))
+    pieces = WordPieceTokenizer.train([one.text for one in found], 200)
+    store = document_store.prepare_document_store(tmp_path / "store", found, pieces)
     assert [[pieces.decode(ids.tolist()) for ids in store[n]] for n in range(len(store))] == [
         ["a cat sat.", "a dog ran.", "the end."],
         ["one cat.", "two dogs."],
@@ -130,22 +141,22 @@ def test_sentences_and_documents_are_kept(
     assert store.documents.tolist() == [0, 3, 5]
     assert store.skipped.counts == {"a document of a single sentence": 1}
     assert store.sentences.ids.dtype == np.uint16
-    assert "2 documents, 5 sentences" in store.told
+    assert "2 documents, 5 sentences" in store.summary
 
 
 def test_it_is_made_once_and_not_under_a_training(text: Path, tmp_path: Path) -> None:
-    found = documents.find(str(text))
-    pieces = WordPieces.train([one.text for one in found], 200)
+    found = documents.find_documents(str(text))
+    pieces = WordPieceTokenizer.train([one.text for one in found], 200)
     path = tmp_path / "store"
-    tokenised.prepare(path, found, pieces)
+    document_store.prepare_document_store(path, found, pieces)
     made = (path / "store.json").stat().st_mtime_ns
-    tokenised.prepare(path, found, pieces, replace=False)
+    document_store.prepare_document_store(path, found, pieces, replace=False)
     assert (path / "store.json").stat().st_mtime_ns == made
-    few = found.only("the first", lambda one: one.where.endswith(":1"))
+    few = found.filter("the first", lambda one: one.location.endswith(":1"))
     with pytest.raises(InputError, match="has changed"):
-        tokenised.prepare(path, few, pieces, replace=False)
-    assert len(tokenised.prepare(path, few, pieces)) == 1
+        document_store.prepare_document_store(path, few, pieces, replace=False)
+    assert len(document_store.prepare_document_store(path, few, pieces)) == 1
     with pytest.raises(InputError, match="no document has 2 sentences"):
-        tokenised.prepare(path, found.only("none", lambda _: False), pieces)
+        document_store.prepare_document_store(path, found.filter("none", lambda _: False), pieces)
     with pytest.raises(InputError, match="no tokenised documents"):
-        Tokenised.open(tmp_path / "nowhere")
+        DocumentStore.open(tmp_path / "nowhere")

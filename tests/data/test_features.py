@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jumok.data import kept as module
-from jumok.data.captioned import Captioned
-from jumok.data.features import Cache
-from jumok.data.formats import Flaw
-from jumok.data.pictures import Limits, PictureFile
-from jumok.data.sources import Skipped, usable
+from jumok.data.caches import feature_cache as module
+from jumok.data.caches.image_features import ImageFeatureCache
+from jumok.data.images import ImageFile, ImageLimits
+from jumok.data.readers.captions import CaptionExample
+from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.parallel_corpus import SkippedExamples, skip_invalid
 from jumok.errors import InputError
 
 Image = pytest.importorskip("PIL.Image")
@@ -28,7 +28,7 @@ SHAPE = (3, 5)
 ROW = 2 * 3 * 5  # bytes
 
 
-def drawn(folder: Path, greys: list[int]) -> list[Captioned]:
+def drawn(folder: Path, greys: list[int]) -> list[CaptionExample]:
     """A plain picture of each grey."""
     found = []
     for number, grey in enumerate(greys):
@@ -36,7 +36,7 @@ def drawn(folder: Path, greys: list[int]) -> list[Captioned]:
         with io.BytesIO() as file:
             Image.new("RGB", (7, 11), (grey,) * 3).save(file, "PNG")
             path.write_bytes(file.getvalue())
-        found.append(Captioned(PictureFile.of(path), (f"grey {grey}",), f"my.tsv:{number}"))
+        found.append(CaptionExample(ImageFile.from_path(path), (f"grey {grey}",), f"my.tsv:{number}"))
     return found
 
 
@@ -56,19 +56,19 @@ class Encoder:
         return np.array(greys, np.float32)[:, None, None] * np.ones(SHAPE, np.float32)
 
 
-def opened(folder: Path) -> Cache:
-    return Cache.open(folder / "cache", encoder="my net/7", size=64)
+def opened(folder: Path) -> ImageFeatureCache:
+    return ImageFeatureCache.open(folder / "cache", encoder="my net/7", image_size=64)
 
 
-def fill(cache: Cache, found: list[Captioned], encoder: Encoder | None = None) -> list[int]:
+def fill(cache: ImageFeatureCache, found: list[CaptionExample], encoder: Encoder | None = None) -> list[int]:
     """The greys that had to be computed."""
     encoder = encoder or Encoder()
-    assert list(cache.filled(found, encoder.prepare, encoder.encode)) == found
+    assert list(cache.fill(found, encoder.prepare, encoder.encode)) == found
     return encoder.seen
 
 
-def greys(cache: Cache, found: list[Captioned]) -> list[int]:
-    rows = cache.features[cache.rows(one.picture for one in found)]
+def greys(cache: ImageFeatureCache, found: list[CaptionExample]) -> list[int]:
+    rows = cache.features[cache.row_indices(one.image for one in found)]
     assert rows.shape == (len(found), *SHAPE)
     assert (rows == rows[:, :1, :1]).all()
     return [int(one) for one in rows[:, 0, 0]]
@@ -76,7 +76,7 @@ def greys(cache: Cache, found: list[Captioned]) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "AT_ONCE", 3)
+    monkeypatch.setattr(module, "SOURCES_PER_CHUNK", 3)
 
 
 def test_nothing_is_computed_twice(tmp_path: Path) -> None:
@@ -103,9 +103,11 @@ def test_a_picture_that_has_changed_is_computed_anew(tmp_path: Path) -> None:
     fill(opened(tmp_path), found)
     time.sleep(0.01)
     changed = drawn(tmp_path, [2, 30, 5])  # all are written again, and so have another time
-    os.utime(changed[0].picture.path, ns=(0, found[0].picture.time))
-    os.utime(changed[2].picture.path, ns=(0, found[2].picture.time))
-    again = [Captioned(PictureFile.of(one.picture.path), one.captions, one.where) for one in changed]
+    os.utime(changed[0].image.path, ns=(0, found[0].image.modified_ns))
+    os.utime(changed[2].image.path, ns=(0, found[2].image.modified_ns))
+    again = [
+        CaptionExample(ImageFile.from_path(one.image.path), one.captions, one.location) for one in changed
+    ]
     cache = opened(tmp_path)
     assert fill(cache, again) == [30]
     assert greys(cache, again) == [2, 30, 5]
@@ -115,7 +117,10 @@ def test_each_encoder_and_size_has_a_cache_of_its_own(tmp_path: Path) -> None:
     found = drawn(tmp_path, [2, 3])
     kinds = [("a", 64), ("a", 65), ("a@v2", 64), ("a/v2", 64)]
     for encoder, size in kinds:
-        assert fill(Cache.open(tmp_path / "cache", encoder=encoder, size=size), found) == [2, 3]
+        assert fill(ImageFeatureCache.open(tmp_path / "cache", encoder=encoder, image_size=size), found) == [
+            2,
+            3,
+        ]
     assert len(list((tmp_path / "cache").iterdir())) == len(kinds)
     path = opened(tmp_path).path
     assert path.parent == tmp_path / "cache"
@@ -123,32 +128,36 @@ def test_each_encoder_and_size_has_a_cache_of_its_own(tmp_path: Path) -> None:
 
 
 def test_flaws_go_through_and_come_up(tmp_path: Path) -> None:
-    found: list[Captioned | Flaw] = [*drawn(tmp_path, [2, 3, 5, 7])]
+    found: list[CaptionExample | InvalidExample] = [*drawn(tmp_path, [2, 3, 5, 7])]
     bad = tmp_path / "bad.jpg"
     bad.write_bytes(b"<html>")
-    found[1] = Captioned(PictureFile.of(bad), ("x",), "my.tsv:9")
-    found.insert(1, Flaw("my.tsv:8", "an empty caption"))
+    found[1] = CaptionExample(ImageFile.from_path(bad), ("x",), "my.tsv:9")
+    found.insert(1, InvalidExample("my.tsv:8", "an empty caption"))
     encoder = Encoder()
-    skipped = Skipped()
+    skipped = SkippedExamples()
     cache = opened(tmp_path)
-    good = list(usable(cache.filled(found, encoder.prepare, encoder.encode), "skip", skipped))
+    good = list(skip_invalid(cache.fill(found, encoder.prepare, encoder.encode), "skip", skipped))
     assert [one.captions for one in good] == [("grey 2",), ("grey 5",), ("grey 7",)]
-    assert skipped.first == {
+    assert skipped.first_locations == {
         "an empty caption": "my.tsv:8",
         "no picture in PNG, JPEG or WebP": "my.tsv:9 bad.jpg",
     }
     assert encoder.seen == [2, 5, 7]
-    other = Cache.open(tmp_path, encoder="b", size=1)
-    small = list(other.filled(found, encoder.prepare, encoder.encode, Limits(pixels=76)))
-    assert [type(one) for one in small] == [Flaw] * 5
+    other = ImageFeatureCache.open(tmp_path, encoder="b", image_size=1)
+    small = list(other.fill(found, encoder.prepare, encoder.encode, ImageLimits(max_pixels=76)))
+    assert [type(one) for one in small] == [InvalidExample] * 5
 
 
 def test_a_stop_at_the_first_flaw_keeps_what_was_made(tmp_path: Path) -> None:
     found = drawn(tmp_path, [2, 3, 5, 7, 11, 13, 17])
-    found[5].picture.path.write_bytes(b"")
+    found[5].image.path.write_bytes(b"")
     encoder = Encoder()
     with pytest.raises(InputError, match=r"my.tsv:5 5.png: "):
-        list(usable(opened(tmp_path).filled(found, encoder.prepare, encoder.encode), "stop", Skipped()))
+        list(
+            skip_invalid(
+                opened(tmp_path).fill(found, encoder.prepare, encoder.encode), "stop", SkippedExamples()
+            )
+        )
     assert encoder.seen == [2, 3, 5, 7, 11]
     assert len(opened(tmp_path)) == 5
 
@@ -168,7 +177,7 @@ def test_a_kill_while_writing(
 ) -> None:
     """Some of what a batch wants to write is on the disk, and no more comes."""
     found = drawn(tmp_path, [2, 3, 5, 7, 11, 13, 17])
-    whole = module._append
+    whole = module._append_bytes
     calls = 0
 
     def cut(path: Path, end: int, data: bytes) -> None:
@@ -180,10 +189,10 @@ def test_a_kill_while_writing(
             raise Killed
         whole(path, end, data)
 
-    monkeypatch.setattr(module, "_append", cut)
+    monkeypatch.setattr(module, "_append_bytes", cut)
     with pytest.raises(Killed):
         fill(opened(tmp_path), found)
-    monkeypatch.setattr(module, "_append", whole)
+    monkeypatch.setattr(module, "_append_bytes", whole)
     cache = opened(tmp_path)
     done = len(cache)
     assert batch * 3 <= done <= batch * 3 + 3
@@ -213,7 +222,7 @@ def test_an_encoder_that_fails_leaves_the_cache_free(tmp_path: Path) -> None:
 
     cache = opened(tmp_path)
     with pytest.raises(RuntimeError, match="out of memory"):
-        list(cache.filled(found, lambda pixels: pixels, broken))
+        list(cache.fill(found, lambda pixels: pixels, broken))
     assert fill(opened(tmp_path), found) == [2, 3]
 
 
@@ -239,7 +248,7 @@ def test_a_reader_sees_what_another_adds_when_it_asks(tmp_path: Path) -> None:
     reader, writer = opened(tmp_path), opened(tmp_path)
     fill(writer, found[:2])
     with pytest.raises(InputError, match=r"has no features of .*0\.png; fill it first"):
-        reader.rows([found[0].picture])
+        reader.row_indices([found[0].image])
     assert fill(reader, found) == [5]
     assert greys(reader, found) == [2, 3, 5]
     assert fill(writer, found) == []
@@ -256,7 +265,7 @@ def test_a_reader_sees_what_another_adds_when_it_asks(tmp_path: Path) -> None:
 def test_what_an_encoder_must_not_make(tmp_path: Path, made: Any, message: str) -> None:
     found = drawn(tmp_path, [2, 3, 5])
     with pytest.raises(InputError, match=message):
-        list(opened(tmp_path).filled(found, lambda pixels: pixels, lambda pictures: made))
+        list(opened(tmp_path).fill(found, lambda pixels: pixels, lambda pictures: made))
     assert len(opened(tmp_path)) == 0
 
 
@@ -264,7 +273,7 @@ def test_another_shape_than_before(tmp_path: Path) -> None:
     found = drawn(tmp_path, [2, 3, 5])
     fill(opened(tmp_path), found[:1])
     with pytest.raises(InputError, match=r"expected \(2, 3, 5\)"):
-        list(opened(tmp_path).filled(found, lambda pixels: pixels, lambda pictures: np.zeros((2, 5, 3))))
+        list(opened(tmp_path).fill(found, lambda pixels: pixels, lambda pictures: np.zeros((2, 5, 3))))
 
 
 def test_what_is_no_cache(tmp_path: Path) -> None:
@@ -282,12 +291,12 @@ def test_captions_are_not_held_back(tmp_path: Path) -> None:
     found = drawn(tmp_path, [2, 3, 5, 7])
     asked: list[int] = []
 
-    def one_by_one() -> Iterator[Captioned]:
+    def one_by_one() -> Iterator[CaptionExample]:
         for number, one in enumerate(found):
             asked.append(number)
             yield one
 
     encoder = Encoder()
-    stream = opened(tmp_path).filled(one_by_one(), encoder.prepare, encoder.encode)
+    stream = opened(tmp_path).fill(one_by_one(), encoder.prepare, encoder.encode)
     assert next(iter(stream)) == found[0]
     assert asked == [0, 1, 2]

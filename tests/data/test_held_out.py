@@ -7,22 +7,32 @@ from typing import Any
 
 import pytest
 
-from jumok.data.held_out import keep, kept
-from jumok.data.labelled import Sample
-from jumok.data.questions import Answer, Question
-from jumok.data.tagged import Sentence
+from jumok.data.readers.classification import ClassificationExample
+from jumok.data.readers.squad import AnswerExample, ContextSpan
+from jumok.data.readers.tagging import TaggingExample
+from jumok.data.splits import read_examples, write_examples
 from jumok.errors import InputError
 
 EXAMPLES: dict[type, list[Any]] = {
-    Sample: [
-        Sample("one\u2028line", None, "1", "a.tsv:2"),
-        Sample("서울", "東京\r", 3.0, "a.tsv:3"),
-        Sample("x", None, "1.0", "a.tsv:4"),
+    ClassificationExample: [
+        ClassificationExample("one\u2028line", None, "1", "a.tsv:2"),
+        ClassificationExample("서울", "東京\r", 3.0, "a.tsv:3"),
+        ClassificationExample("x", None, "1.0", "a.tsv:4"),
     ],
-    Sentence: [Sentence(("서울", "is"), ("B-LOC", "O"), "a.txt:1"), Sentence((), (), "a.txt:4")],
-    Question: [
-        Question("where?", " in Seoul", (Answer("Seoul", 4), Answer("in", 1)), "7", "an article", "a.json"),
-        Question("when?", "in Seoul", (), "8", "an article", "a.json"),
+    TaggingExample: [
+        TaggingExample(("서울", "is"), ("B-LOC", "O"), "a.txt:1"),
+        TaggingExample((), (), "a.txt:4"),
+    ],
+    AnswerExample: [
+        AnswerExample(
+            "where?",
+            " in Seoul",
+            (ContextSpan("Seoul", 4), ContextSpan("in", 1)),
+            "7",
+            "an article",
+            "a.json",
+        ),
+        AnswerExample("when?", "in Seoul", (), "8", "an article", "a.json"),
     ],
 }
 
@@ -30,14 +40,14 @@ EXAMPLES: dict[type, list[Any]] = {
 @pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
 def test_what_is_kept_is_the_same_again(kind: type, tmp_path: Path) -> None:
     path = tmp_path / "data" / "test.jsonl"
-    keep(path, EXAMPLES[kind])
-    found: list[Any] = kept(path, kind)
+    write_examples(path, EXAMPLES[kind])
+    found: list[Any] = read_examples(path, kind)
     assert found == EXAMPLES[kind]
     assert repr(found) == repr(EXAMPLES[kind])  # 3.0 is no "3.0", and an answer an Answer
 
 
 def test_something_else_is_told_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "test.jsonl"
-    keep(path, EXAMPLES[Sample])
+    write_examples(path, EXAMPLES[ClassificationExample])
     with pytest.raises(InputError, match=r"test\.jsonl:1 is not what training held out"):
-        kept(path, Sentence)
+        read_examples(path, TaggingExample)

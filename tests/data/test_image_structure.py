@@ -9,9 +9,9 @@ import zlib
 import pytest
 from PIL import Image
 
-from jumok.data.formats import Flaw
 from jumok.data.image_structure import MAX_CHUNKS, MAX_SCANS, check_structure
-from jumok.data.pictures import TOO_MANY_PARTS, check, decode
+from jumok.data.images import TOO_MANY_PARTS, check_image, decode_image
+from jumok.data.readers.formats import InvalidExample
 
 END = b"\xff\xd9"
 
@@ -59,10 +59,10 @@ BOMBS = {
 
 @pytest.mark.parametrize("data", [pytest.param(data, id=name) for name, data in BOMBS.items()])
 def test_a_bomb_is_refused_before_it_is_decoded(data: bytes) -> None:
-    flaw = check(data, "bomb")
+    flaw = check_image(data, "bomb")
     assert flaw is not None
     assert flaw.reason == TOO_MANY_PARTS
-    assert isinstance(decode(data, "bomb"), Flaw)
+    assert isinstance(decode_image(data, "bomb"), InvalidExample)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_what_decoders_write_passes(data: bytes) -> None:
 
 
 def test_the_number_of_scans_is_exact() -> None:
-    assert decode(with_scans(MAX_SCANS), "most").shape == (29, 31, 3)  # type: ignore[union-attr]
-    assert str(decode(with_scans(MAX_SCANS + 1), "more")).startswith(
+    assert decode_image(with_scans(MAX_SCANS), "most").shape == (29, 31, 3)  # type: ignore[union-attr]
+    assert str(decode_image(with_scans(MAX_SCANS + 1), "more")).startswith(
         f"more: {TOO_MANY_PARTS} (over 100 scans"
     )

@@ -6,10 +6,18 @@ import doctest
 
 import pytest
 
-from jumok.data.english_korean import english as english_module
-from jumok.data.english_korean import korean as module
-from jumok.data.english_korean.english import Agreement, add_ed, add_ing, add_s, article, be, do
-from jumok.data.english_korean.korean import (
+from jumok.data.builtin.english_korean import english as english_module
+from jumok.data.builtin.english_korean import korean as module
+from jumok.data.builtin.english_korean.english import (
+    SubjectAgreement,
+    add_ed,
+    add_ing,
+    add_s,
+    choose_article,
+    conjugate_be,
+    conjugate_do,
+)
+from jumok.data.builtin.english_korean.korean import (
     AND,
     AT,
     BY,
@@ -21,14 +29,14 @@ from jumok.data.english_korean.korean import (
     TO,
     TOPIC,
     Ending,
-    Group,
+    PredicateGroup,
     Stem,
     Tense,
-    attach,
+    append_particle,
     conjugate,
-    final,
-    infinitive,
-    negative,
+    final_consonant,
+    make_infinitive,
+    make_negative_stem,
 )
 
 PAST, PRESENT, FUTURE = Tense.PAST, Tense.PRESENT, Tense.FUTURE
@@ -43,7 +51,7 @@ def test_the_examples_in_the_docstrings(one: object) -> None:
     ("word", "last"), [("가", ""), ("각", "ㄱ"), ("사과", ""), ("않", "ㄶ"), ("힣", "ㅎ"), ("꿀", "ㄹ")]
 )
 def test_the_final_consonant(word: str, last: str) -> None:
-    assert final(word) == last
+    assert final_consonant(word) == last
 
 
 @pytest.mark.parametrize(
@@ -63,8 +71,8 @@ def test_the_final_consonant(word: str, last: str) -> None:
     ],
 )
 def test_particles_follow_the_final_consonant(noun: str, forms: str) -> None:
-    assert [attach(noun, one) for one in (TOPIC, SUBJECT, OBJECT, AND, OR, BY)] == forms.split()
-    assert [attach(noun, one) for one in (AT, IN, TO, OF)] == [
+    assert [append_particle(noun, one) for one in (TOPIC, SUBJECT, OBJECT, AND, OR, BY)] == forms.split()
+    assert [append_particle(noun, one) for one in (AT, IN, TO, OF)] == [
         noun + one for one in ("에", "에서", "에게", "의")
     ]
 
@@ -101,41 +109,46 @@ def test_particles_follow_the_final_consonant(noun: str, forms: str) -> None:
     ],
 )
 def test_verbs(stem: str, irregular: str, forms: str) -> None:
-    verb = Stem(stem, Group.ACTION, irregular)
+    verb = Stem(stem, PredicateGroup.ACTION, irregular)
     said = [conjugate(verb, tense, Ending.PLAIN) for tense in (PRESENT, PAST)]
     said += [conjugate(verb, tense, Ending.NOUN) for tense in (PRESENT, PAST, FUTURE)]
     said += [conjugate(verb, PRESENT, ending) for ending in (Ending.AND, Ending.IF)]
-    assert [*said, infinitive(verb) + "야"] == forms.split()
+    assert [*said, make_infinitive(verb) + "야"] == forms.split()
 
 
 @pytest.mark.parametrize(
     ("stem", "group", "irregular", "forms"),
     [
         # present, past, before a noun: present, past, future, then -지만, -면
-        ("크", Group.STATE, "", "크다 컸다 큰 컸던 클 크지만 크면"),
-        ("작", Group.STATE, "", "작다 작았다 작은 작았던 작을 작지만 작으면"),
-        ("바쁘", Group.STATE, "", "바쁘다 바빴다 바쁜 바빴던 바쁠 바쁘지만 바쁘면"),
-        ("슬프", Group.STATE, "", "슬프다 슬펐다 슬픈 슬펐던 슬플 슬프지만 슬프면"),
-        ("길", Group.STATE, "", "길다 길었다 긴 길었던 길 길지만 길면"),
-        ("좁", Group.STATE, "", "좁다 좁았다 좁은 좁았던 좁을 좁지만 좁으면"),
+        ("크", PredicateGroup.STATE, "", "크다 컸다 큰 컸던 클 크지만 크면"),
+        ("작", PredicateGroup.STATE, "", "작다 작았다 작은 작았던 작을 작지만 작으면"),
+        ("바쁘", PredicateGroup.STATE, "", "바쁘다 바빴다 바쁜 바빴던 바쁠 바쁘지만 바쁘면"),
+        ("슬프", PredicateGroup.STATE, "", "슬프다 슬펐다 슬픈 슬펐던 슬플 슬프지만 슬프면"),
+        ("길", PredicateGroup.STATE, "", "길다 길었다 긴 길었던 길 길지만 길면"),
+        ("좁", PredicateGroup.STATE, "", "좁다 좁았다 좁은 좁았던 좁을 좁지만 좁으면"),
         (
             "아름답",
-            Group.STATE,
+            PredicateGroup.STATE,
             "ㅂ",
             "아름답다 아름다웠다 아름다운 아름다웠던 아름다울 아름답지만 아름다우면",
         ),
-        ("빨갛", Group.STATE, "ㅎ", "빨갛다 빨갰다 빨간 빨갰던 빨갈 빨갛지만 빨가면"),
-        ("하얗", Group.STATE, "ㅎ", "하얗다 하얬다 하얀 하얬던 하얄 하얗지만 하야면"),
-        ("빠르", Group.STATE, "르", "빠르다 빨랐다 빠른 빨랐던 빠를 빠르지만 빠르면"),
-        ("맛있", Group.EXISTENCE, "", "맛있다 맛있었다 맛있는 맛있던 맛있을 맛있지만 맛있으면"),
-        ("학생이", Group.COPULA, "", "학생이다 학생이었다 학생인 학생이었던 학생일 학생이지만 학생이면"),
-        ("의사이", Group.COPULA, "", "의사이다 의사였다 의사인 의사였던 의사일 의사이지만 의사이면"),
-        ("아니", Group.COPULA, "", "아니다 아니었다 아닌 아니었던 아닐 아니지만 아니면"),
-        ("것이", Group.COPULA, "", "것이다 것이었다 것인 것이었던 것일 것이지만 것이면"),
-        ("알", Group.FEELING, "", "안다 알았다 아는 알았던 알 알지만 알면"),
+        ("빨갛", PredicateGroup.STATE, "ㅎ", "빨갛다 빨갰다 빨간 빨갰던 빨갈 빨갛지만 빨가면"),
+        ("하얗", PredicateGroup.STATE, "ㅎ", "하얗다 하얬다 하얀 하얬던 하얄 하얗지만 하야면"),
+        ("빠르", PredicateGroup.STATE, "르", "빠르다 빨랐다 빠른 빨랐던 빠를 빠르지만 빠르면"),
+        ("맛있", PredicateGroup.EXISTENCE, "", "맛있다 맛있었다 맛있는 맛있던 맛있을 맛있지만 맛있으면"),
+        (
+            "학생이",
+            PredicateGroup.COPULA,
+            "",
+            "학생이다 학생이었다 학생인 학생이었던 학생일 학생이지만 학생이면",
+        ),
+        ("의사이", PredicateGroup.COPULA, "", "의사이다 의사였다 의사인 의사였던 의사일 의사이지만 의사이면"),
+        ("아니", PredicateGroup.COPULA, "", "아니다 아니었다 아닌 아니었던 아닐 아니지만 아니면"),
+        ("것이", PredicateGroup.COPULA, "", "것이다 것이었다 것인 것이었던 것일 것이지만 것이면"),
+        ("알", PredicateGroup.FEELING, "", "안다 알았다 아는 알았던 알 알지만 알면"),
     ],
 )
-def test_adjectives_and_states(stem: str, group: Group, irregular: str, forms: str) -> None:
+def test_adjectives_and_states(stem: str, group: PredicateGroup, irregular: str, forms: str) -> None:
     one = Stem(stem, group, irregular)
     said = [conjugate(one, tense, Ending.PLAIN) for tense in (PRESENT, PAST)]
     said += [conjugate(one, tense, Ending.NOUN) for tense in (PRESENT, PAST, FUTURE)]
@@ -153,14 +166,14 @@ def test_adjectives_and_states(stem: str, group: Group, irregular: str, forms: s
     ],
 )
 def test_the_past_goes_on(ending: Ending, forms: str) -> None:
-    stems = Stem("먹"), Stem("크", Group.STATE), Stem("의사이", Group.COPULA)
+    stems = Stem("먹"), Stem("크", PredicateGroup.STATE), Stem("의사이", PredicateGroup.COPULA)
     assert [conjugate(stem, PAST, ending) for stem in stems] == forms.split()
 
 
 def test_a_negated_verb_acts_and_a_negated_adjective_is() -> None:
-    assert conjugate(negative(Stem("먹")), PRESENT, Ending.PLAIN) == "않는다"
-    assert conjugate(negative(Stem("크", Group.STATE)), PRESENT, Ending.PLAIN) == "않다"
-    assert conjugate(negative(Stem("있", Group.EXISTENCE)), PRESENT, Ending.NOUN) == "않은"
+    assert conjugate(make_negative_stem(Stem("먹")), PRESENT, Ending.PLAIN) == "않는다"
+    assert conjugate(make_negative_stem(Stem("크", PredicateGroup.STATE)), PRESENT, Ending.PLAIN) == "않다"
+    assert conjugate(make_negative_stem(Stem("있", PredicateGroup.EXISTENCE)), PRESENT, Ending.NOUN) == "않은"
 
 
 def test_only_before_a_noun_has_the_future_a_form() -> None:
@@ -184,15 +197,15 @@ def test_english_forms() -> None:
         "seeing",
         "carrying",
     ]
-    assert [article(word) for word in ("apple", "book", "umbrella", "honest", "hat")] == [
+    assert [choose_article(word) for word in ("apple", "book", "umbrella", "honest", "hat")] == [
         "an",
         "a",
         "an",
         "an",
         "a",
     ]
-    persons = (Agreement.FIRST, Agreement.SINGULAR, Agreement.PLURAL)
-    assert [be(one, tense) for tense in (PRESENT, PAST) for one in persons] == [
+    persons = (SubjectAgreement.FIRST, SubjectAgreement.SINGULAR, SubjectAgreement.PLURAL)
+    assert [conjugate_be(one, tense) for tense in (PRESENT, PAST) for one in persons] == [
         "am",
         "is",
         "are",
@@ -200,7 +213,7 @@ def test_english_forms() -> None:
         "was",
         "were",
     ]
-    assert [do(one, tense) for tense in (PRESENT, PAST) for one in persons] == [
+    assert [conjugate_do(one, tense) for tense in (PRESENT, PAST) for one in persons] == [
         "do",
         "does",
         "do",

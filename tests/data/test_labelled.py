@@ -12,27 +12,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jumok.data import held_out, labelled, sources
-from jumok.data.formats import Flaw
-from jumok.data.held_out import divided
-from jumok.data.labelled import Columns, Labels, Sample, find
-from jumok.data.sources import Skipped, usable
+from jumok.data import splits
+from jumok.data.readers import classification, parallel_corpus
+from jumok.data.readers.classification import (
+    ClassificationColumns,
+    ClassificationExample,
+    LabelSet,
+    read_classification_examples,
+)
+from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.parallel_corpus import SkippedExamples, skip_invalid
+from jumok.data.splits import split_held_out
 from jumok.errors import InputError
 
 ROWS = [("good film", "1"), ('a "bad" one', "0"), ("so\u0085so", "1")]  # a quote, a line end that is none
 
 
-def samples(path: Path | str, columns: Columns, **more: Any) -> list[Sample]:
-    return list(usable(find(str(path), columns, **more), "stop", Skipped()))
+def samples(path: Path | str, columns: ClassificationColumns, **more: Any) -> list[ClassificationExample]:
+    return list(
+        skip_invalid(read_classification_examples(str(path), columns, **more), "stop", SkippedExamples())
+    )
 
 
-def flaws(path: Path | str, columns: Columns, **more: Any) -> list[Flaw]:
-    return [one for one in find(str(path), columns, **more) if isinstance(one, Flaw)]
+def flaws(path: Path | str, columns: ClassificationColumns, **more: Any) -> list[InvalidExample]:
+    return [
+        one
+        for one in read_classification_examples(str(path), columns, **more)
+        if isinstance(one, InvalidExample)
+    ]
 
 
 def test_the_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(labelled) == (0, 3)
-    assert doctest.testmod(held_out) == (0, 2)
+    assert doctest.testmod(classification) == (0, 3)
+    assert doctest.testmod(splits) == (0, 2)
 
 
 # ------------------------------------------------------------------------------------------------- formats
@@ -67,39 +79,42 @@ def written(folder: Path, name: str) -> Path:
 )
 def test_every_format(tmp_path: Path, ending: str) -> None:
     path = written(tmp_path, f"data.{ending}")
-    found = samples(path, Columns("text", "label"))
+    found = samples(path, ClassificationColumns("text", "label"))
     assert [(one.text, one.label) for one in found] == ROWS
     assert found[0].pair is None
     first = {"tsv": 2, "csv": 2}.get(ending.removesuffix(".gz"), 1)
-    assert found[0].where == f"{path}:{first}"
+    assert found[0].location == f"{path}:{first}"
 
 
 def test_columns_by_number_with_a_header_and_without(tmp_path: Path) -> None:
     path = tmp_path / "data.tsv"
     path.write_text("x\tgood film\t1\nx\tbad\t0\n")
-    assert [one.label for one in samples(path, Columns(2, 3))] == ["1", "0"]
-    assert [one.label for one in samples(path, Columns(2, 3, header=True))] == ["0"]
+    assert [one.label for one in samples(path, ClassificationColumns(2, 3))] == ["1", "0"]
+    assert [one.label for one in samples(path, ClassificationColumns(2, 3, header=True))] == ["0"]
     with pytest.raises(InputError, match="without a header, columns are told by number"):
-        samples(path, Columns("text", 3, header=False))
+        samples(path, ClassificationColumns("text", 3, header=False))
 
 
 def test_one_of_several_columns_or_all_of_them(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text('"3","a text"\n')
     (tmp_path / "test.csv").write_text('"3","a title ","a text"\n"4","","a text"\n')
-    columns = Columns([2, 3], 1)
+    columns = ClassificationColumns([2, 3], 1)
     assert [one.text for one in samples(tmp_path / "train.csv", columns)] == ["a text"]
     assert [one.text for one in samples(tmp_path / "test.csv", columns)] == ["a title . a text", "a text"]
     (tmp_path / "dev.tsv").write_text("label\tcontent\n0\tbad\n")
-    assert samples(tmp_path / "dev.tsv", Columns(["sentence", "content"], "label"))[0].text == "bad"
+    assert (
+        samples(tmp_path / "dev.tsv", ClassificationColumns(["sentence", "content"], "label"))[0].text
+        == "bad"
+    )
     (tmp_path / "dev.jsonl").write_text('{"content": "bad", "label": true}\n')
-    [one] = samples(tmp_path / "dev.jsonl", Columns(["sentence", "content"], "label"))
+    [one] = samples(tmp_path / "dev.jsonl", ClassificationColumns(["sentence", "content"], "label"))
     assert (one.text, one.label) == ("bad", "True")
 
 
 def test_pairs_and_numbers(tmp_path: Path) -> None:
     path = tmp_path / "data.tsv"
     path.write_text("score\ta\tb\n4.75\tone\ttwo\n0\tthree\tfour\n")
-    found = samples(path, Columns("a", "score", "b"), regression=True)
+    found = samples(path, ClassificationColumns("a", "score", "b"), regression=True)
     assert [(one.text, one.pair, one.label) for one in found] == [
         ("one", "two", 4.75),
         ("three", "four", 0.0),
@@ -115,8 +130,8 @@ def test_the_rows_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         return [{"sentence": "good", "label": 1}]
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    [one] = samples("hub:nyu/glue:sst2", Columns("sentence", "label"), split="test")
-    assert one == Sample("good", None, "1", "hub:nyu/glue:sst2:test:1")
+    [one] = samples("hub:nyu/glue:sst2", ClassificationColumns("sentence", "label"), split="test")
+    assert one == ClassificationExample("good", None, "1", "hub:nyu/glue:sst2:test:1")
     assert asked == [("nyu/glue", "sst2", "test")]
 
 
@@ -136,11 +151,17 @@ def test_the_rows_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_line_that_cannot_be_used(tmp_path: Path, line: str, reason: str, detail: str) -> None:
     path = tmp_path / "data.tsv"
     path.write_bytes(f"text\tlabel\nfine\t0\n{line}\n".encode("utf-8", "surrogateescape"))
-    assert flaws(path, Columns("text", "label")) == [Flaw(f"{path}:3", reason, detail)]
+    assert flaws(path, ClassificationColumns("text", "label")) == [
+        InvalidExample(f"{path}:3", reason, detail)
+    ]
     with pytest.raises(InputError, match=f"data.tsv:3: {reason}.*data.on_error=skip"):
-        samples(path, Columns("text", "label"))
-    skipped = Skipped()
-    kept = list(usable(find(str(path), Columns("text", "label")), "skip", skipped))
+        samples(path, ClassificationColumns("text", "label"))
+    skipped = SkippedExamples()
+    kept = list(
+        skip_invalid(
+            read_classification_examples(str(path), ClassificationColumns("text", "label")), "skip", skipped
+        )
+    )
     assert [one.text for one in kept] == ["fine"]
     assert str(skipped) == f"1 left out: 1 × {reason} (first: {path}:3)"
 
@@ -148,8 +169,8 @@ def test_a_line_that_cannot_be_used(tmp_path: Path, line: str, reason: str, deta
 def test_an_empty_second_text_and_labels_that_are_no_numbers(tmp_path: Path) -> None:
     path = tmp_path / "data.tsv"
     path.write_text("a\tb\tscore\nx\t\t1\nx\ty\tmany\nx\ty\tnan\nx\ty\t2\n")
-    found = flaws(path, Columns("a", "score", "b"), regression=True)
-    assert [(one.where[-2:], one.reason) for one in found] == [
+    found = flaws(path, ClassificationColumns("a", "score", "b"), regression=True)
+    assert [(one.location[-2:], one.reason) for one in found] == [
         (":2", "an empty second text"),
         (":3", "a label that is no number"),
         (":4", "a label that is no number"),
@@ -171,7 +192,7 @@ def test_an_empty_second_text_and_labels_that_are_no_numbers(tmp_path: Path) -> 
 def test_json_that_cannot_be_used(tmp_path: Path, line: str, reason: str) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text(line + "\n")
-    assert [(one.where, one.reason) for one in flaws(path, Columns("text", "label"))] == [
+    assert [(one.location, one.reason) for one in flaws(path, ClassificationColumns("text", "label"))] == [
         (f"{path}:1", reason)
     ]
 
@@ -180,49 +201,57 @@ def test_json_that_cannot_be_used(tmp_path: Path, line: str, reason: str) -> Non
 def test_a_column_that_is_not_there(tmp_path: Path, ending: str) -> None:
     path = written(tmp_path, f"data.{ending}")
     with pytest.raises(InputError, match=r"no column 'txt'; its first line has 3: 'text'"):
-        samples(path, Columns("txt", "label"))
+        samples(path, ClassificationColumns("txt", "label"))
     with pytest.raises(InputError, match="no column 4"):
-        samples(path, Columns("text", 4))
+        samples(path, ClassificationColumns("text", 4))
 
 
 def test_a_file_that_is_no_table(tmp_path: Path) -> None:
     (tmp_path / "data.txt").write_text("x")
     with pytest.raises(InputError, match=r"data.txt is no table.*\.tsv"):
-        samples(tmp_path / "data.txt", Columns("text", "label"))
+        samples(tmp_path / "data.txt", ClassificationColumns("text", "label"))
 
 
 # -------------------------------------------------------------------------------------------------- labels
 
 
 def test_labels_are_numbered_by_first_sight_or_as_said(tmp_path: Path) -> None:
-    found = samples(written(tmp_path, "data.tsv"), Columns("text", "label"))
-    assert Labels.seen(found).names == ("1", "0")
-    said = Labels.named({"0": "negative", "1": "positive"})
-    assert [said.names[said.number(one.label)] for one in found] == ["positive", "negative", "positive"]
+    found = samples(written(tmp_path, "data.tsv"), ClassificationColumns("text", "label"))
+    assert LabelSet.from_examples(found).names == ("1", "0")
+    said = LabelSet.from_config({"0": "negative", "1": "positive"})
+    assert [said.names[said.index(one.label)] for one in found] == ["positive", "negative", "positive"]
     assert len(said) == 2
 
 
 def test_an_unknown_label_names_its_line_and_the_known_ones(tmp_path: Path) -> None:
     path = written(tmp_path, "data.tsv")
-    checked = Labels.named(["1", "2"]).check(find(str(path), Columns("text", "label")))
+    checked = LabelSet.from_config(["1", "2"]).check_examples(
+        read_classification_examples(str(path), ClassificationColumns("text", "label"))
+    )
     with pytest.raises(InputError, match=r"data.tsv:3: an unknown label \('0'; known are: 1, 2\)"):
-        list(usable(checked, "stop", Skipped()))
+        list(skip_invalid(checked, "stop", SkippedExamples()))
 
 
 def test_the_same_number_is_the_same_class(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     labels = ["1", "1.0", "2.5", "-3.0", '"1.0"']  # what is in quotes is no number
     path.write_text("".join(f'{{"text": "x", "label": {one}}}\n' for one in labels))
-    assert [one.label for one in samples(path, Columns("text", "label"))] == ["1", "1", "2.5", "-3", "1.0"]
+    assert [one.label for one in samples(path, ClassificationColumns("text", "label"))] == [
+        "1",
+        "1",
+        "2.5",
+        "-3",
+        "1.0",
+    ]
 
 
 def test_labels_that_are_none() -> None:
     with pytest.raises(InputError, match="x:1000: more than 1000 different labels"):
-        Labels.seen(Sample("t", None, str(n), f"x:{n}") for n in range(5000))
+        LabelSet.from_examples(ClassificationExample("t", None, str(n), f"x:{n}") for n in range(5000))
     with pytest.raises(InputError, match="the one label '1'"):
-        Labels.seen([Sample("t", None, "1", "x:1")])
+        LabelSet.from_examples([ClassificationExample("t", None, "1", "x:1")])
     with pytest.raises(InputError, match="comes twice"):
-        Labels.named({"0": "bad", "1": "bad"})
+        LabelSet.from_config({"0": "bad", "1": "bad"})
 
 
 # -------------------------------------------------------------------------------------- names of data sets
@@ -236,7 +265,7 @@ def test_splits_patterns_and_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         written(folder, name)
 
     def names(*asked: Any, split: str | None = None) -> list[str]:
-        return [one.name for one in sources.files(*asked, (".tsv", ".csv"), split)]
+        return [one.name for one in parallel_corpus.find_files(*asked, (".tsv", ".csv"), split)]
 
     assert names("films/train") == ["train.tsv"]
     assert names("films/dev") == ["dev.csv"]
@@ -262,16 +291,16 @@ def test_what_is_held_out(keys: list[int], wanted: int) -> None:
     if len(set(keys)) < 15:
         return
     numbered = list(enumerate(keys))
-    parts = divided(numbered, lambda one: str(one[1]), wanted)
+    parts = split_held_out(numbered, lambda one: str(one[1]), wanted)
     assert sorted(one for part in parts.values() for one in part) == numbered
     groups = [{key for _, key in part} for part in parts.values()]
     assert not groups[0] & groups[1] | groups[1] & groups[2] | groups[0] & groups[2]
     assert all(len(parts[name]) >= min(wanted, len(keys) // 5) for name in ("valid", "test"))
     # What is held out depends on the keys alone, not on the order of the examples.
-    again = divided(numbered[::-1], lambda one: str(one[1]), wanted)
+    again = split_held_out(numbered[::-1], lambda one: str(one[1]), wanted)
     assert {name: sorted(part) for name, part in parts.items()} == {n: sorted(p) for n, p in again.items()}
 
 
 def test_too_little_to_hold_anything_out() -> None:
     with pytest.raises(InputError, match=r"of 9 examples \(1 that must stay together\)"):
-        divided(range(9), lambda _: "the one article", 1)
+        split_held_out(range(9), lambda _: "the one article", 1)

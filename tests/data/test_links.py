@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from jumok.data import links
-from jumok.data.links import Gold
+from jumok.data.readers import word_alignments
+from jumok.data.readers.word_alignments import GoldAlignment
 from jumok.errors import InputError
 
 
@@ -17,33 +17,33 @@ def put(path: Path, text: str) -> Path:
 
 def test_pharaoh_with_possible_links_counted_from_0_or_from_1(tmp_path: Path) -> None:
     expected = [
-        Gold(frozenset({(0, 0)}), frozenset({(0, 0), (1, 2)})),
-        Gold(frozenset(), frozenset()),
-        Gold(frozenset({(4, 3)}), frozenset({(4, 3), (0, 1)})),
+        GoldAlignment(frozenset({(0, 0)}), frozenset({(0, 0), (1, 2)})),
+        GoldAlignment(frozenset(), frozenset()),
+        GoldAlignment(frozenset({(4, 3)}), frozenset({(4, 3), (0, 1)})),
     ]
     from_0 = put(tmp_path / "a.txt", "0-0 1p2\n\n4-3 0?1\n")
     from_1 = put(tmp_path / "b.txt.gz", "1-1 2p3\n\n5-4 1?2\n")
-    assert links.read(from_0) == links.read(from_1) == expected
-    assert links.read(from_1, first=0)[0].sure == {(1, 1)}
+    assert word_alignments.read_alignments(from_0) == word_alignments.read_alignments(from_1) == expected
+    assert word_alignments.read_alignments(from_1, first_index=0)[0].sure == {(1, 1)}
     with pytest.raises(InputError, match=r"a\.txt:1: a word 0, where words are counted from 1"):
-        links.read(from_0, first=1)
+        word_alignments.read_alignments(from_0, first_index=1)
 
 
 def test_a_link_a_line(tmp_path: Path) -> None:
     path = put(tmp_path / "gold.txt", "1 0 0 S\n1 2 1 S \n3 5 6 P\n3 5 7\n")
-    assert links.read(path) == [
-        Gold(frozenset({(0, 0), (2, 1)}), frozenset({(0, 0), (2, 1)})),
-        Gold(frozenset(), frozenset()),
-        Gold(frozenset({(5, 7)}), frozenset({(5, 6), (5, 7)})),
+    assert word_alignments.read_alignments(path) == [
+        GoldAlignment(frozenset({(0, 0), (2, 1)}), frozenset({(0, 0), (2, 1)})),
+        GoldAlignment(frozenset(), frozenset()),
+        GoldAlignment(frozenset({(5, 7)}), frozenset({(5, 6), (5, 7)})),
     ]
-    assert len(links.read(path, pairs=5)) == 5
+    assert len(word_alignments.read_alignments(path, num_pairs=5)) == 5
     with pytest.raises(InputError, match="links for pair 3, and there are 2 pairs"):
-        links.read(path, pairs=2)
+        word_alignments.read_alignments(path, num_pairs=2)
 
 
 def test_flipped_is_the_other_direction() -> None:
-    one = Gold(frozenset({(0, 5)}), frozenset({(0, 5), (2, 3)}))
-    assert one.flipped() == Gold(frozenset({(5, 0)}), frozenset({(5, 0), (3, 2)}))
+    one = GoldAlignment(frozenset({(0, 5)}), frozenset({(0, 5), (2, 3)}))
+    assert one.swap_sides() == GoldAlignment(frozenset({(5, 0)}), frozenset({(5, 0), (3, 2)}))
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,17 @@ def test_flipped_is_the_other_direction() -> None:
 )
 def test_what_is_no_link_is_told_with_its_line(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(InputError, match=told):
-        links.read(put(tmp_path / "gold.txt", text))
+        word_alignments.read_alignments(put(tmp_path / "gold.txt", text))
 
 
 def test_the_links_of_a_split_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "set").mkdir()
     path = put(tmp_path / "set" / "gold.links.txt.gz", "0-0\n")
     monkeypatch.setenv("JUMOK_DATA", str(tmp_path))
-    assert links.find("set/gold") == links.find(str(path)) == path
+    assert (
+        word_alignments.find_alignment_file("set/gold")
+        == word_alignments.find_alignment_file(str(path))
+        == path
+    )
     with pytest.raises(InputError, match=r"no links set/dev .*holds: gold\.links\.txt\.gz"):
-        links.find("set/dev")
+        word_alignments.find_alignment_file("set/dev")

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from jumok import InputError
-from jumok.data import labelled, links
-from jumok.data.drawn import Drawn
-from jumok.data.formats import Flaw
-from jumok.look import without
-from jumok.tasks import linking
+from jumok.data.builtin.scene_images import BuiltinScene
+from jumok.data.readers import classification, word_alignments
+from jumok.data.readers.formats import InvalidExample
+from jumok.look.viewer import comparison
+from jumok.tasks.translate import corpus_alignment
 
 LONG = "1" * 5000
 
@@ -20,17 +20,17 @@ def test_gold_links(tmp_path: Path) -> None:
     for text in (f"0-{LONG}\n", f"0-0\n{LONG}-1\n", f"1 1 1\n1 {LONG} 1\n"):
         (tmp_path / "gold.links").write_text(text, encoding="utf-8")
         with pytest.raises(InputError, match="a link is written as in"):
-            links.read(tmp_path / "gold.links")
+            word_alignments.read_alignments(tmp_path / "gold.links")
 
 
 def test_options_and_names() -> None:
     with pytest.raises(InputError, match="LAYER:1"):
-        without.read([f"encoder.0:{LONG}"])
+        comparison.parse_ablations([f"encoder.0:{LONG}"])
     with pytest.raises(InputError, match="counted from 0"):
-        linking.asked(LONG, "auto", None)
+        corpus_alignment.parse_view_filter(LONG, "auto", None)
     with pytest.raises(InputError, match="told by its number"):
-        Drawn.named(f"scenes:{LONG}")
+        BuiltinScene.from_name(f"scenes:{LONG}")
 
 
 def test_a_label_beyond_any_float() -> None:
-    assert isinstance(labelled._number(10**400, "here:1"), Flaw)
+    assert isinstance(classification._parse_number(10**400, "here:1"), InvalidExample)

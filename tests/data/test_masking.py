@@ -11,26 +11,34 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import jumok.data.masking as module
+import jumok.data.batching.pretraining as module
 from jumok import InputError
-from jumok.annotated import Masked
-from jumok.batch import IGNORE
-from jumok.data import documents, masking, tokenised
-from jumok.data.masking import Chance, MaskedData, MaskingConfig, hidden_words, pairs
-from jumok.data.tokenised import Tokenised
-from jumok.data.wordpiece import WordPieces
+from jumok.batches.text import PretrainingBatch
+from jumok.batches.tokens import IGNORE
+from jumok.data.batching import pretraining
+from jumok.data.batching.pretraining import (
+    CounterRng,
+    MaskingConfig,
+    PretrainingBatcher,
+    choose_masked_tokens,
+    make_segment_pairs,
+)
+from jumok.data.caches import document_store
+from jumok.data.caches.document_store import DocumentStore
+from jumok.data.readers import documents
+from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
 
 LENGTH = 27
 
 
 @pytest.fixture(scope="module")
-def pieces() -> WordPieces:
+def pieces() -> WordPieceTokenizer:
     letters = "abcdefghijklmnopqrstuvwxyz"
-    return WordPieces.train([f"{a}{b} {b}" for a in letters for b in letters], 1200)
+    return WordPieceTokenizer.train([f"{a}{b} {b}" for a in letters for b in letters], 1200)
 
 
 @pytest.fixture(scope="module")
-def store(pieces: WordPieces, tmp_path_factory: pytest.TempPathFactory) -> Tokenised:
+def store(pieces: WordPieceTokenizer, tmp_path_factory: pytest.TempPathFactory) -> DocumentStore:
     """Documents of 2 to 13 sentences of 1 to 11 words each, some of several pieces."""
     folder = tmp_path_factory.mktemp("documents")
     chance = np.random.default_rng(3)
@@ -43,15 +51,17 @@ def store(pieces: WordPieces, tmp_path_factory: pytest.TempPathFactory) -> Token
 
     texts = ["\n".join(sentence() for _ in range(chance.integers(2, 14))) for _ in range(300)]
     (folder / "text.txt").write_text("\n\n".join(texts))
-    return tokenised.prepare(folder / "store", documents.find(str(folder / "text.txt")), pieces)
+    return document_store.prepare_document_store(
+        folder / "store", documents.find_documents(str(folder / "text.txt")), pieces
+    )
 
 
-def made(store: Tokenised, pieces: WordPieces, **other: Any) -> MaskedData:
-    config = MaskingConfig(length=LENGTH, whole_words=other.pop("whole_words", False))
-    return MaskedData(store, pieces, config, **({"tokens": 1024, "seed": 1} | other))
+def made(store: DocumentStore, pieces: WordPieceTokenizer, **other: Any) -> PretrainingBatcher:
+    config = MaskingConfig(sequence_length=LENGTH, whole_word_masking=other.pop("whole_words", False))
+    return PretrainingBatcher(store, pieces, config, **({"tokens": 1024, "seed": 1} | other))
 
 
-def all_of(data: MaskedData, epoch: int = 0) -> list[Masked]:
+def all_of(data: PretrainingBatcher, epoch: int = 0) -> list[PretrainingBatch]:
     return [data.collate(index) for index in data.batches(epoch)]
 
 
@@ -63,13 +73,17 @@ def within(count: int, of: int, share: float) -> bool:
 # --------------------------------------------------------------------------------------------------- pairs
 
 
-def laid_out(store: Tokenised, epoch: int = 0) -> tuple[Any, Any, Any]:
-    chance, config = Chance(1, epoch), MaskingConfig(length=LENGTH)
-    starts = masking._starts(store, chance, config)
-    return starts, masking._own(store, starts, chance, config), pairs(store, starts, chance, config)
+def laid_out(store: DocumentStore, epoch: int = 0) -> tuple[Any, Any, Any]:
+    chance, config = CounterRng(1, epoch), MaskingConfig(sequence_length=LENGTH)
+    starts = pretraining._find_pair_starts(store, chance, config)
+    return (
+        starts,
+        pretraining._plan_segments(store, starts, chance, config),
+        make_segment_pairs(store, starts, chance, config),
+    )
 
 
-def test_every_sentence_is_in_one_pair_of_its_own_document(store: Tokenised) -> None:
+def test_every_sentence_is_in_one_pair_of_its_own_document(store: DocumentStore) -> None:
     starts, own, _ = laid_out(store)
     assert starts[0] == 0
     assert (own.following[:-1] == starts[1:]).all()  # none is left out, and none comes twice
@@ -78,7 +92,9 @@ def test_every_sentence_is_in_one_pair_of_its_own_document(store: Tokenised) -> 
     assert (own.following - starts >= 1).all()
 
 
-def test_half_of_the_second_segments_are_next_and_the_others_from_another_document(store: Tokenised) -> None:
+def test_half_of_the_second_segments_are_next_and_the_others_from_another_document(
+    store: DocumentStore,
+) -> None:
     counts = [0, 0]
     for epoch in range(8):
         starts, own, found = laid_out(store, epoch)
@@ -104,14 +120,14 @@ def test_half_of_the_second_segments_are_next_and_the_others_from_another_docume
     assert within(*counts, 0.5)
 
 
-def test_sequences_are_filled_up_and_some_are_shorter(store: Tokenised) -> None:
+def test_sequences_are_filled_up_and_some_are_shorter(store: DocumentStore) -> None:
     _, own, found = laid_out(store)
     assert found.lengths.max() == LENGTH
     assert within(int((own.room < LENGTH - 3).sum()), len(own.room), 0.1 * (1 - 1 / (LENGTH - 4)))
     assert set(own.room.tolist()) <= set(range(2, LENGTH - 2))
 
 
-def test_segments_that_do_not_fit_are_shortened_as_published(store: Tokenised) -> None:
+def test_segments_that_do_not_fit_are_shortened_as_published(store: DocumentStore) -> None:
     """A token at a time from the longer one, of equal ones from the second."""
     starts, own, found = laid_out(store)
     offsets = store.sentences.offsets.astype(np.int64)
@@ -126,9 +142,11 @@ def test_segments_that_do_not_fit_are_shortened_as_published(store: Tokenised) -
     assert shortened > 100
 
 
-def test_a_single_document_is_not_enough(pieces: WordPieces, tmp_path: Path) -> None:
+def test_a_single_document_is_not_enough(pieces: WordPieceTokenizer, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a b\nc d")
-    store = tokenised.prepare(tmp_path / "store", documents.find(str(tmp_path / "text.txt")), pieces)
+    store = document_store.prepare_document_store(
+        tmp_path / "store", documents.find_documents(str(tmp_path / "text.txt")), pieces
+    )
     with pytest.raises(InputError, match="one document only"):
         made(store, pieces)
 
@@ -136,7 +154,9 @@ def test_a_single_document_is_not_enough(pieces: WordPieces, tmp_path: Path) -> 
 # ------------------------------------------------------------------------------------------- hidden words
 
 
-def test_fifteen_percent_are_said_and_hidden_as_published(store: Tokenised, pieces: WordPieces) -> None:
+def test_fifteen_percent_are_said_and_hidden_as_published(
+    store: DocumentStore, pieces: WordPieceTokenizer
+) -> None:
     data = made(store, pieces)
     tokens = labels = masks = kept = 0
     for epoch in range(4):
@@ -144,45 +164,49 @@ def test_fifteen_percent_are_said_and_hidden_as_published(store: Tokenised, piec
             lengths = np.array(batch.tokens.lengths)
             width = batch.tokens.ids.shape[1]
             wanted = np.maximum(1, np.rint(0.15 * lengths))
-            assert (np.bincount(batch.places.numpy() // width, minlength=len(lengths)) == wanted).all()
-            shown = batch.tokens.ids.flatten()[batch.places]
+            assert (
+                np.bincount(batch.masked_indices.numpy() // width, minlength=len(lengths)) == wanted
+            ).all()
+            shown = batch.tokens.ids.flatten()[batch.masked_indices]
             tokens, labels = tokens + int(lengths.sum()), labels + batch.count
-            masks += int((shown == pieces.mask).sum())
+            masks += int((shown == pieces.mask_id).sum())
             kept += int((shown == batch.labels).sum())
-            assert not set(batch.labels.tolist()) & set(pieces.special)
-            assert len(set(batch.places.tolist())) == batch.count == len(batch.places)
-            others = shown[(shown != pieces.mask) & (shown != batch.labels)]
-            assert not set(others.tolist()) & set(pieces.special)
+            assert not set(batch.labels.tolist()) & set(pieces.special_ids)
+            assert len(set(batch.masked_indices.tolist())) == batch.count == len(batch.masked_indices)
+            others = shown[(shown != pieces.mask_id) & (shown != batch.labels)]
+            assert not set(others.tolist()) & set(pieces.special_ids)
     assert abs(labels / tokens - 0.15) < 0.01
     assert within(masks, labels, 0.8)
-    assert within(kept, labels, 0.1 + 0.1 / (pieces.size - 5))  # a word at random may be the word itself
-    assert within(labels - masks - kept, labels, 0.1 * (1 - 1 / (pieces.size - 5)))
+    assert within(
+        kept, labels, 0.1 + 0.1 / (pieces.vocab_size - 5)
+    )  # a word at random may be the word itself
+    assert within(labels - masks - kept, labels, 0.1 * (1 - 1 / (pieces.vocab_size - 5)))
 
 
-def test_everything_else_is_as_it_was_written(store: Tokenised, pieces: WordPieces) -> None:
+def test_everything_else_is_as_it_was_written(store: DocumentStore, pieces: WordPieceTokenizer) -> None:
     data = made(store, pieces)
     for index in list(data.batches(0))[:5]:
         batch = data.collate(index)
         starts = np.asarray(index)
-        found = pairs(store, starts, Chance(1, 0), data.config)
+        found = make_segment_pairs(store, starts, CounterRng(1, 0), data.config)
         ids = batch.tokens.ids.flatten().clone()
-        ids[batch.places] = batch.labels
+        ids[batch.masked_indices] = batch.labels
         for row, number in zip(ids.view(batch.tokens.ids.shape), range(len(starts)), strict=True):
             a, b = (
                 store.sentences.ids[begin : begin + length].tolist()
                 for begin, length in (
-                    (found.first[number], found.first_length[number]),
-                    (found.second[number], found.second_length[number]),
+                    (found.first_start[number], found.first_length[number]),
+                    (found.second_start[number], found.second_length[number]),
                 )
             )
-            wanted, segments = pieces.joined(a, b)
+            wanted, segments = pieces.join_segments(a, b)
             length = batch.tokens.lengths[number]
             assert row[:length].tolist() == wanted
             assert batch.segments[number, :length].tolist() == segments
-            assert batch.next[number] == int(found.other[number])
+            assert batch.next_sentence_labels[number] == int(found.is_random[number])
 
 
-def test_every_word_has_the_same_chance(store: Tokenised, pieces: WordPieces) -> None:
+def test_every_word_has_the_same_chance(store: DocumentStore, pieces: WordPieceTokenizer) -> None:
     data = made(store, pieces)
     words, hits = np.zeros(LENGTH), np.zeros(LENGTH)  # by the place in sequences of full length
     for epoch in range(6):
@@ -191,8 +215,8 @@ def test_every_word_has_the_same_chance(store: Tokenised, pieces: WordPieces) ->
                 continue
             full = torch.tensor(batch.tokens.lengths) == LENGTH
             said = torch.zeros(batch.tokens.ids.shape, dtype=torch.bool)
-            said.view(-1)[batch.places] = True
-            special = (batch.tokens.ids == pieces.sep) | (batch.tokens.ids == pieces.cls)
+            said.view(-1)[batch.masked_indices] = True
+            special = (batch.tokens.ids == pieces.sep_id) | (batch.tokens.ids == pieces.cls_id)
             words += (~special)[full].sum(0).numpy()
             hits += said[full].sum(0).numpy()
     assert hits[0] == hits[-1] == words[0] == words[-1] == 0
@@ -230,20 +254,20 @@ def test_whole_words_are_taken_as_one_takes_them_by_hand(
             if len(word) <= room:
                 expected += word
                 room -= len(word)
-    found = hidden_words(bits, np.array(lengths), wanted, can, begins)
+    found = choose_masked_tokens(bits, np.array(lengths), wanted, can, begins)
     assert found.tolist() == sorted(expected)
 
 
-def test_pieces_of_a_word_are_hidden_together(store: Tokenised, pieces: WordPieces) -> None:
+def test_pieces_of_a_word_are_hidden_together(store: DocumentStore, pieces: WordPieceTokenizer) -> None:
     data = made(store, pieces, whole_words=True)
     several = 0
     for batch in all_of(data):
         said = torch.zeros(batch.tokens.ids.numel(), dtype=torch.bool)
-        said[batch.places] = True
+        said[batch.masked_indices] = True
         ids = batch.tokens.ids.flatten().clone()
-        ids[batch.places] = batch.labels
-        inside = torch.from_numpy(pieces.inside)[ids]
-        goes_on = inside[1:] & (ids[:-1] != pieces.sep) & (ids[:-1] != pieces.cls)
+        ids[batch.masked_indices] = batch.labels
+        inside = torch.from_numpy(pieces.is_continuation)[ids]
+        goes_on = inside[1:] & (ids[:-1] != pieces.sep_id) & (ids[:-1] != pieces.cls_id)
         assert (said[1:] == said[:-1])[goes_on].all()
         several += int((said[1:] & goes_on).sum())
     assert several > 50
@@ -252,16 +276,16 @@ def test_pieces_of_a_word_are_hidden_together(store: Tokenised, pieces: WordPiec
 # --------------------------------------------------------------------------------------------------- batches
 
 
-def contents(batch: Masked) -> dict[int, tuple[Any, ...]]:
+def contents(batch: PretrainingBatch) -> dict[int, tuple[Any, ...]]:
     """Each pair of a batch by its number: ids, segments, what is hidden where, whether it is next."""
     flat, segments = batch.tokens.ids.flatten(), batch.segments.flatten()
-    begins = batch.firsts(len(batch.index)).tolist()
+    begins = batch.first_token_indices(len(batch.example_indices)).tolist()
     counts = batch.labels != IGNORE
-    hidden = dict(zip(batch.places[counts].tolist(), batch.labels[counts].tolist(), strict=True))
+    hidden = dict(zip(batch.masked_indices[counts].tolist(), batch.labels[counts].tolist(), strict=True))
     assert len(hidden) == batch.count
     found = {}
     for number, begin, length, following in zip(
-        batch.index, begins, batch.tokens.lengths, batch.next.tolist(), strict=False
+        batch.example_indices, begins, batch.tokens.lengths, batch.next_sentence_labels.tolist(), strict=False
     ):
         where = range(begin, begin + length)
         said = tuple((place - begin, hidden[place]) for place in where if place in hidden)
@@ -272,7 +296,7 @@ def contents(batch: Masked) -> dict[int, tuple[Any, ...]]:
 
 @pytest.mark.parametrize("layout", [{"packed": True}, {"packed": True, "alike": True}, {"alike": True}])
 def test_every_layout_has_the_same_pairs(
-    store: Tokenised, pieces: WordPieces, layout: dict[str, bool]
+    store: DocumentStore, pieces: WordPieceTokenizer, layout: dict[str, bool]
 ) -> None:
     plain: dict[int, Any] = {}
     for batch in all_of(made(store, pieces)):
@@ -280,16 +304,16 @@ def test_every_layout_has_the_same_pairs(
     found: dict[int, Any] = {}
     forms = []
     for batch in all_of(made(store, pieces, **layout)):
-        assert not found.keys() & set(batch.index)
+        assert not found.keys() & set(batch.example_indices)
         found |= contents(batch)
-        forms.append(batch.form)
-        assert (batch.next[len(batch.index) :] == IGNORE).all()
+        forms.append(batch.graph_key)
+        assert (batch.next_sentence_labels[len(batch.example_indices) :] == IGNORE).all()
     assert found == plain
     assert None not in forms
     assert len(set(forms[:-2])) <= (2 if "packed" in layout else 12)
 
 
-def test_a_batch_keeps_to_its_budget(store: Tokenised, pieces: WordPieces) -> None:
+def test_a_batch_keeps_to_its_budget(store: DocumentStore, pieces: WordPieceTokenizer) -> None:
     for layout in ({}, {"packed": True}):
         for batch in all_of(made(store, pieces, **layout)):
             assert batch.tokens.ids.numel() <= 1024
@@ -299,7 +323,7 @@ def test_a_batch_keeps_to_its_budget(store: Tokenised, pieces: WordPieces) -> No
 
 
 def test_an_epoch_comes_again_the_same_and_the_next_one_is_another(
-    store: Tokenised, pieces: WordPieces
+    store: DocumentStore, pieces: WordPieceTokenizer
 ) -> None:
     one, other = (made(store, pieces, packed=True) for _ in range(2))
     for epoch in (3, 0):  # in any order
@@ -308,18 +332,22 @@ def test_an_epoch_comes_again_the_same_and_the_next_one_is_another(
     index = one.batches(2)[1]
     one.batches(0)
     assert contents(one.collate(index)) == contents(other.collate(index))
-    first, second = ({n % module.EPOCH for b in one.batches(epoch) for n in b.tolist()} for epoch in (0, 1))
+    first, second = (
+        {n % module.EPOCH_STRIDE for b in one.batches(epoch) for n in b.tolist()} for epoch in (0, 1)
+    )
     assert first != second
     same = first & second
     assert same
     some = sorted(same)[:50]
-    drawn = [contents(one.collate([n + epoch * module.EPOCH for n in some])) for epoch in (0, 1)]
+    drawn = [contents(one.collate([n + epoch * module.EPOCH_STRIDE for n in some])) for epoch in (0, 1)]
     assert list(drawn[0].values()) != list(drawn[1].values())
     seeded = made(store, pieces, seed=2)
     assert [b.tolist() for b in seeded.batches(0)] != [b.tolist() for b in made(store, pieces).batches(0)]
 
 
-def test_parts_of_a_batch_are_all_of_it_and_do_not_overlap(store: Tokenised, pieces: WordPieces) -> None:
+def test_parts_of_a_batch_are_all_of_it_and_do_not_overlap(
+    store: DocumentStore, pieces: WordPieceTokenizer
+) -> None:
     data = made(store, pieces)
     for index in data.batches(1)[:5]:
         parts = data.divide(index, 3)
@@ -336,20 +364,22 @@ def test_parts_of_a_batch_are_all_of_it_and_do_not_overlap(store: Tokenised, pie
     assert [len(part) for part in data.divide(index[:2], 3)] == [1, 1, 0]
 
 
-def test_windows_do_not_show(store: Tokenised, pieces: WordPieces, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_do_not_show(
+    store: DocumentStore, pieces: WordPieceTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = [index.tolist() for index in made(store, pieces).batches(0)]
-    monkeypatch.setattr(module, "WINDOW", 7)
+    monkeypatch.setattr(module, "LAYOUT_WINDOW", 7)
     assert [index.tolist() for index in made(store, pieces).batches(0)] == wanted
 
 
 def test_what_does_not_fit_is_told() -> None:
     with pytest.raises(ValueError, match="length=4"):
-        MaskingConfig(length=4)
+        MaskingConfig(sequence_length=4)
     with pytest.raises(ValueError, match=r"masked=1\.5"):
-        MaskingConfig(masked=1.5)
+        MaskingConfig(mask_probability=1.5)
 
 
-def test_a_budget_too_small_is_told(store: Tokenised, pieces: WordPieces) -> None:
+def test_a_budget_too_small_is_told(store: DocumentStore, pieces: WordPieceTokenizer) -> None:
     with pytest.raises(InputError, match="two sequences"):
         made(store, pieces, tokens=LENGTH)
 

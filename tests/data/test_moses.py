@@ -2,7 +2,8 @@
 
 import pytest
 
-from jumok.data import files, moses
+from jumok.data.readers import text_files
+from jumok.data.tokenizers import moses
 from jumok.errors import MissingExtra
 
 pytest.importorskip("sacremoses")
@@ -19,20 +20,20 @@ pytest.importorskip("sacremoses")
     ],
 )
 def test_lower_case_normal_signs_tokens_escaped(language: str, line: str, tokens: str) -> None:
-    assert moses.prepare(line, language) == tokens
+    assert moses.tokenize(line, language) == tokens
 
 
 def test_detokenised_text_is_plain() -> None:
-    tokens = moses.prepare("A man's T-shirt says: “Hi!” & more (or less).", "en")
-    assert moses.detokenise(tokens, "en") == 'a man\'s t-shirt says: "hi!" & more (or less).'
-    assert moses.detokenise("l&apos; homme", "fr") == "l'homme"
+    tokens = moses.tokenize("A man's T-shirt says: “Hi!” & more (or less).", "en")
+    assert moses.detokenize(tokens, "en") == 'a man\'s t-shirt says: "hi!" & more (or less).'
+    assert moses.detokenize("l&apos; homme", "fr") == "l'homme"
 
 
 def test_without_sacremoses_the_command_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(module: str) -> object:
         raise ImportError(f"No module named {module!r}")
 
-    moses._tools.cache_clear()
-    monkeypatch.setattr(files.importlib, "import_module", missing)
+    moses._get_tools.cache_clear()
+    monkeypatch.setattr(text_files.importlib, "import_module", missing)
     with pytest.raises(MissingExtra, match=r'sacremoses is needed for this: pip install "jumok\[train\]"'):
-        moses.prepare("x", "en")
+        moses.tokenize("x", "en")

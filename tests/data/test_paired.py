@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-import jumok.data.paired as module
+import jumok.data.batching.text_pairs as module
 from jumok import InputError
-from jumok.batch import IGNORE, UNK
-from jumok.data.paired import Paired
+from jumok.batches.tokens import IGNORE, UNK
+from jumok.data.batching.text_pairs import TextPairBatcher
 
 FIRSTS = [[4] * n for n in (3, 7, 1, 11, 2)]
 SECONDS = [[5] * n for n in (2, 1, 13, 3, 5)]
@@ -18,44 +18,46 @@ LABELS = [0, 1, 2, 3, 4]
 
 @pytest.mark.parametrize("alike", [False, True])
 def test_every_pair_comes_once_and_whole(alike: bool) -> None:
-    data = Paired(FIRSTS, SECONDS, LABELS, tokens=32, seed=1, alike=alike)
+    data = TextPairBatcher(FIRSTS, SECONDS, LABELS, max_tokens=32, seed=1, fixed_shapes=alike)
     seen = []
     for index in data.batches(3):
         batch = data.collate(index)
-        assert max(batch.tokens.ids.numel(), batch.seconds.ids.numel()) <= 32
+        assert max(batch.tokens.ids.numel(), batch.second_tokens.ids.numel()) <= 32
         assert batch.count == len(index)
-        for row, number in enumerate(batch.index):
+        for row, number in enumerate(batch.example_indices):
             seen.append(number)
             assert batch.labels[row] == LABELS[number]
-            for tokens, texts in ((batch.tokens, FIRSTS), (batch.seconds, SECONDS)):
+            for tokens, texts in ((batch.tokens, FIRSTS), (batch.second_tokens, SECONDS)):
                 assert tokens.ids[row, : tokens.lengths[row]].tolist() == texts[number]
         assert (batch.labels[len(index) :] == IGNORE).all()
-        assert (batch.form is not None) == alike or batch.tokens.mask is None
+        assert (batch.graph_key is not None) == alike or batch.tokens.mask is None
     assert sorted(seen) == LABELS
 
 
 def test_numbers_and_empty_texts() -> None:
-    data = Paired([[], [4]], [[5], []], [0.5, 2.0], tokens=10, seed=1)
+    data = TextPairBatcher([[], [4]], [[5], []], [0.5, 2.0], max_tokens=10, seed=1)
     batch = data.collate([0, 1])
     assert batch.labels.dtype == torch.float32
     assert batch.tokens.ids.tolist() == [[UNK], [4]]
-    assert batch.seconds.ids.tolist() == [[5], [UNK]]
+    assert batch.second_tokens.ids.tolist() == [[5], [UNK]]
     parts = data.divide(np.arange(2), 2)
     assert sorted(int(n) for part in parts for n in part) == [0, 1]
 
 
 def test_other_texts_have_another_fingerprint() -> None:
-    one, same, other = (Paired(x, SECONDS, LABELS, tokens=9, seed=1) for x in (FIRSTS, FIRSTS, SECONDS))
+    one, same, other = (
+        TextPairBatcher(x, SECONDS, LABELS, max_tokens=9, seed=1) for x in (FIRSTS, FIRSTS, SECONDS)
+    )
     assert one.fingerprint == same.fingerprint != other.fingerprint
-    relabelled = Paired(FIRSTS, SECONDS, LABELS[::-1], tokens=9, seed=1)
+    relabelled = TextPairBatcher(FIRSTS, SECONDS, LABELS[::-1], max_tokens=9, seed=1)
     assert relabelled.fingerprint != one.fingerprint
 
 
 def test_what_does_not_fit_together() -> None:
     with pytest.raises(InputError, match="nothing to learn from"):
-        Paired([], [], [], tokens=9, seed=1)
+        TextPairBatcher([], [], [], max_tokens=9, seed=1)
     with pytest.raises(InputError, match="1 first texts, 2 second ones and 1 labels"):
-        Paired([[4]], [[5], [6]], [0], tokens=9, seed=1)
+        TextPairBatcher([[4]], [[5], [6]], [0], max_tokens=9, seed=1)
 
 
 def test_examples_in_the_docstrings() -> None:

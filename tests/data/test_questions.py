@@ -13,12 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jumok.data import questions
-from jumok.data.formats import Flaw
-from jumok.data.questions import Answer, Question, pieces_of, read, text_of
-from jumok.data.sources import Skipped, usable
-from jumok.data.windows import central, windows
-from jumok.data.wordpiece import WordPieces
+from jumok.data.readers import squad
+from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.parallel_corpus import SkippedExamples, skip_invalid
+from jumok.data.readers.squad import (
+    AnswerExample,
+    ContextSpan,
+    extract_answer,
+    find_piece_span,
+    read_answer_examples,
+)
+from jumok.data.tokenizers.windows import find_central_window, make_windows
+from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
 from jumok.errors import InputError
 
 CONTEXT = " Seoul is the capital of Korea. "
@@ -39,18 +45,18 @@ def asked(*answers: tuple[str, Any], question: Any = " Where? ") -> dict[str, An
 
 
 def test_the_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(questions) == (0, 2)
+    assert doctest.testmod(squad) == (0, 2)
 
 
 @pytest.mark.parametrize("name", ["train.json", "train.json.gz"])
 def test_a_file_by_hand(tmp_path: Path, name: str) -> None:
     path = squad(tmp_path / name, asked(("Korea", 25), ("of Korea", 22)))
-    [one] = read(str(path))
-    assert isinstance(one, Question)
+    [one] = read_answer_examples(str(path))
+    assert isinstance(one, AnswerExample)
     assert (one.question, one.context, one.id, one.article) == ("Where?", CONTEXT, "q1", "Seoul")
-    assert one.answers == (Answer("Korea", 25), Answer("of Korea", 22))
+    assert one.answers == (ContextSpan("Korea", 25), ContextSpan("of Korea", 22))
     assert all(CONTEXT[answer.start : answer.end] == answer.text for answer in one.answers)
-    assert one.where == f"{path}, article 'Seoul', question q1"
+    assert one.location == f"{path}, article 'Seoul', question q1"
 
 
 @pytest.mark.parametrize(
@@ -89,22 +95,24 @@ def test_a_file_by_hand(tmp_path: Path, name: str) -> None:
 )
 def test_a_question_that_cannot_be_used(tmp_path: Path, told: Any, reason: str, detail: str) -> None:
     path = squad(tmp_path / "train.json", told, asked(("Korea", 25)))
-    flaw, fine = read(str(path))
+    flaw, fine = read_answer_examples(str(path))
     name = told["id"] if isinstance(told, dict) else "?"
-    assert flaw == Flaw(f"{path}, article 'Seoul', question {name}", reason, detail)
-    assert isinstance(fine, Question)
+    assert flaw == InvalidExample(f"{path}, article 'Seoul', question {name}", reason, detail)
+    assert isinstance(fine, AnswerExample)
     with pytest.raises(InputError, match=f"train.json, article 'Seoul', question .*{reason}"):
-        list(usable(read(str(path)), "stop", Skipped()))
+        list(skip_invalid(read_answer_examples(str(path)), "stop", SkippedExamples()))
 
 
 def test_an_empty_context_and_an_article_without_a_name(tmp_path: Path) -> None:
     path = squad(tmp_path / "train.json", asked(("Korea", 25)), context="  ", title=None)
-    assert list(read(str(path))) == [Flaw(f"{path}, article 'article 1', question q1", "an empty context")]
+    assert list(read_answer_examples(str(path))) == [
+        InvalidExample(f"{path}, article 'article 1', question q1", "an empty context")
+    ]
 
 
 def test_questions_without_an_answer_where_they_are_expected(tmp_path: Path) -> None:
-    [one] = read(str(squad(tmp_path / "train.json", asked())), unanswerable=True)
-    assert isinstance(one, Question)
+    [one] = read_answer_examples(str(squad(tmp_path / "train.json", asked())), allow_unanswerable=True)
+    assert isinstance(one, AnswerExample)
     assert one.answers == ()
 
 
@@ -115,7 +123,7 @@ def test_files_that_are_something_else(tmp_path: Path, text: str, told: str) -> 
     path = tmp_path / "train.json"
     path.write_text(text)
     with pytest.raises(InputError, match=told):
-        list(read(str(path)))
+        list(read_answer_examples(str(path)))
 
 
 # ------------------------------------------------------------------------------------------------ windows
@@ -123,7 +131,7 @@ def test_files_that_are_something_else(tmp_path: Path, text: str, told: str) -> 
 
 @given(st.integers(0, 60), st.integers(1, 20), st.integers(1, 30))
 def test_windows_cover_every_piece(length: int, room: int, stride: int) -> None:
-    found = windows(length, room, stride)
+    found = make_windows(length, room, stride)
     assert {piece for begin, end in found for piece in range(begin, end)} == set(range(length))
     assert all(end - begin <= room for begin, end in found)
     assert found[0].begin == 0
@@ -140,16 +148,16 @@ def test_a_short_answer_is_whole_in_some_window(length: int, room: int, data: st
     most = room - min(stride, room // 2) + 1  # half a window and more, whatever the stride
     size = data.draw(st.integers(1, min(length, most if room > 1 else 1)))
     first = data.draw(st.integers(0, length - size))
-    assert any(begin <= first and first + size <= end for begin, end in windows(length, room, stride))
+    assert any(begin <= first and first + size <= end for begin, end in make_windows(length, room, stride))
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 20))
 def test_the_central_window_holds_the_piece_and_no_other_holds_it_better(
     n: int, room: int, stride: int
 ) -> None:
-    found = windows(n, room, stride)
+    found = make_windows(n, room, stride)
     for piece in range(n):
-        at = central(piece, found)
+        at = find_central_window(piece, found)
         margins = [min(piece - begin, end - 1 - piece) for begin, end in found]
         assert margins[at] == max(margins) >= 0
 
@@ -157,7 +165,7 @@ def test_the_central_window_holds_the_piece_and_no_other_holds_it_better(
 def test_windows_that_cannot_be() -> None:
     for room, stride in ((0, 1), (1, 0)):
         with pytest.raises(InputError, match="both must be 1 or more"):
-            windows(5, room, stride)
+            make_windows(5, room, stride)
 
 
 TEXTS = [
@@ -167,32 +175,32 @@ TEXTS = [
     "naïve café",
     "x\u200by  z",
 ]
-PIECES = WordPieces.train(TEXTS * 3, size=150)
+PIECES = WordPieceTokenizer.train(TEXTS * 3, vocab_size=150)
 
 
 @given(st.lists(st.sampled_from(TEXTS), min_size=1, max_size=4).map("  ".join), st.data())
 def test_answers_come_back_from_their_pieces(context: str, data: st.DataObject) -> None:
-    spans = PIECES.located(context).spans
+    spans = PIECES.encode_with_offsets(context).offsets
     first = data.draw(st.integers(0, len(spans) - 1))
     last = data.draw(st.integers(first, len(spans) - 1))
-    answer = text_of(context, spans, first, last, range(len(context) + 1))
+    answer = extract_answer(context, spans, first, last, range(len(context) + 1))
     assert context[answer.start : answer.end] == answer.text
-    assert pieces_of((answer.start, answer.end), spans) == (first, last)
+    assert find_piece_span((answer.start, answer.end), spans) == (first, last)
     # Any characters at all come back with what is left of the pieces that they cut.
     begin = data.draw(st.integers(0, len(context) - 1))
     end = data.draw(st.integers(begin + 1, len(context)))
-    found = pieces_of((begin, end), spans)
+    found = find_piece_span((begin, end), spans)
     if found is not None:
-        again = text_of(context, spans, *found, range(len(context) + 1))
+        again = extract_answer(context, spans, *found, range(len(context) + 1))
         assert context[begin:end].strip() in again.text or "\u200b" in context
 
 
 @given(st.lists(st.sampled_from(TEXTS), min_size=1, max_size=4).map(" ".join), st.integers(1, 9))
 def test_every_character_is_in_a_window(context: str, room: int) -> None:
-    spans = PIECES.located(context).spans
+    spans = PIECES.encode_with_offsets(context).offsets
     covered = {
         place
-        for begin, end in windows(len(spans), room, 2)
+        for begin, end in make_windows(len(spans), room, 2)
         for first, last in spans[begin:end]
         for place in range(first, last)
     }

@@ -10,15 +10,23 @@ import math
 import numpy as np
 import pytest
 
-from jumok.data import scenes as module
-from jumok.data.scenes import COLOURS, KOREAN, SIZE, Box, Scene, scene, scenes
-from jumok.data.shapes import KINDS, Chance, background, paint
+from jumok.data.builtin import scenes as module
+from jumok.data.builtin.scenes import (
+    COLORS,
+    IMAGE_SIZE,
+    KOREAN_WORDS,
+    Box,
+    ShapeScene,
+    draw_scene,
+    draw_scenes,
+)
+from jumok.data.builtin.shapes import SHAPE_DISTANCES, PortableGenerator, draw_background, paint_shape
 from jumok.errors import InputError
 
-MADE = list(scenes(seed=11, count=97))
+MADE = list(draw_scenes(seed=11, count=97))
 
 
-def told(one: Scene) -> list[tuple[str, Box]]:
+def told(one: ShapeScene) -> list[tuple[str, Box]]:
     """The shapes in the order of the caption: all words for each, and its box."""
     found: dict[Box, list[str]] = {}
     for word, box in zip(one.caption.split(), one.boxes, strict=True):
@@ -64,7 +72,7 @@ def test_a_box_holds_the_colour_that_its_words_say() -> None:
     for one in MADE:
         for name, (left, top, right, bottom) in told(one):
             inside = one.pixels[top:bottom, left:right].reshape(-1, 3).astype(float)
-            near = {colour: (np.abs(inside - tones).max(1) < 42).mean() for colour, tones in COLOURS.items()}
+            near = {colour: (np.abs(inside - tones).max(1) < 42).mean() for colour, tones in COLORS.items()}
             assert max(near, key=lambda colour: near[colour]) == name.split()[-2]
             assert near[name.split()[-2]] > 0.25  # a star fills little of its box
 
@@ -73,12 +81,12 @@ def test_small_is_small_and_fits_a_cell() -> None:
     sides: dict[tuple[str, bool], set[int]] = {}
     for one in MADE:
         for name, (left, top, right, bottom) in told(one):
-            assert 0 <= left < right <= SIZE
-            assert 0 <= top < bottom <= SIZE
-            assert min(right - left, bottom - top) >= SIZE / 6  # it holds the middle of a cell of 6 × 6
+            assert 0 <= left < right <= IMAGE_SIZE
+            assert 0 <= top < bottom <= IMAGE_SIZE
+            assert min(right - left, bottom - top) >= IMAGE_SIZE / 6  # it holds the middle of a cell of 6 × 6
             look = name.split()[-1], name.startswith("small")
             sides.setdefault(look, set()).add(max(right - left, bottom - top))
-    for kind in KINDS:
+    for kind in SHAPE_DISTANCES:
         assert max(sides[kind, True]) + 2 < min(sides[kind, False])
 
 
@@ -93,31 +101,31 @@ def test_boxes_of_one_scene_are_apart_and_look_different() -> None:
 
 def test_everything_comes_up() -> None:
     words = {word for one in MADE for word in one.caption.split()}
-    assert words >= {*KINDS, *COLOURS}
+    assert words >= {*SHAPE_DISTANCES, *COLORS}
     others = {"a", "an", "and", "small", "left", "right", "of", "above", "below"}
-    assert words - {*KINDS, *COLOURS} == others
+    assert words - {*SHAPE_DISTANCES, *COLORS} == others
     assert {len(told(one)) for one in MADE} == {1, 2, 3}
     assert len({one.caption for one in MADE}) > 80
 
 
 def test_korean_tells_the_same_pictures() -> None:
-    for one, other in zip(MADE, scenes(11, 97, "ko"), strict=True):
+    for one, other in zip(MADE, draw_scenes(11, 97, "ko"), strict=True):
         assert (one.pixels == other.pixels).all()
         words = other.caption.split()
         assert len(words) == len(other.boxes)
         first, *others = told(one)
-        names = [" ".join(KOREAN[word] for word in name.split()) for name, _ in (*others, first)]
+        names = [" ".join(KOREAN_WORDS[word] for word in name.split()) for name, _ in (*others, first)]
         assert [name for name, _ in told(other)] == names
-        assert words[-1] in {KOREAN[kind] for kind in KINDS}
+        assert words[-1] in {KOREAN_WORDS[kind] for kind in SHAPE_DISTANCES}
         assert words.count("있는") == (len(names) > 1)
         assert words.count("있고") == (len(names) > 2)
 
 
 def test_a_scene_depends_on_its_seed_and_number_only() -> None:
-    assert (scene(11, 23).pixels == MADE[23].pixels).all()
-    assert (scene(12, 23).pixels != MADE[23].pixels).any()
-    assert (scene(112, 3).pixels != scene(11, 23).pixels).any()
-    assert MADE[0].pixels.shape == (SIZE, SIZE, 3)
+    assert (draw_scene(11, 23).pixels == MADE[23].pixels).all()
+    assert (draw_scene(12, 23).pixels != MADE[23].pixels).any()
+    assert (draw_scene(112, 3).pixels != draw_scene(11, 23).pixels).any()
+    assert MADE[0].pixels.shape == (IMAGE_SIZE, IMAGE_SIZE, 3)
     assert MADE[0].pixels.dtype == np.uint8
 
 
@@ -135,7 +143,7 @@ def test_painted_areas(kind: str, area: float, middle: float) -> None:
     area *= 1 - 0.07 * middle
     for at, tilt in (((40.0, 40.0), 0.0), ((41.37, 39.61), 0.17)):
         pixels = np.zeros((83, 79, 3))
-        left, top, right, bottom = paint(pixels, kind, (100, 100, 100), at, 29, tilt)
+        left, top, right, bottom = paint_shape(pixels, kind, (100, 100, 100), at, 29, tilt)
         assert pixels.sum() / 300 == pytest.approx(area * 29**2, rel=0.01)
         rows, columns = np.nonzero(pixels[:, :, 0] > 56)  # half, where the light is brightest
         assert (left, top) == pytest.approx((columns.min(), rows.min()), abs=1)
@@ -146,15 +154,15 @@ def test_painted_areas(kind: str, area: float, middle: float) -> None:
 def test_a_ground_is_dull() -> None:
     """Nobody takes it for one of the colours."""
     for number in range(31):
-        ground = background(Chance(number), 47)
+        ground = draw_background(PortableGenerator(number), 47)
         assert ground.shape == (47, 47, 3)
         assert np.ptp(ground, axis=2).max() <= 20
         assert np.ptp(ground, axis=(0, 1)).max() <= 28
 
 
 def test_what_cannot_be_drawn() -> None:
-    assert list(scenes(1, 0)) == []
+    assert list(draw_scenes(1, 0)) == []
     with pytest.raises(InputError, match="count is -1"):
-        scenes(1, -1)
+        draw_scenes(1, -1)
     with pytest.raises(InputError, match="language='de'"):
-        scenes(1, 1, "de")  # type: ignore[arg-type]
+        draw_scenes(1, 1, "de")  # type: ignore[arg-type]

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
-from jumok.data import segmentation as module
-from jumok.data import spelled
-from jumok.data.segmentation import WORD, grapheme_boundaries
-from jumok.data.vocabulary import SPACE
-from jumok.data.vocabulary import WORD as VOCABULARY_WORD
-from jumok.data.worded import Words, WordsConfig, written
-from jumok.tasks import tag
+from jumok.data.tokenizers import segmentation as module
+from jumok.data.tokenizers import spelling
+from jumok.data.tokenizers.segmentation import WORD_REGEX, find_grapheme_boundaries
+from jumok.data.tokenizers.vocabulary import SPACE
+from jumok.data.tokenizers.vocabulary import WORD_PATTERN as VOCABULARY_WORD
+from jumok.data.tokenizers.word_tokenizer import WordTokenizer, WordTokenizerConfig, segment_text
+from jumok.tasks.tag import task as tag_task
 
 # Each case is written with | between its words.
 CASES = {
@@ -54,9 +54,9 @@ ORDINARY = st.text(st.sampled_from("aZéß나ㅋᄀ09²½_-'’.,!?&;<>/€☺©
 def test_words(name: str) -> None:
     words = [one for one in CASES[name].split("|") if one.strip()]
     text = CASES[name].replace("|", "")
-    assert WORD.findall(text) == words
+    assert WORD_REGEX.findall(text) == words
     if "-" not in text:
-        assert tag.WORD.findall(text) == words
+        assert tag_task.WORD_PATTERN.findall(text) == words
 
 
 def pre_tokenized(pattern: str, text: str) -> list[str]:
@@ -73,39 +73,46 @@ def test_a_vocabulary_of_words_has_the_same_ones(name: str) -> None:
 
 def test_a_model_of_words_reads_each_as_one_token() -> None:
     text = "हिन्दी 👩\u200d👩\u200d👧 สวัสดี 東京 e\u0301"
-    sentences = written(text).sentences
-    words = Words.train([sentences] * 2, WordsConfig(size=100))
+    sentences = segment_text(text).sentences
+    words = WordTokenizer.train([sentences] * 2, WordTokenizerConfig(vocab_size=100))
     [[ids]] = words.encode([sentences])
-    assert [piece.removeprefix(SPACE) for piece in words.pieces(ids)] == list(sentences[0])
-    assert words.places(sentences[0]) == list(range(len(sentences[0])))
+    assert [piece.removeprefix(SPACE) for piece in words.ids_to_tokens(ids)] == list(sentences[0])
+    assert words.word_ids_from_words(sentences[0]) == list(range(len(sentences[0])))
 
 
 @given(ORDINARY)
 def test_ordinary_text_is_split_as_before(text: str) -> None:
-    assert WORD.findall(text) == OLD_WORD.findall(text)
-    assert tag.WORD.findall(text) == OLD_TAG_WORD.findall(text)
+    assert WORD_REGEX.findall(text) == OLD_WORD.findall(text)
+    assert tag_task.WORD_PATTERN.findall(text) == OLD_TAG_WORD.findall(text)
     line = text.replace(" ", SPACE)
     assert pre_tokenized(VOCABULARY_WORD, line) == pre_tokenized(OLD_VOCABULARY_WORD, line)
 
 
 @given(st.lists(st.sampled_from([*"ab0.,'-_ é漢나!\x1f", "mr.", "no.", "aujourd'", "'s"]), max_size=12))
 def test_spelled_out_text_is_split_as_before(parts: list[str]) -> None:
-    assert spelled.TOKEN.findall("".join(parts)) == OLD_TOKEN.findall("".join(parts))
+    assert spelling.TOKEN_REGEX.findall("".join(parts)) == OLD_TOKEN.findall("".join(parts))
 
 
 def test_spelled_out_words_keep_their_vowel_signs() -> None:
-    assert len(spelled.prepare("भाषा और", "hi").split()) == 2
+    assert len(spelling.normalize_spelling("भाषा और", "hi").split()) == 2
 
 
 def test_boundaries_never_cut_a_grapheme() -> None:
-    assert grapheme_boundaries("서울 ab") == range(6)
-    assert list(grapheme_boundaries(normalize("NFD", "나는") + "e\u0301👩\u200d👧x")) == [0, 2, 5, 7, 10, 11]
+    assert find_grapheme_boundaries("서울 ab") == range(6)
+    assert list(find_grapheme_boundaries(normalize("NFD", "나는") + "e\u0301👩\u200d👧x")) == [
+        0,
+        2,
+        5,
+        7,
+        10,
+        11,
+    ]
 
 
 @given(st.text(alphabet="🇰🇷ax\u0301\u200d\u0903\u0600👩", max_size=12))
 def test_graphemes_are_those_of_unicode(text: str) -> None:
     expected = [0, *(found.end() for found in regex.finditer(r"\X", text))]
-    assert list(grapheme_boundaries(text)) == expected
+    assert list(find_grapheme_boundaries(text)) == expected
 
 
 def test_examples_in_the_docstrings() -> None:

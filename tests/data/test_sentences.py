@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import jumok.data.sentences as module
-from jumok.data.sentences import (
+import jumok.data.tokenizers.sentence_splitter as module
+from jumok.data.tokenizers.sentence_splitter import (
+    AMBIGUOUS_ABBREVIATIONS,
     HIRAGANA,
     INITIALS,
-    KOREAN_SAYING,
-    NUMBERED,
-    OPENING,
-    STARTERS,
-    TITLES,
-    UNCLEAR,
-    sentences,
+    KOREAN_QUOTATIVE,
+    NEVER_END_ABBREVIATIONS,
+    NUMBER_ABBREVIATIONS,
+    OPENING_SIGNS,
+    SENTENCE_STARTERS,
+    split_sentences,
 )
 
 # Each case is written with | where it is to be cut.
@@ -52,12 +52,12 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_text_is_cut_where_its_sentences_end(name: str) -> None:
     wanted = [one.strip() for one in CASES[name].split("|")]
-    assert sentences(CASES[name].replace("|", "")) == [one for one in wanted if one]
+    assert split_sentences(CASES[name].replace("|", "")) == [one for one in wanted if one]
 
 
 @given(st.text(st.sampled_from("aA.!?… \"')(1다。「」\t"), max_size=40))
 def test_nothing_is_lost_but_white_space(text: str) -> None:
-    found = sentences(text)
+    found = split_sentences(text)
     assert "".join("".join(found).split()) == "".join(text.split())
     assert all(one and one == one.strip() for one in found)
 
@@ -104,38 +104,38 @@ def _reference_ends(text: str, begin: int, mark: int, end: int) -> bool:
         if quoted > text.count("」", begin, end) + text.count("』", begin, end):
             return False
         return not (closed and HIRAGANA.match(following))
-    first = following.lstrip(OPENING)[:1]
+    first = following.lstrip(OPENING_SIGNS)[:1]
     if first.islower():
         return False
     before = text[mark - 1] if mark > begin else " "
     if sign == "?" and before in " (" and first in "~–-—":  # the year of a birth that nobody knows
         return False
     if "가" <= before <= "힣":
-        return not (closed and KOREAN_SAYING.match(text, behind.start(1)))
+        return not (closed and KOREAN_QUOTATIVE.match(text, behind.start(1)))
     if sign != "." or text[mark + 1] == "." or closed:
         return True
     space = text.rfind(" ", begin, mark)
-    word = text[max(begin, space + 1) : mark].lstrip(OPENING)
+    word = text[max(begin, space + 1) : mark].lstrip(OPENING_SIGNS)
     if word.isdigit():  # a date, or the number before an item of a list
         return not (first.isdigit() or not text[begin : max(begin, space)].strip())
-    return not _reference_abbreviates(word, following.lstrip(OPENING).rstrip(","))
+    return not _reference_abbreviates(word, following.lstrip(OPENING_SIGNS).rstrip(","))
 
 
 def _reference_abbreviates(word: str, following: str) -> bool:
     """Whether a point between these two words means no end."""
     low = word.lower()
-    if low in TITLES:
+    if low in NEVER_END_ABBREVIATIONS:
         return True
-    if low in NUMBERED:
+    if low in NUMBER_ABBREVIATIONS:
         return following[:1].isdigit()
-    if low in UNCLEAR or (len(word) == 1 and word.isupper()) or INITIALS.match(word):
-        return following not in STARTERS
+    if low in AMBIGUOUS_ABBREVIATIONS or (len(word) == 1 and word.isupper()) or INITIALS.match(word):
+        return following not in SENTENCE_STARTERS
     return False
 
 
 @given(st.lists(st.sampled_from(PARTS), max_size=30).map("".join))
 def test_sentences_are_those_of_the_quadratic_splitter(text: str) -> None:
-    assert sentences(text) == reference(text)
+    assert split_sentences(text) == reference(text)
 
 
 def test_examples_in_the_docstrings() -> None:

@@ -11,9 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jumok.data.formats import Flaw
-from jumok.data.sound import Limits, Sound, SoundConfig, decode, louder, saved
-from jumok.data.voices import say
+from jumok.data.audio import (
+    AudioConfig,
+    AudioLimits,
+    AudioProcessor,
+    decode_audio,
+    normalize_loudness,
+    save_audio,
+)
+from jumok.data.builtin.spoken_numbers import synthesize_text
+from jumok.data.readers.formats import InvalidExample
 from jumok.errors import InputError, MissingExtra
 
 soundfile = pytest.importorskip("soundfile")
@@ -44,8 +51,10 @@ def height(wave: np.ndarray, rate: int) -> float:
 )
 def test_stereo_at_44_khz_is_read_as_16_khz_mono(form: str, kind: str) -> None:
     both = np.stack([sine(440, 44100), 0.2 * sine(440, 44100)], 1)
-    wave = Sound(SoundConfig(loudness=None)).waveform(encoded(both, 44100, form, kind), "a")
-    assert not isinstance(wave, Flaw)
+    wave = AudioProcessor(AudioConfig(target_level_db=None)).decode_waveform(
+        encoded(both, 44100, form, kind), "a"
+    )
+    assert not isinstance(wave, InvalidExample)
     assert wave.dtype == np.float32
     assert wave.shape == (8000,)
     assert height(wave, 16000) == 440
@@ -53,22 +62,24 @@ def test_stereo_at_44_khz_is_read_as_16_khz_mono(form: str, kind: str) -> None:
 
 
 def test_what_is_above_half_the_rate_does_not_fold_back() -> None:
-    wave = Sound(SoundConfig.at(8000)).prepared(sine(440, 48000) + sine(7000, 48000), 48000)
+    wave = AudioProcessor(AudioConfig.for_sample_rate(8000)).preprocess(
+        sine(440, 48000) + sine(7000, 48000), 48000
+    )
     spectrum = np.abs(np.fft.rfft(wave))
     assert spectrum[1000 // 2].max() < 0.001 * spectrum.max()  # 8000 − 7000, in steps of 2 Hz
 
 
 def test_quiet_recordings_are_made_as_loud_as_others_and_silence_is_cut() -> None:
     quiet = np.concatenate([np.zeros(8000), sine(300, loud=0.001), np.zeros(4800)])
-    sound = Sound(SoundConfig(trim=40.0, loudness=-20.0))
-    wave = sound.prepared(quiet, 16000)
+    sound = AudioProcessor(AudioConfig(trim_db=40.0, target_level_db=-20.0))
+    wave = sound.preprocess(quiet, 16000)
     assert len(wave) == pytest.approx(8000, abs=1000)
     assert 10 * math.log10(np.mean(wave**2)) == pytest.approx(-20, abs=0.01)
     clicks = np.zeros(16000)
     clicks[::1000] = 0.01  # as loud as that, they would be cut off
-    assert np.abs(louder(clicks, -20)).max() == pytest.approx(0.999)
+    assert np.abs(normalize_loudness(clicks, -20)).max() == pytest.approx(0.999)
     np.testing.assert_array_equal(
-        Sound(SoundConfig(loudness=None)).prepared(quiet, 16000), quiet.astype("f4")
+        AudioProcessor(AudioConfig(target_level_db=None)).preprocess(quiet, 16000), quiet.astype("f4")
     )
 
 
@@ -92,48 +103,50 @@ def damaged() -> dict[str, tuple[bytes, str]]:
 @pytest.mark.parametrize("name", damaged())
 def test_broken_files_are_named(tmp_path: Path, name: str) -> None:
     data, reason = damaged()[name]
-    flaw = Sound().waveform(data, name)
-    assert isinstance(flaw, Flaw)
-    assert flaw.where == name
+    flaw = AudioProcessor().decode_waveform(data, name)
+    assert isinstance(flaw, InvalidExample)
+    assert flaw.location == name
     assert reason in str(flaw)
     assert "0x" not in str(flaw)  # no address of a buffer of ours
     (tmp_path / name).write_bytes(data)
     with pytest.raises(InputError, match=name):
-        Sound().read(tmp_path / name)
+        AudioProcessor().read_waveform(tmp_path / name)
 
 
 def test_a_wav_that_does_not_know_its_size_is_read() -> None:
     whole = encoded(sine(440), 16000, "WAV")
     for size in (b"\xff\xff\xff\xff", b"\0\0\0\0"):
-        told = decode(whole[:4] + size + whole[8:], "a")
-        assert not isinstance(told, Flaw)
+        told = decode_audio(whole[:4] + size + whole[8:], "a")
+        assert not isinstance(told, InvalidExample)
         assert told[0].shape == (8000, 1)
 
 
 def test_limits() -> None:
     data = encoded(sine(440, seconds=2), 16000, "WAV")
-    assert "too long a recording (2 seconds, and 1" in str(decode(data, "a", Limits(seconds=1)))
-    assert "too many bytes" in str(decode(data, "a", Limits(size=1000)))
+    assert "too long a recording (2 seconds, and 1" in str(
+        decode_audio(data, "a", AudioLimits(max_seconds=1))
+    )
+    assert "too many bytes" in str(decode_audio(data, "a", AudioLimits(max_bytes=1000)))
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(MissingExtra, match=r'pip install "jumok\[speech\]"'):
-        decode(b"RIFF", "a")
+        decode_audio(b"RIFF", "a")
 
 
 # --------------------------------------------------------------------------------------------------- spectra
 
 
 def test_a_sine_is_at_its_place_and_as_loud_as_it_is() -> None:
-    sound = Sound(SoundConfig(preemphasis=0.0))
-    linear = sound.linear(sine(1000, loud=0.1))
+    sound = AudioProcessor(AudioConfig(preemphasis=0.0))
+    linear = sound.linear_spectrogram(sine(1000, loud=0.1))
     assert linear.shape == (1 + 8000 // 200, 513)
     assert linear.dtype == np.float32
     middle = linear[20]
     assert middle.argmax() == 1000 * 1024 / 16000
     assert middle.max() == pytest.approx(1 - 20 / 100, abs=0.001)  # −20 dB of 100
-    mel = sound.mel(sine(1000, loud=0.1))
+    mel = sound.mel_spectrogram(sine(1000, loud=0.1))
     assert mel.shape == (41, 80)
     import librosa
 
@@ -143,58 +156,58 @@ def test_a_sine_is_at_its_place_and_as_loud_as_it_is() -> None:
 
 
 def test_silence_is_zero_and_short_sounds_have_a_frame() -> None:
-    sound = Sound()
-    assert not sound.mel(np.zeros(1000, np.float32)).any()
+    sound = AudioProcessor()
+    assert not sound.mel_spectrogram(np.zeros(1000, np.float32)).any()
     for samples, frames in ((1, 1), (199, 1), (200, 2), (1023, 6)):
-        assert sound.mel(np.ones(samples, np.float32)).shape == (frames, 80)
+        assert sound.mel_spectrogram(np.ones(samples, np.float32)).shape == (frames, 80)
 
 
 def test_features_are_mel_and_linear_side_by_side() -> None:
-    wave = say("two").wave
-    sound = Sound(SoundConfig(linear=True))
-    both = sound.features(wave)
-    assert both.shape[1] == sound.config.width == 80 + 513
-    np.testing.assert_array_equal(both[:, :80], sound.mel(wave))
-    np.testing.assert_array_equal(both[:, 80:], sound.linear(wave))
-    np.testing.assert_array_equal(Sound().features(wave), sound.mel(wave))
+    wave = synthesize_text("two").waveform
+    sound = AudioProcessor(AudioConfig(linear_spectrogram=True))
+    both = sound.extract_features(wave)
+    assert both.shape[1] == sound.config.num_features == 80 + 513
+    np.testing.assert_array_equal(both[:, :80], sound.mel_spectrogram(wave))
+    np.testing.assert_array_equal(both[:, 80:], sound.linear_spectrogram(wave))
+    np.testing.assert_array_equal(AudioProcessor().extract_features(wave), sound.mel_spectrogram(wave))
 
 
 @pytest.mark.parametrize("rate", [16000, 8000])
 @pytest.mark.parametrize("kind", ["mel", "linear"])
 def test_from_spectra_to_a_waveform_and_back(kind: str, rate: int) -> None:
-    sound = Sound(SoundConfig.at(rate))
-    said = say("seven", rate=rate)
-    spectra = getattr(sound, kind)(said.wave)
-    wave = sound.wave(spectra)
-    assert len(wave) == pytest.approx(len(said.wave), abs=sound.config.hop)
+    sound = AudioProcessor(AudioConfig.for_sample_rate(rate))
+    said = synthesize_text("seven", sample_rate=rate)
+    spectra = getattr(sound, kind)(said.waveform)
+    wave = sound.reconstruct_waveform(spectra)
+    assert len(wave) == pytest.approx(len(said.waveform), abs=sound.config.hop_length)
     again = getattr(sound, kind)(wave)
     assert again.shape == spectra.shape
     loud = spectra > 0.4  # of what is soft, nobody hears the error
     assert np.abs(again - spectra)[loud].mean() < 0.03  # 3 dB of 100
     assert np.corrcoef(again.ravel(), spectra.ravel())[0, 1] > 0.97
-    np.testing.assert_array_equal(wave, sound.wave(spectra))  # no chance in it
+    np.testing.assert_array_equal(wave, sound.reconstruct_waveform(spectra))  # no chance in it
 
 
 def test_what_cannot_be_heard() -> None:
     with pytest.raises(InputError, match=r"\(frames, 80\) mel bands or \(frames, 513\)"):
-        Sound().wave(np.zeros((7, 81)))
+        AudioProcessor().reconstruct_waveform(np.zeros((7, 81)))
     with pytest.raises(InputError, match="NaN"):
-        Sound().wave(np.full((7, 80), math.nan))
+        AudioProcessor().reconstruct_waveform(np.full((7, 80), math.nan))
     with pytest.raises(InputError, match="expected \\(samples,\\)"):
-        Sound().mel(np.zeros((7, 2), np.float32))
-    assert not Sound().wave(np.zeros((7, 80))).any()
-    assert len(Sound().wave(np.zeros((1, 80)))) == 200
+        AudioProcessor().mel_spectrogram(np.zeros((7, 2), np.float32))
+    assert not AudioProcessor().reconstruct_waveform(np.zeros((7, 80))).any()
+    assert len(AudioProcessor().reconstruct_waveform(np.zeros((1, 80)))) == 200
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg"])
 def test_what_is_saved_can_be_read(tmp_path: Path, name: str) -> None:
-    saved(tmp_path / name, sine(440, loud=0.3), 16000)
-    wave = Sound(SoundConfig(loudness=None)).read(tmp_path / name)
+    save_audio(tmp_path / name, sine(440, loud=0.3), 16000)
+    wave = AudioProcessor(AudioConfig(target_level_db=None)).read_waveform(tmp_path / name)
     assert height(wave, 16000) == 440
     assert np.abs(wave[1000:-1000]).max() == pytest.approx(0.3, rel=0.05)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     with pytest.raises(InputError, match=r"\.wav, \.flac, \.ogg"):
-        saved(tmp_path / "a.xyz", sine(440), 16000)
+        save_audio(tmp_path / "a.xyz", sine(440), 16000)
 
 
 @pytest.mark.parametrize(
@@ -216,14 +229,14 @@ def test_a_config_that_does_not_fit_together(wrong: dict) -> None:
     with pytest.raises(
         InputError, match=next(iter(wrong)).replace("highest", "mel").replace("lowest", "mel")
     ):
-        SoundConfig(**wrong)
+        AudioConfig(**wrong)
 
 
 def test_the_same_times_at_another_rate() -> None:
-    config = SoundConfig.at(22050)
-    assert config.seconds == pytest.approx(0.0125, rel=0.01)
-    assert (config.fft, config.window) == (2048, 1102)
-    assert SoundConfig.at(16000) == SoundConfig()
+    config = AudioConfig.for_sample_rate(22050)
+    assert config.frame_seconds == pytest.approx(0.0125, rel=0.01)
+    assert (config.n_fft, config.win_length) == (2048, 1102)
+    assert AudioConfig.for_sample_rate(16000) == AudioConfig()
 
 
 @pytest.mark.parametrize("channels", [1, 2])
@@ -237,12 +250,12 @@ def test_samples_at_the_limits_of_float_give_a_waveform_or_a_flaw(
     samples = np.full((4000, channels), size, np.float32) * np.where(np.arange(4000) % 7, 1, -1)[:, None]
     soundfile.write(file, samples.astype(np.float32), rate, format="WAV", subtype="FLOAT")
     for trim in (None, 30.0):
-        sound = Sound(replace(SoundConfig(rate=16000), trim=trim))
-        found = sound.waveform(file.getvalue(), "x.wav")
-        if isinstance(found, Flaw):
+        sound = AudioProcessor(replace(AudioConfig(sample_rate=16000), trim_db=trim))
+        found = sound.decode_waveform(file.getvalue(), "x.wav")
+        if isinstance(found, InvalidExample):
             assert size <= 1e-10 or size >= 1e11
         else:
             assert 1e-10 < size < 1e11
             assert np.isfinite(found).all()
             assert 0 < np.abs(found).max() <= 1
-            assert np.isfinite(sound.mel(found)).all()
+            assert np.isfinite(sound.mel_spectrogram(found)).all()

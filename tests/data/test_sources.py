@@ -13,8 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jumok.data import files, formats, headers, sources
-from jumok.data.sources import Corpus, Example, Skipped, find
+from jumok.data.readers import formats as readers_formats
+from jumok.data.readers import header_detection, parallel_corpus, text_files
+from jumok.data.readers.parallel_corpus import (
+    ParallelCorpus,
+    SkippedExamples,
+    TranslationExample,
+    find_corpus,
+)
 from jumok.errors import InputError, MissingExtra
 
 PAIRS = [("a dog", "ein Hund"), ('say "hi"', "sag „hallo“"), ("x\u0085y\u2028z", "é 한글")]
@@ -22,7 +28,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 LINE = TEXT.map(lambda text: text.replace("\n", "").replace("\t", "").strip()).filter(bool)
 
 
-def pairs(corpus: Corpus) -> list[tuple[str, str]]:
+def pairs(corpus: ParallelCorpus) -> list[tuple[str, str]]:
     return [(one.source, one.target) for one in corpus]
 
 
@@ -67,10 +73,10 @@ WRITERS: dict[str, Callable[[list[tuple[str, str]]], bytes | str]] = {
 @pytest.mark.parametrize("ending", WRITERS)
 def test_every_format_gives_back_what_was_written(tmp_path: Path, ending: str, zipped: str) -> None:
     path = put(tmp_path / f"my{ending}{zipped}", WRITERS[ending](PAIRS))
-    corpus = find(str(path), source="en", target="de")
+    corpus = find_corpus(str(path), source="en", target="de")
     assert pairs(corpus) == PAIRS
     assert pairs(corpus) == PAIRS  # from the beginning again
-    assert [one.where for one in corpus] == [f"{path}:{n}" for n in (1, 2, 3)]
+    assert [one.location for one in corpus] == [f"{path}:{n}" for n in (1, 2, 3)]
 
 
 @given(st.lists(st.tuples(LINE, LINE), min_size=1, max_size=7))
@@ -82,15 +88,15 @@ def test_any_text_survives(tmp_path_factory: pytest.TempPathFactory, ending: str
         rows = [(one or "-", two or "-") for one, two in rows]
     rows = [("first", "line"), *rows]  # so that no first line looks like a header
     path = put(tmp_path_factory.mktemp("any") / f"my{ending}", WRITERS[ending](rows))
-    assert pairs(find(str(path), source="en", target="de")) == rows
+    assert pairs(find_corpus(str(path), source="en", target="de")) == rows
 
 
 def test_two_files_line_by_line(tmp_path: Path) -> None:
     put(tmp_path / "c.en", "a\nb\u2028b\nc")
     put(tmp_path / "c.de.gz", "\ufeffA\r\nB\r\nC\r\n")
-    corpus = find([str(tmp_path / "c.en"), str(tmp_path / "c.de.gz")], source="en", target="de")
+    corpus = find_corpus([str(tmp_path / "c.en"), str(tmp_path / "c.de.gz")], source="en", target="de")
     assert pairs(corpus) == [("a", "A"), ("b\u2028b", "B"), ("c", "C")]
-    assert [one.where for one in corpus][2] == f"{tmp_path / 'c.en'}:3"
+    assert [one.location for one in corpus][2] == f"{tmp_path / 'c.en'}:3"
 
 
 @pytest.mark.parametrize(("one", "other"), [(7, 5), (5, 7), (0, 3)])
@@ -99,7 +105,7 @@ def test_files_of_different_length_are_an_error_with_both_counts(
 ) -> None:
     put(tmp_path / "c.en", "x\n" * one)
     put(tmp_path / "c.de", "y\n" * other)
-    corpus = find(str(tmp_path / "c"), source="en", target="de", on_error="skip")
+    corpus = find_corpus(str(tmp_path / "c"), source="en", target="de", on_error="skip")
     with pytest.raises(InputError, match=rf"c\.en has {one} lines and .*c\.de has {other}"):
         list(corpus)
 
@@ -119,7 +125,9 @@ def test_files_of_different_length_are_an_error_with_both_counts(
         ("source\ttarget\tnote", (1, 2)),
     ],
 )
-def test_a_header_is_known_by_the_names_asked_for(tmp_path: Path, first: str, sides: formats.Sides) -> None:
+def test_a_header_is_known_by_the_names_asked_for(
+    tmp_path: Path, first: str, sides: readers_formats.Sides
+) -> None:
     names = first.strip("\ufeff").split("\t")
     row = ["?", "?", "?"]
     for name, text in (("en", "dog"), ("source", "dog"), ("de", "Hund"), ("target", "Hund"), ("y", "Hund")):
@@ -127,29 +135,29 @@ def test_a_header_is_known_by_the_names_asked_for(tmp_path: Path, first: str, si
             if given_name.strip() == name:
                 row[place] = text
     path = put(tmp_path / "my.tsv", first + "\n" + "\t".join(row) + "\n")
-    assert pairs(find(str(path), source=sides[0], target=sides[1])) == [("dog", "Hund")]
+    assert pairs(find_corpus(str(path), source=sides[0], target=sides[1])) == [("dog", "Hund")]
 
 
 def test_without_a_header_two_columns_need_no_names_and_more_need_numbers(tmp_path: Path) -> None:
     two = put(tmp_path / "two.tsv", "dog\tHund\ncat\tKatze\n")
-    assert pairs(find(str(two), source="en", target="de")) == [("dog", "Hund"), ("cat", "Katze")]
-    assert pairs(find(str(two), source=2, target=1))[0] == ("Hund", "dog")
+    assert pairs(find_corpus(str(two), source="en", target="de")) == [("dog", "Hund"), ("cat", "Katze")]
+    assert pairs(find_corpus(str(two), source=2, target=1))[0] == ("Hund", "dog")
     three = put(tmp_path / "three.tsv", "1\tdog\tHund\n")
-    assert pairs(find(str(three), source=2, target=3)) == [("dog", "Hund")]
+    assert pairs(find_corpus(str(three), source=2, target=3)) == [("dog", "Hund")]
     with pytest.raises(InputError, match=r"no column 'en'; its first line has 3: .*counted from 1"):
-        list(find(str(three), source="en", target="de"))
+        list(find_corpus(str(three), source="en", target="de"))
     with pytest.raises(InputError, match="has 3 columns; there is no column 4"):
-        list(find(str(three), source=2, target=4))
+        list(find_corpus(str(three), source=2, target=4))
 
 
 def test_a_misspelled_column_is_told_with_the_nearest_first(tmp_path: Path) -> None:
     path = put(tmp_path / "my.tsv", "id\tgerman\tenglish\n1\tHund\tdog\n")
     with pytest.raises(InputError, match=r"no column 'englsh'.*: 'english', 'german'"):
-        list(find(str(path), source="englsh", target="german"))
+        list(find_corpus(str(path), source="englsh", target="german"))
 
 
 def test_the_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(headers).failed == 0
+    assert doctest.testmod(header_detection).failed == 0
 
 
 SENTENCES = "".join(f"a dog {n}\tein Hund {n}\n" for n in range(11))
@@ -170,11 +178,14 @@ def test_a_header_taken_as_a_pair_is_told(tmp_path: Path, first: str, below: str
     one, other = first.strip().split("\t")
     told = f"the first line, '{one}' and '{other}', is taken as a pair; .*source={one} data.target={other}"
     with pytest.warns(UserWarning, match=told):
-        assert pairs(find(str(path), source=1, target=2))[0] == (one, other)
+        assert pairs(find_corpus(str(path), source=1, target=2))[0] == (one, other)
     if below == SENTENCES:  # it might be a pair, and the names those of languages
         with pytest.warns(UserWarning, match=told):
-            list(find(str(path), source="en", target="de"))
-    assert pairs(find(str(path), source=one, target=other))[0] != (one, other)  # as advised: nothing is told
+            list(find_corpus(str(path), source="en", target="de"))
+    assert pairs(find_corpus(str(path), source=one, target=other))[0] != (
+        one,
+        other,
+    )  # as advised: nothing is told
 
 
 @pytest.mark.parametrize(
@@ -189,10 +200,10 @@ def test_a_header_taken_as_a_pair_is_told(tmp_path: Path, first: str, below: str
 )
 @pytest.mark.parametrize("sides", [(1, 2), ("en", "de"), ("english", "german")])
 def test_a_pair_is_taken_as_one_in_silence(
-    tmp_path: Path, first: str, below: str, sides: formats.Sides
+    tmp_path: Path, first: str, below: str, sides: readers_formats.Sides
 ) -> None:
     path = put(tmp_path / "my.tsv", f"{first}\n{below}")
-    assert pairs(find(str(path), source=sides[0], target=sides[1]))[0] == tuple(first.split("\t"))
+    assert pairs(find_corpus(str(path), source=sides[0], target=sides[1]))[0] == tuple(first.split("\t"))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +223,7 @@ def test_two_names_that_a_table_does_not_have_are_told(
         rf"no columns '{sides[0]}' and '{sides[1]}'; its first line is '{one}', '{other}'.*data.source={one} "
     )
     with pytest.raises(InputError, match=told):
-        list(find(str(path), source=sides[0], target=sides[1]))
+        list(find_corpus(str(path), source=sides[0], target=sides[1]))
 
 
 def test_the_keys_of_json_are_named(tmp_path: Path) -> None:
@@ -224,9 +235,9 @@ def test_the_keys_of_json_are_named(tmp_path: Path) -> None:
         path = put(tmp_path / "my.jsonl", f"\n{row}\n")
         for on_error in ("stop", "skip"):
             with pytest.raises(InputError, match=rf"my\.jsonl:2: .*{told}"):
-                list(find(str(path), source=1, target=2, on_error=on_error))  # type: ignore[arg-type]
+                list(find_corpus(str(path), source=1, target=2, on_error=on_error))  # type: ignore[arg-type]
     rows = '{"source": "dog", "target": "개"}\n{"source": "cat"}\n'
-    corpus = find(str(put(tmp_path / "my.jsonl", rows)), source=1, target=2)
+    corpus = find_corpus(str(put(tmp_path / "my.jsonl", rows)), source=1, target=2)
     with pytest.raises(InputError, match=r"my\.jsonl:2: no 'target' \(there is: source\)\. .*on_error=skip"):
         list(corpus)
 
@@ -240,11 +251,11 @@ def test_rows_of_json_may_be_nested_and_say_what_they_lack(tmp_path: Path) -> No
         "{",
     ]
     path = put(tmp_path / "my.jsonl", "\n".join(rows))
-    skipped = Skipped()
-    found = list(find(str(path), source="en", target="de", on_error="skip").read(skipped))
+    skipped = SkippedExamples()
+    found = list(find_corpus(str(path), source="en", target="de", on_error="skip").read(skipped))
     assert [(one.source, one.target) for one in found] == [("dog", "Hund")]
     assert set(skipped.counts) == {"no 'de'", "a source that is no text", "no JSON object", "not JSON"}
-    assert skipped.first["not JSON"] == f"{path}:5"
+    assert skipped.first_locations["not JSON"] == f"{path}:5"
 
 
 def test_parquet_may_be_nested_and_names_its_columns(tmp_path: Path) -> None:
@@ -253,10 +264,10 @@ def test_parquet_may_be_nested_and_names_its_columns(tmp_path: Path) -> None:
     path = tmp_path / "my.parquet"
     rows = [{"en": "dog", "de": "Hund"}, {"en": "cat", "de": None}, {"en": "cow", "de": "Kuh"}]
     parquet.write_table(arrow.table({"translation": rows}), path)
-    corpus = find(str(path), source="en", target="de", on_error="skip")
+    corpus = find_corpus(str(path), source="en", target="de", on_error="skip")
     assert pairs(corpus) == [("dog", "Hund"), ("cow", "Kuh")]
     with pytest.raises(InputError, match="no column 'fr'; it has: "):
-        list(find(str(path), source="en", target="fr"))
+        list(find_corpus(str(path), source="en", target="fr"))
     put(path, b"PAR1 and nothing more")
     with pytest.raises(InputError, match=r"my\.parquet cannot be read as Parquet"):
         list(corpus)
@@ -264,11 +275,11 @@ def test_parquet_may_be_nested_and_names_its_columns(tmp_path: Path) -> None:
 
 def test_a_csv_row_of_several_lines_keeps_its_line_number(tmp_path: Path) -> None:
     path = put(tmp_path / "my.csv", 'en,de\n"two\nlines","zwei\n\nZeilen"\n\na,\nb,B,C\nc,C\n"open,C\n')
-    skipped = Skipped()
-    found = list(find(str(path), source="en", target="de", on_error="skip").read(skipped))
-    assert found[0] == Example("two\nlines", "zwei\n\nZeilen", f"{path}:2")
-    assert found[1] == Example("c", "C", f"{path}:9")
-    assert skipped.first == {
+    skipped = SkippedExamples()
+    found = list(find_corpus(str(path), source="en", target="de", on_error="skip").read(skipped))
+    assert found[0] == TranslationExample("two\nlines", "zwei\n\nZeilen", f"{path}:2")
+    assert found[1] == TranslationExample("c", "C", f"{path}:9")
+    assert skipped.first_locations == {
         "an empty target": f"{path}:7",
         "another number of columns": f"{path}:8",
         "not CSV": f"{path}:10",
@@ -294,10 +305,10 @@ def test_a_flaw_stops_with_file_line_and_reason_or_is_skipped_and_counted(
 ) -> None:
     path = put(tmp_path / "my.tsv", b"one\teins\n\n" + line + b"\nfour\tvier\n")
     with pytest.raises(InputError, match=rf"my\.tsv:3: {reason}.*data\.on_error=skip"):
-        list(find(str(path), source="en", target="de"))
-    skipped = Skipped()
-    found = list(find(str(path), source="en", target="de", on_error="skip").read(skipped))
-    assert [one.where for one in found] == [f"{path}:1", f"{path}:4"]
+        list(find_corpus(str(path), source="en", target="de"))
+    skipped = SkippedExamples()
+    found = list(find_corpus(str(path), source="en", target="de", on_error="skip").read(skipped))
+    assert [one.location for one in found] == [f"{path}:1", f"{path}:4"]
     assert skipped.total == 1
     assert f"1 left out: 1 × {reason.split(' .')[0]} (first: {path}:3)" == str(skipped)
 
@@ -305,49 +316,49 @@ def test_a_flaw_stops_with_file_line_and_reason_or_is_skipped_and_counted(
 def test_half_a_surrogate_pair_in_json_is_a_flaw(tmp_path: Path) -> None:
     path = put(tmp_path / "my.jsonl", r'{"source": "\ud83d", "target": "x"}')
     with pytest.raises(InputError, match=r"invalid UTF-8 .half a surrogate pair"):
-        list(find(str(path), source="en", target="de"))
+        list(find_corpus(str(path), source="en", target="de"))
 
 
 def test_a_file_where_everything_is_skipped_is_an_error(tmp_path: Path) -> None:
     path = put(tmp_path / "my.tsv", "a\t\nb\t\n")
     with pytest.raises(InputError, match="no examples; 2 left out: 2 × an empty target"):
-        list(find(str(path), source="en", target="de", on_error="skip"))
+        list(find_corpus(str(path), source="en", target="de", on_error="skip"))
     put(path, "")
     with pytest.raises(InputError, match="no examples"):
-        list(find(str(path), source="en", target="de"))
+        list(find_corpus(str(path), source="en", target="de"))
 
 
 def test_files_that_are_not_what_they_seem(tmp_path: Path) -> None:
     named = tmp_path / "a.tsv.gz"
     named.write_bytes(b"a\tA\n")
     with pytest.raises(InputError, match=r"named .gz and is not gzipped"):
-        list(find(str(named), source="en", target="de"))
+        list(find_corpus(str(named), source="en", target="de"))
     unnamed = tmp_path / "b.tsv"
     unnamed.write_bytes(gzip.compress(b"a\tA\n"))
-    assert pairs(find(str(unnamed), source="en", target="de")) == [("a", "A")]
+    assert pairs(find_corpus(str(unnamed), source="en", target="de")) == [("a", "A")]
     cut = tmp_path / "c.tsv.gz"
     cut.write_bytes(gzip.compress(b"a\tA\n" * 9999)[:-20])
     with pytest.raises(InputError, match="is damaged behind line"):
-        list(find(str(cut), source="en", target="de"))
+        list(find_corpus(str(cut), source="en", target="de"))
     wide = put(tmp_path / "d.tsv", "a\tA\n".encode("utf-16"))
     with pytest.raises(InputError, match="is UTF-16; convert it: iconv"):
-        list(find(str(wide), source="en", target="de"))
+        list(find_corpus(str(wide), source="en", target="de"))
 
 
 @pytest.mark.parametrize("ending", [".tsv", ".csv", ".jsonl"])
 def test_a_line_without_end_does_not_fill_the_memory(
     tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "LONGEST_LINE", 1 << 18)
+    monkeypatch.setattr(text_files, "MAX_LINE_BYTES", 1 << 18)
     path = tmp_path / f"my{ending}"
     with path.open("wb") as file:
         file.write(str(WRITERS[ending]([("a", "A")])).encode())
         for _ in range(40):
             file.write(b"x" * (1 << 18))
         file.write(b"\n" + str(WRITERS[ending]([("b", "B")])).encode())
-    skipped = Skipped()
+    skipped = SkippedExamples()
     tracemalloc.start()
-    found = list(find(str(path), source="en", target="de", on_error="skip").read(skipped))
+    found = list(find_corpus(str(path), source="en", target="de", on_error="skip").read(skipped))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert [one.source for one in found] == ["a", "b"]
@@ -357,7 +368,7 @@ def test_a_line_without_end_does_not_fill_the_memory(
 
 def test_reading_holds_one_line_at_a_time(tmp_path: Path) -> None:
     path = put(tmp_path / "my.tsv.gz", as_tsv([("some words " * 9, "einige Worte " * 9)] * 20_000))
-    corpus = find(str(path), source="en", target="de")
+    corpus = find_corpus(str(path), source="en", target="de")
     tracemalloc.start()
     assert sum(1 for _ in corpus) == 20_000
     peak = tracemalloc.get_traced_memory()[1]
@@ -386,13 +397,13 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_data_set_is_found_by_name_and_split(shelf: Path) -> None:
-    assert len(list(find("captions/train", source="en", target="de"))) == 5
-    assert pairs(find("captions", source="fr", target="en", split="test2016"))[2] == ("fr 2", "en 2")
-    assert pairs(find("mixed/train", source="english", target="korean")) == [("dog", "개")]
-    assert pairs(find("mixed/gold", source="en", target="fr")) == [("a b", "c d")]
-    assert pairs(find("mixed/gold", source="fr", target="en")) == [("c d", "a b")]
+    assert len(list(find_corpus("captions/train", source="en", target="de"))) == 5
+    assert pairs(find_corpus("captions", source="fr", target="en", split="test2016"))[2] == ("fr 2", "en 2")
+    assert pairs(find_corpus("mixed/train", source="english", target="korean")) == [("dog", "개")]
+    assert pairs(find_corpus("mixed/gold", source="en", target="fr")) == [("a b", "c d")]
+    assert pairs(find_corpus("mixed/gold", source="fr", target="en")) == [("c d", "a b")]
     both = ["captions/train.en.gz", "captions/train.fr.gz"]
-    assert pairs(find(both, source="x", target="y"))[0] == ("en 0", "fr 0")
+    assert pairs(find_corpus(both, source="x", target="y"))[0] == ("en 0", "fr 0")
 
 
 def test_without_jumok_data_the_folder_data_is_looked_into(
@@ -400,14 +411,17 @@ def test_without_jumok_data_the_folder_data_is_looked_into(
 ) -> None:
     monkeypatch.delenv("JUMOK_DATA")
     shelf.rename("data")
-    assert len(list(find("captions/train", source="en", target="de"))) == 5
+    assert len(list(find_corpus("captions/train", source="en", target="de"))) == 5
 
 
 def test_lists_and_patterns_are_read_one_after_the_other(shelf: Path) -> None:
     for n in (2, 1):
         put(Path(f"part{n}.tsv"), f"dog {n}\tHund {n}\n")
-    assert pairs(find("part*.tsv", source="en", target="de")) == [("dog 1", "Hund 1"), ("dog 2", "Hund 2")]
-    mixed = find(["part2.tsv", "captions/test2016"], source="en", target="de")
+    assert pairs(find_corpus("part*.tsv", source="en", target="de")) == [
+        ("dog 1", "Hund 1"),
+        ("dog 2", "Hund 2"),
+    ]
+    mixed = find_corpus(["part2.tsv", "captions/test2016"], source="en", target="de")
     assert [one for one, _ in pairs(mixed)] == ["dog 2", "en 0", "en 1", "en 2"]
 
 
@@ -424,43 +438,46 @@ def test_what_is_not_there_is_told_with_what_is_the_nearest_first(shelf: Path) -
         ("nothing*.tsv", "no file or data set"),
     ):
         with pytest.raises(InputError, match=told):
-            find(name, source="en", target="de")
+            find_corpus(name, source="en", target="de")
     with pytest.raises(InputError, match=r"does not hold train.en and train.ko; it holds: train\."):
-        find("captions/train", source="en", target="ko")
+        find_corpus("captions/train", source="en", target="ko")
     with pytest.raises(InputError, match="as source and target the endings or columns"):
-        find("captions/train", source=1, target=2)
+        find_corpus("captions/train", source=1, target=2)
     with pytest.raises(InputError, match="one side of parallel text; name both files"):
-        find("captions/train.en.gz", source="en", target="de")
+        find_corpus("captions/train.en.gz", source="en", target="de")
     with pytest.raises(InputError, match=r"no captions/train.dee; .*captions holds: train\.de\.gz"):
-        find(["captions/train.en.gz", "captions/train.dee"], source="en", target="de")
+        find_corpus(["captions/train.en.gz", "captions/train.dee"], source="en", target="de")
     Path("captions").mkdir()  # a folder of the same name here does not hide the data set
-    assert len(list(find("captions/train", source="en", target="de"))) == 5
-    assert len(list(find("captions", source="en", target="de", split="train"))) == 5
+    assert len(list(find_corpus("captions/train", source="en", target="de"))) == 5
+    assert len(list(find_corpus("captions", source="en", target="de", split="train"))) == 5
     with pytest.raises(InputError, match="no file named"):
-        find([], source="en", target="de")
+        find_corpus([], source="en", target="de")
 
 
 # ----------------------------------------------------------------------------------------- corpora, the hub
 
 
 def test_a_corpus_may_be_made_and_prepared(tmp_path: Path) -> None:
-    corpus = Corpus.made("squares", lambda: ((f"{n} TIMES {n}", str(n * n)) for n in range(3)))
-    small = corpus.prepared("small", str.lower, lambda text: text * 2)
+    corpus = ParallelCorpus.from_pairs("squares", lambda: ((f"{n} TIMES {n}", str(n * n)) for n in range(3)))
+    small = corpus.map_texts("small", str.lower, lambda text: text * 2)
     assert pairs(small) == [("0 times 0", "00"), ("1 times 1", "11"), ("2 times 2", "44")]
-    assert len({corpus.fingerprint, small.fingerprint, Corpus.made("cubes", list).fingerprint}) == 3
-    gone = corpus.prepared("gone", lambda text: "", str)
+    assert (
+        len({corpus.fingerprint, small.fingerprint, ParallelCorpus.from_pairs("cubes", list).fingerprint})
+        == 3
+    )
+    gone = corpus.map_texts("gone", lambda text: "", str)
     with pytest.raises(InputError, match="squares:1: an empty source"):
         list(gone)
 
 
 def test_the_fingerprint_changes_with_the_file_and_with_how_it_is_read(tmp_path: Path) -> None:
     path = put(tmp_path / "my.tsv", "a\tA\n")
-    first = find(str(path), source=1, target=2).fingerprint
-    assert find(str(path), source=1, target=2).fingerprint == first
-    assert find(str(path), source=2, target=1).fingerprint != first
-    assert find(str(path), source=1, target=2, on_error="skip").fingerprint != first
+    first = find_corpus(str(path), source=1, target=2).fingerprint
+    assert find_corpus(str(path), source=1, target=2).fingerprint == first
+    assert find_corpus(str(path), source=2, target=1).fingerprint != first
+    assert find_corpus(str(path), source=1, target=2, on_error="skip").fingerprint != first
     put(path, "a\tA\nb\tB\n")
-    assert find(str(path), source=1, target=2).fingerprint != first
+    assert find_corpus(str(path), source=1, target=2).fingerprint != first
 
 
 def test_a_data_set_of_the_hub_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,8 +492,10 @@ def test_a_data_set_of_the_hub_is_streamed(tmp_path: Path, monkeypatch: pytest.M
         return datasets.Dataset.from_list(rows).to_iterable_dataset()
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    corpus = find("hub:some/one@v2:de-en", source="en", target="de", split="validation", on_error="skip")
-    assert list(corpus) == [Example("dog", "Hund", "hub:some/one@v2:de-en:validation:1")]
+    corpus = find_corpus(
+        "hub:some/one@v2:de-en", source="en", target="de", split="validation", on_error="skip"
+    )
+    assert list(corpus) == [TranslationExample("dog", "Hund", "hub:some/one@v2:de-en:validation:1")]
     assert asked == {
         "name": "some/one",
         "configuration": "de-en",
@@ -484,10 +503,10 @@ def test_a_data_set_of_the_hub_is_streamed(tmp_path: Path, monkeypatch: pytest.M
         "revision": "v2",
         "streaming": True,
     }
-    assert next(iter(find("hub:some/one", source="en", target="de"))).source == "dog"
+    assert next(iter(find_corpus("hub:some/one", source="en", target="de"))).source == "dog"
     assert (asked["split"], asked["configuration"], asked["revision"]) == ("train", None, None)
     with pytest.raises(InputError, match="hub:no/such cannot be read: Dataset 'no/such' doesn't exist"):
-        list(find("hub:no/such", source="en", target="de"))
+        list(find_corpus("hub:no/such", source="en", target="de"))
 
 
 @pytest.mark.parametrize(("name", "package"), [("hub:some/one", "datasets"), ("my.parquet", "pyarrow")])
@@ -499,10 +518,10 @@ def test_a_missing_package_is_named_with_the_command(
 
     monkeypatch.chdir(tmp_path)
     put(tmp_path / "my.parquet", b"PAR1")
-    monkeypatch.setattr(files.importlib, "import_module", missing)
+    monkeypatch.setattr(text_files.importlib, "import_module", missing)
     with pytest.raises(MissingExtra, match=rf'{package} is needed for this: pip install "jumok\[hub\]"'):
-        list(find(name, source="en", target="de"))
+        list(find_corpus(name, source="en", target="de"))
 
 
 def test_sources_offers_what_formats_makes() -> None:
-    assert sources.Example is formats.Example
+    assert parallel_corpus.TranslationExample is readers_formats.TranslationExample

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jumok.data import spelled
-from jumok.data.spelled import prepare
+from jumok.data.tokenizers import spelling
+from jumok.data.tokenizers.spelling import normalize_spelling
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,11 @@ from jumok.data.spelled import prepare
     ],
 )
 def test_words_and_signs_come_apart_and_contractions_in_full(language: str, raw: str, out: str) -> None:
-    assert prepare(raw, language) == out
-    assert prepare(out, language) in (out, out.replace(" du ", " de le "))  # without its accent, dû is lost
+    assert normalize_spelling(raw, language) == out
+    assert normalize_spelling(out, language) in (
+        out,
+        out.replace(" du ", " de le "),
+    )  # without its accent, dû is lost
 
 
 def test_text_that_is_spelled_out_stays_as_it_is() -> None:
@@ -51,16 +54,16 @@ def test_text_that_is_spelled_out_stays_as_it_is() -> None:
         ("en", "mr. speaker , the hon. member 's bill c - 19 cannot pass ."),
         ("fr", "le eau de le lac ne est pas a le niveau - la aujourd' hui ..."),
     ):
-        assert prepare(text, language) == text
-        assert prepare(text.title().replace("'S", "'s"), language) == text
+        assert normalize_spelling(text, language) == text
+        assert normalize_spelling(text.title().replace("'S", "'s"), language) == text
 
 
 def test_the_examples_in_the_docstrings() -> None:
-    done = doctest.testmod(spelled)
+    done = doctest.testmod(spelling)
     assert done.failed == 0 < done.attempted
 
 
 @given(st.text(), st.sampled_from(["en", "fr", "ko"]))
 def test_any_text_becomes_words_between_single_spaces(text: str, language: str) -> None:
-    words = prepare(text, language).split(" ")
+    words = normalize_spelling(text, language).split(" ")
     assert all(word and not any(c.isspace() for c in word) for word in words) or words == [""]

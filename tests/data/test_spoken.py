@@ -10,33 +10,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jumok.batch import EOS, SPECIAL, UNK
-from jumok.data import spoken as module
-from jumok.data.spoken import Symbols, jamo, read_out, syllables
+from jumok.batches.tokens import EOS, SPECIAL_TOKENS, UNK
+from jumok.data.tokenizers import speech_symbols as module
+from jumok.data.tokenizers.speech_symbols import (
+    SpeechSymbols,
+    compose_hangul,
+    decompose_hangul,
+    expand_numbers,
+)
 from jumok.errors import InputError
 
 
 def test_hangul_comes_apart_into_jamo_and_back() -> None:
-    assert [unicodedata.name(one).removeprefix("HANGUL ") for one in jamo("친구와")] == [
+    assert [unicodedata.name(one).removeprefix("HANGUL ") for one in decompose_hangul("친구와")] == [
         *("CHOSEONG CHIEUCH", "JUNGSEONG I", "JONGSEONG NIEUN"),
         *("CHOSEONG KIYEOK", "JUNGSEONG U"),
         *("CHOSEONG IEUNG", "JUNGSEONG WA"),
     ]
-    assert syllables(jamo("친구와")) == "친구와"
-    symbols = Symbols.learned(["친구와"])
+    assert compose_hangul(decompose_hangul("친구와")) == "친구와"
+    symbols = SpeechSymbols.from_texts(["친구와"])
     assert len(symbols.encode("친구와")) == 7 + 1
     assert symbols.decode(symbols.encode("친구와")) == "친구와"
     # A final letter and an initial one are different symbols, and other syllables are spelled with them.
     assert symbols.decode(symbols.encode("친와")) == "친와"
-    assert symbols.unknown("나") == [*jamo("나")]
+    assert symbols.unknown_characters("나") == [*decompose_hangul("나")]
 
 
 def test_texts_are_brought_to_one_form() -> None:
-    symbols = Symbols.learned(["it's a café."])
-    assert symbols.normal("  It’s a\n CAFE\u0301. ") == "it's a café."
+    symbols = SpeechSymbols.from_texts(["it's a café."])
+    assert symbols.normalize("  It’s a\n CAFE\u0301. ") == "it's a café."
     assert symbols.encode("It’s") == symbols.encode("it's")
     assert symbols.encode("it's")[-1] == EOS
-    assert symbols.size == len(SPECIAL) + len(set("it's a café."))
+    assert symbols.vocab_size == len(SPECIAL_TOKENS) + len(set("it's a café."))
     assert symbols.encode("xi")[0] == UNK
     assert symbols.decode(symbols.encode("xi")) == "�i"
     assert symbols.decode([*symbols.encode("it"), *symbols.encode("café")]) == "it"  # up to the end
@@ -69,46 +74,46 @@ def test_texts_are_brought_to_one_form() -> None:
     ],
 )
 def test_numbers_read_out(text: str, english: str, korean: str) -> None:
-    assert read_out(text, "en") == english
-    assert read_out(text, "ko") == korean
+    assert expand_numbers(text, "en") == english
+    assert expand_numbers(text, "ko") == korean
 
 
 def test_numbers_in_sentences() -> None:
-    assert read_out("the 1st, 22nd, 30th and 112th", "en") == (
+    assert expand_numbers("the 1st, 22nd, 30th and 112th", "en") == (
         "the first, twenty second, thirtieth and one hundred twelfth"
     )
-    assert read_out("a4 and mp3s", "en") == "a four and mp three s"
-    assert read_out("3월 15일에", "ko") == "삼월 십오일에"
-    assert Symbols.learned(["x"]).normal("room 42") == "room 42"
-    assert Symbols.learned(["x"], numbers="en").normal("room 42") == "room forty two"
+    assert expand_numbers("a4 and mp3s", "en") == "a four and mp three s"
+    assert expand_numbers("3월 15일에", "ko") == "삼월 십오일에"
+    assert SpeechSymbols.from_texts(["x"]).normalize("room 42") == "room 42"
+    assert SpeechSymbols.from_texts(["x"], number_language="en").normalize("room 42") == "room forty two"
 
 
 @given(st.text(alphabet=st.characters(blacklist_categories=("Cs", "Co")), max_size=40))
 def test_whatever_was_seen_comes_back(text: str) -> None:
-    symbols = Symbols.learned(["a", text])
+    symbols = SpeechSymbols.from_texts(["a", text])
     assert UNK not in symbols.encode(text)
-    normal = symbols.normal(text)
+    normal = symbols.normalize(text)
     assert symbols.decode(symbols.encode(text)) == unicodedata.normalize("NFC", normal)
 
 
 def test_symbols_are_kept(tmp_path: Path) -> None:
-    symbols = Symbols.learned(['친구 "a" 7'], numbers="ko")
+    symbols = SpeechSymbols.from_texts(['친구 "a" 7'], number_language="ko")
     symbols.save(tmp_path)
-    assert Symbols.load(tmp_path) == symbols
+    assert SpeechSymbols.load(tmp_path) == symbols
     (tmp_path / "symbols.json").write_text("{}")
     with pytest.raises(InputError, match=r"symbols.json is damaged"):
-        Symbols.load(tmp_path)
+        SpeechSymbols.load(tmp_path)
     with pytest.raises(InputError, match=r"symbols.json cannot be read"):
-        Symbols.load(tmp_path / "none")
+        SpeechSymbols.load(tmp_path / "none")
 
 
 def test_what_symbols_refuse() -> None:
     with pytest.raises(InputError, match="no text"):
-        Symbols.learned([" ", ""])
+        SpeechSymbols.from_texts([" ", ""])
     with pytest.raises(InputError, match="en or ko"):
-        Symbols.learned(["a"], numbers="fr")  # type: ignore[arg-type]
+        SpeechSymbols.from_texts(["a"], number_language="fr")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="no symbol 99"):
-        Symbols.learned(["a"]).decode([99])
+        SpeechSymbols.from_texts(["a"]).decode([99])
 
 
 def test_the_examples_in_the_docstrings() -> None:

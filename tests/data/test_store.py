@@ -18,21 +18,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jumok.data import store as module
-from jumok.data.sources import Corpus, Skipped, find
-from jumok.data.store import Store, prepare
-from jumok.data.text import TextConfig, Tokenizer, Tokenizers
+from jumok.data.caches import token_store as module
+from jumok.data.caches.token_store import TokenStore, prepare_token_store
+from jumok.data.readers.parallel_corpus import ParallelCorpus, SkippedExamples, find_corpus
+from jumok.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig, TokenizerPair
 from jumok.errors import InputError
 
-LETTERS = Tokenizer.train(["abcdefghij 가나다"], TextConfig("characters", size=400))
-BOTH = Tokenizers(LETTERS, LETTERS)
+LETTERS = Tokenizer.train(["abcdefghij 가나다"], TokenizerConfig("characters", vocab_size=400))
+BOTH = TokenizerPair(LETTERS, LETTERS)
 
 
-def corpus(*pairs: tuple[str, str], name: str = "made") -> Corpus:
-    return Corpus.made(name, lambda: pairs)
+def corpus(*pairs: tuple[str, str], name: str = "made") -> ParallelCorpus:
+    return ParallelCorpus.from_pairs(name, lambda: pairs)
 
 
-def contents(store: Store) -> list[tuple[str, str]]:
+def contents(store: TokenStore) -> list[tuple[str, str]]:
     return [tuple(LETTERS.decode(side.tolist()) for side in store[n]) for n in range(len(store))]  # type: ignore[misc]
 
 
@@ -40,8 +40,8 @@ def contents(store: Store) -> list[tuple[str, str]]:
 @given(st.lists(st.tuples(*[st.text("abcé가🐶", min_size=1, max_size=9)] * 2), min_size=1, max_size=11))
 def test_what_goes_in_comes_out(pairs: list[tuple[str, str]]) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "AT_ONCE", 3)
-        store = prepare(Path(folder) / "train", corpus(*pairs), BOTH)
+        patch.setattr(module, "EXAMPLES_PER_CHUNK", 3)
+        store = prepare_token_store(Path(folder) / "train", corpus(*pairs), BOTH)
         assert contents(store) == pairs
         assert store.source.lengths.tolist() == [len(LETTERS.encode([one])[0]) for one, _ in pairs]
         assert store.target.lengths.tolist() == [len(LETTERS.encode([two])[0]) for _, two in pairs]
@@ -49,7 +49,7 @@ def test_what_goes_in_comes_out(pairs: list[tuple[str, str]]) -> None:
 
 
 def test_a_store_is_read_only_small_and_mapped(tmp_path: Path) -> None:
-    store = prepare(tmp_path / "train", corpus(("abc", "de")), BOTH)
+    store = prepare_token_store(tmp_path / "train", corpus(("abc", "de")), BOTH)
     source, target = store[0]
     assert (source.dtype, len(source), len(target)) == (np.uint16, 3, 2)
     assert np.shares_memory(source, store.source.ids)
@@ -72,30 +72,34 @@ def test_large_vocabularies_take_four_bytes(tmp_path: Path, monkeypatch: pytest.
     class Sides:
         source, target = Large(), LETTERS
 
-    store = prepare(tmp_path / "train", corpus(("abc", "de")), Sides())  # type: ignore[arg-type]
+    store = prepare_token_store(tmp_path / "train", corpus(("abc", "de")), Sides())  # type: ignore[arg-type]
     assert store[0][0].tolist() == [69_999, 3]
     assert (store.source.ids.dtype, store.target.ids.dtype) == (np.uint32, np.uint16)
 
 
 def test_examples_that_are_too_long_are_left_out_counted_and_told_again_later(tmp_path: Path) -> None:
     pairs = [("abc", "de"), ("abcdef", "de"), ("a", "abcdef"), ("abcde", "abcde")]
-    store = prepare(tmp_path / "train", corpus(*pairs), BOTH, longest=5)
+    store = prepare_token_store(tmp_path / "train", corpus(*pairs), BOTH, max_tokens=5)
     assert contents(store) == [pairs[0], pairs[3]]
     told = (
         "2 left out: 1 × a source of more than 5 tokens (first: made:2); "
         "1 × a target of more than 5 tokens (first: made:3)"
     )
-    assert str(store.skipped) == str(Store.open(tmp_path / "train").skipped) == told
+    assert str(store.skipped) == str(TokenStore.open(tmp_path / "train").skipped) == told
     with pytest.raises(InputError, match="none of 4 examples is left; 4 left out"):
-        prepare(tmp_path / "other", corpus(*pairs), BOTH, longest=0)
+        prepare_token_store(tmp_path / "other", corpus(*pairs), BOTH, max_tokens=0)
     assert [path.name for path in tmp_path.iterdir()] == ["train"]
 
 
 def test_flawed_lines_are_counted_in_the_store(tmp_path: Path) -> None:
     (tmp_path / "my.tsv").write_text("a\tb\nc\t\nd\te\n")
-    store = prepare(tmp_path / "s", find(str(tmp_path / "my.tsv"), source=1, target=2, on_error="skip"), BOTH)
+    store = prepare_token_store(
+        tmp_path / "s", find_corpus(str(tmp_path / "my.tsv"), source=1, target=2, on_error="skip"), BOTH
+    )
     assert contents(store) == [("a", "b"), ("d", "e")]
-    assert store.skipped == Skipped(store.skipped.counts, {"an empty target": f"{tmp_path / 'my.tsv'}:2"})
+    assert store.skipped == SkippedExamples(
+        store.skipped.counts, {"an empty target": f"{tmp_path / 'my.tsv'}:2"}
+    )
 
 
 def test_a_store_is_used_again_until_something_changes(tmp_path: Path) -> None:
@@ -106,23 +110,23 @@ def test_a_store_is_used_again_until_something_changes(tmp_path: Path) -> None:
         made.append(1)
         return [("ab", "cd")]
 
-    def ask(name: str = "made", tokenizers: Tokenizers = BOTH, longest: int = 7) -> int:
-        prepare(path, Corpus.made(name, pairs), tokenizers, longest=longest)
+    def ask(name: str = "made", tokenizers: TokenizerPair = BOTH, longest: int = 7) -> int:
+        prepare_token_store(path, ParallelCorpus.from_pairs(name, pairs), tokenizers, max_tokens=longest)
         return len(made)
 
     assert (ask(), ask()) == (1, 1)
     assert ask(longest=8) == 2
     assert ask(name="other", longest=8) == 3
-    words = Tokenizer.train(["ab cd"] * 2, TextConfig("words", size=100))
-    assert ask("other", Tokenizers(LETTERS, words), 8) == 4
-    assert ask("other", Tokenizers(LETTERS, words), 8) == 4
+    words = Tokenizer.train(["ab cd"] * 2, TokenizerConfig("words", vocab_size=100))
+    assert ask("other", TokenizerPair(LETTERS, words), 8) == 4
+    assert ask("other", TokenizerPair(LETTERS, words), 8) == 4
     assert [one.name for one in tmp_path.iterdir()] == ["train"]  # and nothing is left lying about
 
 
 def test_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "AT_ONCE", 3)
+    monkeypatch.setattr(module, "EXAMPLES_PER_CHUNK", 3)
     told: list[int] = []
-    prepare(tmp_path / "s", corpus(*[("a", "b")] * 7), BOTH, progress=told.append)
+    prepare_token_store(tmp_path / "s", corpus(*[("a", "b")] * 7), BOTH, progress=told.append)
     assert told == [3, 6, 7]
 
 
@@ -130,10 +134,10 @@ def test_an_error_half_way_leaves_the_old_store_and_nothing_else(tmp_path: Path)
     def broken() -> list[tuple[str, str]]:
         raise InputError("no more")
 
-    prepare(tmp_path / "s", corpus(("a", "b")), BOTH)
+    prepare_token_store(tmp_path / "s", corpus(("a", "b")), BOTH)
     with pytest.raises(InputError, match="no more"):
-        prepare(tmp_path / "s", Corpus.made("broken", broken), BOTH)
-    assert contents(Store.open(tmp_path / "s")) == [("a", "b")]
+        prepare_token_store(tmp_path / "s", ParallelCorpus.from_pairs("broken", broken), BOTH)
+    assert contents(TokenStore.open(tmp_path / "s")) == [("a", "b")]
     assert [one.name for one in tmp_path.iterdir()] == ["s"]
 
 
@@ -169,13 +173,15 @@ def test_a_killed_process_leaves_nothing_that_is_taken_for_whole(
     left = list(tmp_path.glob(".s-*.tmp"))
     assert len(left) == 1
     assert not path.exists()
-    store = prepare(path, corpus(*[("a", "b")] * 9), BOTH)  # the same name, and so the same fingerprint
+    store = prepare_token_store(
+        path, corpus(*[("a", "b")] * 9), BOTH
+    )  # the same name, and so the same fingerprint
     assert len(store) == 9
     assert left[0].exists()  # it might be another process's that is at work
-    hour_ago = time.time() - 2 * module.ABANDONED
+    hour_ago = time.time() - 2 * module.ABANDONED_SECONDS
     for one in (left[0], *left[0].iterdir()):
         os.utime(one, (hour_ago, hour_ago))
-    prepare(path, corpus(("a", "b"), name="new"), BOTH)
+    prepare_token_store(path, corpus(("a", "b"), name="new"), BOTH)
     assert not left[0].exists()
 
 
@@ -183,26 +189,26 @@ def test_what_is_no_store_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "thesis.txt").write_text("dear")
     with pytest.raises(InputError, match="is there and is no store of token ids"):
-        prepare(tmp_path / "s", corpus(("a", "b")), BOTH)
+        prepare_token_store(tmp_path / "s", corpus(("a", "b")), BOTH)
     with pytest.raises(InputError, match="is no store"):
-        Store.open(tmp_path / "s")
+        TokenStore.open(tmp_path / "s")
     assert (tmp_path / "s" / "thesis.txt").read_text() == "dear"
 
 
 def test_a_damaged_store_is_told(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    prepare(path, corpus(*[("abc", "de")] * 50), BOTH)
+    prepare_token_store(path, corpus(*[("abc", "de")] * 50), BOTH)
     ids = path / "target.ids.npy"
     whole = ids.read_bytes()
     ids.write_bytes(whole[:-20])
     with pytest.raises(InputError, match=r"is damaged.*remove this folder"):
-        Store.open(path)
+        TokenStore.open(path)
     ids.unlink()
     with pytest.raises(InputError, match="is damaged"):
-        Store.open(path)
+        TokenStore.open(path)
     np.save(ids, np.zeros(3, np.uint16))
     with pytest.raises(InputError, match="do not fit together"):
-        Store.open(path)
+        TokenStore.open(path)
 
 
 @pytest.mark.parametrize("is_there", [False, True])
@@ -211,7 +217,7 @@ def test_two_that_make_the_same_store_at_once_do_not_disturb_each_other(
 ) -> None:
     path = tmp_path / "s"
     if is_there:
-        prepare(path, corpus(("old", "old"), name="old"), BOTH)
+        prepare_token_store(path, corpus(("old", "old"), name="old"), BOTH)
     both_at_work = threading.Barrier(2, timeout=30)
 
     def pairs() -> Iterator[tuple[str, str]]:
@@ -219,19 +225,19 @@ def test_two_that_make_the_same_store_at_once_do_not_disturb_each_other(
         yield from [("abc", "de")] * 500
 
     def make(_: int) -> int:
-        return len(prepare(path, Corpus.made("made", pairs), BOTH))
+        return len(prepare_token_store(path, ParallelCorpus.from_pairs("made", pairs), BOTH))
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(make, range(2))) == [500, 500]
-    assert contents(Store.open(path))[499] == ("abc", "de")
+    assert contents(TokenStore.open(path))[499] == ("abc", "de")
     assert [one.name for one in tmp_path.iterdir()] == ["s"]
 
 
 def test_making_a_store_holds_little_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "AT_ONCE", 100)
-    many = Corpus.made("many", lambda: (("abcdefghij" * 9, "abc") for _ in range(4_000)))
+    monkeypatch.setattr(module, "EXAMPLES_PER_CHUNK", 100)
+    many = ParallelCorpus.from_pairs("many", lambda: (("abcdefghij" * 9, "abc") for _ in range(4_000)))
     tracemalloc.start()
-    store = prepare(tmp_path / "s", many, BOTH)
+    store = prepare_token_store(tmp_path / "s", many, BOTH)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(store.source.ids) == 4_000 * 90

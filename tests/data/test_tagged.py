@@ -10,12 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jumok.batch import IGNORE
-from jumok.data import tagged
-from jumok.data.formats import Flaw
-from jumok.data.sources import Skipped, usable
-from jumok.data.tagged import Entity, Sentence, entities, first_pieces, iob2, read
-from jumok.data.wordpiece import WordPieces
+from jumok.batches.tokens import IGNORE
+from jumok.data.readers import tagging
+from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.parallel_corpus import SkippedExamples, skip_invalid
+from jumok.data.readers.tagging import (
+    Entity,
+    TaggingExample,
+    convert_to_iob2,
+    extract_entities,
+    label_first_pieces,
+    read_tagging_examples,
+)
+from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
 from jumok.errors import InputError
 
 FILE = """-DOCSTART- -X- O O
@@ -32,18 +39,18 @@ no\u3000break NN I-NP O
 
 
 def test_the_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(tagged) == (0, 4)
+    assert doctest.testmod(tagging) == (0, 4)
 
 
-def sentences(path: Path, **more: Any) -> list[Sentence]:
-    return list(usable(read(str(path), **more), "stop", Skipped()))
+def sentences(path: Path, **more: Any) -> list[TaggingExample]:
+    return list(skip_invalid(read_tagging_examples(str(path), **more), "stop", SkippedExamples()))
 
 
 def test_a_file_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "train.txt"
     path.write_bytes(FILE.replace("\n", "\r\n").encode())
     first, second = sentences(path, scheme="iob1")
-    assert first == Sentence(("EU", "rejects"), ("B-ORG", "O"), f"{path}:3")
+    assert first == TaggingExample(("EU", "rejects"), ("B-ORG", "O"), f"{path}:3")
     assert second.words == ("Peter", "Blackburn", "Ann", "no\u3000break")
     assert second.tags == ("B-PER", "I-PER", "B-PER", "O")
     assert sentences(path) == [first, second]
@@ -85,30 +92,30 @@ def test_a_line_that_cannot_be_used(tmp_path: Path, line: str, scheme: Any, reas
     path = tmp_path / "train.txt"
     path.write_text(f"in IN O\nSeoul NNP I-LOC\n{line}\n\nfine NN O\n")
     number = 2 if scheme == "iob2" else 3
-    first, second = read(str(path), scheme=scheme)
-    assert first == Flaw(f"{path}:{number}", reason, detail)
-    assert isinstance(second, Sentence)  # the rest of the file can be used
+    first, second = read_tagging_examples(str(path), scheme=scheme)
+    assert first == InvalidExample(f"{path}:{number}", reason, detail)
+    assert isinstance(second, TaggingExample)  # the rest of the file can be used
     with pytest.raises(InputError, match=f"train.txt:{number}: {reason[:20]}"):
         sentences(path, scheme=scheme)
 
 
 def test_columns_are_counted_from_one() -> None:
     with pytest.raises(InputError, match="counted from 1"):
-        list(read("x", word=0))
+        list(read_tagging_examples("x", word_column=0))
 
 
 def test_entities_by_hand() -> None:
     tags = ["I-PER", "I-PER", "B-PER", "O", "I-LOC", "I-ORG", "B-ORG"]
     wanted = [("PER", 0, 2), ("PER", 2, 3), ("LOC", 4, 5), ("ORG", 5, 6), ("ORG", 6, 7)]
-    assert entities(tags) == [Entity(*one) for one in wanted]
-    assert entities([]) == []
+    assert extract_entities(tags) == [Entity(*one) for one in wanted]
+    assert extract_entities([]) == []
 
 
 @given(st.lists(st.sampled_from(["O", "B-A", "I-A", "B-B", "I-B"])))
 def test_iob2_keeps_the_entities_and_is_iob2(tags: list[str]) -> None:
-    again = iob2(tags)
-    assert entities(again) == entities(tags)
-    assert iob2(again) == again
+    again = convert_to_iob2(tags)
+    assert extract_entities(again) == extract_entities(tags)
+    assert convert_to_iob2(again) == again
     for before, tag in zip(["O", *again], again, strict=False):
         assert not tag.startswith("I-") or before[2:] == tag[2:]
 
@@ -119,12 +126,14 @@ WORDS = ["unbelievable", "친구와", "a", "b", "don't", "\u200b", "...", "belie
 @given(st.lists(st.tuples(st.sampled_from(WORDS), st.integers(0, 4)), min_size=1, max_size=9))
 def test_the_first_piece_of_each_word_has_its_label(tagged_words: list[tuple[str, int]]) -> None:
     words, labels = [word for word, _ in tagged_words], [label for _, label in tagged_words]
-    pieces = PIECES.located(words)
-    found = first_pieces(pieces.words, labels)
+    pieces = PIECES.encode_with_offsets(words)
+    found = label_first_pieces(pieces.word_ids, labels)
     assert len(found) == len(pieces.ids)
     counted = [label for label in found if label != IGNORE]
     # All words but those of which no piece is left: a control character, here.
     assert counted == [label for word, label in tagged_words if word != "\u200b"]
 
 
-PIECES = WordPieces.train([" ".join(WORDS), "unbelievable believable 친구와 친구"] * 3, size=120)
+PIECES = WordPieceTokenizer.train(
+    [" ".join(WORDS), "unbelievable believable 친구와 친구"] * 3, vocab_size=120
+)

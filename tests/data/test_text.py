@@ -13,9 +13,9 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jumok.batch import BOS, EOS, PAD, SPECIAL, UNK
-from jumok.data.sources import Corpus
-from jumok.data.text import TextConfig, Tokenizer, Tokenizers
+from jumok.batches.tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
+from jumok.data.readers.parallel_corpus import ParallelCorpus
+from jumok.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig, TokenizerPair
 from jumok.errors import InputError
 
 LINES = [
@@ -33,7 +33,7 @@ KINDS = (*SUBWORDS, "words")
 
 @functools.cache
 def trained(kind: str, has_bytes: bool = True, lower: bool = False, size: int = 420) -> Tokenizer:
-    config = TextConfig(kind, size=size, bytes=has_bytes, lower=lower)  # type: ignore[arg-type]
+    config = TokenizerConfig(kind, vocab_size=size, byte_fallback=has_bytes, lowercase=lower)  # type: ignore[arg-type]
     return Tokenizer.train(LINES, config)
 
 
@@ -78,14 +78,14 @@ def test_white_space_becomes_spaces_and_what_is_decoded_is_one_line(kind: str, d
     tokenizer = trained(kind)
     for white in WHITE:
         assert tokenizer.encode([f"the{white}dog"]) == tokenizer.encode(["the dog"])
-    ids = data.draw(st.lists(st.integers(0, tokenizer.size - 1) | st.integers(4, 40)))
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1) | st.integers(4, 40)))
     assert len(tokenizer.decode(ids).splitlines()) <= 1
 
 
 def test_words_are_whole_with_signs_apart_and_spaces_kept() -> None:
     tokenizer = trained("words")
     ids = tokenizer.encode(["the  T-shirt, don't &apos;s 3.5."])[0]
-    assert tokenizer.pieces(ids) == ["▁the", "▁", "▁T-shirt", ",", "▁don't", "▁&apos;s", "▁3.5", "."]
+    assert tokenizer.ids_to_tokens(ids) == ["▁the", "▁", "▁T-shirt", ",", "▁don't", "▁&apos;s", "▁3.5", "."]
     assert tokenizer.decode(ids) == "the  T-shirt, don't &apos;s 3.5."
     unknown = tokenizer.encode(["the zebra."])[0]
     assert unknown[1] == UNK
@@ -96,10 +96,10 @@ def test_hangul_stays_whole_syllables_and_jamo_become_them() -> None:
     tokenizer = trained("characters")
     apart = unicodedata.normalize("NFD", "책은")
     assert len(apart) == 6
-    assert tokenizer.pieces(tokenizer.encode([apart])[0]) == ["책", "은"]
+    assert tokenizer.ids_to_tokens(tokenizer.encode([apart])[0]) == ["책", "은"]
     assert tokenizer.decode(tokenizer.encode([apart])[0]) == "책은"
     accents = tokenizer.encode(["über läuft"])[0]
-    assert tokenizer.pieces(accents)[0] == "ü"
+    assert tokenizer.ids_to_tokens(accents)[0] == "ü"
 
 
 def test_lower_makes_letters_small() -> None:
@@ -110,29 +110,29 @@ def test_lower_makes_letters_small() -> None:
 def test_no_piece_joins_letters_and_signs() -> None:
     for kind in ("bpe", "unigram"):
         tokenizer = trained(kind, size=600)
-        for piece in tokenizer.pieces(range(260, tokenizer.size)):
+        for piece in tokenizer.ids_to_tokens(range(260, tokenizer.vocab_size)):
             letters = [c.isalnum() or c == "_" or unicodedata.combining(c) > 0 for c in piece.strip("▁")]
             assert all(letters) or not any(letters) or piece.strip("▁")[0] in "&aopsqut", piece
 
 
 def test_a_unigram_vocabulary_has_whole_words() -> None:
     tokenizer = trained("unigram", size=600)
-    assert tokenizer.pieces(tokenizer.encode(["the dog sees"])[0]) == ["▁the", "▁dog", "▁sees"]
+    assert tokenizer.ids_to_tokens(tokenizer.encode(["the dog sees"])[0]) == ["▁the", "▁dog", "▁sees"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_special_tokens_come_first_then_bytes_and_the_size_is_kept(kind: str) -> None:
     tokenizer = trained(kind)
-    assert tuple(tokenizer.pieces(range(4))) == SPECIAL
-    assert tokenizer.size <= 420
-    assert len(set(tokenizer.pieces(range(tokenizer.size)))) == tokenizer.size
+    assert tuple(tokenizer.ids_to_tokens(range(4))) == SPECIAL_TOKENS
+    assert tokenizer.vocab_size <= 420
+    assert len(set(tokenizer.ids_to_tokens(range(tokenizer.vocab_size)))) == tokenizer.vocab_size
     if kind != "words":
-        assert tokenizer.pieces([4, 259]) == ["<0x00>", "<0xFF>"]
-        assert trained(kind, has_bytes=False).pieces([4])[0] != "<0x00>"
+        assert tokenizer.ids_to_tokens([4, 259]) == ["<0x00>", "<0xFF>"]
+        assert trained(kind, has_bytes=False).ids_to_tokens([4])[0] != "<0x00>"
 
 
 def test_training_again_gives_the_same_file_in_this_process_and_in_another() -> None:
-    again = [Tokenizer.train(iter(LINES), TextConfig(kind, size=420)) for kind in KINDS]  # type: ignore[arg-type]
+    again = [Tokenizer.train(iter(LINES), TokenizerConfig(kind, vocab_size=420)) for kind in KINDS]  # type: ignore[arg-type]
     code = """
 import json, sys
 from jumok.data.text import TextConfig, Tokenizer
@@ -150,13 +150,17 @@ print(*(Tokenizer.train(lines, TextConfig(kind, size=420)).fingerprint for kind 
 @pytest.mark.parametrize("kind", ["bpe", "characters", "unigram", "words"])
 def test_equally_rare_characters_and_words_leave_nothing_to_chance(kind: str) -> None:
     rare = [f"{chr(0xAC00 + n)}{chr(0xAC00 + n)} w{n}" for n in range(300)] * 2
-    config = TextConfig(kind, size=1200 if kind == "unigram" else 420)  # type: ignore[arg-type]
+    config = TokenizerConfig(kind, vocab_size=1200 if kind == "unigram" else 420)  # type: ignore[arg-type]
     first = Tokenizer.train([*LINES, *rare], config)
-    assert first.size <= config.size
+    assert first.vocab_size <= config.vocab_size
     for _ in range(5):
         assert Tokenizer.train([*LINES, *rare], config).fingerprint == first.fingerprint
     if kind in ("bpe", "characters"):  # of the equally rare, the first ones by code point
-        kept = [piece for piece in first.pieces(range(first.size)) if len(piece) == 1 and piece >= "가"]
+        kept = [
+            piece
+            for piece in first.ids_to_tokens(range(first.vocab_size))
+            if len(piece) == 1 and piece >= "가"
+        ]
         rarest = [piece for piece in kept if piece not in SEEN]
         assert 5 < len(rarest) < 300
         assert rarest == [chr(0xAC00 + n) for n in range(len(rarest))]
@@ -169,7 +173,7 @@ def test_equally_rare_characters_and_words_leave_nothing_to_chance(kind: str) ->
 def test_the_word_of_every_token(kind: str) -> None:
     tokenizer = trained(kind)
     text = "  the dog  zzz. 책은 "
-    numbers = tokenizer.words(text)
+    numbers = tokenizer.word_ids_from_text(text)
     ids = tokenizer.encode([text])[0]
     assert len(numbers) == len(ids)
     by_word: dict[int, list[int]] = {}
@@ -180,17 +184,17 @@ def test_the_word_of_every_token(kind: str) -> None:
         assert decoded == ["the", "dog", "<unk>.", "책은"]
     else:
         assert decoded == ["the", "dog", "zzz.", "책은"]
-    assert tokenizer.words_of([BOS, *ids, EOS, PAD]) == [-1, *numbers, -1, -1]
+    assert tokenizer.word_ids_from_ids([BOS, *ids, EOS, PAD]) == [-1, *numbers, -1, -1]
 
 
 @pytest.mark.parametrize("kind", SUBWORDS)
 @given(st.text(st.sampled_from("dog 책.é\U0001f436<>-▁\xa0\u3000\n")).filter(str.strip).map(nfc))
 def test_words_are_those_between_white_space(kind: str, text: str) -> None:
     tokenizer = trained(kind)
-    numbers = tokenizer.words(text)
+    numbers = tokenizer.word_ids_from_text(text)
     assert numbers == sorted(numbers)
     assert set(numbers) == set(range(len(text.split())))
-    assert tokenizer.words_of(tokenizer.encode([text])[0]) == numbers
+    assert tokenizer.word_ids_from_ids(tokenizer.encode([text])[0]) == numbers
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -200,10 +204,10 @@ def test_the_words_of_any_ids_are_those_of_their_text(kind: str, data: st.DataOb
     some = [
         i + 4 for text in ("\n", "\u3000", "é", "▁") for i in text.encode()
     ]  # as bytes, whole and in part
-    ids = data.draw(st.lists(st.integers(0, tokenizer.size - 1) | st.sampled_from([*some, 30])))
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1) | st.sampled_from([*some, 30])))
     if kind == "words":
-        ids = [i % tokenizer.size for i in ids]
-    numbers = [number for number in tokenizer.words_of(ids) if number >= 0]
+        ids = [i % tokenizer.vocab_size for i in ids]
+    numbers = [number for number in tokenizer.word_ids_from_ids(ids) if number >= 0]
     assert numbers == sorted(numbers)
     if tokenizer.decode(ids).split():
         assert set(numbers) == set(range(len(tokenizer.decode(ids).split())))
@@ -214,7 +218,7 @@ def test_an_unknown_word_of_an_output_is_a_word_of_its_own() -> None:
     the, dot = tokenizer.encode(["the."])[0]
     ids = [the, UNK, UNK, dot]
     assert tokenizer.decode(ids) == "the <unk> <unk>."
-    assert tokenizer.words_of(ids) == [0, 1, 2, 2]
+    assert tokenizer.word_ids_from_ids(ids) == [0, 1, 2, 2]
 
 
 # ------------------------------------------------------------------------------------------ files and sides
@@ -222,13 +226,13 @@ def test_an_unknown_word_of_an_output_is_a_word_of_its_own() -> None:
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_both_sides_are_saved_and_loaded(tmp_path: Path, joint: bool) -> None:
-    corpus = Corpus.made("numbers", lambda: ((f"dog {n}", f"개 {n}\n") for n in range(50)))
-    made = Tokenizers.train(corpus, TextConfig("characters", size=420, joint=joint))
+    corpus = ParallelCorpus.from_pairs("numbers", lambda: ((f"dog {n}", f"개 {n}\n") for n in range(50)))
+    made = TokenizerPair.train(corpus, TokenizerConfig("characters", vocab_size=420, shared_vocabulary=joint))
     made.save(tmp_path)
     names = ["tokenizer.json"] if joint else ["tokenizer.source.json", "tokenizer.target.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
-    loaded = Tokenizers.load(tmp_path)
-    assert loaded.joint == joint
+    loaded = TokenizerPair.load(tmp_path)
+    assert loaded.is_shared == joint
     assert loaded.source.fingerprint == made.source.fingerprint
     assert loaded.target.fingerprint == made.target.fingerprint
     assert ("개" in made.source.pieces(range(made.source.size))) == joint
@@ -238,11 +242,11 @@ def test_both_sides_are_saved_and_loaded(tmp_path: Path, joint: bool) -> None:
 
 
 def test_the_examples_are_gone_through_once() -> None:
-    config = TextConfig("words", size=420, joint=False)
-    once = iter(list(Corpus.made("x", lambda: [("a dog", "ein Hund")] * 3)))
-    made = Tokenizers.train(once, config)
-    assert made.source.pieces([5, 6]) == ["▁a", "▁dog"]
-    assert made.target.pieces([5, 6]) == ["▁Hund", "▁ein"]
+    config = TokenizerConfig("words", vocab_size=420, shared_vocabulary=False)
+    once = iter(list(ParallelCorpus.from_pairs("x", lambda: [("a dog", "ein Hund")] * 3)))
+    made = TokenizerPair.train(once, config)
+    assert made.source.ids_to_tokens([5, 6]) == ["▁a", "▁dog"]
+    assert made.target.ids_to_tokens([5, 6]) == ["▁Hund", "▁ein"]
 
 
 def test_what_is_no_tokenizer_of_ours_is_told() -> None:
@@ -260,24 +264,28 @@ def test_what_is_no_tokenizer_of_ours_is_told() -> None:
 
 def test_mistakes_are_told() -> None:
     with pytest.raises(InputError, match="size 100 is too small a vocabulary: bpe needs 2"):
-        TextConfig("bpe", size=100)
+        TokenizerConfig("bpe", vocab_size=100)
     with pytest.raises(InputError, match="no text to learn a vocabulary from"):
-        Tokenizer.train([], TextConfig())
+        Tokenizer.train([], TokenizerConfig())
     with pytest.raises(InputError, match="cannot hold all characters"):
-        Tokenizer.train(["".join(map(chr, range(0xAC00, 0xB000)))], TextConfig("unigram", size=400))
+        Tokenizer.train(
+            ["".join(map(chr, range(0xAC00, 0xB000)))], TokenizerConfig("unigram", vocab_size=400)
+        )
     tokenizer = trained("bpe")
     with pytest.raises(InputError, match="is no text that can be written in UTF-8"):
         tokenizer.encode(["fine", "\ud83d"])
     with pytest.raises(InputError, match=r"token id 9999 came; this vocabulary has 0 to"):
-        tokenizer.pieces([5, 9999])
+        tokenizer.ids_to_tokens([5, 9999])
     with pytest.raises(InputError, match="token id -1 came"):
-        tokenizer.pieces([-1])
+        tokenizer.ids_to_tokens([-1])
 
 
 def test_a_large_alphabet_leaves_room_for_pieces_and_its_rare_characters_are_bytes() -> None:
     rare = "".join(map(chr, range(0xAC00, 0xAC00 + 900)))
-    tokenizer = Tokenizer.train([*LINES, rare], TextConfig("bpe", size=600))
-    characters = [piece for piece in tokenizer.pieces(range(260, tokenizer.size)) if len(piece) == 1]
+    tokenizer = Tokenizer.train([*LINES, rare], TokenizerConfig("bpe", vocab_size=600))
+    characters = [
+        piece for piece in tokenizer.ids_to_tokens(range(260, tokenizer.vocab_size)) if len(piece) == 1
+    ]
     assert len(characters) == (600 - 260) // 2
     assert "▁the" in tokenizer.pieces(range(tokenizer.size))
     assert tokenizer.decode(tokenizer.encode([rare])[0]) == rare

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from jumok.batch import EOS
-from jumok.data import utterances as module
-from jumok.data.utterances import Utterances
+from jumok.batches.tokens import EOS
+from jumok.data.batching import speech as module
+from jumok.data.batching.speech import SpeechBatcher
 from jumok.errors import InputError
 
 chance = np.random.default_rng(11)
@@ -19,8 +19,8 @@ TEXTS = [[*chance.integers(4, 19, 1 + length // 7).tolist(), EOS] for length in 
 SPECTRA = [chance.random((length, 5 + 3)).astype(np.float16) for length in LENGTHS]
 
 
-def data(**settings: object) -> Utterances:
-    return Utterances(TEXTS, SPECTRA, **{"frames": 400, "seed": 3, "mels": 5, **settings})  # type: ignore[arg-type]
+def data(**settings: object) -> SpeechBatcher:
+    return SpeechBatcher(TEXTS, SPECTRA, **{"frames": 400, "seed": 3, "mels": 5, **settings})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("alike", [False, True])
@@ -31,17 +31,17 @@ def test_every_utterance_comes_once_with_what_is_its_own(alike: bool) -> None:
     for index in utterances.batches(epoch=2):
         batch = utterances.collate(index)
         assert batch.mels.shape[:2].numel() <= 400
-        assert batch.count == sum(batch.frames)
-        for row, number in enumerate(batch.index):
+        assert batch.count == sum(batch.mel_lengths)
+        for row, number in enumerate(batch.example_indices):
             length = LENGTHS[number]
-            assert batch.frames[row] == length
+            assert batch.mel_lengths[row] == length
             assert batch.text.ids[row, : batch.text.lengths[row]].tolist() == TEXTS[number]
             spectra = torch.from_numpy(SPECTRA[number].astype(np.float32))
             assert torch.equal(batch.mels[row, :length], spectra[:, :5])
-            assert batch.linear is not None
-            assert torch.equal(batch.linear[row, :length], spectra[:, 5:])
+            assert batch.linear_spectrograms is not None
+            assert torch.equal(batch.linear_spectrograms[row, :length], spectra[:, 5:])
             assert not batch.mels[row, length:].any()
-        seen += batch.index
+        seen += batch.example_indices
     assert sorted(seen) == list(range(53))
 
 
@@ -51,11 +51,11 @@ def test_places_lie_beside_frames(alike: bool) -> None:
     utterances = data(alike=alike, places=places)
     for index in utterances.batches(epoch=0):
         batch = utterances.collate(index)
-        assert batch.places is not None
-        for row, frames in enumerate(batch.frames):
-            known = places[batch.index[row]].tolist() if row < len(batch.index) else [-1]
-            assert batch.places[row, :frames].tolist() == known
-            assert (batch.places[row, frames:] == -1).all()
+        assert batch.alignment is not None
+        for row, frames in enumerate(batch.mel_lengths):
+            known = places[batch.example_indices[row]].tolist() if row < len(batch.example_indices) else [-1]
+            assert batch.alignment[row, :frames].tolist() == known
+            assert (batch.alignment[row, frames:] == -1).all()
     with pytest.raises(InputError, match="each frame"):
         data(places=places[1:])
 
@@ -77,19 +77,19 @@ def test_the_order_is_one_of_seed_and_epoch() -> None:
 def test_batches_that_are_alike_have_few_forms() -> None:
     utterances = data(alike=True)
     batches = [utterances.collate(index) for epoch in range(3) for index in utterances.batches(epoch)]
-    forms = {batch.form for batch in batches}
+    forms = {batch.graph_key for batch in batches}
     assert None not in forms
     assert (
         len({(batch.mels.shape, batch.text.ids.shape) for batch in batches}) == len(forms) < len(batches) / 2
     )
-    fillers = [batch for batch in batches if len(batch.frames) > len(batch.index)]
+    fillers = [batch for batch in batches if len(batch.mel_lengths) > len(batch.example_indices)]
     assert fillers
     for batch in fillers:
-        assert set(batch.frames[len(batch.index) :]) == {1}
+        assert set(batch.mel_lengths[len(batch.example_indices) :]) == {1}
         assert batch.text.ids[-1, 0] == EOS
         assert not batch.mels[-1].any()
-        assert batch.counts is not None
-        assert batch.counts.tolist() == list(batch.frames)
+        assert batch.device_mel_lengths is not None
+        assert batch.device_mel_lengths.tolist() == list(batch.mel_lengths)
 
 
 def test_parts_of_a_batch_are_the_batch() -> None:
@@ -103,12 +103,14 @@ def test_parts_of_a_batch_are_the_batch() -> None:
 @pytest.mark.parametrize("alike", [False, True])
 def test_a_style_comes_from_another_that_is_spoken_alike(alike: bool) -> None:
     manners = ["ab"[number % 2] if number else "alone" for number in range(len(TEXTS))]
-    utterances = Utterances(TEXTS, SPECTRA, frames=400, seed=1, alike=alike, manners=manners)
+    utterances = SpeechBatcher(
+        TEXTS, SPECTRA, max_frames=400, seed=1, fixed_shapes=alike, style_groups=manners
+    )
     for index in utterances.batches(0):
         batch = utterances.collate(index)
-        assert batch.reference is not None
-        there = batch.reference.tolist()
-        assert sorted(there) == list(range(len(batch.frames)))  # each is listened to once
+        assert batch.style_reference is not None
+        there = batch.style_reference.tolist()
+        assert sorted(there) == list(range(len(batch.mel_lengths)))  # each is listened to once
         for row, other in enumerate(there):
             if row >= len(index):
                 assert other == row
@@ -116,22 +118,22 @@ def test_a_style_comes_from_another_that_is_spoken_alike(alike: bool) -> None:
             assert manners[index[other]] == manners[index[row]]
             lonely = sum(manners[one] == manners[index[row]] for one in index) == 1
             assert (other == row) == lonely
-    assert data().collate([0, 1]).reference is None
+    assert data().collate([0, 1]).style_reference is None
 
 
 def test_mels_alone_and_one_that_is_longer_than_the_budget() -> None:
-    utterances = Utterances(TEXTS, SPECTRA, frames=10, seed=1)
+    utterances = SpeechBatcher(TEXTS, SPECTRA, max_frames=10, seed=1)
     batch = utterances.collate([LENGTHS.index(max(LENGTHS))])
-    assert batch.linear is None
+    assert batch.linear_spectrograms is None
     assert batch.mels.shape == (1, max(LENGTHS), 8)
     assert sum(map(len, utterances.batches(0))) == 53
 
 
 def test_the_fingerprint_tells_data_apart() -> None:
     others = [
-        Utterances(TEXTS[:-1], SPECTRA[:-1], frames=400, seed=3, mels=5),
-        Utterances([*TEXTS[:-1], [5, EOS]], SPECTRA, frames=400, seed=3, mels=5),
-        Utterances(TEXTS, [*SPECTRA[:-1], SPECTRA[-1][:-1]], frames=400, seed=3, mels=5),
+        SpeechBatcher(TEXTS[:-1], SPECTRA[:-1], max_frames=400, seed=3, n_mels=5),
+        SpeechBatcher([*TEXTS[:-1], [5, EOS]], SPECTRA, max_frames=400, seed=3, n_mels=5),
+        SpeechBatcher(TEXTS, [*SPECTRA[:-1], SPECTRA[-1][:-1]], max_frames=400, seed=3, n_mels=5),
         data(mels=6),
         data(names=["a"]),
         data(names=["b"]),
@@ -155,7 +157,7 @@ def test_the_fingerprint_tells_data_apart() -> None:
 )
 def test_what_does_not_fit(symbols: list, spectra: list, settings: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Utterances(symbols, spectra, **{"frames": 10, "seed": 1, **settings})
+        SpeechBatcher(symbols, spectra, **{"frames": 10, "seed": 1, **settings})
 
 
 def test_the_examples_in_the_docstrings() -> None:

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from jumok.batch import SPECIAL
-from jumok.data import vectors
+from jumok.batches.tokens import SPECIAL_TOKENS
+from jumok.data.readers import word_vectors
 from jumok.errors import InputError
 
 VALUES = {"dog": [1.0, 2.5, -3.0], "책": [0.5, 0.25, 0.125], "cat": [7.0, 8.0, 9.0], ". . .": [4.0, 5.0, 6.0]}
-PIECES = [*SPECIAL, "▁dog", "dog", "▁책", "▁zebra"]
+PIECES = [*SPECIAL_TOKENS, "▁dog", "dog", "▁책", "▁zebra"]
 
 
 def text(header: bool, end: str = "\n") -> bytes:
@@ -37,8 +37,8 @@ def binary(line_end: bytes) -> bytes:
 def test_text_files(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "my.vec"
     path.write_bytes(content)
-    found = vectors.read(path, [*PIECES, ". . ."])
-    assert found.width == 3
+    found = word_vectors.read_word_vectors(path, [*PIECES, ". . ."])
+    assert found.dim == 3
     assert {word: vector.tolist() for word, vector in found.words.items()} == {
         word: VALUES[word] for word in ("dog", "책", ". . .")
     }
@@ -50,20 +50,22 @@ def test_binary_files(tmp_path: Path, line_end: bytes) -> None:
     path = tmp_path / "my.bin"
     rows = [word.encode() + b" " + struct.pack("<3f", *n) + line_end for word, n in del_spaces.items()]
     path.write_bytes(b"3 3\n" + b"".join(rows))
-    found = vectors.read(path, PIECES)
+    found = word_vectors.read_word_vectors(path, PIECES)
     assert {word: vector.tolist() for word, vector in found.words.items()} == {
         word: VALUES[word] for word in ("dog", "책")
     }
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(InputError, match="ends within word 3 of 3"):
-        vectors.read(path, PIECES)
+        word_vectors.read_word_vectors(path, PIECES)
 
 
 def test_the_rows_of_known_words_are_filled_and_counted(tmp_path: Path) -> None:
     (tmp_path / "my.vec").write_bytes(text(True))
     embedding = nn.Embedding(11, 3)  # a few more rows than words
     before = embedding.weight.detach().clone()
-    found = vectors.fill(embedding, PIECES, vectors.read(tmp_path / "my.vec", PIECES))
+    found = word_vectors.fill_embedding(
+        embedding, PIECES, word_vectors.read_word_vectors(tmp_path / "my.vec", PIECES)
+    )
     assert found == 3  # ▁dog, dog and ▁책
     assert embedding.weight[4].tolist() == embedding.weight[5].tolist() == VALUES["dog"]
     assert embedding.weight[6].tolist() == VALUES["책"]
@@ -75,15 +77,20 @@ def test_the_rows_of_known_words_are_filled_and_counted(tmp_path: Path) -> None:
 def test_a_half_precision_embedding_is_filled_too(tmp_path: Path) -> None:
     (tmp_path / "my.vec").write_bytes(text(False))
     embedding = nn.Embedding(8, 3, dtype=torch.bfloat16)
-    assert vectors.fill(embedding, PIECES, vectors.read(tmp_path / "my.vec", PIECES)) == 3
+    assert (
+        word_vectors.fill_embedding(
+            embedding, PIECES, word_vectors.read_word_vectors(tmp_path / "my.vec", PIECES)
+        )
+        == 3
+    )
     assert embedding.weight[4].tolist() == VALUES["dog"]
 
 
 def test_no_word_found_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "my.vec").write_bytes(text(True))
-    found = vectors.read(tmp_path / "my.vec", ["▁nothing"])
-    assert (found.width, found.words) == (3, {})
-    assert vectors.fill(nn.Embedding(1, 3), ["▁nothing"], found) == 0
+    found = word_vectors.read_word_vectors(tmp_path / "my.vec", ["▁nothing"])
+    assert (found.dim, found.words) == (3, {})
+    assert word_vectors.fill_embedding(nn.Embedding(1, 3), ["▁nothing"], found) == 0
 
 
 @pytest.mark.parametrize(
@@ -100,15 +107,15 @@ def test_what_is_no_vector_is_told_with_its_line(tmp_path: Path, content: bytes,
     path = tmp_path / "my.vec"
     path.write_bytes(content)
     if told is None:
-        assert vectors.read(path, ["dog"]).words == {}
+        assert word_vectors.read_word_vectors(path, ["dog"]).words == {}
     else:
         with pytest.raises(InputError, match=told):
-            vectors.read(path, ["dog", "the"])
+            word_vectors.read_word_vectors(path, ["dog", "the"])
 
 
 def test_a_width_that_does_not_fit_is_told_with_both() -> None:
-    found = vectors.Vectors(Path("my.vec"), 3, {"dog": np.zeros(3, np.float32)})
+    found = word_vectors.WordVectors(Path("my.vec"), 3, {"dog": np.zeros(3, np.float32)})
     with pytest.raises(InputError, match=r"of my\.vec are 3 wide, and the embedding is 5 wide"):
-        vectors.fill(nn.Embedding(8, 5), PIECES, found)
+        word_vectors.fill_embedding(nn.Embedding(8, 5), PIECES, found)
     with pytest.raises(InputError, match="8 words came for an embedding of 7"):
-        vectors.fill(nn.Embedding(7, 3), PIECES, found)
+        word_vectors.fill_embedding(nn.Embedding(7, 3), PIECES, found)

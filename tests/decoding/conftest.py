@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from jumok.batch import BOS, EOS, Tokens
-from jumok.decoding import rules
+from jumok.batches.tokens import BOS, EOS, Tokens
+from jumok.decoding import constraints
 
 Prefix = tuple[int, ...]
 Scores = Callable[[int, Prefix], list[float]]  # of a sentence (its first id) and what was said: V logits
@@ -96,10 +96,10 @@ def random_scores() -> Callable[..., Scores]:
 @pytest.fixture
 def look_every(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """``look_every(n)``: the host looks every n steps, as it does on a GPU."""
-    return lambda n: monkeypatch.setattr(rules, "look_every", lambda _: n)
+    return lambda n: monkeypatch.setattr(constraints, "get_sync_interval", lambda _: n)
 
 
 @pytest.fixture(scope="session")
 def sentences() -> Callable[..., Tokens]:
     """``sentences(11, 12)``: sources whose first ids are these, of different lengths."""
-    return lambda *firsts: Tokens.padded([[n, *[7] * (k % 3), EOS] for k, n in enumerate(firsts)])
+    return lambda *firsts: Tokens.pad([[n, *[7] * (k % 3), EOS] for k, n in enumerate(firsts)])

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jumok.decoding import best as module
-from jumok.decoding.best import best
+from jumok.decoding import topk as module
+from jumok.decoding.topk import stable_topk
 
 
 def test_the_examples_in_the_docstrings() -> None:
@@ -31,7 +31,7 @@ def test_it_is_the_beginning_of_a_stable_sort(
     if ties:
         logp = (logp / ties).round() * ties - 1  # two words are never both certain
     logp[:, : words // 3 : 2] = -torch.inf
-    values, ids = best(logp, count)
+    values, ids = stable_topk(logp, count)
     order, places = logp.sort(dim=1, descending=True, stable=True)
     assert torch.equal(values, order[:, :count])
     known = values > -torch.inf  # which of the impossible ones come last is nobody's business
@@ -44,7 +44,7 @@ def test_neighbours_in_float32_are_told_apart_and_equals_far_apart_are_not_mixed
     logp[0, :7] = below
     above = torch.nextafter(torch.tensor(-3.0), torch.tensor(0.0))
     logp[0, 100_002] = above  # in the rest that belongs to no chunk
-    values, ids = best(logp, 3)
+    values, ids = stable_topk(logp, 3)
     assert ids.tolist() == [[100_002, 7, 8]]
     assert values.tolist() == [[above.item(), -3.0, -3.0]]
 
@@ -53,11 +53,11 @@ def test_a_huge_vocabulary() -> None:
     logp = torch.full((2, 3_000_017), -20.0)
     logp[0, [2_999_999, 5]] = -1.0
     logp[1, 3_000_016] = -1.0
-    assert best(logp, 3)[1].tolist() == [[5, 2_999_999, 0], [3_000_016, 0, 1]]
+    assert stable_topk(logp, 3)[1].tolist() == [[5, 2_999_999, 0], [3_000_016, 0, 1]]
 
 
 @pytest.mark.parametrize("words", [3, 3001])
 def test_nan_comes_to_the_front_where_it_is_seen(words: int) -> None:
     logp = torch.full((1, words), -1.0)
     logp[0, 2] = torch.nan
-    assert best(logp, 2)[0].isnan().any()
+    assert stable_topk(logp, 2)[0].isnan().any()

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from jumok.batch import EOS, Tokens
-from jumok.decoding import Followed, beam, greedy
+from jumok.batches.tokens import EOS, Tokens
+from jumok.decoding import StreamingDecoder, beam, greedy
 
 LONG = 9
 
@@ -55,11 +55,11 @@ def test_what_is_heard_grows_into_what_is_said(
     def search(model):
         if size == 1:
             return greedy(model, source)
-        return [one for [one] in beam(model, source, size=size)]
+        return [one for [one] in beam(model, source, beam_size=size)]
 
     plain = search(told(wordy(random_scores)))
     listener = Listener(hears=[101, 102])
-    assert search(Followed(told(wordy(random_scores)), listener, [100, 101, 102])) == plain
+    assert search(StreamingDecoder(told(wordy(random_scores)), listener, [100, 101, 102])) == plain
     for n, sentence in ((1, 101), (2, 102)):
         so_far = listener.told[sentence]
         assert [len(ids) for ids in so_far[: len(plain[n].ids)]] == list(range(1, len(plain[n].ids) + 1))
@@ -74,11 +74,11 @@ def test_a_sentence_that_is_given_up_ends_and_the_others_do_not_notice(
     source, model = sentences(20, 21, 22), told(wordy(random_scores))
 
     def search(model):
-        return [[one] for one in greedy(model, source)] if size == 1 else beam(model, source, size=size)
+        return [[one] for one in greedy(model, source)] if size == 1 else beam(model, source, beam_size=size)
 
     plain = search(told(wordy(random_scores)))
     listener = Listener(gives_up={1: 2})
-    found = search(Followed(model, listener, [0, 1, 2]))
+    found = search(StreamingDecoder(model, listener, [0, 1, 2]))
     assert found[0] == plain[0]
     assert found[2] == plain[2]
     assert len(found[1][0].ids) == 2
@@ -87,21 +87,21 @@ def test_a_sentence_that_is_given_up_ends_and_the_others_do_not_notice(
 
 def test_once_all_have_left_nothing_is_computed(told, random_scores, sentences) -> None:
     model = told(wordy(random_scores))
-    beam(Followed(model, Listener(gives_up={0: 1, 1: 1}), [0, 1]), sentences(20, 21), size=2)
+    beam(StreamingDecoder(model, Listener(gives_up={0: 1, 1: 1}), [0, 1]), sentences(20, 21), beam_size=2)
     assert len(model.rows) == 2
 
 
 def test_empty_sentences_have_no_number(told, random_scores) -> None:
-    source = Tokens.padded([[EOS], [21, EOS], [EOS], [22, 7, EOS]])
+    source = Tokens.pad([[EOS], [21, EOS], [EOS], [22, 7, EOS]])
     listener = Listener(hears=[5, 8])
-    found = greedy(Followed(told(wordy(random_scores)), listener, [5, 8]), source)
+    found = greedy(StreamingDecoder(told(wordy(random_scores)), listener, [5, 8]), source)
     assert [len(one.ids) for one in found][::2] == [0, 0]
     assert [listener.told[n][-1] for n in (5, 8)] == [list(found[1].ids), list(found[3].ids)]
 
 
 def test_rows_are_told_apart_without_sources(told, random_scores) -> None:
-    model = Followed(told(wordy(random_scores)), Listener(), [4, 6])
-    state = model.start(Tokens.padded([[20, EOS], [21, EOS]]))
+    model = StreamingDecoder(told(wordy(random_scores)), Listener(), [4, 6])
+    state = model.start(Tokens.pad([[20, EOS], [21, EOS]]))
 
     class Any_(type(state.inner)):
         def reorder(self, index, sources=None):

@@ -8,10 +8,10 @@ import math
 import pytest
 import torch
 
-from jumok.batch import EOS, Tokens
+from jumok.batches.tokens import EOS, Tokens
 from jumok.decoding import greedy, sample
 from jumok.decoding import sampling as module
-from jumok.decoding.sampling import draw
+from jumok.decoding.sampling import sample_tokens
 from jumok.errors import InputError
 
 SHARES = torch.tensor([0.02, 0.4, 0.08, 0.3, 0.05, 0.15])
@@ -21,7 +21,7 @@ MANY = 20_000
 def drawn(temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None) -> torch.Tensor:
     """How often each of the six words came."""
     luck = torch.rand(MANY, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    words = draw(SHARES.log().expand(MANY, -1), luck, temperature, top_k, top_p)
+    words = sample_tokens(SHARES.log().expand(MANY, -1), luck, temperature, top_k, top_p)
     return words.bincount(minlength=len(SHARES))
 
 
@@ -82,17 +82,22 @@ def test_temperature_comes_before_the_cut() -> None:
 def test_of_equals_the_lowest_ids_stay() -> None:
     logp = torch.full((1000, 7), 1 / 7).log()
     luck = torch.rand(1000, dtype=torch.float64)
-    assert draw(logp, luck, 1.0, 3, None).unique().tolist() == [0, 1, 2]
-    assert draw(logp, luck, 1.0, None, 0.5).unique().tolist() == [0, 1, 2, 3]
+    assert sample_tokens(logp, luck, 1.0, 3, None).unique().tolist() == [0, 1, 2]
+    assert sample_tokens(logp, luck, 1.0, None, 0.5).unique().tolist() == [0, 1, 2, 3]
 
 
 def test_the_ends_of_the_line() -> None:
     logp = torch.tensor([[0.0, 0.25, 0.75, 0.0]]).log().expand(4, -1)
     luck = torch.tensor([0.0, 0.2499, 0.2501, math.nextafter(1.0, 0)], dtype=torch.float64)
-    assert draw(logp, luck, 1.0, None, None).tolist() == [1, 1, 2, 2]
-    assert draw(logp, luck, 1.0, None, 0.9).tolist() == [2, 2, 2, 1]
-    assert draw(logp, luck, 1e-3, None, None).tolist() == [2] * 4  # all but greedy
-    assert draw(logp, luck, 1e6, None, None).tolist() == [1, 1, 1, 2]  # all but even, and nothing impossible
+    assert sample_tokens(logp, luck, 1.0, None, None).tolist() == [1, 1, 2, 2]
+    assert sample_tokens(logp, luck, 1.0, None, 0.9).tolist() == [2, 2, 2, 1]
+    assert sample_tokens(logp, luck, 1e-3, None, None).tolist() == [2] * 4  # all but greedy
+    assert sample_tokens(logp, luck, 1e6, None, None).tolist() == [
+        1,
+        1,
+        1,
+        2,
+    ]  # all but even, and nothing impossible
 
 
 def test_a_seeded_generator_decides_and_dropped_rows_do_not(
@@ -101,7 +106,7 @@ def test_a_seeded_generator_decides_and_dropped_rows_do_not(
     scores, source = random_scores(11, seed=2), sentences(*range(20, 43))
 
     def run(seed: int) -> list:
-        return sample(told(scores), source, longest=9, generator=torch.Generator().manual_seed(seed))
+        return sample(told(scores), source, max_length=9, generator=torch.Generator().manual_seed(seed))
 
     found = run(5)
     assert len({len(h.ids) for h in found}) > 5
@@ -110,14 +115,14 @@ def test_a_seeded_generator_decides_and_dropped_rows_do_not(
         look_every(every)
         assert run(5) == found
     torch.manual_seed(3)
-    first = sample(told(scores), source, longest=9)
+    first = sample(told(scores), source, max_length=9)
     torch.manual_seed(3)
-    assert sample(told(scores), source, longest=9) == first
+    assert sample(told(scores), source, max_length=9) == first
 
 
 def test_the_logprob_is_the_models_own(told, random_scores, sentences) -> None:
     model = told(random_scores(11, seed=3))
-    found = sample(model, sentences(30, 31, 32), temperature=2.0, top_k=5, top_p=0.9, longest=40)
+    found = sample(model, sentences(30, 31, 32), temperature=2.0, top_k=5, top_p=0.9, max_length=40)
     for n, h in zip((30, 31, 32), found, strict=True):
         assert h.finished
         assert h.logprob == h.score == pytest.approx(model.logprob(n, (*h.ids, EOS)), abs=1e-5)
@@ -125,7 +130,7 @@ def test_the_logprob_is_the_models_own(told, random_scores, sentences) -> None:
 
 def test_one_word_to_choose_from_is_greedy(told, random_scores, sentences) -> None:
     scores, source = random_scores(11, seed=4, steps=1.0), sentences(*range(20, 37))
-    assert sample(told(scores), source, top_k=1, longest=9) == greedy(told(scores), source, longest=9)
+    assert sample(told(scores), source, top_k=1, max_length=9) == greedy(told(scores), source, max_length=9)
 
 
 @pytest.mark.parametrize(
@@ -144,4 +149,4 @@ def test_one_word_to_choose_from_is_greedy(told, random_scores, sentences) -> No
 )
 def test_bad_input(told, random_scores, wrong: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        sample(told(random_scores(7, seed=0)), Tokens.padded([[7, EOS]]), **wrong)
+        sample(told(random_scores(7, seed=0)), Tokens.pad([[7, EOS]]), **wrong)

@@ -5,21 +5,23 @@ from pathlib import Path
 
 from docs_parts import ROOT
 
-from jumok.data.english_korean import generate
-from jumok.tasks.corpora import DataConfig
+from jumok.data.builtin.english_korean import generate_pairs
+from jumok.tasks.translate.data import TranslationDataConfig
 
 FILE = ROOT / "examples" / "own_model.py"
 
 
 def test_it_trains_translates_and_can_be_seen(tmp_path: Path, capsys: object) -> None:
     table = tmp_path / "my.tsv"
-    pairs = dict.fromkeys((pair.english, pair.korean) for pair in generate(seed=3, count=150, longest=6))
+    pairs = dict.fromkeys(
+        (pair.english, pair.korean) for pair in generate_pairs(seed=3, count=150, max_words=6)
+    )
     table.write_text("".join(f"{english}\t{korean}\n" for english, korean in pairs), encoding="utf-8")
     spec = importlib.util.spec_from_file_location("own_model", FILE)
     assert spec is not None
     own = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(own)
-    found = own.main(DataConfig(train=str(table)), tmp_path / "run", steps=3)
+    found = own.main(TranslationDataConfig(train=str(table)), tmp_path / "run", steps=3)
     assert len(found) == 3
     assert all(isinstance(said, str) for _, said in found)
     assert (tmp_path / "run" / "model.safetensors").is_file()

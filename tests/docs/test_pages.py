@@ -17,7 +17,7 @@ from typer._click.exceptions import MissingParameter
 from typer.main import get_command
 
 from jumok import recipe
-from jumok.cli import app
+from jumok.cli.app import app
 from jumok.errors import InputError
 
 PYTHON = [one for one in every_block() if one.kind == "python"]

@@ -16,15 +16,22 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import jumok
-from jumok.cli import app
-from jumok.data.wordpiece import WordPieces
+from jumok.cli.app import app
+from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
 from jumok.errors import InputError
-from jumok.exchange.bert import export_bert, load_bert
-from jumok.exchange.convert import convert
-from jumok.models.bert import Bert, BertConfig, Classifier, Pretraining, Spans, Tagger
+from jumok.export.bert import export_bert, load_bert
+from jumok.export.safetensors_converter import convert_to_safetensors
+from jumok.models.bert import (
+    Bert,
+    BertClassifier,
+    BertConfig,
+    BertPretrainingModel,
+    BertSpanExtractor,
+    BertTagger,
+)
 
 WORDS = 23
-SMALL = BertConfig(width=14, layers=2, heads=2, feed_forward=19, positions=13, dropout=0.25)
+SMALL = BertConfig(width=14, num_layers=2, num_heads=2, feed_forward_width=19, max_positions=13, dropout=0.25)
 IDS = torch.tensor([[2, 5, 6, 7, 3], [2, 8, 3, 0, 0]])
 MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
 
@@ -53,12 +60,12 @@ def ours(kind: Any, *args: Any, **more: Any) -> Any:
 
 MODELS = {
     "BertModel": lambda: ours(Bert),
-    "BertForPreTraining": lambda: ours(Pretraining),
-    "BertForMaskedLM": lambda: ours(Pretraining, next=False),
-    "BertForNextSentencePrediction": lambda: ours(Pretraining, words=False),
-    "BertForSequenceClassification": lambda: ours(Classifier, 3),
-    "BertForTokenClassification": lambda: ours(Tagger, 4),
-    "BertForQuestionAnswering": lambda: ours(Spans),
+    "BertForPreTraining": lambda: ours(BertPretrainingModel),
+    "BertForMaskedLM": lambda: ours(BertPretrainingModel, next=False),
+    "BertForNextSentencePrediction": lambda: ours(BertPretrainingModel, words=False),
+    "BertForSequenceClassification": lambda: ours(BertClassifier, 3),
+    "BertForTokenClassification": lambda: ours(BertTagger, 4),
+    "BertForQuestionAnswering": lambda: ours(BertSpanExtractor),
 }
 LOGITS = {
     "BertModel": {"hidden": "last_hidden_state", "pooled": "pooler_output"},
@@ -119,7 +126,7 @@ def test_a_real_model_comes_with_its_tokenizer(minilm: Path) -> None:
     pieces = load_bert(minilm, "cpu").tokenizer
     wanted = transformers.AutoTokenizer.from_pretrained(minilm)(SENTENCES)["input_ids"]
     assert pieces is not None
-    assert [pieces.joined(ids)[0] for ids in pieces.encode(SENTENCES)] == wanted
+    assert [pieces.join_segments(ids)[0] for ids in pieces.encode(SENTENCES)] == wanted
 
 
 def test_a_real_model_goes_out_and_comes_back(minilm: Path, tmp_path: Path) -> None:
@@ -137,8 +144,8 @@ def test_a_real_model_goes_out_and_comes_back(minilm: Path, tmp_path: Path) -> N
 
 
 @pytest.fixture
-def pieces() -> WordPieces:
-    return WordPieces.train(["a b c d e"], size=100)
+def pieces() -> WordPieceTokenizer:
+    return WordPieceTokenizer.train(["a b c d e"], vocab_size=100)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -174,9 +181,9 @@ def test_what_we_write_we_read_to_the_bit(kind: str, tmp_path: Path) -> None:
     assert dataclasses.replace(config, pooler=True) == SMALL
 
 
-def test_labels_and_tokenizer_go_along(tmp_path: Path, pieces: WordPieces) -> None:
+def test_labels_and_tokenizer_go_along(tmp_path: Path, pieces: WordPieceTokenizer) -> None:
     torch.manual_seed(0)
-    model = Classifier(SMALL, pieces.size, 3).eval()
+    model = BertClassifier(SMALL, pieces.vocab_size, 3).eval()
     folder = export_bert(model, pieces, tmp_path / "out", labels=["ja", "nein", "싫어"])
     loaded = jumok.load(folder, device="cpu")
     assert loaded.labels == ("ja", "nein", "싫어")
@@ -185,14 +192,14 @@ def test_labels_and_tokenizer_go_along(tmp_path: Path, pieces: WordPieces) -> No
     assert theirs.config.id2label == {0: "ja", 1: "nein", 2: "싫어"}
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     inputs = tokenizer([("a b", "c"), ("d", "e")], return_tensors="pt", padding=True)
-    assert inputs["input_ids"][0].tolist() == pieces.joined(*pieces.encode(["a b", "c"]))[0]
+    assert inputs["input_ids"][0].tolist() == pieces.join_segments(*pieces.encode(["a b", "c"]))[0]
     assert inputs["token_type_ids"][0].tolist() == [0, 0, 0, 0, 1, 1]
     with torch.inference_mode():
         torch.testing.assert_close(model(**inputs).logits, theirs(**inputs).logits, rtol=0, atol=1e-5)
 
 
 def test_what_transformers_cannot_say_is_not_written(tmp_path: Path) -> None:
-    model = Classifier(dataclasses.replace(SMALL, pooling="mean"), 11, 3)
+    model = BertClassifier(dataclasses.replace(SMALL, pooling="mean"), 11, 3)
     with pytest.raises(InputError, match=r"model\.pooling=first"):
         export_bert(model, None, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -308,7 +315,7 @@ def test_the_dropout_of_a_head_and_classes_are_read(tmp_path: Path) -> None:
     folder = saved(tmp_path, "BertForTokenClassification", classifier_dropout=0.5,
                    id2label={0: "O", 1: "B-PER", 2: "I-PER"})  # fmt: skip
     loaded = load_bert(folder, "cpu")
-    assert isinstance(loaded.model, Tagger)
+    assert isinstance(loaded.model, BertTagger)
     assert (loaded.model.dropout.p, loaded.labels) == (0.5, ("O", "B-PER", "I-PER"))
 
 
@@ -369,9 +376,9 @@ def test_settings_that_we_do_not_have_are_refused(tmp_path: Path, change: dict[s
         load_bert(folder)
 
 
-def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, pieces: WordPieces) -> None:
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, pieces: WordPieceTokenizer) -> None:
     with pytest.raises(InputError, match="of different models"):
-        export_bert(Bert(SMALL, pieces.size - 1), pieces, tmp_path / "out")
+        export_bert(Bert(SMALL, pieces.vocab_size - 1), pieces, tmp_path / "out")
 
 
 def test_a_folder_without_weights_and_one_that_is_none(tmp_path: Path) -> None:
@@ -400,7 +407,7 @@ def pickled(folder: Path) -> Path:
     return folder
 
 
-def test_a_pickle_is_read_only_when_asked_for(tmp_path: Path, pieces: WordPieces) -> None:
+def test_a_pickle_is_read_only_when_asked_for(tmp_path: Path, pieces: WordPieceTokenizer) -> None:
     folder = pickled(saved(tmp_path / "old", "BertForPreTraining"))
     pieces.save(tmp_path)
     shutil.move(tmp_path / "tokenizer.json", folder)
@@ -425,12 +432,12 @@ def test_a_pickle_with_anything_but_tensors_is_refused(
 ) -> None:
     folder = saved(tmp_path / "old")
     with pytest.raises(InputError, match="nothing to convert"):
-        convert(folder, tmp_path / "new")
+        convert_to_safetensors(folder, tmp_path / "new")
     torch.save({"a": Evil()}, folder / "pytorch_model.bin")
     with pytest.raises(InputError, match="something other than tensors"):
-        convert(folder, tmp_path / "new")
+        convert_to_safetensors(folder, tmp_path / "new")
     torch.save({"a": {"b": torch.ones(1)}}, folder / "pytorch_model.bin")
     with pytest.raises(InputError, match="not a model's tensors by name"):
-        convert(folder, tmp_path / "new")
+        convert_to_safetensors(folder, tmp_path / "new")
     assert "evil" not in capsys.readouterr().out
     assert not (tmp_path / "new").exists()

@@ -21,26 +21,27 @@ import tasks_numbers
 import tasks_small
 from typer.testing import CliRunner
 
-from jumok import cli, decoding
-from jumok.batch import BOS, EOS, PAD, SPECIAL, UNK, Pairs, Tokens
-from jumok.data.text import Tokenizer, Tokenizers
+from jumok import decoding
+from jumok.batches.tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, Seq2SeqBatch, Tokens
+from jumok.cli import app as cli_app
+from jumok.data.tokenizers.tokenizer import Tokenizer, TokenizerPair
 from jumok.errors import InputError, MissingExtra
-from jumok.exchange import ctranslate2 as exchange
-from jumok.exchange import formats
+from jumok.export import ctranslate2 as exchange
+from jumok.export import formats as export_formats
 from jumok.models.transformer import Transformer, TransformerConfig
 from jumok.run import Run
 
 pytest.importorskip("ctranslate2")
 
 SOURCE, TARGET = 23, 29  # words
-SMALL = TransformerConfig(width=14, heads=2, feed_forward=19, encoder_layers=2, decoder_layers=3)
+SMALL = TransformerConfig(width=14, num_heads=2, feed_forward_width=19, encoder_layers=2, decoder_layers=3)
 SOURCES = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, UNK], list(range(4, 23)), [UNK]]
 
 
 def small(seed: int = 0, **changes: Any) -> Transformer:
     torch.manual_seed(seed)
     config = dataclasses.replace(SMALL, **changes)
-    model = Transformer(config, TARGET if config.tie == "all" else SOURCE, TARGET).eval()
+    model = Transformer(config, TARGET if config.tie_embeddings == "all" else SOURCE, TARGET).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # biases and norms too, which begin at 0 and 1
             parameter += 0.3 * torch.randn_like(parameter)
@@ -48,21 +49,21 @@ def small(seed: int = 0, **changes: Any) -> Transformer:
 
 
 def words(count: int) -> Tokenizer:
-    vocabulary = {word: n for n, word in enumerate((*SPECIAL, *(f"w{n}" for n in range(4, count))))}
+    vocabulary = {word: n for n, word in enumerate((*SPECIAL_TOKENS, *(f"w{n}" for n in range(4, count))))}
     return Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>")))
 
 
 def opened(model: Transformer, folder: Path, quantization: str | None = None) -> Any:
     """What CTranslate2 makes of a model."""
     target = words(TARGET)
-    source = target if model.config.tie == "all" else words(SOURCE)
+    source = target if model.config.tie_embeddings == "all" else words(SOURCE)
     folder.mkdir()
-    exchange.write(model, Tokenizers(source, target), folder, quantization)
-    return exchange.library().Translator(str(folder), intra_threads=1)
+    exchange.write_model(model, TokenizerPair(source, target), folder, quantization)
+    return exchange.import_ctranslate2().Translator(str(folder), intra_threads=1)
 
 
 def pieces(ids: list[int]) -> list[str]:
-    return words(TARGET).pieces(ids)
+    return words(TARGET).ids_to_tokens(ids)
 
 
 # ------------------------------------------------------------------------------------- the same words
@@ -85,7 +86,7 @@ def test_greedy_search_says_the_same(changes: dict[str, Any], tmp_path: Path) ->
     said = set()
     for seed in range(3):  # such models like to repeat themselves
         model = small(seed, **changes)
-        ours = decoding.greedy(model, Tokens.padded([[*one, EOS] for one in SOURCES]), longest=31)
+        ours = decoding.greedy(model, Tokens.pad([[*one, EOS] for one in SOURCES]), max_length=31)
         found = opened(model, tmp_path / str(seed)).translate_batch(
             [pieces(one) for one in SOURCES], beam_size=1, max_decoding_length=31, min_decoding_length=0
         )
@@ -100,7 +101,7 @@ def test_the_probabilities_are_the_same_but_for_words_that_are_never_said(
 ) -> None:
     model = small(**changes)
     targets = [[4, 5], [6, 7, 8, 9, 10], [11], [12, 13, 14], [15], [16, 17]]
-    batch = Pairs.of(SOURCES, targets)
+    batch = Seq2SeqBatch.from_sequences(SOURCES, targets)
     state, steps = model.start(batch.source), []
     with torch.inference_mode():
         for place in range(batch.target.ids.shape[1]):
@@ -135,7 +136,7 @@ def test_weights_in_eight_bits_leave_the_model_as_it_was(tmp_path: Path) -> None
     assert whole.compute_type == "float32"
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     # But for the positions, which stay as they are, a quarter.
-    table = 4 * exchange.POSITIONS * 64
+    table = 4 * exchange.MAX_POSITIONS * 64
     sizes = [(tmp_path / name / "model.bin").stat().st_size - table for name in ("whole", "int8")]
     assert 3 < sizes[0] / sizes[1] < 4
 
@@ -151,7 +152,8 @@ def numbers() -> Run:
 def test_an_exported_folder_has_a_readme_whose_lines_run(numbers: Run, tmp_path: Path) -> None:
     folder = tmp_path / "exported"
     done = CliRunner().invoke(
-        cli.app, ["export", str(numbers.folder), str(folder), "--to", "ctranslate2", "--quantization", "int8"]
+        cli_app.app,
+        ["export", str(numbers.folder), str(folder), "--to", "ctranslate2", "--quantization", "int8"],
     )
     assert done.exit_code == 0, done.output
     readme = (folder / "README.md").read_text(encoding="utf-8")
@@ -182,7 +184,7 @@ def test_the_lines_of_the_docs_run(
     numbers: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
-    exchange.export(numbers, tmp_path / "there", compare=False)
+    exchange.export_ctranslate2(numbers, tmp_path / "there", compare=False)
     monkeypatch.chdir(tmp_path / "there")
     Path("runs").mkdir()
     Path("runs/transformer").symlink_to(numbers.folder)
@@ -199,7 +201,7 @@ def test_two_vocabularies_and_a_run_without_its_data(tmp_path: Path) -> None:
     run = tasks_small.trained(
         tmp_path / "run", "transformer", "text.joint=false", "model.tie=target", "model.norm=pre"
     )
-    told = formats.export(run, tmp_path / "there", "ctranslate2", compare=False)
+    told = export_formats.export_run(run, tmp_path / "there", "ctranslate2", compare=False)
     assert told == "It was not compared with its source."
     readme = (tmp_path / "there" / "README.md").read_text(encoding="utf-8")
     assert '("tokenizer.source.json", "tokenizer.target.json")' in readme
@@ -213,31 +215,31 @@ def test_data_that_is_gone_is_told(numbers: Run, tmp_path: Path) -> None:
     shutil.copytree(numbers.folder, tmp_path / "run")
     for path in (tmp_path / "run" / "data").glob("*.jsonl"):
         path.unlink()
-    told = exchange.export(Run.open(tmp_path / "run"), tmp_path / "there")
+    told = exchange.export_ctranslate2(Run.open(tmp_path / "run"), tmp_path / "there")
     assert "not compared" in told
     assert "missing" in told
     assert told in (tmp_path / "there" / "README.md").read_text(encoding="utf-8")
 
 
 def test_an_earlier_export_is_replaced_and_nothing_else(numbers: Run, tmp_path: Path) -> None:
-    exchange.export(numbers, tmp_path / "there", compare=False)
+    exchange.export_ctranslate2(numbers, tmp_path / "there", compare=False)
     (tmp_path / "there" / "left over").write_text("")
-    exchange.export(numbers, tmp_path / "there", "float16", compare=False)
+    exchange.export_ctranslate2(numbers, tmp_path / "there", "float16", compare=False)
     assert not (tmp_path / "there" / "left over").exists()
     assert "float16" in (tmp_path / "there" / "README.md").read_text(encoding="utf-8")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     with pytest.raises(InputError, match="no earlier export"):
-        exchange.export(numbers, tmp_path / "mine")
+        exchange.export_ctranslate2(numbers, tmp_path / "mine")
 
 
 # ------------------------------------------------------------------------------------------- refused
 
 
 def test_what_ctranslate2_does_not_have_is_refused(tmp_path: Path) -> None:
-    run = Run.start(tmp_path / "run", tasks_small.small("bahdanau"))
+    run = Run.create_or_resume(tmp_path / "run", tasks_small.small("bahdanau"))
     with pytest.raises(InputError, match=r"a seq2seq of the task translate: --to onnx"):
-        exchange.export(run, tmp_path / "there")
+        exchange.export_ctranslate2(run, tmp_path / "there")
     assert not (tmp_path / "there").exists()
 
 
@@ -251,16 +253,16 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
 
 def test_wrong_words_are_told(numbers: Run, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--quantization int4: it is one of float32, .*int8"):
-        formats.export(numbers, tmp_path / "there", "ctranslate2", quantization="int4")
+        export_formats.export_run(numbers, tmp_path / "there", "ctranslate2", quantization="int4")
     with pytest.raises(InputError, match=r"--quantization int8 is for --to ctranslate2"):
-        formats.export(numbers, tmp_path / "there", "hf", quantization="int8")
+        export_formats.export_run(numbers, tmp_path / "there", "hf", quantization="int8")
     with pytest.raises(InputError, match=r"--to tflite: it is one of hf, ctranslate2, onnx"):
-        formats.export(numbers, tmp_path / "there", "tflite")
+        export_formats.export_run(numbers, tmp_path / "there", "tflite")
 
 
 def test_a_missing_package_is_named(numbers: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    exchange.library.cache_clear()
+    exchange.import_ctranslate2.cache_clear()
     with pytest.raises(MissingExtra, match=r'pip install "jumok\[export\]"'):
-        exchange.export(numbers, tmp_path / "there")
+        exchange.export_ctranslate2(numbers, tmp_path / "there")
     assert not (tmp_path / "there").exists()

@@ -11,15 +11,15 @@ import tokenizers
 import torch
 from torch import Tensor, nn
 
-from jumok.batch import BOS, EOS, PAD, SPECIAL, Pairs, Tokens
+from jumok.batches.tokens import BOS, EOS, PAD, SPECIAL_TOKENS, Seq2SeqBatch, Tokens
 from jumok.errors import InputError
-from jumok.exchange import huggingface
-from jumok.exchange.huggingface import export_marian
-from jumok.models.convolutional import Convolutional, ConvolutionalConfig
+from jumok.export import marian
+from jumok.export.marian import export_marian
+from jumok.models.convolutional import ConvolutionalConfig, ConvolutionalSeq2Seq
 from jumok.models.transformer import Transformer, TransformerConfig
 
 SOURCE, TARGET = 23, 29  # words
-SMALL = TransformerConfig(width=14, heads=2, feed_forward=19, encoder_layers=2, decoder_layers=3)
+SMALL = TransformerConfig(width=14, num_heads=2, feed_forward_width=19, encoder_layers=2, decoder_layers=3)
 SOURCES = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17]]
 TARGETS = [[4, 5], [6, 7, 8, 9, 10], [11], [12, 13, 14]]
 
@@ -27,7 +27,7 @@ TARGETS = [[4, 5], [6, 7, 8, 9, 10], [11], [12, 13, 14]]
 def small(**changes: Any) -> Transformer:
     torch.manual_seed(0)
     config = dataclasses.replace(SMALL, **changes)
-    model = Transformer(config, TARGET if config.tie == "all" else SOURCE, TARGET).eval()
+    model = Transformer(config, TARGET if config.tie_embeddings == "all" else SOURCE, TARGET).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # biases and norms too, which begin at 0 and 1
             parameter += 0.3 * torch.randn_like(parameter)
@@ -35,7 +35,7 @@ def small(**changes: Any) -> Transformer:
 
 
 @torch.inference_mode()
-def forced(model: Transformer, batch: Pairs) -> Tensor:
+def forced(model: Transformer, batch: Seq2SeqBatch) -> Tensor:
     """Logits ``(B, T, V)``, step by step."""
     state, steps = model.start(batch.source), []
     for place in range(batch.target.ids.shape[1]):
@@ -84,8 +84,8 @@ def test_logits_and_greedy_output_are_the_same(
         marian, told = hub.MarianMTModel.from_pretrained(folder, output_loading_info=True)
     assert not any(told.values())
     assert caplog.records == []
-    batch = Pairs.of(SOURCES, TARGETS)
-    mask = batch.source.real.long()
+    batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
+    mask = batch.source.valid_mask.long()
     with torch.inference_mode():
         theirs = marian(input_ids=batch.source.ids, attention_mask=mask, decoder_input_ids=batch.target.ids)
         torch.testing.assert_close(forced(model, batch), theirs.logits, rtol=1e-4, atol=1e-4)
@@ -102,11 +102,11 @@ def test_what_was_loaded_can_be_saved_and_loaded_again(tmp_path: Path, hub: Any)
     model = small(tie="all")
     hub.MarianMTModel.from_pretrained(export_marian(model, tmp_path / "a")).save_pretrained(tmp_path / "b")
     marian = hub.MarianMTModel.from_pretrained(tmp_path / "b")
-    batch = Pairs.of(SOURCES, TARGETS)
+    batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
     with torch.inference_mode():
         logits = marian(
             input_ids=batch.source.ids,
-            attention_mask=batch.source.real.long(),
+            attention_mask=batch.source.valid_mask.long(),
             decoder_input_ids=batch.target.ids,
         ).logits
     torch.testing.assert_close(logits, forced(model, batch), rtol=1e-4, atol=1e-4)
@@ -116,7 +116,7 @@ def test_what_was_loaded_can_be_saved_and_loaded_again(tmp_path: Path, hub: Any)
 
 
 def words(*known: str) -> tokenizers.Tokenizer:
-    vocabulary = {word: number for number, word in enumerate((*SPECIAL, *known))}
+    vocabulary = {word: number for number, word in enumerate((*SPECIAL_TOKENS, *known))}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     return tokenizer
@@ -126,8 +126,8 @@ def words(*known: str) -> tokenizers.Tokenizer:
 def test_the_tokenizer_comes_along(tmp_path: Path, hub: Any) -> None:
     joint = words("the", "dog", "barks")
     given = joint.to_str()
-    model = Transformer(dataclasses.replace(SMALL, tie="all"), 7, 7)
-    folder = export_marian(model, tmp_path / "marian", tokenizer=joint, longest=77)
+    model = Transformer(dataclasses.replace(SMALL, tie_embeddings="all"), 7, 7)
+    folder = export_marian(model, tmp_path / "marian", tokenizer=joint, max_length=77)
     tokenizer = hub.AutoTokenizer.from_pretrained(folder)
     encoded = tokenizer(["the dog barks", "the cat"], padding=True)
     assert encoded["input_ids"] == [[4, 5, 6, EOS], [4, 1, EOS, PAD]]
@@ -192,7 +192,7 @@ def test_an_export_that_fails_leaves_the_earlier_one(tmp_path: Path, monkeypatch
     def full(*_: Any, **__: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(huggingface, "write", full)
+    monkeypatch.setattr(marian, "write_safetensors", full)
     with pytest.raises(OSError, match="no space"):
         export_marian(small(width=10), folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
@@ -203,7 +203,10 @@ def test_an_export_that_fails_leaves_the_earlier_one(tmp_path: Path, monkeypatch
     ("model", "told"),
     [
         (Transformer(dataclasses.replace(SMALL, norm="pre"), SOURCE, TARGET), "model.norm='pre'"),
-        (Convolutional(ConvolutionalConfig(embedding=4, width=4), SOURCE, TARGET), "Convolutional"),
+        (
+            ConvolutionalSeq2Seq(ConvolutionalConfig(embedding_width=4, width=4), SOURCE, TARGET),
+            "Convolutional",
+        ),
     ],
     ids=["pre-norm", "convolutional"],
 )

@@ -12,22 +12,29 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from jumok.annotated import LabelledDocuments, LabelledPairs
 from jumok.attention import core
-from jumok.batch import BOS, EOS, Tokens
+from jumok.batches.text import DocumentBatch, TextPairBatch
+from jumok.batches.tokens import BOS, EOS, Tokens
 from jumok.decoding import greedy
 from jumok.errors import InputError, JumokError
-from jumok.exchange import onnx as exchange
-from jumok.exchange.bert import load_bert
-from jumok.exchange.folders import exported
-from jumok.exchange.onnx import graphs, reading, recurrent
-from jumok.models.bert import Bert, BertConfig, Classifier, Pretraining, Spans, Tagger
-from jumok.models.convolutional import Convolutional, ConvolutionalConfig
-from jumok.models.hierarchical import Hierarchical, HierarchicalConfig
-from jumok.models.selfattentive import SelfAttentive, SelfAttentiveConfig
+from jumok.export import onnx as exchange
+from jumok.export.bert import load_bert
+from jumok.export.export_folder import create_export_folder
+from jumok.export.onnx import encoder_graphs, graphs, recurrent
+from jumok.inference.onnx_engine import OnnxDecoderModel
+from jumok.models.bert import (
+    Bert,
+    BertClassifier,
+    BertConfig,
+    BertPretrainingModel,
+    BertSpanExtractor,
+    BertTagger,
+)
+from jumok.models.convolutional import ConvolutionalConfig, ConvolutionalSeq2Seq
+from jumok.models.hierarchical import HierarchicalAttentionNetwork, HierarchicalConfig
+from jumok.models.self_attentive import SelfAttentiveClassifier, SelfAttentiveConfig
 from jumok.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from jumok.models.transformer import Transformer, TransformerConfig
-from jumok.tasks.by_onnx import Steps
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -35,10 +42,12 @@ pytest.importorskip("onnxscript")
 
 SLOW = pytest.mark.slow
 WORDS, MORE_WORDS = 23, 29
-BERT = BertConfig(width=14, layers=2, heads=2, feed_forward=19, positions=17)
-HOPS = SelfAttentiveConfig(embedding=7, width=5, attention=11, hops=3, hidden=13)
-LEVELS = HierarchicalConfig(embedding=7, width=5, attention=11)
-ALL = replace(HOPS, cell="gru", layers=2, bigrams=31, pairs=True, factors=5, row_units=2, column_units=3)
+BERT = BertConfig(width=14, num_layers=2, num_heads=2, feed_forward_width=19, max_positions=17)
+HOPS = SelfAttentiveConfig(embedding_width=7, width=5, attention_width=11, num_hops=3, mlp_width=13)
+LEVELS = HierarchicalConfig(embedding_width=7, width=5, attention_width=11)
+ALL = replace(
+    HOPS, cell="gru", num_layers=2, num_bigrams=31, text_pairs=True, pair_width=5, row_units=2, column_units=3
+)
 
 
 def shaken(model: Any) -> Any:
@@ -54,17 +63,17 @@ def shaken(model: Any) -> Any:
 
 
 READERS: dict[str, Any] = {
-    "all that hops have": lambda: SelfAttentive(ALL, WORDS, 3),
-    "hops": lambda: SelfAttentive(HOPS, WORDS, 3),
-    "one number": lambda: SelfAttentive(HOPS, WORDS, 1),
-    "levels": lambda: Hierarchical(LEVELS, WORDS, 3),
-    "levels of pairs": lambda: Hierarchical(replace(LEVELS, bigrams=16), WORDS, 3),
-    "classifier": lambda: Classifier(BERT, WORDS, 3),
-    "by the mean": lambda: Classifier(replace(BERT, pooling="mean", activation="gelu_new"), WORDS, 3),
-    "tagger": lambda: Tagger(replace(BERT, activation="relu"), WORDS, 5),
-    "spans": lambda: Spans(replace(BERT, activation="swish"), WORDS),
-    "pretraining": lambda: Pretraining(BERT, WORDS),
-    "words alone": lambda: Pretraining(BERT, WORDS, next=False),
+    "all that hops have": lambda: SelfAttentiveClassifier(ALL, WORDS, 3),
+    "hops": lambda: SelfAttentiveClassifier(HOPS, WORDS, 3),
+    "one number": lambda: SelfAttentiveClassifier(HOPS, WORDS, 1),
+    "levels": lambda: HierarchicalAttentionNetwork(LEVELS, WORDS, 3),
+    "levels of pairs": lambda: HierarchicalAttentionNetwork(replace(LEVELS, num_bigrams=16), WORDS, 3),
+    "classifier": lambda: BertClassifier(BERT, WORDS, 3),
+    "by the mean": lambda: BertClassifier(replace(BERT, pooling="mean", activation="gelu_new"), WORDS, 3),
+    "tagger": lambda: BertTagger(replace(BERT, activation="relu"), WORDS, 5),
+    "spans": lambda: BertSpanExtractor(replace(BERT, activation="swish"), WORDS),
+    "pretraining": lambda: BertPretrainingModel(BERT, WORDS),
+    "words alone": lambda: BertPretrainingModel(BERT, WORDS, with_nsp_head=False),
 }
 FAST = {"all that hops have"}
 LENGTHS = ([7, 1, 4], [1], [17], [2, 2], [5, 3, 9, 11, 1, 1, 16])
@@ -73,8 +82,8 @@ LENGTHS = ([7, 1, 4], [1], [17], [2, 2], [5, 3, 9, 11, 1, 1, 16])
 @pytest.fixture(scope="module", params=[x if x in FAST else pytest.param(x, marks=SLOW) for x in READERS])
 def reads(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
     model, path = shaken(READERS[request.param]()), tmp_path_factory.mktemp("graph") / "model.onnx"
-    graphs.write(reading.graph(model), path)
-    return model, graphs.session(path), path
+    graphs.write_graph(encoder_graphs.build_graph(model), path)
+    return model, graphs.create_session(path), path
 
 
 def close(said: dict[str, Tensor], wanted: dict[str, Tensor], real: Tensor | None = None) -> None:
@@ -90,17 +99,21 @@ def close(said: dict[str, Tensor], wanted: dict[str, Tensor], real: Tensor | Non
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_a_reader_says_the_same_at_all_lengths(reads: Any, lengths: list[int]) -> None:
     model, session, _ = reads
-    if isinstance(model, Hierarchical) and len(lengths) < 2:
+    if isinstance(model, HierarchicalAttentionNetwork) and len(lengths) < 2:
         lengths = [*lengths, 3]
-    batch = reading.probe(model, lengths)
+    batch = encoder_graphs.build_probe_batch(model, lengths)
     real = batch.tokens.real if hasattr(model, "bert") else None
-    close(graphs.run(session, reading.given(model, batch)), reading.wanted(model, batch), real)
+    close(
+        graphs.run_session(session, encoder_graphs.build_inputs(model, batch)),
+        encoder_graphs.compute_expected_outputs(model, batch),
+        real,
+    )
 
 
 def test_what_stands_at_padding_is_not_read(reads: Any) -> None:
     model, session, _ = reads
-    batch = reading.probe(model, [7, 1, 4])
-    inputs = reading.given(model, batch)
+    batch = encoder_graphs.build_probe_batch(model, [7, 1, 4])
+    inputs = encoder_graphs.build_inputs(model, batch)
     other = dict(inputs)
     for name in ("ids", "input_ids", "second_ids"):
         if name in inputs:
@@ -111,14 +124,14 @@ def test_what_stands_at_padding_is_not_read(reads: Any) -> None:
             assert padding.any()
             other[name] = inputs[name].masked_fill(padding, WORDS - 1)
     real = batch.tokens.real if hasattr(model, "bert") else None
-    close(graphs.run(session, other), graphs.run(session, inputs), real)
+    close(graphs.run_session(session, other), graphs.run_session(session, inputs), real)
 
 
 def test_a_graph_is_valid_and_names_no_place_of_this_machine(reads: Any) -> None:
     model, _, path = reads
     onnx.checker.check_model(str(path), full_check=True)
     whole = onnx.load(path)
-    assert {one.name for one in whole.graph.input} == set(reading.graph(model).inputs)
+    assert {one.name for one in whole.graph.input} == set(encoder_graphs.build_graph(model).inputs)
     assert str(Path(__file__).parents[2]).encode() not in path.read_bytes()
     sizes = [size.dim_param for one in whole.graph.input for size in one.type.tensor_type.shape.dim]
     assert all(sizes), "a size is fixed"
@@ -128,9 +141,9 @@ def test_a_graph_is_valid_and_names_no_place_of_this_machine(reads: Any) -> None
 
 @SLOW
 def test_documents_of_any_sentences(tmp_path: Path) -> None:
-    model = shaken(Hierarchical(LEVELS, WORDS, 3))
-    graphs.write(reading.graph(model), tmp_path / "model.onnx")
-    session = graphs.session(tmp_path / "model.onnx")
+    model = shaken(HierarchicalAttentionNetwork(LEVELS, WORDS, 3))
+    graphs.write_graph(encoder_graphs.build_graph(model), tmp_path / "model.onnx")
+    session = graphs.create_session(tmp_path / "model.onnx")
     generator = torch.Generator().manual_seed(2)
     lengths = torch.randint(1, 60, (41,), generator=generator).tolist()
     rows = [torch.randint(0, WORDS, (length,), generator=generator).tolist() for length in lengths]
@@ -138,14 +151,17 @@ def test_documents_of_any_sentences(tmp_path: Path) -> None:
         for packed in (False, True):
             used = rows[: max(map(max, sentences)) + 1]
             labels = [0] * len(sentences)
-            batch = LabelledDocuments.of(used, sentences=sentences, labels=labels, packed=packed)
-            close(graphs.run(session, reading.given(model, batch)), reading.wanted(model, batch))
+            batch = DocumentBatch.from_sequences(used, sentences=sentences, labels=labels, packed=packed)
+            close(
+                graphs.run_session(session, encoder_graphs.build_inputs(model, batch)),
+                encoder_graphs.compute_expected_outputs(model, batch),
+            )
 
 
 def test_empty_texts_are_read_as_padding() -> None:
-    model = SelfAttentive(replace(HOPS, pairs=True), WORDS, 3)
-    batch = LabelledPairs.of([[], []], seconds=[[], [4, 5]], labels=[0, 0])
-    inputs = reading.given(model, batch)
+    model = SelfAttentiveClassifier(replace(HOPS, text_pairs=True), WORDS, 3)
+    batch = TextPairBatch.from_sequences([[], []], seconds=[[], [4, 5]], labels=[0, 0])
+    inputs = encoder_graphs.build_inputs(model, batch)
     assert inputs["ids"].tolist() == [[0], [0]]
     assert inputs["lengths"].tolist() == [1, 1]
     assert inputs["second_lengths"].tolist() == [1, 2]
@@ -156,46 +172,50 @@ def test_empty_texts_are_read_as_padding() -> None:
 SIZES: dict[str, Any] = {"width": 6, "embedding": 7}
 WRITERS: dict[str, Any] = {
     "luong": Seq2SeqConfig(
-        **SIZES, cell="lstm", layers=2, bidirectional=False, reverse=True, score="general", query="current",
+        **SIZES, cell="lstm", num_layers=2, bidirectional=False, reverse_source=True, attention_score="general", attention_query="current",
         readout="tanh",
     ),
     "bahdanau": Seq2SeqConfig(**SIZES),
-    "concat": Seq2SeqConfig(**SIZES, score="concat", cell="lstm", layers=2),
+    "concat": Seq2SeqConfig(**SIZES, attention_score="concat", cell="lstm", num_layers=2),
     "sutskever": Seq2SeqConfig(
-        **SIZES, cell="lstm", layers=2, bidirectional=False, reverse=True, attention=None,
+        **SIZES, cell="lstm", num_layers=2, bidirectional=False, reverse_source=True, attention=None,
         input_feeding=False, readout="plain",
     ),
     "cho": Seq2SeqConfig(**SIZES, bidirectional=False, attention=None),
     "not fed": Seq2SeqConfig(
-        **SIZES, score="general", query="current", readout="tanh", input_feeding=False
+        **SIZES, attention_score="general", attention_query="current", readout="tanh", input_feeding=False
     ),
     "local-m": Seq2SeqConfig(
-        **SIZES, bidirectional=False, score="dot", query="current", readout="tanh", attention="local-m",
-        window=2,
+        **SIZES, bidirectional=False, attention_score="dot", attention_query="current", readout="tanh", attention="local-m",
+        attention_window=2,
     ),
     "local-p": Seq2SeqConfig(
-        **SIZES, layers=2, score="scaled-dot", query="current", readout="tanh", attention="local-p", window=2
+        **SIZES, num_layers=2, attention_score="scaled-dot", attention_query="current", readout="tanh", attention="local-p", attention_window=2
     ),
-    "convolutional": ConvolutionalConfig(embedding=7, width=5, longest=60),
-    "sinusoid": ConvolutionalConfig(embedding=7, width=5, positions="sinusoid", kernel=5, tie="target"),
+    "convolutional": ConvolutionalConfig(embedding_width=7, width=5, max_positions=60),
+    "sinusoid": ConvolutionalConfig(embedding_width=7, width=5, position_encoding="sinusoid", kernel_size=5, tie_embeddings="target"),
 }  # fmt: skip
 SOURCES = ([[4, 3], [5, 6, 7, 8, 9, 3], [8, 3]], [[9, 3]], [[5, *range(4, 22), 3], [11, 12, 13, 3]])
 
 
 @pytest.fixture(scope="module", params=[pytest.param(x, marks=SLOW) for x in WRITERS])
-def writes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Steps]:
+def writes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, OnnxDecoderModel]:
     config = WRITERS[request.param]
-    kind = Convolutional if isinstance(config, ConvolutionalConfig) else Seq2Seq
+    kind = ConvolutionalSeq2Seq if isinstance(config, ConvolutionalConfig) else Seq2Seq
     model, folder = shaken(kind(config, WORDS, MORE_WORDS)), tmp_path_factory.mktemp("graphs")
-    assert exchange.write(model, folder) < 1e-4
-    return model, Steps(*(graphs.session(folder / f"{name}.onnx") for name in ("encoder", "step")))
+    assert exchange.write_graphs(model, folder) < 1e-4
+    return model, OnnxDecoderModel(
+        *(graphs.create_session(folder / f"{name}.onnx") for name in ("encoder", "step"))
+    )
 
 
 @pytest.mark.parametrize("rows", SOURCES, ids=len)
 def test_a_writer_says_the_same_word_for_word(writes: Any, rows: Sequence[Sequence[int]]) -> None:
     model, steps = writes
-    source = Tokens.padded(rows)
-    wanted, said = greedy(model, source, longest=20), greedy(steps, source, longest=20)
+    source = Tokens.pad(rows)
+    wanted, said = greedy(model, source, max_length=20), greedy(steps, source, max_length=20)
     assert [one.ids for one in said] == [one.ids for one in wanted]
     assert [one.logprob for one in said] == pytest.approx([one.logprob for one in wanted], abs=1e-4)
 
@@ -207,10 +227,10 @@ def test_attention_of_a_step_is_where_the_model_looked(writes: Any) -> None:
     assert ("attention" in names) == (reach not in (None, "local-p"))
     if "attention" not in names:
         return
-    source = Tokens.padded([[4, 5, 6, EOS], [7, EOS]])
+    source = Tokens.pad([[4, 5, 6, EOS], [7, EOS]])
     state = steps.start(source)
     inputs = {"words": torch.tensor([BOS, BOS]), **state.parts}
-    attention = graphs.run(steps.step_, inputs)["attention"]
+    attention = graphs.run_session(steps.step_, inputs)["attention"]
     assert attention.shape == (2, attention.shape[1], 4)
     torch.testing.assert_close(attention.sum(-1), torch.ones(attention.shape[:2]))
     assert not attention[1, :, 2:].any()
@@ -225,58 +245,58 @@ def test_a_graph_that_says_something_else_leaves_no_folder(
     def write(graph: Any, path: Path) -> None:
         path.write_text("anything")
 
-    model = shaken(Classifier(BERT, WORDS, 3))
-    monkeypatch.setattr(graphs, "write", write)
-    monkeypatch.setattr(graphs, "session", lambda path, device="cpu": None)
+    model = shaken(BertClassifier(BERT, WORDS, 3))
+    monkeypatch.setattr(graphs, "write_graph", write)
+    monkeypatch.setattr(graphs, "create_session", lambda path, device="cpu": None)
     monkeypatch.setattr(
-        graphs, "run", lambda session, inputs: {"logits": torch.zeros(len(inputs["input_ids"]), 3)}
+        graphs, "run_session", lambda session, inputs: {"logits": torch.zeros(len(inputs["input_ids"]), 3)}
     )
-    with pytest.raises(JumokError, match="other logits"), exported(tmp_path / "out") as new:
-        exchange.write(model, new)
+    with pytest.raises(JumokError, match="other logits"), create_export_folder(tmp_path / "out") as new:
+        exchange.write_graphs(model, new)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_stays_in_other_words_when_it_fails(tmp_path: Path) -> None:
-    model = shaken(SelfAttentive(HOPS, WORDS, 3))
-    before = core._attended, core._weighed, torch.searchsorted, set(dict(model.named_buffers()))
+    model = shaken(SelfAttentiveClassifier(HOPS, WORDS, 3))
+    before = core._compute_output, core._compute_weights, torch.searchsorted, set(dict(model.named_buffers()))
 
     def say(inputs: Any) -> Any:
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
-        graphs.write(replace(reading.graph(model), say=say), tmp_path / "model.onnx")
-    after = core._attended, core._weighed, torch.searchsorted, set(dict(model.named_buffers()))
+        graphs.write_graph(replace(encoder_graphs.build_graph(model), compute=say), tmp_path / "model.onnx")
+    after = core._compute_output, core._compute_weights, torch.searchsorted, set(dict(model.named_buffers()))
     assert after == before
 
 
 @pytest.mark.parametrize(
-    "model", [nn.Linear(2, 3), Transformer(TransformerConfig(width=8, heads=2), 9, 9), None]
+    "model", [nn.Linear(2, 3), Transformer(TransformerConfig(width=8, num_heads=2), 9, 9), None]
 )
 def test_other_models_are_refused(model: Any, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no ONNX graph"):
-        exchange.write(Bert(BERT, WORDS) if model is None else model, tmp_path)
+        exchange.write_graphs(Bert(BERT, WORDS) if model is None else model, tmp_path)
 
 
 def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
-    model = shaken(Classifier(BERT, WORDS, 3))
+    model = shaken(BertClassifier(BERT, WORDS, 3))
     with torch.no_grad():
         model.output.bias[1] = torch.nan
     with pytest.raises(InputError, match=r"output.bias holds NaN"):
-        exchange.write(model, tmp_path)
+        exchange.write_graphs(model, tmp_path)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 31])
 def test_numbers_are_found_by_comparisons(size: int) -> None:
     rising = torch.arange(size) * 3
     values = torch.arange(-2, 3 * size + 3).view(1, -1)
-    assert graphs._searched(rising, values).equal(torch.searchsorted(rising, values))
+    assert graphs._search_sorted(rising, values).equal(torch.searchsorted(rising, values))
 
 
 @pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU])
 def test_weights_in_the_order_of_onnx(cell: Any) -> None:
     rnn = cell(3, 2, bidirectional=True)
     gates = 4 if cell is nn.LSTM else 3
-    with recurrent.laid_out(rnn):
+    with recurrent.use_onnx_gate_order(rnn):
         assert rnn.onnx_w0.shape == (2, gates * 2, 3)
         assert rnn.onnx_b0.shape == (2, 2 * gates * 2)
         first = rnn.weight_ih_l0_reverse.chunk(gates)
@@ -297,21 +317,21 @@ def test_a_real_model(tmp_path: Path) -> None:
     bert = loaded.model
     assert isinstance(bert, Bert)
     torch.manual_seed(1)
-    model = Classifier(bert.config, bert.word_embedding.num_embeddings, 3).eval()
-    model.bert.begin_from(bert)
+    model = BertClassifier(bert.config, bert.word_embedding.num_embeddings, 3).eval()
+    model.bert.copy_weights_from(bert)
     nn.init.normal_(model.output.weight)
-    graphs.write(reading.graph(model), tmp_path / "model.onnx")
-    session = graphs.session(tmp_path / "model.onnx")
+    graphs.write_graph(encoder_graphs.build_graph(model), tmp_path / "model.onnx")
+    session = graphs.create_session(tmp_path / "model.onnx")
     texts = ["A man is playing a guitar on the stage.", "Unbelievable!", "naïve café-goers care; 주목. " * 30]
     assert loaded.tokenizer is not None
     for some in (texts, texts[1:2], texts[:2]):
-        rows = [loaded.tokenizer.joined(ids)[0] for ids in loaded.tokenizer.encode(some)]
-        ids = Tokens.padded(rows)
+        rows = [loaded.tokenizer.join_segments(ids)[0] for ids in loaded.tokenizer.encode(some)]
+        ids = Tokens.pad(rows)
         inputs = {
             "input_ids": ids.ids,
             "token_type_ids": torch.zeros_like(ids.ids),
-            "attention_mask": ids.real.long(),
+            "attention_mask": ids.valid_mask.long(),
         }
         with torch.inference_mode():
             wanted = model(**inputs).logits
-        assert (graphs.run(session, inputs)["logits"] - wanted).abs().max() < 1e-4
+        assert (graphs.run_session(session, inputs)["logits"] - wanted).abs().max() < 1e-4

@@ -119,12 +119,14 @@ def served(new_page: Callable[..., Shown]) -> Iterator[Callable[..., Shown]]:
     """A scene on a page with a server behind it."""
     import uvicorn
 
-    from jumok.look.page import app
+    from jumok.look.viewer.page import build_app
 
     running: list[tuple[uvicorn.Server, threading.Thread, Any]] = []
 
     def show(scenes: Any, *, before: Callable[[Any], None] | None = None, **options: Any) -> Shown:
-        config = uvicorn.Config(app(scenes, live=True), port=0, log_level="error", lifespan="off", ws="none")
+        config = uvicorn.Config(
+            build_app(scenes, can_resynthesize=True), port=0, log_level="error", lifespan="off", ws="none"
+        )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
@@ -149,10 +151,10 @@ def served(new_page: Callable[..., Shown]) -> Iterator[Callable[..., Shown]]:
 @pytest.fixture
 def saved(new_page: Callable[..., Shown], tmp_path: Path) -> Callable[..., Shown]:
     """A scene in a file, opened with no network at all."""
-    from jumok.look.html import save
+    from jumok.look.viewer.html_file import save_html
 
     def show(scenes: Any, *, heads: Any = None, detail: int = 1024, **options: Any) -> Shown:
-        path = save(scenes, tmp_path / "map.html", heads=heads, detail=detail)
+        path = save_html(scenes, tmp_path / "map.html", heads=heads, detail=detail)
         shown = new_page(offline=True, **options)
         outside = re.compile(r"^(?!file:|data:|blob:)")
         shown.page.route(outside, lambda route: (shown.complaints.append(route.request.url), route.abort()))

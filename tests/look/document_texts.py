@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jumok.look.document import Document
+from jumok.look.viewer.attended_document import AttendedDocument
 
 REVIEW = (
     "We saw it on a rainy Sunday.",
@@ -50,7 +50,7 @@ def parted(sentences: Sequence[str]) -> dict[str, Any]:
     return {"words": tuple(words), "before": tuple(before), "sentences": tuple(edges)}
 
 
-def hierarchical() -> Document:
+def hierarchical() -> AttendedDocument:
     """Sentences count 0.2, 0.3 and 0.5; in each a word of its own has half of that, the rest is even."""
     parts = parted(REVIEW)
     strong = [parts["words"].index(word) for word in ("rainy", "drags", "wonderful")]
@@ -60,19 +60,23 @@ def hierarchical() -> Document:
         weights[first:last] = within[s] * 0.5 / (last - first - 1)
         weights[strong[s]] = within[s] * 0.5
     said = (("positive", 0.875), ("negative", 0.125))
-    return Document(**parts, weights=weights[None], within=within, said=said, truth="positive")
+    return AttendedDocument(
+        **parts, weights=weights[None], sentence_weights=within, class_probabilities=said, label="positive"
+    )
 
 
-def several_hops() -> Document:
+def several_hops() -> AttendedDocument:
     """Korean, three hops: each gives 0.7 to a word of its own; wrong about its class."""
     parts = parted(KOREAN)
     strong = [parts["words"].index(word) for word in ("일요일에", "훌륭하다", "다시")]
     weights = np.full((3, len(parts["words"])), 0.3 / (len(parts["words"]) - 1), np.float32)
     weights[np.arange(3), strong] = 0.7
-    return Document(**parts, weights=weights, said=(("부정", 0.6), ("긍정", 0.4)), truth="긍정")
+    return AttendedDocument(
+        **parts, weights=weights, class_probabilities=(("부정", 0.6), ("긍정", 0.4)), label="긍정"
+    )
 
 
-def long(sentences: int = 100, words: int = 20, hops: int = 1) -> Document:
+def long(sentences: int = 100, words: int = 20, hops: int = 1) -> AttendedDocument:
     """Each sentence has one word "peak" that counts much, the more the later; all others count alike."""
     peaks = np.arange(sentences) * words + np.arange(sentences) % words
     names = np.array([WORDS[n % len(WORDS)] for n in range(sentences * words)], object)
@@ -83,4 +87,4 @@ def long(sentences: int = 100, words: int = 20, hops: int = 1) -> Document:
     weights[:, peaks] = (np.arange(sentences) + 1) / sentences
     weights /= weights.sum(1, keepdims=True)
     edges = range(0, len(names) + 1, words)
-    return Document(tuple(names), tuple(before), tuple(edges), weights)
+    return AttendedDocument(tuple(names), tuple(before), tuple(edges), weights)

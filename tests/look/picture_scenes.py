@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from jumok.data import scenes
-from jumok.look.picture import ALL, Part, Picture
-from jumok.look.scene import Scene
-from jumok.metrics.pointing import Box
+from jumok.data.builtin import scenes
+from jumok.look.viewer.attended_image import WHOLE_IMAGE, AttendedImage, ImageRegion
+from jumok.look.viewer.viewer_data import ViewerData
+from jumok.metrics.pointing_game import Box
 
 Grid = tuple[int, int]
 
@@ -28,26 +28,26 @@ def peaked(boxes: tuple[Box | None, ...], size: Grid, grid: Grid) -> np.ndarray:
 
 def drawing(
     number: int = 0, *, language: scenes.Language = "en", grid: Grid = (7, 8), heads: int = 1, layers: int = 1
-) -> Scene:
+) -> ViewerData:
     """A caption of one of the built-in drawings. Of several heads only the first looks at what is told."""
-    drawn = scenes.scene(5, number, language)
-    weights = peaked(drawn.boxes, (scenes.SIZE, scenes.SIZE), grid)
+    drawn = scenes.draw_scene(5, number, language)
+    weights = peaked(drawn.boxes, (scenes.IMAGE_SIZE, scenes.IMAGE_SIZE), grid)
     even = np.full_like(weights, 1 / weights.shape[1])
     names = ["decoder"] if layers == 1 else [f"decoder.{n}.source_attention" for n in range(layers)]
-    return Scene.of_weights(
+    return ViewerData.from_weights(
         {name: np.stack([weights] + [even] * (heads - 1)) for name in names},
-        rows=drawn.caption.split(),
+        row_labels=drawn.caption.split(),
         title=drawn.caption,
-        picture=Picture.of_pixels(drawn.pixels, grid),
+        image=AttendedImage.from_pixels(drawn.pixels, grid),
     )
 
 
-def corners(words: tuple[str, ...] = ("right", "left"), part: Part = ALL) -> Scene:
+def corners(words: tuple[str, ...] = ("right", "left"), part: ImageRegion = WHOLE_IMAGE) -> ViewerData:
     """A grid of 2 × 3 over plain grey. The first word looks at the upper right, the second at the lower left
     and a bit at the upper right, others nowhere in particular."""
     weights = np.full((len(words), 6), 1 / 6, np.float32)
     weights[0] = [0, 0, 1, 0, 0, 0]
     weights[1:2] = [0, 0, 0.25, 0.75, 0, 0]
     grey = np.full((200, 300, 3), 128, np.uint8)
-    picture = Picture.of_pixels(grey, (2, 3), part=part)
-    return Scene.of_weights({"decoder": weights}, rows=words, picture=picture, title="Corners")
+    picture = AttendedImage.from_pixels(grey, (2, 3), region=part)
+    return ViewerData.from_weights({"decoder": weights}, row_labels=words, image=picture, title="Corners")

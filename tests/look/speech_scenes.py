@@ -8,7 +8,7 @@ import wave
 
 import numpy as np
 
-from jumok.look.scene import Scene, Speech, Style
+from jumok.look.viewer.viewer_data import StyleTokenWeights, SynthesizedSpeech, ViewerData
 
 RATE, HOP, STEP, BANDS = 8000, 100, 2, 40
 SECONDS = HOP / RATE  # a frame: 12.5 ms
@@ -62,7 +62,7 @@ def said(
     heads: int = 2,
     sound: bool = True,
     live: bool = True,
-) -> Scene:
+) -> ViewerData:
     """A text with a style: the first token makes it high, the second long."""
     symbols = letters(text)
     given = np.array([[0.1, 0.2, 0.065, 0.5, 0.135], [0.3, 0.1, 0.3, 0.2, 0.1]])[:heads]
@@ -71,17 +71,17 @@ def said(
         steps = round(steps * (1 + max(0.0, weights[1])))
     frames = steps * STEP - 1  # the last step has a frame less
     samples = sweep(frames, high=2000 + 1500 * float(given.mean(0)[0]))
-    return Scene.of_weights(
+    return ViewerData.from_weights(
         {"decoder.attention": diagonal(steps, len(symbols))},
-        cols=symbols,
+        col_labels=symbols,
         title=text,
-        speech=Speech(
+        speech=SynthesizedSpeech(
             spectrum(samples, frames),
-            seconds=SECONDS,
-            wave=wav(samples) if sound else None,
-            step=STEP,
+            frame_seconds=SECONDS,
+            wav_bytes=wav(samples) if sound else None,
+            frames_per_step=STEP,
             note="diagonality 1.00, 0 skipped",
         ),
-        style=Style(TOKENS, given),
-        retell=(lambda wish: said(text, wish, steps=53)) if live else None,
+        style=StyleTokenWeights(TOKENS, given),
+        resynthesize=(lambda wish: said(text, wish, steps=53)) if live else None,
     )

@@ -6,13 +6,22 @@ import math
 import pytest
 import torch
 
-from jumok.look import align as module
-from jumok.look.align import Looked, View, agreement, consistency, links_of, views
+from jumok.look.views import alignment_selection as module
+from jumok.look.views.alignment_selection import (
+    AlignmentView,
+    SentencePairAttention,
+    build_links,
+    compute_agreement,
+    compute_consistency,
+    list_alignment_views,
+)
 
 
-def looked(weights: list[list[list[list[float]]]], target: list[int], source: list[int]) -> Looked:
+def looked(
+    weights: list[list[list[list[float]]]], target: list[int], source: list[int]
+) -> SentencePairAttention:
     words = (max(target) + 1, max(source) + 1)
-    return Looked(torch.tensor(weights), target, source, words)
+    return SentencePairAttention(torch.tensor(weights), target, source, words)
 
 
 # One layer with two heads; two target pieces and the end, three source pieces.
@@ -29,35 +38,39 @@ def test_the_examples_in_the_docstrings() -> None:
 def test_a_view_is_of_one_head_or_the_mean_and_of_this_step_or_the_next() -> None:
     seen = looked(ONE, [0, 1], [0, 1, 2])
     expect = {
-        View(0, 0): [[0.6, 0.4, 0.0], [0.0, 0.2, 0.8]],
-        View(0, 1, shift=True): [[0.4, 0.6, 0.0], [1.0, 0.0, 0.0]],
-        View(0): [[0.3, 0.2, 0.5], [0.2, 0.4, 0.4]],
+        AlignmentView(0, 0): [[0.6, 0.4, 0.0], [0.0, 0.2, 0.8]],
+        AlignmentView(0, 1, shift=True): [[0.4, 0.6, 0.0], [1.0, 0.0, 0.0]],
+        AlignmentView(0): [[0.3, 0.2, 0.5], [0.2, 0.4, 0.4]],
     }
     for view, right in expect.items():
-        torch.testing.assert_close(seen.map(view), torch.tensor(right))
+        torch.testing.assert_close(seen.compute_word_map(view), torch.tensor(right))
 
 
 def test_pieces_of_a_source_word_are_added_and_those_of_a_target_word_averaged() -> None:
     seen = looked(ONE, [0, 0], [0, 1, 1])
-    torch.testing.assert_close(seen.map(View(0, 0)), torch.tensor([[0.3, 0.7]]))
-    torch.testing.assert_close(seen.map(View(0, 0, shift=True)), torch.tensor([[0.0, 1.0]]))
+    torch.testing.assert_close(seen.compute_word_map(AlignmentView(0, 0)), torch.tensor([[0.3, 0.7]]))
+    torch.testing.assert_close(
+        seen.compute_word_map(AlignmentView(0, 0, shift=True)), torch.tensor([[0.0, 1.0]])
+    )
 
 
 def test_words_without_pieces_have_no_weight_and_no_link() -> None:
-    seen = Looked(torch.tensor(ONE), [0, 2], [0, 1, 1], (4, 3))
-    found = seen.map(View(0, 0))
+    seen = SentencePairAttention(torch.tensor(ONE), [0, 2], [0, 1, 1], (4, 3))
+    found = seen.compute_word_map(AlignmentView(0, 0))
     assert found.shape == (4, 3)
     assert found[1].sum() == found[3].sum() == found[:, 2].sum() == 0
-    assert links_of(seen.picks()[1]) == {(0, 0), (1, 2)}
+    assert build_links(seen.pick_source_words()[1]) == {(0, 0), (1, 2)}
 
 
 def test_picks_are_the_strongest_of_every_view_in_order() -> None:
     torch.manual_seed(5)
-    seen = Looked(torch.rand(3, 2, 8, 5).softmax(-1), [0, 0, 1, 2, 2, 3, 4], [0, 1, 1, 2, 3], (5, 4))
-    picks, known = seen.picks(), views(3, 2)
+    seen = SentencePairAttention(
+        torch.rand(3, 2, 8, 5).softmax(-1), [0, 0, 1, 2, 2, 3, 4], [0, 1, 1, 2, 3], (5, 4)
+    )
+    picks, known = seen.pick_source_words(), list_alignment_views(3, 2)
     assert picks.shape == (len(known), 5) == (18, 5)
     for view, picked in zip(known, picks, strict=True):
-        assert picked.tolist() == seen.map(view).argmax(1).tolist()
+        assert picked.tolist() == seen.compute_word_map(view).argmax(1).tolist()
 
 
 def test_agreement_is_the_f1_of_the_links_of_both_directions() -> None:
@@ -65,7 +78,7 @@ def test_agreement_is_the_f1_of_the_links_of_both_directions() -> None:
     forth = [torch.tensor([[0, 1], [0, 0]]), torch.tensor([[1, 0, 0], [0, 0, 0]])]
     # Back, from 2 and 2 words: a view that returns every link, one that looks at word 1, a silent one.
     back = [torch.tensor([[0, 1], [1, 1], [-1, -1]]), torch.tensor([[1, 0], [1, 1], [-1, -1]])]
-    found = agreement(forth, back)
+    found = compute_agreement(forth, back)
     assert found.shape == (2, 3)
     #       both found   5 links forth, 4 back (0 of the silent view)
     right = [[2 * 4 / 9, 2 * 2 / 9, 0.0], [2 * 2 / 9, 2 * 2 / 9, 0.0]]
@@ -74,26 +87,26 @@ def test_agreement_is_the_f1_of_the_links_of_both_directions() -> None:
 
 def test_a_view_that_abstains_agrees_with_nobody() -> None:
     none = [torch.tensor([[-1, -1]])]
-    assert agreement(none, [torch.tensor([[0, 1]])]).tolist() == [[0.0]]
-    assert agreement(none, none).tolist() == [[0.0]]
+    assert compute_agreement(none, [torch.tensor([[0, 1]])]).tolist() == [[0.0]]
+    assert compute_agreement(none, none).tolist() == [[0.0]]
 
 
 def test_consistency_of_links_that_are_always_the_same_is_what_a_word_can_tell() -> None:
     texts = [(["a", "b"], ["x", "y"])] * 50
     right, crossed = torch.tensor([0, 1]), torch.tensor([1, 0])
-    always = consistency([torch.stack([right, crossed])] * 50, texts)
+    always = compute_consistency([torch.stack([right, crossed])] * 50, texts)
     # Each word has 50 links, all to one word of probability 1/2: 49 others and half a made-up one say so.
     expected = math.log((49 + 0.5) / (49 + 1) / 0.5)
     torch.testing.assert_close(always, torch.tensor([expected, expected]))
-    mixed = consistency([torch.stack([right if n % 2 else crossed] * 2) for n in range(50)], texts)
+    mixed = compute_consistency([torch.stack([right if n % 2 else crossed] * 2) for n in range(50)], texts)
     assert abs(float(mixed[0])) < 0.05  # as good as chance
 
 
 def test_a_link_that_no_other_supports_counts_against_a_view() -> None:
-    found = consistency([torch.tensor([[0], [-1]])], [(["a"], ["x"])])
+    found = compute_consistency([torch.tensor([[0], [-1]])], [(["a"], ["x"])])
     # p(x) = 1, and nothing but the made-up link is left: no more and no less than chance.
     assert found.tolist() == [0.0, 0.0]
-    rare = consistency([torch.tensor([[0, 1, 2]])], [(["a", "b", "b"], ["x", "y", "z"])])
+    rare = compute_consistency([torch.tensor([[0, 1, 2]])], [(["a", "b", "b"], ["x", "y", "z"])])
     assert float(rare) == pytest.approx(2 * math.log((1 / 3) / 2 / (1 / 3)) / 3)
 
 
@@ -103,13 +116,13 @@ def test_a_step_off_is_less_consistent_and_agrees_less() -> None:
     texts = [([f"s{w}" for w in one], [f"t{w}" for w in one]) for one in words]
     straight, off = torch.arange(7), torch.arange(7).add(1).clamp(max=6)
     picks = [torch.stack([straight, off])] * 80
-    found = consistency(picks, texts)
+    found = compute_consistency(picks, texts)
     assert found[0] > 2.0 > 0.5 > found[1]
-    both = agreement(picks, [torch.stack([straight, off])] * 80)
+    both = compute_agreement(picks, [torch.stack([straight, off])] * 80)
     assert int(both.argmax()) == 0
     assert both[1, 1] < 0.2  # each is a step off in its own direction: together, two
 
 
 def test_views_tell_what_they_are() -> None:
-    assert str(View(2, None, shift=True)) == "layer 2, mean of heads, shifted"
-    assert len(views(6, 8)) == 2 * 6 * 9
+    assert str(AlignmentView(2, None, shift=True)) == "layer 2, mean of heads, shifted"
+    assert len(list_alignment_views(6, 8)) == 2 * 6 * 9

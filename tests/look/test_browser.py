@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from huge_map import HugeMap
 
-from jumok.look import assets
-from jumok.look.scene import Layer, Scene, answer, manifest
-from jumok.look.tiles import Request
+from jumok.look.viewer import assets
+from jumok.look.viewer.tiles import TileRequest
+from jumok.look.viewer.viewer_data import ViewerData, ViewerLayer, answer_request, build_manifest
 
 Show = Callable[..., Any]
 
@@ -24,17 +24,17 @@ MIXED = ["<script>alert(1)</script>", "שלום", "👩‍👩‍👧‍👦", "
 LINKS = {0: 0, 1: 3, 2: 4}
 
 
-def translation(heads: int = 2, label: str = "") -> Scene:
+def translation(heads: int = 2, label: str = "") -> ViewerData:
     weights = np.full((heads, 3, 5), 0.05, np.float32)
     for head in range(heads):
         for row, col in LINKS.items():
             weights[head, row, (col + head) % 5] = 0.8
-    return Scene.of_weights(
-        {"decoder": weights}, rows=KOREAN, cols=ENGLISH, title="이것은 예문이다", label=label
+    return ViewerData.from_weights(
+        {"decoder": weights}, row_labels=KOREAN, col_labels=ENGLISH, title="이것은 예문이다", label=label
     )
 
 
-def layers(count: int = 3, heads: int = 4, length: int = 7) -> Scene:
+def layers(count: int = 3, heads: int = 4, length: int = 7) -> ViewerData:
     """Layer l, head h: every token looks at token (l + h) mod length."""
     words = [f"w{n}" for n in range(length)]
     found = {}
@@ -43,13 +43,13 @@ def layers(count: int = 3, heads: int = 4, length: int = 7) -> Scene:
         for head in range(heads):
             weights[head, :, (layer + head) % length] = 1
         found[f"encoder.layer.{layer}.attention"] = weights
-    return Scene.of_weights(found, rows=words, cols=words, kind="self")
+    return ViewerData.from_weights(found, row_labels=words, col_labels=words, kind="self")
 
 
-def huge(length: int = 65_536) -> Scene:
+def huge(length: int = 65_536) -> ViewerData:
     words = [f"t{n}" for n in range(length)]
-    return Scene(
-        (Layer("model.layers.0", "self", (length, length), (0, 1), HugeMap(length, 2), words, words),)
+    return ViewerData(
+        (ViewerLayer("model.layers.0", "self", (length, length), (0, 1), HugeMap(length, 2), words, words),)
     )
 
 
@@ -78,7 +78,7 @@ def test_hovering_shows_the_pair_and_its_exact_weight(served: Show) -> None:
     assert shown.hover(0, 1).split()[:3] == ["이것은", "→", "is"]
     odd = np.float32(0.123456)  # the tile rounds it; what is asked for once the pointer rests does not
     weights = np.array([[odd, 1 - odd]], np.float32)
-    shown = served(Scene.of_weights({"a": weights}, rows=["q"], cols=["k", "l"]))
+    shown = served(ViewerData.from_weights({"a": weights}, row_labels=["q"], col_labels=["k", "l"]))
     shown.hover(0, 0)
     shown.page.wait_for_function("() => document.querySelector('.jm-weight').textContent === '0.12346'")
     shown.page.mouse.move(2, 2)
@@ -294,7 +294,7 @@ def test_all_heads_are_small_maps_and_open_when_clicked(served: Show) -> None:
 def test_the_text_is_tinted_by_what_it_receives(served: Show) -> None:
     weights = np.array([[0.1, 0.8, 0.1], [0.0, 0.9, 0.1], [0.2, 0.4, 0.4]], np.float32)
     words = ["나는", "학교에", "간다"]
-    shown = served(Scene.of_weights({"a": weights}, rows=words, cols=words, kind="self"))
+    shown = served(ViewerData.from_weights({"a": weights}, row_labels=words, col_labels=words, kind="self"))
     shown.press("3")
     shown.page.wait_for_selector(".jm-token")
     tint = "e => getComputedStyle(e).backgroundColor.match(/\\d+/g).map(Number)"
@@ -334,7 +334,7 @@ def test_a_long_text_comes_in_pages(served: Show) -> None:
 def test_before_and_after_are_compared(served: Show) -> None:
     cells = np.zeros((2, 3, 5), np.float32)
     cells[:, :, 1:] = 0.25
-    after = Scene.of_weights({"decoder": cells}, rows=KOREAN, cols=ENGLISH, label="After")
+    after = ViewerData.from_weights({"decoder": cells}, row_labels=KOREAN, col_labels=ENGLISH, label="After")
     shown = served([translation(label="Before"), after])
     assert shown.text(".jm-sides button") == ["Before", "After", "Both", "Difference"]
     assert darkness(shown.colour(0, 0)) > darkness(shown.colour(0, 1)) + 200
@@ -408,8 +408,12 @@ def test_light_and_dark_follow_the_system_until_one_chooses(served: Show) -> Non
 
 def test_tokens_are_text_whatever_they_hold(served: Show) -> None:
     weights = np.full((2, 5, 5), 0.2, np.float32)
-    scene = Scene.of_weights(
-        {"<i>layer</i>": weights}, rows=MIXED, cols=MIXED, kind="self", title="<img src=x onerror=alert(1)>"
+    scene = ViewerData.from_weights(
+        {"<i>layer</i>": weights},
+        row_labels=MIXED,
+        col_labels=MIXED,
+        kind="self",
+        title="<img src=x onerror=alert(1)>",
     )
     shown = served(scene)
     assert shown.page.inner_text(".jm-title") == "<img src=x onerror=alert(1)>"
@@ -465,12 +469,14 @@ def test_the_files_run_unjoined_too(new_page: Show) -> None:
             text = '<main id="viewer" data-base=""></main><script type="module" src="/boot_page.js"></script>'
             route.fulfill(body=f"<!doctype html><body>{text}", content_type="text/html")
         elif url.path == "/manifest.json":
-            route.fulfill(json=manifest([scene]))
+            route.fulfill(json=build_manifest([scene]))
         elif url.path == "/tiles":
-            wanted = Request.read({name: values[0] for name, values in parse_qs(url.query).items()})
-            route.fulfill(body=answer([scene], wanted))
+            wanted = TileRequest.from_mapping(
+                {name: values[0] for name, values in parse_qs(url.query).items()}
+            )
+            route.fulfill(body=answer_request([scene], wanted))
         elif url.path.endswith(".js"):
-            route.fulfill(body=assets.read(url.path[1:]), content_type="text/javascript")
+            route.fulfill(body=assets.read_asset(url.path[1:]), content_type="text/javascript")
         else:
             route.fulfill(status=204)
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from jumok.errors import InputError
-from jumok.look import classes
-from jumok.look.classes import confusion_matrix, reliability
-from jumok.metrics.classification import Bin, calibration
+from jumok.look.figures import classification_figures
+from jumok.look.figures.classification_figures import draw_confusion_matrix, draw_reliability_diagram
+from jumok.metrics.classification import CalibrationBin, compute_calibration
 
 pytestmark = pytest.mark.filterwarnings("ignore:no font here draws")  # where no Korean font is installed
 
@@ -32,7 +32,9 @@ def _letters(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_counts_shares_and_totals(tmp_path: Path) -> None:
     counts = [[1203, 4, 0], [30, 70, 0], [0, 1, 999]]
-    path = confusion_matrix(counts, ["bad", "so so", "좋음"], tmp_path / "new" / "c.svg", title="test, 0.97")
+    path = draw_confusion_matrix(
+        counts, ["bad", "so so", "좋음"], tmp_path / "new" / "c.svg", title="test, 0.97"
+    )
     said = texts(path)
     for part in (
         ">1,203<",
@@ -56,7 +58,7 @@ def test_counts_shares_and_totals(tmp_path: Path) -> None:
 def test_any_number_of_classes(tmp_path: Path, count: int) -> None:
     chance = np.random.default_rng(count)
     counts = chance.integers(0, 9, (count, count)) + 20_000 * np.eye(count, dtype=int)
-    path = confusion_matrix(counts, [f"a class {n}" for n in range(count)], tmp_path / "c.png")
+    path = draw_confusion_matrix(counts, [f"a class {n}" for n in range(count)], tmp_path / "c.png")
     from matplotlib.image import imread
 
     height, width = imread(path).shape[:2]
@@ -65,30 +67,37 @@ def test_any_number_of_classes(tmp_path: Path, count: int) -> None:
 
 
 def test_classes_that_no_text_has(tmp_path: Path) -> None:
-    assert confusion_matrix([[0, 0], [3, 2]], ["a", "b"], tmp_path / "c.png").stat().st_size > 1000
+    assert draw_confusion_matrix([[0, 0], [3, 2]], ["a", "b"], tmp_path / "c.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("counts", [[[1, 2]], [[1, -2], [0, 1]], np.zeros((31, 31))])
 def test_counts_that_do_not_fit(tmp_path: Path, counts: Any) -> None:
     with pytest.raises(InputError, match="1 to 30 classes"):
-        confusion_matrix(counts, ["x"] * len(counts[-1]), tmp_path / "c.png")
+        draw_confusion_matrix(counts, ["x"] * len(counts[-1]), tmp_path / "c.png")
 
 
 def test_a_reliability_diagram(tmp_path: Path) -> None:
     truth = [0] * 80 + [1] * 20 + [1] * 30
     shares = [[0.8, 0.2]] * 100 + [[0.03, 0.97]] * 30
-    path = reliability(calibration(truth, shares), tmp_path / "r.svg", error=0.0069, title="test")
+    path = draw_reliability_diagram(
+        compute_calibration(truth, shares), tmp_path / "r.svg", calibration_error=0.0069, title="test"
+    )
     said = texts(path)
     for part in ("test, expected calibration error 0.007", "surer than right", ">100<", ">130<", "texts"):
         assert part in said, part
-    assert reliability([Bin(0.9, 1.0, 1, 1.0, 0.0)], tmp_path / "r.png").stat().st_size > 1000
+    assert (
+        draw_reliability_diagram([CalibrationBin(0.9, 1.0, 1, 1.0, 0.0)], tmp_path / "r.png").stat().st_size
+        > 1000
+    )
     with pytest.raises(InputError, match="no bins"):
-        reliability([], tmp_path / "r.png")
+        draw_reliability_diagram([], tmp_path / "r.png")
 
 
 def test_the_interval_is_wilsons() -> None:
-    low, high = classes._interval(Bin(0, 1, 10, 0.5, 0.9))  # 9 of 10: 0.596 to 0.982 in any table
+    low, high = classification_figures._compute_wilson_interval(
+        CalibrationBin(0, 1, 10, 0.5, 0.9)
+    )  # 9 of 10: 0.596 to 0.982 in any table
     assert (low, high) == (pytest.approx(0.596, abs=1e-3), pytest.approx(0.982, abs=1e-3))
-    low, high = classes._interval(Bin(0, 1, 3, 0.5, 1.0))
+    low, high = classification_figures._compute_wilson_interval(CalibrationBin(0, 1, 3, 0.5, 1.0))
     assert low == pytest.approx(0.4385, abs=1e-3)
     assert high == pytest.approx(1)

@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from jumok.errors import InputError
-from jumok.look import figures, html, show
-from jumok.look.document import Document, told
-from jumok.look.document_figure import Piece, draw_document, in_order, wrapped
-from jumok.look.scene import Scene, answer, manifest
-from jumok.look.tiles import Request, unpack
+from jumok.look.figures import plots
+from jumok.look.figures.document_figure import PlacedWord, draw_document, reorder_bidirectional, wrap_words
+from jumok.look.viewer import html_file, view_writer
+from jumok.look.viewer.attended_document import AttendedDocument, document_to_json
+from jumok.look.viewer.tiles import TileRequest, unpack
+from jumok.look.viewer.viewer_data import ViewerData, answer_request, build_manifest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from document_texts import REVIEW, hierarchical, long, several_hops
@@ -37,31 +38,31 @@ def test_the_text_is_as_it_was_written() -> None:
 
 def test_weights_of_words_and_sentences() -> None:
     document = hierarchical()
-    assert document.by_sentence() == pytest.approx([0.2, 0.3, 0.5])
-    in_it = document.in_sentences()
-    assert np.add.reduceat(in_it, document.sentences[:-1]) == pytest.approx([1, 1, 1])
+    assert document.get_sentence_weights() == pytest.approx([0.2, 0.3, 0.5])
+    in_it = document.normalize_within_sentences()
+    assert np.add.reduceat(in_it, document.sentence_offsets[:-1]) == pytest.approx([1, 1, 1])
     assert in_it[document.words.index("drags")] == pytest.approx(0.5)
 
     hops = several_hops()
-    assert hops.hops == 3
+    assert hops.num_hops == 3
     sunday = hops.words.index("일요일에")
     rest = 0.3 / (len(hops.words) - 1)
-    assert hops.of(0)[sunday] == pytest.approx(0.7)
-    assert hops.of()[sunday] == pytest.approx((0.7 + 2 * rest) / 3)
-    assert hops.by_sentence(0).sum() == pytest.approx(1)
-    assert hops.by_sentence(0).argmax() == 0
+    assert hops.get_word_weights(0)[sunday] == pytest.approx(0.7)
+    assert hops.get_word_weights()[sunday] == pytest.approx((0.7 + 2 * rest) / 3)
+    assert hops.get_sentence_weights(0).sum() == pytest.approx(1)
+    assert hops.get_sentence_weights(0).argmax() == 0
     with pytest.raises(InputError, match="hop 3 was asked for; there are 3: 0 to 2"):
-        hops.of(3)
+        hops.get_word_weights(3)
 
 
 def test_a_sentence_without_weight_is_no_reason_to_divide_by_zero() -> None:
-    document = Document(("a", "b"), ("", " "), (0, 1, 2), np.array([[0.0, 1.0]]))
-    assert document.in_sentences().tolist() == [0, 1]
+    document = AttendedDocument(("a", "b"), ("", " "), (0, 1, 2), np.array([[0.0, 1.0]]))
+    assert document.normalize_within_sentences().tolist() == [0, 1]
 
 
 def test_tensors_and_lists_are_taken_too() -> None:
     weights = torch.tensor([[0.25, 0.75]], dtype=torch.bfloat16, requires_grad=True)
-    document = Document(["a", "b"], ["", " "], [0, 2], weights)  # type: ignore[arg-type]
+    document = AttendedDocument(["a", "b"], ["", " "], [0, 2], weights)  # type: ignore[arg-type]
     assert document.weights.dtype == np.float32
     assert document.weights.tolist() == [[0.25, 0.75]]
     assert document.words == ("a", "b")
@@ -103,42 +104,42 @@ GOOD: dict[str, Any] = {
     ],
 )
 def test_what_cannot_be_is_refused(change: dict[str, Any], says: str) -> None:
-    Document(**GOOD)
+    AttendedDocument(**GOOD)
     with pytest.raises(InputError, match=says):
-        Document(**GOOD | change)
+        AttendedDocument(**GOOD | change)
 
 
 def test_the_viewer_is_told_exact_weights_and_no_digits() -> None:
     document = long(hops=7)
-    scene = Scene.of_document(document, title="t")
-    about = manifest([scene])["scenes"][0]["document"]
+    scene = ViewerData.from_document(document, title="t")
+    about = build_manifest([scene])["scenes"][0]["document"]
     assert np.array_equal(unpack(base64.b64decode(about["weights"])), document.weights)
     assert (about["hops"], about["within"], about["truth"]) == (7, None, None)
     assert "".join(map("".join, zip(about["before"], about["words"], strict=True))) == document.text
     numbers = 2000 * 7
     assert len(json.dumps(about)) < 5.4 * numbers + 16 * 2000
-    whole = told(hierarchical())
+    whole = document_to_json(hierarchical())
     assert unpack(base64.b64decode(whole["within"])).tolist() == [pytest.approx([0.2, 0.3, 0.5])]
     assert whole["said"] == [["positive", 0.875], ["negative", 0.125]]
 
 
 def test_edges_may_be_numpys() -> None:
-    document = Document(**GOOD | {"sentences": tuple(np.array([0, 1, 3]))})
-    assert json.loads(json.dumps(told(document)))["sentences"] == [0, 1, 3]
+    document = AttendedDocument(**GOOD | {"sentences": tuple(np.array([0, 1, 3]))})
+    assert json.loads(json.dumps(document_to_json(document)))["sentences"] == [0, 1, 3]
 
 
 def test_its_weights_are_a_layer_of_the_scene() -> None:
     document = several_hops()
-    scene = Scene.of_document(document)
+    scene = ViewerData.from_document(document)
     (layer,) = scene.layers
-    assert layer.rows == ["hop 0", "hop 1", "hop 2"]
-    wanted = Request(0, 0, (1, 2), (0, len(document.words)), what="weights")
-    assert np.array_equal(unpack(answer([scene], wanted))[0], document.weights[1])
+    assert layer.row_labels == ["hop 0", "hop 1", "hop 2"]
+    wanted = TileRequest(0, 0, (1, 2), (0, len(document.words)), quantity="weights")
+    assert np.array_equal(unpack(answer_request([scene], wanted))[0], document.weights[1])
 
 
 def test_it_is_in_the_file_whatever_heads_are_chosen(tmp_path: Path) -> None:
-    scene = Scene.of_document(replace(hierarchical(), words=("</script>", *hierarchical().words[1:])))
-    text = html.render(scene, heads={"attention": [0]})
+    scene = ViewerData.from_document(replace(hierarchical(), words=("</script>", *hierarchical().words[1:])))
+    text = html_file.render_html(scene, heads={"attention": [0]})
     assert text.count("</script>") == 4  # manifest, index, numbers, the viewer itself
     assert "\\u003c/script>" in text
 
@@ -148,31 +149,33 @@ def test_it_is_in_the_file_whatever_heads_are_chosen(tmp_path: Path) -> None:
 
 def dark(image: np.ndarray, shade: float) -> np.ndarray:
     """Where a picture has a shade of the scale."""
-    shades = matplotlib.colors.LinearSegmentedColormap.from_list("", figures.SHADES)
+    shades = matplotlib.colors.LinearSegmentedColormap.from_list("", plots.SHADES)
     return (np.abs(image[..., :3] - shades(shade)[:3]) < 0.02).all(-1)
 
 
 @pytest.mark.parametrize("name", ["look.html", "look.png", "look.svg", "look.pdf"])
 def test_a_scene_with_a_document_is_saved(tmp_path: Path, name: str) -> None:
     for document in (hierarchical(), several_hops()):
-        path = show.save(Scene.of_document(document, title="등대 $x_1$"), str(tmp_path / name))
+        path = view_writer.save_view(
+            ViewerData.from_document(document, title="등대 $x_1$"), str(tmp_path / name)
+        )
         assert path == tmp_path / name
         assert path.stat().st_size > 5000
 
 
 def test_a_hop_can_be_chosen_and_a_layer_is_still_a_map(tmp_path: Path) -> None:
-    scene = Scene.of_document(several_hops())
-    mean = show.save(scene, tmp_path / "mean.png").read_bytes()
-    hop = show.save(scene, tmp_path / "hop.png", head=1).read_bytes()
+    scene = ViewerData.from_document(several_hops())
+    mean = view_writer.save_view(scene, tmp_path / "mean.png").read_bytes()
+    hop = view_writer.save_view(scene, tmp_path / "hop.png", head=1).read_bytes()
     assert mean != hop
     with pytest.raises(InputError, match="hop 3 was asked for"):
-        show.save(scene, tmp_path / "hop.png", head=3)
+        view_writer.save_view(scene, tmp_path / "hop.png", head=3)
     with pytest.raises(InputError, match="two; give an"):
-        show.save([scene, scene], tmp_path / "both.png")
+        view_writer.save_view([scene, scene], tmp_path / "both.png")
     with pytest.raises(InputError, match=r"\.html file or a picture"):
-        show.save(scene, tmp_path / "map.gif")
-    assert show.save([scene, scene], tmp_path / "both.html").stat().st_size > 5000
-    wide = imread(show.save(scene, tmp_path / "map.png", layer="attention")).shape
+        view_writer.save_view(scene, tmp_path / "map.gif")
+    assert view_writer.save_view([scene, scene], tmp_path / "both.html").stat().st_size > 5000
+    wide = imread(view_writer.save_view(scene, tmp_path / "map.png", layer="attention")).shape
     assert wide[0] < wide[1]
 
 
@@ -182,10 +185,10 @@ def test_the_strongest_word_is_the_darkest_and_bars_are_long(tmp_path: Path) -> 
     # "wonderful", in the third sentence; the scale below it has the shade too, in a thin strip.
     wide = np.ptp(strongest[strongest[:, 0] < 0.75 * image.shape[0]], axis=0)
     assert wide[1] > 100
-    bars = (np.abs(image[..., :3] - matplotlib.colors.to_rgb(figures.COLOURS[0])) < 0.01).all(-1)
+    bars = (np.abs(image[..., :3] - matplotlib.colors.to_rgb(plots.COLOURS[0])) < 0.01).all(-1)
     lengths = bars[:, : image.shape[1] // 6].sum(1)
     runs = sorted(set(lengths[lengths > 5].tolist()))
-    longest = 40 / 72 * figures.DOTS_PER_INCH
+    longest = 40 / 72 * plots.DOTS_PER_INCH
     assert max(runs) == pytest.approx(longest, abs=3)
     for part in (0.2 / 0.5, 0.3 / 0.5):
         assert min(abs(run - part * longest) for run in runs) < 4
@@ -194,14 +197,14 @@ def test_the_strongest_word_is_the_darkest_and_bars_are_long(tmp_path: Path) -> 
 
 def test_within_sentences_each_has_a_darkest_word(tmp_path: Path) -> None:
     whole = dark(imread(draw_document(hierarchical(), tmp_path / "a.png")), 0.62).sum()
-    each = dark(imread(draw_document(hierarchical(), tmp_path / "b.png", in_sentences=True)), 0.62).sum()
+    each = dark(imread(draw_document(hierarchical(), tmp_path / "b.png", is_per_sentence=True)), 0.62).sum()
     assert each > 1.5 * whole
 
 
 def test_a_title_may_be_the_whole_text(tmp_path: Path) -> None:
     said = (("x" * 500, 0.5), ("y\nz", 0.5))
     usual = imread(draw_document(hierarchical(), tmp_path / "a.png", title="t")).shape
-    document = replace(hierarchical(), said=said)
+    document = replace(hierarchical(), class_probabilities=said)
     shape = imread(draw_document(document, tmp_path / "b.png", title="a long\ntitle " * 40)).shape
     assert shape[:2] == pytest.approx(usual[:2], abs=6)
 
@@ -227,7 +230,7 @@ def test_several_hops_stand_one_below_the_other(tmp_path: Path) -> None:
 )
 def test_any_word_is_drawn(tmp_path: Path, texts: list[str]) -> None:
     count = len(texts)
-    document = Document(tuple(texts), (" ",) * count, (0, count), np.ones((1, count)))
+    document = AttendedDocument(tuple(texts), (" ",) * count, (0, count), np.ones((1, count)))
     height, width = imread(draw_document(document, tmp_path / "a.png")).shape[:2]
     assert 20 < height < 2500
     assert width < 1800
@@ -235,7 +238,7 @@ def test_any_word_is_drawn(tmp_path: Path, texts: list[str]) -> None:
 
 def test_pictures_have_an_end(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="100,000 words are too many for a picture: give an"):
-        show.save(Scene.of_document(long(5000)), tmp_path / "a.png")
+        view_writer.save_view(ViewerData.from_document(long(5000)), tmp_path / "a.png")
     with pytest.raises(InputError, match="2,000 words, 11 times, are too many"):
         draw_document(long(), tmp_path / "a.png", hops=[0] * 11)
     with pytest.raises(InputError, match="no hops were chosen"):
@@ -246,7 +249,7 @@ def test_pictures_have_an_end(tmp_path: Path) -> None:
 def lines(words: list[str], gaps: list[str], room: float) -> list[list[str]]:
     """Wrapped, where each letter is one wide."""
     found: dict[int, list[str]] = {}
-    for piece in wrapped(words, gaps, lambda text: float(len(text)), room):
+    for piece in wrap_words(words, gaps, lambda text: float(len(text)), room):
         assert piece.x + piece.width <= room
         found.setdefault(piece.line, []).append(piece.text)
     return [found.get(line, []) for line in range(max(found) + 1)]
@@ -265,7 +268,7 @@ def test_lines_are_broken_at_gaps_and_kept_where_they_were() -> None:
 )
 def test_no_letter_is_lost_and_no_two_are_in_one_place(pairs: list[tuple[str, str]]) -> None:
     words, gaps = [word for word, _ in pairs], [gap for _, gap in pairs]
-    pieces = list(wrapped(words, gaps, lambda text: float(len(text)), 7))
+    pieces = list(wrap_words(words, gaps, lambda text: float(len(text)), 7))
     assert "".join(piece.text for piece in pieces) == "".join(words)
     for one, two in pairwise(pieces):
         assert (one.line, one.x + one.width) <= (two.line, two.x) or one.line < two.line
@@ -275,9 +278,9 @@ def test_what_is_read_from_right_to_left_is_laid_so() -> None:
     def order(words: list[str]) -> str:
         pieces, x = [], 0.0
         for n, word in enumerate(words):
-            pieces.append(Piece(n, word, 0, x, float(len(word))))
+            pieces.append(PlacedWord(n, word, 0, x, float(len(word))))
             x += len(word) + 1
-        placed = sorted(in_order(pieces, 40.0), key=lambda piece: piece.x)
+        placed = sorted(reorder_bidirectional(pieces, 40.0), key=lambda piece: piece.x)
         for one, two in pairwise(placed):
             assert two.x - one.x - one.width == pytest.approx(1)
         return " ".join(piece.text for piece in placed)

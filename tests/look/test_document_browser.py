@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jumok.look import assets
-from jumok.look.document import Document
-from jumok.look.scene import Scene, manifest
+from jumok.look.viewer import assets
+from jumok.look.viewer.attended_document import AttendedDocument
+from jumok.look.viewer.viewer_data import ViewerData, build_manifest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from document_texts import KOREAN, REVIEW, hierarchical, long, several_hops
@@ -23,11 +23,11 @@ Show = Callable[..., Any]
 MIXED = ("<script>alert(1)</script>", "שלום", "👩‍👩‍👧‍👦", "<b>bold</b>", "日本語", "a\u202eb")
 
 
-def scene(document: Document, title: str = "") -> Scene:
-    return Scene.of_document(document, title=title)
+def scene(document: AttendedDocument, title: str = "") -> ViewerData:
+    return ViewerData.from_document(document, title=title)
 
 
-def at(document: Document, word: str) -> str:
+def at(document: AttendedDocument, word: str) -> str:
     return f'.jm-w[data-word="{document.words.index(word)}"]'
 
 
@@ -94,7 +94,7 @@ def test_bars_are_as_long_as_sentences_count_and_say_it(served: Show) -> None:
 
 
 def test_what_was_said_and_whether_it_is_right(served: Show) -> None:
-    def verdict(document: Document) -> str:
+    def verdict(document: AttendedDocument) -> str:
         shown = served(scene(document))
         return " ".join(shown.page.locator(".jm-verdict").inner_text().split())
 
@@ -102,10 +102,10 @@ def test_what_was_said_and_whether_it_is_right(served: Show) -> None:
     assert verdict(document) == "positive 87.5 % negative 12.5 % ✓ right"
     assert verdict(several_hops()) == "부정 60.0 % 긍정 40.0 % ✗ wrong: it is 긍정 (40.0 %)"
     sure = (("yes", 0.99999), ("no", 0.00001))
-    assert verdict(replace(document, said=sure, truth=None)) == "yes > 99.9 % no < 0.1 %"
-    assert verdict(replace(document, said=(), truth="<i>it</i>")) == "It is <i>it</i>"
+    assert verdict(replace(document, class_probabilities=sure, label=None)) == "yes > 99.9 % no < 0.1 %"
+    assert verdict(replace(document, class_probabilities=(), label="<i>it</i>")) == "It is <i>it</i>"
     many = tuple((f"{n} stars", 0.125) for n in range(8))
-    assert "and 4 more" in verdict(replace(document, said=many, truth=None))
+    assert "and 4 more" in verdict(replace(document, class_probabilities=many, label=None))
 
 
 def test_within_its_sentence_each_has_a_darkest_word(served: Show) -> None:
@@ -339,9 +339,9 @@ def test_one_sentence_has_no_bar_and_may_be_a_book(served: Show) -> None:
 
 def test_words_are_text_whatever_they_hold(saved: Show) -> None:
     count = len(MIXED)
-    document = Document(
+    document = AttendedDocument(
         MIXED, ("", *(" ",) * (count - 1)), (0, 2, count), np.full((2, count), 1 / count),
-        said=(("<img src=x onerror=alert(2)>", 0.5), ("b", 0.5)), truth="<b>c</b>",
+        class_probabilities=(("<img src=x onerror=alert(2)>", 0.5), ("b", 0.5)), label="<b>c</b>",
     )  # fmt: skip
     shown = saved(scene(document, "<script>alert(3)</script>"))
     assert shown.text(".jm-w") == [*MIXED[:-1], "a�b"]
@@ -353,7 +353,9 @@ def test_words_are_text_whatever_they_hold(saved: Show) -> None:
 
 
 def test_what_is_read_from_right_to_left_begins_at_the_right(served: Show) -> None:
-    document = Document(("שלום", "עולם", "one", "two"), ("", " ", " ", " "), (0, 2, 4), np.full((1, 4), 0.25))
+    document = AttendedDocument(
+        ("שלום", "עולם", "one", "two"), ("", " ", " ", " "), (0, 2, 4), np.full((1, 4), 0.25)
+    )
     shown = served(scene(document))
     left = [shown.page.locator(f'.jm-w[data-word="{n}"]').bounding_box()["x"] for n in range(4)]
     assert left[0] > left[1]
@@ -371,7 +373,7 @@ def test_it_is_whole_in_a_file_without_a_network(saved: Show) -> None:
 
 
 def test_before_and_after(served: Show) -> None:
-    after = replace(hierarchical(), said=(("negative", 0.75), ("positive", 0.25)))
+    after = replace(hierarchical(), class_probabilities=(("negative", 0.75), ("positive", 0.25)))
     shown = served([scene(hierarchical()), scene(after)])
     assert shown.text(".jm-sides button") == ["Before", "After"]
     assert "✓ right" in shown.page.inner_text(".jm-verdict")
@@ -404,8 +406,8 @@ def test_a_notebook_shows_it_and_takes_another(new_page: Show) -> None:
     shown = new_page()
     page = shown.page
     page.set_content('<body data-jp-theme-light="true"><div id="viewer" style="width: 900px"></div></body>')
-    page.add_style_tag(content=assets.style())
-    first, second = (manifest([scene(document)]) for document in (hierarchical(), several_hops()))
+    page.add_style_tag(content=assets.build_style_sheet())
+    first, second = (build_manifest([scene(document)]) for document in (hierarchical(), several_hops()))
     page.evaluate(
         """async ([source, first]) => {
             const heard = {}, held = { manifest: first };
@@ -415,7 +417,7 @@ def test_a_notebook_shows_it_and_takes_another(new_page: Show) -> None:
             const module = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
             window.cleanup = module.default.render({ model, el: document.querySelector("#viewer") });
         }""",
-        [assets.script(), json.loads(json.dumps(first))],
+        [assets.build_script(), json.loads(json.dumps(first))],
     )
     page.wait_for_selector(".jm-w")
     assert shown.text(".jm-line")[0] == REVIEW[0]

@@ -10,26 +10,26 @@ import matplotlib
 import pytest
 from matplotlib import font_manager
 
-from jumok.look import fonts
-from jumok.look.fonts import families
+from jumok.look.figures import fonts
+from jumok.look.figures.fonts import find_font_families
 
 korean = pytest.mark.skipif(
-    importlib.util.find_spec(fonts.CARRIER) is None, reason="needs pip install koreanize-matplotlib"
+    importlib.util.find_spec(fonts.FONT_PACKAGE) is None, reason="needs pip install koreanize-matplotlib"
 )
 
 
 @pytest.fixture(autouse=True)
 def _nothing_told_yet():
-    fonts._warn.cache_clear()
+    fonts._warn_missing_glyphs.cache_clear()
     yield
-    fonts._warn.cache_clear()
+    fonts._warn_missing_glyphs.cache_clear()
 
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with matplotlib's own fonts only."""
-    monkeypatch.setattr(fonts, "_carried", lambda: None)
-    monkeypatch.setattr(fonts, "_installed", lambda: ["DejaVu Sans", "STIXGeneral", "cmr10"])
+    monkeypatch.setattr(fonts, "_load_packaged_font", lambda: None)
+    monkeypatch.setattr(fonts, "_list_installed", lambda: ["DejaVu Sans", "STIXGeneral", "cmr10"])
 
 
 def drawn(names: list[str], text: str) -> bool:
@@ -40,60 +40,65 @@ def drawn(names: list[str], text: str) -> bool:
 
 
 def test_latin_needs_nothing_else() -> None:
-    assert families(["Größe", "naïve café, œuvre", "Ελλάδα", "Москва", "→ ␣ ▁"]) == ["DejaVu Sans"]
-    assert families([]) == families([""]) == families(["\n\t \u200b"]) == ["DejaVu Sans"]
+    assert find_font_families(["Größe", "naïve café, œuvre", "Ελλάδα", "Москва", "→ ␣ ▁"]) == ["DejaVu Sans"]
+    assert (
+        find_font_families([])
+        == find_font_families([""])
+        == find_font_families(["\n\t \u200b"])
+        == ["DejaVu Sans"]
+    )
 
 
 @korean
 def test_hangul_is_drawn_and_no_setting_changes() -> None:
     before = dict(matplotlib.rcParams)
     text = "주목은한국어로뷁힣ㄱㅏ"
-    names = families([text, "attention"])
+    names = find_font_families([text, "attention"])
     assert names[0] == "DejaVu Sans"
     assert len(names) == 2
     assert drawn(names, text)
     assert dict(matplotlib.rcParams) == before
-    assert fonts.CARRIER not in sys.modules  # its import would have changed them
+    assert fonts.FONT_PACKAGE not in sys.modules  # its import would have changed them
 
 
 @korean
 def test_the_carried_font_is_found_on_a_machine_without_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fonts, "_installed", lambda: ["DejaVu Sans"])
-    assert families(["예문"]) == ["DejaVu Sans", "NanumGothic"]
+    monkeypatch.setattr(fonts, "_list_installed", lambda: ["DejaVu Sans"])
+    assert find_font_families(["예문"]) == ["DejaVu Sans", "NanumGothic"]
 
 
 def test_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    fonts._carried.cache_clear()
+    fonts._load_packaged_font.cache_clear()
     for name in ("no_such_package_at_all", "json", "no_such.thing"):
-        monkeypatch.setattr(fonts, "CARRIER", name)
-        assert fonts._carried() is None
-        fonts._carried.cache_clear()
+        monkeypatch.setattr(fonts, "FONT_PACKAGE", name)
+        assert fonts._load_packaged_font() is None
+        fonts._load_packaged_font.cache_clear()
 
 
 @pytest.mark.usefixtures("bare")
 def test_what_no_font_draws_is_told_once_with_the_remedy() -> None:
     with pytest.warns(UserWarning, match=r"no font here draws '문예'.*pip install koreanize-matplotlib"):
-        assert families(["예문", "ok"]) == ["DejaVu Sans"]
+        assert find_font_families(["예문", "ok"]) == ["DejaVu Sans"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        families(["문예"])  # the same characters
+        find_font_families(["문예"])  # the same characters
     with pytest.warns(UserWarning, match=r"'漢'.*Noto"):
-        families(["漢"])
+        find_font_families(["漢"])
 
 
 @pytest.mark.usefixtures("bare")
 def test_a_long_list_is_cut() -> None:
     with pytest.warns(UserWarning, match=r"'.{20}…'"):
-        families(["".join(map(chr, range(0xAC00, 0xAC60)))])
+        find_font_families(["".join(map(chr, range(0xAC00, 0xAC60)))])
 
 
 def test_any_font_is_better_than_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"DejaVu Sans": "ab", "Noto Sans KR": "주목", "Aaa": "주목漢", "Zzz": "漢"}
-    monkeypatch.setattr(fonts, "_carried", lambda: None)
-    monkeypatch.setattr(fonts, "_installed", lambda: sorted(known))
-    monkeypatch.setattr(fonts, "_characters", lambda name: frozenset(known[name]))
-    assert families(["a주"]) == ["DejaVu Sans", "Noto Sans KR"]  # a good one before any other
-    assert families(["목漢"]) == ["DejaVu Sans", "Noto Sans KR", "Aaa"]
+    monkeypatch.setattr(fonts, "_load_packaged_font", lambda: None)
+    monkeypatch.setattr(fonts, "_list_installed", lambda: sorted(known))
+    monkeypatch.setattr(fonts, "_load_characters", lambda name: frozenset(known[name]))
+    assert find_font_families(["a주"]) == ["DejaVu Sans", "Noto Sans KR"]  # a good one before any other
+    assert find_font_families(["목漢"]) == ["DejaVu Sans", "Noto Sans KR", "Aaa"]
 
 
 def test_a_broken_font_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,8 +106,8 @@ def test_a_broken_font_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError
 
     monkeypatch.setattr(font_manager, "get_font", broken)
-    assert fonts._characters.__wrapped__("DejaVu Sans") == frozenset()
+    assert fonts._load_characters.__wrapped__("DejaVu Sans") == frozenset()
 
 
 def test_the_font_of_last_resort_does_not_count() -> None:
-    assert not any("Last Resort" in name for name in fonts._installed())
+    assert not any("Last Resort" in name for name in fonts._list_installed())

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from jumok.errors import InputError
-from jumok.look.knock import knock_out
-from jumok.look.seen import Seen
-from jumok.look.watch import watch
+from jumok.look.capture.captures import Captures
+from jumok.look.capture.watch import watch
+from jumok.look.views.ablation import knock_out
 
 transformers = pytest.importorskip("transformers", minversion="5")
 sys.path.insert(0, str(Path(__file__).parent))
@@ -30,7 +30,7 @@ def _quiet() -> Iterator[None]:
     transformers.logging.set_verbosity(before)
 
 
-def generated(model: Any, **options: Any) -> tuple[Tensor, Seen]:
+def generated(model: Any, **options: Any) -> tuple[Tensor, Captures]:
     """The sequences, which are the same as without watch, and what was seen."""
     torch.manual_seed(1)
     before = model.generate(max_new_tokens=NEW, **options)
@@ -84,20 +84,20 @@ def test_decoders(search: dict[str, Any], padded: bool) -> None:
     expected = told(model, sequences, attention_mask=whole).attentions
     for entry, weights in zip(seen, expected, strict=True):
         assert entry.shape == (rows, 6, 5 + NEW - 1, 5 + NEW - 1)
-        assert entry.causal
+        assert entry.is_causal
         equal(entry.weights(), weights)
-        assert entry.row_ids is not None
-        assert torch.equal(entry.row_ids, sequences[:, :-1])
-        assert entry.rows == entry.cols
-    assert seen[0].rows is not None
-    assert seen[0].rows[0] == [f"w{i}" for i in sequences[0, :-1].tolist()]
+        assert entry.query_ids is not None
+        assert torch.equal(entry.query_ids, sequences[:, :-1])
+        assert entry.query_tokens == entry.key_tokens
+    assert seen[0].query_tokens is not None
+    assert seen[0].query_tokens[0] == [f"w{i}" for i in sequences[0, :-1].tolist()]
 
 
 def test_without_padding_there_is_no_mask() -> None:
     _, seen = generated(tiny("llama"), input_ids=ids(2, 5))
-    assert seen[0].kept.mask is None
-    assert seen[0].kept.diagonal == 0
-    assert seen[0].kept.key.shape[1] == 2  # of grouped queries
+    assert seen[0].attention.mask is None
+    assert seen[0].attention.diagonal == 0
+    assert seen[0].attention.key.shape[1] == 2  # of grouped queries
 
 
 def test_every_call_is_there_as_it_was() -> None:
@@ -109,8 +109,8 @@ def test_every_call_is_there_as_it_was() -> None:
     ancestors = seen.calls[-3]  # another step of the same layer: its rows are the beams of that step
     assert (last.name, ancestors.name) == ("model.layers.1.self_attn",) * 2
     torch.testing.assert_close(last.weights().sum(-1), torch.ones(6, 6, 1))
-    assert last.row_ids is not None
-    assert last.row_ids.shape == (6, 1)
+    assert last.query_ids is not None
+    assert last.query_ids.shape == (6, 1)
     # The row of the returned sequence at the last step says the same as the whole.
     whole = seen["model.layers.1.self_attn"].weights()[:, :, -1:]
     for one in range(2):
@@ -197,15 +197,15 @@ def test_both_sides_of_a_translation(name: str, search: dict[str, Any]) -> None:
         layer = int(next(part for part in entry.name.split(".") if part.isdigit()))
         if "decoder" not in entry.name:
             equal(entry.weights(), out.encoder_attentions[layer][::several])
-            assert torch.equal(_given(entry.row_ids), given["input_ids"])
+            assert torch.equal(_given(entry.query_ids), given["input_ids"])
             continue
         equal(
             entry.weights(),
             (out.cross_attentions if entry.kind == "cross" else out.decoder_attentions)[layer],
         )
-        assert torch.equal(_given(entry.row_ids), sequences[:, : entry.shape[2]])
+        assert torch.equal(_given(entry.query_ids), sequences[:, : entry.shape[2]])
         if entry.kind == "cross":
-            assert torch.equal(_given(entry.col_ids), repeated["input_ids"])
+            assert torch.equal(_given(entry.key_ids), repeated["input_ids"])
 
 
 def _given(x: Tensor | None) -> Tensor:
@@ -251,7 +251,7 @@ def test_a_model_that_hears() -> None:
     with torch.no_grad():
         out = model(
             input_features=given["input_features"],
-            decoder_input_ids=cross.row_ids,  # what is returned leaves the first one out
+            decoder_input_ids=cross.query_ids,  # what is returned leaves the first one out
             output_attentions=True,
         )
     equal(cross.weights(), out.cross_attentions[1])
@@ -261,15 +261,15 @@ def test_beams_of_a_model_that_leaves_the_beginning_out() -> None:
     model, given = tiny("whisper", init_std=0.5), inputs("whisper")
     options = {"input_features": given["input_features"], "attention_mask": torch.ones(2, 22)}
     sequences, seen = generated(model, num_beams=3, **options)
-    assert not seen.unseen
+    assert not seen.missed_layers
     cross, inner = (seen[f"model.decoder.layers.1.{kind}_attn"] for kind in ("encoder", "self"))
-    assert cross.row_ids is not None
-    assert torch.equal(cross.row_ids[:, 0], torch.ones(2, dtype=torch.long))
-    assert torch.equal(cross.row_ids[:, 1:], sequences[:, : cross.shape[2] - 1])
+    assert cross.query_ids is not None
+    assert torch.equal(cross.query_ids[:, 0], torch.ones(2, dtype=torch.long))
+    assert torch.equal(cross.query_ids[:, 1:], sequences[:, : cross.shape[2] - 1])
     model.set_attn_implementation("eager")
     features = given["input_features"]
     with torch.no_grad():
-        out = model(input_features=features, decoder_input_ids=cross.row_ids, output_attentions=True)
+        out = model(input_features=features, decoder_input_ids=cross.query_ids, output_attentions=True)
     equal(cross.weights(), out.cross_attentions[1])
     equal(inner.weights(), out.decoder_attentions[1])
 
@@ -304,7 +304,7 @@ def test_greedy_over_embeddings_has_no_tokens_but_weights() -> None:
 
 def test_a_generation_and_a_forward_are_two_entries() -> None:
     model, prompt = tiny("llama"), ids(1, 5)
-    with watch(model, keep="*.0.*") as seen:
+    with watch(model, layers="*.0.*") as seen:
         model.generate(prompt, max_new_tokens=NEW)
         model(prompt)
         model.generate(prompt, max_new_tokens=2)
@@ -458,7 +458,7 @@ def test_beams_whose_first_token_is_the_start_token(
         else:
             both = model(**repeated, decoder_input_ids=sequences[:, :-1], output_attentions=True)
             out = {"self": both.decoder_attentions, "cross": both.cross_attentions}
-    assert not seen.unseen
+    assert not seen.missed_layers
     entries = [entry for entry in seen if name == "gpt2" or "decoder" in entry.name]
     assert len(entries) == 2 * len(out)
     for entry in entries:
@@ -469,7 +469,7 @@ def test_beams_whose_first_token_is_the_start_token(
             keys = fed if entry.kind == "self" else expected.shape[-1]
             torch.testing.assert_close(weights[:, :fed, :keys], expected[:, :fed, :keys], atol=1e-5, rtol=0)
             assert weights[:, fed:].sum() == 0
-            assert _given(entry.row_ids)[row, :fed].tolist() == tokens[:fed]
+            assert _given(entry.query_ids)[row, :fed].tolist() == tokens[:fed]
 
 
 def test_beams_of_a_generate_that_cuts_off_the_prompt() -> None:
@@ -486,7 +486,7 @@ def test_beams_of_a_generate_that_cuts_off_the_prompt() -> None:
     model.__class__ = Stripped
     with watch(model) as seen:
         model.generate(prompt, **search)
-    assert torch.equal(_given(seen[0].row_ids), whole[:, : seen[0].shape[2]])
+    assert torch.equal(_given(seen[0].query_ids), whole[:, : seen[0].shape[2]])
     for entry, weights in zip(seen, told(model, whole).attentions, strict=True):
         equal(entry.weights(), weights)
 
@@ -507,7 +507,7 @@ def test_every_call_is_there_where_the_steps_cannot_be_joined() -> None:
         model.generate(ids(1, 5), **options)
     first, second = "model.layers.0.self_attn", "model.layers.1.self_attn"
     assert seen.names == [second]
-    assert "its keys do not go on from those of the step before" in seen.unseen[first]
+    assert "its keys do not go on from those of the step before" in seen.missed_layers[first]
     assert len(seen.calls) == 20
     for name in (first, second):
         calls = [entry for entry in seen.calls if entry.name == name]
@@ -537,7 +537,7 @@ def test_calls_that_cannot_be_joined_keep_the_keys_of_a_static_cache() -> None:
     assert len(calls) == 4
     for entry, after in zip(calls[1:], expected[1:], strict=True):
         known = 5 + 1
-        torch.testing.assert_close(entry.kept.key[:, :, :known] * 1.5, after[:, :, :known])
+        torch.testing.assert_close(entry.attention.key[:, :, :known] * 1.5, after[:, :, :known])
 
 
 def test_each_segment_of_long_audio_has_its_entries() -> None:
@@ -550,9 +550,9 @@ def test_each_segment_of_long_audio_has_its_entries() -> None:
     }  # 22 frames are one
     with watch(model) as seen:
         model.generate(**audio, return_timestamps=True, num_beams=2, max_new_tokens=5)
-    segments = seen.named("model.decoder.layers.1.encoder_attn")
-    assert len(segments) == len(seen.named("model.encoder.layers.0.self_attn")) > 1
-    assert not seen.unseen
+    segments = seen.find_layers("model.decoder.layers.1.encoder_attn")
+    assert len(segments) == len(seen.find_layers("model.encoder.layers.0.self_attn")) > 1
+    assert not seen.missed_layers
     assert sum(entry.shape[2] for entry in segments) == len(
         [entry for entry in seen.calls if entry.name == "model.decoder.layers.1.encoder_attn"]
     )

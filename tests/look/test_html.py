@@ -13,8 +13,8 @@ import pytest
 from huge_map import HugeMap
 
 from jumok.errors import InputError
-from jumok.look import html
-from jumok.look.scene import Layer, Picture, Scene, Speech
+from jumok.look.viewer import html_file
+from jumok.look.viewer.viewer_data import AttendedImage, SynthesizedSpeech, ViewerData, ViewerLayer
 
 Show = Callable[..., Any]
 
@@ -26,15 +26,15 @@ def rows_of_one(*shape: int) -> np.ndarray:
     return cells / cells.sum(-1, keepdims=True)
 
 
-def small() -> Scene:
-    return Scene.of_weights(
-        {"encoder.0": rows_of_one(2, 5, 5), "encoder.1": rows_of_one(2, 5, 5)}, rows=WORDS, cols=WORDS,
+def small() -> ViewerData:
+    return ViewerData.from_weights(
+        {"encoder.0": rows_of_one(2, 5, 5), "encoder.1": rows_of_one(2, 5, 5)}, row_labels=WORDS, col_labels=WORDS,
         kind="self", title="</title><script>alert(2)</script>",
     )  # fmt: skip
 
 
-def long(length: int = 3001) -> Scene:
-    return Scene((Layer("long", "self", (length, length), (0, 1, 2), HugeMap(length, 3)),))
+def long(length: int = 3001) -> ViewerData:
+    return ViewerData((ViewerLayer("long", "self", (length, length), (0, 1, 2), HugeMap(length, 3)),))
 
 
 def part(text: str, name: str) -> Any:
@@ -42,14 +42,14 @@ def part(text: str, name: str) -> Any:
 
 
 def test_no_token_can_end_the_element_it_stands_in() -> None:
-    text = html.render(small())
+    text = html_file.render_html(small())
     assert text.count("</script>") == 4  # manifest, index, numbers, the viewer itself
     assert "alert(2)" not in text.split("<style>")[0].replace("&lt;/title&gt;&lt;script&gt;alert(2)", "")
     assert part(text, "manifest")["texts"] == [WORDS]
 
 
 def test_only_its_own_script_and_style_may_run() -> None:
-    text = html.render(small())
+    text = html_file.render_html(small())
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]  # type: ignore[index]
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert "unsafe" not in policy
@@ -57,7 +57,7 @@ def test_only_its_own_script_and_style_may_run() -> None:
 
 
 def test_chosen_heads_alone_are_in_the_file() -> None:
-    told = part(html.render(small(), heads={"encoder.1": [1]}), "manifest")
+    told = part(html_file.render_html(small(), heads={"encoder.1": [1]}), "manifest")
     assert [(layer["name"], layer["heads"], layer["mean"]) for layer in told["scenes"][0]["layers"]] == [
         ("encoder.1", [1], False)
     ]
@@ -74,7 +74,7 @@ def test_chosen_heads_alone_are_in_the_file() -> None:
 )
 def test_a_choice_that_cannot_be_is_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
-        html.render(small(), **options)
+        html_file.render_html(small(), **options)
 
 
 def test_a_file_that_would_be_giant_is_refused_before_anything_is_computed() -> None:
@@ -84,13 +84,13 @@ def test_a_file_that_would_be_giant_is_refused_before_anything_is_computed() -> 
 
         weights = received = map
 
-    scene = Scene((Layer("long", "self", (10**5, 10**5), tuple(range(64)), Never()),))
+    scene = ViewerData((ViewerLayer("long", "self", (10**5, 10**5), tuple(range(64)), Never()),))
     with pytest.raises(InputError, match="choose some heads"):
-        html.render(scene)
+        html_file.render_html(scene)
 
 
 def test_a_long_map_is_a_pyramid_of_pooled_tiles() -> None:
-    text = html.render(long(), detail=512, heads={"long": [0]})
+    text = html_file.render_html(long(), detail=512, heads={"long": [0]})
     told, index = part(text, "manifest"), part(text, "index")
     assert told["scenes"][0]["layers"][0]["finest"] == 3  # 3,001 tokens at 8 a cell are 375 cells
     assert sum(key.startswith("map/") and key.endswith("/256") for key in index) == 4
@@ -98,7 +98,7 @@ def test_a_long_map_is_a_pyramid_of_pooled_tiles() -> None:
 
 
 def test_the_file_is_written_whole(tmp_path: Path) -> None:
-    path = html.save(small(), tmp_path / "new" / "map.html")
+    path = html_file.save_html(small(), tmp_path / "new" / "map.html")
     assert path.read_text(encoding="utf-8").endswith("</html>\n")
     assert [item.name for item in path.parent.iterdir()] == ["map.html"]
 
@@ -129,7 +129,7 @@ def test_it_opens_without_a_network_and_every_view_works(saved: Show) -> None:
 
 def test_weights_of_more_than_one_tile_are_put_together(saved: Show) -> None:
     cells = rows_of_one(1, 300, 523)
-    shown = saved(Scene.of_weights({"a": cells}))
+    shown = saved(ViewerData.from_weights({"a": cells}))
     values = shown.page.evaluate(
         "document.querySelector('#viewer').jumok.row(299).then((row) => [...row.values])"
     )
@@ -164,9 +164,9 @@ def test_a_long_file_zooms_as_far_as_it_has_tiles_and_says_what_it_lacks(saved: 
 
 
 def test_pictures_and_speech_are_in_the_file(saved: Show) -> None:
-    scene = Scene.of_weights(
-        {"a": rows_of_one(1, 4, 6)}, rows=list("wxyz"), speech=Speech(rows_of_one(8, 3), step=2),
-        picture=Picture.of_pixels(np.full((20, 30, 3), 99, np.uint8), (2, 3)),
+    scene = ViewerData.from_weights(
+        {"a": rows_of_one(1, 4, 6)}, row_labels=list("wxyz"), speech=SynthesizedSpeech(rows_of_one(8, 3), frames_per_step=2),
+        image=AttendedImage.from_pixels(np.full((20, 30, 3), 99, np.uint8), (2, 3)),
     )  # fmt: skip
     shown = saved([scene, scene])
     shown.page.wait_for_function("() => document.querySelector('.jm-veil').width > 10")
@@ -176,13 +176,13 @@ def test_pictures_and_speech_are_in_the_file(saved: Show) -> None:
 
 def test_a_few_words_over_many_places_are_there_as_they_are() -> None:
     grid = (40, 41)
-    picture = Picture.of_pixels(np.full((20, 30, 3), 99, np.uint8), grid)
-    scene = Scene.of_weights({"a": rows_of_one(1, 5, 1640)}, rows=list("vwxyz"), picture=picture)
-    assert part(html.render(scene), "manifest")["scenes"][0]["layers"][0]["finest"] == 0
+    picture = AttendedImage.from_pixels(np.full((20, 30, 3), 99, np.uint8), grid)
+    scene = ViewerData.from_weights({"a": rows_of_one(1, 5, 1640)}, row_labels=list("vwxyz"), image=picture)
+    assert part(html_file.render_html(scene), "manifest")["scenes"][0]["layers"][0]["finest"] == 0
 
 
 def test_in_a_frame_the_page_around_it_stays_where_it_is(browser: Any, tmp_path: Path) -> None:
-    html.save(small(), tmp_path / "map.html")
+    html_file.save_html(small(), tmp_path / "map.html")
     frame = '<iframe src="map.html" style="width: 100%; height: 600px"></iframe>'
     (tmp_path / "page.html").write_text(f'<p style="height: 3000px">above</p>{frame}')
     page = browser.new_page()

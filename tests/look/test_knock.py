@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jumok.errors import InputError
-from jumok.look.adapters import patches
-from jumok.look.knock import knock_out
-from jumok.look.watch import watch
+from jumok.look.capture.adapters import patching
+from jumok.look.capture.watch import watch
+from jumok.look.views.ablation import knock_out
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind() -> Iterator[None]:
     yield
-    assert patches._PLACES == {}
+    assert patching._PATCHED_SLOTS == {}
 
 
 class Attention(nn.Module):

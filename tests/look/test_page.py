@@ -13,9 +13,9 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from jumok.errors import MissingExtra
-from jumok.look import page
-from jumok.look.scene import Arrays, Layer, Scene
-from jumok.look.tiles import unpack
+from jumok.look.viewer import page
+from jumok.look.viewer.tiles import unpack
+from jumok.look.viewer.viewer_data import ArrayWeightSource, ViewerData, ViewerLayer
 
 CELLS = np.random.default_rng(0).random((3, 5, 7), np.float32)
 GOOD = {"layer": "0", "head": "1", "rows": "0,5", "cols": "0,7"}
@@ -23,8 +23,8 @@ GOOD = {"layer": "0", "head": "1", "rows": "0,5", "cols": "0,7"}
 
 @pytest.fixture
 def client() -> Any:
-    scene = Scene.of_weights({"decoder": CELLS}, rows=list("abcde"), title="t")
-    with TestClient(page.app(scene)) as client:
+    scene = ViewerData.from_weights({"decoder": CELLS}, row_labels=list("abcde"), title="t")
+    with TestClient(page.build_app(scene)) as client:
         yield client
 
 
@@ -93,8 +93,8 @@ def test_no_path_leads_out(client: Any) -> None:
 
 
 def test_it_can_be_mounted_under_a_prefix() -> None:
-    scene = Scene.of_weights({"decoder": CELLS})
-    client = TestClient(Starlette(routes=[Mount("/models/look", page.app(scene))]))
+    scene = ViewerData.from_weights({"decoder": CELLS})
+    client = TestClient(Starlette(routes=[Mount("/models/look", page.build_app(scene))]))
     start = client.get("/models/look/")
     assert 'src="/models/look/viewer.js"' in start.text
     assert 'data-base="/models/look"' in start.text
@@ -102,20 +102,20 @@ def test_it_can_be_mounted_under_a_prefix() -> None:
 
 
 def test_tiles_are_computed_one_at_a_time_and_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Counted(Arrays):
+    class Counted(ArrayWeightSource):
         now = most = calls = 0
 
-        def map(self, head: int, rows: slice, cols: slice, size: int) -> Any:
+        def pooled_map(self, head: int, rows: slice, cols: slice, size: int) -> Any:
             Counted.now += 1
             Counted.calls += 1
             Counted.most = max(Counted.most, Counted.now)
-            found = super().map(head, rows, cols, size)
+            found = super().pooled_map(head, rows, cols, size)
             Counted.now -= 1
             return found
 
-    monkeypatch.setattr(page, "KEPT_BYTES", 500)
-    scene = Scene((Layer("a", "self", (5, 7), (0, 1, 2), Counted(CELLS)),))
-    with TestClient(page.app(scene)) as client:
+    monkeypatch.setattr(page, "TILE_CACHE_BYTES", 500)
+    scene = ViewerData((ViewerLayer("a", "self", (5, 7), (0, 1, 2), Counted(CELLS)),))
+    with TestClient(page.build_app(scene)) as client:
         threads = [
             threading.Thread(
                 target=client.get, args=("/tiles",), kwargs={"params": {**GOOD, "rows": f"{n},5"}}
@@ -139,7 +139,7 @@ def test_alone_it_answers_only_to_its_own_name(monkeypatch: pytest.MonkeyPatch) 
 
     started: dict[str, Any] = {}
     monkeypatch.setattr(uvicorn, "run", lambda app, **options: started.update(app=app, **options))
-    page.serve(Scene.of_weights({"decoder": CELLS}), port=8123, open_browser=False)
+    page.serve(ViewerData.from_weights({"decoder": CELLS}), port=8123, open_browser=False)
     assert (started["host"], started["port"]) == ("127.0.0.1", 8123)
     assert TestClient(started["app"], base_url="http://localhost:8123").get("/").status_code == 200
     assert TestClient(started["app"], base_url="http://127.0.0.1:8123").get("/").status_code == 200
@@ -150,4 +150,4 @@ def test_alone_it_answers_only_to_its_own_name(monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(MissingExtra, match=r"pip install \"jumok\[look\]\""):
-        page.serve(Scene.of_weights({"decoder": CELLS}), open_browser=False)
+        page.serve(ViewerData.from_weights({"decoder": CELLS}), open_browser=False)

@@ -11,10 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jumok.data import scenes
-from jumok.look import assets
-from jumok.look.picture_figure import LAMP
-from jumok.look.scene import Arrays, Layer, Picture, Scene, manifest
+from jumok.data.builtin import scenes
+from jumok.look.figures.caption_figure import OVERLAY_COLOURS
+from jumok.look.viewer import assets
+from jumok.look.viewer.viewer_data import (
+    ArrayWeightSource,
+    AttendedImage,
+    ViewerData,
+    ViewerLayer,
+    build_manifest,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from picture_scenes import corners, drawing
@@ -150,9 +156,9 @@ def test_a_drawing_is_lit_where_its_words_tell_of(served: Show) -> None:
             if (data[n] > best[0]) best = [data[n], (n / 4 % c.width) / c.width, n / 4 / c.width / c.height];
         return best.slice(1); })()"""
     x, y = shown.ask(brightest)
-    left, top, right, bottom = scenes.scene(5, 0).boxes[words.index("square")] or (0, 0, 0, 0)
-    assert left < scenes.SIZE * x < right
-    assert top < scenes.SIZE * y < bottom
+    left, top, right, bottom = scenes.draw_scene(5, 0).boxes[words.index("square")] or (0, 0, 0, 0)
+    assert left < scenes.IMAGE_SIZE * x < right
+    assert top < scenes.IMAGE_SIZE * y < bottom
 
 
 # ------------------------------------------------------------------------------------------------- the strip
@@ -190,8 +196,8 @@ def test_any_number_of_words_and_any_shape_of_picture_fit(
     served: Show, count: int, shape: tuple[int, int]
 ) -> None:
     words = tuple(f"word{n}" for n in range(count))
-    picture = Picture.of_pixels(np.full((*shape, 3), 90, np.uint8), (2, 3))
-    shown = loaded(served(replace(corners(words), picture=picture)))
+    picture = AttendedImage.from_pixels(np.full((*shape, 3), 90, np.uint8), (2, 3))
+    shown = loaded(served(replace(corners(words), image=picture)))
     for width in (390, 1100):
         shown.page.set_viewport_size({"width": width, "height": 800})
         assert shown.ask("document.documentElement.scrollWidth") <= width
@@ -240,8 +246,12 @@ def test_heads_and_layers_are_chosen_as_elsewhere(served: Show) -> None:
     # A Transformer: its encoder's patches look at patches, its decoder's words at words and at patches.
     scene = drawing(heads=2, layers=2)
     words = scene.layers[0].shape[0]
-    told = Layer("told", "causal self", (words, words), (0,), Arrays(np.eye(words, dtype=np.float32)))
-    seen = Layer("encoder", "self", (56, 56), (0, 1), Arrays(np.full((2, 56, 56), 1 / 56, np.float32)))
+    told = ViewerLayer(
+        "told", "causal self", (words, words), (0,), ArrayWeightSource(np.eye(words, dtype=np.float32))
+    )
+    seen = ViewerLayer(
+        "encoder", "self", (56, 56), (0, 1), ArrayWeightSource(np.full((2, 56, 56), 1 / 56, np.float32))
+    )
     shown = loaded(served(replace(scene, layers=(told, seen, *scene.layers))))
     assert shown.ask("[v.state.view, v.state.layer, v.state.head]") == ["picture", 3, None]
     assert shown.text('[aria-label="Layer"] option') == ["encoder", *(layer.name for layer in scene.layers)]
@@ -277,7 +287,7 @@ def test_a_finger_does_it_too(served: Show) -> None:
 def test_two_pictures_are_switched_between(served: Show) -> None:
     shown = loaded(served([drawing(0), drawing(1, language="ko")]))
     shown.press("c")
-    korean = drawing(1, language="ko").layers[0].rows
+    korean = drawing(1, language="ko").layers[0].row_labels
     shown.until(lambda: shown.text(".jm-shot") == list(korean or ()))
     assert shown.text(".jm-caption .jm-token") == list(korean or ())
     shown.page.hover(word(1))
@@ -304,7 +314,7 @@ def test_in_a_notebook_it_is_asked_for_by_messages(new_page: Show) -> None:
     weights = scene.layers[0].source.weights(0, slice(0, 2), slice(0, 6))
     shown = new_page()
     shown.page.set_content("<div id=viewer></div>")
-    shown.page.add_style_tag(content=assets.style())
+    shown.page.add_style_tag(content=assets.build_style_sheet())
     shown.page.evaluate(
         """async ([script, manifest, weights]) => {
             const url = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
@@ -322,7 +332,7 @@ def test_in_a_notebook_it_is_asked_for_by_messages(new_page: Show) -> None:
                 } };
             render({ model, el: document.querySelector("#viewer") });
         }""",
-        [assets.script(), manifest([scene]), np.asarray(weights).tolist()],
+        [assets.build_script(), build_manifest([scene]), np.asarray(weights).tolist()],
     )
     loaded(shown)
     shown.page.hover(word(1))
@@ -339,9 +349,11 @@ def test_patches_look_at_patches(served: Show) -> None:
     for n in range(1, 7):
         weights[n, n % 6 + 1] = 1
     weights[0, 4] = 1
-    picture = Picture.of_pixels(np.full((200, 300, 3), 128, np.uint8), (2, 3), 1)
+    picture = AttendedImage.from_pixels(np.full((200, 300, 3), 128, np.uint8), (2, 3), 1)
     names = ["[CLS]", *(f"p{n}" for n in range(6))]
-    shown = loaded(served(Scene.of_weights({"vit": weights}, rows=names, kind="self", picture=picture)))
+    shown = loaded(
+        served(ViewerData.from_weights({"vit": weights}, row_labels=names, kind="self", image=picture))
+    )
     assert shown.page.inner_text(".jm-now").startswith("Mean of all patches")
     assert shown.page.locator(".jm-shot").count() == 0
     shown.page.mouse.click(*point(shown, *RIGHT))
@@ -388,7 +400,7 @@ def test_what_does_not_come_is_told(served: Show) -> None:
 
 def test_a_damaged_picture_is_told_and_the_words_are_there(served: Show) -> None:
     scene = corners()
-    shown = served(replace(scene, picture=Picture(b"\x89PNG" + bytes(40), (2, 3))))
+    shown = served(replace(scene, image=AttendedImage(b"\x89PNG" + bytes(40), (2, 3))))
     shown.until(lambda: "cannot show the picture" in shown.page.inner_text(".jm-now"))
     shown.page.hover(word(1))
     assert shown.text(".jm-shot") == ["right", "left"]
@@ -400,4 +412,4 @@ def test_the_colours_are_those_of_the_figure(new_page: Show) -> None:
         "#" + "".join(f"{value:02x}" for value in colours[n])
         for n in (0, 32, 64, 96, 128, 160, 191, 223, 255)
     ]
-    assert tuple(hexes) == LAMP
+    assert tuple(hexes) == OVERLAY_COLOURS

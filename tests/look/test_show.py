@@ -14,12 +14,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
 
 from jumok import InputError
-from jumok.cli import app
-from jumok.data.sources import Example
-from jumok.look import folder, show
-from jumok.look.scene import Scene
+from jumok.cli.app import app
+from jumok.data.readers.parallel_corpus import TranslationExample
+from jumok.look.viewer import huggingface_model, view_writer
+from jumok.look.viewer.viewer_data import ViewerData
 from jumok.run import Run
-from jumok.tasks import translate
+from jumok.tasks.translate import task as translate_task
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tasks"))
 from tasks_small import trained
@@ -48,7 +48,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_a_run_shows_all_its_attention(run: Run) -> None:
-    (scene,) = translate.load(run, "cpu").look("this is an example sentence", target="이것은 예문이다")
+    (scene,) = translate_task.load(run, "cpu").build_viewer_data(
+        "this is an example sentence", target="이것은 예문이다"
+    )
     kinds = [(layer.name, layer.kind) for layer in scene.layers]
     assert kinds == [
         ("encoder.0.attention", "self"),
@@ -59,49 +61,49 @@ def test_a_run_shows_all_its_attention(run: Run) -> None:
         ("decoder.1.source_attention", "cross"),
     ]
     cross, own = scene.layers[-1], scene.layers[-2]
-    assert cross.rows is not None
-    assert own.rows is not None
-    assert cross.rows[-1] == "</s>"  # what it says
-    assert own.rows[0] == "<s>"  # what it was told
-    assert list(cross.rows)[:-1] == list(own.rows)[1:]
+    assert cross.row_labels is not None
+    assert own.row_labels is not None
+    assert cross.row_labels[-1] == "</s>"  # what it says
+    assert own.row_labels[0] == "<s>"  # what it was told
+    assert list(cross.row_labels)[:-1] == list(own.row_labels)[1:]
     assert "→  이것은 예문이다" in scene.title
 
 
 def test_the_weights_are_those_of_its_maps(run: Run) -> None:
-    translator = translate.load(run, "cpu")
-    (scene,) = translator.look("this is an example sentence", target="이것은 예문이다")
-    maps, _ = translator.maps([_example("this is an example sentence", "이것은 예문이다")])
+    translator = translate_task.load(run, "cpu")
+    (scene,) = translator.build_viewer_data("this is an example sentence", target="이것은 예문이다")
+    maps, _ = translator.compute_attention_maps([_example("this is an example sentence", "이것은 예문이다")])
     for layer, one in zip([x for x in scene.layers if x.kind == "cross"], maps, strict=True):
         rows, cols = layer.shape
         found = torch.as_tensor(layer.source.weights(1, slice(0, rows), slice(0, cols)))
         torch.testing.assert_close(found.float(), one.weights[0, 1, :rows, :cols].float())
 
 
-def _example(source: str, target: str) -> Example:
-    return Example(source, target, "here")
+def _example(source: str, target: str) -> TranslationExample:
+    return TranslationExample(source, target, "here")
 
 
 def test_a_fixed_context_has_nothing_to_look_at(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no attention"):
-        translate.load(trained(tmp_path / "fixed", "fixed"), "cpu").look("this")
+        translate_task.load(trained(tmp_path / "fixed", "fixed"), "cpu").build_viewer_data("this")
 
 
 def test_a_hugging_face_folder(bert: Path) -> None:
-    assert folder.is_folder(bert)
-    (scene,) = folder.look_into(bert, "a cat sat here", device="cpu")
+    assert huggingface_model.is_huggingface_folder(bert)
+    (scene,) = huggingface_model.capture_huggingface_model(bert, "a cat sat here", device="cpu")
     assert [layer.name for layer in scene.layers] == [
         "encoder.layer.0.attention.self",
         "encoder.layer.1.attention.self",
     ]
-    assert scene.layers[0].rows == ["a", "cat", "sat", "here"]
+    assert scene.layers[0].row_labels == ["a", "cat", "sat", "here"]
 
 
 def test_a_folder_that_translates(run: Run, tmp_path: Path) -> None:
-    translate.load(run, "cpu").export("hf", tmp_path / "marian")
+    translate_task.load(run, "cpu").export("hf", tmp_path / "marian")
     text, target = "this is an example sentence", "이것은 예문이다"
-    (scene,) = folder.look_into(tmp_path / "marian", text, target, device="cpu")
+    (scene,) = huggingface_model.capture_huggingface_model(tmp_path / "marian", text, target, device="cpu")
     assert {layer.kind for layer in scene.layers} == {"self", "causal self", "cross"}
-    (own,) = folder.look_into(tmp_path / "marian", text, device="cpu")
+    (own,) = huggingface_model.capture_huggingface_model(tmp_path / "marian", text, device="cpu")
     assert len(own.layers) == len(scene.layers)
 
 
@@ -125,30 +127,30 @@ WRONG: dict[str, tuple[dict[str, object], list[str]]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_cannot_be_shown_is_told(name: str, bert: Path, tmp_path: Path) -> None:
-    (scene,) = folder.look_into(bert, "a cat", device="cpu")
+    (scene,) = huggingface_model.capture_huggingface_model(bert, "a cat", device="cpu")
     wrong, told = WRONG[name]
     with pytest.raises(InputError) as error:
-        show.save(scene, **{"path": tmp_path / "map.png"} | wrong)  # type: ignore[arg-type]
+        view_writer.save_view(scene, **{"path": tmp_path / "map.png"} | wrong)  # type: ignore[arg-type]
     assert all(word in str(error.value) for word in told)
 
 
 def test_what_cannot_be_read_is_told(bert: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="7 tokens, and this model takes 6"):
-        folder.look_into(bert, "a cat sat here a cat sat", device="cpu")
+        huggingface_model.capture_huggingface_model(bert, "a cat sat here a cat sat", device="cpu")
     with pytest.raises(InputError, match="of one text"):
-        folder.look_into(bert, "a cat", "a cat", device="cpu")
+        huggingface_model.capture_huggingface_model(bert, "a cat", "a cat", device="cpu")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(InputError, match="cannot be looked into"):
-        folder.look_into(tmp_path, "a cat", device="cpu")
-    large = Scene.of_weights({"layer": torch.eye(401)})
+        huggingface_model.capture_huggingface_model(tmp_path, "a cat", device="cpu")
+    large = ViewerData.from_weights({"layer": torch.eye(401)})
     with pytest.raises(InputError, match="too large for a picture"):
-        show.save(large, tmp_path / "map.png")
+        view_writer.save_view(large, tmp_path / "map.png")
 
 
 def test_a_device_that_is_not_there_is_told(bert: Path) -> None:
     for device in ("cuda:99", "foo"):
         with pytest.raises(InputError, match=f"device '{device}' cannot be used here"):
-            folder.look_into(bert, "a cat", device=device)
+            huggingface_model.capture_huggingface_model(bert, "a cat", device=device)
 
 
 SIZES = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 17}
@@ -243,13 +245,13 @@ def test_a_model_that_needs_more_than_text_is_told(name: str, bert: Path, tmp_pa
 def test_the_text_model_of_clip(bert: Path, tmp_path: Path) -> None:
     _clip().save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"no tokenizer.*tokenizer\.save_pretrained"):
-        folder.look_into(tmp_path, "a cat", device="cpu")
+        huggingface_model.capture_huggingface_model(tmp_path, "a cat", device="cpu")
     transformers.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
-    (scene,) = folder.look_into(tmp_path, "a cat sat", device="cpu")
+    (scene,) = huggingface_model.capture_huggingface_model(tmp_path, "a cat sat", device="cpu")
     (layer,) = scene.layers
     assert layer.name.startswith("text_model.")
     assert layer.kind == "causal self"
-    assert layer.rows == ["a", "cat", "sat"]
+    assert layer.row_labels == ["a", "cat", "sat"]
 
 
 def test_an_encoder_without_its_decoder(bert: Path, tmp_path: Path) -> None:
@@ -257,7 +259,7 @@ def test_an_encoder_without_its_decoder(bert: Path, tmp_path: Path) -> None:
     model = transformers.T5EncoderModel(transformers.T5Config(vocab_size=len(WORDS), **sizes))
     model.save_pretrained(tmp_path)
     transformers.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
-    (scene,) = folder.look_into(tmp_path, "a cat", device="cpu")
+    (scene,) = huggingface_model.capture_huggingface_model(tmp_path, "a cat", device="cpu")
     assert [layer.kind for layer in scene.layers] == ["self"]
 
 
@@ -265,7 +267,7 @@ def test_a_tokenizer_that_was_not_saved_is_missed(bert: Path, tmp_path: Path) ->
     """transformers makes a BERT tokenizer up that knows no word: every word would be [UNK]."""
     transformers.BertModel.from_pretrained(bert).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="has no tokenizer"):
-        folder.look_into(tmp_path, "a cat", device="cpu")
+        huggingface_model.capture_huggingface_model(tmp_path, "a cat", device="cpu")
 
 
 def test_no_code_of_the_folder_runs(bert: Path, tmp_path: Path) -> None:
@@ -273,13 +275,13 @@ def test_no_code_of_the_folder_runs(bert: Path, tmp_path: Path) -> None:
     config = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModel": "mine.Model"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match="cannot be looked into") as error:
-        folder.look_into(tmp_path, "a cat", device="cpu")
+        huggingface_model.capture_huggingface_model(tmp_path, "a cat", device="cpu")
     assert len(str(error.value)) < 500
 
 
 def test_an_empty_text_is_refused(bert: Path) -> None:
     with pytest.raises(InputError, match="makes no tokens"):
-        folder.look_into(bert, "", device="cpu")
+        huggingface_model.capture_huggingface_model(bert, "", device="cpu")
 
 
 def test_weights_of_no_use_are_not_missed(bert: Path, tmp_path: Path, capfd: Any) -> None:
@@ -292,7 +294,7 @@ def test_weights_of_no_use_are_not_missed(bert: Path, tmp_path: Path, capfd: Any
     model.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
     capfd.readouterr()
-    assert len(folder.look_into(tmp_path, "a cat", device="cpu")) == 1
+    assert len(huggingface_model.capture_huggingface_model(tmp_path, "a cat", device="cpu")) == 1
     assert capfd.readouterr() == ("", "")
     weights = safetensors.torch.load_file(tmp_path / "model.safetensors")
     gone = "bert.encoder.layer.1.attention.self.query.weight"
@@ -302,7 +304,7 @@ def test_weights_of_no_use_are_not_missed(bert: Path, tmp_path: Path, capfd: Any
         {"format": "pt"},
     )
     with pytest.warns(UserWarning, match=r"lacks 1 weights.*query\.weight"):
-        folder.look_into(tmp_path, "a cat", device="cpu")
+        huggingface_model.capture_huggingface_model(tmp_path, "a cat", device="cpu")
 
 
 def test_the_command_tells_what_it_would_not_use(bert: Path, tmp_path: Path) -> None:
@@ -319,7 +321,9 @@ def test_the_command_tells_what_it_would_not_use(bert: Path, tmp_path: Path) -> 
 def test_before_and_after(run: Run, bert: Path) -> None:
     cross = "decoder.1.source_attention"
     text, target = "this is an example sentence", "이것은 예문이다"
-    before, after = translate.load(run, "cpu").look(text, target, without={cross: [1, (0, 0, 2)]})
+    before, after = translate_task.load(run, "cpu").build_viewer_data(
+        text, target, ablations={cross: [1, (0, 0, 2)]}
+    )
     assert before.label.startswith("before, log-probability -")
     assert after.label.startswith("after, log-probability -")
     assert before.label.split()[-1] != after.label.split()[-1]
@@ -331,8 +335,8 @@ def test_before_and_after(run: Run, bert: Path) -> None:
     )
     assert there > 0 == gone
 
-    before, after = folder.look_into(
-        bert, "a cat", without={"encoder.layer.0.attention.self": [0]}, device="cpu"
+    before, after = huggingface_model.capture_huggingface_model(
+        bert, "a cat", ablations={"encoder.layer.0.attention.self": [0]}, device="cpu"
     )
     assert (before.label, after.label) == ("before", "after")
 

@@ -16,12 +16,19 @@ import torch
 from starlette.testclient import TestClient
 
 from jumok.errors import InputError
-from jumok.look import html, page, show
-from jumok.look.scene import Arrays, Layer, Scene, Speech, Style, manifest
-from jumok.look.stage import KEPT, Stage
-from jumok.look.tiles import Request, unpack
-from jumok.look.without import before_and_after
-from jumok.look.words import in_words
+from jumok.look.viewer import html_file, page, view_writer
+from jumok.look.viewer.comparison import compare_with_ablation
+from jumok.look.viewer.tiles import TileRequest, unpack
+from jumok.look.viewer.viewer_data import (
+    ArrayWeightSource,
+    StyleTokenWeights,
+    SynthesizedSpeech,
+    ViewerData,
+    ViewerLayer,
+    build_manifest,
+)
+from jumok.look.viewer.viewer_session import MAX_RESYNTHESES, ViewerSession
+from jumok.look.viewer.word_merging import merge_into_words
 
 sys.path.insert(0, str(Path(__file__).parent))
 from speech_scenes import HOP, KOREAN, SECONDS, TOKENS, diagonal, said, sweep, wav
@@ -29,8 +36,8 @@ from speech_scenes import HOP, KOREAN, SECONDS, TOKENS, diagonal, said, sweep, w
 WISH = {"scene": 0, "weights": [0.0, 0.5, 0.0, 0.0, -0.25]}
 
 
-def told(scene: Scene) -> dict[str, Any]:
-    found: dict[str, Any] = manifest([scene])["scenes"][0]
+def told(scene: ViewerData) -> dict[str, Any]:
+    found: dict[str, Any] = build_manifest([scene])["scenes"][0]
     return found
 
 
@@ -38,14 +45,14 @@ def told(scene: Scene) -> dict[str, Any]:
 
 
 def test_frames_steps_and_seconds() -> None:
-    speech = Speech(torch.zeros(7, 3), seconds=0.5, step=2)  # type: ignore[arg-type]
-    assert (speech.frames, speech.steps, speech.duration) == (7, 4, 3.5)
+    speech = SynthesizedSpeech(torch.zeros(7, 3), frame_seconds=0.5, frames_per_step=2)  # type: ignore[arg-type]
+    assert (speech.num_frames, speech.num_steps, speech.duration) == (7, 4, 3.5)
     assert speech.mel.dtype == np.float32
 
 
 def test_a_spectrogram_goes_from_its_least_to_its_most() -> None:
-    speech = Speech(np.array([[-4.0, 0.0], [1.0, 6.0]]))
-    about = told(Scene.of_weights({"a": diagonal(2, 3)}, speech=speech))["speech"]
+    speech = SynthesizedSpeech(np.array([[-4.0, 0.0], [1.0, 6.0]]))
+    about = told(ViewerData.from_weights({"a": diagonal(2, 3)}, speech=speech))["speech"]
     assert list(base64.b64decode(about["mel"])) == [0, 128, 102, 255]  # band by band, the lower first
     assert (about["shape"], about["step"], about["wave"]) == ([2, 2], 1, None)
 
@@ -61,32 +68,47 @@ def test_the_sound_and_the_style_are_told() -> None:
 
 def test_sliders_reach_what_is_already_farther_out() -> None:
     assert told(said(weights=[1.5, 0, 0, 0, 0]))["style"]["scale"] == 1.5
-    one = Style(("a", "b"), np.array([0.25, 0.75]), scale=2)
+    one = StyleTokenWeights(("a", "b"), np.array([0.25, 0.75]), slider_range=2)
     assert one.weights.shape == (1, 2)
-    assert one.mean.tolist() == [0.25, 0.75]
+    assert one.mean_weights.tolist() == [0.25, 0.75]
 
 
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Speech(np.zeros(80)), "frames, bands"),
-        (lambda: Speech(np.zeros((0, 80))), "frames, bands"),
-        (lambda: Speech(np.zeros((4, 80)), step=0), "step=0"),
-        (lambda: Speech(np.zeros((4, 80)), seconds=float("nan")), "seconds=nan"),
-        (lambda: Speech(np.full((4, 80), np.nan)), "NaN"),
-        (lambda: Speech(np.zeros((4, 80)), wave=b"OggS"), "no WAV file"),
-        (lambda: Speech(np.zeros((4, 80)), wave=wav(sweep(4))[:30]), "no WAV file"),
-        (lambda: Speech(np.zeros((4, 80)), SECONDS, wav(sweep(40))), r"0\.50 s came with frames of 0\.05 s"),
-        (lambda: Style((), np.zeros((1, 0))), "at least one"),
-        (lambda: Style(("a", "b"), np.zeros((2, 3))), r"expected \(heads, 2\)"),
-        (lambda: Style(("a", "b"), np.zeros((1, 2, 2))), r"expected \(heads, 2\)"),
-        (lambda: Style(("a",), np.array([np.inf])), "infinity"),
-        (lambda: Style(("a",), np.array([1.0]), scale=0), "scale=0"),
-        (lambda: Scene.of_weights({"a": diagonal(5, 3)}, speech=Speech(np.ones((8, 2)), step=2)), "with 4"),
-        (lambda: Scene.of_weights({"a": diagonal(5, 3)}, style=Style(("a",), np.ones(1))), "without speech"),
+        (lambda: SynthesizedSpeech(np.zeros(80)), "frames, bands"),
+        (lambda: SynthesizedSpeech(np.zeros((0, 80))), "frames, bands"),
+        (lambda: SynthesizedSpeech(np.zeros((4, 80)), frames_per_step=0), "step=0"),
+        (lambda: SynthesizedSpeech(np.zeros((4, 80)), frame_seconds=float("nan")), "seconds=nan"),
+        (lambda: SynthesizedSpeech(np.full((4, 80), np.nan)), "NaN"),
+        (lambda: SynthesizedSpeech(np.zeros((4, 80)), wav_bytes=b"OggS"), "no WAV file"),
+        (lambda: SynthesizedSpeech(np.zeros((4, 80)), wav_bytes=wav(sweep(4))[:30]), "no WAV file"),
         (
-            lambda: Scene.of_weights(
-                {"a": diagonal(5, 3)}, speech=Speech(np.ones((5, 2))), retell=lambda _: said()
+            lambda: SynthesizedSpeech(np.zeros((4, 80)), SECONDS, wav(sweep(40))),
+            r"0\.50 s came with frames of 0\.05 s",
+        ),
+        (lambda: StyleTokenWeights((), np.zeros((1, 0))), "at least one"),
+        (lambda: StyleTokenWeights(("a", "b"), np.zeros((2, 3))), r"expected \(heads, 2\)"),
+        (lambda: StyleTokenWeights(("a", "b"), np.zeros((1, 2, 2))), r"expected \(heads, 2\)"),
+        (lambda: StyleTokenWeights(("a",), np.array([np.inf])), "infinity"),
+        (lambda: StyleTokenWeights(("a",), np.array([1.0]), slider_range=0), "scale=0"),
+        (
+            lambda: ViewerData.from_weights(
+                {"a": diagonal(5, 3)}, speech=SynthesizedSpeech(np.ones((8, 2)), frames_per_step=2)
+            ),
+            "with 4",
+        ),
+        (
+            lambda: ViewerData.from_weights(
+                {"a": diagonal(5, 3)}, style=StyleTokenWeights(("a",), np.ones(1))
+            ),
+            "without speech",
+        ),
+        (
+            lambda: ViewerData.from_weights(
+                {"a": diagonal(5, 3)},
+                speech=SynthesizedSpeech(np.ones((5, 2))),
+                resynthesize=lambda _: said(),
             ),
             "without a style",
         ),
@@ -101,34 +123,34 @@ def test_what_cannot_be_is_refused(make: Any, says: str) -> None:
 
 
 def test_each_that_is_said_anew_has_a_number_of_its_own() -> None:
-    stage = Stage(said())
+    stage = ViewerSession(said())
     whole = {"layer": 0, "head": 0, "rows": (0, 3), "cols": (0, 4)}
-    before = stage.answer(Request(**whole))
-    first, second = (stage.retell(WISH)["scenes"][0] for _ in range(2))
+    before = stage.answer_request(TileRequest(**whole))
+    first, second = (stage.resynthesize(WISH)["scenes"][0] for _ in range(2))
     assert (first["number"], second["number"]) == (1, 2)
     assert first["layers"][0]["shape"] == [80, 19]  # half as long again: 53 * 1.5
     assert first["style"]["weights"] == [WISH["weights"]] * 2
     assert first["style"]["live"]
-    assert stage.answer(Request(**whole)) == before
-    assert unpack(stage.answer(Request(**whole, scene=2))).shape == (3, 4)
-    assert stage.manifest()["scenes"][0]["layers"][0]["shape"] == [53, 19]
+    assert stage.answer_request(TileRequest(**whole)) == before
+    assert unpack(stage.answer_request(TileRequest(**whole, data_index=2))).shape == (3, 4)
+    assert stage.build_manifest()["scenes"][0]["layers"][0]["shape"] == [53, 19]
 
 
 def test_only_the_last_are_kept() -> None:
-    stage = Stage(said())
-    numbers = [stage.retell(WISH)["scenes"][0]["number"] for _ in range(KEPT + 1)]
+    stage = ViewerSession(said())
+    numbers = [stage.resynthesize(WISH)["scenes"][0]["number"] for _ in range(MAX_RESYNTHESES + 1)]
     whole = {"layer": 0, "head": 0, "rows": (0, 3), "cols": (0, 4)}
     with pytest.raises(InputError, match="move a slider"):
-        stage.answer(Request(**whole, scene=numbers[0]))
-    assert stage.answer(Request(**whole, scene=numbers[-1]))
+        stage.answer_request(TileRequest(**whole, data_index=numbers[0]))
+    assert stage.answer_request(TileRequest(**whole, data_index=numbers[-1]))
     with pytest.raises(InputError, match="there are 1"):
-        stage.answer(Request(**whole, scene=numbers[-1] + 1))
+        stage.answer_request(TileRequest(**whole, data_index=numbers[-1] + 1))
 
 
 def test_a_scene_without_a_style_was_said_as_asked() -> None:
-    plain = replace(said(), style=None, retell=None)
-    scene = replace(said(), retell=lambda weights: plain)
-    anew = Stage([said(), scene]).retell({**WISH, "scene": 1})["scenes"][0]
+    plain = replace(said(), style=None, resynthesize=None)
+    scene = replace(said(), resynthesize=lambda weights: plain)
+    anew = ViewerSession([said(), scene]).resynthesize({**WISH, "scene": 1})["scenes"][0]
     assert anew["style"]["weights"] == [WISH["weights"]]
     assert anew["number"] == 2
 
@@ -149,9 +171,9 @@ def test_a_scene_without_a_style_was_said_as_asked() -> None:
 )
 def test_a_wish_that_cannot_be_is_refused(change: Any, says: str) -> None:
     with pytest.raises(InputError, match=says):
-        Stage(said()).retell({**WISH, **change})
+        ViewerSession(said()).resynthesize({**WISH, **change})
     with pytest.raises(InputError, match="no style tokens that can be given"):
-        Stage(said(live=False)).retell({**WISH, **change, "scene": 0})
+        ViewerSession(said(live=False)).resynthesize({**WISH, **change, "scene": 0})
 
 
 def test_without_a_head_it_is_said_anew_without_it() -> None:
@@ -159,16 +181,19 @@ def test_without_a_head_it_is_said_anew_without_it() -> None:
     model = torch.nn.MultiheadAttention(4, 2, batch_first=True)
     x = torch.randn(1, 5, 4)
 
-    def look(weights: list[float] | None = None) -> Scene:
+    def look(weights: list[float] | None = None) -> ViewerData:
         heard = model(x, x, x)[0][0].detach()
-        return Scene.of_weights(
-            {"a": diagonal(5, 3)}, speech=Speech(heard.numpy()), style=Style(("t",), np.ones(1)), retell=look
+        return ViewerData.from_weights(
+            {"a": diagonal(5, 3)},
+            speech=SynthesizedSpeech(heard.numpy()),
+            style=StyleTokenWeights(("t",), np.ones(1)),
+            resynthesize=look,
         )
 
-    stage = Stage(before_and_after(model, {"MultiheadAttention": [0]}, look))
-    assert stage.scenes[1].retell is not None
-    before, after = (stage.retell({"scene": n, "weights": [0.5]})["scenes"][0] for n in range(2))
-    first, second = (told(scene) for scene in stage.scenes)
+    stage = ViewerSession(compare_with_ablation(model, {"MultiheadAttention": [0]}, look))
+    assert stage.viewer_data[1].resynthesize is not None
+    before, after = (stage.resynthesize({"scene": n, "weights": [0.5]})["scenes"][0] for n in range(2))
+    first, second = (told(scene) for scene in stage.viewer_data)
     assert before["speech"]["mel"] == first["speech"]["mel"] != second["speech"]["mel"]
     assert after["speech"]["mel"] == second["speech"]["mel"]
 
@@ -177,7 +202,7 @@ def test_without_a_head_it_is_said_anew_without_it() -> None:
 
 
 def test_a_page_says_it_anew_and_serves_its_tiles() -> None:
-    with TestClient(page.app(said(), live=True)) as client:
+    with TestClient(page.build_app(said(), can_resynthesize=True)) as client:
         assert "media-src blob:" in client.get("/").headers["content-security-policy"]
         got = client.post("/retold", json=WISH)
         assert got.status_code == 200
@@ -187,7 +212,7 @@ def test_a_page_says_it_anew_and_serves_its_tiles() -> None:
         cells = unpack(client.get("/tiles", params=tile).content)
         assert np.allclose(cells, diagonal(80, 19), atol=1e-3)
         assert client.get("/retold").status_code == 405
-    with TestClient(page.app(said())) as client:  # unless whoever serves it wants that
+    with TestClient(page.build_app(said())) as client:  # unless whoever serves it wants that
         assert client.get("/manifest.json").json()["scenes"][0]["style"]["live"] is False
         assert client.post("/retold", json=WISH).status_code == 400
 
@@ -204,7 +229,7 @@ def test_a_page_says_it_anew_and_serves_its_tiles() -> None:
     ],
 )
 def test_a_page_refuses_what_is_no_wish(body: str, kind: str, says: str) -> None:
-    with TestClient(page.app(said(), live=True)) as client:
+    with TestClient(page.build_app(said(), can_resynthesize=True)) as client:
         got = client.post("/retold", content=body, headers={"content-type": kind})
         assert got.status_code == 400
         assert says in got.json()["error"]
@@ -214,7 +239,7 @@ def test_one_is_said_at_a_time_and_few_wait() -> None:
     go, inside, most = threading.Event(), 0, 0
     begun = threading.Semaphore(0)
 
-    def slowly(weights: list[float]) -> Scene:
+    def slowly(weights: list[float]) -> ViewerData:
         nonlocal inside, most
         inside += 1
         most = max(most, inside)
@@ -225,10 +250,10 @@ def test_one_is_said_at_a_time_and_few_wait() -> None:
 
     anew = said()
     codes: list[int] = []
-    with TestClient(page.app(replace(said(), retell=slowly), live=True)) as client:
+    with TestClient(page.build_app(replace(said(), resynthesize=slowly), can_resynthesize=True)) as client:
         asking = [
             threading.Thread(target=lambda: codes.append(client.post("/retold", json=WISH).status_code))
-            for _ in range(page.MOST_WAITING)
+            for _ in range(page.MAX_WAITING)
         ]
         for thread in asking:
             thread.start()
@@ -243,7 +268,7 @@ def test_one_is_said_at_a_time_and_few_wait() -> None:
         go.set()
         for thread in asking:
             thread.join(20)
-        assert codes == [200] * page.MOST_WAITING
+        assert codes == [200] * page.MAX_WAITING
         assert most == 1
         assert client.post("/retold", json=WISH).status_code == 200
 
@@ -252,7 +277,7 @@ def test_one_is_said_at_a_time_and_few_wait() -> None:
 
 
 def test_a_saved_file_says_nothing_anew_but_can_be_played() -> None:
-    text = html.render(said(KOREAN))
+    text = html_file.render_html(said(KOREAN))
     assert "media-src blob:" in text
     start = text.index('id="manifest">') + len('id="manifest">')
     scene = json.loads(text[start : text.index("</script>", start)])["scenes"][0]
@@ -262,22 +287,24 @@ def test_a_saved_file_says_nothing_anew_but_can_be_played() -> None:
 
 def test_a_layer_that_does_not_speak_is_shown_without_the_speech(tmp_path: Path) -> None:
     scene = said("ab")
-    inner = Layer("encoder", "self", (2, 2), (0,), Arrays(np.eye(2)), ["a", "b"], ["a", "b"])
+    inner = ViewerLayer("encoder", "self", (2, 2), (0,), ArrayWeightSource(np.eye(2)), ["a", "b"], ["a", "b"])
     both = replace(scene, layers=(*scene.layers, inner))
-    text = show.save(both, tmp_path / "a.html", layer="encoder").read_text(encoding="utf-8")
+    text = view_writer.save_view(both, tmp_path / "a.html", layer="encoder").read_text(encoding="utf-8")
     assert '"speech":null' in text
-    text = show.save(both, tmp_path / "a.html", layer="decoder*").read_text(encoding="utf-8")
+    text = view_writer.save_view(both, tmp_path / "a.html", layer="decoder*").read_text(encoding="utf-8")
     assert '"speech":{' in text
-    assert in_words(both).speech is not None
+    assert merge_into_words(both).speech is not None
 
 
 def test_a_notebook_says_it_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("anywidget", reason='the notebook needs anywidget: pip install "jumok[look]"')
-    from jumok.look.widget import Viewer
+    from jumok.look.viewer.widget import ViewerWidget
 
     sent: list[tuple[Any, Any]] = []
-    monkeypatch.setattr(Viewer, "send", lambda self, content, buffers=None: sent.append((content, buffers)))
-    widget = Viewer(said())
+    monkeypatch.setattr(
+        ViewerWidget, "send", lambda self, content, buffers=None: sent.append((content, buffers))
+    )
+    widget = ViewerWidget(said())
     widget._handle_custom_msg({"id": "1", "retell": WISH}, [])
     assert sent[0][0]["id"] == "1"
     assert sent[0][0]["manifest"]["scenes"][0]["number"] == 1
@@ -287,16 +314,16 @@ def test_a_notebook_says_it_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     widget._handle_custom_msg({"id": "3", "retell": {"weights": []}}, [])
     assert "list of 5" in sent[2][0]["error"]
 
-    def broken(weights: list[float]) -> Scene:
+    def broken(weights: list[float]) -> ViewerData:
         raise RuntimeError("out of memory")
 
-    widget = Viewer(replace(said(), retell=broken))
+    widget = ViewerWidget(replace(said(), resynthesize=broken))
     with pytest.raises(RuntimeError):  # told in full where faults are, and the viewer need not wait
-        widget._asked(None, {"id": "4", "retell": WISH}, [])
+        widget._handle_message(None, {"id": "4", "retell": WISH}, [])
     assert sent[3][0] == {"id": "4", "error": "out of memory"}
 
 
 def test_the_sound_is_as_long_as_its_frames() -> None:
     speech = said().speech
     assert speech is not None
-    assert speech.frames * HOP == len(sweep(speech.frames))
+    assert speech.num_frames * HOP == len(sweep(speech.num_frames))

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from jumok.errors import InputError
-from jumok.look import assets
-from jumok.look.scene import Scene, Speech
+from jumok.look.viewer import assets
+from jumok.look.viewer.viewer_data import SynthesizedSpeech, ViewerData
 
 sys.path.insert(0, str(Path(__file__).parent))
 from speech_scenes import KOREAN, SECONDS, STEP, TOKENS, said
@@ -53,7 +53,9 @@ def test_it_opens_with_the_spectrogram_and_the_alignment_under_it(served: Show) 
     weights = np.repeat(np.eye(4, dtype=np.float32), 3, axis=0)
     sound = np.zeros((24, 8))
     sound[:12, 0], sound[12:, 7] = 1, 1  # low, then high
-    scene = Scene.of_weights({"decoder": weights}, cols=list("abcd"), speech=Speech(sound, step=2))
+    scene = ViewerData.from_weights(
+        {"decoder": weights}, col_labels=list("abcd"), speech=SynthesizedSpeech(sound, frames_per_step=2)
+    )
     shown = opened(served(scene))
     assert shown.text(".jm-tabs [role=tab]") == ["Speech", "Map", "Arcs", "Text", "Heads"]
     assert shown.text(".jm-subtitle .jm-number") == ["cross attention", "4 symbols", "12 steps in 0.30 s"]
@@ -202,7 +204,7 @@ def test_of_many_wishes_the_last_is_said_and_one_at_a_time(served: Show) -> None
     asked: list[list[float]] = []
     busy = False
 
-    def slowly(weights: list[float]) -> Scene:
+    def slowly(weights: list[float]) -> ViewerData:
         nonlocal busy
         assert not busy
         busy = True
@@ -211,7 +213,7 @@ def test_of_many_wishes_the_last_is_said_and_one_at_a_time(served: Show) -> None
         busy = False
         return said(weights=weights)
 
-    shown = opened(served(replace(said(), retell=slowly)))
+    shown = opened(served(replace(said(), resynthesize=slowly)))
     slider = shown.page.get_by_role("slider", name="How much of token 0")
     for value in ("0.1", "0.3", "0.5", "0.9"):
         slider.fill(value)
@@ -222,10 +224,10 @@ def test_of_many_wishes_the_last_is_said_and_one_at_a_time(served: Show) -> None
 
 
 def test_what_cannot_be_said_is_told(served: Show) -> None:
-    def broken(weights: list[float]) -> Scene:
+    def broken(weights: list[float]) -> ViewerData:
         raise InputError("it would not stop")
 
-    shown = opened(served(replace(said(), retell=broken)))
+    shown = opened(served(replace(said(), resynthesize=broken)))
     shown.page.get_by_role("slider", name="How much of token 0").fill("0.9")
     shown.page.get_by_text("It could not be said so: it would not stop").wait_for()
     assert shown.text(".jm-style-token output")[0] == "0.20"  # as it is heard
@@ -273,11 +275,13 @@ def test_all_of_it_is_there_on_a_phone(served: Show, theme: str) -> None:
 
 def test_a_notebook_says_it_anew(new_page: Show, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("anywidget", reason='the notebook needs anywidget: pip install "jumok[look]"')
-    from jumok.look.widget import Viewer
+    from jumok.look.viewer.widget import ViewerWidget
 
     sent: list[tuple[Any, Any]] = []
-    monkeypatch.setattr(Viewer, "send", lambda self, content, buffers=None: sent.append((content, buffers)))
-    widget = Viewer(said(KOREAN))
+    monkeypatch.setattr(
+        ViewerWidget, "send", lambda self, content, buffers=None: sent.append((content, buffers))
+    )
+    widget = ViewerWidget(said(KOREAN))
 
     def to_kernel(_: Any, content: Any) -> Any:
         widget._handle_custom_msg(content, [])
@@ -287,7 +291,7 @@ def test_a_notebook_says_it_anew(new_page: Show, monkeypatch: pytest.MonkeyPatch
     shown = new_page()
     shown.page.expose_binding("toKernel", to_kernel)
     shown.page.set_content('<body><div id="viewer" style="width: 860px"></div></body>')
-    shown.page.add_style_tag(content=assets.style())
+    shown.page.add_style_tag(content=assets.build_style_sheet())
     shown.page.evaluate(
         """async ([source, manifest]) => {
             const heard = [];
@@ -304,7 +308,7 @@ def test_a_notebook_says_it_anew(new_page: Show, monkeypatch: pytest.MonkeyPatch
             const module = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
             window.cleanup = module.default.render({ model, el: document.querySelector("#viewer") });
         }""",
-        [assets.script(), widget.manifest],
+        [assets.build_script(), widget.manifest],
     )
     opened(shown.ready())
     shown.page.get_by_label("Play what is said anew").uncheck()

@@ -11,9 +11,15 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from jumok.errors import InputError
-from jumok.look import show
-from jumok.look.scene import Arrays, Layer, Scene, Speech, Style
-from jumok.look.speech_figure import draw_speech, speech_figure
+from jumok.look.figures.speech_figure import build_speech_figure, draw_speech
+from jumok.look.viewer import view_writer
+from jumok.look.viewer.viewer_data import (
+    ArrayWeightSource,
+    StyleTokenWeights,
+    SynthesizedSpeech,
+    ViewerData,
+    ViewerLayer,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from speech_scenes import KOREAN, TOKENS, diagonal, letters, said
@@ -21,11 +27,13 @@ from speech_scenes import KOREAN, TOKENS, diagonal, letters, said
 pytestmark = pytest.mark.filterwarnings("ignore:no font here draws")  # where no Korean font is installed
 
 
-def drawn(scene: Scene) -> Figure:
+def drawn(scene: ViewerData) -> Figure:
     layer = scene.layers[0]
     weights = layer.source.weights(0, slice(0, layer.shape[0]), slice(0, layer.shape[1]))
     assert scene.speech is not None
-    return speech_figure(scene.speech, layer.cols or [], np.asarray(weights), scene.style, title=scene.title)
+    return build_speech_figure(
+        scene.speech, layer.col_labels or [], np.asarray(weights), scene.style, title=scene.title
+    )
 
 
 def test_one_time_for_the_spectrogram_and_the_alignment() -> None:
@@ -62,7 +70,9 @@ def test_tokens_are_bars_by_head_from_the_top_down() -> None:
 
 def test_a_long_text_leaves_symbols_out_rather_than_write_them_over_each_other() -> None:
     symbols = list("abcdefghij" * 20)
-    figure = speech_figure(Speech(np.random.default_rng(0).random((500, 8))), symbols, diagonal(500, 200))
+    figure = build_speech_figure(
+        SynthesizedSpeech(np.random.default_rng(0).random((500, 8))), symbols, diagonal(500, 200)
+    )
     figure.draw_without_rendering()
     labels = figure.axes[0].get_yticklabels()
     assert 40 < len(labels) < 100
@@ -73,7 +83,7 @@ def test_a_long_text_leaves_symbols_out_rather_than_write_them_over_each_other()
 
 @pytest.mark.parametrize("kind", [".png", ".svg", ".pdf"])
 def test_a_scene_of_speech_is_written_as_that(tmp_path: Path, kind: str) -> None:
-    path = show.save(said(KOREAN), tmp_path / f"said{kind}")
+    path = view_writer.save_view(said(KOREAN), tmp_path / f"said{kind}")
     data = path.read_bytes()
     assert data.startswith({".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[kind])
     if kind == ".png":
@@ -84,17 +94,19 @@ def test_a_scene_of_speech_is_written_as_that(tmp_path: Path, kind: str) -> None
 
 def test_the_layer_that_speaks_is_drawn_unless_another_is_asked_for(tmp_path: Path) -> None:
     scene = said("ab")
-    inner = Layer("encoder", "self", (2, 2), (0,), Arrays(np.eye(2)), letters("ab"), letters("ab"))
-    both = Scene((*scene.layers, inner), speech=scene.speech, style=scene.style)
-    spoken = show.save(both, tmp_path / "spoken.png")
-    other = show.save(both, tmp_path / "other.png", "encoder")
+    inner = ViewerLayer(
+        "encoder", "self", (2, 2), (0,), ArrayWeightSource(np.eye(2)), letters("ab"), letters("ab")
+    )
+    both = ViewerData((*scene.layers, inner), speech=scene.speech, style=scene.style)
+    spoken = view_writer.save_view(both, tmp_path / "spoken.png")
+    other = view_writer.save_view(both, tmp_path / "other.png", "encoder")
     assert imread(spoken).shape != imread(other).shape
-    again = show.save(scene, tmp_path / "again.png")
+    again = view_writer.save_view(scene, tmp_path / "again.png")
     assert abs(imread(spoken).shape[1] - imread(again).shape[1]) < 10
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
-    speech = Speech(np.ones((9, 3)), step=2)
+    speech = SynthesizedSpeech(np.ones((9, 3)), frames_per_step=2)
     with pytest.raises(InputError, match=r"\(4, 5\) came with 9 frames, 2 a step, and 5.*expected \(5, 5\)"):
         draw_speech(speech, list("abcde"), np.ones((4, 5)), tmp_path / "a.png")
     with pytest.raises(InputError, match=r"expected \(5, 4\)"):
@@ -105,8 +117,8 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 def test_less_than_none_of_a_token_goes_to_the_left() -> None:
-    style = Style(("slow", "high"), np.array([[-0.5, 1.0]]))
-    figure = speech_figure(Speech(np.ones((4, 3))), ["a"], np.ones((4, 1)), style)
+    style = StyleTokenWeights(("slow", "high"), np.array([[-0.5, 1.0]]))
+    figure = build_speech_figure(SynthesizedSpeech(np.ones((4, 3))), ["a"], np.ones((4, 1)), style)
     slow, high = figure.axes[-1].patches
     assert (slow.get_width(), high.get_width()) == (-0.5, 1.0)
     assert figure.axes[-1].get_title(loc="left") == "Style tokens"

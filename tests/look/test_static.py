@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jumok.look import assets
+from jumok.look.viewer import assets
 
 Show = Callable[..., Any]
 
 
 def module(shown: Any, name: str, call: str) -> Any:
     """The value of an expression over one of the viewer's files, `m`."""
-    source = base64.b64encode(assets.read(name).encode()).decode()
+    source = base64.b64encode(assets.read_asset(name).encode()).decode()
     return shown.page.evaluate(f"import('data:text/javascript;base64,{source}').then((m) => {call})")
 
 
@@ -116,7 +116,11 @@ def test_less_and_more_are_told_apart_by_every_kind_of_eye(new_page: Show) -> No
 
 
 def test_no_file_fetches_evaluates_or_parses_html() -> None:
-    everything = assets.script("boot_page") + assets.script("boot_file") + assets.style(page=True)
+    everything = (
+        assets.build_script("boot_page")
+        + assets.build_script("boot_file")
+        + assets.build_style_sheet(include_page=True)
+    )
     for word in (
         "innerHTML",
         "outerHTML",
@@ -135,8 +139,8 @@ def test_the_files_are_real_modules_and_can_be_joined() -> None:
     names = re.compile(r"^(?:export )?(?:async )?(?:function|class|const|let) (\w+)", re.MULTILINE)
     seen: dict[str, str] = {}
     before: list[str] = []
-    for name in assets.MODULES:
-        source = assets.read(f"{name}.js")
+    for name in assets.SCRIPT_NAMES:
+        source = assets.read_asset(f"{name}.js")
         for found in names.findall(source):
             assert found not in seen, f"{found} is in {name} and {seen[found]}"
             seen[found] = name
@@ -144,6 +148,8 @@ def test_the_files_are_real_modules_and_can_be_joined() -> None:
         for wanted, other in re.findall(r'^import \{([^}]*)\} from "\./(\w+)\.js";$', source, re.MULTILINE):
             assert other in before, f"{name} imports {other}, which stands after it"
             for word in filter(None, re.split(r"[\s,]+", wanted)):
-                assert re.search(rf"^export .*\b{word}\b", assets.read(f"{other}.js"), re.MULTILINE), word
+                assert re.search(rf"^export .*\b{word}\b", assets.read_asset(f"{other}.js"), re.MULTILINE), (
+                    word
+                )
                 assert re.search(rf"\b{word}\b", body), f"{name} imports {word} and does not use it"
         before.append(name)

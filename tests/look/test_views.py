@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from jumok.errors import InputError
-from jumok.look import strips, views
-from jumok.look.kept import Kept
+from jumok.look.capture.captured_attention import CapturedAttention
+from jumok.look.views import row_chunks, statistics
 
 hypothesis = pytest.importorskip("hypothesis", reason="the property tests need Hypothesis")
 given, st = hypothesis.given, hypothesis.strategies
@@ -20,7 +20,7 @@ few = hypothesis.settings(max_examples=40)
 
 
 @st.composite
-def attentions(draw: st.DrawFn, square: bool = False) -> tuple[Kept, Tensor]:
+def attentions(draw: st.DrawFn, square: bool = False) -> tuple[CapturedAttention, Tensor]:
     """Some attention, and all its weights (B, H, Q, K) as the formula says."""
     batch, group, grouped, width = (draw(st.integers(1, n)) for n in (2, 3, 2, 5))
     rows, cols = draw(st.integers(1, 23)), draw(st.integers(1, 29))
@@ -55,14 +55,14 @@ def attentions(draw: st.DrawFn, square: bool = False) -> tuple[Kept, Tensor]:
         scores = torch.where((i + j) % 3 > 0, scores + 0.1 * h * j, -torch.inf)
     if draw(st.booleans()):
         more["lse"] = scores.logsumexp(-1)
-    return Kept(query, key, scale=scale, **more), scores.softmax(-1).nan_to_num(0)
+    return CapturedAttention(query, key, scale=scale, **more), scores.softmax(-1).nan_to_num(0)
 
 
 @pytest.fixture(params=[1 << 22, 64], ids=["whole", "strips"], scope="module")
 def at_once(request: pytest.FixtureRequest) -> Iterator[None]:
     """Everything in one strip, and in many, of a row or a few."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strips, "AT_ONCE", request.param)
+        patch.setattr(row_chunks, "MAX_CHUNK_ELEMENTS", request.param)
         yield
 
 
@@ -83,9 +83,9 @@ def pooled(weights: Tensor, size: tuple[int, int]) -> Tensor:
 # --- by hand ------------------------------------------------------------------------------------------------
 
 
-def by_hand() -> Kept:
+def by_hand() -> CapturedAttention:
     """Three words that see themselves and those before them, all alike: [1, 0, 0], [½, ½, 0], [⅓, ⅓, ⅓]."""
-    return Kept(torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 3, 2), diagonal=0)
+    return CapturedAttention(torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 3, 2), diagonal=0)
 
 
 @in_strips
@@ -93,20 +93,26 @@ def test_three_words_by_hand() -> None:
     kept = by_hand()
     close = {"rtol": 0, "atol": 1e-6}
     rows = torch.tensor([[1, 0, 0], [1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]])
-    torch.testing.assert_close(views.weights(kept, batch=0, head=0), rows, **close)
-    torch.testing.assert_close(views.map(kept), rows, **close)
+    torch.testing.assert_close(statistics.compute_weights(kept, batch=0, head=0), rows, **close)
+    torch.testing.assert_close(statistics.compute_pooled_map(kept), rows, **close)
     # Cells begin at 0 and 1, and the second has two places.
     halves = torch.tensor([[1, 0], [(1 / 2 + 1 / 3) / 2, (1 / 2 + 2 / 3) / 2]])
-    torch.testing.assert_close(views.map(kept, size=2), halves, **close)
-    torch.testing.assert_close(views.received(kept, head=0), torch.tensor([11 / 6, 5 / 6, 1 / 3]), **close)
-    torch.testing.assert_close(views.entropy(kept, head=0), torch.tensor([0, 0.693147, 1.098612]), **close)
-    torch.testing.assert_close(views.distance(kept, head=0), torch.tensor([11 / 18, 5 / 18, 1 / 9]), **close)
-    weights, places = views.top(kept, 2)
+    torch.testing.assert_close(statistics.compute_pooled_map(kept, size=2), halves, **close)
+    torch.testing.assert_close(
+        statistics.compute_received_weight(kept, head=0), torch.tensor([11 / 6, 5 / 6, 1 / 3]), **close
+    )
+    torch.testing.assert_close(
+        statistics.compute_entropy(kept, head=0), torch.tensor([0, 0.693147, 1.098612]), **close
+    )
+    torch.testing.assert_close(
+        statistics.compute_distance_profile(kept, head=0), torch.tensor([11 / 18, 5 / 18, 1 / 9]), **close
+    )
+    weights, places = statistics.find_top_keys(kept, 2)
     torch.testing.assert_close(weights[0], torch.tensor([[1, 0], [1 / 2, 1 / 2], [1 / 3, 1 / 3]]), **close)
     assert places[0, 0].tolist() == [0, -1]
     mixed = (rows + torch.eye(3)) / 2
-    torch.testing.assert_close(views.rollout([kept, kept]), mixed @ mixed, **close)
-    torch.testing.assert_close(views.rollout([kept], residual=0), rows, **close)
+    torch.testing.assert_close(statistics.compute_rollout([kept, kept]), mixed @ mixed, **close)
+    torch.testing.assert_close(statistics.compute_rollout([kept], residual=0), rows, **close)
 
 
 # --- properties ---------------------------------------------------------------------------------------------
@@ -115,18 +121,20 @@ def test_three_words_by_hand() -> None:
 @in_strips
 @few
 @given(attentions())
-def test_weights_and_what_is_summed_over_them(made: tuple[Kept, Tensor]) -> None:
+def test_weights_and_what_is_summed_over_them(made: tuple[CapturedAttention, Tensor]) -> None:
     kept, exact = made
-    torch.testing.assert_close(views.weights(kept), exact)
-    torch.testing.assert_close(views.received(kept, batch=None), exact.sum(-2))
-    torch.testing.assert_close(views.entropy(kept, batch=None), torch.special.entr(exact).sum(-1))
-    assert ((views.weights(kept).sum(-1) - 1).abs() < 1e-9).logical_or(exact.sum(-1) == 0).all()
+    torch.testing.assert_close(statistics.compute_weights(kept), exact)
+    torch.testing.assert_close(statistics.compute_received_weight(kept, batch=None), exact.sum(-2))
+    torch.testing.assert_close(
+        statistics.compute_entropy(kept, batch=None), torch.special.entr(exact).sum(-1)
+    )
+    assert ((statistics.compute_weights(kept).sum(-1) - 1).abs() < 1e-9).logical_or(exact.sum(-1) == 0).all()
 
 
 @in_strips
 @few
 @given(attentions(), st.data())
-def test_any_part_of_the_weights(made: tuple[Kept, Tensor], data: st.DataObject) -> None:
+def test_any_part_of_the_weights(made: tuple[CapturedAttention, Tensor], data: st.DataObject) -> None:
     kept, exact = made
     index, choice = [], []
     for size in kept.shape:
@@ -140,13 +148,13 @@ def test_any_part_of_the_weights(made: tuple[Kept, Tensor], data: st.DataObject)
     for axis in reversed(range(4)):
         exact = exact[(slice(None),) * axis + (index[axis],)]
     b, h, q, k = choice
-    torch.testing.assert_close(views.weights(kept, batch=b, head=h, rows=q, cols=k), exact)
+    torch.testing.assert_close(statistics.compute_weights(kept, batch=b, head=h, rows=q, cols=k), exact)
 
 
 @in_strips
 @few
 @given(attentions(), st.data())
-def test_maps_are_the_pooled_weights(made: tuple[Kept, Tensor], data: st.DataObject) -> None:
+def test_maps_are_the_pooled_weights(made: tuple[CapturedAttention, Tensor], data: st.DataObject) -> None:
     kept, exact = made
     size = (data.draw(st.integers(1, 31)), data.draw(st.integers(1, 31)))
     spans = []
@@ -157,19 +165,21 @@ def test_maps_are_the_pooled_weights(made: tuple[Kept, Tensor], data: st.DataObj
     batch, head = data.draw(st.integers(0, kept.shape[0] - 1)), data.draw(st.integers(0, kept.shape[1] - 1))
     part = exact[batch, head, slice(*rows), slice(*cols)]
     for _ in range(2):  # the second time from what is remembered
-        ours = views.map(kept, batch=batch, head=head, rows=rows, cols=slice(*cols), size=size)
+        ours = statistics.compute_pooled_map(
+            kept, batch=batch, head=head, rows=rows, cols=slice(*cols), size=size
+        )
         torch.testing.assert_close(ours, pooled(part, size))
-    every = views.map(kept, batch=None, head=None, size=size)
+    every = statistics.compute_pooled_map(kept, batch=None, head=None, size=size)
     torch.testing.assert_close(every[batch, head], pooled(exact[batch, head], size))
 
 
 @in_strips
 @few
 @given(attentions(), st.integers(1, 9))
-def test_the_largest_weights_and_their_places(made: tuple[Kept, Tensor], k: int) -> None:
+def test_the_largest_weights_and_their_places(made: tuple[CapturedAttention, Tensor], k: int) -> None:
     kept, exact = made
     most = min(k, kept.shape[3])
-    weights, places = views.top(kept, k, batch=None)
+    weights, places = statistics.find_top_keys(kept, k, batch=None)
     torch.testing.assert_close(weights, exact.topk(most).values)
     there = places >= 0
     torch.testing.assert_close(exact.gather(-1, places.clamp(min=0)).where(there, 0.0), weights)
@@ -180,11 +190,11 @@ def test_the_largest_weights_and_their_places(made: tuple[Kept, Tensor], k: int)
 @in_strips
 @few
 @given(attentions())
-def test_how_far_attention_goes(made: tuple[Kept, Tensor]) -> None:
+def test_how_far_attention_goes(made: tuple[CapturedAttention, Tensor]) -> None:
     kept, exact = made
     rows, cols = kept.shape[2:]
     apart = (torch.arange(rows)[:, None] + (kept.diagonal or 0) - torch.arange(cols)).abs()
-    profile = views.distance(kept, batch=None)
+    profile = statistics.compute_distance_profile(kept, batch=None)
     assert profile.shape[-1] == apart.max() + 1
     expected = [exact.masked_fill(apart != d, 0).sum((-1, -2)) / rows for d in range(profile.shape[-1])]
     torch.testing.assert_close(profile, torch.stack(expected, -1))
@@ -194,7 +204,7 @@ def test_how_far_attention_goes(made: tuple[Kept, Tensor]) -> None:
 @few
 @given(st.lists(attentions(square=True), min_size=1, max_size=3), st.sampled_from([0.0, 0.5, 1.0]), st.data())
 def test_rollout_is_the_product_of_the_layers(
-    made: list[tuple[Kept, Tensor]], share: float, data: st.DataObject
+    made: list[tuple[CapturedAttention, Tensor]], share: float, data: st.DataObject
 ) -> None:
     shape = made[0][0].shape
     made = [
@@ -209,69 +219,70 @@ def test_rollout_is_the_product_of_the_layers(
     first = data.draw(st.integers(0, n - 1))
     rows, size = (first, data.draw(st.integers(first + 1, n))), data.draw(st.integers(1, 9))
     common = {"batch": entry, "residual": share}
-    torch.testing.assert_close(views.rollout(layers, **common), product)
+    torch.testing.assert_close(statistics.compute_rollout(layers, **common), product)
     torch.testing.assert_close(product.sum(-1), torch.ones(n, dtype=torch.float64))
-    torch.testing.assert_close(views.rollout(layers, rows=rows, **common), product[slice(*rows)])
+    torch.testing.assert_close(statistics.compute_rollout(layers, rows=rows, **common), product[slice(*rows)])
     torch.testing.assert_close(
-        views.rollout(layers, rows=rows, size=size, **common), pooled(product[slice(*rows)], (size, size))
+        statistics.compute_rollout(layers, rows=rows, size=size, **common),
+        pooled(product[slice(*rows)], (size, size)),
     )
 
 
 # --- choices and mistakes -----------------------------------------------------------------------------------
 
 
-def some() -> Kept:
-    return Kept(torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4))
+def some() -> CapturedAttention:
+    return CapturedAttention(torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4))
 
 
 def test_a_number_drops_its_axis_and_a_list_keeps_it() -> None:
     kept = some()
-    assert views.map(kept).shape == (5, 7)
-    assert views.map(kept, head=[2]).shape == (1, 5, 7)
-    assert views.map(kept, batch=None, head=None, size=(2, 3)).shape == (2, 3, 2, 3)
-    assert views.received(kept).shape == (3, 7)
-    assert views.received(kept, batch=None, head=-1).shape == (2, 7)
-    assert views.entropy(kept, batch=1, head=torch.tensor([0, 2])).shape == (2, 5)
-    assert views.entropy(kept, head=torch.tensor(1)).shape == (5,)
-    assert [x.shape for x in views.top(kept, 2, batch=None, head=0)] == [(2, 5, 2)] * 2
-    assert [x.shape for x in views.top(kept, 99)] == [(3, 5, 7)] * 2
-    assert views.distance(kept).shape == (3, 7)
-    assert views.map(kept, rows=2, cols=(3, 99)).shape == (1, 4)
+    assert statistics.compute_pooled_map(kept).shape == (5, 7)
+    assert statistics.compute_pooled_map(kept, head=[2]).shape == (1, 5, 7)
+    assert statistics.compute_pooled_map(kept, batch=None, head=None, size=(2, 3)).shape == (2, 3, 2, 3)
+    assert statistics.compute_received_weight(kept).shape == (3, 7)
+    assert statistics.compute_received_weight(kept, batch=None, head=-1).shape == (2, 7)
+    assert statistics.compute_entropy(kept, batch=1, head=torch.tensor([0, 2])).shape == (2, 5)
+    assert statistics.compute_entropy(kept, head=torch.tensor(1)).shape == (5,)
+    assert [x.shape for x in statistics.find_top_keys(kept, 2, batch=None, head=0)] == [(2, 5, 2)] * 2
+    assert [x.shape for x in statistics.find_top_keys(kept, 99)] == [(3, 5, 7)] * 2
+    assert statistics.compute_distance_profile(kept).shape == (3, 7)
+    assert statistics.compute_pooled_map(kept, rows=2, cols=(3, 99)).shape == (1, 4)
 
 
 def test_nothing_to_look_at() -> None:
-    kept = Kept(torch.randn(1, 2, 0, 4), torch.randn(1, 2, 7, 4))
-    assert views.weights(kept).shape == (1, 2, 0, 7)
-    assert views.map(kept).shape == (0, 7)
-    assert not views.received(kept).any()
-    kept = Kept(torch.randn(1, 2, 5, 4), torch.randn(1, 2, 0, 4))
-    assert views.weights(kept).shape == (1, 2, 5, 0)
-    assert views.map(kept).shape == (5, 0)
-    assert not views.entropy(kept).any()
-    assert views.top(kept, 3)[0].shape == (2, 5, 0)
-    assert not views.distance(kept).any()
+    kept = CapturedAttention(torch.randn(1, 2, 0, 4), torch.randn(1, 2, 7, 4))
+    assert statistics.compute_weights(kept).shape == (1, 2, 0, 7)
+    assert statistics.compute_pooled_map(kept).shape == (0, 7)
+    assert not statistics.compute_received_weight(kept).any()
+    kept = CapturedAttention(torch.randn(1, 2, 5, 4), torch.randn(1, 2, 0, 4))
+    assert statistics.compute_weights(kept).shape == (1, 2, 5, 0)
+    assert statistics.compute_pooled_map(kept).shape == (5, 0)
+    assert not statistics.compute_entropy(kept).any()
+    assert statistics.find_top_keys(kept, 3)[0].shape == (2, 5, 0)
+    assert not statistics.compute_distance_profile(kept).any()
 
 
 @pytest.mark.parametrize(
     ("ask", "says"),
     [
-        (lambda kept: views.map(kept, head=3), "0 to 2"),
-        (lambda kept: views.map(kept, batch=-3), "0 to 1"),
-        (lambda kept: views.map(kept, head="first"), "whole numbers"),
-        (lambda kept: views.map(kept, head=1.5), "whole number"),
-        (lambda kept: views.map(kept, size=0), "number of cells"),
-        (lambda kept: views.map(kept, size=(3, 4, 5)), "number of cells"),
-        (lambda kept: views.map(kept, rows=slice(0, 5, 2)), "no gaps"),
-        (lambda kept: views.map(kept, rows=(1, 2, 3)), "one after the last"),
-        (lambda kept: views.weights(kept, rows=[0, 5]), "0 to 4"),
-        (lambda kept: views.top(kept, 0), "at least one"),
-        (lambda kept: views.rollout([kept]), "5 queries and 7 keys"),
-        (lambda kept: views.rollout([]), "at least one"),
-        (lambda kept: views.rollout([by_hand()], residual=2), "from 0 to 1"),
-        (lambda kept: views.rollout([by_hand(), Kept(kept.query, kept.query)]), "over 5 positions"),
-        (lambda kept: views.weights(kept, head=[True, False]), "head=True came; whole numbers"),
-        (lambda kept: views.map(kept, rows=(5, 2)), r"rows=\(5, 2\) came, which is empty"),
-        (lambda kept: views.map(kept, cols=(3, 3)), r"cols=\(3, 3\) came, which is empty"),
+        (lambda kept: statistics.compute_pooled_map(kept, head=3), "0 to 2"),
+        (lambda kept: statistics.compute_pooled_map(kept, batch=-3), "0 to 1"),
+        (lambda kept: statistics.compute_pooled_map(kept, head="first"), "whole numbers"),
+        (lambda kept: statistics.compute_pooled_map(kept, head=1.5), "whole number"),
+        (lambda kept: statistics.compute_pooled_map(kept, size=0), "number of cells"),
+        (lambda kept: statistics.compute_pooled_map(kept, size=(3, 4, 5)), "number of cells"),
+        (lambda kept: statistics.compute_pooled_map(kept, rows=slice(0, 5, 2)), "no gaps"),
+        (lambda kept: statistics.compute_pooled_map(kept, rows=(1, 2, 3)), "one after the last"),
+        (lambda kept: statistics.compute_weights(kept, rows=[0, 5]), "0 to 4"),
+        (lambda kept: statistics.find_top_keys(kept, 0), "at least one"),
+        (lambda kept: statistics.compute_rollout([kept]), "5 queries and 7 keys"),
+        (lambda kept: statistics.compute_rollout([]), "at least one"),
+        (lambda kept: statistics.compute_rollout([by_hand()], residual=2), "from 0 to 1"),
+        (lambda kept: statistics.compute_rollout([by_hand(), CapturedAttention(kept.query, kept.query)]), "over 5 positions"),
+        (lambda kept: statistics.compute_weights(kept, head=[True, False]), "head=True came; whole numbers"),
+        (lambda kept: statistics.compute_pooled_map(kept, rows=(5, 2)), r"rows=\(5, 2\) came, which is empty"),
+        (lambda kept: statistics.compute_pooled_map(kept, cols=(3, 3)), r"cols=\(3, 3\) came, which is empty"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_answered_with_what_would_be_right(ask, says: str) -> None:

@@ -18,9 +18,9 @@ from torch.nn.modules import module as module_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from jumok.errors import InputError
-from jumok.look.adapters import patches
-from jumok.look.adapters.site import LISTENERS
-from jumok.look.watch import watch
+from jumok.look.capture.adapters import patching
+from jumok.look.capture.adapters.call_site import OBSERVERS
+from jumok.look.capture.watch import watch
 
 HELD = F.scaled_dot_product_attention
 
@@ -46,8 +46,8 @@ def _nothing_is_left_behind() -> Iterator[None]:
     assert all(isinstance(f, types.BuiltinFunctionType) for f in (torch.softmax, torch.bmm, torch.baddbmm))
     assert not hasattr(torch.compile, "__jumok_original__")
     assert not module_hooks._has_any_global_hook()
-    assert patches._PLACES == {}
-    assert LISTENERS.get() == ()
+    assert patching._PATCHED_SLOTS == {}
+    assert OBSERVERS.get() == ()
 
 
 def twice(model: nn.Module, *args: Any, seed: int = 1, **options: Any) -> tuple[Any, Any, Any]:
@@ -235,7 +235,7 @@ def test_gradients_are_the_same_and_no_graph_is_kept() -> None:
     with watch(model) as seen:
         found = torch.autograd.grad(model(query, key, value).square().sum(), (query, key, value))
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
-    assert not seen[0].kept.query.requires_grad
+    assert not seen[0].attention.query.requires_grad
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -545,12 +545,12 @@ def test_kernels_that_are_not_read_are_named() -> None:
 def test_layers_are_chosen_by_their_names() -> None:
     model, x = encoder().eval(), torch.randn(2, 5, 6)
     for keep in ("layers.1.*", ["layers.1.self_attn"], lambda name: "1" in name):
-        with watch(model, keep=keep) as seen:
+        with watch(model, layers=keep) as seen:
             model(x)
         assert seen.names == ["layers.1.self_attn"]
-    with pytest.raises(InputError, match=r"chose none.*layers.0.self_attn"), watch(model, keep="layer.1.*"):
+    with pytest.raises(InputError, match=r"chose none.*layers.0.self_attn"), watch(model, layers="layer.1.*"):
         model(x)
-    with pytest.raises(InputError, match="keep=\\[\\] came"), watch(model, keep=[]):
+    with pytest.raises(InputError, match="keep=\\[\\] came"), watch(model, layers=[]):
         pass
 
 
@@ -560,7 +560,7 @@ def test_kept_tensors_may_be_moved() -> None:
     model = Attention(F.scaled_dot_product_attention, attn_mask=mask)
     with watch(model, device="meta") as seen:  # any other device; this one is always there
         model(query, key, value)
-    kept = seen[0].kept
+    kept = seen[0].attention
     assert [x.device.type for x in (kept.query, kept.key, kept.mask) if x is not None] == ["meta"] * 3
 
 
@@ -573,7 +573,7 @@ def test_every_forward_has_its_entry() -> None:
     assert len(seen.calls) == 2
     with pytest.raises(InputError, match=r"seen 2 times, at \[0, 1\]"):
         seen["SelfAttention"]
-    assert seen.named("SelfAttention") == list(seen)
+    assert seen.find_layers("SelfAttention") == list(seen)
     with pytest.raises(InputError, match="did you mean 'SelfAttention'"):
         seen["SelfAttentoin"]
 
@@ -917,7 +917,7 @@ def test_a_rollout_is_through_one_stack() -> None:
         seen.rollout(layers="nowhere")
 
 
-@pytest.mark.parametrize("name", ["jumok.look.watch", "jumok.look.knock"])
+@pytest.mark.parametrize("name", ["jumok.look.capture.watch", "jumok.look.views.ablation"])
 def test_examples_in_the_documentation(name: str) -> None:
     module = importlib.import_module(name)
     assert doctest.testmod(module, extraglobs={"torch": torch}).failed == 0

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
 from jumok.errors import InputError
-from jumok.look.knock import knock_out
-from jumok.look.watch import watch
+from jumok.look.capture.watch import watch
+from jumok.look.views.ablation import knock_out
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore:flex_attention called without torch.compile"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from jumok.errors import InputError
-from jumok.look.watch import watch
+from jumok.look.capture.watch import watch
 
 transformers = pytest.importorskip("transformers", minversion="5")
 sys.path.insert(0, str(Path(__file__).parent))
@@ -90,7 +90,7 @@ def test_the_weights_are_those_of_output_attentions(name: str, implementation: s
         cross = "encoder_attn" in entry.name or "EncDec" in entry.name
         assert entry.kind == ("cross" if cross else "self")
         decodes = name in ("gpt2", "llama") or "decoder" in entry.name
-        assert entry.causal == (decodes and not cross)
+        assert entry.is_causal == (decodes and not cross)
     assert same(before, run(model, given))  # and afterwards it is as it was
 
 
@@ -123,7 +123,7 @@ def test_softcaps_and_sliding_windows() -> None:
     expected = attentions(run(model, given, output_attentions=True))
     with watch(model) as seen:
         run(model, given)
-    assert seen[0].kept.softcap == 2.0
+    assert seen[0].attention.softcap == 2.0
     for entry, weights in zip(seen, expected, strict=True):
         equal(entry.weights(), weights)
 
@@ -184,7 +184,7 @@ def test_keys_of_grouped_queries_are_kept_once() -> None:
     model, given = tiny("llama"), inputs("llama")
     with watch(model) as seen:
         run(model, given)
-    assert seen[0].kept.key.shape == (2, 2, 7, 4)  # the kernel had six heads of them, for its mask
+    assert seen[0].attention.key.shape == (2, 2, 7, 4)  # the kernel had six heads of them, for its mask
 
 
 def test_an_unknown_implementation_is_named() -> None:
@@ -247,7 +247,7 @@ def test_the_adapter_for_flash_attention_reads_its_arguments(monkeypatch: pytest
     )
     with watch(model) as seen:
         run(model, given)
-    assert seen[0].kept.diagonal == 0
+    assert seen[0].attention.diagonal == 0
     for entry, weights in zip(seen, expected, strict=True):
         equal(entry.weights(), weights)
 
@@ -290,11 +290,11 @@ def test_a_real_bert() -> None:
     assert seen[3].name == "encoder.layer.3.attention.self"
     for entry, weights in zip(seen, expected, strict=True):
         equal(entry.weights(), weights)
-    assert seen[0].rows is not None
-    assert seen[0].rows[0] == ["[CLS]", "the", "dog", "chased", "its", "own", "tail", ".", "[SEP]"]
-    assert seen[0].rows[1] == ["[CLS]", "attention", "!", "[SEP]"] + ["[PAD]"] * 5
-    assert seen[0].cols == seen[0].rows
-    mapped = seen["encoder.layer.5.attention.self"].map(head=7, size=3)
+    assert seen[0].query_tokens is not None
+    assert seen[0].query_tokens[0] == ["[CLS]", "the", "dog", "chased", "its", "own", "tail", ".", "[SEP]"]
+    assert seen[0].query_tokens[1] == ["[CLS]", "attention", "!", "[SEP]"] + ["[PAD]"] * 5
+    assert seen[0].key_tokens == seen[0].query_tokens
+    mapped = seen["encoder.layer.5.attention.self"].pooled_map(head=7, size=3)
     torch.testing.assert_close(mapped.sum(-1), torch.ones(3))
     torch.testing.assert_close(seen.rollout().sum(-1), torch.ones(9))
 
@@ -306,12 +306,12 @@ def test_the_two_sides_of_a_translation_know_their_tokens() -> None:
         run(model, given)
     source, target = given["input_ids"], given["decoder_input_ids"]
     encoder, decoder, cross = seen[0], seen[2], seen[3]
-    assert encoder.rows == encoder.cols == [[f"w{i}" for i in row] for row in source.tolist()]
-    assert decoder.rows == decoder.cols == [[f"w{i}" for i in row] for row in target.tolist()]
-    assert cross.row_ids is not None
-    assert cross.col_ids is not None
-    assert torch.equal(cross.row_ids, target)
-    assert torch.equal(cross.col_ids, source)
+    assert encoder.query_tokens == encoder.key_tokens == [[f"w{i}" for i in row] for row in source.tolist()]
+    assert decoder.query_tokens == decoder.key_tokens == [[f"w{i}" for i in row] for row in target.tolist()]
+    assert cross.query_ids is not None
+    assert cross.key_ids is not None
+    assert torch.equal(cross.query_ids, target)
+    assert torch.equal(cross.key_ids, source)
 
 
 def test_byte_level_tokens_are_readable() -> None:
@@ -329,7 +329,7 @@ def test_byte_level_tokens_are_readable() -> None:
     model = tiny("gpt2", vocab_size=256)
     with watch(model, tokenizer) as seen:
         run(model, {"input_ids": torch.tensor([row])})
-    assert seen[0].rows == [["a", "▁", "<0xC3>", "<0xA9>"]]
+    assert seen[0].query_tokens == [["a", "▁", "<0xC3>", "<0xA9>"]]
 
 
 def test_training_with_dropout_and_checkpoints() -> None:
@@ -353,7 +353,7 @@ def test_training_with_dropout_and_checkpoints() -> None:
     assert len(seen) == 2  # what the backward pass computes again is not a second forward
     rows = seen[0].weights().sum(-1)
     assert ((rows - 1).abs() < 1e-5)[rows > 0].all()  # before dropout
-    assert not seen[0].kept.query.requires_grad
+    assert not seen[0].attention.query.requires_grad
 
 
 def test_words_is_the_size_of_all_vocabularies() -> None:
@@ -371,7 +371,7 @@ def test_queries_that_all_sequences_of_the_batch_share(implementation: str) -> N
     given = {"query_embeds": torch.randn(1, 4, 12), "encoder_hidden_states": torch.randn(2, 6, 10)}
     with torch.no_grad(), watch(model) as seen:
         model(**given)
-    assert not seen.unseen
+    assert not seen.missed_layers
     assert [entry.shape for entry in seen] == [(1, 3, 4, 4), (2, 3, 4, 6)]
     model.set_attn_implementation("eager")
     with torch.no_grad():
@@ -387,7 +387,7 @@ def test_a_layer_that_is_only_named_after_attention_is_not_reported() -> None:
         model(
             torch.randint(1, 20, (1, 4)), visual_feats=torch.randn(1, 3, 5), visual_pos=torch.randn(1, 3, 4)
         )
-    assert not seen.unseen
+    assert not seen.missed_layers
     assert len(seen) == 6
 
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 import jumok
 from jumok import masks, scores
 from jumok.attention.masks import Mask
-from jumok.batch import Pairs
-from jumok.look.knock import knock_out
-from jumok.look.seen import Seen
-from jumok.look.watch import watch
-from jumok.models.convolutional import Convolutional, ConvolutionalConfig
+from jumok.batches.tokens import Seq2SeqBatch
+from jumok.look.capture.captures import Captures
+from jumok.look.capture.watch import watch
+from jumok.look.views.ablation import knock_out
+from jumok.models.convolutional import ConvolutionalConfig, ConvolutionalSeq2Seq
 from jumok.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from jumok.models.transformer import Transformer, TransformerConfig
 
@@ -33,7 +33,7 @@ class Attention(nn.Module):
         return jumok.weights(query, key, score=self.score, **self.options)
 
 
-def run(model: nn.Module, call: Callable[[], Any]) -> Seen:
+def run(model: nn.Module, call: Callable[[], Any]) -> Captures:
     """The call's output is the same while the model is watched."""
     torch.manual_seed(1)
     before = call()
@@ -74,7 +74,7 @@ MASKS: dict[str, Callable[[], Mask]] = {
     "causal at the top": lambda: masks.causal(0),
     "window": lambda: masks.window(1, 1),
     "ragged": lambda: masks.causal([1, 2]),
-    "documents": lambda: masks.documents([0, 0, 0, 1, 1, 2, 2], queries=[0, 0, 1, 2, 2]),
+    "documents": lambda: masks.documents([0, 0, 0, 1, 1, 2, 2], query_ids=[0, 0, 1, 2, 2]),
     "tensor": lambda: masks.tensor(torch.rand(3, 5, 7) < 0.7),
     "both": lambda: masks.causal() & masks.padding([4, 7]),
     "either": lambda: masks.window(0, 0) | masks.padding([2, 1]),
@@ -104,7 +104,7 @@ def test_long_packed_documents_are_kept_without_a_tensor_of_their_mask() -> None
     x = torch.randn(1, 1, 4096, 4)
     model = Attention(mask=masks.documents(ids) & masks.causal())
     seen = run(model, lambda: model(x, x, x))
-    kept = seen[0].kept
+    kept = seen[0].attention
     assert kept.mask is None
     assert kept.diagonal == 0
     expected = jumok.weights(
@@ -118,7 +118,7 @@ def test_grouped_queries(name: str) -> None:
     model = Attention(SCORES[name]())
     query, key, value = qkv(2, 6, key_heads=2)
     seen = run(model, lambda: model(query, key, value))
-    assert seen[0].kept.key.shape[1] == 2
+    assert seen[0].attention.key.shape[1] == 2
     torch.testing.assert_close(seen[0].weights(), model.weights(query, key))
 
 
@@ -161,12 +161,12 @@ def test_location_sensitive_steps_are_one_entry() -> None:
     class Loop(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.location = scores.LocationSensitive(4, 4, 11, filters=3, kernel=3)
+            self.location = scores.LocationSensitive(4, 4, 11, num_filters=3, kernel_size=3)
 
         def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             keys, previous, self.told = self.location.prepare(key), torch.zeros(2, 7), []
             for step in query.unbind(1):
-                score = self.location.after(previous)
+                score = self.location.with_previous(previous)
                 previous = jumok.weights(step[:, None], keys, score=score)[:, 0]
                 self.told.append(previous.detach())
                 out = jumok.mix(previous[:, None], value)
@@ -182,16 +182,18 @@ def test_location_sensitive_steps_are_one_entry() -> None:
 # ----------------------------------------------------------------------------------------- our models
 
 
-def looked(model: Any) -> tuple[Seen, Pairs]:
-    batch = Pairs.of(SOURCES, TARGETS)
+def looked(model: Any) -> tuple[Captures, Seq2SeqBatch]:
+    batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
     return run(model, lambda: model.loss(batch).total), batch
 
 
 def test_the_transformer() -> None:
-    config = TransformerConfig(width=12, heads=3, feed_forward=17, encoder_layers=2, decoder_layers=2)
+    config = TransformerConfig(
+        width=12, num_heads=3, feed_forward_width=17, encoder_layers=2, decoder_layers=2
+    )
     model = Transformer(config, 11, 13).eval()
     seen, batch = looked(model)
-    assert [(entry.name, entry.kind, entry.causal) for entry in seen] == [
+    assert [(entry.name, entry.kind, entry.is_causal) for entry in seen] == [
         ("encoder.0.attention", "self", False),
         ("encoder.1.attention", "self", False),
         ("decoder.0.attention", "self", True),
@@ -199,21 +201,23 @@ def test_the_transformer() -> None:
         ("decoder.1.attention", "self", True),
         ("decoder.1.source_attention", "cross", False),
     ]
-    for told in model.maps(batch):
+    for told in model.compute_attention_maps(batch):
         torch.testing.assert_close(seen[told.name].weights(), told.weights)
-    assert seen[0].row_ids is not None
-    assert torch.equal(seen[0].row_ids, batch.source.ids)
+    assert seen[0].query_ids is not None
+    assert torch.equal(seen[0].query_ids, batch.source.ids)
     cross = seen["decoder.0.source_attention"]
-    assert cross.row_ids is not None
-    assert cross.col_ids is not None
-    assert torch.equal(cross.row_ids, batch.target.ids)
-    assert torch.equal(cross.col_ids, batch.source.ids)
+    assert cross.query_ids is not None
+    assert cross.key_ids is not None
+    assert torch.equal(cross.query_ids, batch.target.ids)
+    assert torch.equal(cross.key_ids, batch.source.ids)
 
 
 def test_a_step_with_a_cache_has_the_name_of_its_layer() -> None:
-    config = TransformerConfig(width=12, heads=3, feed_forward=17, encoder_layers=1, decoder_layers=1)
+    config = TransformerConfig(
+        width=12, num_heads=3, feed_forward_width=17, encoder_layers=1, decoder_layers=1
+    )
     model = Transformer(config, 11, 13).eval()
-    state = model.start(Pairs.of(SOURCES, TARGETS).source)
+    state = model.start(Seq2SeqBatch.from_sequences(SOURCES, TARGETS).source)
     with torch.no_grad(), watch(model) as seen:
         model.step(state, torch.tensor([2, 2]))
     assert seen.names == ["decoder.0.attention", "decoder.0.source_attention"]
@@ -222,10 +226,15 @@ def test_a_step_with_a_cache_has_the_name_of_its_layer() -> None:
 FAMILIES = {
     "bahdanau": Seq2SeqConfig(),
     "luong": Seq2SeqConfig(
-        cell="lstm", layers=2, bidirectional=False, score="general", query="current", readout="tanh"
+        cell="lstm",
+        num_layers=2,
+        bidirectional=False,
+        attention_score="general",
+        attention_query="current",
+        readout="tanh",
     ),
-    "local-m": Seq2SeqConfig(attention="local-m", score="general", window=1),
-    "local-p": Seq2SeqConfig(attention="local-p", score="general", window=1),
+    "local-m": Seq2SeqConfig(attention="local-m", attention_score="general", attention_window=1),
+    "local-p": Seq2SeqConfig(attention="local-p", attention_score="general", attention_window=1),
     "at once": Seq2SeqConfig(input_feeding=False),
 }
 
@@ -234,34 +243,34 @@ FAMILIES = {
 def test_recurrent_models(name: str) -> None:
     from dataclasses import replace
 
-    model = Seq2Seq(replace(FAMILIES[name], width=5, embedding=3, dropout=0.0), 11, 13).eval()
+    model = Seq2Seq(replace(FAMILIES[name], width=5, embedding_width=3, dropout=0.0), 11, 13).eval()
     seen, batch = looked(model)
     assert seen.names == ["decoder.attention"]
     assert len(seen) == 1  # however many steps it took
-    (told,) = model.maps(batch)
-    real = batch.target.real[:, None]
+    (told,) = model.compute_attention_maps(batch)
+    real = batch.target.valid_mask[:, None]
     torch.testing.assert_close(seen[0].weights()[real], told.weights[real])
 
 
 def test_convolutional_models() -> None:
-    model = Convolutional(ConvolutionalConfig(embedding=6, width=10), 11, 13).eval()
+    model = ConvolutionalSeq2Seq(ConvolutionalConfig(embedding_width=6, width=10), 11, 13).eval()
     seen, batch = looked(model)
-    for entry, told in zip(seen, model.maps(batch), strict=True):
+    for entry, told in zip(seen, model.compute_attention_maps(batch), strict=True):
         assert entry.name == told.name
         torch.testing.assert_close(entry.weights(), told.weights)
 
 
 def test_our_tokenizer_writes_the_tokens() -> None:
-    from jumok.data.text import TextConfig, Tokenizer, Tokenizers
+    from jumok.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig, TokenizerPair
 
-    english = Tokenizer.train(["the dog", "the cat"] * 2, TextConfig("words", size=50))
-    korean = Tokenizer.train(["그 개", "그 고양이"] * 2, TextConfig("words", size=50))
-    model = Seq2Seq(Seq2SeqConfig(width=5, embedding=3), english.size, korean.size).eval()
-    batch = Pairs.of(english.encode(["the dog"]), korean.encode(["그 고양이"]))
-    with watch(model, Tokenizers(english, korean)) as seen:
+    english = Tokenizer.train(["the dog", "the cat"] * 2, TokenizerConfig("words", vocab_size=50))
+    korean = Tokenizer.train(["그 개", "그 고양이"] * 2, TokenizerConfig("words", vocab_size=50))
+    model = Seq2Seq(Seq2SeqConfig(width=5, embedding_width=3), english.vocab_size, korean.vocab_size).eval()
+    batch = Seq2SeqBatch.from_sequences(english.encode(["the dog"]), korean.encode(["그 고양이"]))
+    with watch(model, TokenizerPair(english, korean)) as seen:
         model.loss(batch)
-    assert seen[0].rows == [["<s>", "▁그", "▁고양이"]]
-    assert seen[0].cols == [["▁the", "▁dog", "</s>"]]
+    assert seen[0].query_tokens == [["<s>", "▁그", "▁고양이"]]
+    assert seen[0].key_tokens == [["▁the", "▁dog", "</s>"]]
 
 
 # ------------------------------------------------------------------------------------------ knocked out
@@ -284,10 +293,12 @@ def test_knocked_out(name: str) -> None:
 
 
 def test_a_head_less_in_our_transformer() -> None:
-    config = TransformerConfig(width=12, heads=3, feed_forward=17, encoder_layers=1, decoder_layers=1)
-    model, batch = Transformer(config, 11, 13).eval(), Pairs.of(SOURCES, TARGETS)
+    config = TransformerConfig(
+        width=12, num_heads=3, feed_forward_width=17, encoder_layers=1, decoder_layers=1
+    )
+    model, batch = Transformer(config, 11, 13).eval(), Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
     before = model.loss(batch).total
-    attention = model.decoder[0].source_attention
+    attention = model.decoder[0].cross_attention
     with torch.no_grad(), knock_out(model, {"decoder.0.source_attention": [2]}):
         without = model.loss(batch).total
     with torch.no_grad():

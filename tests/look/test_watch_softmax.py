@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from jumok.errors import InputError
-from jumok.look.adapters.follow import follower
-from jumok.look.knock import knock_out
-from jumok.look.watch import watch
+from jumok.look.capture.adapters.weight_tracker import get_tracker
+from jumok.look.capture.watch import watch
+from jumok.look.views.ablation import knock_out
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -26,8 +26,8 @@ B, H, N, D = 2, 3, 5, 4
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind() -> Any:
     yield
-    assert not follower().pushed
-    assert not follower().held
+    assert not get_tracker().is_active
+    assert not get_tracker().tracked_weights
     for name in ("softmax", "log_softmax", "__matmul__", "matmul", "bmm"):
         assert name not in vars(Tensor)
     assert not hasattr(torch.einsum, "__jumok_original__")
@@ -237,7 +237,7 @@ def test_the_map_is_what_multiplies_the_values(kind: Any, mode: str) -> None:
     for all_of_one, all_of_other in (outs, grads) if grads else (outs,):
         assert all(torch.equal(one, other) for one, other in zip(all_of_one, all_of_other, strict=True))
     assert seen.names == [form.__name__ for form in FORMS]
-    assert not seen.unseen
+    assert not seen.missed_layers
     for name, part in model.named_children():
         torch.testing.assert_close(seen[name].weights(), part.weights, msg=name, **tolerance)
 
@@ -346,7 +346,7 @@ def test_what_is_not_followed_is_named(form: Any, reason: str, inference: bool) 
     with mode, pytest.warns(UserWarning, match=reason), watch(model) as seen:
         model(x)
     assert seen.names == ["1"]
-    assert list(seen.unseen) == ["0"]
+    assert list(seen.missed_layers) == ["0"]
 
 
 def test_a_layer_that_is_seen_in_one_call_and_not_in_another() -> None:
@@ -356,7 +356,7 @@ def test_a_layer_that_is_seen_in_one_call_and_not_in_another() -> None:
     with torch.no_grad(), pytest.warns(UserWarning, match="some are negative"), watch(model) as seen:
         [model(some) for some in x]
     assert len(seen) == 1
-    assert list(seen.unseen) == ["Attention"]
+    assert list(seen.missed_layers) == ["Attention"]
 
 
 # ------------------------------------------------------------------------------------ no attention
@@ -419,7 +419,7 @@ def test_other_softmaxes_are_no_attention(form: Any) -> None:
     with torch.no_grad(), watch(model) as seen:
         model(x)
     assert seen.names == ["0"]
-    assert not seen.unseen
+    assert not seen.missed_layers
 
 
 # ------------------------------------------------------------------------------------ other modules
@@ -439,7 +439,7 @@ def test_a_softmax_in_a_module_of_its_own() -> None:
     with torch.no_grad(), watch(model) as seen:
         model(torch.randn(B, N, H * D))
     assert seen.names == ["0"]
-    assert seen[0].causal
+    assert seen[0].is_causal
 
 
 def test_weights_that_the_module_above_uses() -> None:
@@ -487,7 +487,7 @@ def test_a_gate_beside_an_attention() -> None:
     with torch.no_grad(), watch(model) as seen:
         model(torch.randn(B, N, H * D))
     assert seen.names == ["0"]
-    assert not seen.unseen
+    assert not seen.missed_layers
     torch.testing.assert_close(seen[0].weights(), model[0].weights)
 
 
@@ -573,7 +573,7 @@ def test_maps_over_channels_are_labelled(kind: Any, shape: tuple[int, ...]) -> N
     with torch.no_grad(), watch(model) as seen:
         model(torch.randn(shape))
     assert [(entry.kind, entry.shape) for entry in seen] == [("channel", (B, 3, 4, 4))]
-    assert not seen[0].causal
+    assert not seen[0].is_causal
     torch.testing.assert_close(seen[0].weights(), model[0].weights)
     with pytest.raises(InputError, match="no self-attention"):
         seen.rollout()
@@ -715,7 +715,7 @@ def test_a_mode_that_ends_before_the_weights_are_used() -> None:
     expected = model(x)
     with pytest.warns(UserWarning, match="dispatch mode"), watch(model) as seen:
         assert torch.equal(model(x), expected)
-    assert (seen.names, list(seen.unseen)) == (["0"], ["1"])
+    assert (seen.names, list(seen.missed_layers)) == (["0"], ["1"])
     assert _get_current_dispatch_mode() is None
 
 
@@ -727,4 +727,4 @@ def test_what_is_lost_in_a_class_without_a_name_is_named() -> None:
     model[0].register_forward_hook(lambda module, args, out: out.transpose(1, 2).flatten(2))
     with pytest.warns(UserWarning, match="go through mean"), watch(model) as seen:
         model(x)
-    assert (seen.names, list(seen.unseen)) == (["0"], ["1"])
+    assert (seen.names, list(seen.missed_layers)) == (["0"], ["1"])

@@ -13,19 +13,23 @@ import pytest
 
 pytest.importorskip("anywidget", reason='the notebook needs anywidget: pip install "jumok[look]"')
 
-from jumok.look import assets
-from jumok.look.scene import Scene
-from jumok.look.tiles import unpack
-from jumok.look.widget import Viewer
+from jumok.look.viewer import assets
+from jumok.look.viewer.tiles import unpack
+from jumok.look.viewer.viewer_data import ViewerData
+from jumok.look.viewer.widget import ViewerWidget
 
 CELLS = np.random.default_rng(0).random((2, 3, 5), np.float32)
 ASK = {"layer": 0, "head": 1, "rows": [0, 3], "cols": [0, 5], "size": 256, "what": "map", "scene": 0}
 
 
-def viewer(monkeypatch: pytest.MonkeyPatch) -> tuple[Viewer, list[tuple[Any, Any]]]:
+def viewer(monkeypatch: pytest.MonkeyPatch) -> tuple[ViewerWidget, list[tuple[Any, Any]]]:
     sent: list[tuple[Any, Any]] = []
-    monkeypatch.setattr(Viewer, "send", lambda self, content, buffers=None: sent.append((content, buffers)))
-    return Viewer(Scene.of_weights({"decoder": CELLS}, rows=list("abc"), cols=list("vwxyz"))), sent
+    monkeypatch.setattr(
+        ViewerWidget, "send", lambda self, content, buffers=None: sent.append((content, buffers))
+    )
+    return ViewerWidget(
+        ViewerData.from_weights({"decoder": CELLS}, row_labels=list("abc"), col_labels=list("vwxyz"))
+    ), sent
 
 
 def test_a_message_is_answered_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +52,7 @@ def test_a_bad_message_is_answered_with_its_fault_and_others_are_left_alone(
 
 
 def test_it_is_one_module_that_exports_render() -> None:
-    script = assets.script()
+    script = assets.build_script()
     assert script.count("export ") == 1
     assert script.rstrip().endswith("export default { render };")
     assert "import {" not in script

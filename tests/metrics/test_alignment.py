@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jumok.errors import InputError
-from jumok.metrics import alignment as module
-from jumok.metrics.alignment import (
-    Gold,
-    above,
-    alignment_score,
-    flipped,
-    mutual,
-    strongest,
-    to_words,
-    write_links,
+from jumok.metrics import word_alignment as module
+from jumok.metrics.word_alignment import (
+    GoldAlignment,
+    argmax_links,
+    format_links,
+    mutual_argmax_links,
+    pool_to_words,
+    score_alignment,
+    swap_links,
+    threshold_links,
 )
 
 MAP = torch.tensor(
@@ -39,7 +39,7 @@ def test_the_examples_in_the_docstrings() -> None:
     assert (done.failed, done.attempted) == (0, 8)
 
 
-@pytest.mark.parametrize("shown", [strongest, to_words])
+@pytest.mark.parametrize("shown", [argmax_links, pool_to_words])
 def test_the_examples_that_people_paste_import_what_they_use(shown: Callable[..., object]) -> None:
     (example,) = doctest.DocTestFinder().find(shown, globs={})
     assert doctest.DocTestRunner().run(example).failed == 0
@@ -55,44 +55,44 @@ def test_pieces_to_words_by_hand() -> None:
             [0.0, 0.0, 0.0, 1.0],
         ]
     )
-    words = to_words(weights, [0, 0, 1, None], [0, 1, 1, None])
+    words = pool_to_words(weights, [0, 0, 1, None], [0, 1, 1, None])
     assert words.tolist() == [pytest.approx([0.3, 0.35]), pytest.approx([0.0, 0.8])]
 
 
 def test_pieces_to_words_keeps_mass_heads_and_gaps() -> None:
     weights = torch.rand(2, 3, 7, 5).softmax(-1)
-    words = to_words(weights, [0, 0, 0, 1, 2, 2, 4], [0, 1, 1, 3, 3])
+    words = pool_to_words(weights, [0, 0, 0, 1, 2, 2, 4], [0, 1, 1, 3, 3])
     assert words.shape == (2, 3, 5, 4)
     assert torch.allclose(words.sum(-1)[..., [0, 1, 2, 4]], torch.ones(2, 3, 4))
     assert not words[..., 3, :].any()  # nobody belongs to word 3
     assert not words[..., :, 2].any()
-    assert torch.equal(words[1, 2], to_words(weights[1, 2], [0, 0, 0, 1, 2, 2, 4], [0, 1, 1, 3, 3]))
-    assert torch.equal(to_words(weights, range(7), range(5)), weights)
+    assert torch.equal(words[1, 2], pool_to_words(weights[1, 2], [0, 0, 0, 1, 2, 2, 4], [0, 1, 1, 3, 3]))
+    assert torch.equal(pool_to_words(weights, range(7), range(5)), weights)
 
 
 def test_pieces_of_no_word_at_all() -> None:
-    assert to_words(torch.ones(2, 1), [None, None], [None]).shape == (0, 0)
-    assert to_words(torch.ones(0, 3), [], [0, 1, 1]).shape == (0, 2)
+    assert pool_to_words(torch.ones(2, 1), [None, None], [None]).shape == (0, 0)
+    assert pool_to_words(torch.ones(0, 3), [], [0, 1, 1]).shape == (0, 2)
 
 
 def test_links_by_hand() -> None:
-    assert strongest(MAP) == {(0, 0), (1, 1), (0, 2), (2, 4)}
-    assert strongest(MAP, at_least=0.5) == {(0, 0), (1, 1), (0, 2)}
-    assert above(MAP, 0.4) == {(0, 0), (1, 1), (2, 1), (0, 2), (2, 4)}
+    assert argmax_links(MAP) == {(0, 0), (1, 1), (0, 2), (2, 4)}
+    assert argmax_links(MAP, min_weight=0.5) == {(0, 0), (1, 1), (0, 2)}
+    assert threshold_links(MAP, 0.4) == {(0, 0), (1, 1), (2, 1), (0, 2), (2, 4)}
     # The source's favourites: word 0 row 0, word 1 row 1, word 2 row 1 (0.4, before the 0.4 of row 4).
-    assert mutual(MAP) == {(0, 0), (1, 1)}
-    assert strongest(torch.tensor([[0.5, 0.5]])) == {(0, 0)}
+    assert mutual_argmax_links(MAP) == {(0, 0), (1, 1)}
+    assert argmax_links(torch.tensor([[0.5, 0.5]])) == {(0, 0)}
     assert (
-        strongest(torch.zeros(3, 0))
-        == strongest(torch.zeros(0, 3))
-        == mutual(torch.zeros(0, 3))
+        argmax_links(torch.zeros(3, 0))
+        == argmax_links(torch.zeros(0, 3))
+        == mutual_argmax_links(torch.zeros(0, 3))
         == frozenset()
     )
-    assert flipped(frozenset({(1, 2)})) == {(2, 1)}
+    assert swap_links(frozenset({(1, 2)})) == {(2, 1)}
 
 
 def test_links_are_of_one_map() -> None:
-    for make in (strongest, mutual, lambda w: above(w, 0.5)):
+    for make in (argmax_links, mutual_argmax_links, lambda w: threshold_links(w, 0.5)):
         with pytest.raises(InputError, match="one map"):
             make(MAP[None])
 
@@ -101,26 +101,30 @@ LINKS = st.frozensets(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_siz
 
 
 def test_the_format() -> None:
-    assert write_links(frozenset()) == ""
-    assert write_links(frozenset({(3, 11), (10, 2), (3, 2)})) == "3-2 3-11 10-2"
+    assert format_links(frozenset()) == ""
+    assert format_links(frozenset({(3, 11), (10, 2), (3, 2)})) == "3-2 3-11 10-2"
 
 
 def test_the_error_rate_by_hand() -> None:
     # A = {00, 11, 22, 03}; S = {00, 11, 44}; P = S and {22, 33}.
     found = frozenset({(0, 0), (1, 1), (2, 2), (0, 3)})
-    gold = Gold(frozenset({(0, 0), (1, 1), (4, 4)}), frozenset({(2, 2), (3, 3)}))
-    score = alignment_score([found], [gold])
+    gold = GoldAlignment(frozenset({(0, 0), (1, 1), (4, 4)}), frozenset({(2, 2), (3, 3)}))
+    score = score_alignment([found], [gold])
     assert score.precision == 3 / 4
     assert score.recall == 2 / 3
     assert score.error_rate == pytest.approx(1 - (2 + 3) / (4 + 3))
     assert score.f1 == pytest.approx(2 * 0.75 * (2 / 3) / (0.75 + 2 / 3))
-    assert (score.found, score.sure) == (4, 3)
+    assert (score.num_links, score.num_sure_links) == (4, 3)
 
 
 def test_numbers_are_summed_before_they_are_divided() -> None:
     found = [frozenset({(0, 0)}), frozenset({(0, 0), (1, 1), (2, 2)}), frozenset()]
-    gold = [Gold(frozenset({(0, 1)})), Gold(frozenset({(0, 0), (1, 1), (2, 2)})), Gold(frozenset({(5, 5)}))]
-    score = alignment_score(found, gold)
+    gold = [
+        GoldAlignment(frozenset({(0, 1)})),
+        GoldAlignment(frozenset({(0, 0), (1, 1), (2, 2)})),
+        GoldAlignment(frozenset({(5, 5)})),
+    ]
+    score = score_alignment(found, gold)
     assert (score.precision, score.recall) == (3 / 4, 3 / 5)
     assert score.error_rate == pytest.approx(1 - 6 / 9)
     assert score.f1 == pytest.approx(1 - score.error_rate)  # where all links are sure
@@ -128,21 +132,21 @@ def test_numbers_are_summed_before_they_are_divided() -> None:
 
 def test_nothing_found_and_nothing_to_find() -> None:
     nothing, one = frozenset(), frozenset({(0, 0)})
-    assert alignment_score([nothing], [Gold(one)]).error_rate == 1.0
-    assert alignment_score([nothing], [Gold(nothing)]).error_rate == 0.0
-    assert alignment_score([one], [Gold(nothing)]).error_rate == 1.0
-    assert alignment_score([one], [Gold(nothing, one)]).error_rate == 0.0
-    assert alignment_score([one], [Gold(frozenset({(1, 1)}))]).f1 == 0.0
-    for some in ([], [Gold(one)] * 2):
+    assert score_alignment([nothing], [GoldAlignment(one)]).error_rate == 1.0
+    assert score_alignment([nothing], [GoldAlignment(nothing)]).error_rate == 0.0
+    assert score_alignment([one], [GoldAlignment(nothing)]).error_rate == 1.0
+    assert score_alignment([one], [GoldAlignment(nothing, one)]).error_rate == 0.0
+    assert score_alignment([one], [GoldAlignment(frozenset({(1, 1)}))]).f1 == 0.0
+    for some in ([], [GoldAlignment(one)] * 2):
         with pytest.raises(InputError, match="links of 1 sentences and gold links of"):
-            alignment_score([one], some)
+            score_alignment([one], some)
     with pytest.raises(InputError, match="at least one"):
-        alignment_score([], [])
+        score_alignment([], [])
 
 
 @given(LINKS, LINKS, LINKS)
 def test_the_error_rate_is_a_rate(found, sure, possible) -> None:
-    score = alignment_score([found], [Gold(sure, possible)])
+    score = score_alignment([found], [GoldAlignment(sure, possible)])
     assert 0 <= score.error_rate <= 1
     assert 0 <= score.f1 <= 1
-    assert alignment_score([sure], [Gold(sure, possible)]).error_rate == 0
+    assert score_alignment([sure], [GoldAlignment(sure, possible)]).error_rate == 0

@@ -10,12 +10,12 @@ from torch import Tensor
 from jumok.errors import InputError
 from jumok.metrics import alignment_health as module
 from jumok.metrics.alignment_health import (
-    alignment_health,
-    alignments_health,
-    attention_alarm,
-    style_alarm,
-    style_effect,
-    style_health,
+    average_alignment_health,
+    diagnose_attention,
+    diagnose_style,
+    measure_alignment_health,
+    measure_style_effect,
+    measure_style_health,
 )
 
 
@@ -36,62 +36,62 @@ def test_a_perfect_diagonal() -> None:
         (list(range(11)), 11),
         ([0, 0, 0, 1, 1, 1], 2),
     ):
-        health = alignment_health(drawn(path, symbols))
+        health = measure_alignment_health(drawn(path, symbols))
         assert health.diagonality == 1.0
         assert health.coverage == 1.0
         assert health.entropy == 0.0
         assert health.skipped == ()
         assert health.repeated == ()
-        assert health.is_whole
+        assert health.is_complete
 
 
 def test_stuck_at_one_symbol() -> None:
     # Symbol 4 of 10 is at 0.4 to 0.5. Near it are the steps from 0.2 to 0.7: 5 of 10. Of the other symbols it
     # is 5 too, but 4 and 3 of those at either end: 44 of 100 in all.
-    health = alignment_health(drawn([4] * 10, 10))
+    health = measure_alignment_health(drawn([4] * 10, 10))
     assert health.diagonality == pytest.approx((0.5 - 0.44) / 0.56)
     assert health.coverage == pytest.approx(0.1)
     assert health.skipped == (0, 1, 2, 3, 5, 6, 7, 8, 9)
     assert health.repeated == ()
-    assert alignment_health(drawn([9] * 10, 10)).diagonality == 0.0
+    assert measure_alignment_health(drawn([9] * 10, 10)).diagonality == 0.0
 
 
 def test_looking_everywhere_alike() -> None:
     for steps, symbols in ((20, 4), (9, 7), (50, 50)):
-        health = alignment_health(torch.full((steps, symbols), 1 / symbols))
+        health = measure_alignment_health(torch.full((steps, symbols), 1 / symbols))
         assert health.diagonality == pytest.approx(0.0, abs=1e-6)
         assert health.entropy == pytest.approx(1.0)
         assert health.skipped == ()
-        assert not health.is_whole
+        assert not health.is_complete
 
 
 def test_half_of_the_weight_on_each_of_two() -> None:
-    health = alignment_health(torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0]]))
+    health = measure_alignment_health(torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0]]))
     assert health.entropy == pytest.approx(0.5)  # log 2 / log 4
     assert health.coverage == pytest.approx((0.5 + 1 + 0.5 + 0) / 4)
     assert health.skipped == (3,)
 
 
 def test_skipping() -> None:
-    health = alignment_health(drawn([0, 1, 2, 2, 5, 6, 7, 7], 8))
+    health = measure_alignment_health(drawn([0, 1, 2, 2, 5, 6, 7, 7], 8))
     assert health.skipped == (3, 4)
     assert health.repeated == ()
-    assert not health.is_whole
+    assert not health.is_complete
     soft = drawn([0, 1, 2, 2, 5, 6, 7, 7], 8)
     soft[3, 2], soft[3, 3], soft[3, 4] = 0.8, 0.15, 0.05  # a silent letter is hardly looked at, but it is
-    assert alignment_health(soft).skipped == (4,)
+    assert measure_alignment_health(soft).skipped == (4,)
 
 
 def test_the_end_of_a_text_cannot_be_skipped() -> None:
     stops = drawn([0, 1, 2, 3], 5)
-    assert alignment_health(stops).skipped == (4,)
-    health = alignment_health(stops, ends=True)
+    assert measure_alignment_health(stops).skipped == (4,)
+    health = measure_alignment_health(stops, has_end_symbol=True)
     assert health.skipped == ()
     assert health.coverage == 1.0
-    assert health.is_whole
-    assert alignment_health(drawn([0, 1, 2, 4], 5), ends=True).skipped == (3,)
-    assert alignment_health(torch.ones(3, 1), ends=True).coverage == 1.0
-    figures = alignments_health([stops], [4], [5], ends=True)
+    assert health.is_complete
+    assert measure_alignment_health(drawn([0, 1, 2, 4], 5), has_end_symbol=True).skipped == (3,)
+    assert measure_alignment_health(torch.ones(3, 1), has_end_symbol=True).coverage == 1.0
+    figures = average_alignment_health([stops], [4], [5], has_end_symbol=True)
     assert figures["alignment/whole"] == 1.0
     assert figures["alignment/skipped"] == 0.0
 
@@ -107,76 +107,76 @@ def test_the_end_of_a_text_cannot_be_skipped() -> None:
     ],
 )
 def test_repeating(path: list[int], repeated: tuple[int, ...]) -> None:
-    health = alignment_health(drawn(path, 5))
+    health = measure_alignment_health(drawn(path, 5))
     assert health.repeated == repeated
     assert health.skipped == ()
     assert str(health).endswith(f"0 skipped, {len(repeated)} repeated")
 
 
 def test_one_step_or_one_symbol() -> None:
-    assert alignment_health(torch.ones(5, 1)).diagonality == 1.0
-    assert alignment_health(torch.ones(1, 1)).entropy == 0.0
-    nothing = alignment_health(torch.zeros(3, 4))
+    assert measure_alignment_health(torch.ones(5, 1)).diagonality == 1.0
+    assert measure_alignment_health(torch.ones(1, 1)).entropy == 0.0
+    nothing = measure_alignment_health(torch.zeros(3, 4))
     assert nothing.diagonality == 0.0
     assert nothing.skipped == (0, 1, 2, 3)
     for shape in ((0, 3), (3, 0), (2, 3, 4)):
         with pytest.raises(InputError, match="alignment of shape"):
-            alignment_health(torch.zeros(shape))
+            measure_alignment_health(torch.zeros(shape))
 
 
 def test_many_utterances_without_their_padding() -> None:
     padded = torch.full((2, 6, 5), math.nan)
     padded[0, :5, :5] = torch.eye(5)
     padded[1, :6, :3] = drawn([0, 0, 0, 2, 2, 2], 3)
-    figures = alignments_health(padded, [5, 6], [5, 3])
-    apart = [alignment_health(torch.eye(5)), alignment_health(drawn([0, 0, 0, 2, 2, 2], 3))]
+    figures = average_alignment_health(padded, [5, 6], [5, 3])
+    apart = [measure_alignment_health(torch.eye(5)), measure_alignment_health(drawn([0, 0, 0, 2, 2, 2], 3))]
     assert figures["alignment/diagonality"] == pytest.approx(sum(one.diagonality for one in apart) / 2)
     assert figures["alignment/skipped"] == 1 / 8
     assert figures["alignment/repeated"] == 0.0
     assert figures["alignment/whole"] == 0.5
-    assert alignments_health([], [], []) == {}
+    assert average_alignment_health([], [], []) == {}
     with pytest.raises(InputError, match="2 alignments"):
-        alignments_health(padded, [5], [5, 3])
+        average_alignment_health(padded, [5], [5, 3])
 
 
 def test_the_alarm_for_attention() -> None:
-    assert attention_alarm([0.1, 0.2], done=0.1) is None  # too early
-    assert attention_alarm([0.1, 0.8, 0.3], done=0.9) is None  # it was
-    assert attention_alarm([], done=0.9) is None
-    assert attention_alarm([math.nan], done=0.9) is None
-    said = attention_alarm([0.1, 0.25, 0.2], done=0.6)
+    assert diagnose_attention([0.1, 0.2], progress=0.1) is None  # too early
+    assert diagnose_attention([0.1, 0.8, 0.3], progress=0.9) is None  # it was
+    assert diagnose_attention([], progress=0.9) is None
+    assert diagnose_attention([math.nan], progress=0.9) is None
+    said = diagnose_attention([0.1, 0.25, 0.2], progress=0.6)
     assert said is not None
     assert "at most 0.25, with 60%" in said
 
 
 def test_the_figures_of_styles() -> None:
     same = torch.tensor([0.5, 0.25, 0.25, 0.0]).expand(5, 3, 4)
-    figures = style_health(same)
+    figures = measure_style_health(same)
     assert figures["style/spread"] == 0.0
     assert figures["style/entropy"] == pytest.approx(0.75)  # (½ + ½ + ½) of log₂ 4
     assert figures["style/tokens"] == pytest.approx(2**1.5)
     apart = torch.eye(4)[:, None]  # each utterance has a token of its own: 3/4 of its weight is elsewhere
-    assert style_health(apart)["style/spread"] == 0.75
-    assert style_health(apart)["style/tokens"] == 4.0
+    assert measure_style_health(apart)["style/spread"] == 0.75
+    assert measure_style_health(apart)["style/tokens"] == 4.0
     with pytest.raises(InputError, match="weights of shape"):
-        style_health(torch.ones(2, 3))
+        measure_style_health(torch.ones(2, 3))
 
 
 def test_the_alarm_for_styles() -> None:
-    assert style_alarm({"style/spread": 0.0}, done=0.1) is None
-    assert style_alarm({"style/spread": 0.4, "style/effect": 0.3}, done=1.0) is None
-    assert style_alarm({}, done=1.0) is None
-    same = style_alarm({"style/spread": 0.001, "style/effect": 0.3}, done=1.0)
+    assert diagnose_style({"style/spread": 0.0}, progress=0.1) is None
+    assert diagnose_style({"style/spread": 0.4, "style/effect": 0.3}, progress=1.0) is None
+    assert diagnose_style({}, progress=1.0) is None
+    same = diagnose_style({"style/spread": 0.001, "style/effect": 0.3}, progress=1.0)
     assert same is not None
     assert "same mix" in same
-    unheard = style_alarm({"style/spread": 0.5, "style/effect": 0.001}, done=1.0)
+    unheard = diagnose_style({"style/spread": 0.5, "style/effect": 0.001}, progress=1.0)
     assert unheard is not None
     assert "sound stays the same" in unheard
 
 
 def test_the_effect_of_a_style() -> None:
     own = torch.tensor([[[0.0, 0.0], [2.0, 4.0], [math.nan, 9.0]]])  # 1 and 2 away from their means
-    assert style_effect(own, own, [2]) == 0.0
-    assert style_effect(own, own + 3.0, [2]) == 2.0
+    assert measure_style_effect(own, own, [2]) == 0.0
+    assert measure_style_effect(own, own + 3.0, [2]) == 2.0
     with pytest.raises(InputError, match="numbers of frames"):
-        style_effect(own, own, [2, 3])
+        measure_style_effect(own, own, [2, 3])

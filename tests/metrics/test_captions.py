@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from jumok.errors import InputError
 from jumok.metrics import captions as module
-from jumok.metrics.captions import bleu, cider_d, rouge_l, score, words
+from jumok.metrics.captions import bleu, cider_d, rouge_l, score_captions, tokenize_caption
 
 CAPTION = st.lists(st.sampled_from("abcdefg"), max_size=11)
 PICTURES = st.lists(st.tuples(CAPTION, st.lists(CAPTION, min_size=1, max_size=3)), min_size=1, max_size=7)
@@ -57,14 +57,17 @@ def test_what_nlg_eval_publishes_of_its_example() -> None:
             ]
         ),
     ]
-    found = score(told, true)
+    found = score_captions(told, true)
     assert found.bleu.value == pytest.approx((55.0, 42.8174, 28.4043, 20.1143), abs=1e-4)
     assert found.rouge_l == pytest.approx(52.2104, abs=1e-4)
     assert found.cider_d == pytest.approx(1.242192, abs=1e-6)
 
 
 def test_what_nlg_eval_publishes_of_one_caption() -> None:
-    found = score([words("this is a good test")], [[words("this is a test"), words("this is also a test")]])
+    found = score_captions(
+        [tokenize_caption("this is a good test")],
+        [[tokenize_caption("this is a test"), tokenize_caption("this is also a test")]],
+    )
     assert found.bleu.value[:3] == pytest.approx((80, 63.2455, 51.08729), abs=1e-3)
     assert found.bleu.value[3] == 0  # theirs is 0.009, as they add a little everywhere
     assert found.rouge_l == pytest.approx(90.70631, abs=1e-4)
@@ -72,13 +75,13 @@ def test_what_nlg_eval_publishes_of_one_caption() -> None:
 
 
 def test_what_aac_metrics_publishes_of_its_example() -> None:
-    told = [words("a man is speaking"), words("rain falls")]
+    told = [tokenize_caption("a man is speaking"), tokenize_caption("rain falls")]
     true = [
         ["a man speaks.", "someone speaks.", "a man is speaking while a bird is chirping in the background"],
         ["rain is falling hard on a surface"],
     ]
-    found = score(told, [[words(one) for one in some] for some in true])
-    assert found.each == pytest.approx([1.3641, 0.5587], abs=5e-5)
+    found = score_captions(told, [[tokenize_caption(one) for one in some] for some in true])
+    assert found.cider_d_per_image == pytest.approx([1.3641, 0.5587], abs=5e-5)
     assert found.bleu.value[0] == pytest.approx(42.78, abs=5e-3)
 
 
@@ -90,18 +93,18 @@ def test_bleu_by_hand() -> None:
     true = [split(["the cat is on the mat", "there is a cat on the mat"]), split(["a cat sat", "a dog"])]
     found = bleu(told, true)
     # Words: 2 of 7 and 2 of 2. Pairs: 0 of 6 and 1 of 1. No three words are right.
-    assert found.plain == pytest.approx((100 * 4 / 9, 100 * math.sqrt(4 / 9 * 1 / 7), 0, 0))
-    assert found.brevity == 1  # 9 words; the nearest references have 7 and 2
+    assert found.unpenalized == pytest.approx((100 * 4 / 9, 100 * math.sqrt(4 / 9 * 1 / 7), 0, 0))
+    assert found.brevity_penalty == 1  # 9 words; the nearest references have 7 and 2
     short = bleu(split(["a cat"]), [split(["a cat sat down", "a cat sat"])])
-    assert short.brevity == pytest.approx(math.exp(1 - 3 / 2))
-    assert short.plain == (100, 100, 0, 0)
+    assert short.brevity_penalty == pytest.approx(math.exp(1 - 3 / 2))
+    assert short.unpenalized == (100, 100, 0, 0)
     assert short.value[0] == pytest.approx(100 * math.exp(-1 / 2))
 
 
 def test_of_two_references_as_near_the_shorter_counts() -> None:
     true = [split(["a b c d e f g", "a b c"])]
-    assert bleu(split(["a b c d e"]), true).brevity == 1
-    assert bleu(split(["a b c d e"]), [true[0][:1]]).brevity == pytest.approx(math.exp(1 - 7 / 5))
+    assert bleu(split(["a b c d e"]), true).brevity_penalty == 1
+    assert bleu(split(["a b c d e"]), [true[0][:1]]).brevity_penalty == pytest.approx(math.exp(1 - 7 / 5))
 
 
 def test_rouge_by_hand() -> None:
@@ -140,7 +143,7 @@ def test_a_caption_that_is_one_of_its_references() -> None:
     ],
 )
 def test_words(text: str, expected: str) -> None:
-    assert words(text) == expected.split()
+    assert tokenize_caption(text) == expected.split()
 
 
 # ------------------------------------------------------------------------------------------------ oracles
@@ -206,7 +209,11 @@ def test_the_longest_common_subsequence(one: list[str], other: list[str]) -> Non
     for i, a in enumerate(one):
         for j, b in enumerate(other):
             table[i + 1, j + 1] = table[i, j] + 1 if a == b else max(table[i, j + 1], table[i + 1, j])
-    assert module._common(one, other) == module._common(other, one) == table[-1, -1]
+    assert (
+        module._longest_common_subsequence(one, other)
+        == module._longest_common_subsequence(other, one)
+        == table[-1, -1]
+    )
 
 
 # ------------------------------------------------------------------------------------------------- the rest
@@ -216,13 +223,13 @@ def test_a_test_set_takes_few_seconds() -> None:
     random.seed(7)
     made = [[[f"w{int(random.expovariate(0.02))}" for _ in range(11)] for _ in range(5)] for _ in range(1000)]
     begun = time.process_time()
-    found = score([some[0] for some in made], made)
+    found = score_captions([some[0] for some in made], made)
     assert time.process_time() - begun < 3
-    assert found.bleu.plain == pytest.approx((100, 100, 100, 100))
+    assert found.bleu.unpenalized == pytest.approx((100, 100, 100, 100))
 
 
 def test_captions_without_words_score_nothing() -> None:
-    found = score([[], []], [split(["a cat"]), split(["a dog", ""])])
+    found = score_captions([[], []], [split(["a cat"]), split(["a dog", ""])])
     assert (found.bleu.value, found.rouge_l, found.cider_d) == ((0, 0, 0, 0), 0, 0)
 
 
@@ -238,7 +245,7 @@ def test_captions_without_words_score_nothing() -> None:
         ([["a", 7]], [[["a", "cat"]]], "a word is 7"),
     ],
 )
-@pytest.mark.parametrize("scores", [score, bleu, rouge_l, cider_d])
+@pytest.mark.parametrize("scores", [score_captions, bleu, rouge_l, cider_d])
 def test_what_cannot_be_scored_is_an_error(told: list, true: list, message: str, scores) -> None:  # type: ignore[no-untyped-def, type-arg]
     with pytest.raises(InputError, match=message):
         scores(told, true)

@@ -12,7 +12,7 @@ from sklearn import metrics as sklearn
 
 from jumok.errors import InputError
 from jumok.metrics import classification as module
-from jumok.metrics.classification import calibration, calibration_error, classification
+from jumok.metrics.classification import calibration_error, compute_calibration, score_classification
 
 
 def test_the_examples_in_the_docstrings() -> None:
@@ -24,7 +24,7 @@ def test_the_picture_of_the_module() -> None:
     truth = ["good"] * 10 + ["bad"] * 10
     said = ["good"] * 8 + ["bad"] * 2 + ["good"] + ["bad"] * 9
     names = ["good", "bad"]
-    found = classification([names.index(x) for x in truth], [names.index(x) for x in said], names)
+    found = score_classification([names.index(x) for x in truth], [names.index(x) for x in said], names)
     assert found.confusion.tolist() == [[8, 2], [1, 9]]
     good = found.classes[0]
     assert (good.name, good.recall, good.count) == ("good", 0.8, 10)
@@ -36,7 +36,7 @@ def test_the_picture_of_the_module() -> None:
 @given(st.integers(2, 5).flatmap(lambda c: st.lists(st.tuples(*[st.integers(0, c - 1)] * 2), min_size=1)))
 def test_like_scikit_learn(pairs: list[tuple[int, int]]) -> None:
     truth, said = [a for a, _ in pairs], [b for _, b in pairs]
-    found = classification(truth, said, "abcde")
+    found = score_classification(truth, said, "abcde")
     labels = list(range(5))
     p, r, f, n = sklearn.precision_recall_fscore_support(truth, said, labels=labels, zero_division=0.0)
     assert [one.precision for one in found.classes] == pytest.approx(list(p))
@@ -51,20 +51,20 @@ def test_like_scikit_learn(pairs: list[tuple[int, int]]) -> None:
 @pytest.mark.parametrize(("truth", "said"), [([0, 1], [0]), ([], []), ([0, 2], [0, 1]), ([0, -1], [0, 1])])
 def test_labels_that_do_not_fit(truth: list[int], said: list[int]) -> None:
     with pytest.raises(InputError, match="labels"):
-        classification(truth, said, ["a", "b"])
+        score_classification(truth, said, ["a", "b"])
 
 
 def test_calibration_by_hand() -> None:
     # Two bins of 10: (0.6, 0.7] with 0.7, 0.65 (one right), and (0.9, 1] with 1.0 (right).
     shares = [[0.7, 0.3], [0.35, 0.65], [0.0, 1.0]]
-    bins = calibration([0, 0, 1], shares, bins=10)
+    bins = compute_calibration([0, 0, 1], shares, num_bins=10)
     assert [(one.count, round(one.low, 1), round(one.high, 1)) for one in bins] == [
         (2, 0.6, 0.7),
         (1, 0.9, 1.0),
     ]
     assert [one.accuracy for one in bins] == [0.5, 1.0]
     assert bins[0].confidence == pytest.approx(0.675)
-    assert calibration_error([0, 0, 1], shares, bins=10) == pytest.approx(2 / 3 * 0.175)
+    assert calibration_error([0, 0, 1], shares, num_bins=10) == pytest.approx(2 / 3 * 0.175)
 
 
 def test_what_is_right_as_often_as_it_says_is_calibrated() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jumok.errors import InputError
 from jumok.metrics import correlation as module
-from jumok.metrics.correlation import pearson, ranks, spearman
+from jumok.metrics.correlation import average_ranks, pearson, spearman
 
 FEW = st.integers(-3, 3).map(float)  # so that there are ties
 MANY = st.floats(-1e3, 1e3).map(lambda x: round(x, 3))
@@ -25,7 +25,7 @@ def test_the_examples_in_the_docstrings() -> None:
 
 
 def test_by_hand() -> None:
-    assert ranks([10, 20, 20, 70]).tolist() == [1, 2.5, 2.5, 4]
+    assert average_ranks([10, 20, 20, 70]).tolist() == [1, 2.5, 2.5, 4]
     assert pearson([1, 2, 3, 4], [2, 4, 6, 8]) == pytest.approx(1)
     assert pearson([1, 2, 3, 4], [8, 6, 4, 2]) == pytest.approx(-1)
     assert spearman([1, 2, 3, 4, 5], [5, 6, 7, 8, 7]) == pytest.approx(0.8207826817)
@@ -35,7 +35,7 @@ def test_by_hand() -> None:
 @given(ROWS)
 def test_like_scipy(rows: list[tuple[float, float]]) -> None:
     x, y = [a for a, _ in rows], [b for _, b in rows]
-    assert ranks(x).tolist() == scipy.stats.rankdata(x).tolist()
+    assert average_ranks(x).tolist() == scipy.stats.rankdata(x).tolist()
     if len(set(x)) == 1 or len(set(y)) == 1:
         assert math.isnan(pearson(x, y))
         return

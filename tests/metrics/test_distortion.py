@@ -7,40 +7,44 @@ import math
 import numpy as np
 import pytest
 
-from jumok.data.formants import PHONES, Segment, Throat, synthesised
-from jumok.data.shapes import Chance
-from jumok.data.sound import Sound
+from jumok.data.audio import AudioProcessor
+from jumok.data.builtin.formant_synthesizer import PHONES, PhoneSegment, VoiceParameters, synthesize
+from jumok.data.builtin.shapes import PortableGenerator
 from jumok.errors import InputError
-from jumok.metrics.distortion import cepstra, distortion
+from jumok.metrics.cepstral_distortion import mel_cepstra, mel_cepstral_distortion
 
 pytest.importorskip("librosa")
 
 
 def spoken(stretch: float, slow: float = 1.0) -> np.ndarray:
     """Some sounds from a mouth of this size."""
-    segments: list[Segment] = [one for name in ("ao", "n", "iy", "s", "ah") for one in PHONES[name]]
+    segments: list[PhoneSegment] = [one for name in ("ao", "n", "iy", "s", "ah") for one in PHONES[name]]
     begins = np.concatenate([[0.0], np.cumsum([one.seconds * slow for one in segments])])
-    wave = synthesised(segments, begins, Throat(120, stretch=stretch, jitter=0), 16000, Chance(1))
-    return Sound().mel(wave.astype(np.float32))
+    wave = synthesize(
+        segments, begins, VoiceParameters(120, formant_scale=stretch, jitter=0), 16000, PortableGenerator(1)
+    )
+    return AudioProcessor().mel_spectrogram(wave.astype(np.float32))
 
 
 def test_of_a_signal_with_itself_it_is_zero() -> None:
     mel = spoken(1.0)
-    found = distortion(mel, mel)
+    found = mel_cepstral_distortion(mel, mel)
     assert found.decibels == 0
     assert found.path.tolist() == [[n, n] for n in range(len(mel))]
 
 
 def test_it_grows_with_a_shift_of_formants_and_not_with_length_or_loudness() -> None:
     mel = spoken(1.0)
-    far = [distortion(mel, spoken(stretch)).decibels for stretch in (1.03, 1.1, 1.2, 1.35)]
+    far = [mel_cepstral_distortion(mel, spoken(stretch)).decibels for stretch in (1.03, 1.1, 1.2, 1.35)]
     assert far == sorted(far)
     assert far[-1] > 3 * far[0] > 0.5
-    slow = distortion(mel, spoken(1.0, slow=1.7))
+    slow = mel_cepstral_distortion(mel, spoken(1.0, slow=1.7))
     assert slow.decibels < far[1]
     assert slow.path[0].tolist() == [0, 0]
     assert (np.diff(slow.path, axis=0) >= 0).all()
-    assert distortion(mel, mel + 0.1).decibels == pytest.approx(0, abs=1e-6)  # all bands 10 dB louder
+    assert mel_cepstral_distortion(mel, mel + 0.1).decibels == pytest.approx(
+        0, abs=1e-6
+    )  # all bands 10 dB louder
 
 
 def test_it_is_what_the_field_gives() -> None:
@@ -53,14 +57,16 @@ def test_it_is_what_the_field_gives() -> None:
     other = one + np.cos(angles) @ differ  # ln
     decibels = [20 / math.log(10) * x[None] for x in (one, other)]
     expected = 10 / math.log(10) * math.sqrt(2 * np.square(differ).sum())
-    assert distortion(*decibels, spans=1).decibels == pytest.approx(expected)
-    assert distortion(*(x / 80 for x in decibels), spans=80).decibels == pytest.approx(expected)
+    assert mel_cepstral_distortion(*decibels, range_db=1).decibels == pytest.approx(expected)
+    assert mel_cepstral_distortion(*(x / 80 for x in decibels), range_db=80).decibels == pytest.approx(
+        expected
+    )
 
 
 def test_what_cannot_be_compared() -> None:
     with pytest.raises(InputError, match="differ in their mel bands"):
-        distortion(np.zeros((3, 20)), np.zeros((3, 21)))
+        mel_cepstral_distortion(np.zeros((3, 20)), np.zeros((3, 21)))
     with pytest.raises(InputError, match="expected \\(frames, mel bands\\)"):
-        distortion(np.zeros((0, 20)), np.zeros((3, 20)))
+        mel_cepstral_distortion(np.zeros((0, 20)), np.zeros((3, 20)))
     with pytest.raises(InputError, match="from 1 to 12"):
-        cepstra(np.zeros((3, 13)))
+        mel_cepstra(np.zeros((3, 13)))

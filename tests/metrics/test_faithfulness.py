@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from jumok.errors import InputError
 from jumok.metrics import faithfulness as module
-from jumok.metrics.faithfulness import Words, faithfulness
+from jumok.metrics.faithfulness import TextSentences, measure_faithfulness
 
 Array = NDArray[np.float64]
 
 
-def flat(text: Words) -> list[str]:
+def flat(text: TextSentences) -> list[str]:
     return [word for sentence in text for word in sentence]
 
 
-def bag(texts: Sequence[Words]) -> Array:
+def bag(texts: Sequence[TextSentences]) -> Array:
     """p(good) = 0.5 + 0.1 for each "good" − 0.1 for each "bad"."""
     counts = np.array([flat(text).count("good") - flat(text).count("bad") for text in texts])
     return np.stack([0.5 - 0.1 * counts, 0.5 + 0.1 * counts], axis=1)
@@ -38,9 +38,9 @@ def test_drops_that_a_person_can_compute() -> None:
     # 10 words, 3 of them "good": p = 0.8. The attention knows them.
     text = [["a", "good", "and", "good"], ["it", "was", "a", "good", "film", "."]]
     weights = np.array([0, 0.3, 0, 0.3, 0, 0, 0, 0.4, 0, 0])
-    found = faithfulness([text], [weights], bag, draws=7)
+    found = measure_faithfulness([text], [weights], bag, num_draws=7)
     assert found.probability == pytest.approx(0.8)
-    words = {one.share: one.words for one in found.shares}
+    words = {one.share: one.mean_words for one in found.shares}
     assert words == {0.01: 1, 0.05: 1, 0.1: 1, 0.2: 2, 0.5: 5}
     gone = [one.comprehensiveness.probability.attended for one in found.shares]
     np.testing.assert_allclose(gone, [0.1, 0.1, 0.1, 0.2, 0.3])  # one, one, one, two, all three of them
@@ -60,7 +60,7 @@ def test_drops_that_a_person_can_compute() -> None:
 def test_random_words_cost_what_theory_says() -> None:
     # 2 of 10 words at random hit the one good word in 2 of 10 draws: 0.2 × 0.1 are lost.
     text = [["good", *"abcdefghi"]]
-    found = faithfulness([text] * 300, [np.arange(10, 0, -1)] * 300, bag, shares=[0.2], draws=5)
+    found = measure_faithfulness([text] * 300, [np.arange(10, 0, -1)] * 300, bag, shares=[0.2], num_draws=5)
     [one] = found.shares
     assert one.comprehensiveness.probability.random == pytest.approx(0.02, abs=0.003)
     assert one.sufficiency.probability.random == pytest.approx(0.08, abs=0.003)
@@ -71,7 +71,7 @@ def test_random_words_cost_what_theory_says() -> None:
 
 
 def test_the_class_is_the_one_that_was_said() -> None:
-    found = faithfulness([[["bad", "bad", "good", "x"]]], [[4, 3, 2, 1]], bag, shares=[0.5])
+    found = measure_faithfulness([[["bad", "bad", "good", "x"]]], [[4, 3, 2, 1]], bag, shares=[0.5])
     assert found.probability == pytest.approx(0.6)  # of bad
     assert found.shares[0].comprehensiveness.probability.attended == pytest.approx(0.2)  # then 0.4
     assert found.shares[0].sufficiency.probability.attended == pytest.approx(
@@ -82,35 +82,35 @@ def test_the_class_is_the_one_that_was_said() -> None:
 def test_of_hops_the_mean_counts() -> None:
     text = [["good", "a", "good", "b"]]
     hops = [[0.5, 0.4, 0.1, 0.0], [0.0, 0.3, 0.7, 0.0]]  # means: 0.25, 0.35, 0.4, 0
-    found = faithfulness([text], [hops], bag, shares=[0.25, 0.5])
+    found = measure_faithfulness([text], [hops], bag, shares=[0.25, 0.5])
     gone = [one.comprehensiveness.probability.attended for one in found.shares]
     np.testing.assert_allclose(gone, [0.1, 0.1])
 
 
 def test_texts_of_less_than_two_words_are_left_out_and_nothing_is_read_empty() -> None:
-    seen: list[Words] = []
+    seen: list[TextSentences] = []
 
-    def watched(texts: Sequence[Words]) -> Array:
+    def watched(texts: Sequence[TextSentences]) -> Array:
         seen.extend(texts)
         return bag(texts)
 
     texts: list[Any] = [[["one"]], [], [[]], [["good", "x"]], [[], ["good"], [], ["x", "y"]]]
     weights: list[Any] = [[1], [], [], [0.9, 0.1], [0.8, 0.1, 0.1]]
-    found = faithfulness(texts, weights, watched, shares=[0.01, 0.99])
-    assert (found.texts, found.left_out) == (2, 3)
-    assert [one.words for one in found.shares] == [1.0, 1.5]  # of two words one, of three one and two
+    found = measure_faithfulness(texts, weights, watched, shares=[0.01, 0.99])
+    assert (found.num_texts, found.num_skipped) == (2, 3)
+    assert [one.mean_words for one in found.shares] == [1.0, 1.5]  # of two words one, of three one and two
     assert seen
     assert all(text and all(text) for text in seen)
     assert [["good"], ["x", "y"]] in seen
     assert len(seen) <= 3 + 7  # all that two and three words can make: what is the same is read once
     with pytest.raises(InputError, match="none has two words"):
-        faithfulness(texts[:3], weights[:3], bag)
+        measure_faithfulness(texts[:3], weights[:3], bag)
 
 
-def planted(count: int) -> tuple[list[Words], list[Array]]:
+def planted(count: int) -> tuple[list[TextSentences], list[Array]]:
     """Texts of 20 words, one of them decisive, and weights that point at it."""
     chance = np.random.default_rng(5)
-    texts: list[Words] = []
+    texts: list[TextSentences] = []
     weights = []
     for _ in range(count):
         place = int(chance.integers(20))
@@ -121,14 +121,14 @@ def planted(count: int) -> tuple[list[Words], list[Array]]:
     return texts, weights
 
 
-def decided(texts: Sequence[Words]) -> Array:
+def decided(texts: Sequence[TextSentences]) -> Array:
     has = np.array(["good" in flat(text) for text in texts])
     good = np.where(has, 0.9, 0.5)
     return np.stack([1 - good, good], axis=1)
 
 
 def test_a_highlight_that_means_something() -> None:
-    found = faithfulness(*planted(40), decided)
+    found = measure_faithfulness(*planted(40), decided)
     at = {one.share: one for one in found.shares}[0.1]
     gone = at.comprehensiveness.probability
     assert gone.attended == pytest.approx(0.4)
@@ -144,7 +144,7 @@ def test_a_highlight_that_means_something() -> None:
 def test_a_model_that_does_not_look_where_it_says() -> None:
     texts, _ = planted(200)
     chance = np.random.default_rng(6)
-    found = faithfulness(texts, [chance.random(20) for _ in texts], decided)
+    found = measure_faithfulness(texts, [chance.random(20) for _ in texts], decided)
     gone = {one.share: one for one in found.shares}[0.1].comprehensiveness.probability
     assert gone.low < 0 < gone.high
     assert "no more than random ones: do not trust the picture" in found.verdict
@@ -152,13 +152,13 @@ def test_a_model_that_does_not_look_where_it_says() -> None:
 
 def test_weights_that_avoid_what_decides_mislead() -> None:
     texts, weights = planted(200)
-    found = faithfulness(texts, [-one for one in weights], decided)
+    found = measure_faithfulness(texts, [-one for one in weights], decided)
     assert "less than random ones: the picture misleads" in found.verdict
 
 
 def test_a_model_that_reads_nothing_shows_no_difference_at_all() -> None:
     texts, weights = planted(30)
-    found = faithfulness(texts, weights, lambda asked: np.tile([0.3, 0.7], (len(asked), 1)))
+    found = measure_faithfulness(texts, weights, lambda asked: np.tile([0.3, 0.7], (len(asked), 1)))
     for one in (found.comprehensiveness, found.sufficiency, found.shares[2].comprehensiveness):
         assert (one.probability.difference, one.probability.low, one.probability.high) == (0, 0, 0)
         assert one.log_odds.difference == 0
@@ -166,45 +166,45 @@ def test_a_model_that_reads_nothing_shows_no_difference_at_all() -> None:
 
 
 def test_few_texts_give_no_verdict() -> None:
-    assert "too few texts (3) to tell" in faithfulness(*planted(3), decided).verdict
+    assert "too few texts (3) to tell" in measure_faithfulness(*planted(3), decided).verdict
     texts, weights = planted(25)
-    unsure = faithfulness(texts, [one if n < 3 else -one for n, one in enumerate(weights)], decided)
+    unsure = measure_faithfulness(texts, [one if n < 3 else -one for n, one in enumerate(weights)], decided)
     assert "the difference may be anything from -0.0" in unsure.verdict
     assert "take more texts" in unsure.verdict
 
 
 def test_a_saturated_model_is_seen_through() -> None:
-    def sure(texts: Sequence[Words]) -> Array:
+    def sure(texts: Sequence[TextSentences]) -> Array:
         good = np.where(["good" in flat(text) for text in texts], 1 - 1e-5, 1 - 1e-3)
         return np.stack([1 - good, good], axis=1)
 
-    found = faithfulness(*planted(40), sure)
+    found = measure_faithfulness(*planted(40), sure)
     gone = found.shares[2].comprehensiveness
-    assert found.sure == 1
+    assert found.confident_share == 1
     assert gone.probability.attended < 0.001
     assert gone.log_odds.attended == pytest.approx(4.606, abs=0.01)
     assert "the log-odds fall far more than by chance: the highlight means something" in found.verdict
     assert "above 0.99 for 100 % of the texts" in found.verdict
     # At 1 itself, log-odds end.
-    ends = faithfulness(*planted(40), lambda texts: np.round(sure(texts)))
+    ends = measure_faithfulness(*planted(40), lambda texts: np.round(sure(texts)))
     assert ends.comprehensiveness.log_odds.attended == 0
 
 
 def test_equal_weights_are_no_favour_to_the_beginning() -> None:
     # What decides stands first. Were ties kept in order, equal weights would look wise.
     texts = [[["good", *["x"] * 19]]] * 300
-    found = faithfulness(texts, [np.full(20, 0.05)] * 300, decided)
+    found = measure_faithfulness(texts, [np.full(20, 0.05)] * 300, decided)
     gone = found.shares[2].comprehensiveness.probability
     assert gone.low < 0 < gone.high
 
 
 def test_the_same_call_gives_the_same_and_another_seed_does_not() -> None:
     texts, weights = planted(30)
-    one, again, other = (faithfulness(texts, weights, decided, seed=seed) for seed in (1, 1, 2))
+    one, again, other = (measure_faithfulness(texts, weights, decided, seed=seed) for seed in (1, 1, 2))
     assert one == again
     assert one != other
     done: list[int] = []
-    faithfulness(*planted(70), decided, shares=[0.1], done=done.append)
+    measure_faithfulness(*planted(70), decided, shares=[0.1], on_progress=done.append)
     assert done == [32, 64, 70]
 
 
@@ -221,15 +221,15 @@ def test_properties(data: st.DataObject) -> None:
     shares = data.draw(st.lists(st.floats(0.001, 0.999), min_size=1, max_size=3, unique=True))
     value = {"a": 0.3, "b": -0.2, "c": 0.05}
 
-    def linear(asked: Sequence[Words]) -> Array:
+    def linear(asked: Sequence[TextSentences]) -> Array:
         lengths = [len(flat(text)) for text in asked]
         assert min(lengths) >= 1
         assert max(lengths) <= max(sizes)
         good = np.array([0.5 + 0.01 * sum(value[word] for word in flat(text)) for text in asked])
         return np.stack([good, 1 - good], axis=1)
 
-    found = faithfulness(texts, weights, linear, shares=shares, draws=2)
-    assert found.texts + found.left_out == len(texts)
+    found = measure_faithfulness(texts, weights, linear, shares=shares, num_draws=2)
+    assert found.num_texts + found.num_skipped == len(texts)
     whole = np.array([linear([text])[0].max() for text in texts if len(flat(text)) > 1])
     assert found.probability == pytest.approx(whole.mean())
     for one in found.shares:
@@ -269,4 +269,4 @@ def test_what_does_not_fit_is_told(change: dict[str, Any], told: str) -> None:
         "probabilities": bag,
     } | change
     with pytest.raises(InputError, match=told):
-        faithfulness(**asked)
+        measure_faithfulness(**asked)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from jumok.errors import InputError
-from jumok.metrics import pointing as module
-from jumok.metrics.pointing import Box, Pointing, pointing
+from jumok.metrics import pointing_game as module
+from jumok.metrics.pointing_game import Box, PointingScore, score_pointing
 
 SIZE = (30, 70)  # height, width: cells of 10 × 10 in a grid of 3 × 7
 
@@ -37,26 +37,26 @@ def test_the_examples_in_the_docstrings() -> None:
     ],
 )
 def test_the_centre_of_the_strongest_cell_counts(box: Box, hit: bool) -> None:
-    assert pointing([pointed(0, 5)[None]], [[box]], SIZE).accuracy == hit
+    assert score_pointing([pointed(0, 5)[None]], [[box]], SIZE).accuracy == hit
 
 
 def test_the_mean_is_over_words_with_a_box() -> None:
     maps = [np.stack([pointed(0, 0), pointed(2, 6), pointed(1, 1)]), torch.tensor(pointed(1, 3)[None])]
     boxes = [[(0, 0, 10, 10), None, (20, 0, 50, 30)], [(20, 0, 50, 30)]]
-    found = pointing(maps, boxes, SIZE)
-    assert found == Pointing(pytest.approx(2 / 3), pytest.approx((1 + 9 + 9) / 21 / 3), 3)  # type: ignore[arg-type]
+    found = score_pointing(maps, boxes, SIZE)
+    assert found == PointingScore(pytest.approx(2 / 3), pytest.approx((1 + 9 + 9) / 21 / 3), 3)  # type: ignore[arg-type]
     assert str(found) == "pointing 0.667 (chance 0.302, 3 words)"
 
 
 def test_a_flat_map_does_as_well_as_chance() -> None:
     flat = np.full((1, 3, 7), 1 / 21)
-    found = pointing([flat], [[(0, 0, 20, 10)]], SIZE)
+    found = score_pointing([flat], [[(0, 0, 20, 10)]], SIZE)
     assert found.accuracy == found.chance == pytest.approx(2 / 21)
 
 
 def test_maps_of_a_model_in_training() -> None:
     maps = torch.rand(5, 3, 7, dtype=torch.bfloat16, requires_grad=True)
-    assert pointing([maps], [[(0, 0, 70, 30)] * 5], SIZE) == Pointing(1.0, 1.0, 5)
+    assert score_pointing([maps], [[(0, 0, 70, 30)] * 5], SIZE) == PointingScore(1.0, 1.0, 5)
 
 
 @pytest.mark.parametrize(
@@ -74,4 +74,4 @@ def test_maps_of_a_model_in_training() -> None:
 )
 def test_what_cannot_be_pointed_at(maps: list, boxes: list, size: tuple[int, int], message: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(InputError, match=message):
-        pointing(maps, boxes, size)
+        score_pointing(maps, boxes, size)

@@ -7,21 +7,21 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from jumok.data.links import Links
-from jumok.metrics import symmetry as module
-from jumok.metrics.alignment import flipped, strongest
-from jumok.metrics.symmetry import (
-    CLASSICAL,
-    SYMMETRIES,
+from jumok.data.readers.word_alignments import AlignmentLinks
+from jumok.metrics import symmetrization as module
+from jumok.metrics.symmetrization import (
+    LINK_HEURISTICS,
+    SYMMETRIZATIONS,
     grow_diag,
     grow_diag_final_and,
     intersection,
-    together,
+    product_links,
     union,
 )
+from jumok.metrics.word_alignment import argmax_links, swap_links
 
 
-def drawn(picture: str) -> Links:
+def drawn(picture: str) -> AlignmentLinks:
     """A row a source word, a column a target word, # a link."""
     rows = picture.split()
     return frozenset((i, j) for i, row in enumerate(rows) for j, cell in enumerate(row) if cell == "#")
@@ -32,7 +32,7 @@ def test_the_examples_in_the_docstrings() -> None:
     assert done.failed == 0 < done.attempted
 
 
-@pytest.mark.parametrize("shown", [together])
+@pytest.mark.parametrize("shown", [product_links])
 def test_the_examples_that_people_paste_import_what_they_use(shown: Callable[..., object]) -> None:
     (example,) = doctest.DocTestFinder().find(shown, globs={})
     assert doctest.DocTestRunner().run(example).failed == 0
@@ -79,7 +79,9 @@ def test_final_and_links_words_that_both_have_none() -> None:
     assert grow_diag_final_and(back, forth) == drawn("#.... ..... ...#. ....#")
 
 
-def literal(forth: Links, back: Links, sizes: tuple[int, int], *, final: bool) -> Links:
+def literal(
+    forth: AlignmentLinks, back: AlignmentLinks, sizes: tuple[int, int], *, final: bool
+) -> AlignmentLinks:
     """Koehn's pseudo-code of grow-diag(-final-and), cell by cell over the whole grid."""
     e, f = sizes
     alignment = {(i, j) for i in range(e) for j in range(f) if (i, j) in forth and (i, j) in back}
@@ -131,24 +133,28 @@ def test_two_maps_as_one_settle_what_each_alone_could_not() -> None:
     # Three target words, two source words. Forth is in doubt about word 1, and back knows it.
     forth = torch.tensor([[0.9, 0.1], [0.5, 0.4], [0.4, 0.4]])
     back = torch.tensor([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1]])
-    assert strongest(forth) == {(0, 0), (0, 1), (0, 2)}
-    assert together(forth, back) == {(0, 0), (1, 1)}
+    assert argmax_links(forth) == {(0, 0), (0, 1), (0, 2)}
+    assert product_links(forth, back) == {(0, 0), (1, 1)}
     # One that is sure outweighs one that is not: 0.9 · 0.3 < 0.1 · 3 · 0.9 …
-    assert together(torch.tensor([[0.6, 0.4]]), torch.tensor([[0.2], [0.9]])) == {(1, 0)}
+    assert product_links(torch.tensor([[0.6, 0.4]]), torch.tensor([[0.2], [0.9]])) == {(1, 0)}
     # … and where one says never, it is never.
-    assert together(torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0], [0.0]])) == frozenset()
+    assert product_links(torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0], [0.0]])) == frozenset()
 
 
 def test_all_by_name_from_two_maps() -> None:
     torch.manual_seed(2)
     forth, back = torch.rand(7, 5), torch.rand(5, 7)
-    one, other = strongest(forth), flipped(strongest(back))
-    assert set(SYMMETRIES) == {"together", "none", *CLASSICAL}
-    for name, combine in CLASSICAL.items():
-        assert SYMMETRIES[name](forth, back) == combine(one, other)
-    assert SYMMETRIES["none"](forth, back) == one
-    assert SYMMETRIES["together"](forth, back) == together(forth, back) == flipped(together(back, forth))
+    one, other = argmax_links(forth), swap_links(argmax_links(back))
+    assert set(SYMMETRIZATIONS) == {"together", "none", *LINK_HEURISTICS}
+    for name, combine in LINK_HEURISTICS.items():
+        assert SYMMETRIZATIONS[name](forth, back) == combine(one, other)
+    assert SYMMETRIZATIONS["none"](forth, back) == one
+    assert (
+        SYMMETRIZATIONS["together"](forth, back)
+        == product_links(forth, back)
+        == swap_links(product_links(back, forth))
+    )
     same = torch.eye(4)
-    for symmetry in SYMMETRIES.values():
+    for symmetry in SYMMETRIZATIONS.values():
         assert symmetry(same, same) == drawn("#... .#.. ..#. ...#")
         assert symmetry(torch.zeros(0, 3), torch.zeros(3, 0)) == frozenset()

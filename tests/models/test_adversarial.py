@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from jumok.annotated import Labelled, LabelledDocuments, LabelledPairs
-from jumok.batch import IGNORE, Loss
-from jumok.models.adversarial import with_moved_words
-from jumok.models.bert import BertConfig, Classifier
-from jumok.models.hierarchical import Hierarchical, HierarchicalConfig
-from jumok.models.selfattentive import SelfAttentive, SelfAttentiveConfig
+from jumok.batches.text import ClassificationBatch, DocumentBatch, TextPairBatch
+from jumok.batches.tokens import IGNORE, Loss
+from jumok.models.bert import BertClassifier, BertConfig
+from jumok.models.hierarchical import HierarchicalAttentionNetwork, HierarchicalConfig
+from jumok.models.layers.adversarial_training import adversarial_loss
+from jumok.models.self_attentive import SelfAttentiveClassifier, SelfAttentiveConfig
 
 
 def table() -> nn.Embedding:
@@ -29,7 +29,7 @@ def test_it_is_the_mean_of_the_loss_at_the_words_and_beside_them() -> None:
         return x.sin().sum() + (y**3).sum() * x.mean()
 
     labels = torch.tensor([1, IGNORE, 0])  # of two texts, and of none
-    found = with_moved_words(embedding, lambda: Loss(of(embedding(ids), embedding(more)), 2), 0.7, labels)
+    found = adversarial_loss(embedding, lambda: Loss(of(embedding(ids), embedding(more)), 2), 0.7, labels)
     x, y = (embedding.weight.detach()[at].requires_grad_() for at in (ids, more))
     plain = of(x, y)
     dx, dy = torch.autograd.grad(plain, (x, y))
@@ -56,19 +56,21 @@ def test_nothing_is_left_on_the_embedding() -> None:
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
-        with_moved_words(embedding, broken, 1.0, torch.tensor([1]))
+        adversarial_loss(embedding, broken, 1.0, torch.tensor([1]))
     assert torch.equal(embedding(ids), embedding.weight[ids])
     embedding.weight.requires_grad_(False)  # vectors that are not learned are moved all the same
-    found = with_moved_words(embedding, lambda: Loss(embedding(ids).sum(), 1), 0.3, torch.tensor([1]))
+    found = adversarial_loss(embedding, lambda: Loss(embedding(ids).sum(), 1), 0.3, torch.tensor([1]))
     assert found.parts["moved"].item() == pytest.approx(embedding(ids).sum().item() + 0.3 * math.sqrt(3))
 
 
 BATCH = {
-    "bert": Labelled.of([[4, 5, 6], [7]], labels=[1, 0]),
-    "bert, packed": Labelled.of([[4, 5, 6], [7]], labels=[1, 0], packed=True),
-    "selfattentive": Labelled.of([[4, 5, 6], [7]], labels=[1, 0]),
-    "pairs": LabelledPairs.of([[4, 5, 6], [7]], seconds=[[5], [6, 4]], labels=[1, 0]),
-    "hierarchical": LabelledDocuments.of([[4, 5, 6], [7], [8, 4]], sentences=[[0, 1], [2]], labels=[1, 0]),
+    "bert": ClassificationBatch.from_sequences([[4, 5, 6], [7]], labels=[1, 0]),
+    "bert, packed": ClassificationBatch.from_sequences([[4, 5, 6], [7]], labels=[1, 0], packed=True),
+    "selfattentive": ClassificationBatch.from_sequences([[4, 5, 6], [7]], labels=[1, 0]),
+    "pairs": TextPairBatch.from_sequences([[4, 5, 6], [7]], seconds=[[5], [6, 4]], labels=[1, 0]),
+    "hierarchical": DocumentBatch.from_sequences(
+        [[4, 5, 6], [7], [8, 4]], sentences=[[0, 1], [2]], labels=[1, 0]
+    ),
 }
 
 
@@ -76,16 +78,22 @@ BATCH = {
 def test_models_learn_so_and_are_judged_without(kind: str) -> None:
     sizes = {"embedding": 5, "attention": 7, "width": 3, "dropout": 0.0}
 
-    def made(adversarial: float) -> Classifier | Hierarchical | SelfAttentive:
+    def made(adversarial: float) -> BertClassifier | HierarchicalAttentionNetwork | SelfAttentiveClassifier:
         torch.manual_seed(3)
         if kind.startswith("bert"):
-            small = BertConfig(width=6, heads=2, layers=2, feed_forward=7, dropout=0.0, attention_dropout=0.0)
-            return Classifier(replace(small, adversarial=adversarial), 11, 2)
+            small = BertConfig(
+                width=6, num_heads=2, num_layers=2, feed_forward_width=7, dropout=0.0, attention_dropout=0.0
+            )
+            return BertClassifier(replace(small, adversarial_epsilon=adversarial), 11, 2)
         if kind == "hierarchical":
-            return Hierarchical(HierarchicalConfig(**sizes, adversarial=adversarial), 11, 2)
+            return HierarchicalAttentionNetwork(
+                HierarchicalConfig(**sizes, adversarial_epsilon=adversarial), 11, 2
+            )
         pairs = kind == "pairs"
-        config = SelfAttentiveConfig(**sizes, hops=2, hidden=5, pairs=pairs, adversarial=adversarial)
-        return SelfAttentive(config, 11, 2)
+        config = SelfAttentiveConfig(
+            **sizes, num_hops=2, mlp_width=5, text_pairs=pairs, adversarial_epsilon=adversarial
+        )
+        return SelfAttentiveClassifier(config, 11, 2)
 
     plain, hard, batch = made(0.0), made(0.5), BATCH[kind]
     usual, both = plain.loss(batch), hard.loss(batch)

@@ -13,16 +13,29 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import jumok.models.bert
-from jumok import annotated
-from jumok.annotated import Labelled, Masked, Spanned, TaggedWords, Texts
-from jumok.batch import IGNORE, Tokens
+from jumok.batches import text
+from jumok.batches.text import AnswerBatch, ClassificationBatch, PretrainingBatch, TaggingBatch, TextBatch
+from jumok.batches.tokens import IGNORE, Tokens
 from jumok.errors import InputError
-from jumok.exchange.bert import load_bert
-from jumok.models.bert import Bert, BertConfig, Classifier, Pretraining, Spans, Tagger
+from jumok.export.bert import load_bert
+from jumok.models.bert import (
+    Bert,
+    BertClassifier,
+    BertConfig,
+    BertPretrainingModel,
+    BertSpanExtractor,
+    BertTagger,
+)
 
 WORDS = 23
 SMALL = BertConfig(
-    width=14, layers=3, heads=2, feed_forward=19, positions=13, dropout=0.0, attention_dropout=0.0
+    width=14,
+    num_layers=3,
+    num_heads=2,
+    feed_forward_width=19,
+    max_positions=13,
+    dropout=0.0,
+    attention_dropout=0.0,
 )
 IDS = [[2, 5, 6, 7, 3], [2, 8, 3], [2, 9, 10, 3, 11, 12, 13, 14, 15, 16, 3]]
 SEGMENTS = [[0, 0, 0, 1, 1], [0, 0, 0], [0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1]]
@@ -41,7 +54,7 @@ def small(kind: Any = Bert, *args: Any, **changes: Any) -> Any:
     return shaken(kind(dataclasses.replace(SMALL, **changes), WORDS, *args)).double().eval()
 
 
-@pytest.mark.parametrize("module", [annotated, jumok.models.bert])
+@pytest.mark.parametrize("module", [text, jumok.models.bert])
 def test_the_examples_in_the_docstrings(module: Any) -> None:
     assert doctest.testmod(module, extraglobs={"torch": torch}).failed == 0
 
@@ -166,14 +179,16 @@ def test_the_logits_of_each_head_are_those_of_transformers(
 )
 def test_the_losses_of_fine_tuning_are_those_of_transformers(tmp_path: Any, kind: str, more: int) -> None:
     theirs, ours = pair(tmp_path, kind, num_labels=more)
-    texts = Texts.of(IDS, SEGMENTS)
+    texts = TextBatch.from_sequences(IDS, SEGMENTS)
     if "Token" in kind:
         labels = [[IGNORE, 1, IGNORE, 2, IGNORE], [IGNORE, 0, IGNORE], [IGNORE, 3, *[1] * 8, IGNORE]]
-        batch: Any = TaggedWords.of(IDS, SEGMENTS, labels=labels)
+        batch: Any = TaggingBatch.from_sequences(IDS, SEGMENTS, labels=labels)
     else:
-        batch = Labelled.of(IDS, SEGMENTS, labels=[0.5, 2.0, -1.0] if more == 1 else [3, 0, 2])
+        batch = ClassificationBatch.from_sequences(
+            IDS, SEGMENTS, labels=[0.5, 2.0, -1.0] if more == 1 else [3, 0, 2]
+        )
     wanted = theirs(
-        texts.tokens.ids, token_type_ids=texts.segments, attention_mask=texts.tokens.real.long(),
+        texts.tokens.ids, token_type_ids=texts.segments, attention_mask=texts.tokens.valid_mask.long(),
         labels=batch.labels,
     ).loss  # fmt: skip
     said = ours.loss(batch)
@@ -182,7 +197,7 @@ def test_the_losses_of_fine_tuning_are_those_of_transformers(tmp_path: Any, kind
 
 def test_the_losses_of_spans_and_pretraining_are_those_of_transformers(tmp_path: Any) -> None:
     theirs, ours = pair(tmp_path / "spans", "BertForQuestionAnswering")
-    batch = Spanned.of([IDS[2]], [SEGMENTS[2]], allowed=[[True] * 11], starts=[4], ends=[7])
+    batch = AnswerBatch.from_sequences([IDS[2]], [SEGMENTS[2]], allowed=[[True] * 11], starts=[4], ends=[7])
     wanted = theirs(batch.tokens.ids, token_type_ids=batch.segments,
                     start_positions=batch.starts, end_positions=batch.ends).loss  # fmt: skip
     near(ours.loss(batch).total, wanted)
@@ -190,10 +205,10 @@ def test_the_losses_of_spans_and_pretraining_are_those_of_transformers(tmp_path:
     theirs, ours = pair(tmp_path / "pretraining", "BertForPreTraining")
     masked = masked_batch(packed=False)
     labels = torch.full((3, 11), IGNORE)
-    labels.view(-1)[masked.places] = masked.labels
+    labels.view(-1)[masked.masked_indices] = masked.labels
     wanted = theirs(
-        masked.tokens.ids, token_type_ids=masked.segments, attention_mask=masked.tokens.real.long(),
-        labels=labels, next_sentence_label=masked.next,
+        masked.tokens.ids, token_type_ids=masked.segments, attention_mask=masked.tokens.valid_mask.long(),
+        labels=labels, next_sentence_label=masked.next_sentence_labels,
     ).loss  # fmt: skip
     loss = ours.loss(masked)
     near(loss.total / loss.count, wanted)
@@ -203,10 +218,12 @@ def test_the_losses_of_spans_and_pretraining_are_those_of_transformers(tmp_path:
 # -------------------------------------------------------------------------------- padded and packed
 
 
-def masked_batch(packed: bool) -> Masked:
+def masked_batch(packed: bool) -> PretrainingBatch:
     # The second token of the first text, and two of the third.
     places = [1, 10, 14] if packed else [1, 24, 28]
-    return Masked.of(IDS, SEGMENTS, packed=packed, places=places, labels=[9, 17, 4], next=[0, 1, 1])
+    return PretrainingBatch.from_sequences(
+        IDS, SEGMENTS, packed=packed, places=places, labels=[9, 17, 4], next=[0, 1, 1]
+    )
 
 
 def batches(packed: bool) -> list[tuple[Any, Any]]:
@@ -215,12 +232,18 @@ def batches(packed: bool) -> list[tuple[Any, Any]]:
     allowed = [[True, False, False, True, False], [True, False, False], [*[False] * 4, *[True] * 6, False]]
     of = {"segments": SEGMENTS, "packed": packed}
     return [
-        (small(Pretraining), masked_batch(packed)),
-        (small(Classifier, 4), Labelled.of(IDS, labels=[3, 0, 2], **of)),
-        (small(Classifier, 1), Labelled.of(IDS, labels=[0.5, 2.0, -1.0], **of)),
-        (small(Classifier, 4, pooling="mean"), Labelled.of(IDS, labels=[3, 0, 2], **of)),
-        (small(Tagger, 3), TaggedWords.of(IDS, labels=tags, **of)),
-        (small(Spans), Spanned.of(IDS, allowed=allowed, starts=[3, 0, 5], ends=[3, 0, 9], **of)),
+        (small(BertPretrainingModel), masked_batch(packed)),
+        (small(BertClassifier, 4), ClassificationBatch.from_sequences(IDS, labels=[3, 0, 2], **of)),
+        (small(BertClassifier, 1), ClassificationBatch.from_sequences(IDS, labels=[0.5, 2.0, -1.0], **of)),
+        (
+            small(BertClassifier, 4, pooling="mean"),
+            ClassificationBatch.from_sequences(IDS, labels=[3, 0, 2], **of),
+        ),
+        (small(BertTagger, 3), TaggingBatch.from_sequences(IDS, labels=tags, **of)),
+        (
+            small(BertSpanExtractor),
+            AnswerBatch.from_sequences(IDS, allowed=allowed, starts=[3, 0, 5], ends=[3, 0, 9], **of),
+        ),
     ]
 
 
@@ -240,7 +263,7 @@ def test_packed_and_padded_batches_cost_the_same(number: int) -> None:
 @pytest.mark.parametrize("number", range(6))
 def test_labels_that_do_not_count_and_what_fills_a_row_up_change_nothing(number: int) -> None:
     model, batch = batches(packed=True)[number]
-    longer = Texts.of([*IDS, [1, 1], [1]], packed=True)
+    longer = TextBatch.from_sequences([*IDS, [1, 1], [1]], packed=True)
     fill = torch.tensor([float("nan") if number == 2 else IGNORE])
     more: dict[str, Tensor] = {}
     for name, x in batch._tensors().items():
@@ -274,12 +297,15 @@ def test_gradients_reach_every_weight(number: int) -> None:
 def test_a_batch_tells_its_form_and_goes_to_a_device_whole() -> None:
     batch = masked_batch(packed=True)
     there = batch.to("meta")
-    assert all(x.is_meta for x in (there.places, there.tokens.ids, there.segments, there.next))
-    assert batch.form == there.form is not None
-    fewer = dataclasses.replace(batch, places=batch.places[:2], labels=batch.labels[:2])
-    assert fewer.form != batch.form
-    assert masked_batch(packed=False).form is None
-    assert masked_batch(packed=False).alike().form is not None
+    assert all(
+        x.is_meta
+        for x in (there.masked_indices, there.tokens.ids, there.segments, there.next_sentence_labels)
+    )
+    assert batch.graph_key == there.graph_key is not None
+    fewer = dataclasses.replace(batch, masked_indices=batch.masked_indices[:2], labels=batch.labels[:2])
+    assert fewer.graph_key != batch.graph_key
+    assert masked_batch(packed=False).graph_key is None
+    assert masked_batch(packed=False).with_static_shapes().graph_key is not None
 
 
 def test_padding_is_not_computed() -> None:
@@ -288,14 +314,14 @@ def test_padding_is_not_computed() -> None:
     model.layers[0].feed_forward.widen.register_forward_hook(
         lambda _, args, out: seen.append(out.shape[:-1].numel())
     )
-    texts = Texts.of(IDS)
-    model(texts.tokens.ids, attention_mask=texts.tokens.real.long())
+    texts = TextBatch.from_sequences(IDS)
+    model(texts.tokens.ids, attention_mask=texts.tokens.valid_mask.long())
     model(texts.tokens.ids)
     assert seen == [5 + 3 + 11, 3 * 11]
 
 
 def test_the_head_of_words_is_computed_at_masked_places_only() -> None:
-    model = small(Pretraining)
+    model = small(BertPretrainingModel)
     seen: list[Any] = []
     model.words.transform.register_forward_hook(lambda _, args, out: seen.append(out.shape))
     model.loss(masked_batch(packed=True))
@@ -312,37 +338,43 @@ def untrained(model: nn.Module) -> nn.Module:
     for name, x in model.named_parameters():
         if not name.startswith("bert."):
             nn.init.zeros_(x)
-    if isinstance(model, Pretraining):
+    if isinstance(model, BertPretrainingModel):
         nn.init.zeros_(model.bert.word_embedding.weight)
     return model
 
 
 @torch.no_grad()
 def test_losses_of_a_model_that_knows_nothing() -> None:
-    loss = untrained(small(Pretraining)).loss(masked_batch(packed=True))
+    loss = untrained(small(BertPretrainingModel)).loss(masked_batch(packed=True))
     # Three hidden words at log 23 each; the mean of "next?", log 2, as if it were told for each of the three.
     assert loss.count == 3
     assert float(loss.parts["masked"]) == pytest.approx(3 * math.log(WORDS))
     assert float(loss.parts["next"]) == pytest.approx(3 * math.log(2))
     assert float(loss.total) == pytest.approx(3 * math.log(WORDS) + 3 * math.log(2))
 
-    two = Masked.of(IDS[:2], packed=True, places=[1, 2, 3], labels=[4, 5, IGNORE], next=[1, IGNORE])
-    loss = untrained(small(Pretraining)).loss(two)
+    two = PretrainingBatch.from_sequences(
+        IDS[:2], packed=True, places=[1, 2, 3], labels=[4, 5, IGNORE], next=[1, IGNORE]
+    )
+    loss = untrained(small(BertPretrainingModel)).loss(two)
     assert loss.count == 2
     assert float(loss.parts["next"]) == pytest.approx(2 * math.log(2))  # of one text, for two words
 
-    loss = untrained(small(Classifier, 1)).loss(Labelled.of(IDS, labels=[1.0, -2.0, float("nan")]))
+    loss = untrained(small(BertClassifier, 1)).loss(
+        ClassificationBatch.from_sequences(IDS, labels=[1.0, -2.0, float("nan")])
+    )
     assert (float(loss.total), loss.count) == (pytest.approx(5.0), 2)
 
     # Of the first text three places may hold a beginning or an end, of the second only one.
-    spans = Spanned.of(IDS[:2], allowed=[[1, 0, 1, 1, 0], [1, 0, 0]], starts=[2, 0], ends=[3, 0], packed=True)
-    assert float(untrained(small(Spans)).loss(spans).total) == pytest.approx(math.log(3))
+    spans = AnswerBatch.from_sequences(
+        IDS[:2], allowed=[[1, 0, 1, 1, 0], [1, 0, 0]], starts=[2, 0], ends=[3, 0], packed=True
+    )
+    assert float(untrained(small(BertSpanExtractor)).loss(spans).total) == pytest.approx(math.log(3))
 
 
 @torch.no_grad()
 def test_weights_begin_as_in_the_original() -> None:
     torch.manual_seed(0)
-    model = Pretraining(dataclasses.replace(SMALL, width=64, feed_forward=128), 3001)
+    model = BertPretrainingModel(dataclasses.replace(SMALL, width=64, feed_forward_width=128), 3001)
     for name, x in model.named_parameters():
         if "norm" in name or name.endswith("bias"):
             assert set(x.unique().tolist()) == {float(name.endswith("weight"))}, name
@@ -350,7 +382,7 @@ def test_weights_begin_as_in_the_original() -> None:
             assert float(x.abs().max()) <= 0.04, name
     words = model.bert.word_embedding.weight
     assert float(words.std()) == pytest.approx(0.02 * 0.8796, rel=0.01)  # of a normal cut off at ±2 σ
-    assert getattr(model.words, "weight", None) is words
+    assert getattr(model.mlm_head, "weight", None) is words
 
 
 # -------------------------------------------------------------------------------------------- errors
@@ -362,7 +394,7 @@ def test_a_text_longer_than_the_table_of_positions_is_refused() -> None:
         lambda: model(torch.zeros(2, 14, dtype=torch.long)),
         lambda: model(torch.zeros(2, 14, dtype=torch.long), attention_mask=torch.eye(14)[[0, 0]].long()),
         lambda: model.encode(Tokens.pack([[5] * 3, [5] * 14]), torch.zeros(1, 17, dtype=torch.long)),
-        lambda: model.encode(Tokens.padded([[5] * 3, [5] * 14]), torch.zeros(2, 14, dtype=torch.long)),
+        lambda: model.encode(Tokens.pad([[5] * 3, [5] * 14]), torch.zeros(2, 14, dtype=torch.long)),
     ):
         with pytest.raises(
             InputError, match=r"no vector for position 13, only for 0 … 12; shorten .* windows"
@@ -372,7 +404,7 @@ def test_a_text_longer_than_the_table_of_positions_is_refused() -> None:
 
 def test_padding_may_reach_beyond_the_table_of_positions() -> None:
     model = small()
-    wide = Tokens.padded([[5] * 3, [5] * 13], to=16)
+    wide = Tokens.pad([[5] * 3, [5] * 13], min_length=16)
     found = model.encode(wide, torch.zeros_like(wide.ids))[0, :3]
     torch.testing.assert_close(found, model(torch.full((1, 3), 5)).hidden[0])
 
@@ -390,15 +422,15 @@ def test_what_does_not_fit_together_is_told() -> None:
     with pytest.raises(ValueError, match=r"attention_mask holds numbers from -10000\.0"):  # an additive one
         small()(ids, attention_mask=torch.tensor([[0.0, 0, 0, 0, -1e4]] * 2))
     with pytest.raises(ValueError, match="pooler=False"):
-        small(Classifier, 2, pooler=False)
+        small(BertClassifier, 2, pooler=False)
     with pytest.raises(ValueError, match="does not divide"):
-        BertConfig(width=10, heads=4)
+        BertConfig(width=10, num_heads=4)
     with pytest.raises(ValueError, match="no head for hidden words"):
-        Pretraining(SMALL, WORDS, words=False).loss(masked_batch(packed=True))
+        BertPretrainingModel(SMALL, WORDS, with_mlm_head=False).loss(masked_batch(packed=True))
 
 
 def test_a_mean_is_that_of_all_tokens_of_a_text_and_of_no_padding() -> None:
-    model = small(Classifier, 2, pooling="mean")
+    model = small(BertClassifier, 2, pooling="mean")
     assert model.bert.pooler is None
     longest = max(map(len, IDS))
     ids = torch.tensor([ids + [0] * (longest - len(ids)) for ids in IDS])
@@ -409,16 +441,16 @@ def test_a_mean_is_that_of_all_tokens_of_a_text_and_of_no_padding() -> None:
         torch.testing.assert_close(said.pooled[row], mean)
         torch.testing.assert_close(said.logits[row], model.output(mean))
     for packed in (False, True):
-        batch = Labelled.of(IDS, packed=packed, labels=[0, 1, 0])
+        batch = ClassificationBatch.from_sequences(IDS, packed=packed, labels=[0, 1, 0])
         torch.testing.assert_close(model.logits(batch), said.logits)
 
 
 def test_a_model_begins_from_another() -> None:
-    old = small(Tagger, 3)  # without a pooler
+    old = small(BertTagger, 3)  # without a pooler
     torch.manual_seed(1)
-    new = Classifier(dataclasses.replace(SMALL, dropout=0.3), WORDS, 2).double().eval()
-    assert new.bert.begin_from(old.bert) == ["pooler.weight", "pooler.bias"]
+    new = BertClassifier(dataclasses.replace(SMALL, dropout=0.3), WORDS, 2).double().eval()
+    assert new.bert.copy_weights_from(old.bert) == ["pooler.weight", "pooler.bias"]
     ids = torch.tensor([IDS[0]])
     torch.testing.assert_close(new(ids).hidden, old(ids).hidden)
     with pytest.raises(ValueError, match=r"layers 3.*cannot begin from one of .*layers 2"):
-        new.bert.begin_from(small(layers=2))
+        new.bert.copy_weights_from(small(layers=2))

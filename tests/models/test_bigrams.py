@@ -8,11 +8,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jumok.annotated import Labelled, LabelledDocuments
-from jumok.batch import Tokens
-from jumok.models.bigrams import FIRST, LEAST, NONE, OTHER, Bigrams
-from jumok.models.hierarchical import Hierarchical, HierarchicalConfig
-from jumok.models.selfattentive import SelfAttentive, SelfAttentiveConfig
+from jumok.batches.text import ClassificationBatch, DocumentBatch
+from jumok.batches.tokens import Tokens
+from jumok.models.hierarchical import HierarchicalAttentionNetwork, HierarchicalConfig
+from jumok.models.layers.bigram_embedding import (
+    FIRST_BIGRAM,
+    MIN_COUNT,
+    NO_BIGRAM,
+    RARE_BIGRAM,
+    BigramEmbedding,
+)
+from jumok.models.self_attentive import SelfAttentiveClassifier, SelfAttentiveConfig
 
 VOCABULARY = 7
 TEXTS = st.lists(st.lists(st.integers(0, VOCABULARY - 1), max_size=9), min_size=1, max_size=12)
@@ -20,71 +26,76 @@ TEXTS = st.lists(st.lists(st.integers(0, VOCABULARY - 1), max_size=9), min_size=
 
 @given(TEXTS, st.integers(1, 20))
 def test_the_most_frequent_pairs_are_taken(texts: list[list[int]], most: int) -> None:
-    bigrams = Bigrams(most, VOCABULARY, 3)
+    bigrams = BigramEmbedding(most, VOCABULARY, 3)
     counts = Counter(pair for text in texts for pair in pairwise(text))
-    frequent = [count for count in counts.values() if count >= LEAST]
-    assert bigrams.learn(texts) == min(most, len(frequent))
-    kept = [divmod(int(pair), VOCABULARY) for pair in bigrams.pairs if pair < VOCABULARY**2]
+    frequent = [count for count in counts.values() if count >= MIN_COUNT]
+    assert bigrams.fit(texts) == min(most, len(frequent))
+    kept = [divmod(int(pair), VOCABULARY) for pair in bigrams.bigram_codes if pair < VOCABULARY**2]
     assert sorted(counts[pair] for pair in kept) == sorted(frequent)[-most:]
 
 
 @given(TEXTS)
 def test_each_word_has_the_pair_that_it_ends_however_the_texts_lie(texts: list[list[int]]) -> None:
-    bigrams = Bigrams(5, VOCABULARY, 3)
-    bigrams.learn(texts)
-    known = {divmod(int(pair), VOCABULARY): number for number, pair in enumerate(bigrams.pairs, FIRST)}
-    wanted = [[NONE, *(known.get(pair, OTHER) for pair in pairwise(text))][: len(text)] for text in texts]
-    ids, pairs = bigrams.parted(bigrams.joined(Tokens.padded(texts)).ids)
-    assert torch.equal(ids, Tokens.padded(texts).ids)
-    assert torch.equal(pairs, Tokens.padded(wanted, fill=NONE).ids)
+    bigrams = BigramEmbedding(5, VOCABULARY, 3)
+    bigrams.fit(texts)
+    known = {
+        divmod(int(pair), VOCABULARY): number
+        for number, pair in enumerate(bigrams.bigram_codes, FIRST_BIGRAM)
+    }
+    wanted = [
+        [NO_BIGRAM, *(known.get(pair, RARE_BIGRAM) for pair in pairwise(text))][: len(text)] for text in texts
+    ]
+    ids, pairs = bigrams.split_ids(bigrams.combine_ids(Tokens.pad(texts)).ids)
+    assert torch.equal(ids, Tokens.pad(texts).ids)
+    assert torch.equal(pairs, Tokens.pad(wanted, fill=NO_BIGRAM).ids)
     if any(texts):
-        ids, pairs = bigrams.parted(bigrams.joined(Tokens.pack(texts)).ids)
+        ids, pairs = bigrams.split_ids(bigrams.combine_ids(Tokens.pack(texts)).ids)
         assert ids[0].tolist() == [one for text in texts for one in text]
         assert pairs[0].tolist() == [one for text in wanted for one in text]
 
 
 def test_no_pair_is_nothing_and_a_share_is_made_rare() -> None:
     torch.manual_seed(1)
-    bigrams = Bigrams(40, VOCABULARY, 3)
-    numbers = torch.tensor([NONE] * 500 + [FIRST + 1] * 500)
+    bigrams = BigramEmbedding(40, VOCABULARY, 3)
+    numbers = torch.tensor([NO_BIGRAM] * 500 + [FIRST_BIGRAM + 1] * 500)
     found = bigrams(numbers, 0.4)
     assert found[:500].eq(0).all()
-    rare = (found[500:] == bigrams.embedding.weight[OTHER]).all(1).sum().item()
+    rare = (found[500:] == bigrams.embedding.weight[RARE_BIGRAM]).all(1).sum().item()
     assert 150 < rare < 250
-    assert (found[500:] == bigrams.embedding.weight[FIRST + 1]).all(1).sum().item() == 500 - rare
+    assert (found[500:] == bigrams.embedding.weight[FIRST_BIGRAM + 1]).all(1).sum().item() == 500 - rare
     found.sum().backward()
     assert bigrams.embedding.weight.grad is not None
-    assert bigrams.embedding.weight.grad[NONE].eq(0).all()
+    assert bigrams.embedding.weight.grad[NO_BIGRAM].eq(0).all()
 
 
 @pytest.mark.parametrize("kind", ["selfattentive", "hierarchical"])
 def test_models_read_a_word_as_its_vector_and_that_of_its_pair(kind: str) -> None:
     sizes = {"embedding": 5, "attention": 7, "width": 3, "dropout": 0.0, "bigrams": 11}
     torch.manual_seed(3)
-    model: Hierarchical | SelfAttentive
+    model: HierarchicalAttentionNetwork | SelfAttentiveClassifier
     if kind == "hierarchical":
-        model = Hierarchical(HierarchicalConfig(**sizes), 11, 2).eval()
-        batch = LabelledDocuments.of([[4, 5, 6], [7], [4, 5]], sentences=[[0, 1], [2]], labels=[1, 0])
+        model = HierarchicalAttentionNetwork(HierarchicalConfig(**sizes), 11, 2).eval()
+        batch = DocumentBatch.from_sequences([[4, 5, 6], [7], [4, 5]], sentences=[[0, 1], [2]], labels=[1, 0])
     else:
-        model = SelfAttentive(SelfAttentiveConfig(**sizes, hops=2, hidden=5), 11, 2).eval()
-        batch = Labelled.of([[4, 5, 6], [7, 4, 5]], labels=[1, 0])
+        model = SelfAttentiveClassifier(SelfAttentiveConfig(**sizes, num_hops=2, mlp_width=5), 11, 2).eval()
+        batch = ClassificationBatch.from_sequences([[4, 5, 6], [7, 4, 5]], labels=[1, 0])
     assert model.bigrams is not None
-    model.bigrams.learn([[4, 5]] * LEAST)
+    model.bigrams.fit([[4, 5]] * MIN_COUNT)
     read: list[torch.Tensor] = []
-    rnn = model.words.rnn if isinstance(model, Hierarchical) else model.encoder
+    rnn = model.word_level.rnn if isinstance(model, HierarchicalAttentionNetwork) else model.encoder
     rnn.register_forward_pre_hook(lambda _, given: read.append(getattr(given[0], "data", given[0])))
     with torch.no_grad():
         before = model.logits(batch)
-    pair = model.bigrams.embedding.weight[FIRST] + model.embedding.weight[5]
+    pair = model.bigrams.embedding.weight[FIRST_BIGRAM] + model.embedding.weight[5]
     for words in (4, 7):  # which begin
         assert (read[0] - model.embedding.weight[words]).abs().amax(-1).min() < 1e-6
     assert (read[0] - pair).abs().amax(-1).eq(0).sum() == 2
     with torch.no_grad():
-        model.bigrams.embedding.weight[FIRST] += 1
+        model.bigrams.embedding.weight[FIRST_BIGRAM] += 1
     assert (model.logits(batch) - before).abs().min() > 1e-5
     model.train()
     model.loss(batch).total.backward()
     weights = [name for name, weight in model.named_parameters() if weight.grad is None]
     assert not weights
     with pytest.raises(ValueError, match="bigrams=-1"):
-        type(model.config)(bigrams=-1)
+        type(model.config)(num_bigrams=-1)

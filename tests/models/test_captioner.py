@@ -12,22 +12,25 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 import jumok
-from jumok import pictures
-from jumok.batch import BOS, EOS, IGNORE, Tokens
-from jumok.decoding.beam import beam
-from jumok.decoding.greedy import greedy
-from jumok.models import caption_transformer, captioner, hard
+from jumok.batches import images
+from jumok.batches.images import CaptionBatch, features_as_tokens
+from jumok.batches.tokens import BOS, EOS, IGNORE, Tokens
+from jumok.decoding.beam import beam_search
+from jumok.decoding.greedy import greedy_search
+from jumok.models import caption_transformer, captioner
 from jumok.models.caption_transformer import CaptionTransformer
 from jumok.models.captioner import Captioner, CaptionerConfig
+from jumok.models.layers import hard_attention
 from jumok.models.transformer import TransformerConfig
-from jumok.pictures import Captions, source_of
 
 VOCABULARY, FEATURES = 13, 5
 GRID = (2, 3)
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 CAPTIONS = [[5, 12], [4, 8, 11, 6, 10], [9]]
 
-SOFT = CaptionerConfig(width=7, embedding=3, attention_width=4, dropout=0.0, penalty=0.3)
+SOFT = CaptionerConfig(
+    width=7, embedding_width=3, attention_width=4, dropout=0.0, doubly_stochastic_penalty=0.3
+)
 HARD = dataclasses.replace(SOFT, attention="hard")
 
 
@@ -40,9 +43,9 @@ def made(config: CaptionerConfig, seed: int = 0) -> Captioner:
     return model
 
 
-def batch_of(captions: list[list[int]] = CAPTIONS, **more: Any) -> Captions:
+def batch_of(captions: list[list[int]] = CAPTIONS, **more: Any) -> CaptionBatch:
     places = torch.randn(len(captions), 6, FEATURES, generator=torch.manual_seed(1)).double()
-    return Captions.of(places, GRID, captions, **more)
+    return CaptionBatch.from_sequences(places, GRID, captions, **more)
 
 
 def gradients(model: nn.Module, total: Tensor) -> list[Tensor]:
@@ -51,7 +54,7 @@ def gradients(model: nn.Module, total: Tensor) -> list[Tensor]:
 
 
 def test_the_docstrings_are_right() -> None:
-    for module in (pictures, hard, captioner, caption_transformer):
+    for module in (images, hard_attention, captioner, caption_transformer):
         found = doctest.testmod(module, extraglobs={"BOS": BOS, "torch": torch})
         assert found.attempted > 1
         assert found.failed == 0
@@ -90,11 +93,11 @@ def naive(
         alpha = e.exp() / e.exp().sum()
         if way:
             z = places[way[step]]
-        elif model.config.attention == "hard" and model.config.at_rest == "place":
+        elif model.config.attention == "hard" and model.config.inference_attention == "place":
             z = places[int(alpha.argmax())]
         else:
             z = sum(alpha[i] * places[i] for i in range(len(places)))
-        if model.config.gate:
+        if model.config.context_gate:
             z = z / (1 + torch.exp(-linear("gate", h)))
         gates = p["cell.weight_ih_l0"] @ torch.cat([y, z]) + p["cell.bias_ih_l0"]
         i, f, g, o = (gates + p["cell.weight_hh_l0"] @ h + p["cell.bias_hh_l0"]).chunk(4)
@@ -109,14 +112,14 @@ def naive(
 @pytest.mark.parametrize("at_rest", ["soft", "place", "expectation"])
 def test_it_is_the_papers(gate: bool, at_rest: Any) -> None:
     kind = {} if at_rest == "soft" else {"attention": "hard", "at_rest": at_rest}
-    model, batch = made(dataclasses.replace(SOFT, gate=gate, **kind)), batch_of()
+    model, batch = made(dataclasses.replace(SOFT, context_gate=gate, **kind)), batch_of()
     nll = uneven = torch.zeros(()).double()
     for number, caption in enumerate(CAPTIONS):
-        logits, looked = naive(model, batch.places[number], caption)
+        logits, looked = naive(model, batch.features[number], caption)
         steps = len(caption) + 1
         nll = nll - logits.log_softmax(-1)[range(steps), [*caption, EOS]].sum()
         uneven = uneven + (1 - looked.sum(0)).square().sum()
-        weights = model.maps(batch)[0].weights
+        weights = model.compute_attention_maps(batch)[0].weights
         torch.testing.assert_close(weights[number, 0, :steps], looked, **EXACT)
         assert not weights[number, 0, steps:].any()
     loss = model.loss(batch)
@@ -137,8 +140,8 @@ def test_weights_are_the_same_whether_kept_or_computed_again(monkeypatch: pytest
     # With a kernel that keeps none, the weights are computed after the loop.
     model, batch = made(SOFT).train(), batch_of()
     kept = model.loss(batch)
-    monkeypatch.setattr(captioner, "why_no_kernel", lambda x: None)
-    assert model._kept(batch) is None
+    monkeypatch.setattr(captioner, "triton_unsupported_reason", lambda x: None)
+    assert model._build_recorder(batch) is None
     again = model.loss(batch)
     torch.testing.assert_close(again.total, kept.total, **EXACT)
     torch.testing.assert_close(gradients(model, again.total), gradients(model, kept.total), **EXACT)
@@ -148,7 +151,7 @@ def test_the_penalty_by_hand() -> None:
     # One picture of two places, two steps: (¾ ¼) and (¾ ¼), in all 1½ and ½: ¼ + ¼. The third does not count.
     weights = torch.tensor([[[0.75, 0.25], [0.75, 0.25], [0.9, 0.1]], [[1, 0], [1, 0], [1, 0]]])
     counts = torch.tensor([[True, True, False], [False] * 3])
-    assert captioner._uneven(weights, counts) == 0.5
+    assert captioner._doubly_stochastic_penalty(weights, counts) == 0.5
 
 
 # ------------------------------------------------------------------------------------------ against itself
@@ -156,11 +159,11 @@ def test_the_penalty_by_hand() -> None:
 
 MODELS: dict[str, CaptionerConfig | TransformerConfig] = {
     "soft": SOFT,
-    "plain": dataclasses.replace(SOFT, gate=False, penalty=0.0),
+    "plain": dataclasses.replace(SOFT, context_gate=False, doubly_stochastic_penalty=0.0),
     "hard": HARD,
-    "expectation": dataclasses.replace(HARD, at_rest="expectation"),
+    "expectation": dataclasses.replace(HARD, inference_attention="expectation"),
     "transformer": TransformerConfig(
-        width=6, heads=2, feed_forward=7, encoder_layers=1, decoder_layers=2, dropout=0.0
+        width=6, num_heads=2, feed_forward_width=7, encoder_layers=1, decoder_layers=2, dropout=0.0
     ),
 }
 
@@ -174,9 +177,9 @@ def model(request: pytest.FixtureRequest) -> Any:
     return CaptionTransformer(config, VOCABULARY, FEATURES).double().eval()
 
 
-def stepped(model: Any, batch: Captions) -> Tensor:
-    state, logits = model.start(batch.places), []
-    for ids in batch.told.ids.T:
+def stepped(model: Any, batch: CaptionBatch) -> Tensor:
+    state, logits = model.start(batch.features), []
+    for ids in batch.target.ids.T:
         now, state = model.step(state, ids)
         logits.append(now)
     return torch.stack(logits, 1)
@@ -192,12 +195,15 @@ def test_steps_say_what_it_is_taught(model: Any) -> None:
 
 def test_padding_and_neighbours_change_nothing(model: Any) -> None:
     batch = batch_of()
-    alone = [Captions.of(batch.places[n : n + 1], GRID, [caption]) for n, caption in enumerate(CAPTIONS)]
+    alone = [
+        CaptionBatch.from_sequences(batch.features[n : n + 1], GRID, [caption])
+        for n, caption in enumerate(CAPTIONS)
+    ]
     total = sum(model.loss(one).total for one in alone)
     expected = gradients(model, total)
-    wide = Captions.of(batch.places, GRID, CAPTIONS, to=11)
-    wide.told.ids[~wide.told.real] = 7  # whatever it holds
-    for changed in (batch, wide, wide.alike(), batch.alike()):
+    wide = CaptionBatch.from_sequences(batch.features, GRID, CAPTIONS, min_length=11)
+    wide.target.ids[~wide.target.valid_mask] = 7  # whatever it holds
+    for changed in (batch, wide, wide.with_static_shapes(), batch.with_static_shapes()):
         found = model.loss(changed).total
         torch.testing.assert_close(found, total, **EXACT)
         torch.testing.assert_close(gradients(model, found), expected, **EXACT)
@@ -214,13 +220,13 @@ def test_a_soft_penalty_does_not_see_padding() -> None:
     filled.labels[2] = IGNORE  # a picture that only fills the batch up
     alone = batch_of(CAPTIONS[:2])
     torch.testing.assert_close(
-        model.loss(filled).total, model.loss(dataclasses.replace(alone, places=filled.places[:2])).total
+        model.loss(filled).total, model.loss(dataclasses.replace(alone, features=filled.features[:2])).total
     )
 
 
 @pytest.mark.parametrize(("index", "sources"), [([2, 0, 0, 1], None), ([0, 0, 2, 2], [0, 2]), ([1, 0], None)])
 def test_reordered_rows_go_on_as_their_own(model: Any, index: list[int], sources: list[int] | None) -> None:
-    places = batch_of().places
+    places = batch_of().features
     ids = torch.tensor([[BOS, BOS, BOS], [4, 5, 6], [7, 8, 9]])
     state = model.start(places)
     for row in ids[:2]:
@@ -240,17 +246,23 @@ def test_reordered_rows_go_on_as_their_own(model: Any, index: list[int], sources
 
 
 def test_searches_take_pictures(model: Any) -> None:
-    source = source_of(batch_of().places)
+    source = features_as_tokens(batch_of().features)
     with torch.inference_mode():
-        [one] = {len(found) for found in (greedy(model, source, longest=6), beam(model, source, longest=6))}
+        [one] = {
+            len(found)
+            for found in (
+                greedy_search(model, source, max_length=6),
+                beam_search(model, source, max_length=6),
+            )
+        }
         assert one == 3
-        best = beam(model, source, size=VOCABULARY**2, longest=2, length_penalty=0.0)
+        best = beam_search(model, source, beam_size=VOCABULARY**2, max_length=2, length_penalty=0.0)
     # Of all captions of up to two words, none is more probable than that of a beam that holds them all.
     words = [4, 5, 6, 7, 8, 9, 10, 11, 12]
     captions = [[], *([a] for a in words), *([a, b] for a in words for b in words)]
     for row, [first, *_] in enumerate(best):
         places = source.ids[row : row + 1].expand(len(captions), -1, -1)
-        batch = Captions.of(places, GRID, [list(caption) for caption in captions])
+        batch = CaptionBatch.from_sequences(places, GRID, [list(caption) for caption in captions])
         log_p = stepped(model, batch).log_softmax(-1)
         each = log_p.take_along_dim(batch.labels.clamp(min=0)[..., None], -1)[..., 0]
         totals = each.where(batch.labels != IGNORE, 0).sum(1)
@@ -266,13 +278,15 @@ def test_maps_are_what_a_watcher_sees() -> None:
     assert len(seen) == 3
     assert {one.name for one in seen} == {"attention"}
     found = torch.cat([torch.as_tensor(one.weights(head=0)).reshape(1, -1) for one in seen])
-    torch.testing.assert_close(found.double(), model.maps(batch)[0].weights[0, 0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        found.double(), model.compute_attention_maps(batch)[0].weights[0, 0], rtol=1e-5, atol=1e-6
+    )
 
 
 def test_features_may_be_kept_in_half_precision(model: Any) -> None:
     batch = batch_of()
-    half = dataclasses.replace(batch, places=batch.places.half())
-    exact = dataclasses.replace(batch, places=half.places.double())
+    half = dataclasses.replace(batch, features=batch.features.half())
+    exact = dataclasses.replace(batch, features=half.features.double())
     torch.testing.assert_close(model.loss(half).total, model.loss(exact).total, **EXACT)
     assert model.maps(half)[0].weights.dtype == torch.float64
 
@@ -280,7 +294,7 @@ def test_features_may_be_kept_in_half_precision(model: Any) -> None:
 @pytest.mark.parametrize("config", [SOFT, HARD], ids=["soft", "hard"])
 def test_in_low_precision_it_is_nearly_the_same(config: CaptionerConfig) -> None:
     model, batch = made(config).float().train(), batch_of()
-    batch = dataclasses.replace(batch, places=batch.places.float())
+    batch = dataclasses.replace(batch, features=batch.features.float())
     parts = []
     for low in (False, True):
         torch.manual_seed(3)
@@ -295,12 +309,14 @@ def test_in_low_precision_it_is_nearly_the_same(config: CaptionerConfig) -> None
 
 # --------------------------------------------------------------------------------------- hard attention
 
-TINY = dataclasses.replace(HARD, width=3, penalty=0.0, entropy=0.0, expected=0.0)
+TINY = dataclasses.replace(
+    HARD, width=3, doubly_stochastic_penalty=0.0, entropy_bonus=0.0, soft_probability=0.0
+)
 
 
-def tiny_batch(captions: int = 1) -> Captions:
+def tiny_batch(captions: int = 1) -> CaptionBatch:
     places = torch.randn(captions, 3, FEATURES, generator=torch.manual_seed(2)).double()
-    return Captions.of(places, (1, 3), [[5]] * captions)
+    return CaptionBatch.from_sequences(places, (1, 3), [[5]] * captions)
 
 
 def nll_of(logits: Tensor, labels: Tensor) -> Tensor:
@@ -316,11 +332,13 @@ def averages(model: Captioner, monkeypatch: pytest.MonkeyPatch, baseline: float)
     mean: Any = 0.0
     learned: Any = [0.0] * len(list(model.parameters()))
     for way in itertools.product(range(3), repeat=2):
-        logits, looked = naive(model, batch.places[0], [5], way)
+        logits, looked = naive(model, batch.features[0], [5], way)
         p = looked[0, way[0]] * looked[1, way[1]]
         mean = mean + p * nll_of(logits, batch.labels[0])
         draws = iter(way)
-        monkeypatch.setattr(hard, "drawn", lambda weights, draws=draws: torch.tensor([[next(draws)]]))
+        monkeypatch.setattr(
+            hard_attention, "sample_positions", lambda weights, draws=draws: torch.tensor([[next(draws)]])
+        )
         model.baseline.fill_(baseline)
         here = gradients(model, model.loss(batch).total)
         learned = [total + p.detach() * one for total, one in zip(learned, here, strict=True)]
@@ -335,25 +353,27 @@ def test_reinforce_is_right_on_average(monkeypatch: pytest.MonkeyPatch, baseline
     scores = [exact[n] for n, (name, _) in enumerate(model.named_parameters()) if "attention" in name]
     assert all(gradient.abs().max() > 1e-4 for gradient in scores)
     # Without it, attention learns only what the words tell it through the gate's and the cell's next query.
-    silent, learned = averages(made(dataclasses.replace(TINY, reinforce=0.0)).train(), monkeypatch, baseline)
+    silent, learned = averages(
+        made(dataclasses.replace(TINY, reinforce_loss=0.0)).train(), monkeypatch, baseline
+    )
     assert max((a - b).abs().max() for a, b in zip(silent, learned, strict=True)) > 1e-2
 
 
 def test_places_are_drawn_as_probable_as_they_are() -> None:
     weights = torch.tensor([0.5, 0.3, 0.2, 0.0]).expand(20_000, 1, 4)
     torch.manual_seed(0)
-    chosen = hard.drawn(weights)
+    chosen = hard_attention.sample_positions(weights)
     assert chosen.shape == (20_000, 1)
     shares = chosen.flatten().bincount(minlength=4) / 20_000
     torch.testing.assert_close(shares, weights[0, 0], atol=0.012, rtol=0)  # over three standard deviations
     assert shares[3] == 0
     torch.manual_seed(0)
-    assert torch.equal(hard.drawn(weights), chosen)
+    assert torch.equal(hard_attention.sample_positions(weights), chosen)
 
 
 def test_entropy_by_hand() -> None:
     weights = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]], requires_grad=True)
-    found = hard.entropy(weights)
+    found = hard_attention.entropy(weights)
     torch.testing.assert_close(found, torch.tensor([math.log(2), 0.0]))
     found.sum().backward()
     assert weights.grad.isfinite().all()
@@ -371,7 +391,11 @@ def test_the_same_seed_draws_the_same() -> None:
 
 def test_pictures_that_take_the_expectation_learn_as_soft_attention_does() -> None:
     soft, hard_one = (
-        made(dataclasses.replace(config, penalty=0.4, entropy=0.0, expected=1.0)).train()
+        made(
+            dataclasses.replace(
+                config, doubly_stochastic_penalty=0.4, entropy_bonus=0.0, soft_probability=1.0
+            )
+        ).train()
         for config in (SOFT, HARD)
     )
     losses = [model.loss(batch_of()) for model in (soft, hard_one)]
@@ -383,11 +407,13 @@ def test_pictures_that_take_the_expectation_learn_as_soft_attention_does() -> No
 
 
 def test_about_the_share_that_is_said_takes_the_expectation() -> None:
-    model = Captioner(dataclasses.replace(HARD, expected=0.25), VOCABULARY, FEATURES)
+    model = Captioner(dataclasses.replace(HARD, soft_probability=0.25), VOCABULARY, FEATURES)
     torch.manual_seed(0)
-    draws = model._kept(Captions.of(torch.zeros(4000, 1, FEATURES), (1, 1), [[]] * 4000))
-    assert isinstance(draws, hard.Draws)
-    assert draws.sampled.double().mean().item() == pytest.approx(0.75, abs=0.02)
+    draws = model._build_recorder(
+        CaptionBatch.from_sequences(torch.zeros(4000, 1, FEATURES), (1, 1), [[]] * 4000)
+    )
+    assert isinstance(draws, hard_attention.HardAttentionSampler)
+    assert draws.sampled_rows.double().mean().item() == pytest.approx(0.75, abs=0.02)
 
 
 def test_the_baseline_moves_in_training_only() -> None:
@@ -399,13 +425,13 @@ def test_the_baseline_moves_in_training_only() -> None:
     assert model.baseline.item() == pytest.approx(0.75 * -4.0 + 0.25 * mean)
     before = model.baseline.item()
     model.eval().loss(tiny_batch(3))
-    model.maps(tiny_batch(3))
+    model.compute_attention_maps(tiny_batch(3))
     assert model.baseline.item() == before
     assert "baseline" in model.state_dict()  # so that training goes on as if it had never stopped
 
 
 def test_the_parts_of_hard_attention_add_up() -> None:
-    model = made(dataclasses.replace(HARD, entropy=0.2)).train()
+    model = made(dataclasses.replace(HARD, entropy_bonus=0.2)).train()
     loss = model.loss(batch_of())
     assert set(loss.parts) == {"nll", "doubly_stochastic", "reinforce", "entropy"}
     torch.testing.assert_close(loss.total.detach(), sum(loss.parts.values()), **EXACT)
@@ -417,14 +443,14 @@ def test_the_parts_of_hard_attention_add_up() -> None:
 # -------------------------------------------------------------------------------------------- it learns
 
 
-def objects(count: int, seed: int) -> tuple[Captions, Tensor]:
+def objects(count: int, seed: int) -> tuple[CaptionBatch, Tensor]:
     """Pictures of nine places, all empty but one with one of four objects: its name is the caption."""
     chance = torch.Generator().manual_seed(seed)
     where, what = (torch.randint(0, n, (count,), generator=chance) for n in (9, 4))
     places = torch.zeros(count, 9, 5)
     places[..., 4] = 1.0  # nothing is there
     places[range(count), where] = torch.eye(5)[what]
-    return Captions.of(places, (3, 3), [[4 + int(one)] for one in what]), where
+    return CaptionBatch.from_sequences(places, (3, 3), [[4 + int(one)] for one in what]), where
 
 
 @pytest.mark.parametrize("attention", ["soft", "hard"])
@@ -433,15 +459,15 @@ def test_it_learns_to_look_at_what_it_names(attention: Any) -> None:
     config = CaptionerConfig(
         attention=attention,
         width=24,
-        embedding=12,
+        embedding_width=12,
         attention_width=16,
-        penalty=0.0,
+        doubly_stochastic_penalty=0.0,
         dropout=0.0,
-        entropy=0.02,
+        entropy_bonus=0.02,
     )
     model = Captioner(config, 8, 5)
     # The mean of the places would tell what is somewhere: so it must look.
-    for first in (model.first_state, model.first_memory):
+    for first in (model.init_hidden, model.init_cell):
         nn.init.zeros_(first[0].weight).requires_grad_(False)
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)
     for step in range(120 if attention == "soft" else 240):
@@ -454,10 +480,10 @@ def test_it_learns_to_look_at_what_it_names(attention: Any) -> None:
     batch, where = objects(97, seed=1_000_000)
     nll = model.loss(batch).parts["nll"].item() / batch.count
     assert nll < 0.05  # log 4 / 2 = 0.69 if it does not look
-    looked = model.maps(batch)[0].weights[:, 0, 0].argmax(-1)
+    looked = model.compute_attention_maps(batch)[0].weights[:, 0, 0].argmax(-1)
     assert (looked == where).double().mean() > 0.97
-    found = greedy(model, batch.source, longest=3)
-    assert [one.ids for one in found] == [(int(ids[1]),) for ids in batch.told.ids]
+    found = greedy_search(model, batch.source, max_length=3)
+    assert [one.ids for one in found] == [(int(ids[1]),) for ids in batch.target.ids]
 
 
 # ---------------------------------------------------------------------------------------- what does not fit
@@ -494,29 +520,29 @@ def test_batches_that_do_not_fit_are_refused(model: Any) -> None:
         with pytest.raises(ValueError, match="places of shape"):
             model.start(torch.zeros(shape))
     with pytest.raises(ValueError, match="as many cells"):
-        Captions.of(torch.zeros(1, 6, FEATURES), (2, 2), [[5]])
+        CaptionBatch.from_sequences(torch.zeros(1, 6, FEATURES), (2, 2), [[5]])
     with pytest.raises(ValueError, match="one of each"):
-        Captions.of(torch.zeros(1, 6, FEATURES), (2, 3), [[5], [6]])
+        CaptionBatch.from_sequences(torch.zeros(1, 6, FEATURES), (2, 3), [[5], [6]])
 
 
 def test_packed_captions_are_refused() -> None:
     batch = batch_of()
-    packed = dataclasses.replace(batch, told=Tokens.pack([[BOS, 5], [BOS], [BOS]]))
+    packed = dataclasses.replace(batch, target=Tokens.pack([[BOS, 5], [BOS], [BOS]]))
     with pytest.raises(ValueError, match="row of its own"):
         made(SOFT).loss(packed)
 
 
 def test_one_vocabulary_for_words_and_pictures_is_refused() -> None:
     with pytest.raises(ValueError, match="tie='target'"):
-        CaptionTransformer(TransformerConfig(tie="all"), VOCABULARY, FEATURES)
+        CaptionTransformer(TransformerConfig(tie_embeddings="all"), VOCABULARY, FEATURES)
 
 
 def test_a_picture_of_one_place_is_enough(model: Any) -> None:
-    batch = Captions.of(torch.ones(1, 1, FEATURES).double(), (1, 1), [[]])
+    batch = CaptionBatch.from_sequences(torch.ones(1, 1, FEATURES).double(), (1, 1), [[]])
     assert model.loss(batch).total.isfinite()
     weights = model.maps(batch)[0].weights
     torch.testing.assert_close(weights, torch.ones_like(weights))
-    assert len(greedy(model, batch.source, longest=2)) == 1
+    assert len(greedy_search(model, batch.source, max_length=2)) == 1
 
 
 # --------------------------------------------------------------------------------------------- the batch
@@ -524,16 +550,16 @@ def test_a_picture_of_one_place_is_enough(model: Any) -> None:
 
 def test_batches_of_one_form_are_alike() -> None:
     batch, other = (batch_of(captions, to=6) for captions in (CAPTIONS, [[4], [5], [6, 7]]))
-    assert batch.form is None
-    assert batch.alike().form == other.alike().form is not None
-    assert batch.alike().form != batch_of(CAPTIONS, to=7).alike().form
-    there = batch.alike().to("cpu")
+    assert batch.graph_key is None
+    assert batch.with_static_shapes().graph_key == other.with_static_shapes().graph_key is not None
+    assert batch.with_static_shapes().graph_key != batch_of(CAPTIONS, to=7).with_static_shapes().graph_key
+    there = batch.with_static_shapes().to("cpu")
     assert there.grid == GRID
     assert there.count == 11
     assert torch.equal(there.labels, batch.labels)
 
 
 def test_pixels_may_stand_for_places() -> None:
-    batch = Captions.of(torch.zeros(2, 3, 8, 6, dtype=torch.uint8), (8, 6), [[5], [6]])
-    assert batch.is_unseen
-    assert not batch_of().is_unseen
+    batch = CaptionBatch.from_sequences(torch.zeros(2, 3, 8, 6, dtype=torch.uint8), (8, 6), [[5], [6]])
+    assert batch.has_pixels
+    assert not batch_of().has_pixels

@@ -12,31 +12,33 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jumok.attention.positions import Learned, Sinusoid
-from jumok.batch import BOS, EOS, IGNORE, Pairs, Tokens
+from jumok.attention.positions import LearnedPositions, SinusoidalPositions
+from jumok.batches.tokens import BOS, EOS, IGNORE, Seq2SeqBatch, Tokens
 from jumok.errors import InputError
 from jumok.models import convolutional
-from jumok.models.convolutional import Convolutional, ConvolutionalConfig
+from jumok.models.convolutional import ConvolutionalConfig, ConvolutionalSeq2Seq
 
 SOURCE, TARGET = 23, 29  # words
 SMALL = ConvolutionalConfig(
-    embedding=7,
+    embedding_width=7,
     width=11,
-    kernel=3,
+    kernel_size=3,
     encoder_layers=2,
     decoder_layers=3,
-    longest=17,
+    max_positions=17,
     dropout=0.0,
-    smoothing=0.1,
+    label_smoothing=0.1,
 )
 SOURCES = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17]]
 TARGETS = [[4, 5], [6, 7, 8, 9, 10], [11], [12, 13, 14]]
 
 
-def small(**changes: Any) -> Convolutional:
+def small(**changes: Any) -> ConvolutionalSeq2Seq:
     torch.manual_seed(0)
     config = dataclasses.replace(SMALL, **changes)
-    model = Convolutional(config, TARGET if config.tie == "all" else SOURCE, TARGET).double()
+    model = ConvolutionalSeq2Seq(
+        config, TARGET if config.tie_embeddings == "all" else SOURCE, TARGET
+    ).double()
     with torch.no_grad():
         for parameter in model.parameters():  # biases too, which begin at 0
             parameter += 0.3 * torch.randn_like(parameter)
@@ -49,7 +51,7 @@ def small(**changes: Any) -> Convolutional:
 class Paper:
     """Section 3 of Gehring 2017 for one sentence pair, in loops, with weights of a model of ours."""
 
-    def __init__(self, model: Convolutional) -> None:
+    def __init__(self, model: ConvolutionalSeq2Seq) -> None:
         self.model, self.config = model, model.config
 
     @staticmethod
@@ -70,22 +72,22 @@ class Paper:
     def embedded(self, table: nn.Embedding, entry: Any, ids: list[int]) -> list[Tensor]:
         found = []
         for place, number in enumerate(ids):
-            if isinstance(entry.position, Learned):
+            if isinstance(entry.position, LearnedPositions):
                 position = entry.position.table.weight[place]
             else:  # of the standard deviation of an embedding, 0.1
-                position = 0.1 * math.sqrt(2) * Sinusoid(7).vectors(torch.tensor(place)).double()
+                position = 0.1 * math.sqrt(2) * SinusoidalPositions(7).embed(torch.tensor(place)).double()
             found.append(table.weight[number] + position)
         return found
 
     def logits(self, source: list[int], target: list[int]) -> Tensor:
-        model, half, kernel = self.model, math.sqrt(0.5), self.config.kernel
+        model, half, kernel = self.model, math.sqrt(0.5), self.config.kernel_size
         nothing = torch.zeros(self.config.width, dtype=torch.float64)
-        e = self.embedded(model.source_embedding, model.source_entry, source)
+        e = self.embedded(model.source_embedding, model.source_input_layer, source)
         h = [self.linear(model.widen_source, x) for x in e]
         for layer in model.encoder:
             side = [nothing] * (kernel // 2)
             padded = [*side, *h, *side]
-            new = [self.convolution(layer.convolve, padded[i : i + kernel]) for i in range(len(h))]
+            new = [self.convolution(layer.convolution, padded[i : i + kernel]) for i in range(len(h))]
             h = [half * (x + y) for x, y in zip(h, new, strict=True)]
         z = [self.linear(model.narrow_source, x) for x in h]
         for x in z:  # gradients of the encoder are scaled by the number of attention mechanisms
@@ -93,13 +95,13 @@ class Paper:
                 x.register_hook(lambda gradient: gradient / self.config.decoder_layers)
         z = [x.clone() for x in z]
 
-        g = self.embedded(model.target_embedding, model.target_entry, target)
+        g = self.embedded(model.target_embedding, model.target_input_layer, target)
         h = [self.linear(model.widen_target, x) for x in g]
         for layer in model.decoder:
             padded = [nothing] * (kernel - 1) + h
             new = []
             for i in range(len(h)):
-                y = self.convolution(layer.convolve, padded[i : i + kernel])
+                y = self.convolution(layer.convolution, padded[i : i + kernel])
                 d = self.linear(layer.ask, y) + g[i]
                 a = torch.stack([d @ x for x in z]).softmax(0)
                 c = sum(a[j] * (z[j] + e[j]) for j in range(len(z)))
@@ -118,7 +120,7 @@ class Paper:
 def test_equal_to_the_paper_in_value_and_gradients(changes: dict[str, Any]) -> None:
     model = small(**changes)
     paper = Paper(model)
-    loss = model.loss(Pairs.of(SOURCES, TARGETS))
+    loss = model.loss(Seq2SeqBatch.from_sequences(SOURCES, TARGETS))
     expected = sum(
         F.cross_entropy(
             paper.logits([*source, EOS], [BOS, *target]),
@@ -140,19 +142,19 @@ def test_equal_to_the_paper_in_value_and_gradients(changes: dict[str, Any]) -> N
 
 
 def test_weights_begin_with_the_variances_of_the_paper() -> None:
-    config = ConvolutionalConfig(embedding=64, width=128, kernel=3, dropout=0.25)
-    model = Convolutional(config, 997, 499)
+    config = ConvolutionalConfig(embedding_width=64, width=128, kernel_size=3, dropout=0.25)
+    model = ConvolutionalSeq2Seq(config, 997, 499)
     kept = 0.75
     expected = [
         (model.source_embedding.weight, 0.1),
         (model.target_embedding.weight, 0.1),
-        (model.source_entry.position.table.weight, 0.1),
+        (model.source_input_layer.position.table.weight, 0.1),
         (model.widen_source.weight, math.sqrt(kept / 64)),
-        (model.encoder[0].convolve.weight, math.sqrt(4 * kept / (3 * 128))),
-        (model.decoder[0].convolve.weight, math.sqrt(4 * kept / (3 * 128))),
+        (model.encoder[0].convolution.weight, math.sqrt(4 * kept / (3 * 128))),
+        (model.decoder[0].convolution.weight, math.sqrt(4 * kept / (3 * 128))),
         (model.narrow_source.weight, math.sqrt(1 / 128)),
-        (model.decoder[0].ask.weight, math.sqrt(1 / 128)),
-        (model.decoder[0].take.weight, math.sqrt(1 / 64)),
+        (model.decoder[0].query_projection.weight, math.sqrt(1 / 128)),
+        (model.decoder[0].context_projection.weight, math.sqrt(1 / 64)),
         (model.output.weight, math.sqrt(kept / 64)),
     ]
     for weight, deviation in expected:
@@ -162,18 +164,22 @@ def test_weights_begin_with_the_variances_of_the_paper() -> None:
 
 def test_at_first_the_loss_is_that_of_guessing() -> None:
     words = 211
-    batch = Pairs.of(*(torch.randint(4, words, (2, 13, 17)).tolist()))
-    loss = Convolutional(ConvolutionalConfig(embedding=64, width=64), words, words).eval().loss(batch)
+    batch = Seq2SeqBatch.from_sequences(*(torch.randint(4, words, (2, 13, 17)).tolist()))
+    loss = (
+        ConvolutionalSeq2Seq(ConvolutionalConfig(embedding_width=64, width=64), words, words)
+        .eval()
+        .loss(batch)
+    )
     assert loss.total.item() / loss.count == pytest.approx(math.log(words), abs=0.1)
 
 
 # --------------------------------------------------------------------------- padding and causality
 
 
-def log_p(model: Convolutional, source: list[int], target: list[int]) -> Tensor:
+def log_p(model: ConvolutionalSeq2Seq, source: list[int], target: list[int]) -> Tensor:
     """Of all words at each place of one sentence, by steps over it alone: ``(T, V)``."""
     with torch.no_grad():
-        state = model.start(Tokens.padded([[*source, EOS]]))
+        state = model.start(Tokens.pad([[*source, EOS]]))
         rows = []
         for word in (BOS, *target):
             logits, state = model.step(state, torch.tensor([word]))
@@ -184,10 +190,12 @@ def log_p(model: Convolutional, source: list[int], target: list[int]) -> Tensor:
 @pytest.mark.parametrize("kernel", [1, 3, 5])
 def test_padding_does_not_matter(kernel: int) -> None:
     model = small(kernel=kernel).eval()
-    batch = Pairs.of(SOURCES, TARGETS, to=(11, 13))
+    batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS, min_lengths=(11, 13))
     for tokens in (batch.source, batch.target):
-        tokens.ids[~tokens.real] = 19  # whatever stands there
-    alone = [model.loss(Pairs.of([s], [t])).total for s, t in zip(SOURCES, TARGETS, strict=True)]
+        tokens.ids[~tokens.valid_mask] = 19  # whatever stands there
+    alone = [
+        model.loss(Seq2SeqBatch.from_sequences([s], [t])).total for s, t in zip(SOURCES, TARGETS, strict=True)
+    ]
     torch.testing.assert_close(model.loss(batch).total, sum(alone))
     for row, one in enumerate(alone):
         labels = torch.full_like(batch.labels, IGNORE)
@@ -197,7 +205,10 @@ def test_padding_does_not_matter(kernel: int) -> None:
 
 def test_later_words_do_not_matter() -> None:
     model = small().eval()
-    one, other = Pairs.of([[5, 6]], [[7, 8, 9]]), Pairs.of([[5, 6]], [[7, 8, 10]])
+    one, other = (
+        Seq2SeqBatch.from_sequences([[5, 6]], [[7, 8, 9]]),
+        Seq2SeqBatch.from_sequences([[5, 6]], [[7, 8, 10]]),
+    )
     for batch in (one, other):
         batch.labels[0] = torch.tensor([1, 1, 1, IGNORE])
     torch.testing.assert_close(model.loss(one).total, model.loss(other).total)
@@ -213,14 +224,14 @@ def test_later_words_do_not_matter() -> None:
 @pytest.mark.parametrize("changes", [{}, {"kernel": 5, "positions": "sinusoid"}, {"kernel": 1}], ids=str)
 def test_steps_are_teacher_forcing(changes: dict[str, Any], mode: Callable[[], Any]) -> None:
     model = small(**changes).eval()
-    batch = Pairs.of(SOURCES, TARGETS)
+    batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
     nll = torch.zeros(())
     with mode():
         state = model.start(batch.source)
         for place in range(batch.target.ids.shape[1]):
             logits, state = model.step(state, batch.target.ids[:, place])
             nll = nll + F.cross_entropy(logits, batch.labels[:, place], reduction="sum")
-    whole = model.loss(Pairs.of(SOURCES, TARGETS)).total
+    whole = model.loss(Seq2SeqBatch.from_sequences(SOURCES, TARGETS)).total
     torch.testing.assert_close(nll.detach(), whole.detach(), check_dtype=False)
 
 
@@ -237,7 +248,7 @@ def test_rows_may_repeat_vanish_and_change_places() -> None:
     ]
     words = itertools.cycle([7, 11, 5, 13, 4, 17, 9])
     with torch.inference_mode():
-        state = model.start(Tokens.padded([[*source, EOS] for source in SOURCES]))
+        state = model.start(Tokens.pad([[*source, EOS] for source in SOURCES]))
         ids = torch.full((len(SOURCES),), BOS)
         for index in moves:
             state = state.reorder(torch.tensor(index))
@@ -252,22 +263,22 @@ def test_rows_may_repeat_vanish_and_change_places() -> None:
 
 def test_the_source_is_copied_only_if_its_rows_change() -> None:
     model = small().eval()
-    start = model.start(Pairs.of(SOURCES, TARGETS).source)
+    start = model.start(Seq2SeqBatch.from_sequences(SOURCES, TARGETS).source)
     assert start.reorder(torch.arange(4), range(4)) is start
     beams = start.reorder(torch.arange(4).repeat_interleave(3), range(4))
-    assert beams.source is start.source
-    assert beams.shared == 3
+    assert beams.memory is start.memory
+    assert beams.rows_per_source == 3
     fewer = beams.reorder(torch.tensor([3, 5, 4, 11, 9, 10]), [1, 3])
-    assert fewer.source.tokens.lengths == (2, 3)
-    assert fewer.reorder(torch.tensor([2, 3, 4])).source.tokens.lengths == (2, 3, 3)
+    assert fewer.memory.tokens.lengths == (2, 3)
+    assert fewer.reorder(torch.tensor([2, 3, 4])).memory.tokens.lengths == (2, 3, 3)
     none = fewer.reorder(torch.tensor([], dtype=torch.long), [])
     assert model.step(none, torch.tensor([], dtype=torch.long))[0].shape == (0, TARGET)
 
 
 def test_maps_are_where_the_steps_looked(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small().eval()
-    batch = Pairs.of(SOURCES, TARGETS)
-    maps = model.maps(batch)
+    batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
+    maps = model.compute_attention_maps(batch)
     names = dict(model.named_modules())
     assert [names[one.name] for one in maps] == list(model.decoder)
     used: list[Tensor] = []
@@ -287,14 +298,14 @@ def test_maps_are_where_the_steps_looked(monkeypatch: pytest.MonkeyPatch) -> Non
         place, layer = divmod(number, 3)
         torch.testing.assert_close(found, maps[layer].weights[:, 0, place : place + 1])
     for one in maps:
-        assert torch.equal(one.weights == 0, ~batch.source.real[:, None, None].expand(4, 1, 6, 8))
+        assert torch.equal(one.weights == 0, ~batch.source.valid_mask[:, None, None].expand(4, 1, 6, 8))
 
 
 # ------------------------------------------------------------------------------------- training
 
 
 def test_smoothing_and_dropout_are_for_training_only() -> None:
-    batch = Pairs.of(SOURCES, TARGETS)
+    batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
     model = small(dropout=0.5)
     loss = model.loss(batch)
     assert not torch.isclose(loss.total, loss.parts["nll"])
@@ -306,7 +317,7 @@ def test_smoothing_and_dropout_are_for_training_only() -> None:
 
 def test_under_autocast_the_loss_is_near_and_gradients_are_float32() -> None:
     model = small().float()
-    batch = Pairs.of(SOURCES, TARGETS)
+    batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
     exact = model.loss(batch).total
     with torch.autocast("cpu", torch.bfloat16):
         loss = model.loss(batch)
@@ -320,7 +331,7 @@ def test_under_autocast_the_loss_is_near_and_gradients_are_float32() -> None:
 
 
 def test_a_copy_is_the_same_model_and_its_own() -> None:
-    batch = Pairs.of(SOURCES, TARGETS)
+    batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
     for tie in ("none", "target", "all"):
         model = small(tie=tie)
         twin = copy.deepcopy(model)
@@ -334,9 +345,15 @@ def test_a_copy_is_the_same_model_and_its_own() -> None:
 
 def test_it_learns_to_copy() -> None:
     config = ConvolutionalConfig(
-        embedding=32, width=32, encoder_layers=1, decoder_layers=1, dropout=0.0, smoothing=0.0, longest=8
+        embedding_width=32,
+        width=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        dropout=0.0,
+        label_smoothing=0.0,
+        max_positions=8,
     )
-    model = Convolutional(config, 12, 12)
+    model = ConvolutionalSeq2Seq(config, 12, 12)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
 
     def sentences() -> list[list[int]]:
@@ -344,13 +361,13 @@ def test_it_learns_to_copy() -> None:
 
     for _ in range(200):
         lines = sentences()
-        loss = model.loss(Pairs.of(lines, lines))
+        loss = model.loss(Seq2SeqBatch.from_sequences(lines, lines))
         optimizer.zero_grad()
         (loss.total / loss.count).backward()
         optimizer.step()
     lines = sentences()
     with torch.inference_mode():
-        loss = model.eval().loss(Pairs.of(lines, lines))
+        loss = model.eval().loss(Seq2SeqBatch.from_sequences(lines, lines))
     assert loss.total.item() / loss.count < 0.1
 
 
@@ -359,16 +376,16 @@ def test_it_learns_to_copy() -> None:
 
 def test_longer_than_its_positions_is_refused() -> None:
     model = small()
-    model.loss(Pairs.of([[5] * 16], [[6] * 16]))
+    model.loss(Seq2SeqBatch.from_sequences([[5] * 16], [[6] * 16]))
     for sides in (([[5] * 17], [[6]]), ([[5]], [[6] * 17])):
         with pytest.raises(InputError, match=r"position 17.*0 … 16"):
-            model.loss(Pairs.of(*sides))
-    state = model.start(Tokens.padded([[5, EOS]]))
+            model.loss(Seq2SeqBatch.from_sequences(*sides))
+    state = model.start(Tokens.pad([[5, EOS]]))
     for _ in range(17):
         _, state = model.step(state, torch.tensor([6]))
     with pytest.raises(InputError, match="position 17"):
         model.step(state, torch.tensor([6]))
-    small(positions="sinusoid").loss(Pairs.of([[5] * 40], [[6] * 40]))
+    small(positions="sinusoid").loss(Seq2SeqBatch.from_sequences([[5] * 40], [[6] * 40]))
 
 
 @pytest.mark.parametrize(
@@ -387,11 +404,11 @@ def test_a_config_that_does_not_fit_is_refused(changes: dict[str, Any], named: s
 
 def test_tying_all_needs_one_vocabulary() -> None:
     with pytest.raises(ValueError, match=r"23 source words and 29 target words"):
-        Convolutional(dataclasses.replace(SMALL, tie="all"), SOURCE, TARGET)
+        ConvolutionalSeq2Seq(dataclasses.replace(SMALL, tie_embeddings="all"), SOURCE, TARGET)
 
 
 def test_packed_tokens_are_refused() -> None:
-    model, packed = small(), Pairs.of(SOURCES, TARGETS, packed=True)
-    for refused in (model.loss, model.maps, lambda batch: model.start(batch.source)):
+    model, packed = small(), Seq2SeqBatch.from_sequences(SOURCES, TARGETS, packed=True)
+    for refused in (model.loss, model.compute_attention_maps, lambda batch: model.start(batch.source)):
         with pytest.raises(ValueError, match="padded"):
             refused(packed)

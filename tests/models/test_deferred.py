@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from jumok.models import deferred
-from jumok.models.deferred import Deferred
+from jumok.models.layers import deferred_linear
+from jumok.models.layers.deferred_linear import DeferredLinear
 
 ROWS, INPUTS, OUTPUTS, STEPS = 2, 3, 5, 7
 EXACT = {"rtol": 0, "atol": 1e-12}
@@ -53,14 +53,14 @@ def assert_same(ours: list[Tensor], theirs: list[Tensor]) -> None:
 
 
 def test_the_docstrings_are_right() -> None:
-    assert doctest.testmod(deferred).failed == 0
+    assert doctest.testmod(deferred_linear).failed == 0
 
 
 def test_two_rows_by_hand() -> None:
     # dW = Σ g xᵀ = [1 2]·1 + [3 4]·10, db = 1 + 10, and x gets g W.
     weight, bias = torch.tensor([[5.0, 6.0]], requires_grad=True), torch.zeros(1, requires_grad=True)
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
-    product = Deferred(weight, bias)
+    product = DeferredLinear(weight, bias)
     y = torch.cat([product(x[:1]), product(x[1:])])
     assert y.tolist() == [[17.0], [39.0]]
     y.backward(torch.tensor([[1.0], [10.0]]))
@@ -74,7 +74,7 @@ def test_two_rows_by_hand() -> None:
 
 def test_a_loop_has_the_values_and_all_gradients_of_plain_products() -> None:
     x = leaves()
-    ours, theirs = (torch.stack(loop(make, x)) for make in (Deferred, plain))
+    ours, theirs = (torch.stack(loop(make, x)) for make in (DeferredLinear, plain))
     torch.testing.assert_close(ours, theirs, **EXACT)
     slope = torch.randn_like(ours)
     assert_same(grads((ours * slope).sum(), x), grads((theirs * slope).sum(), x))
@@ -93,7 +93,7 @@ class Products(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize(("make", "times"), [(Deferred, 1), (plain, STEPS)])
+@pytest.mark.parametrize(("make", "times"), [(DeferredLinear, 1), (plain, STEPS)])
 def test_the_gradient_of_a_weight_takes_one_product(make: Callable[..., Product], times: int) -> None:
     x = leaves()
     loss = torch.stack(loop(make, x)).sum()
@@ -105,7 +105,7 @@ def test_the_gradient_of_a_weight_takes_one_product(make: Callable[..., Product]
 def test_steps_that_no_loss_depends_on_do_not_count() -> None:
     x = leaves()
     ours, theirs = (
-        loop(make, x)[2].sum() for make in (Deferred, plain)
+        loop(make, x)[2].sum() for make in (DeferredLinear, plain)
     )  # the steps after the third are unused
     for mine, other in zip(grads(ours, x), grads(theirs, x), strict=True):
         torch.testing.assert_close(mine, other, **EXACT)
@@ -114,7 +114,7 @@ def test_steps_that_no_loss_depends_on_do_not_count() -> None:
 @pytest.mark.parametrize("wanted", ["into", "bias", "weight", "start", "given"])
 def test_some_gradients_only_and_then_all(wanted: str) -> None:
     x = leaves()
-    ours, theirs = (torch.stack(loop(make, x)).sum() for make in (Deferred, plain))
+    ours, theirs = (torch.stack(loop(make, x)).sum() for make in (DeferredLinear, plain))
     some = {wanted: x[wanted]}
     assert_same(grads(ours, some, retain_graph=True), grads(theirs, some, retain_graph=True))
     assert_same(grads(ours, x), grads(theirs, x))  # nothing is left over from the pass before
@@ -134,20 +134,20 @@ class Silent(torch.autograd.Function):
 
 def test_a_pass_without_rows_takes_none_of_another() -> None:
     x = leaves()
-    states = loop(Deferred, x)
+    states = loop(DeferredLinear, x)
     torch.autograd.grad(torch.stack(states).sum(), x["start"], retain_graph=True)  # leaves rows behind
     assert grads(Silent.apply(states[-1]).sum(), {"weight": x["weight"]}) == [None]
 
 
 def test_a_second_pass_gives_the_same_again() -> None:
     x = leaves()
-    loss = torch.stack(loop(Deferred, x)).sum()
+    loss = torch.stack(loop(DeferredLinear, x)).sum()
     assert_same(grads(loss, x, retain_graph=True), grads(loss, x))
 
 
 def test_two_losses_that_share_steps_add_up() -> None:
     x = leaves()
-    for make in (Deferred, plain):
+    for make in (DeferredLinear, plain):
         states = loop(make, x)
         states[1].sum().backward(retain_graph=True)
         states[4].square().sum().backward()
@@ -168,7 +168,7 @@ def test_a_weight_in_two_loops_and_outside_of_them() -> None:
             torch.stack(loop(make, x)).sum() + torch.stack(loop(make, x)).prod() + x["weight"].square().sum()
         )
 
-    assert_same(grads(total(Deferred), x), grads(total(plain), x))
+    assert_same(grads(total(DeferredLinear), x), grads(total(plain), x))
 
 
 def test_a_slice_of_a_weight_and_any_number_of_dimensions() -> None:
@@ -176,14 +176,14 @@ def test_a_slice_of_a_weight_and_any_number_of_dimensions() -> None:
     x = torch.randn(2, 4, INPUTS, dtype=torch.float64, requires_grad=True)
     plus = torch.randn(4, 1, dtype=torch.float64, requires_grad=True)  # broadcasts
     of = {"weight": weight, "x": x, "plus": plus}
-    ours, theirs = (make(weight[:, INPUTS:])(x, plus).square().sum() for make in (Deferred, plain))
+    ours, theirs = (make(weight[:, INPUTS:])(x, plus).square().sum() for make in (DeferredLinear, plain))
     assert_same(grads(ours, of), grads(theirs, of))
 
 
 def test_without_gradients_it_is_a_plain_product() -> None:
     x = leaves()
     with torch.no_grad():
-        product = Deferred(x["weight"])
+        product = DeferredLinear(x["weight"])
         assert not product(torch.ones(ROWS, INPUTS, dtype=torch.float64)).requires_grad
     # One that was made without gradients is plain, and still right, where gradients are wanted.
     product(torch.ones(ROWS, INPUTS, dtype=torch.float64)).sum().backward()
@@ -195,7 +195,7 @@ def test_a_frozen_weight_lets_gradients_through() -> None:
     x = leaves()
     x["weight"].requires_grad_(False)
     of = {name: p for name, p in x.items() if p.requires_grad}
-    ours, theirs = (torch.stack(loop(make, x)).sum() for make in (Deferred, plain))
+    ours, theirs = (torch.stack(loop(make, x)).sum() for make in (DeferredLinear, plain))
     assert_same(grads(ours, of), grads(theirs, of))
 
 
@@ -207,7 +207,7 @@ def test_autocast_converts_once_and_adds_up_in_one_product() -> None:
             states = torch.stack(loop(make, x))
         return states, grads(states.float().sum(), x)
 
-    (ours, our_grads), (theirs, their_grads) = run(Deferred), run(plain)
+    (ours, our_grads), (theirs, their_grads) = run(DeferredLinear), run(plain)
     assert ours.dtype == torch.bfloat16
     torch.testing.assert_close(ours.float(), theirs, rtol=0, atol=0.02)
     truth = {name: p.detach().double().requires_grad_() for name, p in x.items()}
@@ -221,14 +221,14 @@ def test_autocast_converts_once_and_adds_up_in_one_product() -> None:
 
 def test_second_derivatives_are_refused_not_wrong() -> None:
     x = leaves()
-    loss = torch.stack(loop(Deferred, x)).sum()
+    loss = torch.stack(loop(DeferredLinear, x)).sum()
     with pytest.raises(RuntimeError, match="differentiable once"):
         grads(loss, x, create_graph=True)
 
 
 def test_a_weight_written_to_before_the_backward_is_noticed() -> None:
     x = leaves()
-    loss = torch.stack(loop(Deferred, x)).sum()
+    loss = torch.stack(loop(DeferredLinear, x)).sum()
     with torch.no_grad():
         x["weight"].add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -254,7 +254,7 @@ def test_inside_a_checkpoint(reentrant: bool) -> None:
         total(make).backward()
         return [x[name].grad for name in ("weight", "start", "given")]
 
-    for mine, other in zip(gradients(Deferred), gradients(plain), strict=True):
+    for mine, other in zip(gradients(DeferredLinear), gradients(plain), strict=True):
         torch.testing.assert_close(mine, other, **EXACT)
 
 
@@ -263,7 +263,7 @@ def test_torch_compile_leaves_it_alone() -> None:
     x = leaves()
 
     def double(given: Tensor) -> Tensor:
-        product = Deferred(x["weight"])
+        product = DeferredLinear(x["weight"])
         return 2 * product(product(given[0][:, :INPUTS])[:, :INPUTS]).sum()
 
     compiled = torch.compile(double, backend="eager")
@@ -276,7 +276,7 @@ def test_a_loop_captured_in_a_cuda_graph() -> None:
     x = {name: p.detach().cuda().requires_grad_() for name, p in leaves(torch.float32).items()}
 
     def step() -> list[Tensor]:
-        return grads(torch.stack(loop(Deferred, x)).sum(), x)
+        return grads(torch.stack(loop(DeferredLinear, x)).sum(), x)
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

@@ -18,9 +18,9 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the kernels need Triton")
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-from jumok.models import monotone  # noqa: E402
-from jumok.models.kernels import forward  # noqa: E402
-from jumok.models.monotone import STEEPEST, forward_attention  # noqa: E402
+from jumok.models.kernels import forward_attention_step  # noqa: E402
+from jumok.models.layers import monotonic_attention  # noqa: E402
+from jumok.models.layers.monotonic_attention import MAX_GRADIENT, forward_attention  # noqa: E402
 
 ON_GPU = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -33,7 +33,9 @@ ROWS = 5
 def _by_kernel_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     if INTERPRETED:
         monkeypatch.setattr(
-            monotone, "why_no_kernel", lambda x: "float64" if x.dtype == torch.float64 else None
+            monotonic_attention,
+            "triton_unsupported_reason",
+            lambda x: "float64" if x.dtype == torch.float64 else None,
         )
 
 
@@ -87,13 +89,13 @@ def test_who_is_drawn_far_away_has_a_gradient_that_does_not_grow(little: float) 
     once = forward_attention(weights, first)
     assert once.tolist() == [[0.5, 0.5, 0.0, 0.0]]
     (slope,) = torch.autograd.grad(once[0, 1], weights)  # (1 − ½) / 2 ε, or the bound
-    steep = min(1 / (4 * little), STEEPEST)
+    steep = min(1 / (4 * little), MAX_GRADIENT)
     torch.testing.assert_close(slope.cpu(), steep * torch.tensor([[-1.0, 1.0, 0.0, 0.0]]))
     moved = first
     for _ in range(40):
         moved = forward_attention(weights, moved)
     for slope in torch.autograd.grad(moved[0, 1], [weights, first]):
-        assert slope.abs().max() <= 40 * 2 * STEEPEST
+        assert slope.abs().max() <= 40 * 2 * MAX_GRADIENT
 
 
 @runs_kernels
@@ -110,8 +112,12 @@ def test_any_strides_and_no_second_derivative() -> None:
 
 @runs_kernels
 def test_what_the_kernel_cannot_do_plain_pytorch_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "moved_on", lambda *_: pytest.fail("too long for a row in registers"))
-    monkeypatch.setattr(forward, "WIDEST", 6)
+    monkeypatch.setattr(
+        forward_attention_step,
+        "fused_forward_attention",
+        lambda *_: pytest.fail("too long for a row in registers"),
+    )
+    monkeypatch.setattr(forward_attention_step, "MAX_SYMBOLS", 6)
     even = torch.full((1, 7), 1 / 7, device=DEVICE)
     assert forward_attention(even, torch.eye(7, device=DEVICE)[3:4]).tolist() == [[0, 0, 0, 0.5, 0.5, 0, 0]]
     assert forward_attention(even[:0], even[:0]).shape == (0, 7)
@@ -128,11 +134,13 @@ def test_the_kernels_compile_for_hopper(name: str, kind: str) -> None:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    function = getattr(forward, name)
+    function = getattr(forward_attention_step, name)
     types = {"weights_ptr": f"*{kind}", "d_weights_ptr": f"*{kind}", "N": "i32", "BLOCK": "constexpr"}
     signature = {argument: types.get(argument, "*fp32") for argument in function.arg_names}
     source = triton.compiler.ASTSource(function, signature, constexprs={"BLOCK": 128})
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=forward.launched(1))
+    compiled = triton.compile(
+        source, target=GPUTarget("cuda", 90, 32), options=forward_attention_step.launch_options(1)
+    )
     assert "st.global" in compiled.asm["ptx"]
 
 

@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from jumok import decoding
-from jumok.batch import BOS, EOS, Tokens, rounded
-from jumok.decoding import rules
-from jumok.models import graphed
-from jumok.models.graphed import Graphed, Size
+from jumok.batches.tokens import BOS, EOS, Tokens, round_up_size
+from jumok.decoding import constraints
+from jumok.models.layers import cuda_graph_decoder
+from jumok.models.layers.cuda_graph_decoder import CudaGraphDecoder, CudaGraphSize
 from jumok.models.transformer import Transformer, TransformerConfig
 
 SOURCE, TARGET = 23, 29  # words
@@ -26,7 +26,13 @@ SOURCES = [[5, 6, 7, EOS], [8, EOS], [9, 10, 11, 12, 13, 14, 15, EOS], [16, 17, 
 
 def small(norm: Any = "post") -> Transformer:
     config = TransformerConfig(
-        width=14, heads=2, feed_forward=19, encoder_layers=1, decoder_layers=3, norm=norm, tie="none"
+        width=14,
+        num_heads=2,
+        feed_forward_width=19,
+        encoder_layers=1,
+        decoder_layers=3,
+        norm=norm,
+        tie_embeddings="none",
     )
     model = Transformer(config, SOURCE, TARGET).double().eval()
     with torch.no_grad():
@@ -39,19 +45,19 @@ def small(norm: Any = "post") -> Transformer:
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """The smallest sizes so small that a few words and sentences go beyond them."""
     for name, size in {"SOURCES": 2, "WORDS": 2, "PLACES": 2}.items():
-        monkeypatch.setattr(graphed, name, size)
+        monkeypatch.setattr(cuda_graph_decoder, name, size)
 
 
 def test_the_examples_in_the_docstrings() -> None:
     names = {"torch": torch, "BOS": BOS, "Tokens": Tokens, "TransformerConfig": TransformerConfig}
-    assert doctest.testmod(graphed, extraglobs=names).failed == 0
+    assert doctest.testmod(cuda_graph_decoder, extraglobs=names).failed == 0
 
 
 def test_sizes_by_hand() -> None:
-    assert [rounded(n, 8) for n in (0, 1, 8, 9, 12, 13, 16, 17, 24, 25, 127, 128, 129, 193)] == [
+    assert [round_up_size(n, 8) for n in (0, 1, 8, 9, 12, 13, 16, 17, 24, 25, 127, 128, 129, 193)] == [
         8, 8, 8, 12, 12, 16, 16, 24, 24, 32, 128, 128, 192, 256,
     ]  # fmt: skip
-    assert [rounded(n, 1) for n in range(1, 10)] == [1, 2, 3, 4, 6, 6, 8, 8, 12]
+    assert [round_up_size(n, 1) for n in range(1, 10)] == [1, 2, 3, 4, 6, 6, 8, 8, 12]
 
 
 # --------------------------------------------------------------------------------- beside the model
@@ -60,7 +66,7 @@ def test_sizes_by_hand() -> None:
 class Both:
     """The model and its fixed twin, which take every step together."""
 
-    def __init__(self, model: Transformer, fast: Graphed, source: Tokens, **close: float) -> None:
+    def __init__(self, model: Transformer, fast: CudaGraphDecoder, source: Tokens, **close: float) -> None:
         self.model, self.fast, self.close = model, fast, close
         self.states = model.start(source), fast.start(source)
 
@@ -95,10 +101,10 @@ def within(sources: Sequence[int], dice: random.Random) -> list[int]:
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_greedy_steps_are_the_models(norm: str, mode: Callable[[], Any]) -> None:
     model, dice = small(norm), random.Random(0)
-    fast = Graphed(model)
+    fast = CudaGraphDecoder(model)
     with mode():
         for begin in (0, 1):  # the second search finds the memory of the first
-            both = Both(model, fast, Tokens.padded(SOURCES[begin:]))
+            both = Both(model, fast, Tokens.pad(SOURCES[begin:]))
             count = len(SOURCES) - begin
             both.step([BOS] * count)
             for _ in range(8):  # beyond 2, 3 and 4 places
@@ -111,11 +117,11 @@ def test_greedy_steps_are_the_models(norm: str, mode: Callable[[], Any]) -> None
 def test_any_search_is_the_models(seed: int) -> None:
     """Beams that are made, swapped, dropped; rows that go anywhere; all beyond the smallest sizes."""
     model, dice = small(), random.Random(seed)
-    fast = Graphed(model, most=3)
+    fast = CudaGraphDecoder(model, max_graphs=3)
     for _ in range(2):
         chosen = [dice.choice(SOURCES) for _ in range(dice.randint(1, 5))]
         with torch.inference_mode():
-            both = Both(model, fast, Tokens.padded(chosen))
+            both = Both(model, fast, Tokens.pad(chosen))
             sources, beams = len(chosen), 1
             for _ in range(9):
                 move = dice.choice(["stay", "within", "within", "drop", "widen", "anywhere"])
@@ -140,7 +146,7 @@ def test_any_search_is_the_models(seed: int) -> None:
 def test_several_reorderings_before_a_step_and_before_the_first() -> None:
     model = small()
     with torch.no_grad():
-        both = Both(model, Graphed(model), Tokens.padded(SOURCES[:2]))
+        both = Both(model, CudaGraphDecoder(model), Tokens.pad(SOURCES[:2]))
         both.reorder([0, 0, 0, 1, 1, 1], range(2))
         both.step([BOS] * 6)
         both.step([4, 5, 6, 7, 8, 9])
@@ -154,13 +160,13 @@ def test_several_reorderings_before_a_step_and_before_the_first() -> None:
 def test_nothing_to_do_and_nothing_to_look_at() -> None:
     model = small()
     with torch.no_grad():
-        both = Both(model, Graphed(model), Tokens.padded([[], [5, 6], []]))
+        both = Both(model, CudaGraphDecoder(model), Tokens.pad([[], [5, 6], []]))
         both.step([BOS] * 3)
         both.reorder([2, 0], [2, 0])
         both.step([5, 6])
         both.reorder([], [])
         assert both.step([]).shape == (0, TARGET)
-        both = Both(model, Graphed(model), Tokens.padded(SOURCES))
+        both = Both(model, CudaGraphDecoder(model), Tokens.pad(SOURCES))
         both.reorder([])
         assert both.step([]).shape == (0, TARGET)
 
@@ -171,13 +177,13 @@ def test_in_bfloat16(cast: bool) -> None:
     if not cast:
         model.bfloat16()
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=cast):
-        both = Both(model, Graphed(model), Tokens.padded(SOURCES), rtol=0.05, atol=0.1)
+        both = Both(model, CudaGraphDecoder(model), Tokens.pad(SOURCES), rtol=0.05, atol=0.1)
         both.step([BOS] * 5)
         both.reorder([0, 0, 1, 1, 2, 2, 3, 3, 4, 4], range(5))
         for _ in range(3):
             both.step(words(10, dice))
             both.reorder([1, 1, 2, 3, 5, 5, 6, 6, 9, 8], range(5))
-        assert both.states[1].buffers.past.dtype == torch.bfloat16
+        assert both.states[1].buffers.past_key_values.dtype == torch.bfloat16
 
 
 # --------------------------------------------------------------------------- a recording, on any device
@@ -210,7 +216,7 @@ class Tape(TorchDispatchMode):
                         kept.copy_(found)
 
 
-class Taped(Graphed):
+class Taped(CudaGraphDecoder):
     """Records and replays as on a GPU: the first step of a size runs, the second is recorded."""
 
     def __init__(self, model: Transformer) -> None:
@@ -218,15 +224,15 @@ class Taped(Graphed):
         self.tapes: dict[int, tuple[Tape, Tensor]] = {}
         self.replayed = 0
 
-    def _run(self, buffers: graphed.Buffers) -> Tensor:
-        if not buffers.warm:
-            buffers.warm = True
-            return buffers.advance(self.model)
+    def _run_step(self, buffers: cuda_graph_decoder.CudaGraphBuffers) -> Tensor:
+        if not buffers.is_warmed_up:
+            buffers.is_warmed_up = True
+            return buffers.run_step(self.model)
         if id(buffers) not in self.tapes:
-            changing = (buffers.place, buffers.past, buffers.seen)
+            changing = (buffers.position, buffers.past_key_values, buffers.beam_bias)
             before = [x.clone() for x in changing]
             with Tape() as tape:
-                given = buffers.advance(self.model)
+                given = buffers.run_step(self.model)
             self.tapes[id(buffers)] = tape, given
             for x, old in zip((*changing, given), (*before, torch.tensor(torch.nan)), strict=True):
                 x.copy_(old)  # a recording computes nothing
@@ -241,7 +247,7 @@ def test_a_step_is_the_same_operations_every_time() -> None:
     fast = Taped(model)
     with torch.no_grad():
         for chosen in (SOURCES, SOURCES[2:4], SOURCES[1:]):
-            both, count = Both(model, fast, Tokens.padded(chosen)), len(chosen)
+            both, count = Both(model, fast, Tokens.pad(chosen)), len(chosen)
             for _ in range(4):
                 both.step(words(count, dice))
             both.reorder([n for n in range(count) for _ in range(5)], range(count))
@@ -257,21 +263,21 @@ def test_a_step_is_the_same_operations_every_time() -> None:
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("every", [1, 8])
 def test_searches_find_the_same(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
-    monkeypatch.setattr(rules, "look_every", lambda _: every)
+    monkeypatch.setattr(constraints, "get_sync_interval", lambda _: every)
     model = small()
     with torch.no_grad():
         model.output.weight[EOS] += 0.5  # so that sentences end at different steps
-    fast = Graphed(model)
+    fast = CudaGraphDecoder(model)
     for chosen in (SOURCES, SOURCES[1:3], SOURCES[::-1]):
-        source = Tokens.padded(chosen)
+        source = Tokens.pad(chosen)
         searches: list[Callable[[Any], list[decoding.Hypothesis]]] = [
             lambda one, source=source: decoding.greedy(one, source),
             lambda one, source=source: decoding.sample(
-                one, source, generator=torch.Generator().manual_seed(3), longest=9
+                one, source, generator=torch.Generator().manual_seed(3), max_length=9
             ),
             *(
                 lambda one, source=source, size=size: [
-                    *itertools.chain(*decoding.beam(one, source, size=size, n_best=size, longest=11))
+                    *itertools.chain(*decoding.beam(one, source, beam_size=size, n_best=size, max_length=11))
                 ]
                 for size in (1, 2, 5)
             ),
@@ -285,15 +291,15 @@ def test_searches_find_the_same(monkeypatch: pytest.MonkeyPatch, every: int) -> 
 
 def test_reordering_beams_moves_no_key() -> None:
     model = small()
-    fast = Graphed(model)
-    state = fast.start(Tokens.padded(SOURCES)).reorder(torch.arange(5).repeat_interleave(2), range(5))
+    fast = CudaGraphDecoder(model)
+    state = fast.start(Tokens.pad(SOURCES)).reorder(torch.arange(5).repeat_interleave(2), range(5))
     for _ in range(3):
         _, state = fast.step(state, torch.full((10,), 7))
-        before = state.buffers.past.clone()
+        before = state.buffers.past_key_values.clone()
         state = state.reorder(torch.tensor([1, 0, 3, 3, 5, 4, 6, 6, 9, 8]), range(5))
-        assert torch.equal(state.buffers.past, before)
+        assert torch.equal(state.buffers.past_key_values, before)
     # The beams of source 0 changed places three times; those of source 1 both went on from the second.
-    seen = (state.buffers.seen == 0).int()
+    seen = (state.buffers.beam_bias == 0).int()
     assert seen[0, 0, :4].tolist() == [[0, 1], [1, 0], [0, 1], [0, 0]]
     assert seen[1, 0, :4].tolist() == [[0, 1], [0, 1], [0, 1], [0, 0]]
 
@@ -302,19 +308,19 @@ def test_reordering_beams_moves_no_key() -> None:
 
 
 def test_sizes_change_only_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphed, "SOURCES", 2)
+    monkeypatch.setattr(cuda_graph_decoder, "MIN_SOURCES", 2)
     model = small()
-    fast = Graphed(model)
+    fast = CudaGraphDecoder(model)
     sizes = []
-    state = fast.start(Tokens.padded([[5, EOS]] * 16))
+    state = fast.start(Tokens.pad([[5, EOS]] * 16))
     for left in (16, 13, 9, 5, 4, 3, 2, 1):
         state = state.reorder(torch.arange(left), range(left))
         _, state = fast.step(state, torch.full((left,), 7))
-        sizes.append(state.buffers.size.sources)
+        sizes.append(state.buffers.size.num_sources)
     assert sizes == [16, 16, 16, 16, 4, 4, 4, 2]  # a quarter or less is worth a change
-    assert state.buffers.size == Size(2, 1, 32, 32)
+    assert state.buffers.size == CudaGraphSize(2, 1, 32, 32)
     state = state.reorder(torch.zeros(5, dtype=torch.long), [0])
-    assert state.buffers.size == Size(2, 5, 32, 32)
+    assert state.buffers.size == CudaGraphSize(2, 5, 32, 32)
 
 
 def live(refs: list["weakref.ref[Any]"]) -> int:
@@ -325,36 +331,36 @@ def live(refs: list["weakref.ref[Any]"]) -> int:
 def test_memory_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[weakref.ref[Any]] = []
 
-    class Counted(graphed.Buffers):
+    class Counted(cuda_graph_decoder.CudaGraphBuffers):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             made.append(weakref.ref(self))
 
-    monkeypatch.setattr(graphed, "Buffers", Counted)
+    monkeypatch.setattr(cuda_graph_decoder, "CudaGraphBuffers", Counted)
     model, dice = small(), random.Random(0)
-    fast = Graphed(model, most=4)
+    fast = CudaGraphDecoder(model, max_graphs=4)
     for _ in range(30):
-        source = Tokens.padded([dice.choice(SOURCES) for _ in range(dice.randint(1, 9))])
-        decoding.beam(fast, source, size=2, longest=5)
+        source = Tokens.pad([dice.choice(SOURCES) for _ in range(dice.randint(1, 9))])
+        decoding.beam(fast, source, beam_size=2, max_length=5)
         assert live(made) <= 4
     assert len(made) > 8  # some were dropped
     count = len(made)
     for _ in range(5):
-        decoding.greedy(fast, Tokens.padded(SOURCES), longest=3)
+        decoding.greedy(fast, Tokens.pad(SOURCES), max_length=3)
     known = len(made)
     assert known - count <= 4
-    decoding.greedy(fast, Tokens.padded(SOURCES), longest=3)
+    decoding.greedy(fast, Tokens.pad(SOURCES), max_length=3)
     assert len(made) == known  # the same batch needs nothing new
-    tight = Graphed(model, memory=1)
-    decoding.beam(tight, Tokens.padded(SOURCES), size=3, longest=5)
+    tight = CudaGraphDecoder(model, max_bytes=1)
+    decoding.beam(tight, Tokens.pad(SOURCES), beam_size=3, max_length=5)
     assert live(made[known:]) == 1  # what is in use, and no more
     del fast, tight
     assert live(made) == 0
 
 
 def test_logits_are_the_callers_own() -> None:
-    fast = Graphed(small())
-    state = fast.start(Tokens.padded(SOURCES))
+    fast = CudaGraphDecoder(small())
+    state = fast.start(Tokens.pad(SOURCES))
     first, state = fast.step(state, torch.full((5,), BOS))
     kept = first.clone()
     fast.step(state, torch.full((5,), 9))
@@ -363,14 +369,14 @@ def test_logits_are_the_callers_own() -> None:
 
 def test_what_another_sentence_left_does_not_spread() -> None:
     model = small()
-    fast = Graphed(model)
-    state = fast.start(Tokens.padded(SOURCES))
+    fast = CudaGraphDecoder(model)
+    state = fast.start(Tokens.pad(SOURCES))
     for _ in range(3):
         _, state = fast.step(state, torch.full((5,), BOS))
-    for kept in (state.buffers.past, state.buffers.source):
+    for kept in (state.buffers.past_key_values, state.buffers.source_key_values):
         kept.fill_(torch.nan)
     with torch.no_grad():
-        both = Both(model, fast, Tokens.padded(SOURCES[:3]))
+        both = Both(model, fast, Tokens.pad(SOURCES[:3]))
         assert both.states[1].buffers is state.buffers
         both.step([BOS] * 3)
         both.step([5, 6, 7])
@@ -378,26 +384,26 @@ def test_what_another_sentence_left_does_not_spread() -> None:
 
 def test_weights_may_change_and_move() -> None:
     model = small()
-    fast = Graphed(model)
+    fast = CudaGraphDecoder(model)
     with torch.no_grad():
-        Both(model, fast, Tokens.padded(SOURCES)).step([BOS] * 5)
-        first = set(map(id, fast._held.values()))
+        Both(model, fast, Tokens.pad(SOURCES)).step([BOS] * 5)
+        first = set(map(id, fast._buffers_by_key.values()))
         for parameter in model.parameters():
             parameter.mul_(0.9)
-        Both(model, fast, Tokens.padded(SOURCES)).step([BOS] * 5)
-        assert set(map(id, fast._held.values())) == first
-        kept = [*fast._held.values()]
+        Both(model, fast, Tokens.pad(SOURCES)).step([BOS] * 5)
+        assert set(map(id, fast._buffers_by_key.values())) == first
+        kept = [*fast._buffers_by_key.values()]
         model.float()
-        Both(model, fast, Tokens.padded(SOURCES), rtol=1e-4, atol=1e-5).step([BOS] * 5)
-        assert not any(one is old for one in fast._held.values() for old in kept)
+        Both(model, fast, Tokens.pad(SOURCES), rtol=1e-4, atol=1e-5).step([BOS] * 5)
+        assert not any(one is old for one in fast._buffers_by_key.values() for old in kept)
 
 
 # ------------------------------------------------------------------------------------ what is refused
 
 
-def spent(fast: Graphed) -> Iterator[Callable[[], Any]]:
+def spent(fast: CudaGraphDecoder) -> Iterator[Callable[[], Any]]:
     ids, rows = torch.full((5,), BOS), torch.arange(5)
-    source = Tokens.padded(SOURCES)
+    source = Tokens.pad(SOURCES)
     start = fast.start(source)
     _, after = fast.step(start, ids)
     yield lambda: fast.step(start, ids)
@@ -409,20 +415,20 @@ def spent(fast: Graphed) -> Iterator[Callable[[], Any]]:
     yield lambda: fast.step(moved, ids)
     fast.start(source)
     yield lambda: fast.step(fewer, ids[:2])
-    other = Graphed(fast.model).start(source)
+    other = CudaGraphDecoder(fast.model).start(source)
     yield lambda: fast.step(other, ids)
 
 
 def test_a_state_is_used_once() -> None:
-    for use in spent(Graphed(small())):
+    for use in spent(CudaGraphDecoder(small())):
         with pytest.raises(ValueError, match="spent"):
             use()
 
 
 def test_a_refused_call_spends_nothing() -> None:
     model = small()
-    fast = Graphed(model)
-    state = fast.start(Tokens.padded(SOURCES))
+    fast = CudaGraphDecoder(model)
+    state = fast.start(Tokens.pad(SOURCES))
     with pytest.raises(ValueError, match=r"shape \(4,\) came; expected one for each of the 5 rows"):
         fast.step(state, torch.full((4,), BOS))
     with pytest.raises(ValueError, match="3 rows came with 2 sources"):
@@ -433,16 +439,18 @@ def test_a_refused_call_spends_nothing() -> None:
 
 
 def test_a_model_in_training_is_refused() -> None:
-    fast = Graphed(small().train())
+    fast = CudaGraphDecoder(small().train())
     with pytest.raises(ValueError, match=r"model\.eval\(\)"):
-        fast.start(Tokens.padded(SOURCES))
+        fast.start(Tokens.pad(SOURCES))
 
 
 # -------------------------------------------------------------------------------------------- CUDA
 
 
 def on_cuda(dtype: torch.dtype) -> Transformer:
-    config = TransformerConfig(width=64, heads=4, feed_forward=96, encoder_layers=2, decoder_layers=3)
+    config = TransformerConfig(
+        width=64, num_heads=4, feed_forward_width=96, encoder_layers=2, decoder_layers=3
+    )
     return Transformer(config, SOURCE, TARGET).to("cuda", dtype).eval()
 
 
@@ -458,14 +466,14 @@ def batches() -> list[list[list[int]]]:
 def test_recorded_steps_are_the_models(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, cast: bool
 ) -> None:
-    monkeypatch.setattr(graphed, "PLACES", 8)
+    monkeypatch.setattr(cuda_graph_decoder, "MIN_TARGET_LENGTH", 8)
     exact = dtype == torch.float32 and not cast
     close = {"rtol": 1e-3, "atol": 1e-3} if exact else {"rtol": 0.05, "atol": 0.1}
     model, dice = on_cuda(dtype), random.Random(0)
-    fast = Graphed(model)
+    fast = CudaGraphDecoder(model)
     with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16, enabled=cast):
         for chosen in batches():
-            both = Both(model, fast, Tokens.padded(chosen).to("cuda"), **close)
+            both = Both(model, fast, Tokens.pad(chosen).to("cuda"), **close)
             count = len(chosen)
             both.step([BOS] * count)
             both.reorder([n for n in range(count) for _ in range(5)], range(count))
@@ -479,7 +487,7 @@ def test_recorded_steps_are_the_models(
             both.reorder([9, 2, 2])
             for _ in range(4):
                 both.step(words(3, dice))
-    recorded = [held.graph is not None for held in fast._held.values()]
+    recorded = [held.graph is not None for held in fast._buffers_by_key.values()]
     assert sum(recorded) > 4
 
 
@@ -488,10 +496,10 @@ def test_recorded_searches_find_the_same() -> None:
     model = on_cuda(torch.float32)
     with torch.no_grad():
         model.output.weight[EOS] *= 1.5
-    fast, unrecorded = Graphed(model), Graphed(model, record=False)
+    fast, unrecorded = CudaGraphDecoder(model), CudaGraphDecoder(model, use_graphs=False)
     same, sentences = 0, 0
     for chosen in batches() * 2:
-        source = Tokens.padded(chosen).to("cuda")
+        source = Tokens.pad(chosen).to("cuda")
         for search in (
             lambda one, source=source: [x.ids for x in decoding.greedy(one, source)],
             lambda one, source=source: [x[0].ids for x in decoding.beam(one, source)],
@@ -502,18 +510,18 @@ def test_recorded_searches_find_the_same() -> None:
             sentences += len(found)
     # Other kernels round differently, so that two words that are as good as equal may change places.
     assert same >= 0.95 * sentences
-    assert any(held.graph is not None for held in fast._held.values())
-    assert all(held.graph is None for held in unrecorded._held.values())
+    assert any(held.graph is not None for held in fast._buffers_by_key.values())
+    assert all(held.graph is None for held in unrecorded._buffers_by_key.values())
 
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_no_step_and_no_reordering_waits() -> None:
     model = on_cuda(torch.bfloat16)
-    fast = Graphed(model)
+    fast = CudaGraphDecoder(model)
     for strict in (False, True):  # the first time, graphs are recorded
         for beams in (1, 5):
-            state = fast.start(Tokens.padded(SOURCES).to("cuda"))
+            state = fast.start(Tokens.pad(SOURCES).to("cuda"))
             ids = torch.full((5,), BOS, device="cuda")
             wide = torch.arange(5, device="cuda").repeat_interleave(beams)
             fewer = torch.arange(5 * beams, device="cuda")[: 2 * beams]
@@ -538,11 +546,11 @@ def test_no_step_and_no_reordering_waits() -> None:
 @pytest.mark.gpu
 def test_memory_on_the_device_does_not_grow() -> None:
     model = on_cuda(torch.bfloat16)
-    fast, dice = Graphed(model, most=3), random.Random(0)
+    fast, dice = CudaGraphDecoder(model, max_graphs=3), random.Random(0)
 
     def search() -> None:
         for chosen in batches():
-            decoding.beam(fast, Tokens.padded(chosen).to("cuda"), size=dice.randint(2, 5), longest=12)
+            decoding.beam(fast, Tokens.pad(chosen).to("cuda"), beam_size=dice.randint(2, 5), max_length=12)
 
     peaks = []
     for _ in range(3):

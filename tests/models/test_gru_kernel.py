@@ -43,13 +43,13 @@ if INTERPRETED:
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from jumok.annotated import LabelledDocuments  # noqa: E402
-from jumok.batch import Tokens  # noqa: E402
-from jumok.models import recurrent as room  # noqa: E402
-from jumok.models.hierarchical import Hierarchical, HierarchicalConfig  # noqa: E402
+from jumok.batches.text import DocumentBatch  # noqa: E402
+from jumok.batches.tokens import Tokens  # noqa: E402
+from jumok.models.hierarchical import HierarchicalAttentionNetwork, HierarchicalConfig  # noqa: E402
 from jumok.models.kernels import gru  # noqa: E402
-from jumok.models.ragged import Packing, Ragged  # noqa: E402
-from jumok.models.recurrent import recurrent, run_packed  # noqa: E402
+from jumok.models.layers import recurrent as room  # noqa: E402
+from jumok.models.layers.ragged_layout import PackedSteps, RaggedLayout  # noqa: E402
+from jumok.models.layers.recurrent import build_rnn, run_packed_rnn  # noqa: E402
 
 ON_GPU = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -68,24 +68,26 @@ def _by_kernel_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     # Float32 is to be that on the plain side, too. By default cuDNN rounds it to TF32, of 10 bits.
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     if INTERPRETED:
-        monkeypatch.setattr(room, "why_no_kernel", kernel_serves)
+        monkeypatch.setattr(room, "triton_unsupported_reason", kernel_serves)
 
 
 @contextmanager
 def without_kernels() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "why_no_kernel", lambda x, products: "not now")
+        patch.setattr(room, "triton_unsupported_reason", lambda x, products: "not now")
         yield
 
 
-def packed(lengths: list[int]) -> Packing:
+def packed(lengths: list[int]) -> PackedSteps:
     """Sequences of these lengths, which fall."""
     steps = range(max(lengths, default=0))
-    return Packing.of(torch.tensor([sum(length > step for length in lengths) for step in steps]), DEVICE)
+    return PackedSteps.from_batch_sizes(
+        torch.tensor([sum(length > step for length in lengths) for step in steps]), DEVICE
+    )
 
 
 def some_gru(width: int, both: bool, inputs: int = INPUTS) -> nn.GRU:
-    rnn = recurrent("gru", inputs, width, bidirectional=both).to(DEVICE)
+    rnn = build_rnn("gru", inputs, width, bidirectional=both).to(DEVICE)
     for name, parameter in rnn.named_parameters():
         if name.startswith("bias"):  # they begin as zeros, which would not show whether they are there
             nn.init.normal_(parameter, std=0.5)
@@ -98,16 +100,16 @@ def toward(states: Tensor) -> Tensor:
     return torch.arange(states.numel(), device=states.device).view_as(states).sin().to(states.dtype)
 
 
-def states_and_slopes(rnn: nn.GRU, x: Tensor, packing: Packing) -> list[Tensor]:
+def states_and_slopes(rnn: nn.GRU, x: Tensor, packing: PackedSteps) -> list[Tensor]:
     x = x.clone().requires_grad_()
-    states = run_packed(rnn, x, packing)
+    states = run_packed_rnn(rnn, x, packing)
     return [states.detach(), *torch.autograd.grad(states, [x, *rnn.parameters()], toward(states))]
 
 
-def exactly(rnn: nn.GRU, x: Tensor, packing: Packing) -> list[Tensor]:
+def exactly(rnn: nn.GRU, x: Tensor, packing: PackedSteps) -> list[Tensor]:
     """The same by PyTorch's own GRU in float64, on the host."""
     rnn, x = copy.deepcopy(rnn).cpu().double(), x.cpu().double().requires_grad_()
-    states = rnn(PackedSequence(x, packing.sizes))[0].data
+    states = rnn(PackedSequence(x, packing.batch_sizes))[0].data
     found = [states.detach(), *torch.autograd.grad(states, [x, *rnn.parameters()], toward(states))]
     return [each.to(DEVICE) for each in found]
 
@@ -170,8 +172,8 @@ def test_a_weight_that_has_no_room_is_read_at_each_step(
     width: int, lengths: list[int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU with little shared memory: at these widths, an H200 holds it."""
-    monkeypatch.setattr(gru, "shared_memory", lambda device: 1 << 10)
-    assert not gru._constants(width, dtype, gru.shared_memory(DEVICE))["HELD"]
+    monkeypatch.setattr(gru, "get_max_shared_memory", lambda device: 1 << 10)
+    assert not gru._get_kernel_constants(width, dtype, gru.get_max_shared_memory(DEVICE))["HELD"]
     compared(some_gru(width, both=True), lengths, dtype)
 
 
@@ -189,7 +191,7 @@ def test_whatever_the_lengths_are(lengths: list[int], width: int, both: bool) ->
     x = torch.randn(sum(lengths), INPUTS, device=DEVICE)
     with pytest.MonkeyPatch.context() as patch:
         if INTERPRETED:
-            patch.setattr(room, "why_no_kernel", kernel_serves)
+            patch.setattr(room, "triton_unsupported_reason", kernel_serves)
         found = states_and_slopes(rnn, x, packing)
     for one, other in zip(found, exactly(rnn, x, packing), strict=True):
         scale = max(1.0, float(other.abs().max()))
@@ -199,7 +201,7 @@ def test_whatever_the_lengths_are(lengths: list[int], width: int, both: bool) ->
 @runs_kernels
 def test_a_step_by_hand() -> None:
     """One number a state, one word, then two: h = (1 - z) n + z h, with z = 1/4, r = 1/2."""
-    rnn = recurrent("gru", 1, 1).to(DEVICE)
+    rnn = build_rnn("gru", 1, 1).to(DEVICE)
     quarter = -float(np.log(3))  # σ(−log 3) = 1/4
     with torch.no_grad():
         for parameter in rnn.parameters():
@@ -209,7 +211,7 @@ def test_a_step_by_hand() -> None:
         rnn.bias_hh_l0.copy_(torch.tensor([0.0, quarter, 4.0]))
     x = torch.tensor([[-2.0], [-3.0], [-2.0]], device=DEVICE)  # two first words, one second word
     other = float(0.75 * np.tanh(-1))
-    found = run_packed(rnn, x, packed([2, 1]))
+    found = run_packed_rnn(rnn, x, packed([2, 1]))
     torch.testing.assert_close(found.cpu(), torch.tensor([[0.0], [other], [0.0]]), rtol=1e-6, atol=1e-7)
 
 
@@ -226,9 +228,9 @@ def test_gates_that_are_sure_and_slopes_that_vanish() -> None:
 def test_what_is_not_finite_stays_in_its_sequence() -> None:
     rnn, lengths = some_gru(7, both=True), [3, 2, 2]
     x = torch.randn(7, INPUTS, device=DEVICE)
-    clean = run_packed(rnn, x, packed(lengths))
+    clean = run_packed_rnn(rnn, x, packed(lengths))
     x[4] = torch.nan  # the second word of the second sequence
-    dirty = run_packed(rnn, x, packed(lengths))
+    dirty = run_packed_rnn(rnn, x, packed(lengths))
     others = [0, 2, 3, 5, 6]
     assert torch.equal(dirty[others], clean[others])
     assert dirty[4].isnan().all()
@@ -252,22 +254,22 @@ def test_nothing_to_read(both: bool) -> None:
 def test_slopes_asked_for_twice_and_for_some_only() -> None:
     rnn, packing = some_gru(5, both=True), packed([3, 2, 1])
     wide = torch.randn(INPUTS, 6, device=DEVICE).t().requires_grad_()  # any strides
-    states = run_packed(rnn, wide, packing)
+    states = run_packed_rnn(rnn, wide, packing)
     (first,) = torch.autograd.grad(states.sum(), wide, retain_graph=True)  # a gradient of stride 0
     again = torch.autograd.grad(states.sum(), [wide, *rnn.parameters()])
     assert torch.equal(first, again[0])
     rnn.requires_grad_(False)
-    (alone,) = torch.autograd.grad(run_packed(rnn, wide, packing).sum(), wide)
+    (alone,) = torch.autograd.grad(run_packed_rnn(rnn, wide, packing).sum(), wide)
     assert torch.equal(first, alone)
     rnn.weight_hh_l0.requires_grad_()
-    (of_weight,) = torch.autograd.grad(run_packed(rnn, wide.detach(), packing).sum(), rnn.weight_hh_l0)
+    (of_weight,) = torch.autograd.grad(run_packed_rnn(rnn, wide.detach(), packing).sum(), rnn.weight_hh_l0)
     assert torch.equal(of_weight, again[2])
 
 
 @runs_kernels
 def test_no_second_derivative() -> None:
     x = torch.randn(3, INPUTS, device=DEVICE, requires_grad=True)
-    states = run_packed(some_gru(5, both=False), x, packed([2, 1]))
+    states = run_packed_rnn(some_gru(5, both=False), x, packed([2, 1]))
     with pytest.raises(RuntimeError, match="differentiable once"):
         torch.autograd.grad(states.square().sum(), x, create_graph=True)
 
@@ -275,7 +277,7 @@ def test_no_second_derivative() -> None:
 @runs_kernels
 def test_without_gradients_nothing_is_kept_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     rnn, x, packing = some_gru(5, both=True), torch.randn(6, INPUTS, device=DEVICE), packed([3, 2, 1])
-    learning = run_packed(rnn, x, packing)
+    learning = run_packed_rnn(rnn, x, packing)
     launch, asked = gru._launch, []
 
     def spied(*given, **constants):
@@ -284,26 +286,31 @@ def test_without_gradients_nothing_is_kept_for_them(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(gru, "_launch", spied)
     with torch.no_grad():
-        looking = run_packed(rnn, x, packing)
+        looking = run_packed_rnn(rnn, x, packing)
     with torch.inference_mode():
-        assert torch.equal(run_packed(rnn, x, packing), looking)
+        assert torch.equal(run_packed_rnn(rnn, x, packing), looking)
     assert asked == [False, False]
     assert learning.requires_grad
     assert not looking.requires_grad
     assert torch.equal(looking, learning)
 
 
-def documents() -> LabelledDocuments:
+def documents() -> DocumentBatch:
     rows = [[7, 8, 9, 3], [5], [4, 6], [9, 9, 2]]
-    return LabelledDocuments.of(rows, sentences=[[0, 1, 3], [2]], labels=[2, 0])
+    return DocumentBatch.from_sequences(rows, sentences=[[0, 1, 3], [2]], labels=[2, 0])
 
 
 @runs_kernels
 def test_a_network_learns_adversarially() -> None:
     """It is read twice, and its gradient taken in between."""
     torch.manual_seed(1)
-    config = HierarchicalConfig(embedding=7, width=5, attention=11, dropout=0.0, adversarial=0.5)
-    model, batch = Hierarchical(config, vocabulary=11, classes=3).to(DEVICE).train(), documents().to(DEVICE)
+    config = HierarchicalConfig(
+        embedding_width=7, width=5, attention_width=11, dropout=0.0, adversarial_epsilon=0.5
+    )
+    model, batch = (
+        HierarchicalAttentionNetwork(config, vocab_size=11, num_classes=3).to(DEVICE).train(),
+        documents().to(DEVICE),
+    )
 
     def learnt() -> list[Tensor]:
         loss = model.loss(batch)
@@ -321,12 +328,16 @@ def test_a_network_learns_adversarially() -> None:
 @runs_kernels
 def test_a_batch_brings_the_packing() -> None:
     """The same as from the sizes alone, and where the kernels want it."""
-    laid = Ragged.of(Tokens.pack([[5], [7, 8, 9], [], [4, 6]]).to(DEVICE))
+    laid = RaggedLayout.from_tokens(Tokens.pack([[5], [7, 8, 9], [], [4, 6]]).to(DEVICE))
     alone = packed([3, 2, 1])
-    assert laid.packing.sequences == alone.sequences == 3
-    assert laid.packing.numbers.tolist() == alone.numbers.tolist() == [0, 3, 5, 3, 2, 1]
-    assert laid.packing.sizes.tolist() == alone.sizes.tolist() == [3, 2, 1]
-    assert laid.packing.numbers.data_ptr() % 16 == 0  # else Triton compiles another kernel
+    assert laid.packed_steps.num_sequences == alone.num_sequences == 3
+    assert (
+        laid.packed_steps.offsets_and_lengths.tolist()
+        == alone.offsets_and_lengths.tolist()
+        == [0, 3, 5, 3, 2, 1]
+    )
+    assert laid.packed_steps.batch_sizes.tolist() == alone.batch_sizes.tolist() == [3, 2, 1]
+    assert laid.packed_steps.offsets_and_lengths.data_ptr() % 16 == 0  # else Triton compiles another kernel
 
 
 # --- who takes them -----------------------------------------------------------------------------------------
@@ -341,8 +352,8 @@ def test_what_the_kernels_cannot_do_pytorch_does(other: str, monkeypatch: pytest
         taken.append(x)
         return x
 
-    monkeypatch.setattr(gru, "gru", taking)
-    run_packed(some_gru(5, both=False), torch.zeros(1, INPUTS, device=DEVICE), packed([1]))
+    monkeypatch.setattr(gru, "run_fused_gru", taking)
+    run_packed_rnn(some_gru(5, both=False), torch.zeros(1, INPUTS, device=DEVICE), packed([1]))
     assert len(taken) == 1  # as a rule
     rnn: nn.GRU | nn.LSTM = {
         "lstm": lambda: nn.LSTM(INPUTS, 5),
@@ -354,7 +365,7 @@ def test_what_the_kernels_cannot_do_pytorch_does(other: str, monkeypatch: pytest
     rnn.to(DEVICE)
     x = torch.zeros(3, INPUTS, device=DEVICE, dtype=rnn.weight_ih_l0.dtype)
     with torch.no_grad():
-        assert run_packed(rnn, x, packed([2, 1])).shape == (3, rnn.hidden_size)
+        assert run_packed_rnn(rnn, x, packed([2, 1])).shape == (3, rnn.hidden_size)
     assert len(taken) == 1
 
 
@@ -417,8 +428,13 @@ def test_the_kernels_compile_for_hopper_and_hardly_spill(
 
     function = getattr(gru, name)
     dtype = torch.bfloat16 if kind == "bf16" else torch.float32
-    blocks = gru.blocks_for(width, dtype)
-    constants = {"WAYS": 2, "ROWS": blocks.rows, "LEARNING": True, **gru._constants(width, dtype, 227 << 10)}
+    blocks = gru.choose_gru_blocks(width, dtype)
+    constants = {
+        "WAYS": 2,
+        "ROWS": blocks.rows,
+        "LEARNING": True,
+        **gru._get_kernel_constants(width, dtype, 227 << 10),
+    }
     constants = {name: value for name, value in constants.items() if name in function.arg_names}
     assert constants["HELD"] == ((kind, width) != ("fp32", 100))
     types = {name: f"*{kind}" for name in function.arg_names if name.endswith("_ptr")}
@@ -430,7 +446,7 @@ def test_the_kernels_compile_for_hopper_and_hardly_spill(
     pointers = [at for at, name in enumerate(function.arg_names) if "*" in signature[name]]
     aligned = {(at,): [["tt.divisibility", 16]] for at in pointers}
     source = triton.compiler.ASTSource(function, signature, constexprs=constants, attrs=aligned)
-    options = gru.launched(blocks.warps) | {"num_stages": blocks.stages}
+    options = gru.launch_options(blocks.warps) | {"num_stages": blocks.stages}
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert "mma.sync" in compiled.asm["ptx"]
     assert compiled.metadata.shared <= 227 << 10

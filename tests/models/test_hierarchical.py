@@ -13,14 +13,15 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 import jumok
-from jumok.annotated import LabelledDocuments
-from jumok.batch import IGNORE, PAD, Tokens
-from jumok.models import hierarchical, ragged
-from jumok.models.hierarchical import Hierarchical, HierarchicalConfig, Level
-from jumok.training.prefetch import each_tensor
+from jumok.batches.text import DocumentBatch
+from jumok.batches.tokens import IGNORE, PAD, Tokens
+from jumok.models import hierarchical
+from jumok.models.hierarchical import HierarchicalAttentionNetwork, HierarchicalConfig, HierarchicalLevel
+from jumok.models.layers import ragged_layout
+from jumok.training.prefetch import map_tensors
 
 WORDS, CLASSES = 23, 5
-SMALL = HierarchicalConfig(embedding=7, width=3, attention=11, dropout=0.0)
+SMALL = HierarchicalConfig(embedding_width=7, width=3, attention_width=11, dropout=0.0)
 DOCUMENTS = [
     [[4, 9, 5], [7]],
     [[10, 6, 8, 8, 21, 4, 5]],
@@ -30,23 +31,23 @@ LABELS = (2, 0, 4)
 EXACT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
 
 
-def small(classes: int = CLASSES, **changes: Any) -> Hierarchical:
+def small(classes: int = CLASSES, **changes: Any) -> HierarchicalAttentionNetwork:
     torch.manual_seed(0)
-    model = Hierarchical(dataclasses.replace(SMALL, **changes), WORDS, classes)
+    model = HierarchicalAttentionNetwork(dataclasses.replace(SMALL, **changes), WORDS, classes)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn_like(parameter)  # biases too, that begin at 0
     return model.double().eval()
 
 
-def batch_of(documents: Any = DOCUMENTS, labels: Any = LABELS, **more: Any) -> LabelledDocuments:
+def batch_of(documents: Any = DOCUMENTS, labels: Any = LABELS, **more: Any) -> DocumentBatch:
     sentences = [sentence for document in documents for sentence in document]
     numbers = iter(range(len(sentences)))
     nested = [[next(numbers) for _ in document] for document in documents]
-    return LabelledDocuments.of(sentences, sentences=nested, labels=labels, **more)
+    return DocumentBatch.from_sequences(sentences, sentences=nested, labels=labels, **more)
 
 
-def gradients(model: nn.Module, batch: LabelledDocuments) -> dict[str, Tensor]:
+def gradients(model: nn.Module, batch: DocumentBatch) -> dict[str, Tensor]:
     model.zero_grad()
     model.loss(batch).total.backward()  # type: ignore[operator]
     return {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
@@ -76,7 +77,7 @@ def gru(rnn: nn.Module, xs: list[Tensor], suffix: str) -> list[Tensor]:
     return states
 
 
-def level_of(level: Level, xs: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+def level_of(level: HierarchicalLevel, xs: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """The vector of one sequence, and the weights of what it is made of."""
     there, back = gru(level.rnn, xs, ""), gru(level.rnn, xs[::-1], "_reverse")[::-1]
     states = [torch.cat(both) for both in zip(there, back, strict=True)]
@@ -85,15 +86,17 @@ def level_of(level: Level, xs: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     return sum(a * h for a, h in zip(alphas, states, strict=True)), alphas  # type: ignore[return-value]
 
 
-def naive(model: Hierarchical, labels: Any) -> tuple[Tensor, Any, list[list[Tensor]], list[list[Tensor]]]:
+def naive(
+    model: HierarchicalAttentionNetwork, labels: Any
+) -> tuple[Tensor, Any, list[list[Tensor]], list[list[Tensor]]]:
     logits, of_words, of_sentences = [], [], []
     for document in DOCUMENTS:
         vectors = []
         for sentence in document:
-            vector, alphas = level_of(model.words, [model.embedding.weight[word] for word in sentence])
+            vector, alphas = level_of(model.word_level, [model.embedding.weight[word] for word in sentence])
             vectors.append(vector)
             of_words.append(alphas)
-        vector, alphas = level_of(model.sentences, vectors)
+        vector, alphas = level_of(model.sentence_level, vectors)
         of_sentences.append(alphas)
         logits.append(model.output.weight @ vector + model.output.bias)
     total: Any = 0.0
@@ -106,15 +109,15 @@ def naive(model: Hierarchical, labels: Any) -> tuple[Tensor, Any, list[list[Tens
 LAYOUTS = ["padded", "packed", "alike"]
 
 
-def laid(layout: str, documents: Any = DOCUMENTS, labels: Any = LABELS) -> LabelledDocuments:
+def laid(layout: str, documents: Any = DOCUMENTS, labels: Any = LABELS) -> DocumentBatch:
     batch = batch_of(documents, labels, packed=layout == "packed")
-    return batch.alike() if layout == "alike" else batch
+    return batch.with_static_shapes() if layout == "alike" else batch
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("worth", [1, 1000], ids=["shelves", "one shelf"])
 def test_it_is_what_the_paper_says(layout: str, worth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ragged, "WORTH", worth)
+    monkeypatch.setattr(ragged_layout, "MIN_SAVED_POSITIONS", worth)
     model, labels = small(), (2, IGNORE, 4)
     batch = laid(layout, labels=labels)
     logits, total, of_words, of_sentences = naive(model, labels)
@@ -129,7 +132,7 @@ def test_it_is_what_the_paper_says(layout: str, worth: int, monkeypatch: pytest.
     total.backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(ours[name], parameter.grad, **EXACT)
-    words, sentences = model.maps(batch)
+    words, sentences = model.compute_attention_maps(batch)
     assert words.weights.shape == (7, 1, 1, 7)
     assert sentences.weights.shape == (3, 1, 1, 4)
     for shown, expected in ((words, of_words), (sentences, of_sentences)):
@@ -154,7 +157,7 @@ def test_with_one_class_it_says_numbers() -> None:
 
 def test_a_level_by_hand() -> None:
     """A GRU that forgets all and says tanh(x); keys are 1 or 0, and a query weighs those as 3 to 1."""
-    level = Level(1, 1, 2)
+    level = HierarchicalLevel(1, 1, 2)
     with torch.no_grad():
         for name, parameter in level.rnn.named_parameters():
             parameter.zero_()
@@ -169,8 +172,8 @@ def test_a_level_by_hand() -> None:
     def look_up(ids: Tensor) -> Tensor:
         return vectors[ids]
 
-    tokens = Tokens.padded([[1, 0], [0], [0, 1, 0]])
-    for given_tokens in (tokens, tokens.alike(), Tokens.pack([[1, 0], [0], [0, 1, 0]])):
+    tokens = Tokens.pad([[1, 0], [0], [0, 1, 0]])
+    for given_tokens in (tokens, tokens.with_static_shapes(), Tokens.pack([[1, 0], [0], [0, 1, 0]])):
         expected = torch.tensor([[0.75, 0.25, 0.0], [1.0, 0.0, 0.0], [0.2, 0.6, 0.2]])
         torch.testing.assert_close(level.weights(look_up, given_tokens), expected)
         torch.testing.assert_close(
@@ -197,16 +200,16 @@ def test_a_document_is_read_as_if_it_were_alone(
     batch = laid("packed" if layout == "packed" else "padded", documents, labels)
     if layout != "packed":
         sentences = [sentence for document in documents for sentence in document]
-        tokens = Tokens.padded(sentences, to=max(map(len, sentences)) + wider)
+        tokens = Tokens.pad(sentences, min_length=max(map(len, sentences)) + wider)
         batch = dataclasses.replace(batch, tokens=tokens)
-    batch = batch.alike() if layout == "alike" else batch
+    batch = batch.with_static_shapes() if layout == "alike" else batch
     alone = [batch_of([one], [label]) for one, label in zip(documents, labels, strict=True)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ragged, "WORTH", worth)
+        patch.setattr(ragged_layout, "MIN_SAVED_POSITIONS", worth)
         torch.testing.assert_close(model.logits(batch), torch.cat([model.logits(x) for x in alone]), **EXACT)
         torch.testing.assert_close(model.loss(batch).total, sum(model.loss(x).total for x in alone), **EXACT)
         assert all(x.isfinite().all() for x in gradients(model, batch).values())
-        for shown in model.maps(batch):
+        for shown in model.compute_attention_maps(batch):
             torch.testing.assert_close(shown.weights.sum(-1), torch.ones_like(shown.weights[..., 0]), **EXACT)
 
 
@@ -216,10 +219,10 @@ def test_the_pool_of_sentences_has_any_order(layout: str) -> None:
     sentences = [sentence for document in DOCUMENTS for sentence in document]
     order = [3, 0, 6, 1, 5, 2, 4]
     numbers = [[order.index(n) for n in run] for run in ([0, 1], [2], [3, 4, 5, 6])]
-    shuffled = LabelledDocuments.of(
+    shuffled = DocumentBatch.from_sequences(
         [sentences[n] for n in order], sentences=numbers, labels=LABELS, packed=layout == "packed"
     )
-    shuffled = shuffled.alike() if layout == "alike" else shuffled
+    shuffled = shuffled.with_static_shapes() if layout == "alike" else shuffled
     torch.testing.assert_close(model.logits(shuffled), model.logits(batch), **EXACT)
 
 
@@ -229,9 +232,13 @@ def test_what_fills_up_does_not_count() -> None:
     filled = batch_of([*DOCUMENTS, [[PAD]], [[PAD]]], (*LABELS, IGNORE, IGNORE))
     packed = batch_of([*DOCUMENTS, [[PAD]], [[PAD]]], (*LABELS, IGNORE, IGNORE), packed=True)
     shorter = dataclasses.replace(packed, labels=packed.labels[:3])  # there may be more texts than labels
-    for batch in (filled, filled.alike(), packed, shorter):
+    for batch in (filled, filled.with_static_shapes(), packed, shorter):
         torch.testing.assert_close(model.loss(batch).total, plain, **EXACT)
-        assert len(model.logits(batch)) == len(batch.labels) == len(model.maps(batch)[1].weights)
+        assert (
+            len(model.logits(batch))
+            == len(batch.labels)
+            == len(model.compute_attention_maps(batch)[1].weights)
+        )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -244,7 +251,7 @@ def test_what_has_no_words_is_nothing(layout: str) -> None:
     assert logits.isfinite().all()
     assert not torch.equal(logits[0], model.logits(batch_of([[[4, 9], [5]]], [1]))[0])
     assert all(x.isfinite().all() for x in gradients(model, batch).values())
-    words, sentences = model.maps(batch)
+    words, sentences = model.compute_attention_maps(batch)
     assert words.weights.sum(-1).flatten().tolist() == pytest.approx([1, 0, 1, 0])
     assert sentences.weights.sum(-1).flatten().tolist() == pytest.approx([1, 0, 1])
     nothing = laid(layout, [[], []], [1, 2])
@@ -257,11 +264,11 @@ def test_alike_batches_need_nothing_of_the_host() -> None:
     model = small()
     mine = laid("alike")
     others = laid("alike", [DOCUMENTS[2], DOCUMENTS[0], DOCUMENTS[1]], (1, IGNORE, 3))
-    assert mine.form == others.form
+    assert mine.graph_key == others.graph_key
     new: list[Tensor] = []
-    each_tensor(others, lambda x: new.append(x) or x)  # type: ignore[func-returns-value]
+    map_tensors(others, lambda x: new.append(x) or x)  # type: ignore[func-returns-value]
     copied = iter(new)
-    replayed = each_tensor(mine, lambda _: next(copied))
+    replayed = map_tensors(mine, lambda _: next(copied))
     assert replayed.tokens.lengths == mine.tokens.lengths != others.tokens.lengths
     torch.testing.assert_close(model.loss(replayed).total, model.loss(others).total, **EXACT)
 
@@ -285,7 +292,7 @@ def test_documents_of_any_length() -> None:
         logits = model.logits(batch)
         torch.testing.assert_close(logits[1:2], model.logits(batch_of([[[4]]], [0])))
         assert logits.isfinite().all()
-        assert model.maps(batch)[1].weights.shape == (3, 1, 1, 5000)
+        assert model.compute_attention_maps(batch)[1].weights.shape == (3, 1, 1, 5000)
 
 
 # ------------------------------------------------------------------------------------- to be seen
@@ -297,10 +304,14 @@ def test_watch_sees_where_it_looks() -> None:
     expected = model.logits(batch)
     with jumok.watch(model) as seen:
         assert torch.equal(model.logits(batch), expected)
-    assert [one.name for one in seen] == [one.name for one in model.maps(batch)] == ["words", "sentences"]
+    assert (
+        [one.name for one in seen]
+        == [one.name for one in model.compute_attention_maps(batch)]
+        == ["words", "sentences"]
+    )
     assert {"words", "sentences"} < {name for name, _ in model.named_modules()}
     longest_first = [2, 4, 0, 3, 6, 1, 5]
-    shown = model.maps(batch)[0].weights[longest_first]
+    shown = model.compute_attention_maps(batch)[0].weights[longest_first]
     torch.testing.assert_close(seen[0].weights().flatten(), shown.flatten(), **EXACT)
     assert not shown.requires_grad
 
@@ -330,10 +341,12 @@ def test_under_autocast_it_says_about_the_same(layout: str) -> None:
 def test_it_learns_which_word_decides_and_looks_at_it() -> None:
     """Words 4 to 8 are the classes; one of them stands in some sentence among others."""
     torch.manual_seed(0)
-    model = Hierarchical(HierarchicalConfig(embedding=16, width=8, attention=16, dropout=0.1), WORDS, CLASSES)
+    model = HierarchicalAttentionNetwork(
+        HierarchicalConfig(embedding_width=16, width=8, attention_width=16, dropout=0.1), WORDS, CLASSES
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
 
-    def drawn(count: int) -> tuple[LabelledDocuments, Tensor, Tensor]:
+    def drawn(count: int) -> tuple[DocumentBatch, Tensor, Tensor]:
         documents, labels, which, places, begin = [], torch.randint(CLASSES, (count,)), [], [], 0
         for label in labels.tolist():
             lengths = torch.randint(2, 6, (int(torch.randint(2, 6, ())),)).tolist()
@@ -356,7 +369,7 @@ def test_it_learns_which_word_decides_and_looks_at_it() -> None:
     model.eval()
     batch, which, places = drawn(200)
     assert (model.logits(batch).argmax(-1) == batch.labels).float().mean() > 0.97
-    words, sentences = (shown.weights[:, 0, 0] for shown in model.maps(batch))
+    words, sentences = (shown.weights[:, 0, 0] for shown in model.compute_attention_maps(batch))
     # By chance it would be a third of them. What a sentence says is known to its neighbours' states, too.
     assert (sentences.argmax(-1) == which).float().mean() > 0.7
     assert (words.argmax(-1)[places[:, 0]] == places[:, 1]).float().mean() > 0.8

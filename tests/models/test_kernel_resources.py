@@ -1,6 +1,6 @@
 """Which kernels run on which GPU, and whether they fit: compiled here for each generation, without the GPU.
 
-A test pretends a GPU by replacing ``capability.gpu_of``, runs the code that launches kernels on CPU tensors,
+A test pretends a GPU by replacing ``gpu_support.gpu_of``, runs the code that launches kernels on CPU tensors,
 records the launches in place of running them, and compiles each one for that GPU.
 """
 
@@ -15,14 +15,15 @@ import torch
 from torch import Tensor, nn
 
 import jumok
-from jumok.attention import capability, packed
-from jumok.attention.capability import GPU
-from jumok.attention.tanh import tanh_scores
-from jumok.batch import IGNORE
-from jumok.models.monotone import forward_attention
-from jumok.models.output import smoothed_loss
-from jumok.models.ragged import Packing
-from jumok.models.recurrent import run_packed
+from jumok.attention import gpu_support
+from jumok.attention.additive import compute_additive_scores
+from jumok.attention.gpu_support import GPUProperties
+from jumok.attention.paths import varlen
+from jumok.batches.tokens import IGNORE
+from jumok.models.layers.monotonic_attention import forward_attention
+from jumok.models.layers.output_loss import linear_cross_entropy
+from jumok.models.layers.ragged_layout import PackedSteps
+from jumok.models.layers.recurrent import run_packed_rnn
 
 triton = pytest.importorskip("triton", reason="the kernels need Triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
@@ -35,13 +36,13 @@ pytestmark = pytest.mark.skipif(
 # Compute capability and shared memory that a thread block may opt in to (CUDA C++ Programming Guide, table
 # "Technical Specifications per Compute Capability").
 GPUS = {
-    "sm_75": GPU((7, 5), 65_536),  # T4, RTX 20
-    "sm_80": GPU((8, 0), 166_912),  # A100
-    "sm_86": GPU((8, 6), 101_376),  # RTX 30, A10, A40
-    "sm_89": GPU((8, 9), 101_376),  # RTX 40, L4, L40S
-    "sm_90": GPU((9, 0), 232_448),  # H100, H200
-    "sm_100": GPU((10, 0), 232_448),  # B200
-    "sm_120": GPU((12, 0), 101_376),  # RTX 50
+    "sm_75": GPUProperties((7, 5), 65_536),  # T4, RTX 20
+    "sm_80": GPUProperties((8, 0), 166_912),  # A100
+    "sm_86": GPUProperties((8, 6), 101_376),  # RTX 30, A10, A40
+    "sm_89": GPUProperties((8, 9), 101_376),  # RTX 40, L4, L40S
+    "sm_90": GPUProperties((9, 0), 232_448),  # H100, H200
+    "sm_100": GPUProperties((10, 0), 232_448),  # B200
+    "sm_120": GPUProperties((12, 0), 101_376),  # RTX 50
 }
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 POINTERS = {
@@ -64,12 +65,12 @@ class Pretended(NamedTuple):
     """A GPU, and the launches of kernels since it is pretended."""
 
     name: str
-    gpu: GPU
+    gpu: GPUProperties
     launches: list[Launch]
 
     @property
     def architecture(self) -> int:
-        return 10 * self.gpu.capability[0] + self.gpu.capability[1]
+        return 10 * self.gpu.compute_capability[0] + self.gpu.compute_capability[1]
 
     def compile_all(self) -> list[Any]:
         """Compile the launches for the GPU; each must fit."""
@@ -78,7 +79,9 @@ class Pretended(NamedTuple):
             kernel = compiled(launch, self.architecture)
             shared = kernel.metadata.shared
             name = launch.function.fn.__name__
-            assert shared <= self.gpu.shared_memory, f"{name}: {shared} of {self.gpu.shared_memory} bytes"
+            assert shared <= self.gpu.max_shared_memory, (
+                f"{name}: {shared} of {self.gpu.max_shared_memory} bytes"
+            )
             kernels.append(kernel)
         return kernels
 
@@ -115,7 +118,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pretended]:
     def begin(name: str) -> Pretended:
         launches.clear()
         monkeypatch.setattr(JITFunction, "run", record)
-        monkeypatch.setattr(capability, "gpu_of", lambda device: GPUS[name])
+        monkeypatch.setattr(gpu_support, "get_gpu_properties", lambda device: GPUS[name])
         return Pretended(name, GPUS[name], launches)
 
     return begin
@@ -131,7 +134,9 @@ def low(kind: str) -> torch.autocast:
 def run_gru(width: int, kind: str, both: bool = True, learning: bool = True) -> None:
     rnn = nn.GRU(3, width, bidirectional=both).requires_grad_(learning)
     with low(kind):
-        states = run_packed(rnn, torch.zeros(3, 3), Packing.of(torch.tensor([2, 1]), "cpu"))
+        states = run_packed_rnn(
+            rnn, torch.zeros(3, 3), PackedSteps.from_batch_sizes(torch.tensor([2, 1]), "cpu")
+        )
         if learning:
             states.sum().backward()
 
@@ -206,7 +211,9 @@ def packed_path(length: int, width: int, dropout: float, kind: str, learning: bo
         out = jumok.attend(x, x, x, **how)
         if learning:
             out.sum().backward()
-    assert packed.is_fast(x.device, length, width, dropout) is (path in ("packed-short", "varlen"))
+    assert varlen.has_fast_varlen_path(x.device, length, width, dropout) is (
+        path in ("packed-short", "varlen")
+    )
     return path
 
 
@@ -265,10 +272,10 @@ def run_elementwise_kernels(kind: str, width: int) -> None:
     query, value = torch.zeros(2, 1, 7, dtype=dtype), torch.zeros(2, 11, 5, dtype=dtype)
     jumok.attend(query, score.prepare(value), value, score=score).sum().backward()
     keys = torch.zeros(2, 11, width, dtype=dtype, requires_grad=True)
-    tanh_scores(keys, keys, score.v).sum().backward()
+    compute_additive_scores(keys, keys, score.v).sum().backward()
     weight = torch.zeros(101, 7, dtype=dtype, requires_grad=True)
     labels = torch.tensor([3, IGNORE])
-    smoothed_loss(torch.zeros(2, 7, dtype=dtype), weight, labels, 0.1)[0].backward()
+    linear_cross_entropy(torch.zeros(2, 7, dtype=dtype), weight, labels, 0.1)[0].backward()
     weights = torch.ones(2, width, dtype=dtype, requires_grad=True)
     forward_attention(weights, torch.ones(2, width)).sum().backward()
 
@@ -285,7 +292,7 @@ def test_turing_takes_kernels_without_products(
 def test_additive_scores_fit(pretend: Callable[[str], Pretended]) -> None:
     on = pretend("sm_75")
     x = torch.zeros(2, 11, 16, dtype=torch.float16)
-    tanh_scores(x, x, torch.zeros(16, dtype=torch.float16))
+    compute_additive_scores(x, x, torch.zeros(16, dtype=torch.float16))
     assert any("tanh.approx" in kernel.asm["ptx"] for kernel in on.compile_all())
 
 
@@ -305,13 +312,13 @@ def test_kernels_without_products_fit_at_any_width(
 
 
 def run_pooling(kind: str, width: int, length: int) -> None:
-    from jumok.attention.kernels.lse import row_lse
-    from jumok.attention.kernels.pooled import pooled_maps
+    from jumok.attention.kernels.lse import compute_row_lse
+    from jumok.attention.kernels.pooled_maps import compute_pooled_maps
 
     x = torch.zeros(1, length, width, dtype=DTYPES[kind])
-    lse = row_lse(x, x, scale=1.0)
-    pooled_maps(x, x, lse, scale=1.0, cells=(32, 32))
-    pooled_maps(x, x, lse, scale=1.0, cells=(32, 32), diagonal=0)
+    lse = compute_row_lse(x, x, scale=1.0)
+    compute_pooled_maps(x, x, lse, scale=1.0, output_size=(32, 32))
+    compute_pooled_maps(x, x, lse, scale=1.0, output_size=(32, 32), diagonal=0)
 
 
 @pytest.mark.slow
@@ -321,34 +328,34 @@ def run_pooling(kind: str, width: int, length: int) -> None:
 def test_pooled_maps_fit(pretend: Callable[[str], Pretended], name: str, kind: str, width: int) -> None:
     if width * DTYPES[kind].itemsize > 512:
         pytest.skip("wider than the kernel takes")
-    from jumok.attention.kernels.lse import SHARED_MEMORY
+    from jumok.attention.kernels.lse import MAX_SHARED_MEMORY_BYTES
 
     on = pretend(name)
     run_pooling(kind, width, 8192)
     assert on.launches
     for kernel in on.compile_all():
-        assert kernel.metadata.shared <= SHARED_MEMORY  # what on_gpu.py asks for
+        assert kernel.metadata.shared <= MAX_SHARED_MEMORY_BYTES  # what on_gpu.py asks for
 
 
 # --- what else the generation decides -----------------------------------------------------------------------
 
 
-ROCM = GPU((9, 4), 65_536, rocm=True)
+ROCM = GPUProperties((9, 4), 65_536, is_rocm=True)
 
 
 @pytest.fixture
 def on_rocm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(capability, "gpu_of", lambda device: ROCM)
+    monkeypatch.setattr(gpu_support, "get_gpu_properties", lambda device: ROCM)
     return
 
 
 @pytest.mark.usefixtures("on_rocm")
 def test_rocm_takes_none_of_our_kernels() -> None:
     x = torch.zeros(1, dtype=torch.float16)
-    assert "AMD" in (capability.why_no_kernel(x) or "")
+    assert "AMD" in (gpu_support.triton_unsupported_reason(x) or "")
     assert packed_path(64, 64, 0.0, "fp16") not in ("packed-short", "varlen")
-    assert capability.has_bfloat16(x.device)
-    assert capability.compiles(x.device)
+    assert gpu_support.supports_bfloat16(x.device)
+    assert gpu_support.supports_compile(x.device)
 
 
 def test_the_reason_names_both_generations(pretend: Callable[[str], Pretended]) -> None:
@@ -360,18 +367,18 @@ def test_the_reason_names_both_generations(pretend: Callable[[str], Pretended]) 
 
 def test_a_cpu_has_no_gpu() -> None:
     cpu = torch.device("cpu")
-    assert capability.gpu_of(cpu) is None
-    assert not capability.has_bfloat16(cpu)
-    assert not capability.compiles(cpu)
-    assert "on cpu" in (capability.why_no_packed(cpu) or "")
+    assert gpu_support.get_gpu_properties(cpu) is None
+    assert not gpu_support.supports_bfloat16(cpu)
+    assert not gpu_support.supports_compile(cpu)
+    assert "on cpu" in (gpu_support.packed_unsupported_reason(cpu) or "")
 
 
 @pytest.mark.gpu
 def test_the_device_tells_what_the_driver_does() -> None:
     """The same shared memory as Triton reads from the CUDA driver."""
     device = torch.device("cuda", 0)
-    gpu = capability.gpu_of(device)
+    gpu = gpu_support.get_gpu_properties(device)
     assert gpu is not None
-    assert gpu.capability == torch.cuda.get_device_capability(device)
+    assert gpu.compute_capability == torch.cuda.get_device_capability(device)
     properties = triton.runtime.driver.active.utils.get_device_properties(0)
-    assert gpu.shared_memory == properties["max_shared_mem"]
+    assert gpu.max_shared_memory == properties["max_shared_mem"]

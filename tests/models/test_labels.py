@@ -6,13 +6,13 @@ import math
 import pytest
 import torch
 
-from jumok.batch import IGNORE
-from jumok.models import labels
-from jumok.models.labels import label_loss
+from jumok.batches.tokens import IGNORE
+from jumok.models.layers import label_losses
+from jumok.models.layers.label_losses import label_loss
 
 
 def test_the_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(labels).failed == 0
+    assert doctest.testmod(label_losses).failed == 0
 
 
 def test_classes() -> None:

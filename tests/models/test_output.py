@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from jumok.batch import IGNORE, Pairs
-from jumok.models import output
-from jumok.models.output import counted, smoothed_loss
+from jumok.batches.tokens import IGNORE, Seq2SeqBatch
+from jumok.models.layers import output_loss
+from jumok.models.layers.output_loss import linear_cross_entropy, select_labelled
 
 N, D, V = 11, 5, 17
 
@@ -27,7 +27,7 @@ def gradients(loss: Tensor, *of: Tensor) -> tuple[Tensor, ...]:
 
 @pytest.fixture(params=[1, 3 * V, 1 << 20], ids=["a row at a time", "three rows", "all at once"])
 def _chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "AT_ONCE_ON_CPU", request.param)
+    monkeypatch.setattr(output_loss, "MAX_LOGITS_ON_CPU", request.param)
 
 
 @pytest.mark.usefixtures("_chunks")
@@ -36,7 +36,7 @@ def _chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_equal_to_cross_entropy_in_value_and_gradients(smoothing: float, with_bias: bool) -> None:
     hidden, weight, bias, labels = inputs()
     of = [x.requires_grad_() for x in ([hidden, weight, bias] if with_bias else [hidden, weight])]
-    total, plain = smoothed_loss(hidden, weight, labels, smoothing, bias if with_bias else None)
+    total, plain = linear_cross_entropy(hidden, weight, labels, smoothing, bias if with_bias else None)
     logits = F.linear(hidden, weight, bias if with_bias else None)
     expected = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
     torch.testing.assert_close(total, expected)
@@ -48,7 +48,7 @@ def test_equal_to_cross_entropy_in_value_and_gradients(smoothing: float, with_bi
 def test_by_hand() -> None:
     # Logits 0 and log 3: the words have the probabilities 1/4 and 3/4.
     hidden, weight = torch.tensor([[1.0]]), torch.tensor([[0.0], [math.log(3)]])
-    total, plain = smoothed_loss(hidden, weight, torch.tensor([1]), smoothing=0.5)
+    total, plain = linear_cross_entropy(hidden, weight, torch.tensor([1]), smoothing=0.5)
     assert plain.item() == pytest.approx(math.log(4 / 3))
     # Of the label, 3/4 are on its word and 1/4 on the other.
     assert total.item() == pytest.approx(0.75 * math.log(4 / 3) + 0.25 * math.log(4))
@@ -56,16 +56,16 @@ def test_by_hand() -> None:
 
 def test_only_the_first_sum_has_a_graph() -> None:
     hidden, weight, _, labels = inputs()
-    total, plain = smoothed_loss(hidden.requires_grad_(), weight, labels, 0.1)
+    total, plain = linear_cross_entropy(hidden.requires_grad_(), weight, labels, 0.1)
     assert total.requires_grad
     assert not plain.requires_grad
     with torch.no_grad():
-        assert not smoothed_loss(hidden, weight, labels, 0.1)[0].requires_grad
+        assert not linear_cross_entropy(hidden, weight, labels, 0.1)[0].requires_grad
 
 
 def test_backward_may_be_asked_twice_and_sums_up() -> None:
     hidden, weight, _, labels = inputs()
-    total, _ = smoothed_loss(hidden.requires_grad_(), weight, labels)
+    total, _ = linear_cross_entropy(hidden.requires_grad_(), weight, labels)
     (once,) = torch.autograd.grad(total, hidden, retain_graph=True)
     (twice,) = torch.autograd.grad(2 * total, hidden)
     torch.testing.assert_close(twice, 2 * once)
@@ -73,9 +73,9 @@ def test_backward_may_be_asked_twice_and_sums_up() -> None:
 
 def test_what_has_no_label_does_not_matter_even_if_it_is_nan() -> None:
     hidden, weight, _, labels = inputs()
-    clean, _ = smoothed_loss(hidden, weight, labels, 0.1)
+    clean, _ = linear_cross_entropy(hidden, weight, labels, 0.1)
     hidden[labels == IGNORE] = float("nan")
-    total, plain = smoothed_loss(hidden.requires_grad_(), weight.requires_grad_(), labels, 0.1)
+    total, plain = linear_cross_entropy(hidden.requires_grad_(), weight.requires_grad_(), labels, 0.1)
     torch.testing.assert_close(total.detach(), clean)
     assert plain.isfinite()
     by_hidden, by_weight = gradients(total, hidden, weight)
@@ -85,15 +85,15 @@ def test_what_has_no_label_does_not_matter_even_if_it_is_nan() -> None:
 
 def test_no_labels_at_all_cost_nothing() -> None:
     hidden, weight, _, labels = inputs()
-    total, _ = smoothed_loss(hidden.requires_grad_(), weight, torch.full_like(labels, IGNORE), 0.1)
+    total, _ = linear_cross_entropy(hidden.requires_grad_(), weight, torch.full_like(labels, IGNORE), 0.1)
     assert total.item() == 0
     assert not gradients(total, hidden)[0].any()
-    assert smoothed_loss(hidden[:0], weight, labels[:0])[0].item() == 0
+    assert linear_cross_entropy(hidden[:0], weight, labels[:0])[0].item() == 0
 
 
 def test_confident_and_wrong_stays_finite() -> None:
     hidden, weight = torch.tensor([[1.0]], requires_grad=True), torch.tensor([[0.0], [300.0]])
-    total, _ = smoothed_loss(hidden, weight, torch.tensor([0]))
+    total, _ = linear_cross_entropy(hidden, weight, torch.tensor([0]))
     assert total.item() == 300
     assert gradients(total, hidden)[0].item() == 300
 
@@ -102,9 +102,9 @@ def test_under_autocast_the_sums_are_float32_and_the_error_is_that_of_bfloat16()
     hidden, weight, bias, labels = inputs(torch.float32)
     for x in (hidden, weight, bias):
         x.requires_grad_()
-    exact, _ = smoothed_loss(hidden, weight, labels, 0.1, bias)
+    exact, _ = linear_cross_entropy(hidden, weight, labels, 0.1, bias)
     with torch.autocast("cpu", torch.bfloat16):
-        total, plain = smoothed_loss(hidden, weight, labels, 0.1, bias)
+        total, plain = linear_cross_entropy(hidden, weight, labels, 0.1, bias)
     assert total.dtype == plain.dtype == torch.float32
     torch.testing.assert_close(total, exact, rtol=0.01, atol=0.05)
     for got, want in zip(
@@ -116,10 +116,10 @@ def test_under_autocast_the_sums_are_float32_and_the_error_is_that_of_bfloat16()
 
 @pytest.mark.parametrize("to", [0, 7])
 def test_padding_is_left_out(to: int) -> None:
-    batch = Pairs.of([[4]] * 3, [[5, 6], [7], [8, 9, 10]], to=(0, to))
+    batch = Seq2SeqBatch.from_sequences([[4]] * 3, [[5, 6], [7], [8, 9, 10]], min_lengths=(0, to))
     length = batch.labels.shape[1]
     hidden = torch.arange(3 * length * 2.0).view(3, length, 2)
-    kept, labels = counted(hidden, batch)
+    kept, labels = select_labelled(hidden, batch)
     assert labels.tolist() == [5, 6, 3, 7, 3, 8, 9, 10, 3]
     assert len(labels) == batch.count
     rows = [0, 1, 2, length, length + 1, *range(2 * length, 2 * length + 4)]
@@ -127,8 +127,11 @@ def test_padding_is_left_out(to: int) -> None:
 
 
 def test_without_padding_nothing_is_copied() -> None:
-    for batch in (Pairs.of([[4]] * 2, [[5, 6], [7, 8]]), Pairs.of([[4]] * 2, [[5], [7, 8]], packed=True)):
+    for batch in (
+        Seq2SeqBatch.from_sequences([[4]] * 2, [[5, 6], [7, 8]]),
+        Seq2SeqBatch.from_sequences([[4]] * 2, [[5], [7, 8]], packed=True),
+    ):
         hidden = torch.zeros(*batch.labels.shape, 2)
-        kept, labels = counted(hidden, batch)
+        kept, labels = select_labelled(hidden, batch)
         assert kept.data_ptr() == hidden.data_ptr()
         assert torch.equal(labels, batch.labels.flatten())

@@ -21,19 +21,19 @@ from torch.nn import functional as F
 pytest.importorskip("triton", reason="the kernels need Triton")
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-from jumok.batch import IGNORE  # noqa: E402
-from jumok.models import output  # noqa: E402
-from jumok.models.kernels import softmax_loss  # noqa: E402
-from jumok.models.kernels.softmax_loss import Blocks, room_for_logits, softmax_loss_  # noqa: E402
-from jumok.models.output import smoothed_loss  # noqa: E402
-from jumok.models.transformer import Output  # noqa: E402
+from jumok.batches.tokens import IGNORE  # noqa: E402
+from jumok.models.kernels import cross_entropy  # noqa: E402
+from jumok.models.kernels.cross_entropy import CrossEntropyBlockSizes, allocate_logits, cross_entropy_  # noqa: E402
+from jumok.models.layers import output_loss  # noqa: E402
+from jumok.models.layers.output_loss import linear_cross_entropy  # noqa: E402
+from jumok.models.transformer import TransformerOutputLayer  # noqa: E402
 
 ON_GPU = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if ON_GPU else "cpu"
 # NumPy warns of what tests of NaN and infinity are about.
 runs_kernels = pytest.mark.filterwarnings("ignore::RuntimeWarning") if INTERPRETED else pytest.mark.gpu
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-SMALL = Blocks(warps=1, unroll=2)  # steps of 256 or 512 words
+SMALL = CrossEntropyBlockSizes(warps=1, unroll=2)  # steps of 256 or 512 words
 D = 13
 
 
@@ -41,15 +41,17 @@ D = 13
 def _by_kernel_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     if INTERPRETED:
         monkeypatch.setattr(
-            output, "why_no_kernel", lambda x: "float64" if x.dtype == torch.float64 else None
+            output_loss,
+            "triton_unsupported_reason",
+            lambda x: "float64" if x.dtype == torch.float64 else None,
         )
-        monkeypatch.setattr(output, "WITH_KERNELS", ("cuda", "cpu"))
+        monkeypatch.setattr(output_loss, "KERNEL_DEVICES", ("cuda", "cpu"))
 
 
 @contextmanager
 def without_kernels() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(output, "why_no_kernel", lambda x: "not now")
+        patch.setattr(output_loss, "triton_unsupported_reason", lambda x: "not now")
         yield
 
 
@@ -69,11 +71,19 @@ def kernel(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The smoothed losses, the plain ones, and what is then in the place of the logits."""
     rows, words = logits.shape
-    room = room_for_logits(rows, words, logits).fill_(torch.nan)  # whatever is beyond the last word
+    room = allocate_logits(rows, words, logits).fill_(torch.nan)  # whatever is beyond the last word
     room[:, :words] = logits
     smoothed, plain = torch.full((2, rows), torch.nan, device=DEVICE)
-    softmax_loss_(
-        room, words, labels, smoothed, plain, smoothing=smoothing, bias=bias, learning=learning, blocks=SMALL
+    cross_entropy_(
+        room,
+        words,
+        labels,
+        smoothed,
+        plain,
+        smoothing=smoothing,
+        bias=bias,
+        needs_gradient=learning,
+        blocks=SMALL,
     )
     return smoothed, plain, room[:, :words]
 
@@ -167,7 +177,7 @@ def test_a_label_that_is_no_word_gives_nan(label: int) -> None:
 def losses_and_gradients(inputs: list[Tensor], labels: Tensor, smoothing: float) -> list[Tensor]:
     leaves = [x.detach().clone().requires_grad_() for x in inputs]
     hidden, weight, *bias = leaves
-    total, plain = smoothed_loss(hidden, weight, labels, smoothing, *bias)
+    total, plain = linear_cross_entropy(hidden, weight, labels, smoothing, *bias)
     (total / 3).backward()
     found = [total.detach(), plain, *(x.grad for x in leaves if x.grad is not None)]
     assert len(found) == 2 + len(inputs)
@@ -196,8 +206,8 @@ def test_at_most_twice_the_error_of_plain_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows, words = (40, 331) if INTERPRETED else (1000, 4099)
-    monkeypatch.setattr(output, "ROWS", 1)
-    monkeypatch.setattr(output, "AT_ONCE_BY_KERNEL", rows * words // pieces + words)
+    monkeypatch.setattr(output_loss, "ROW_MULTIPLE", 1)
+    monkeypatch.setattr(output_loss, "MAX_LOGITS_BY_KERNEL", rows * words // pieces + words)
     shapes = [(rows, D), (words, D), (words,)][: 3 if with_bias else 2]
     held = torch.float32 if cast else dtype
     inputs = [torch.randn(*shape, device=DEVICE).to(dtype).to(held) for shape in shapes]
@@ -239,10 +249,10 @@ def test_hidden_states_without_a_label_reach_no_gradient(value: float) -> None:
 def test_without_gradients_nothing_is_worked_out_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, weight = torch.randn(7, D, device=DEVICE), torch.randn(29, D, device=DEVICE, requires_grad=True)
     labels = some_labels(7, 29)
-    learning = smoothed_loss(hidden, weight, labels, 0.1)
-    monkeypatch.setattr(output, "_multiply", None)
+    learning = linear_cross_entropy(hidden, weight, labels, 0.1)
+    monkeypatch.setattr(output_loss, "_matmul_into", None)
     with torch.no_grad():
-        looking = smoothed_loss(hidden, weight, labels, 0.1)
+        looking = linear_cross_entropy(hidden, weight, labels, 0.1)
     assert learning[0].requires_grad
     assert not looking[0].requires_grad
     torch.testing.assert_close(looking, tuple(x.detach() for x in learning), rtol=1e-6, atol=1e-6)
@@ -250,7 +260,7 @@ def test_without_gradients_nothing_is_worked_out_for_them(monkeypatch: pytest.Mo
 
 @runs_kernels
 def test_float64_stays_with_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(softmax_loss, "softmax_loss_", None)
+    monkeypatch.setattr(cross_entropy, "cross_entropy_", None)
     inputs = [torch.randn(*shape, device=DEVICE).double() for shape in ((7, D), (29, D))]
     assert all(x.dtype == torch.float64 for x in losses_and_gradients(inputs, some_labels(7, 29), 0.1))
 
@@ -260,8 +270,8 @@ def test_float64_stays_with_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_compiled_output_layer_is_compiled_for_the_first_batches_only(smoothing: float) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    layer = Output(torch.nn.Parameter(torch.randn(29, D, device=DEVICE))).train()
-    plain = Output(layer.weight).train()
+    layer = TransformerOutputLayer(torch.nn.Parameter(torch.randn(29, D, device=DEVICE))).train()
+    plain = TransformerOutputLayer(layer.weight).train()
     layer.compile(backend="eager")
     frames = []
     for rows in (5, 7, 11, 13):
@@ -293,11 +303,11 @@ def test_at_real_sizes(words: int) -> None:
 
 @pytest.mark.gpu
 def test_products_are_added_in_float32() -> None:
-    assert output._makes_float32(torch.bfloat16, torch.device("cuda", 0))
+    assert output_loss._supports_float32_output(torch.bfloat16, torch.device("cuda", 0))
     a, b = torch.randn(40, 24, device="cuda").bfloat16(), torch.randn(24, 16, device="cuda").bfloat16()
     out = torch.full((40, 16), torch.nan, device="cuda")
-    output._multiply(a, b, out=out)  # what was there does not matter
-    output._multiply(a, b, out=out, add=True)
+    output_loss._matmul_into(a, b, out=out)  # what was there does not matter
+    output_loss._matmul_into(a, b, out=out, add=True)
     torch.testing.assert_close(out.double(), 2 * (a.double() @ b.double()), rtol=1e-5, atol=1e-5)
 
 
@@ -306,7 +316,7 @@ def test_products_are_added_in_float32() -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_it_can_be_recorded_and_waits_for_nothing(compiled: bool) -> None:
     torch._dynamo.reset()
-    layer = Output(torch.nn.Parameter(torch.randn(1031, 64, device="cuda"))).train()
+    layer = TransformerOutputLayer(torch.nn.Parameter(torch.randn(1031, 64, device="cuda"))).train()
     if compiled:
         layer.compile()
     hidden, labels = torch.randn(300, 64, device="cuda", requires_grad=True), some_labels(300, 1031)
@@ -348,7 +358,7 @@ def test_the_kernel_compiles_for_hopper(biased: bool, even: bool, kind: str) -> 
     import triton
     from triton.backends.compiler import GPUTarget
 
-    function, blocks = softmax_loss._softmax_loss_kernel, softmax_loss.BLOCKS
+    function, blocks = cross_entropy._cross_entropy_kernel, cross_entropy.DEFAULT_BLOCKS
     constants = {"U": blocks.unroll, "LANES": 32 * blocks.warps, "E": 4 if kind == "fp32" else 8}
     constants |= {"BIASED": biased, "SMOOTHED": True, "LEARNING": True}
     types = {"logits_ptr": f"*{kind}", "labels_ptr": "*i64", "V": "i32", "width": "i32", "smoothing": "fp32"}
@@ -363,7 +373,7 @@ def test_the_kernel_compiles_for_hopper(biased: bool, even: bool, kind: str) -> 
     source = triton.compiler.ASTSource(
         function, signature, constexprs=constants, attrs={(at,): [["tt.divisibility", 16]] for at in aligned}
     )
-    options = softmax_loss.launched(blocks.warps)
+    options = cross_entropy.launch_options(blocks.warps)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     if triton.__version__.startswith("3.6."):  # others lay a warp out in another way
         assert "threadsPerWarp = [32, 1, 1]" in compiled.asm["ttgir"]  # a thread's lane is its own

@@ -11,11 +11,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from jumok.models import lite, places
+from jumok.batches.images import CaptionBatch, features_as_tokens
 from jumok.models.captioner import Captioner, CaptionerConfig
-from jumok.models.lite import STAGES, EfficientNetLite0, SameConv
-from jumok.models.places import LITE0, PACKAGE, Backbone, Encoder, Seeing
-from jumok.pictures import Captions, source_of
+from jumok.models.layers import efficientnet_lite, image_encoder
+from jumok.models.layers.efficientnet_lite import STAGES, EfficientNetLite0, SamePadConv2d
+from jumok.models.layers.image_encoder import (
+    LITE0,
+    LITE0_PACKAGE,
+    ImageBackbone,
+    ImageCaptioner,
+    ImageEncoder,
+)
 
 
 @pytest.fixture
@@ -50,13 +56,13 @@ def published() -> dict[str, Tensor]:
     norm("_bn0", 32)
     inputs, number = 32, 0
     for stage in STAGES:
-        for _ in range(stage.blocks):
+        for _ in range(stage.num_blocks):
             block, wide = f"_blocks.{number}", inputs
             if number:
                 wide = 6 * inputs
                 convolution(f"{block}._expand_conv", wide, inputs, 1, 1)
                 norm(f"{block}._bn0", wide)
-            convolution(f"{block}._depthwise_conv", wide, 1, stage.kernel, stage.kernel)
+            convolution(f"{block}._depthwise_conv", wide, 1, stage.kernel_size, stage.kernel_size)
             norm(f"{block}._bn1", wide)
             convolution(f"{block}._project_conv", stage.channels, wide, 1, 1)
             norm(f"{block}._bn2", stage.channels)
@@ -68,7 +74,7 @@ def published() -> dict[str, Tensor]:
 
 
 def test_the_docstrings_are_right() -> None:
-    for module in (lite, places):
+    for module in (efficientnet_lite, image_encoder):
         found = doctest.testmod(module, extraglobs={"torch": torch})
         assert found.attempted > 1
         assert found.failed == 0
@@ -96,7 +102,7 @@ def test_places_go_row_by_row(channels_last: bool) -> None:
     if channels_last:
         forward = net.forward
         net.forward = lambda x: [found.permute(0, 2, 3, 1) for found in forward(x)]  # type: ignore[method-assign]
-    found, grid = Encoder(Backbone(net, ("one",), (5,)))(torch.zeros(2, 3, 8, 12))
+    found, grid = ImageEncoder(ImageBackbone(net, ("one",), (5,)))(torch.zeros(2, 3, 8, 12))
     assert grid == (2, 3)
     assert found.shape == (2, 6, 5)
     assert found[1, :, 0].tolist() == [0, 1, 2, 10, 11, 12]
@@ -105,7 +111,7 @@ def test_places_go_row_by_row(channels_last: bool) -> None:
 
 def test_pixels_are_brought_to_what_the_net_knows() -> None:
     net = Numbered()
-    encoder = Encoder(Backbone(net, ("one",), (5,), mean=(0.2, 0.4, 0.5), std=(0.1, 0.2, 0.5)))
+    encoder = ImageEncoder(ImageBackbone(net, ("one",), (5,), mean=(0.2, 0.4, 0.5), std=(0.1, 0.2, 0.5)))
     encoder(torch.full((1, 3, 4, 4), 51, dtype=torch.uint8))  # 51 / 255 = 0.2
     torch.testing.assert_close(net.seen[0, :, 0, 0], torch.tensor([0.0, -1.0, -0.6]))
     as_bytes = net.seen
@@ -116,18 +122,18 @@ def test_pixels_are_brought_to_what_the_net_knows() -> None:
 @pytest.mark.parametrize("shape", [(3, 8, 8), (1, 1, 8, 8), (0, 3, 8, 8), (1, 3, 0, 8)])
 def test_what_is_no_picture_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="pixels of shape"):
-        Encoder.of("small")(torch.zeros(shape))
+        ImageEncoder.from_name("small")(torch.zeros(shape))
 
 
 # ---------------------------------------------------------------------------------------- what of it learns
 
 
-def learning(encoder: Encoder) -> set[str]:
+def learning(encoder: ImageEncoder) -> set[str]:
     return {name.rpartition(".")[0] for name, p in encoder.net.named_parameters() if p.requires_grad}
 
 
 def test_a_frozen_encoder_never_changes(pixels: Tensor) -> None:
-    encoder = Encoder.of(LITE0).train()
+    encoder = ImageEncoder.from_name(LITE0).train()
     before = {name: x.clone() for name, x in encoder.state_dict().items()}
     found, _ = encoder(pixels)
     assert not found.requires_grad
@@ -136,7 +142,7 @@ def test_a_frozen_encoder_never_changes(pixels: Tensor) -> None:
 
 
 def test_it_learns_from_a_stage_on(pixels: Tensor) -> None:
-    encoder = Encoder.of("small", stage=1, tune=1).train()
+    encoder = ImageEncoder.from_name("small", stage=1, fine_tune_from_stage=1).train()
     assert {name.partition(".")[0] for name in learning(encoder)} == {"wide"}
     norms = {name: m.training for name, m in encoder.net.named_modules() if isinstance(m, nn.BatchNorm2d)}
     assert len(norms) == 2 + 6
@@ -151,11 +157,11 @@ def test_it_learns_from_a_stage_on(pixels: Tensor) -> None:
 
 
 def test_all_of_it_learns_from_stage_0_on() -> None:
-    encoder = Encoder.of(LITE0, tune=0)
+    encoder = ImageEncoder.from_name(LITE0, fine_tune_from_stage=0)
     assert all(p.requires_grad for p in encoder.parameters())
-    last = learning(Encoder.of(LITE0, tune=5))
+    last = learning(ImageEncoder.from_name(LITE0, fine_tune_from_stage=5))
     assert last == {"conv_head", "bn2"}
-    some = learning(Encoder.of(LITE0, stage=4, tune=4))
+    some = learning(ImageEncoder.from_name(LITE0, stage=4, fine_tune_from_stage=4))
     assert {name.split(".")[1] for name in some} == {"5", "6"}
 
 
@@ -164,31 +170,31 @@ def test_all_of_it_learns_from_stage_0_on() -> None:
 )
 def test_stages_that_are_not_there_are_refused(stage: int, tune: int | None, match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        Encoder.of(LITE0, stage=stage, tune=tune)
+        ImageEncoder.from_name(LITE0, stage=stage, fine_tune_from_stage=tune)
 
 
 def test_a_captioner_teaches_its_encoder(pixels: Tensor) -> None:
     torch.manual_seed(0)
-    encoder = Encoder.of("small", tune=0)
-    config = CaptionerConfig(width=8, embedding=8, attention_width=8)
-    model = Seeing(encoder, Captioner(config, 11, encoder.features))
-    batch = Captions.of(pixels, (64, 96), [[5, 6], [7]])
+    encoder = ImageEncoder.from_name("small", fine_tune_from_stage=0)
+    config = CaptionerConfig(width=8, embedding_width=8, attention_width=8)
+    model = ImageCaptioner(encoder, Captioner(config, 11, encoder.feature_width))
+    batch = CaptionBatch.from_sequences(pixels, (64, 96), [[5, 6], [7]])
     model.loss(batch).total.backward()
     assert all(p.grad is not None and p.grad.any() for p in encoder.parameters())
     model.eval()
-    seen = model.seen(batch)
+    seen = model.encode_images(batch)
     assert seen.grid == (8, 12)
-    [found], [again] = model.maps(batch), model.maps(seen)
+    [found], [again] = model.compute_attention_maps(batch), model.compute_attention_maps(seen)
     assert found.name == "captioner.attention"
     assert found.weights.shape == (2, 1, 3, 96)
     assert torch.equal(found.weights, again.weights)
-    for source in (pixels, source_of(pixels), seen.source):
+    for source in (pixels, features_as_tokens(pixels), seen.source):
         logits, _ = model.step(model.start(source), torch.tensor([2, 2]))
-        torch.testing.assert_close(logits, model.step(model.start(seen.places), torch.tensor([2, 2]))[0])
+        torch.testing.assert_close(logits, model.step(model.start(seen.features), torch.tensor([2, 2]))[0])
 
 
 def test_the_small_net_says_where_its_places_are(pixels: Tensor) -> None:
-    places, (rows, columns) = Encoder.of("small", tune=0)(pixels)
+    places, (rows, columns) = ImageEncoder.from_name("small", fine_tune_from_stage=0)(pixels)
     assert (rows, columns) == (8, 12)
     across, down = places[0, :, -2:].detach().unflatten(0, (rows, columns)).unbind(-1)
     torch.testing.assert_close(across[3], torch.arange(-11, 12, 2) / 12)
@@ -196,16 +202,16 @@ def test_the_small_net_says_where_its_places_are(pixels: Tensor) -> None:
 
 
 def test_what_is_wide_in_the_small_net_is_blind_to_hue(pixels: Tensor) -> None:
-    encoder = Encoder.of("small", tune=0).eval()
+    encoder = ImageEncoder.from_name("small", fine_tune_from_stage=0).eval()
     one, other = (encoder(x)[0] for x in (pixels, pixels.flip(1)))  # red for blue
     torch.testing.assert_close(one[..., 64:], other[..., 64:])
     assert not torch.allclose(one[..., :64], other[..., :64], atol=0.1)
 
 
 def test_to_ask_for_the_grid_changes_nothing(pixels: Tensor) -> None:
-    encoder = Encoder.of("small", tune=0).train()
+    encoder = ImageEncoder.from_name("small", fine_tune_from_stage=0).train()
     before = {name: x.clone() for name, x in encoder.state_dict().items()}
-    assert encoder.grid(96) == (12, 12)
+    assert encoder.compute_grid(96) == (12, 12)
     assert encoder.training
     assert encoder.net.training
     assert all(torch.equal(x, before[name]) for name, x in encoder.state_dict().items())
@@ -219,7 +225,7 @@ def test_to_ask_for_the_grid_changes_nothing(pixels: Tensor) -> None:
 )
 def test_padding_is_tensorflows(size: int, kernel: int, stride: int) -> None:
     # Of a picture of ones, each cell of the output counts what it sees of it.
-    convolution = SameConv(1, 1, kernel, stride, bias=False)
+    convolution = SamePadConv2d(1, 1, kernel, stride, bias=False)
     nn.init.ones_(convolution.weight)
     found = convolution(torch.ones(1, 1, size, size))[0, 0]
     outputs = -(-size // stride)
@@ -230,9 +236,9 @@ def test_padding_is_tensorflows(size: int, kernel: int, stride: int) -> None:
 
 def test_ours_is_timms(timm: Any, pixels: Tensor) -> None:
     theirs = timm.create_model(LITE0).eval()
-    theirs.load_state_dict(lite.renamed(published()), strict=True)
+    theirs.load_state_dict(efficientnet_lite.rename_weights(published()), strict=True)
     ours = EfficientNetLite0().eval()
-    ours.load_state_dict({k: v for k, v in theirs.state_dict().items() if k not in ours.LEFT_OUT})
+    ours.load_state_dict({k: v for k, v in theirs.state_dict().items() if k not in ours.UNUSED_WEIGHTS})
     with torch.no_grad():
         for x in (pixels, pixels[..., :50, :77]):  # even sides, and odd ones
             x = x / 127.5 - 1
@@ -242,7 +248,7 @@ def test_ours_is_timms(timm: Any, pixels: Tensor) -> None:
                 found, theirs.forward_intermediates(x, intermediates_only=True), strict=False
             ):
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-    assert theirs.pretrained_cfg["mean"] == theirs.pretrained_cfg["std"] == places.HALF
+    assert theirs.pretrained_cfg["mean"] == theirs.pretrained_cfg["std"] == image_encoder.HALF_RGB
 
 
 def test_nets_of_timm(timm: Any, pixels: Tensor, tmp_path: Path) -> None:
@@ -251,8 +257,10 @@ def test_nets_of_timm(timm: Any, pixels: Tensor, tmp_path: Path) -> None:
         save_file(whole.state_dict(), tmp_path / f"{name}.safetensors")
         torch.save({"state_dict": whole.state_dict()}, tmp_path / f"{name}.pth")
         for suffix in ("pth", "safetensors"):
-            encoder = Encoder.of(name, tmp_path / f"{name}.{suffix}", stage=stage, tune=2)
-            assert encoder.features == features
+            encoder = ImageEncoder.from_name(
+                name, tmp_path / f"{name}.{suffix}", stage=stage, fine_tune_from_stage=2
+            )
+            assert encoder.feature_width == features
             found, grid = encoder.eval()(pixels)
             assert grid == (64 // side, 96 // side)
             mean, std = (torch.tensor(whole.pretrained_cfg[one])[:, None, None] for one in ("mean", "std"))
@@ -263,9 +271,9 @@ def test_nets_of_timm(timm: Any, pixels: Tensor, tmp_path: Path) -> None:
         stages = {name.split(".")[0] for name in learning(encoder)}
         assert stages == ({"layer2", "layer3", "layer4"} if name == "resnet18" else {"stages_2"})
     with pytest.raises(ValueError, match="resnet18"):
-        Encoder.of("resnet81")
+        ImageEncoder.from_name("resnet81")
     with pytest.raises(ValueError, match=r"missing: .*not of this net: .*and \d+ more"):
-        Encoder.of("resnet18", tmp_path / "convnext_atto.pth")
+        ImageEncoder.from_name("resnet18", tmp_path / "convnext_atto.pth")
 
 
 # ------------------------------------------------------------------------------------------ whose weights
@@ -273,12 +281,14 @@ def test_nets_of_timm(timm: Any, pixels: Tensor, tmp_path: Path) -> None:
 
 def test_every_published_weight_finds_its_place(tmp_path: Path, pixels: Tensor) -> None:
     theirs = published()
-    names = lite.renamed(theirs)
+    names = efficientnet_lite.rename_weights(theirs)
     net = EfficientNetLite0()
-    assert set(names) == set(net.state_dict()) | set(net.LEFT_OUT)
+    assert set(names) == set(net.state_dict()) | set(net.UNUSED_WEIGHTS)
     torch.save(theirs, tmp_path / "theirs.pth")
     save_file(names, tmp_path / "timm.safetensors")
-    one, other = (Encoder.of(LITE0, tmp_path / name) for name in ("theirs.pth", "timm.safetensors"))
+    one, other = (
+        ImageEncoder.from_name(LITE0, tmp_path / name) for name in ("theirs.pth", "timm.safetensors")
+    )
     torch.testing.assert_close(one(pixels)[0], other(pixels)[0])
     assert torch.equal(one.net.blocks[3][1].conv_pwl.weight, theirs["_blocks.6._project_conv.weight"])
 
@@ -291,7 +301,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     weights["_conv_stem.weight"] = torch.zeros(32, 3, 5, 5)
     torch.save(weights, tmp_path / "wrong.pth")
     with pytest.raises(ValueError, match="missing") as error:
-        Encoder.of(LITE0, tmp_path / "wrong.pth")
+        ImageEncoder.from_name(LITE0, tmp_path / "wrong.pth")
     for name in (
         "blocks.2.0.bn2.bias",
         "_blocks.3._se_reduce.weight",
@@ -304,40 +314,40 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
 def test_counters_may_be_missing(tmp_path: Path) -> None:
     weights = {name: x for name, x in published().items() if "tracked" not in name}
     torch.save(weights, tmp_path / "old.pth")
-    Encoder.of(LITE0, tmp_path / "old.pth")
+    ImageEncoder.from_name(LITE0, tmp_path / "old.pth")
 
 
 def test_files_that_are_no_weights_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such file"):
-        Encoder.of(LITE0, tmp_path / "none.pth")
+        ImageEncoder.from_name(LITE0, tmp_path / "none.pth")
     torch.save([1, 2], tmp_path / "list.pth")
     with pytest.raises(ValueError, match="list"):
-        Encoder.of(LITE0, tmp_path / "list.pth")
+        ImageEncoder.from_name(LITE0, tmp_path / "list.pth")
     torch.save({"x": Path("a")}, tmp_path / "code.pth")  # would run something, if it were let
     (tmp_path / "text.pth").write_text("hello")
     for name in ("code.pth", "text.pth"):
         with pytest.raises(
             ValueError, match="cannot be read as weights: it is damaged, or holds other"
         ) as told:
-            Encoder.of(LITE0, tmp_path / name)
+            ImageEncoder.from_name(LITE0, tmp_path / name)
         assert "weights_only" not in str(told.value)  # how to run it is no advice of ours
     (tmp_path / "text.safetensors").write_text("hello")
     with pytest.raises(ValueError, match="cannot be read"):
-        Encoder.of(LITE0, tmp_path / "text.safetensors")
+        ImageEncoder.from_name(LITE0, tmp_path / "text.safetensors")
     with pytest.raises(ValueError, match="small"):
-        Encoder.of("small", "hub")
+        ImageEncoder.from_name("small", "hub")
 
 
 def test_the_package_and_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save(published(), tmp_path / "package.pth")
-    save_file(lite.renamed(published()), tmp_path / "model.safetensors")
+    save_file(efficientnet_lite.rename_weights(published()), tmp_path / "model.safetensors")
 
     class EfficientnetLite0ModelFile:
         get_model_file_path = staticmethod(lambda: str(tmp_path / "package.pth"))
 
-    package = types.ModuleType(PACKAGE)
+    package = types.ModuleType(LITE0_PACKAGE)
     package.EfficientnetLite0ModelFile = EfficientnetLite0ModelFile  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, PACKAGE, package)
+    monkeypatch.setitem(sys.modules, LITE0_PACKAGE, package)
     asked: list[tuple[str, str]] = []
 
     def download(*what: str) -> str:
@@ -345,7 +355,7 @@ def test_the_package_and_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return str(tmp_path / what[1])
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    one, other = (Encoder.of(LITE0, weights) for weights in (PACKAGE, "hub"))
+    one, other = (ImageEncoder.from_name(LITE0, weights) for weights in (LITE0_PACKAGE, "hub"))
     assert asked == [("timm/tf_efficientnet_lite0.in1k", "model.safetensors")]
     assert all(torch.equal(x, other.state_dict()[name]) for name, x in one.state_dict().items())
 
@@ -357,35 +367,36 @@ def test_a_hub_that_cannot_be_reached_is_told_with_what_else_there_is(
         raise OSError("No network.")
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    with pytest.raises(ValueError, match=f"weights='hub': .*{LITE0}.*No network. .*'{PACKAGE}'"):
-        Encoder.of(LITE0, "hub")
+    with pytest.raises(ValueError, match=f"weights='hub': .*{LITE0}.*No network. .*'{LITE0_PACKAGE}'"):
+        ImageEncoder.from_name(LITE0, "hub")
 
 
 @pytest.mark.parametrize(
-    ("name", "weights", "package"), [("resnet18", None, "jumok.images."), (LITE0, PACKAGE, PACKAGE)]
+    ("name", "weights", "package"),
+    [("resnet18", None, "jumok.images."), (LITE0, LITE0_PACKAGE, LITE0_PACKAGE)],
 )
 def test_what_is_missing_is_named(
     name: str, weights: Any, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("timm", PACKAGE):
+    for module in ("timm", LITE0_PACKAGE):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ValueError, match=f'pip install "?{package}'):
-        Encoder.of(name, weights)
+        ImageEncoder.from_name(name, weights)
 
 
 def test_a_torchvision_of_another_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(name: str) -> Any:
         raise RuntimeError("operator torchvision::nms does not exist")
 
-    monkeypatch.setattr(places.importlib, "import_module", broken)
+    monkeypatch.setattr(image_encoder.importlib, "import_module", broken)
     with pytest.raises(ValueError, match=r"nms does not exist\. Probably torchvision"):
-        Encoder.of("resnet18")
+        ImageEncoder.from_name("resnet18")
 
 
 def test_real_weights_know_a_disc_from_a_stripe() -> None:
-    pytest.importorskip(PACKAGE)
-    encoder = Encoder.of(LITE0, PACKAGE)
-    assert encoder.features == 1280
+    pytest.importorskip(LITE0_PACKAGE)
+    encoder = ImageEncoder.from_name(LITE0, LITE0_PACKAGE)
+    assert encoder.feature_width == 1280
     # Two discs at different places, and stripes: what is found in the middles of the discs is more alike.
     y, x = torch.meshgrid(torch.arange(224), torch.arange(224), indexing="ij")
     disc = [((y - a) ** 2 + (x - b) ** 2 < 45**2).float() for a, b in ((80, 80), (144, 144))]

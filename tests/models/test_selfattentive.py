@@ -13,48 +13,55 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 import jumok
-from jumok.annotated import Labelled, LabelledPairs, Texts
 from jumok.attention import masks
-from jumok.batch import IGNORE, PAD, Tokens
-from jumok.models import selfattentive
-from jumok.models.recurrent import read
-from jumok.models.selfattentive import Pruned, SelfAttentive, SelfAttentiveConfig
-from jumok.training.prefetch import each_tensor
+from jumok.batches.text import ClassificationBatch, TextBatch, TextPairBatch
+from jumok.batches.tokens import IGNORE, PAD, Tokens
+from jumok.models import self_attentive
+from jumok.models.layers.recurrent import run_rnn_on_tokens
+from jumok.models.self_attentive import PrunedHiddenLayer, SelfAttentiveClassifier, SelfAttentiveConfig
+from jumok.training.prefetch import map_tensors
 
 WORDS, CLASSES = 23, 5
 SMALL = SelfAttentiveConfig(
-    embedding=7, width=3, attention=11, hops=4, hidden=13, factors=5, penalty=0.3, dropout=0.0
+    embedding_width=7,
+    width=3,
+    attention_width=11,
+    num_hops=4,
+    mlp_width=13,
+    pair_width=5,
+    redundancy_penalty=0.3,
+    dropout=0.0,
 )
 FIRST = [[4, 9, 5], [7], [10, 6, 8, 8, 21, 4, 5]]
 SECOND = [[20, 5], [4, 7, 9, 11], [13]]
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 
 
-def small(classes: int = CLASSES, **changes: Any) -> SelfAttentive:
+def small(classes: int = CLASSES, **changes: Any) -> SelfAttentiveClassifier:
     torch.manual_seed(0)
-    model = SelfAttentive(dataclasses.replace(SMALL, **changes), WORDS, classes)
+    model = SelfAttentiveClassifier(dataclasses.replace(SMALL, **changes), WORDS, classes)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn_like(parameter)  # biases too, that begin at 0
     return model.double().eval()
 
 
-def texts(labels: Any = (2, 0, 4), **more: Any) -> Labelled:
-    return Labelled.of(FIRST, labels=labels, **more)
+def texts(labels: Any = (2, 0, 4), **more: Any) -> ClassificationBatch:
+    return ClassificationBatch.from_sequences(FIRST, labels=labels, **more)
 
 
-def pairs(labels: Any = (2, 0, 4), **more: Any) -> LabelledPairs:
-    return LabelledPairs.of(FIRST, seconds=SECOND, labels=labels, **more)
+def pairs(labels: Any = (2, 0, 4), **more: Any) -> TextPairBatch:
+    return TextPairBatch.from_sequences(FIRST, seconds=SECOND, labels=labels, **more)
 
 
-def gradients(model: nn.Module, batch: Labelled) -> dict[str, Tensor]:
+def gradients(model: nn.Module, batch: ClassificationBatch) -> dict[str, Tensor]:
     model.zero_grad()
     model.loss(batch).total.backward()
     return {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
 
 
 def test_the_examples_in_the_docstrings() -> None:
-    found = doctest.testmod(selfattentive, extraglobs={"torch": torch, "masks": masks})
+    found = doctest.testmod(self_attentive, extraglobs={"torch": torch, "masks": masks})
     assert found.failed == 0
     assert found.attempted > 5
 
@@ -62,7 +69,7 @@ def test_the_examples_in_the_docstrings() -> None:
 # ---------------------------------------------------------------------------------- from the paper
 
 
-def hops_of(model: SelfAttentive, ids: list[int]) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+def hops_of(model: SelfAttentiveClassifier, ids: list[int]) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
     """A and M of one text as numbers in lists: a row a hop."""
     words = model.embedding(torch.tensor([ids]))
     h = model.encoder(words)[0][0].unbind()
@@ -91,10 +98,10 @@ def overlap_of(looked: list[list[Tensor]]) -> Any:
     return total
 
 
-def hidden_of(model: SelfAttentive, matrix: list[list[Tensor]]) -> list[Tensor]:
+def hidden_of(model: SelfAttentiveClassifier, matrix: list[list[Tensor]]) -> list[Tensor]:
     """The hidden units of one matrix, unit by unit."""
     hidden = model.hidden
-    if not isinstance(hidden, Pruned):
+    if not isinstance(hidden, PrunedHiddenLayer):
         linear: Any = hidden[1]
         flat = [x for row in matrix for x in row]
         sums = [
@@ -104,15 +111,15 @@ def hidden_of(model: SelfAttentive, matrix: list[list[Tensor]]) -> list[Tensor]:
         return [x.clamp(min=0) for x in sums]
     sums = []
     for i, row in enumerate(matrix):  # the units of each row
-        for unit in range(hidden.of_rows.shape[2]):
-            sums.append(sum(x * hidden.of_rows[i, j, unit] for j, x in enumerate(row)))
+        for unit in range(hidden.row_weight.shape[2]):
+            sums.append(sum(x * hidden.row_weight[i, j, unit] for j, x in enumerate(row)))
     for j, column in enumerate(zip(*matrix, strict=True)):
-        for unit in range(hidden.of_columns.shape[2]):
-            sums.append(sum(x * hidden.of_columns[j, i, unit] for i, x in enumerate(column)))
+        for unit in range(hidden.column_weight.shape[2]):
+            sums.append(sum(x * hidden.column_weight[j, i, unit] for i, x in enumerate(column)))
     return [(x + b).clamp(min=0) for x, b in zip(sums, hidden.bias, strict=True)]
 
 
-def naive(model: SelfAttentive, batch: Labelled) -> tuple[Tensor, Tensor, Tensor]:
+def naive(model: SelfAttentiveClassifier, batch: ClassificationBatch) -> tuple[Tensor, Tensor, Tensor]:
     """Logits, summed error, and summed penalty: text by text, number by number."""
     logits, overlaps = [], []
     for n, first in enumerate(FIRST):
@@ -121,7 +128,7 @@ def naive(model: SelfAttentive, batch: Labelled) -> tuple[Tensor, Tensor, Tensor
         if model.factors is not None:
             other_looked, other = hops_of(model, SECOND[n])
             overlap = overlap + overlap_of(other_looked)
-            u, v = model.factors.of_first, model.factors.of_second
+            u, v = model.factors.first_weight, model.factors.second_weight
             matrix = [
                 [
                     sum(matrix[i][d] * u[i, d, g] for d in range(u.shape[1]))
@@ -139,7 +146,7 @@ def naive(model: SelfAttentive, batch: Labelled) -> tuple[Tensor, Tensor, Tensor
         if label == IGNORE or math.isnan(label):
             continue
         error = error + ((one[0] - label) ** 2 if len(one) == 1 else -one.log_softmax(0)[label])
-        penalty = penalty + SMALL.penalty * overlap
+        penalty = penalty + SMALL.redundancy_penalty * overlap
     return torch.stack(logits), error, penalty
 
 
@@ -181,13 +188,13 @@ def test_the_penalty_by_hand() -> None:
     apart = torch.eye(3)[None]  # three hops at three words: A Aᵀ = I
     same = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]]])  # six cells off the diagonal
     everywhere = torch.full((1, 2, 4), 0.25)  # every cell ¼: 2 · (¾)² + 2 · (¼)²
-    assert selfattentive._overlap(apart).tolist() == [0.0]
-    assert selfattentive._overlap(same).tolist() == [6.0]
-    assert selfattentive._overlap(everywhere).tolist() == [1.25]
+    assert self_attentive._compute_overlap(apart).tolist() == [0.0]
+    assert self_attentive._compute_overlap(same).tolist() == [6.0]
+    assert self_attentive._compute_overlap(everywhere).tolist() == [1.25]
 
 
 def test_hops_look_where_their_queries_point() -> None:
-    hops = selfattentive.Hops(2, inputs=2, width=2)
+    hops = self_attentive.MultiHopAttention(2, input_width=2, width=2)
     with torch.no_grad():
         hops.key.weight.copy_(torch.eye(2) * 100)  # keys are the states' signs
         hops.queries.copy_(torch.tensor([[math.log(3), 0.0], [0.0, 0.0]]))
@@ -199,12 +206,12 @@ def test_hops_look_where_their_queries_point() -> None:
 
 def test_a_pruned_unit_sees_a_row_or_a_column() -> None:
     model = small(row_units=3, column_units=2)
-    assert isinstance(model.hidden, Pruned)
+    assert isinstance(model.hidden, PrunedHiddenLayer)
     matrix = torch.randn(4, 6, dtype=torch.double)
 
     def reach(x: Tensor) -> Tensor:
         hidden = model.hidden
-        assert isinstance(hidden, Pruned)
+        assert isinstance(hidden, PrunedHiddenLayer)
         hidden.bias.data.fill_(100.0)  # no unit is at rest
         return hidden(x[None])[0]
 
@@ -216,21 +223,23 @@ def test_a_pruned_unit_sees_a_row_or_a_column() -> None:
     for unit in range(6 * 2):
         expected[4 * 3 + unit, :, unit // 2] = True
     assert torch.equal(connected, expected)
-    weights = model.hidden.of_rows.numel() + model.hidden.of_columns.numel()
+    weights = model.hidden.row_weight.numel() + model.hidden.column_weight.numel()
     assert weights == int(connected.sum()) == 4 * 6 * (3 + 2)
     assert model.output.in_features == 4 * 3 + 6 * 2
 
 
 def test_what_the_published_sizes_weigh() -> None:
-    published = SelfAttentiveConfig(embedding=100, width=300, attention=350, hops=30, hidden=3000)
+    published = SelfAttentiveConfig(
+        embedding_width=100, width=300, attention_width=350, num_hops=30, mlp_width=3000
+    )
     with torch.device("meta"):
-        full = SelfAttentive(published, 10, 5)
-        pruned = SelfAttentive(dataclasses.replace(published, row_units=25, column_units=2), 10, 5)
+        full = SelfAttentiveClassifier(published, 10, 5)
+        pruned = SelfAttentiveClassifier(dataclasses.replace(published, row_units=25, column_units=2), 10, 5)
     first: Any = full.hidden[1]  # type: ignore[index]
     assert first.weight.numel() == 54_000_000
-    assert isinstance(pruned.hidden, Pruned)
-    assert pruned.hidden.units == 30 * 25 + 600 * 2
-    assert pruned.hidden.of_rows.numel() + pruned.hidden.of_columns.numel() == 30 * 600 * 27
+    assert isinstance(pruned.hidden, PrunedHiddenLayer)
+    assert pruned.hidden.num_units == 30 * 25 + 600 * 2
+    assert pruned.hidden.row_weight.numel() + pruned.hidden.column_weight.numel() == 30 * 600 * 27
 
 
 # ------------------------------------------------------------------------------- padding and layouts
@@ -252,29 +261,30 @@ def test_padding_changes_nothing(cell: str, alike: bool, lengths: list[tuple[int
     ]
     labels = [n % CLASSES for n in range(len(lengths))]
     one_by_one = [
-        LabelledPairs.of([a], seconds=[b], labels=[c]) for a, b, c in zip(*rows, labels, strict=True)
+        TextPairBatch.from_sequences([a], seconds=[b], labels=[c])
+        for a, b, c in zip(*rows, labels, strict=True)
     ]
-    batch = LabelledPairs.of(rows[0], seconds=rows[1], labels=labels)
-    wide = [Tokens.padded(side, to=max(map(len, side)) + wider) for side in rows]
-    batch = dataclasses.replace(batch, tokens=wide[0], seconds=wide[1])
-    batch = batch.alike() if alike else batch
+    batch = TextPairBatch.from_sequences(rows[0], seconds=rows[1], labels=labels)
+    wide = [Tokens.pad(side, min_length=max(map(len, side)) + wider) for side in rows]
+    batch = dataclasses.replace(batch, tokens=wide[0], second_tokens=wide[1])
+    batch = batch.with_static_shapes() if alike else batch
     torch.testing.assert_close(model.logits(batch), torch.cat([model.logits(x) for x in one_by_one]), **EXACT)
     total = sum(model.loss(x).total for x in one_by_one)
     torch.testing.assert_close(model.loss(batch).total, total, **EXACT)
     for slope in gradients(model, batch).values():
         assert slope.isfinite().all()
-    for side, shown in zip(rows, model.maps(batch), strict=True):
+    for side, shown in zip(rows, model.compute_attention_maps(batch), strict=True):
         for text, weights in zip(side, shown.weights, strict=True):
             assert (weights[..., len(text) :] == 0).all()
 
 
 def test_texts_that_fill_up_do_not_count() -> None:
     model = small()
-    filled = Tokens.padded([*FIRST, [PAD], [PAD]])
+    filled = Tokens.pad([*FIRST, [PAD], [PAD]])
     segments = torch.zeros_like(filled.ids)
     labels = torch.tensor([2, 0, 4, IGNORE, IGNORE])
-    batch = Labelled(tokens=filled, segments=segments, labels=labels, count=3)
-    for one in (batch, batch.alike(), dataclasses.replace(batch, labels=labels[:3])):
+    batch = ClassificationBatch(tokens=filled, segments=segments, labels=labels, count=3)
+    for one in (batch, batch.with_static_shapes(), dataclasses.replace(batch, labels=labels[:3])):
         torch.testing.assert_close(model.loss(one).total, model.loss(texts()).total, **EXACT)
         assert model.logits(one).shape == (5, CLASSES)
 
@@ -282,25 +292,29 @@ def test_texts_that_fill_up_do_not_count() -> None:
 @pytest.mark.parametrize("alike", [False, True], ids=["host", "alike"])
 def test_a_text_without_words_is_one_of_padding(alike: bool) -> None:
     model = small()
-    empty, padding = (Labelled.of([[4, 9], no_words], labels=[1, 2]) for no_words in ([], [PAD]))
-    empty = empty.alike() if alike else empty
+    empty, padding = (
+        ClassificationBatch.from_sequences([[4, 9], no_words], labels=[1, 2]) for no_words in ([], [PAD])
+    )
+    empty = empty.with_static_shapes() if alike else empty
     torch.testing.assert_close(model.logits(empty), model.logits(padding), **EXACT)
     assert all(slope.isfinite().all() for slope in gradients(model, empty).values())
-    nothing = Labelled.of([[], []], labels=[1, 2])
-    assert model.logits(nothing.alike() if alike else nothing).isfinite().all()
-    assert model.maps(nothing)[0].weights.shape == (2, 4, 1, 1)
+    nothing = ClassificationBatch.from_sequences([[], []], labels=[1, 2])
+    assert model.logits(nothing.with_static_shapes() if alike else nothing).isfinite().all()
+    assert model.compute_attention_maps(nothing)[0].weights.shape == (2, 4, 1, 1)
 
 
 def test_alike_batches_need_nothing_of_the_host() -> None:
     """What a graph replays: the tensors of another batch, with the lengths of the one that it was made of."""
     model = small(pairs=True)
-    mine = pairs().alike()
-    others = LabelledPairs.of(FIRST[::-1], seconds=SECOND[::-1], labels=[1, IGNORE, 3]).alike()
-    assert mine.form == others.form
+    mine = pairs().with_static_shapes()
+    others = TextPairBatch.from_sequences(
+        FIRST[::-1], seconds=SECOND[::-1], labels=[1, IGNORE, 3]
+    ).with_static_shapes()
+    assert mine.graph_key == others.graph_key
     new: list[Tensor] = []
-    each_tensor(others, lambda x: new.append(x) or x)  # type: ignore[func-returns-value]
+    map_tensors(others, lambda x: new.append(x) or x)  # type: ignore[func-returns-value]
     copied = iter(new)
-    replayed = each_tensor(mine, lambda _: next(copied))
+    replayed = map_tensors(mine, lambda _: next(copied))
     assert replayed.tokens.lengths == mine.tokens.lengths != others.tokens.lengths
     torch.testing.assert_close(model.loss(replayed).total, model.loss(others).total, **EXACT)
 
@@ -309,7 +323,7 @@ def test_alike_batches_need_nothing_of_the_host() -> None:
 def test_no_number_is_waited_for(pruned: dict[str, int]) -> None:
     """On a device that has none, to ask for one is an error."""
     model = small(pairs=True, **pruned).train().to("meta")
-    loss = model.loss(pairs().alike().to("meta"))
+    loss = model.loss(pairs().with_static_shapes().to("meta"))
     loss.total.backward()
     assert loss.total.is_meta
     with pytest.raises(RuntimeError, match="meta"):
@@ -322,12 +336,12 @@ def test_no_number_is_waited_for(pruned: dict[str, int]) -> None:
 def test_maps_are_the_weights_that_were_used() -> None:
     model = small()
     batch = texts()
-    (shown,) = model.maps(batch)
+    (shown,) = model.compute_attention_maps(batch)
     assert shown.name in dict(model.named_modules())
     assert shown.weights.shape == (3, 4, 1, 7)
     matrix, looked = model.embed(batch.tokens)
     torch.testing.assert_close(shown.weights[:, :, 0], looked, **EXACT)
-    states, _ = read(model.encoder, model.embedding(batch.tokens.ids), batch.tokens)
+    states, _ = run_rnn_on_tokens(model.encoder, model.embedding(batch.tokens.ids), batch.tokens)
     torch.testing.assert_close(shown.weights[:, :, 0] @ states, matrix, **EXACT)
     assert not shown.weights.requires_grad
 
@@ -340,7 +354,9 @@ def test_watch_sees_where_the_hops_look() -> None:
         assert torch.equal(model.logits(batch), expected)
     assert len(seen) == 1
     assert seen[0].name == "attention"
-    torch.testing.assert_close(seen[0].weights().squeeze(1), model.maps(batch)[0].weights[:, :, 0], **EXACT)
+    torch.testing.assert_close(
+        seen[0].weights().squeeze(1), model.compute_attention_maps(batch)[0].weights[:, :, 0], **EXACT
+    )
 
 
 # ------------------------------------------------------------------------------------ in training
@@ -352,7 +368,7 @@ def test_under_autocast_it_says_about_the_same(paired: bool) -> None:
     batch = (pairs if paired else texts)()
     exact = model.loss(batch)
     slopes = gradients(model, batch)
-    for one in (batch, batch.alike()):
+    for one in (batch, batch.with_static_shapes()):
         with torch.autocast("cpu", torch.bfloat16):
             rough = model.loss(one)
             assert model.logits(one).dtype == torch.bfloat16
@@ -369,18 +385,20 @@ def test_under_autocast_it_says_about_the_same(paired: bool) -> None:
 def test_it_learns_which_word_decides_and_looks_at_it() -> None:
     """Words 4 to 8 are the classes; one of them stands among others."""
     torch.manual_seed(0)
-    model = SelfAttentive(
-        SelfAttentiveConfig(embedding=16, width=8, attention=16, hops=2, hidden=32), WORDS, CLASSES
+    model = SelfAttentiveClassifier(
+        SelfAttentiveConfig(embedding_width=16, width=8, attention_width=16, num_hops=2, mlp_width=32),
+        WORDS,
+        CLASSES,
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
 
-    def drawn(count: int) -> tuple[Labelled, Tensor]:
+    def drawn(count: int) -> tuple[ClassificationBatch, Tensor]:
         labels, lengths = torch.randint(CLASSES, (count,)), torch.randint(3, 12, (count,))
         places = [int(torch.randint(int(n), ())) for n in lengths]
         rows = [torch.randint(9, WORDS, (int(n),)).tolist() for n in lengths]
         for row, place, label in zip(rows, places, labels.tolist(), strict=True):
             row[place] = 4 + label
-        return Labelled.of(rows, labels=labels), torch.tensor(places)
+        return ClassificationBatch.from_sequences(rows, labels=labels), torch.tensor(places)
 
     for _ in range(120):
         batch, _ = drawn(32)
@@ -391,7 +409,7 @@ def test_it_learns_which_word_decides_and_looks_at_it() -> None:
     model.eval()
     batch, places = drawn(200)
     assert (model.logits(batch).argmax(-1) == batch.labels).float().mean() > 0.97
-    best_hop = model.maps(batch)[0].weights[:, :, 0].argmax(-1) == places[:, None]
+    best_hop = model.compute_attention_maps(batch)[0].weights[:, :, 0].argmax(-1) == places[:, None]
     assert best_hop.any(-1).float().mean() > 0.9
 
 
@@ -417,7 +435,7 @@ def test_what_it_cannot_read() -> None:
     with pytest.raises(ValueError, match="single texts came to a model with pairs=True"):
         small(pairs=True).loss(texts())
     with pytest.raises(ValueError, match="no text"):
-        small().logits(Texts.of([]))
+        small().logits(TextBatch.from_sequences([]))
 
 
 @pytest.mark.parametrize(
@@ -438,6 +456,6 @@ def test_sizes_that_make_no_model(change: dict[str, Any], message: str) -> None:
 
 def test_a_recipe_can_hold_the_config() -> None:
     adapter = TypeAdapter(SelfAttentiveConfig)
-    assert adapter.validate_python({"kind": "selfattentive", "hops": 3}) == SelfAttentiveConfig(hops=3)
+    assert adapter.validate_python({"kind": "selfattentive", "hops": 3}) == SelfAttentiveConfig(num_hops=3)
     with pytest.raises(ValidationError, match="hop"):
         adapter.validate_python({"hop": 3})

@@ -12,10 +12,17 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from jumok.batch import BOS, EOS, IGNORE, Pairs, Tokens
-from jumok.models import lookup, seq2seq
-from jumok.models.lookup import Lookup
-from jumok.models.recurrent import Steps, read, recurrent, reversed_within, run
+from jumok.batches.tokens import BOS, EOS, IGNORE, Seq2SeqBatch, Tokens
+from jumok.models import seq2seq
+from jumok.models.layers import decoder_attention
+from jumok.models.layers.decoder_attention import DecoderAttention
+from jumok.models.layers.recurrent import (
+    RecurrentStepper,
+    build_rnn,
+    reverse_sequences,
+    run_rnn,
+    run_rnn_on_tokens,
+)
 from jumok.models.seq2seq import Seq2Seq, Seq2SeqConfig
 
 SOURCE, TARGET = 11, 13  # vocabularies
@@ -26,9 +33,9 @@ TARGETS = [[5, 12], [4, 8, 11, 6, 10], [9]]  # the second is longer than its sou
 
 SUTSKEVER = Seq2SeqConfig(
     cell="lstm",
-    layers=2,
+    num_layers=2,
     bidirectional=False,
-    reverse=True,
+    reverse_source=True,
     attention=None,
     input_feeding=False,
     readout="plain",
@@ -36,13 +43,18 @@ SUTSKEVER = Seq2SeqConfig(
 CHO = Seq2SeqConfig(bidirectional=False, attention=None)
 BAHDANAU = Seq2SeqConfig()
 LUONG = Seq2SeqConfig(
-    cell="lstm", layers=2, bidirectional=False, score="general", query="current", readout="tanh"
+    cell="lstm",
+    num_layers=2,
+    bidirectional=False,
+    attention_score="general",
+    attention_query="current",
+    readout="tanh",
 )
 FAMILIES = {"sutskever": SUTSKEVER, "cho": CHO, "bahdanau": BAHDANAU, "luong": LUONG}
 
 
 def small(config: Seq2SeqConfig, **changes: Any) -> Seq2SeqConfig:
-    return dataclasses.replace(config, width=5, embedding=3, window=1, dropout=0.0, **changes)
+    return dataclasses.replace(config, width=5, embedding_width=3, attention_window=1, dropout=0.0, **changes)
 
 
 def combinations() -> Iterator[Seq2SeqConfig]:
@@ -67,9 +79,9 @@ def combinations() -> Iterator[Seq2SeqConfig]:
 
 
 def title(config: Seq2SeqConfig) -> str:
-    parts = [config.cell, config.attention or "fixed", config.score, config.query]
+    parts = [config.cell, config.attention or "fixed", config.attention_score, config.attention_query]
     parts += [name for name in ("input_feeding", "bidirectional", "reverse", "tied") if getattr(config, name)]
-    return "-".join([*parts, config.readout, str(config.layers)])
+    return "-".join([*parts, config.readout, str(config.num_layers)])
 
 
 ALL = list(combinations())
@@ -86,18 +98,18 @@ def made(config: Seq2SeqConfig) -> Seq2Seq:
 
 
 @pytest.fixture
-def batch() -> Pairs:
-    return Pairs.of(SOURCES, TARGETS)
+def batch() -> Seq2SeqBatch:
+    return Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
 
 
-def told(model: Seq2Seq, batch: Pairs) -> Tensor:
+def told(model: Seq2Seq, batch: Seq2SeqBatch) -> Tensor:
     """The logits of all steps, ``(B, T, V)``, of a model that is told the target."""
     words = model.target_embedding(batch.target.ids)
     _, readouts, _ = model.decoder(words, model.start(batch.source))
     return model.generator(readouts)
 
 
-def loss_and_gradients(model: Seq2Seq, batch: Pairs) -> list[Tensor]:
+def loss_and_gradients(model: Seq2Seq, batch: Seq2SeqBatch) -> list[Tensor]:
     total = model.loss(batch).total
     return [total.detach(), *torch.autograd.grad(total, list(model.parameters()))]
 
@@ -106,12 +118,12 @@ def test_the_grid_is_what_it_says() -> None:
     assert len(ALL) == len(set(ALL)) == 2 * 2 * (5 + 3 * 2 * 5)
     for field in ("cell", "layers", "bidirectional", "reverse", "readout", "tied", "query", "score"):
         assert len({getattr(config, field) for config in SOME}) == len({getattr(c, field) for c in ALL}) > 1
-    local = {(c.cell, c.attention, c.query, c.input_feeding) for c in SOME}
+    local = {(c.cell, c.attention, c.attention_query, c.input_feeding) for c in SOME}
     assert len(local) >= 2 * 3 * 2 * 2
 
 
 def test_the_docstrings_are_right() -> None:
-    for module in (lookup, seq2seq):
+    for module in (decoder_attention, seq2seq):
         found = doctest.testmod(module, extraglobs={"BOS": BOS})
         assert found.attempted > 3
         assert found.failed == 0
@@ -132,14 +144,14 @@ def zeroed(config: Seq2SeqConfig, words: dict[int, list[float]], said: list[floa
         for word, embedding in words.items():
             model.source_embedding.weight[word] = torch.tensor(embedding)
         model.target_embedding.weight[BOS] = torch.tensor(said)
-        for rnn in (model.encoder, model.decoder.cells):
+        for rnn in (model.encoder, model.decoder.rnn):
             rnn.weight_ih_l0[4:6, :2] = torch.eye(2)  # rows of r, z and n, of two units each
     return model
 
 
 LN2, LN3 = math.log(2), math.log(3)  # tanh(ln 2) = 0.6, tanh(ln 3) = 0.8, tanh(ln 3 / 2) = 0.5
 WORD = 4
-HAND = Seq2SeqConfig(width=2, embedding=2, bidirectional=False, dropout=0.0)
+HAND = Seq2SeqConfig(width=2, embedding_width=2, bidirectional=False, dropout=0.0)
 
 
 def test_a_step_of_luong_by_hand() -> None:
@@ -151,18 +163,22 @@ def test_a_step_of_luong_by_hand() -> None:
     # c = ¾ (0.4, 0) + ¼ (0.2, 0.4) = (0.35, 0.1).
     # W_c [h; c] = (c_1 ln 3 / 0.35, h_2 ln 2 / 0.2), so h̃ = (0.8, 0.6).
     # The generator says 5 h̃_1 = 4 for WORD, 10 h̃_2 = 6 for UNK.
-    config = dataclasses.replace(HAND, score="general", query="current", readout="tanh")
+    config = dataclasses.replace(HAND, attention_score="general", attention_query="current", readout="tanh")
     model = zeroed(config, {WORD: [LN3, 0], EOS: [0, LN3]}, said=[LN3, 0])
     with torch.no_grad():
         model.decoder.attention.score.key.weight.copy_(50 * math.sqrt(2) * LN3 * torch.eye(2))
-        model.decoder.readout.state.weight.copy_(torch.tensor([[0, 0, LN3 / 0.35, 0], [0, LN2 / 0.2, 0, 0]]))
+        model.decoder.readout.state_projection.weight.copy_(
+            torch.tensor([[0, 0, LN3 / 0.35, 0], [0, LN2 / 0.2, 0, 0]])
+        )
         model.generator.weight.copy_(torch.tensor([[0, 0], [0, 10], [0, 0], [0, 0], [5, 0]]))
-    batch = Pairs.of([[WORD]], [[]])
+    batch = Seq2SeqBatch.from_sequences([[WORD]], [[]])
     logits, state = model.step(model.start(batch.source), torch.tensor([BOS]))
     torch.testing.assert_close(logits, torch.tensor([[0, 6, 0, 0, 4.0]]).double())
     torch.testing.assert_close(state.hidden[0], torch.tensor([[[0.5, 0.2]]]).double())
-    torch.testing.assert_close(state.fed, torch.tensor([[0.8, 0.6]]).double())
-    torch.testing.assert_close(model.maps(batch)[0].weights, torch.tensor([[[[0.75, 0.25]]]]).double())
+    torch.testing.assert_close(state.input_feed, torch.tensor([[0.8, 0.6]]).double())
+    torch.testing.assert_close(
+        model.compute_attention_maps(batch)[0].weights, torch.tensor([[[[0.75, 0.25]]]]).double()
+    )
     # The only label is EOS, with the logit 0.
     loss = model.loss(batch)
     assert loss.total.item() == pytest.approx(math.log(3 + math.exp(6) + math.exp(4)))
@@ -182,32 +198,36 @@ def test_a_step_of_bahdanau_by_hand() -> None:
         score = model.decoder.attention.score
         score.key.weight[0, 0] = LN3 / 0.4
         score.v[0] = math.log(4) / 0.3
-        model.decoder.cells.weight_ih_l0[4, 2] = LN3 / 0.36
-        model.decoder.cells.weight_ih_l0[5, 3] = LN2 / 0.08
-        model.decoder.readout.state.weight.copy_(torch.tensor([[2, 0, 0, 0], [0, 0, 0, 25.0]]))
+        model.decoder.rnn.weight_ih_l0[4, 2] = LN3 / 0.36
+        model.decoder.rnn.weight_ih_l0[5, 3] = LN2 / 0.08
+        model.decoder.readout.state_projection.weight.copy_(torch.tensor([[2, 0, 0, 0], [0, 0, 0, 25.0]]))
         model.generator.weight[WORD] = 3
-    batch = Pairs.of([[WORD]], [[]])
+    batch = Seq2SeqBatch.from_sequences([[WORD]], [[]])
     logits, state = model.step(model.start(batch.source), torch.tensor([BOS]))
     torch.testing.assert_close(logits, torch.tensor([[0, 0, 0, 0, 6.0]]).double())
     torch.testing.assert_close(state.hidden[0], torch.tensor([[[0.5, 0.5]]]).double())
-    torch.testing.assert_close(model.maps(batch)[0].weights, torch.tensor([[[[0.8, 0.2]]]]).double())
+    torch.testing.assert_close(
+        model.compute_attention_maps(batch)[0].weights, torch.tensor([[[[0.8, 0.2]]]]).double()
+    )
 
 
 def test_a_fixed_context_by_hand() -> None:
     # Read in reverse, EOS comes first: (0, 0.4), then WORD: ½ (0.8, 0) + ½ (0, 0.4) = (0.4, 0.2) = s_0.
     # BOS is (0, ln 2): s_1 = ½ (0, 0.6) + ½ (0.4, 0.2) = (0.2, 0.4). UNK and WORD get 10 s_1.
-    config = dataclasses.replace(HAND, attention=None, input_feeding=False, readout="plain", reverse=True)
+    config = dataclasses.replace(
+        HAND, attention=None, input_feeding=False, readout="plain", reverse_source=True
+    )
     model = zeroed(config, {WORD: [LN3, 0], EOS: [0, LN3]}, said=[0, LN2])
     with torch.no_grad():
         model.generator.weight[1, 0] = model.generator.weight[WORD, 1] = 10
-    logits, _ = model.step(model.start(Tokens.padded([[WORD, EOS]])), torch.tensor([BOS]))
+    logits, _ = model.step(model.start(Tokens.pad([[WORD, EOS]])), torch.tensor([BOS]))
     torch.testing.assert_close(logits, torch.tensor([[0, 2, 0, 0, 4.0]]).double())
 
 
 def test_local_windows_by_hand() -> None:
     # All scores are equal. Step t sees those of the words t − 1 … t + 1 that are there; past the end, the
     # last two.
-    look = Lookup("local-m", "general", width=2, annotation=3, window=1)
+    look = DecoderAttention("local-m", "general", query_width=2, annotation_width=3, window=1)
     source = look.prepare(torch.zeros(2, 4, 3), *padding([4, 2]))
     weights = look.weights(torch.zeros(2, 6, 2), source).detach()
     half, third = 1 / 2, 1 / 3
@@ -224,8 +244,8 @@ def test_local_windows_by_hand() -> None:
 def test_a_predicted_window_by_hand() -> None:
     # v · tanh(W q) = 0, so p is in the middle: 2 of 4 words, 1 of 2. D = 2, so σ = 1: the bell is 1 at p,
     # e^−½ one word away, e^−2 two. The softmax of equal scores is ¼ for four words in reach, ½ for two.
-    look = Lookup("local-p", "general", width=2, annotation=3, window=2)
-    nn.init.zeros_(look.place[2].weight)
+    look = DecoderAttention("local-p", "general", query_width=2, annotation_width=3, window=2)
+    nn.init.zeros_(look.position_predictor[2].weight)
     source = look.prepare(torch.zeros(2, 4, 3), *padding([4, 2]))
     one, two = math.exp(-1 / 2), math.exp(-2)
     expected = [[[two / 4, one / 4, 1 / 4, one / 4]], [[one / 2, 1 / 2, 0, 0]]]
@@ -233,7 +253,7 @@ def test_a_predicted_window_by_hand() -> None:
 
 
 def padding(lengths: list[int]) -> tuple[Any, Tensor]:
-    return Tokens.padded([[1] * n for n in lengths]).mask, torch.tensor(lengths)
+    return Tokens.pad([[1] * n for n in lengths]).mask, torch.tensor(lengths)
 
 
 # ---------------------------------------------------------------------- beside a naive reading of the papers
@@ -266,10 +286,10 @@ class Naive:
         config = self.config
         zero = (torch.zeros(config.width, dtype=torch.float64),) * (1 if config.cell == "gru" else 2)
         xs = [self.p["source_embedding.weight"][word] for word in source]
-        if config.reverse:
+        if config.reverse_source:
             xs = xs[::-1]
         lasts = []
-        for layer in range(config.layers):
+        for layer in range(config.num_layers):
             forward, hidden = [], zero
             for x in xs:
                 hidden = self.cell("encoder", f"l{layer}", x, hidden)
@@ -283,7 +303,7 @@ class Naive:
                 forward = [torch.cat(pair) for pair in zip(forward, backward, strict=True)]
             xs = forward
         if not config.bidirectional:
-            return xs[::-1] if config.reverse else xs, lasts, lasts[-1][0]
+            return xs[::-1] if config.reverse_source else xs, lasts, lasts[-1][0]
         last = torch.cat([lasts[-1][0], hidden[0]])
         first = torch.tanh(self.p["bridge.weight"] @ last + self.p["bridge.bias"])
         parts = [part.split(config.width) for part in first.chunk(len(zero))]
@@ -291,7 +311,7 @@ class Naive:
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         p = {name.removeprefix("decoder.attention."): x for name, x in self.p.items()}
-        match self.config.score:
+        match self.config.attention_score:
             case "dot":
                 return q @ k
             case "scaled-dot":
@@ -304,7 +324,7 @@ class Naive:
                 return p["score.v"] @ torch.tanh(p["score.both.weight"] @ torch.cat([q, k]))
 
     def attend(self, q: Tensor, annotations: list[Tensor], t: int) -> tuple[Tensor, Tensor]:
-        d, words = self.config.window, len(annotations)
+        d, words = self.config.attention_window, len(annotations)
         places, centre = range(words), torch.tensor(0.0)
         if self.config.attention == "local-m":
             centre = torch.tensor(float(min(t, words - 1)))
@@ -342,19 +362,19 @@ class Naive:
         for t, (said, label) in enumerate(zip([BOS, *target], [*target, EOS], strict=True)):
             y = self.p["target_embedding.weight"][said]
             context = last if config.attention is None and config.input_feeding else None
-            if config.attention is not None and config.query == "previous":
+            if config.attention is not None and config.attention_query == "previous":
                 context, weights = self.attend(hidden[-1][0], annotations, t)
                 maps.append(weights)
             x = y
             if config.input_feeding:
-                late = config.attention is not None and config.query == "current"
+                late = config.attention is not None and config.attention_query == "current"
                 x = torch.cat([y, previous if late else context])
             after = []
-            for layer in range(config.layers):
+            for layer in range(config.num_layers):
                 after.append(self.cell("decoder.cells", f"l{layer}", x, hidden[layer]))
                 x = after[-1][0]
             hidden = after
-            if config.attention is not None and config.query == "current":
+            if config.attention is not None and config.attention_query == "current":
                 context, weights = self.attend(hidden[-1][0], annotations, t)
                 maps.append(weights)
             previous = self.readout(hidden[-1][0], context, y)
@@ -364,7 +384,7 @@ class Naive:
 
 
 @pytest.mark.parametrize("config", SOME, ids=title)
-def test_loss_gradients_and_maps_are_those_of_the_papers(config: Seq2SeqConfig, batch: Pairs) -> None:
+def test_loss_gradients_and_maps_are_those_of_the_papers(config: Seq2SeqConfig, batch: Seq2SeqBatch) -> None:
     model = made(config)
     parameters = dict(model.named_parameters())
     naive = Naive(model)
@@ -375,7 +395,7 @@ def test_loss_gradients_and_maps_are_those_of_the_papers(config: Seq2SeqConfig, 
     mine, theirs = (torch.autograd.grad(x, list(parameters.values())) for x in (ours.total, sum(losses)))
     for name, a, b in zip(parameters, mine, theirs, strict=True):
         torch.testing.assert_close(a, b, **EXACT, msg=lambda text, name=name: f"{name}: {text}")
-    found = model.maps(batch)
+    found = model.compute_attention_maps(batch)
     assert len(found) == (config.attention is not None)
     for row, expected in enumerate(maps if found else ()):
         weights = found[0].weights[row, 0]
@@ -390,7 +410,7 @@ def test_loss_gradients_and_maps_are_those_of_the_papers(config: Seq2SeqConfig, 
 
 @pytest.mark.parametrize("config", ALL, ids=title)
 @torch.no_grad()
-def test_step_by_step_it_says_and_sees_the_same(config: Seq2SeqConfig, batch: Pairs) -> None:
+def test_step_by_step_it_says_and_sees_the_same(config: Seq2SeqConfig, batch: Seq2SeqBatch) -> None:
     model = made(config)
     expected = told(model, batch)
     seen: list[Tensor] = []
@@ -401,8 +421,8 @@ def test_step_by_step_it_says_and_sees_the_same(config: Seq2SeqConfig, batch: Pa
         logits, state = model.step(state, ids)
         assert logits.shape == (len(SOURCES), TARGET)
         torch.testing.assert_close(logits, expected[:, t], **EXACT)
-    real = batch.target.real
-    for found in model.maps(batch):
+    real = batch.target.valid_mask
+    for found in model.compute_attention_maps(batch):
         assert found.name in dict(model.named_modules())
         assert found.weights.shape == (
             len(SOURCES),
@@ -421,7 +441,7 @@ def test_step_by_step_it_says_and_sees_the_same(config: Seq2SeqConfig, batch: Pa
 
 @pytest.mark.parametrize("config", ALL, ids=title)
 @torch.no_grad()
-def test_rows_can_be_repeated_dropped_and_permuted(config: Seq2SeqConfig, batch: Pairs) -> None:
+def test_rows_can_be_repeated_dropped_and_permuted(config: Seq2SeqConfig, batch: Seq2SeqBatch) -> None:
     model = made(config)
     ids = batch.target.ids
     state = model.start(batch.source)
@@ -440,7 +460,7 @@ def test_rows_can_be_repeated_dropped_and_permuted(config: Seq2SeqConfig, batch:
 @pytest.mark.parametrize("config", ALL, ids=title)
 @torch.no_grad()
 def test_rows_that_stay_with_their_sentence_leave_the_source_where_it_is(
-    config: Seq2SeqConfig, batch: Pairs
+    config: Seq2SeqConfig, batch: Seq2SeqBatch
 ) -> None:
     model = made(config)
     ids = batch.target.ids
@@ -451,37 +471,41 @@ def test_rows_that_stay_with_their_sentence_leave_the_source_where_it_is(
     _, beams = model.step(beams, torch.tensor([4, 5, 6, 7, 4, 5]))
     index = torch.tensor([1, 0, 2, 2, 5, 4])
     known, plain = beams.reorder(index, range(3)), beams.reorder(index)
-    assert known.source is beams.source
+    assert known.memory is beams.memory
     said = torch.tensor([7, 6, 5, 4, 5, 6])
     torch.testing.assert_close(model.step(known, said)[0], model.step(plain, said)[0], **EXACT)
     index = torch.tensor([5, 5, 1, 0])
     known, plain = known.reorder(index, [2, 0]), plain.reorder(index)
     torch.testing.assert_close(model.step(known, said[:4])[0], model.step(plain, said[:4])[0], **EXACT)
-    if known.source is not None:
-        assert len(known.source.annotations) == 4
-    assert known.reorder(torch.tensor([1, 1, 2, 3]), range(2)).source is known.source
+    if known.memory is not None:
+        assert len(known.memory.annotations) == 4
+    assert known.reorder(torch.tensor([1, 1, 2, 3]), range(2)).memory is known.memory
     with pytest.raises(ValueError, match="4 rows came with 2 sources"):
         known.reorder(torch.tensor([2, 2, 1, 0]), range(2))
 
 
 @pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
-def test_padding_is_never_read(config: Seq2SeqConfig, batch: Pairs) -> None:
+def test_padding_is_never_read(config: Seq2SeqConfig, batch: Seq2SeqBatch) -> None:
     model = made(small(config))
-    wide = Pairs.of(SOURCES, TARGETS, to=(9, 11))
-    wide.source.ids[~wide.source.real] = 8
-    wide.target.ids[~wide.target.real] = 8
+    wide = Seq2SeqBatch.from_sequences(SOURCES, TARGETS, min_lengths=(9, 11))
+    wide.source.ids[~wide.source.valid_mask] = 8
+    wide.target.ids[~wide.target.valid_mask] = 8
     total = model.loss(batch).total
     torch.testing.assert_close(model.loss(wide).total, total, **EXACT)
-    alone = [model.loss(Pairs.of([s], [t])).total for s, t in zip(SOURCES, TARGETS, strict=True)]
+    alone = [
+        model.loss(Seq2SeqBatch.from_sequences([s], [t])).total for s, t in zip(SOURCES, TARGETS, strict=True)
+    ]
     torch.testing.assert_close(torch.stack(alone).sum(), total, **EXACT)
-    for one, other in zip(model.maps(wide), model.maps(batch), strict=True):
+    for one, other in zip(
+        model.compute_attention_maps(wide), model.compute_attention_maps(batch), strict=True
+    ):
         steps, words = other.weights.shape[2:]
         torch.testing.assert_close(one.weights[:, :, :steps, :words], other.weights, **EXACT)
 
 
 @pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
-def test_smoothing_and_dropout_are_for_training(config: Seq2SeqConfig, batch: Pairs) -> None:
-    changed = dataclasses.replace(small(config), smoothing=0.3)
+def test_smoothing_and_dropout_are_for_training(config: Seq2SeqConfig, batch: Seq2SeqBatch) -> None:
+    changed = dataclasses.replace(small(config), label_smoothing=0.3)
     model = made(changed)
     loss, logits = model.loss(batch), told(model, batch)
     flat = logits.flatten(0, 1), batch.labels.flatten()
@@ -492,25 +516,25 @@ def test_smoothing_and_dropout_are_for_training(config: Seq2SeqConfig, batch: Pa
     torch.testing.assert_close(smoothed.total, entropy(*flat), **EXACT)
     torch.testing.assert_close(smoothed.parts["nll"], loss.total.detach(), **EXACT)
     assert not smoothed.parts["nll"].requires_grad
-    noisy = Seq2Seq(dataclasses.replace(changed, dropout=0.5, layers=2), SOURCE, TARGET)
+    noisy = Seq2Seq(dataclasses.replace(changed, dropout=0.5, num_layers=2), SOURCE, TARGET)
     assert noisy.loss(batch).total != noisy.loss(batch).total
     assert noisy.eval().loss(batch).total == noisy.loss(batch).total
 
 
-def test_nothing_stays_on_the_module(batch: Pairs) -> None:
+def test_nothing_stays_on_the_module(batch: Seq2SeqBatch) -> None:
     model = made(small(LUONG))
     before = {name: set(vars(module)) for name, module in model.named_modules()}
     state = model.start(batch.source)
     model.step(state, batch.target.ids[:, 0])
     model.loss(batch)
-    model.maps(batch)
+    model.compute_attention_maps(batch)
     assert before == {name: set(vars(module)) for name, module in model.named_modules()}
     with pytest.raises(dataclasses.FrozenInstanceError):
-        state.said = 3  # type: ignore[misc]
+        state.num_steps = 3  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
-def test_bfloat16_autocast_comes_close(config: Seq2SeqConfig, batch: Pairs) -> None:
+def test_bfloat16_autocast_comes_close(config: Seq2SeqConfig, batch: Seq2SeqBatch) -> None:
     model = made(small(config)).float()
     expected = model.loss(batch).total
     with torch.autocast("cpu", torch.bfloat16):
@@ -527,8 +551,8 @@ def test_bfloat16_autocast_comes_close(config: Seq2SeqConfig, batch: Pairs) -> N
 def test_it_learns_to_reverse() -> None:
     torch.manual_seed(3)
     sources = [torch.randint(4, 10, (n,)).tolist() for n in range(1, 7) for _ in range(8)]
-    batch = Pairs.of(sources, [source[::-1] for source in sources])
-    model = Seq2Seq(Seq2SeqConfig(width=32, embedding=16, dropout=0.0), 10, 10)
+    batch = Seq2SeqBatch.from_sequences(sources, [source[::-1] for source in sources])
+    model = Seq2Seq(Seq2SeqConfig(width=32, embedding_width=16, dropout=0.0), 10, 10)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(100):
         optimizer.zero_grad()
@@ -545,7 +569,7 @@ def test_it_learns_to_reverse() -> None:
     for row, source in zip(torch.stack(said, 1).tolist(), sources, strict=True):
         assert row[: len(source) + 1] == [*source[::-1], EOS]
     # It looks where the word is: for label t at the t-th word from the end.
-    weights = model.maps(batch)[0].weights[:, 0]
+    weights = model.compute_attention_maps(batch)[0].weights[:, 0]
     right = [weights[b, t].argmax() == len(s) - 1 - t for b, s in enumerate(sources) for t in range(len(s))]
     assert sum(right) > 0.8 * len(right)
 
@@ -557,11 +581,11 @@ CELLS = ["gru", "lstm"]
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_steps_are_the_whole_sentence_word_by_word(cell: Any) -> None:
-    rnn = recurrent(cell, inputs=7, width=5, layers=3).double()
+    rnn = build_rnn(cell, input_width=7, width=5, num_layers=3).double()
     x, y = torch.randn(2, 11, 3).double(), torch.randn(2, 11, 4).double()
     hidden = tuple(torch.randn(3, 2, 5).double() for _ in range(1 if cell == "gru" else 2))
-    states, after = run(rnn, torch.cat([x, y], -1), hidden)
-    steps, tops = Steps(rnn, known=3), []
+    states, after = run_rnn(rnn, torch.cat([x, y], -1), hidden)
+    steps, tops = RecurrentStepper(rnn, known_width=3), []
     now = list(zip(*(part.unbind(0) for part in hidden), strict=True))
     for gates, fed in zip(steps.prepare(x).unbind(1), y.unbind(1), strict=True):
         now = steps(gates, fed, now)
@@ -578,19 +602,23 @@ def test_steps_are_the_whole_sentence_word_by_word(cell: Any) -> None:
 
 
 def test_dropout_between_layers_is_there_step_by_step_too() -> None:
-    rnn = recurrent("gru", inputs=3, width=5, layers=2, dropout=0.9)
+    rnn = build_rnn("gru", input_width=3, width=5, num_layers=2, dropout=0.9)
     hidden = [(torch.ones(2, 5),)] * 2
     fed, gates = torch.ones(2, 3), torch.zeros(2, 15)
-    assert not torch.equal(Steps(rnn, 0)(gates, fed, hidden)[1][0], Steps(rnn, 0)(gates, fed, hidden)[1][0])
+    assert not torch.equal(
+        RecurrentStepper(rnn, 0)(gates, fed, hidden)[1][0], RecurrentStepper(rnn, 0)(gates, fed, hidden)[1][0]
+    )
     rnn.eval()
-    assert torch.equal(Steps(rnn, 0)(gates, fed, hidden)[1][0], Steps(rnn, 0)(gates, fed, hidden)[1][0])
+    assert torch.equal(
+        RecurrentStepper(rnn, 0)(gates, fed, hidden)[1][0], RecurrentStepper(rnn, 0)(gates, fed, hidden)[1][0]
+    )
 
 
 @pytest.mark.parametrize("config", SOME, ids=title)
-def test_batches_that_are_alike_are_the_same_batches(config: Seq2SeqConfig, batch: Pairs) -> None:
+def test_batches_that_are_alike_are_the_same_batches(config: Seq2SeqConfig, batch: Seq2SeqBatch) -> None:
     model = made(config)
     for mine, theirs in zip(
-        loss_and_gradients(model, batch.alike()), loss_and_gradients(model, batch), strict=True
+        loss_and_gradients(model, batch.with_static_shapes()), loss_and_gradients(model, batch), strict=True
     ):
         torch.testing.assert_close(mine, theirs, **EXACT)
 
@@ -599,13 +627,13 @@ def test_batches_that_are_alike_are_the_same_batches(config: Seq2SeqConfig, batc
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("cell", CELLS)
 def test_sentences_are_read_as_if_alone(cell: Any, bidirectional: bool, alike: bool) -> None:
-    rnn = recurrent(cell, inputs=3, width=5, layers=2, bidirectional=bidirectional).double()
+    rnn = build_rnn(cell, input_width=3, width=5, num_layers=2, bidirectional=bidirectional).double()
     lengths = [2, 7, 1, 4, 1, 3]  # sorting these and undoing that are different permutations
     x = torch.randn(len(lengths), 7, 3).double()
-    tokens = Tokens.padded([[5] * n for n in lengths])
-    states, hidden = read(rnn, x, tokens.alike() if alike else tokens)
+    tokens = Tokens.pad([[5] * n for n in lengths])
+    states, hidden = run_rnn_on_tokens(rnn, x, tokens.with_static_shapes() if alike else tokens)
     for row, n in enumerate(lengths):
-        alone, last = read(rnn, x[row : row + 1, :n], Tokens.padded([[5] * n]))
+        alone, last = run_rnn_on_tokens(rnn, x[row : row + 1, :n], Tokens.pad([[5] * n]))
         torch.testing.assert_close(states[row, :n], alone[0], **EXACT)
         assert not states[row, n:].any()
         for mine, theirs in zip(hidden, last, strict=True):
@@ -614,12 +642,12 @@ def test_sentences_are_read_as_if_alone(cell: Any, bidirectional: bool, alike: b
 
 def test_rows_are_reversed_within_their_lengths() -> None:
     x = torch.tensor([[1, 2, 3], [4, 5, 0], [6, 0, 0]])[..., None]
-    assert reversed_within(x, torch.tensor([3, 2, 1]))[..., 0].tolist() == [[3, 2, 1], [5, 4, 0], [6, 0, 0]]
-    assert reversed_within(x, None)[..., 0].tolist() == [[3, 2, 1], [0, 5, 4], [0, 0, 6]]
+    assert reverse_sequences(x, torch.tensor([3, 2, 1]))[..., 0].tolist() == [[3, 2, 1], [5, 4, 0], [6, 0, 0]]
+    assert reverse_sequences(x, None)[..., 0].tolist() == [[3, 2, 1], [0, 5, 4], [0, 0, 6]]
 
 
 def test_layers_start_orthogonal_and_an_lstm_remembering() -> None:
-    rnn = recurrent("lstm", inputs=3, width=5, layers=2, bidirectional=True)
+    rnn = build_rnn("lstm", input_width=3, width=5, num_layers=2, bidirectional=True)
     for gate in rnn.weight_hh_l1_reverse.split(5):
         torch.testing.assert_close(gate @ gate.t(), torch.eye(5), rtol=0, atol=1e-5)
     assert (rnn.bias_ih_l0 + rnn.bias_hh_l0).tolist() == [0.0] * 5 + [1.0] * 5 + [0.0] * 10
@@ -674,15 +702,15 @@ def test_tied_weights_are_one() -> None:
 def test_what_cannot_be_read_is_refused() -> None:
     model = made(small(BAHDANAU))
     with pytest.raises(ValueError, match="packed=False"):
-        model.loss(Pairs.of(SOURCES, TARGETS, packed=True))
-    for empty in (Tokens.padded([[5], []]), Tokens.padded([])):
+        model.loss(Seq2SeqBatch.from_sequences(SOURCES, TARGETS, packed=True))
+    for empty in (Tokens.pad([[5], []]), Tokens.pad([])):
         with pytest.raises(ValueError, match="at least one token"):
             model.start(empty)
 
 
 def test_one_word_to_one_word() -> None:
     for config in FAMILIES.values():
-        loss = made(small(config)).loss(Pairs.of([[]], [[]]))
+        loss = made(small(config)).loss(Seq2SeqBatch.from_sequences([[]], [[]]))
         assert loss.count == 1
         assert loss.total.isfinite()
 
@@ -692,7 +720,7 @@ def test_one_word_to_one_word() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("config", SOME, ids=title)
-def test_the_gpu_says_the_same(config: Seq2SeqConfig, batch: Pairs) -> None:
+def test_the_gpu_says_the_same(config: Seq2SeqConfig, batch: Seq2SeqBatch) -> None:
     model = made(config).float()
     expected = loss_and_gradients(model, batch)
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
@@ -704,7 +732,7 @@ def test_the_gpu_says_the_same(config: Seq2SeqConfig, batch: Pairs) -> None:
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
-def test_the_gpu_is_never_waited_for(config: Seq2SeqConfig, batch: Pairs) -> None:
+def test_the_gpu_is_never_waited_for(config: Seq2SeqConfig, batch: Seq2SeqBatch) -> None:
     model = Seq2Seq(small(config), SOURCE, TARGET).cuda()
     batch = batch.to("cuda")
     loss_and_gradients(model, batch)  # kernels are compiled and tuned
@@ -720,7 +748,7 @@ def test_the_gpu_is_never_waited_for(config: Seq2SeqConfig, batch: Pairs) -> Non
 @pytest.mark.parametrize("config", [BAHDANAU, LUONG], ids=["bahdanau", "luong"])
 def test_a_batch_without_padding_is_captured_in_a_cuda_graph(config: Seq2SeqConfig) -> None:
     model = Seq2Seq(small(config), SOURCE, TARGET).cuda()
-    batch = Pairs.of([[4, 5, 6]] * 3, [[7, 8]] * 3).to("cuda")
+    batch = Seq2SeqBatch.from_sequences([[4, 5, 6]] * 3, [[7, 8]] * 3).to("cuda")
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -11,14 +11,15 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jumok import speech
-from jumok.batch import EOS, Tokens
-from jumok.models import aligner, frame_decoder, monotone, postnet, tacotron
-from jumok.models.monotone import forward_attention, guided_cost
-from jumok.models.style import StyleConfig
+from jumok.batches import speech
+from jumok.batches.speech import SpeechBatch, frames_as_tokens
+from jumok.batches.tokens import EOS, Tokens
+from jumok.models import tacotron, tacotron_decoder
+from jumok.models.layers import monotonic_attention, postnet, tacotron_attention
+from jumok.models.layers.monotonic_attention import forward_attention, guided_attention_loss
+from jumok.models.layers.style_tokens import StyleConfig
 from jumok.models.tacotron import Tacotron, TacotronConfig
-from jumok.speech import Speech, frames_of
-from jumok.training.prefetch import each_tensor
+from jumok.training.prefetch import map_tensors
 
 SYMBOLS, MELS, LINEAR = 13, 5, 11
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
@@ -31,23 +32,23 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 TINY = TacotronConfig(
-    mels=MELS,
-    linear=LINEAR,
-    reduction=3,
-    embedding=7,
-    encoder=3,
-    banks=4,
-    highways=1,
-    prenet=(6, 5),
-    dropout=0.0,
-    width=8,
-    refine=2,
-    refine_width=6,
+    n_mels=MELS,
+    linear_bins=LINEAR,
+    reduction_factor=3,
+    embedding_width=7,
+    encoder_width=3,
+    conv_bank_size=4,
+    highway_layers=1,
+    prenet_widths=(6, 5),
+    prenet_dropout=0.0,
+    decoder_width=8,
+    postnet_layers=2,
+    postnet_width=6,
     attention_width=7,
-    filters=3,
-    kernel=5,
-    guided=0.7,
-    style=StyleConfig(tokens=3, heads=2, width=4, channels=(2, 3)),
+    location_filters=3,
+    location_kernel_size=5,
+    guided_attention_loss=0.7,
+    style=StyleConfig(num_tokens=3, num_heads=2, width=4, conv_channels=(2, 3)),
 )
 
 
@@ -67,20 +68,22 @@ def made(config: TacotronConfig = TINY, seed: int = 0) -> Tacotron:
     return model
 
 
-def batch_of(rows: slice = slice(None), to: tuple[int, int] = (0, 0)) -> Speech:
+def batch_of(rows: slice = slice(None), to: tuple[int, int] = (0, 0)) -> SpeechBatch:
     draw = torch.manual_seed(1)
     mels = [torch.randn(frames, MELS, generator=draw) for frames in FRAMES]
     linear = [torch.randn(frames, LINEAR, generator=draw) for frames in FRAMES]
-    batch = Speech.of(TEXTS[rows], mels[rows], linear[rows], to=to)
-    return dataclasses.replace(batch, mels=batch.mels.double(), linear=batch.linear.double())  # type: ignore[union-attr]
+    batch = SpeechBatch.from_sequences(TEXTS[rows], mels[rows], linear[rows], min_lengths=to)
+    return dataclasses.replace(
+        batch, mels=batch.mels.double(), linear_spectrograms=batch.linear_spectrograms.double()
+    )  # type: ignore[union-attr]
 
 
-def with_nan(batch: Speech) -> Speech:
+def with_nan(batch: SpeechBatch) -> SpeechBatch:
     """NaN in all padding."""
-    padding = ~batch.sound.real[..., None]
-    assert batch.linear is not None
-    mels, linear = (x.masked_fill(padding, math.nan) for x in (batch.mels, batch.linear))
-    return dataclasses.replace(batch, mels=mels, linear=linear)
+    padding = ~batch.mel_tokens.valid_mask[..., None]
+    assert batch.linear_spectrograms is not None
+    mels, linear = (x.masked_fill(padding, math.nan) for x in (batch.mels, batch.linear_spectrograms))
+    return dataclasses.replace(batch, mels=mels, linear_spectrograms=linear)
 
 
 def gradients(model: nn.Module, total: Tensor) -> dict[str, Tensor]:
@@ -91,8 +94,8 @@ def gradients(model: nn.Module, total: Tensor) -> dict[str, Tensor]:
 
 
 def test_the_docstrings_are_right() -> None:
-    names = {"torch": torch, "frames": frames_of(torch.ones(2, 9, 5), (9, 4))}
-    for module in (speech, aligner, frame_decoder, monotone, postnet, tacotron):
+    names = {"torch": torch, "frames": frames_as_tokens(torch.ones(2, 9, 5), (9, 4))}
+    for module in (speech, tacotron_attention, tacotron_decoder, monotonic_attention, postnet, tacotron):
         found = doctest.testmod(module, extraglobs=names)
         assert found.attempted > 1
         assert found.failed == 0
@@ -116,15 +119,19 @@ def naive(model: Tacotron, states: Tensor, mels: Tensor) -> tuple[Tensor, Tensor
         r, z = torch.sigmoid(r + of_r), torch.sigmoid(z + of_z)
         return (1 - z) * torch.tanh(n + r * of_n) + z * h
 
-    r, length = config.reduction, len(states)
+    r, length = config.reduction_factor, len(states)
     zeros = states.new_zeros
-    h, c, speaking = zeros(config.width), zeros(states.shape[1]), [zeros(config.width)] * config.layers
+    h, c, speaking = (
+        zeros(config.decoder_width),
+        zeros(states.shape[1]),
+        [zeros(config.decoder_width)] * config.decoder_layers,
+    )
     alpha, total = zeros(length), zeros(length)
     if config.forward_attention:
         alpha[0] = 1.0
     said: list[tuple[Tensor, Tensor, Tensor]] = []
     for step in range(-(-len(mels) // r)):
-        x = mels[step * r - 1] if step else zeros(config.mels)
+        x = mels[step * r - 1] if step else zeros(config.n_mels)
         for layer in range(2):
             x = torch.relu(linear(f"prenet.layers.{layer}", x))
         h = gru("asking", torch.cat([x, c]), h)
@@ -132,8 +139,10 @@ def naive(model: Tacotron, states: Tensor, mels: Tensor) -> tuple[Tensor, Tensor
         for n in range(length):
             inside = linear("attention.score.query", h) + linear("attention.score.key", states[n])
             if config.attention == "location-sensitive":
-                kernel, half = p["attention.score.convolution.weight"], config.kernel // 2
-                around = F.pad(torch.stack([alpha, total]), (half, half))[:, n : n + config.kernel]
+                kernel, half = p["attention.score.convolution.weight"], config.location_kernel_size // 2
+                around = F.pad(torch.stack([alpha, total]), (half, half))[
+                    :, n : n + config.location_kernel_size
+                ]
                 inside = inside + linear("attention.score.location", (kernel * around).sum((1, 2)))
             e.append(p["attention.score.v"] @ torch.tanh(inside))
         y = torch.stack(e).exp()
@@ -144,7 +153,7 @@ def naive(model: Tacotron, states: Tensor, mels: Tensor) -> tuple[Tensor, Tensor
         alpha, total = y, total + y
         c = sum(y[n] * states[n] for n in range(length))  # type: ignore[assignment]
         x = linear("join", torch.cat([h, c]))
-        for layer in range(config.layers):
+        for layer in range(config.decoder_layers):
             speaking[layer] = gru(f"speaking.{layer}", x, speaking[layer])
             x = x + speaking[layer]
         x = torch.cat([x, c])
@@ -155,20 +164,20 @@ def naive(model: Tacotron, states: Tensor, mels: Tensor) -> tuple[Tensor, Tensor
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_the_papers(kind: dict[str, Any]) -> None:
-    model, batch = made(dataclasses.replace(TINY, refine=0, linear=0, **kind)), batch_of()
+    model, batch = made(dataclasses.replace(TINY, postnet_layers=0, linear_bins=0, **kind)), batch_of()
     mel = stop = guided = torch.zeros(()).double()
-    looked = model.maps(batch)[0].weights
-    styles = model.style_of(batch.mels, batch.frames)
+    looked = model.compute_attention_maps(batch)[0].weights
+    styles = model.encode_style(batch.mels, batch.mel_lengths)
     for number, (text, frames) in enumerate(zip(TEXTS, FRAMES, strict=True)):
         true = batch.mels[number, :frames]
-        states = model._read(Tokens.padded([text]), styles[number]).states[0]
+        states = model._encode_text(Tokens.pad([text]), styles[number]).states[0]
         mels, stops, weights = naive(model, states, true)
         torch.testing.assert_close(looked[number, 0, : len(weights), : len(text)], weights, **EXACT)
         assert (looked[number, 0, len(weights) :] == 0).all()
         assert (looked[number, 0, :, len(text) :] == 0).all()
         mel = mel + (mels[:frames] - true).abs().mean(1).sum()
         p = torch.sigmoid(stops[:frames])
-        stop = stop - (1 - p[:-1]).log().sum() - model.config.stop_weight * p[-1].log()
+        stop = stop - (1 - p[:-1]).log().sum() - model.config.stop_positive_weight * p[-1].log()
         for frame in range(frames):
             step = frame // 3
             apart = torch.arange(len(text)).double() / len(text) - step / len(weights)
@@ -199,7 +208,12 @@ def test_a_batch_is_its_utterances(kind: dict[str, Any]) -> None:
 @pytest.mark.parametrize("training", [False, True])
 def test_padding_never_counts(kind: dict[str, Any], training: bool) -> None:
     expected = []
-    for batch in (batch_of(), with_nan(batch_of()), with_nan(batch_of(to=(9, 17))), batch_of().alike()):
+    for batch in (
+        batch_of(),
+        with_nan(batch_of()),
+        with_nan(batch_of(to=(9, 17))),
+        batch_of().with_static_shapes(),
+    ):
         model = made(dataclasses.replace(TINY, **kind)).train(training)
         loss = model.loss(batch)
         expected.append((loss.total, gradients(model, loss.total), dict(model.named_buffers())))
@@ -209,11 +223,11 @@ def test_padding_never_counts(kind: dict[str, Any], training: bool) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_looking_elsewhere_than_at_what_is_spoken_costs(kind: dict[str, Any]) -> None:
-    model = made(dataclasses.replace(TINY, placed=0.3, **kind))
+    model = made(dataclasses.replace(TINY, alignment_loss=0.3, **kind))
     places = [[0, 0, 1, 1, 1, 2, 2], [0, 1, 1, 1, 2, 2, 3, 3, 3, 4, 4, 5], [1, 1]]
     batch = batch_of(to=(0, 14))
-    told = dataclasses.replace(batch, places=Tokens.padded(places, 14, fill=-1).ids)
-    weights, expected = model.maps(batch)[0].weights[:, 0], 0.0
+    told = dataclasses.replace(batch, alignment=Tokens.pad(places, 14, fill=-1).ids)
+    weights, expected = model.compute_attention_maps(batch)[0].weights[:, 0], 0.0
     for row, each in enumerate(places):
         for frame, place in enumerate(each):
             expected -= 0.3 * math.log(weights[row, frame // 3, place].item() + 1e-4)
@@ -222,21 +236,27 @@ def test_looking_elsewhere_than_at_what_is_spoken_costs(kind: dict[str, Any]) ->
     torch.testing.assert_close(loss.total, model.loss(batch).total, **EXACT)  # it is for training
     total = model.train().loss(told)
     torch.testing.assert_close(total.total.detach(), sum(total.parts.values()), **EXACT)
-    assert dataclasses.replace(batch.alike(), places=told.places).form != batch.alike().form
-    assert told.to("meta").places.is_meta  # type: ignore[union-attr]
+    assert (
+        dataclasses.replace(batch.with_static_shapes(), alignment=told.alignment).graph_key
+        != batch.with_static_shapes().graph_key
+    )
+    assert told.to("meta").alignment.is_meta  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="for every frame"):
-        dataclasses.replace(batch, places=torch.zeros(3, 2))
+        dataclasses.replace(batch, alignment=torch.zeros(3, 2))
 
 
 def test_a_style_may_come_from_another_row() -> None:
     model, batch = made(), batch_of()
-    assert model.style is not None
-    styles = model.style_of(batch.mels, batch.frames)
+    assert model.style_tokens is not None
+    styles = model.encode_style(batch.mels, batch.mel_lengths)
     turned = torch.tensor([1, 2, 0])
-    told = model.told(dataclasses.replace(batch, reference=turned))
-    torch.testing.assert_close(told, model.told(batch, style=styles[turned]), **EXACT)
-    assert not torch.allclose(told, model.told(batch))
-    assert dataclasses.replace(batch.alike(), reference=turned).form != batch.alike().form
+    told = model.predict_teacher_forced(dataclasses.replace(batch, style_reference=turned))
+    torch.testing.assert_close(told, model.predict_teacher_forced(batch, style=styles[turned]), **EXACT)
+    assert not torch.allclose(told, model.predict_teacher_forced(batch))
+    assert (
+        dataclasses.replace(batch.with_static_shapes(), style_reference=turned).graph_key
+        != batch.with_static_shapes().graph_key
+    )
 
 
 def test_the_total_of_training_has_all_its_parts() -> None:
@@ -248,15 +268,15 @@ def test_the_total_of_training_has_all_its_parts() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_it_says_is_what_it_would_be_told(kind: dict[str, Any]) -> None:
-    model = made(dataclasses.replace(TINY, style=None, refine=0, linear=0, **kind))
+    model = made(dataclasses.replace(TINY, style=None, postnet_layers=0, linear_bins=0, **kind))
     with torch.no_grad():
-        model.decoder.stop.bias.fill_(-99.0)  # so that it does not stop
-    text = Tokens.padded(TEXTS)
-    said = model.say(text, longest=13)
-    assert said.frames == (13, 13, 13)
-    batch = Speech(text, said.mels, said.frames, sum(said.frames))
-    torch.testing.assert_close(model.told(batch), said.mels, **EXACT)
-    torch.testing.assert_close(model.maps(batch)[0].weights[:, 0], said.alignments, **EXACT)
+        model.decoder.stop_projection.bias.fill_(-99.0)  # so that it does not stop
+    text = Tokens.pad(TEXTS)
+    said = model.synthesize(text, max_frames=13)
+    assert said.mel_lengths == (13, 13, 13)
+    batch = SpeechBatch(text, said.mels, said.mel_lengths, sum(said.mel_lengths))
+    torch.testing.assert_close(model.predict_teacher_forced(batch), said.mels, **EXACT)
+    torch.testing.assert_close(model.compute_attention_maps(batch)[0].weights[:, 0], said.alignments, **EXACT)
 
 
 def test_each_is_said_as_if_alone_and_stops_by_itself() -> None:
@@ -264,52 +284,60 @@ def test_each_is_said_as_if_alone_and_stops_by_itself() -> None:
     for seed in range(20):  # until some are cut, and some are not
         model = made(seed=seed)
         with torch.no_grad():
-            model.decoder.stop.weight.mul_(3.0)
-            model.decoder.stop.bias.fill_(-1.0)
-        said = model.say(Tokens.padded(TEXTS), style=style, longest=10)
-        if any(said.cut) and not all(said.cut):
+            model.decoder.stop_projection.weight.mul_(3.0)
+            model.decoder.stop_projection.bias.fill_(-1.0)
+        said = model.synthesize(Tokens.pad(TEXTS), style=style, max_frames=10)
+        if any(said.truncated) and not all(said.truncated):
             break
-    assert said.linear is not None
-    assert any(said.cut) != all(said.cut)
+    assert said.linear_spectrograms is not None
+    assert any(said.truncated) != all(said.truncated)
     for row, text in enumerate(TEXTS):
-        one = model.say(Tokens.padded([text]), style=style[row], longest=10)
-        frames, steps = said.frames[row], -(-said.frames[row] // 3)
-        assert said.steps[row] == steps
-        assert one.frames == (frames,)
-        assert one.cut == (said.cut[row],)
-        assert one.linear is not None
-        assert frames == 10 if said.cut[row] else frames <= 10
+        one = model.synthesize(Tokens.pad([text]), style=style[row], max_frames=10)
+        frames, steps = said.mel_lengths[row], -(-said.mel_lengths[row] // 3)
+        assert said.step_lengths[row] == steps
+        assert one.mel_lengths == (frames,)
+        assert one.truncated == (said.truncated[row],)
+        assert one.linear_spectrograms is not None
+        assert frames == 10 if said.truncated[row] else frames <= 10
         torch.testing.assert_close(said.mels[row, :frames], one.mels[0], **EXACT)
-        torch.testing.assert_close(said.linear[row, :frames], one.linear[0], **EXACT)
+        torch.testing.assert_close(
+            said.linear_spectrograms[row, :frames], one.linear_spectrograms[0], **EXACT
+        )
         torch.testing.assert_close(said.alignments[row, :steps, : len(text)], one.alignments[0], **EXACT)
-        for behind in (said.mels[row, frames:], said.linear[row, frames:], said.alignments[row, steps:]):
+        for behind in (
+            said.mels[row, frames:],
+            said.linear_spectrograms[row, frames:],
+            said.alignments[row, steps:],
+        ):
             assert (behind == 0).all()
 
 
 def test_a_decoder_that_does_not_stop_is_cut() -> None:
-    model = made(dataclasses.replace(TINY, linear=0))
+    model = made(dataclasses.replace(TINY, linear_bins=0))
     with torch.no_grad():
-        model.decoder.stop.weight.zero_()
-        model.decoder.stop.bias.fill_(-9.0)
-    said = model.say(Tokens.padded(TEXTS), longest=7)
-    assert said.frames == (7, 7, 7)
-    assert said.cut == (True, True, True)
+        model.decoder.stop_projection.weight.zero_()
+        model.decoder.stop_projection.bias.fill_(-9.0)
+    said = model.synthesize(Tokens.pad(TEXTS), max_frames=7)
+    assert said.mel_lengths == (7, 7, 7)
+    assert said.truncated == (True, True, True)
     assert said.mels.shape == (3, 7, MELS)
     assert said.alignments.shape == (3, 3, 6)
-    assert said.linear is None
+    assert said.linear_spectrograms is None
     with torch.no_grad():
-        model.decoder.stop.bias.copy_(torch.tensor([-9.0, 9.0, 9.0]))  # at the second frame of a step
-    said = model.say(Tokens.padded(TEXTS), longest=7)
-    assert said.frames == (2, 2, 2)
-    assert said.cut == (False, False, False)
-    assert model.say(Tokens.padded(TEXTS), longest=1).cut == (True, True, True)
+        model.decoder.stop_projection.bias.copy_(
+            torch.tensor([-9.0, 9.0, 9.0])
+        )  # at the second frame of a step
+    said = model.synthesize(Tokens.pad(TEXTS), max_frames=7)
+    assert said.mel_lengths == (2, 2, 2)
+    assert said.truncated == (False, False, False)
+    assert model.synthesize(Tokens.pad(TEXTS), max_frames=1).truncated == (True, True, True)
 
 
 def test_only_a_prenet_that_drops_at_rest_says_it_differently_each_time() -> None:
-    text = Tokens.padded(TEXTS)
+    text = Tokens.pad(TEXTS)
     for drops in (False, True):
-        model = made(dataclasses.replace(TINY, dropout=0.5, drops_at_rest=drops))
-        first, second = (model.say(text, longest=9).mels for _ in range(2))
+        model = made(dataclasses.replace(TINY, prenet_dropout=0.5, prenet_dropout_at_inference=drops))
+        first, second = (model.synthesize(text, max_frames=9).mels for _ in range(2))
         assert (first.shape == second.shape and torch.equal(first, second)) is not drops
 
 
@@ -317,7 +345,7 @@ def test_only_a_prenet_that_drops_at_rest_says_it_differently_each_time() -> Non
 def test_the_host_is_never_asked(kind: dict[str, Any]) -> None:
     # On this device there are no numbers: whoever would wait for one, fails.
     model = Tacotron(dataclasses.replace(TINY, **kind), SYMBOLS).double().to("meta")
-    loss = model.loss(batch_of().alike().to("meta"))
+    loss = model.loss(batch_of().with_static_shapes().to("meta"))
     loss.total.backward()
     assert loss.total.shape == ()
 
@@ -325,14 +353,16 @@ def test_the_host_is_never_asked(kind: dict[str, Any]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_under_autocast(kind: dict[str, Any]) -> None:
     model, batch = made(dataclasses.replace(TINY, **kind)).float(), batch_of()
-    assert batch.linear is not None
-    batch = dataclasses.replace(batch, mels=batch.mels.float(), linear=batch.linear.float())
+    assert batch.linear_spectrograms is not None
+    batch = dataclasses.replace(
+        batch, mels=batch.mels.float(), linear_spectrograms=batch.linear_spectrograms.float()
+    )
     for training in (False, True):
         model.train(training)
         exact = model.loss(batch).total
         with torch.autocast("cpu", torch.bfloat16):
             total = model.loss(batch).total
-            said = model.say(batch.text, longest=9)
+            said = model.synthesize(batch.text, max_frames=9)
         assert total.dtype == torch.float32
         assert said.mels.dtype == torch.float32
         assert abs(total - exact) < 0.05 * exact
@@ -344,20 +374,20 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="5 mels"):
         model.loss(dataclasses.replace(batch, mels=batch.mels[..., :4]))
     with pytest.raises(ValueError, match="11 frequencies, and the batch has none"):
-        model.loss(dataclasses.replace(batch, linear=None))
+        model.loss(dataclasses.replace(batch, linear_spectrograms=None))
     with pytest.raises(ValueError, match="packed"):
-        model.say(Tokens.pack(TEXTS), longest=3)
+        model.synthesize(Tokens.pack(TEXTS), max_frames=3)
     with pytest.raises(ValueError, match="lengths"):
-        model.say(Tokens.padded([[3], []]), longest=3)
+        model.synthesize(Tokens.pad([[3], []]), max_frames=3)
     with pytest.raises(ValueError, match="longest=0"):
-        model.say(batch.text, longest=0)
+        model.synthesize(batch.text, max_frames=0)
     with pytest.raises(ValueError, match="style of shape"):
-        model.say(batch.text, style=torch.zeros(2, 4), longest=3)
+        model.synthesize(batch.text, style=torch.zeros(2, 4), max_frames=3)
     plain = made(dataclasses.replace(TINY, style=None))
     with pytest.raises(ValueError, match="no style tokens"):
-        plain.say(batch.text, style=torch.zeros(3, 4), longest=3)
+        plain.synthesize(batch.text, style=torch.zeros(3, 4), max_frames=3)
     with pytest.raises(ValueError, match="no style tokens"):
-        plain.style_from(torch.zeros(1, 3))
+        plain.mix_style(torch.zeros(1, 3))
 
 
 @pytest.mark.parametrize(
@@ -388,21 +418,25 @@ def test_a_config_that_does_not_fit_is_refused(field: str, value: Any) -> None:
 
 def test_speech_is_alike() -> None:
     first, second = batch_of(to=(8, 16)), batch_of(slice(0, 3), to=(8, 16))
-    assert first.form is None
-    assert first.alike().form == second.alike().form != batch_of(to=(8, 17)).alike().form
-    alike = first.alike()
-    assert alike.counts is not None
-    assert alike.counts.tolist() == list(FRAMES)
-    assert torch.equal(alike.sound.real, first.sound.real)
-    assert each_tensor(alike, torch.clone).form == alike.form  # what a recorded step does with a batch
-    assert alike.to("meta").counts.is_meta
+    assert first.graph_key is None
+    assert (
+        first.with_static_shapes().graph_key
+        == second.with_static_shapes().graph_key
+        != batch_of(to=(8, 17)).with_static_shapes().graph_key
+    )
+    alike = first.with_static_shapes()
+    assert alike.device_mel_lengths is not None
+    assert alike.device_mel_lengths.tolist() == list(FRAMES)
+    assert torch.equal(alike.mel_tokens.valid_mask, first.mel_tokens.valid_mask)
+    assert map_tensors(alike, torch.clone).form == alike.graph_key  # what a recorded step does with a batch
+    assert alike.to("meta").device_mel_lengths.is_meta
     assert alike.to("meta").mels.is_meta
     with pytest.raises(ValueError, match="from 1 to 12"):
-        dataclasses.replace(first, mels=first.mels[:, :12], linear=None, frames=(7, 13, 2))
+        dataclasses.replace(first, mels=first.mels[:, :12], linear_spectrograms=None, mel_lengths=(7, 13, 2))
     with pytest.raises(ValueError, match="2 numbers of frames"):
-        dataclasses.replace(first, frames=(7, 12))
+        dataclasses.replace(first, mel_lengths=(7, 12))
     with pytest.raises(ValueError, match="linear spectra"):
-        dataclasses.replace(first, linear=torch.zeros(3, 4, 5))
+        dataclasses.replace(first, linear_spectrograms=torch.zeros(3, 4, 5))
 
 
 # ------------------------------------------------------------------------------------- options of attention
@@ -415,7 +449,7 @@ def test_guided_attention_by_hand() -> None:
     weights[0, 1, 3] = 0.5
     weights[0, 1, 2] = 0.5
     weights[0, 2, 0] = 1.0
-    cost = guided_cost(weights, torch.tensor([2]), torch.tensor([4]), width=0.5)
+    cost = guided_attention_loss(weights, torch.tensor([2]), torch.tensor([4]), sigma=0.5)
     expected = [
         0.0,
         0.5 * (1 - math.exp(-(0.25**2) / 0.5)),
@@ -445,7 +479,7 @@ def test_forward_attention_goes_on_by_at_most_a_symbol() -> None:
 
 def test_with_forward_attention_no_symbol_is_skipped_over() -> None:
     model = made(dataclasses.replace(TINY, forward_attention=True))
-    (weights, _) = (found.weights for found in model.maps(batch_of()))
+    (weights, _) = (found.weights for found in model.compute_attention_maps(batch_of()))
     for step in range(4):
         assert (weights[1, 0, step, step + 2 :] == 0).all()
     torch.testing.assert_close(weights[1, 0].sum(-1), torch.ones(4).double())
@@ -457,28 +491,30 @@ def test_with_forward_attention_no_symbol_is_skipped_over() -> None:
 def test_it_learns_two_utterances_by_heart() -> None:
     torch.manual_seed(3)
     config = TacotronConfig(
-        mels=MELS,
-        linear=3,
-        reduction=2,
-        embedding=16,
-        encoder=16,
-        banks=3,
-        highways=1,
-        prenet=(32, 16),
-        dropout=0.1,
-        width=32,
-        layers=1,
-        refine=2,
-        refine_width=16,
+        n_mels=MELS,
+        linear_bins=3,
+        reduction_factor=2,
+        embedding_width=16,
+        encoder_width=16,
+        conv_bank_size=3,
+        highway_layers=1,
+        prenet_widths=(32, 16),
+        prenet_dropout=0.1,
+        decoder_width=32,
+        decoder_layers=1,
+        postnet_layers=2,
+        postnet_width=16,
         attention_width=16,
-        filters=4,
-        kernel=5,
-        guided=1.0,
+        location_filters=4,
+        location_kernel_size=5,
+        guided_attention_loss=1.0,
     )
     sounds = [torch.randn(number, MELS).repeat_interleave(3, 0) for number in (3, 4)]
     sounds[1] = sounds[1][:11]  # no whole number of steps
-    batch = Speech.of([[5, 6, EOS], [7, 5, 8, EOS]], sounds, [sound[:, :3] for sound in sounds])
-    assert batch.linear is not None
+    batch = SpeechBatch.from_sequences(
+        [[5, 6, EOS], [7, 5, 8, EOS]], sounds, [sound[:, :3] for sound in sounds]
+    )
+    assert batch.linear_spectrograms is not None
     model = Tacotron(config, SYMBOLS).train()
     optimizer = torch.optim.Adam(model.parameters())
     steps = 120
@@ -489,10 +525,10 @@ def test_it_learns_two_utterances_by_heart() -> None:
         (loss.total / loss.count).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    said = model.eval().say(batch.text, longest=30)
-    assert said.frames == (9, 11)
-    assert said.cut == (False, False)
+    said = model.eval().synthesize(batch.text, max_frames=30)
+    assert said.mel_lengths == (9, 11)
+    assert said.truncated == (False, False)
     assert (said.mels - batch.mels).abs().mean() < 0.1
-    assert said.linear is not None
-    assert (said.linear - batch.linear).abs().mean() < 0.15
+    assert said.linear_spectrograms is not None
+    assert (said.linear_spectrograms - batch.linear_spectrograms).abs().mean() < 0.15
     assert said.alignments[1, :6].argmax(-1).diff().min() >= 0  # it goes through the text

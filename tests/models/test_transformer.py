@@ -13,14 +13,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jumok.attention.heads import MultiHead
-from jumok.attention.positions import Sinusoid
-from jumok.batch import BOS, IGNORE, Pairs, Tokens
-from jumok.models.sharing import sources_after
-from jumok.models.transformer import FeedForward, Join, Transformer, TransformerConfig
+from jumok.attention.positions import SinusoidalPositions
+from jumok.batches.tokens import BOS, IGNORE, Seq2SeqBatch, Tokens
+from jumok.models.layers.source_sharing import reorder_sources
+from jumok.models.transformer import FeedForward, ResidualNorm, Transformer, TransformerConfig
 
 SOURCE, TARGET = 23, 29  # words
 SMALL = TransformerConfig(
-    width=14, heads=2, feed_forward=19, encoder_layers=2, decoder_layers=3, dropout=0.0, smoothing=0.1
+    width=14,
+    num_heads=2,
+    feed_forward_width=19,
+    encoder_layers=2,
+    decoder_layers=3,
+    dropout=0.0,
+    label_smoothing=0.1,
 )
 SOURCES = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17]]
 TARGETS = [[4, 5], [6, 7, 8, 9, 10], [11], [12, 13, 14]]
@@ -29,7 +35,7 @@ TARGETS = [[4, 5], [6, 7, 8, 9, 10], [11], [12, 13, 14]]
 def small(seed: int = 0, **changes: Any) -> Transformer:
     torch.manual_seed(seed)
     config = dataclasses.replace(SMALL, **changes)
-    model = Transformer(config, TARGET if config.tie == "all" else SOURCE, TARGET).double()
+    model = Transformer(config, TARGET if config.tie_embeddings == "all" else SOURCE, TARGET).double()
     with torch.no_grad():
         for parameter in model.parameters():  # biases and norms too, which begin at 0 and 1
             parameter += 0.3 * torch.randn_like(parameter)
@@ -40,12 +46,12 @@ def log_p(model: Transformer, source: list[int], target: list[int]) -> Tensor:
     """The log-probabilities of all words at each place of one sentence alone, as in the loss: ``(T, V)``."""
     hidden: list[Tensor] = []
     hook = model.output.register_forward_pre_hook(lambda _, args: hidden.append(args[0]))
-    model.loss(Pairs.of([source], [target]))
+    model.loss(Seq2SeqBatch.from_sequences([source], [target]))
     hook.remove()
     return model.output.logits(hidden[0]).detach().log_softmax(-1)
 
 
-def each_label(model: Transformer, batch: Pairs) -> Tensor:
+def each_label(model: Transformer, batch: Seq2SeqBatch) -> Tensor:
     """What each label that counts costs, in order."""
     costs = []
     for place in (batch.labels.flatten() != IGNORE).nonzero()[:, 0]:
@@ -67,8 +73,8 @@ class Oracle:
         first = config.norm == "pre"
         common = {
             "d_model": config.width,
-            "nhead": config.heads,
-            "dim_feedforward": config.feed_forward,
+            "nhead": config.num_heads,
+            "dim_feedforward": config.feed_forward_width,
             "dropout": 0.0,
             "activation": {"relu": F.relu, "gelu": F.gelu, "swish": F.silu}[config.activation],
             "batch_first": True,
@@ -102,15 +108,22 @@ class Oracle:
             yield from _both(cross.merge, theirs.multihead_attn.out_proj)
             yield from self._fed(ours.feed_forward, theirs)
         yield from self._norms(
-            self.model.source_entry.norm,
-            [[layer.feed_forward.join_attention, layer.feed_forward.join] for layer in self.model.encoder],
+            self.model.source_input_layer.norm,
+            [
+                [layer.feed_forward.attention_residual, layer.feed_forward.residual]
+                for layer in self.model.encoder
+            ],
             [[layer.norm1, layer.norm2] for layer in self.encoder.layers],
             self.encoder.norm,
         )
         yield from self._norms(
-            self.model.target_entry.norm,
+            self.model.target_input_layer.norm,
             [
-                [layer.join, layer.feed_forward.join_attention, layer.feed_forward.join]
+                [
+                    layer.self_attention_residual,
+                    layer.feed_forward.attention_residual,
+                    layer.feed_forward.residual,
+                ]
                 for layer in self.model.decoder
             ],
             [[layer.norm1, layer.norm2, layer.norm3] for layer in self.decoder.layers],
@@ -129,7 +142,9 @@ class Oracle:
         yield from _both(ours.narrow, theirs.linear2)
 
     @staticmethod
-    def _norms(first: Any, ours: list[list[Join]], theirs: list[list[Any]], last: Any) -> Iterator[Any]:
+    def _norms(
+        first: Any, ours: list[list[ResidualNorm]], theirs: list[list[Any]], last: Any
+    ) -> Iterator[Any]:
         """In order. With the norm first, theirs stand one place further: before a sublayer, not after."""
         own = [join.norm for layer in ours for join in layer]
         other = [norm for layer in theirs for norm in layer]
@@ -138,11 +153,11 @@ class Oracle:
         for one, another in zip(own, other, strict=True):
             yield from _both(one, another)
 
-    def loss(self, batch: Pairs, smoothing: float) -> Tensor:
-        scale, position = math.sqrt(self.config.width), Sinusoid(self.config.width)
+    def loss(self, batch: Seq2SeqBatch, smoothing: float) -> Tensor:
+        scale, position = math.sqrt(self.config.width), SinusoidalPositions(self.config.width)
         source = self.model.source_embedding(batch.source.ids) * scale
         target = self.model.target_embedding(batch.target.ids) * scale
-        padding = ~batch.source.real
+        padding = ~batch.source.valid_mask
         encoded = self.encoder(source + position(source), src_key_padding_mask=padding)
         length = target.shape[1]
         hidden = self.decoder(
@@ -168,7 +183,7 @@ def _both(ours: Any, theirs: Any) -> Iterator[tuple[Tensor, Tensor]]:
 def test_equal_to_the_layers_of_torch(norm: str, activation: str, tie: str) -> None:
     model = small(norm=norm, activation=activation, tie=tie)
     oracle = Oracle(model)
-    batch = Pairs.of(SOURCES, TARGETS)
+    batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
     loss = model.loss(batch)
     expected = oracle.loss(batch, smoothing=0.1)
     torch.testing.assert_close(loss.total, expected)
@@ -196,7 +211,13 @@ def test_equal_to_the_layers_of_torch(norm: str, activation: str, tie: str) -> N
 def test_by_hand_one_word_one_layer() -> None:
     """With all projections at zero each layer only norms: what is left are embedding, position and output."""
     config = TransformerConfig(
-        width=2, heads=1, feed_forward=1, encoder_layers=1, decoder_layers=1, dropout=0.0, smoothing=0.0
+        width=2,
+        num_heads=1,
+        feed_forward_width=1,
+        encoder_layers=1,
+        decoder_layers=1,
+        dropout=0.0,
+        label_smoothing=0.0,
     )
     model = Transformer(config, 5, 5).double()
     with torch.no_grad():
@@ -205,22 +226,26 @@ def test_by_hand_one_word_one_layer() -> None:
                 parameter.zero_()
         model.output.weight[3] = torch.tensor([0.5, -0.5])
     # <s> is 0, and its place 0 is (sin 0, cos 0) = (0, 1): normed (−1, 1). The logit of </s> is −1, others 0.
-    loss = model.loss(Pairs.of([[4]], [[]]))
+    loss = model.loss(Seq2SeqBatch.from_sequences([[4]], [[]]))
     assert loss.total.item() == pytest.approx(math.log(4 + math.exp(-1)) + 1, abs=1e-4)
 
 
 def test_equal_words_at_first_the_loss_is_that_of_guessing() -> None:
     words = 211
-    batch = Pairs.of(*(torch.randint(4, words, (2, 13, 17)).tolist()))
+    batch = Seq2SeqBatch.from_sequences(*(torch.randint(4, words, (2, 13, 17)).tolist()))
     for norm, tie in itertools.product(("post", "pre"), ("none", "target", "all")):
-        config = TransformerConfig(width=64, heads=4, feed_forward=128, norm=norm, tie=tie)
+        config = TransformerConfig(
+            width=64, num_heads=4, feed_forward_width=128, norm=norm, tie_embeddings=tie
+        )
         loss = Transformer(config, words, words).eval().loss(batch)
         # A hidden state has length √width and a word's vector a variance of 1/width: logits ~ N(0, 1).
         assert loss.total.item() / loss.count == pytest.approx(math.log(words) + 0.5, abs=0.35)
 
 
 def test_embeddings_and_projections_begin_as_they_should() -> None:
-    model = Transformer(TransformerConfig(width=64, heads=4, feed_forward=256, tie="none"), 997, 499)
+    model = Transformer(
+        TransformerConfig(width=64, num_heads=4, feed_forward_width=256, tie_embeddings="none"), 997, 499
+    )
     for table in (model.source_embedding.weight, model.target_embedding.weight, model.output.weight):
         assert table.std().item() == pytest.approx(64**-0.5, rel=0.02)
     assert model.encoder[0].feed_forward.widen.weight.abs().max().item() <= math.sqrt(6 / (64 + 256))
@@ -234,7 +259,10 @@ def test_embeddings_and_projections_begin_as_they_should() -> None:
 @pytest.mark.parametrize("to", [(0, 0), (20, 23)])
 def test_packed_is_padded(norm: str, to: tuple[int, int]) -> None:
     model = small(norm=norm)
-    padded, packed = Pairs.of(SOURCES, TARGETS), Pairs.of(SOURCES, TARGETS, packed=True, to=to)
+    padded, packed = (
+        Seq2SeqBatch.from_sequences(SOURCES, TARGETS),
+        Seq2SeqBatch.from_sequences(SOURCES, TARGETS, packed=True, min_lengths=to),
+    )
     one, other = model.loss(padded), model.loss(packed)
     torch.testing.assert_close(other.total, one.total)
     torch.testing.assert_close(other.parts["nll"], one.parts["nll"])
@@ -251,29 +279,33 @@ def test_packed_is_padded(norm: str, to: tuple[int, int]) -> None:
 def test_packed_is_padded_in_float32() -> None:
     model = small().float().eval()
     with torch.no_grad():
-        got = each_label(model, Pairs.of(SOURCES, TARGETS, packed=True))
-        torch.testing.assert_close(got, each_label(model, Pairs.of(SOURCES, TARGETS)), rtol=1e-5, atol=1e-5)
+        got = each_label(model, Seq2SeqBatch.from_sequences(SOURCES, TARGETS, packed=True))
+        torch.testing.assert_close(
+            got, each_label(model, Seq2SeqBatch.from_sequences(SOURCES, TARGETS)), rtol=1e-5, atol=1e-5
+        )
 
 
 def test_packed_in_another_order_costs_the_same() -> None:
     model = small().eval()
     order = [2, 0, 3, 1]
-    mixed = Pairs.of([SOURCES[i] for i in order], [TARGETS[i] for i in order], packed=True)
-    torch.testing.assert_close(model.loss(mixed).total, model.loss(Pairs.of(SOURCES, TARGETS)).total)
+    mixed = Seq2SeqBatch.from_sequences([SOURCES[i] for i in order], [TARGETS[i] for i in order], packed=True)
+    torch.testing.assert_close(
+        model.loss(mixed).total, model.loss(Seq2SeqBatch.from_sequences(SOURCES, TARGETS)).total
+    )
 
 
 def test_padding_does_not_matter() -> None:
     model = small().eval()
     alone = torch.cat(
         [
-            each_label(model, Pairs.of([source], [target]))
+            each_label(model, Seq2SeqBatch.from_sequences([source], [target]))
             for source, target in zip(SOURCES, TARGETS, strict=True)
         ]
     )
-    batch = Pairs.of(SOURCES, TARGETS, to=(11, 13))
+    batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS, min_lengths=(11, 13))
     torch.testing.assert_close(each_label(model, batch), alone)
     for tokens in (batch.source, batch.target):
-        tokens.ids[~tokens.real] = 19  # whatever stands there
+        tokens.ids[~tokens.valid_mask] = 19  # whatever stands there
     torch.testing.assert_close(each_label(model, batch), alone)
 
 
@@ -292,7 +324,7 @@ def test_later_words_do_not_matter() -> None:
 def test_steps_are_teacher_forcing(norm: str, mode: Callable[[], Any]) -> None:
     model = small(norm=norm).eval()
     whole = [log_p(model, source, target) for source, target in zip(SOURCES, TARGETS, strict=True)]
-    batch = Pairs.of(SOURCES, TARGETS)
+    batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
     with mode():
         state = model.start(batch.source)
         for place in range(batch.target.ids.shape[1]):
@@ -316,7 +348,7 @@ def test_rows_may_repeat_vanish_and_change_places() -> None:
     ]
     words = itertools.cycle([7, 11, 5, 13, 4, 17, 9])
     with torch.inference_mode():
-        state = model.start(Tokens.padded([[*source, 3] for source in SOURCES]))
+        state = model.start(Tokens.pad([[*source, 3] for source in SOURCES]))
         ids = torch.full((len(SOURCES),), BOS)
         for index in moves:
             state = state.reorder(torch.tensor(index))
@@ -333,20 +365,20 @@ def test_rows_may_repeat_vanish_and_change_places() -> None:
 def test_the_source_is_copied_only_if_its_rows_change() -> None:
     model = small().eval()
     with torch.no_grad():
-        start = model.start(Pairs.of(SOURCES, TARGETS).source)
+        start = model.start(Seq2SeqBatch.from_sequences(SOURCES, TARGETS).source)
         assert start.reorder(torch.arange(4), range(4)) is start
         beams = start.reorder(torch.arange(4).repeat_interleave(3), range(4))
-        assert beams.source is start.source
-        assert beams.shared == 3
+        assert beams.source_caches is start.source_caches
+        assert beams.rows_per_source == 3
         _, state = model.step(beams, torch.full((12,), BOS))
         within = state.reorder(torch.tensor([2, 2, 0, 3, 4, 5, 8, 7, 6, 9, 9, 9]), range(4))
-        assert within.source is start.source
+        assert within.source_caches is start.source_caches
         fewer = within.reorder(torch.tensor([3, 4, 5, 9, 10, 11]), [1, 3])
-        assert [len(cache.lengths) for cache in fewer.source] == [2] * 3
-        assert fewer.source[0].lengths == (2, 3)
+        assert [len(cache.lengths) for cache in fewer.source_caches] == [2] * 3
+        assert fewer.source_caches[0].lengths == (2, 3)
         alone = fewer.reorder(torch.tensor([2, 3, 4]))
-        assert alone.source[0].lengths == (2, 3, 3)
-        assert alone.shared == 1
+        assert alone.source_caches[0].lengths == (2, 3, 3)
+        assert alone.rows_per_source == 1
         for none in (
             fewer.reorder(torch.tensor([], dtype=torch.long), []),
             fewer.reorder(torch.tensor([], dtype=torch.long)),
@@ -370,7 +402,7 @@ def test_the_source_is_copied_only_if_its_rows_change() -> None:
 def test_which_sources_rows_need(
     index: list[int], sources: list[int] | None, shared: int, expected: tuple[list[int], int]
 ) -> None:
-    assert sources_after(torch.tensor(index, dtype=torch.long), sources, shared) == expected
+    assert reorder_sources(torch.tensor(index, dtype=torch.long), sources, shared) == expected
 
 
 @pytest.mark.parametrize(
@@ -379,13 +411,13 @@ def test_which_sources_rows_need(
 )
 def test_sources_that_rows_are_not_of_are_refused(index: list[int], sources: list[int]) -> None:
     with pytest.raises(ValueError, match=f"{len(index)} rows came with {len(sources)} sources"):
-        sources_after(torch.tensor(index, dtype=torch.long), sources, shared=3)
+        reorder_sources(torch.tensor(index, dtype=torch.long), sources, rows_per_source=3)
 
 
 def test_an_old_state_may_be_continued_again() -> None:
     model = small().eval()
     with torch.inference_mode():
-        state = model.start(Pairs.of(SOURCES, TARGETS).source)
+        state = model.start(Seq2SeqBatch.from_sequences(SOURCES, TARGETS).source)
         _, state = model.step(state, torch.full((4,), BOS))
         first, _ = model.step(state, torch.tensor([4, 5, 6, 7]))
         model.step(state, torch.tensor([9, 9, 9, 9]))
@@ -396,13 +428,13 @@ def test_an_old_state_may_be_continued_again() -> None:
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_maps_are_where_the_steps_looked(norm: str) -> None:
     model = small(norm=norm).eval()
-    batch = Pairs.of(SOURCES, TARGETS)
-    maps = model.maps(batch)
+    batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
+    maps = model.compute_attention_maps(batch)
     names = dict(model.named_modules())
-    assert [names[one.name] for one in maps] == [layer.source_attention for layer in model.decoder]
+    assert [names[one.name] for one in maps] == [layer.cross_attention for layer in model.decoder]
     asked: list[list[tuple[Any, ...]]] = [[] for _ in maps]
     for layer, calls in zip(model.decoder, asked, strict=True):
-        layer.source_attention.register_forward_pre_hook(lambda _, args, calls=calls: calls.append(args))
+        layer.cross_attention.register_forward_pre_hook(lambda _, args, calls=calls: calls.append(args))
     with torch.no_grad():
         state = model.start(batch.source)
         for place in range(batch.target.ids.shape[1]):
@@ -411,9 +443,9 @@ def test_maps_are_where_the_steps_looked(norm: str) -> None:
             assert found.weights.shape == (4, 2, 6, 8)
             for place, (x, source) in enumerate(calls):
                 torch.testing.assert_close(
-                    layer.source_attention.weights(x, source)[:, :, 0], found.weights[:, :, place]
+                    layer.cross_attention.weights(x, source)[:, :, 0], found.weights[:, :, place]
                 )
-            assert torch.equal(found.weights == 0, ~batch.source.real[:, None, None].expand(4, 2, 6, 8))
+            assert torch.equal(found.weights == 0, ~batch.source.valid_mask[:, None, None].expand(4, 2, 6, 8))
             torch.testing.assert_close(found.weights.sum(-1), torch.ones(4, 2, 6, dtype=torch.float64))
 
 
@@ -421,7 +453,7 @@ def test_maps_are_where_the_steps_looked(norm: str) -> None:
 
 
 def test_smoothing_and_dropout_are_for_training_only() -> None:
-    batch = Pairs.of(SOURCES, TARGETS)
+    batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
     model = small(smoothing=0.3)
     loss = model.loss(batch)
     assert not torch.isclose(loss.total, loss.parts["nll"])
@@ -438,7 +470,7 @@ def test_smoothing_and_dropout_are_for_training_only() -> None:
 @pytest.mark.parametrize("packed", [False, True])
 def test_under_autocast_the_loss_is_near_and_gradients_are_float32(packed: bool) -> None:
     model = small().float()
-    batch = Pairs.of(SOURCES, TARGETS, packed=packed)
+    batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS, packed=packed)
     exact = model.loss(batch).total
     with torch.autocast("cpu", torch.bfloat16):
         loss = model.loss(batch)
@@ -450,7 +482,7 @@ def test_under_autocast_the_loss_is_near_and_gradients_are_float32(packed: bool)
 
 def test_steps_under_autocast_are_near() -> None:
     model = small().float().eval()
-    source = Pairs.of(SOURCES, TARGETS).source
+    source = Seq2SeqBatch.from_sequences(SOURCES, TARGETS).source
     with torch.inference_mode():
         exact, _ = model.step(model.start(source), torch.full((4,), BOS))
         with torch.autocast("cpu", torch.bfloat16):
@@ -475,12 +507,12 @@ def test_compiled_once_for_all_batches() -> None:
     model.compile(backend=counted)
     sizes = []
     for rows in range(1, 5):
-        batch = Pairs.of(SOURCES[:rows], TARGETS[:rows], packed=True, to=(20, 20))
+        batch = Seq2SeqBatch.from_sequences(SOURCES[:rows], TARGETS[:rows], packed=True, min_lengths=(20, 20))
         torch.testing.assert_close(model.loss(batch).total, plain.loss(batch).total)
         sizes.append(len(graphs))
     assert sizes == [7] * 4  # Entry, Join, FeedForward, Output, 3 sizes of Projection: layers share theirs
     model.eval()
-    state = model.start(Pairs.of(SOURCES, TARGETS).source)
+    state = model.start(Seq2SeqBatch.from_sequences(SOURCES, TARGETS).source)
     model.step(state, torch.full((4,), BOS))
     assert len(graphs) == 7  # while decoding nothing is compiled
     torch.compiler.reset()
@@ -488,8 +520,8 @@ def test_compiled_once_for_all_batches() -> None:
 
 def test_it_learns_to_copy() -> None:
     config = TransformerConfig(
-        width=32, heads=2, feed_forward=64, encoder_layers=1, decoder_layers=1, dropout=0.0, smoothing=0.0,
-        tie="all",
+        width=32, num_heads=2, feed_forward_width=64, encoder_layers=1, decoder_layers=1, dropout=0.0, label_smoothing=0.0,
+        tie_embeddings="all",
     )  # fmt: skip
     model = Transformer(config, 12, 12)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
@@ -499,13 +531,13 @@ def test_it_learns_to_copy() -> None:
 
     for _ in range(200):
         lines = sentences()
-        loss = model.loss(Pairs.of(lines, lines))
+        loss = model.loss(Seq2SeqBatch.from_sequences(lines, lines))
         optimizer.zero_grad()
         (loss.total / loss.count).backward()
         optimizer.step()
     lines = sentences()
     with torch.inference_mode():
-        loss = model.eval().loss(Pairs.of(lines, lines))
+        loss = model.eval().loss(Seq2SeqBatch.from_sequences(lines, lines))
     assert loss.total.item() / loss.count < 0.1
 
 
@@ -529,7 +561,7 @@ def test_a_config_that_does_not_fit_is_refused(changes: dict[str, Any], named: s
 
 def test_tying_all_needs_one_vocabulary() -> None:
     with pytest.raises(ValueError, match=r"23 source words and 29 target words"):
-        Transformer(dataclasses.replace(SMALL, tie="all"), SOURCE, TARGET)
+        Transformer(dataclasses.replace(SMALL, tie_embeddings="all"), SOURCE, TARGET)
 
 
 def test_tied_embeddings_are_one_parameter() -> None:
@@ -543,8 +575,8 @@ def test_tied_embeddings_are_one_parameter() -> None:
 
 
 def test_packed_tokens_are_refused_where_rows_matter() -> None:
-    model, packed = small(), Pairs.of(SOURCES, TARGETS, packed=True)
+    model, packed = small(), Seq2SeqBatch.from_sequences(SOURCES, TARGETS, packed=True)
     with pytest.raises(ValueError, match="padded"):
         model.start(packed.source)
     with pytest.raises(ValueError, match="padded"):
-        model.maps(packed)
+        model.compute_attention_maps(packed)

@@ -20,9 +20,11 @@ from serve_running import Echo, Running
 import jumok
 from jumok import recipe
 from jumok.run import Run
-from jumok.serve.limits import Limits
-from jumok.tasks import classify, pretrain, served
-from jumok.tasks.served import Bounds
+from jumok.serve.limits import ServerLimits
+from jumok.tasks import api as tasks_api
+from jumok.tasks.api import RequestLimits
+from jumok.tasks.classify import task as classify_task
+from jumok.tasks.pretrain import task as pretrain_task
 
 COUNTING = "one two three four five six . seven eight nine ten eleven twelve ."
 BERT = ["model.width=16", "model.layers=2", "model.heads=2", "model.feed_forward=32", "model.positions=64"]
@@ -60,10 +62,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     text = "\n\n".join("\n".join(lines[n : n + 5]) for n in range(0, 300, 5))
     (root / "text.txt").write_text(text, encoding="utf-8")
     words = recipe.load("hierarchical/default", [*WORDS, "data.documents=90"])
-    made["words"] = Run.start(root / "words", words)
-    classify.train(made["words"], Console(quiet=True))
-    run = Run.start(root / "fill", recipe.load("bert", [*BERT, f"data.train={root / 'text.txt'}"]))
-    pretrain.train(run, Console(quiet=True))
+    made["words"] = Run.create_or_resume(root / "words", words)
+    classify_task.train(made["words"], Console(quiet=True))
+    run = Run.create_or_resume(root / "fill", recipe.load("bert", [*BERT, f"data.train={root / 'text.txt'}"]))
+    pretrain_task.train(run, Console(quiet=True))
     made["fill"] = run
     return {name: run.folder for name, run in made.items()}
 
@@ -82,7 +84,10 @@ def services(predictors: dict[str, Any]) -> dict[str, Any]:
         "pairs": "classify",
         "words": "classify",
     }
-    return {name: served.of(tasks[name]).Service(one, Bounds()) for name, one in predictors.items()}
+    return {
+        name: tasks_api.get_api_module(tasks[name]).Service(one, RequestLimits())
+        for name, one in predictors.items()
+    }
 
 
 @pytest.fixture(scope="session")
@@ -101,7 +106,7 @@ def captioner(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture(scope="session")
 def caption_service(captioner: Any) -> Any:
     """The same, to be served."""
-    return served.of("caption").Service(captioner, Bounds())
+    return tasks_api.get_api_module("caption").Service(captioner, RequestLimits())
 
 
 @pytest.fixture(scope="session")
@@ -121,7 +126,7 @@ def voice(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture(scope="session")
 def speak_service(voice: Any) -> Any:
     """The same, to be served."""
-    return served.of("speak").Service(voice, Bounds())
+    return tasks_api.get_api_module("speak").Service(voice, RequestLimits())
 
 
 @pytest.fixture
@@ -129,8 +134,8 @@ def serving() -> Iterator[Any]:
     """Starts servers, and stops them after the test."""
     some: list[Running] = []
 
-    def start(services: Mapping[str, Any], limits: Limits | None = None, **more: Any) -> Running:
-        some.append(Running(services, limits or Limits(), **more))
+    def start(services: Mapping[str, Any], limits: ServerLimits | None = None, **more: Any) -> Running:
+        some.append(Running(services, limits or ServerLimits(), **more))
         return some[-1]
 
     yield start

@@ -12,10 +12,10 @@ from typing import Any
 import uvicorn
 
 import jumok
-from jumok.serve.app import app
-from jumok.serve.limits import Limits
-from jumok.serve.server import config
-from jumok.tasks import served
+from jumok.serve.app import build_app
+from jumok.serve.limits import ServerLimits
+from jumok.serve.server import build_uvicorn_config
+from jumok.tasks import api as tasks_api
 
 
 def until(said: Any, seconds: float = 10.0) -> None:
@@ -29,12 +29,12 @@ def until(said: Any, seconds: float = 10.0) -> None:
 class Running:
     """A server that listens on a free port of this machine."""
 
-    def __init__(self, services: Mapping[str, Any], limits: Limits, **more: Any) -> None:
-        self.app = app(services, limits, **more)
+    def __init__(self, services: Mapping[str, Any], limits: ServerLimits, **more: Any) -> None:
+        self.app = build_app(services, limits, **more)
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.server = uvicorn.Server(config(self.app, limits))
+        self.server = uvicorn.Server(build_uvicorn_config(self.app, limits))
         self.thread = threading.Thread(target=self.server.run, args=([self.socket],), daemon=True)
         self.thread.start()
         until(lambda: self.server.started)
@@ -55,10 +55,10 @@ class Running:
 class Echo:
     """A service that says a text's letters one by one, as fast as it is let; a token is a letter."""
 
-    class Asked(served.Asked):
-        text: served.Text
+    class Asked(tasks_api.TaskRequest):
+        text: tasks_api.RequestText
 
-    class Said(served.Answer):
+    class Said(tasks_api.TaskResponse):
         text: str
 
     task, says, streams, Request, Response = "echo", "Say it again.", True, Asked, Said

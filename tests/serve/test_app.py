@@ -11,18 +11,18 @@ import pytest
 from serve_running import Echo
 from starlette.testclient import TestClient
 
-from jumok.look.tiles import unpack
-from jumok.serve.app import app
-from jumok.serve.limits import Limits
-from jumok.tasks.engines import ChangedRun
-from jumok.tasks.translator import Search
+from jumok.inference.engines import RunChangedError
+from jumok.look.viewer.tiles import unpack
+from jumok.serve.app import build_app
+from jumok.serve.limits import ServerLimits
+from jumok.tasks.translate.predictor import TranslationOptions
 
 TEXT = "the king sleeps because it snows in busan"
 
 
 @pytest.fixture(scope="module")
 def client(services: dict[str, Any]) -> Iterator[TestClient]:
-    with TestClient(app(services), raise_server_exceptions=False) as client:
+    with TestClient(build_app(services), raise_server_exceptions=False) as client:
         yield client
 
 
@@ -47,10 +47,10 @@ def test_translate(client: TestClient, predictors: dict[str, Any]) -> None:
 
 def test_translate_with_a_beam_and_a_list(client: TestClient, predictors: dict[str, Any]) -> None:
     got = client.post("/translate", json={"text": TEXT, "beam": 3, "n_best": 2}).json()
-    wanted = predictors["translate"].translate(TEXT, Search(beam=3, n_best=2))
+    wanted = predictors["translate"].translate(TEXT, TranslationOptions(beam_size=3, n_best=2))
     assert [got["text"], *(one["text"] for one in got["others"])] == [wanted.text, wanted.others[0].text]
     greedy = client.post("/translate", json={"text": TEXT, "beam": 1}).json()
-    assert greedy["text"] == predictors["translate"].translate(TEXT, Search(beam=1)).text
+    assert greedy["text"] == predictors["translate"].translate(TEXT, TranslationOptions(beam_size=1)).text
 
 
 @pytest.mark.parametrize("beam", [1, 3])
@@ -64,7 +64,7 @@ def test_a_translation_is_told_while_it_is_made(
         (block.split("\n")[0], json.loads(block.split("\n")[1].removeprefix("data: "))) for block in blocks
     ]
     assert [name for name, _ in events] == ["event: text"] * (len(events) - 1) + ["event: done"]
-    wanted = predictors["translate"].translate(TEXT, Search(beam=beam))
+    wanted = predictors["translate"].translate(TEXT, TranslationOptions(beam_size=beam))
     assert events[-1][1]["text"] == wanted.text
     if beam == 1:
         assert all(wanted.text.startswith(told["text"].strip()) for _, told in events)
@@ -173,19 +173,19 @@ def test_attend_gives_the_answer_and_a_page_of_its_maps(client: TestClient, name
 
 
 def test_only_the_last_pages_are_kept(services: dict[str, Any]) -> None:
-    with TestClient(app({"tag": services["tag"]}, Limits(looks=2))) as client:
+    with TestClient(build_app({"tag": services["tag"]}, ServerLimits(max_attention_pages=2))) as client:
         pages = [client.post("/attend/tag", json={"text": "Anna"}).json()["look"] for _ in range(3)]
         assert len(set(pages)) == 3
         assert [client.get(page).status_code for page in pages] == [404, 200, 200]
         assert client.get("/look/../../etc/passwd").status_code == 404
         assert "error" in client.get("/look/").json()
-    with TestClient(app({"tag": services["tag"]}, Limits(look_seconds=-1))) as client:
+    with TestClient(build_app({"tag": services["tag"]}, ServerLimits(attention_page_lifetime=-1))) as client:
         page = client.post("/attend/tag", json={"text": "Anna"}).json()["look"]
         assert client.get(page).status_code == 404
 
 
 def test_too_long_to_look_at(services: dict[str, Any]) -> None:
-    with TestClient(app({"tag": services["tag"]}, Limits(look=20))) as client:
+    with TestClient(build_app({"tag": services["tag"]}, ServerLimits(max_attention_tokens=20))) as client:
         assert client.post("/attend/tag", json={"text": "Anna " * 5}).status_code == 200
         got = client.post("/attend/tag", json={"text": "Anna " * 50})
         assert got.status_code == 413
@@ -223,7 +223,7 @@ def test_the_description_has_every_schema(client: TestClient) -> None:
 
 
 def test_figures_count(services: dict[str, Any]) -> None:
-    with TestClient(app({"tag": services["tag"]}), raise_server_exceptions=False) as client:
+    with TestClient(build_app({"tag": services["tag"]}), raise_server_exceptions=False) as client:
         client.get("/look/x/")
         for _ in range(3):
             client.post("/tag", json={"text": "Anna"})
@@ -341,7 +341,7 @@ def test_whatever_is_a_character_is_answered(client: TestClient, text: str) -> N
 
 
 def test_faults_of_a_model_are_not_the_client_s(echo: Echo, caplog: pytest.LogCaptureFixture) -> None:
-    with TestClient(app({"echo": echo}), raise_server_exceptions=False) as client:
+    with TestClient(build_app({"echo": echo}), raise_server_exceptions=False) as client:
         got = client.post("/echo", json={"text": "broken"})
         assert got.status_code == 500
         assert "broken here" in got.json()["error"]
@@ -381,9 +381,9 @@ def test_no_answer_is_stored_or_guessed_at(client: TestClient) -> None:
 def test_weights_that_were_replaced_are_not_shown(echo: Echo) -> None:
     class Changed(Echo):
         def predict(self, asked: Any, audience: Any) -> list[Any]:
-            raise ChangedRun("the files of this run were changed")
+            raise RunChangedError("the files of this run were changed")
 
-    with TestClient(app({"echo": Changed()}), raise_server_exceptions=False) as client:
+    with TestClient(build_app({"echo": Changed()}), raise_server_exceptions=False) as client:
         got = client.post("/echo", json={"text": "a"})
         assert (got.status_code, got.json()) == (500, {"error": "the files of this run were changed"})
 
@@ -392,7 +392,7 @@ def test_weights_that_were_replaced_are_not_shown(echo: Echo) -> None:
 
 
 def test_who_has_no_token_is_not_let_in(echo: Echo) -> None:
-    with TestClient(app({"echo": echo}, token="a b§c")) as client:
+    with TestClient(build_app({"echo": echo}, auth_token="a b§c")) as client:
         for headers in (
             {},
             {"Authorization": "Bearer wrong"},
@@ -411,7 +411,7 @@ def test_who_has_no_token_is_not_let_in(echo: Echo) -> None:
 
 
 def test_only_requests_to_these_hosts_are_answered(echo: Echo) -> None:
-    with TestClient(app({"echo": echo}, hosts=["localhost"])) as client:
+    with TestClient(build_app({"echo": echo}, allowed_hosts=["localhost"])) as client:
         assert client.post("/echo", json={"text": "a"}, headers={"Host": "localhost:8000"}).status_code == 200
         got = client.post("/echo", json={"text": "a"}, headers={"Host": "evil.example"})
         assert (got.status_code, got.json()) == (400, {"error": "Invalid host header"})

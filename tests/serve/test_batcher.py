@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from jumok.serve.batcher import Batcher, Closed, Job, Late, Overloaded
+from jumok.serve.batcher import Batcher, BatchJob, OverloadedError, RequestTimeoutError, ServerClosingError
 
 
 class Worker:
@@ -21,12 +21,12 @@ class Worker:
         self.open = threading.Event()
         self.batches: list[list[int]] = []
 
-    def __call__(self, jobs: Sequence[Job]) -> list[int]:
-        self.batches.append([job.asked for job in jobs])
+    def __call__(self, jobs: Sequence[BatchJob]) -> list[int]:
+        self.batches.append([job.payload for job in jobs])
         assert self.open.wait(10)
-        if any(job.asked == 13 for job in jobs):
+        if any(job.payload == 13 for job in jobs):
             raise ValueError("unlucky")
-        return [2 * job.asked for job in jobs]
+        return [2 * job.payload for job in jobs]
 
 
 @pytest.fixture
@@ -142,9 +142,9 @@ def test_beyond_the_bound_everything_is_refused_at_once(batcher: Any, worker: Wo
     async def test() -> None:
         one = batcher(most=10)
         jobs = [one.submit(worker, 1, 4), one.submit(worker, 2, 6)]
-        with pytest.raises(Overloaded) as refused:
+        with pytest.raises(OverloadedError) as refused:
             one.submit(worker, 3, 1)
-        assert refused.value.retry >= 1
+        assert refused.value.retry_after >= 1
         assert one.held == 10
         worker.open.set()
         assert await asyncio.gather(*map(one.answer, jobs)) == [2, 4]
@@ -206,12 +206,12 @@ def test_no_answer_in_time(batcher: Any, worker: Worker) -> None:
         begun, queued = one.submit(worker, 0, 1), None
         await until(lambda: worker.batches == [[0]])
         queued = one.submit(worker, 1, 1)
-        with pytest.raises(Late, match="being computed") as late:
+        with pytest.raises(RequestTimeoutError, match="being computed") as late:
             await one.answer(begun, 0.01)
-        assert late.value.begun
-        with pytest.raises(Late, match="in the queue") as late:
+        assert late.value.has_started
+        with pytest.raises(RequestTimeoutError, match="in the queue") as late:
             await one.answer(queued, 0.01)
-        assert not late.value.begun
+        assert not late.value.has_started
         assert one.waiting == 0
         worker.open.set()
         await until(lambda: one.held == 0)
@@ -242,7 +242,7 @@ def test_closing_finishes_what_was_taken(batcher: Any, worker: Worker) -> None:
         jobs = [one.submit(worker, n, 4) for n in range(5)]
         closing = asyncio.create_task(asyncio.to_thread(one.close, 10))
         await until(lambda: len(worker.batches) == 1)
-        with pytest.raises(Closed):
+        with pytest.raises(ServerClosingError):
             one.submit(worker, 9, 1)
         worker.open.set()
         assert await asyncio.gather(*map(one.answer, jobs)) == [0, 2, 4, 6, 8]

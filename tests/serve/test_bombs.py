@@ -15,12 +15,12 @@ from serve_running import Echo, Running
 from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
-from jumok.serve import reading
-from jumok.serve.app import app
-from jumok.serve.limits import Limits
-from jumok.tasks.served import Asked, Bounds, TooMuch
-from jumok.tasks.served.caption import Describe
-from jumok.tasks.served.speak import Say
+from jumok.serve import request_parsing
+from jumok.serve.app import build_app
+from jumok.serve.limits import ServerLimits
+from jumok.tasks.api import RequestLimits, RequestTooLarge, TaskRequest
+from jumok.tasks.caption.api import CaptionRequest
+from jumok.tasks.speak.api import SpeechRequest
 
 MIB = 1 << 20
 MANY_KEYS = b'{"text": "a"' + b"".join(b', "k%07d": 1' % n for n in range(MIB * 11 // 16)) + b"}"
@@ -32,7 +32,7 @@ def connect(running: Running) -> http.client.HTTPConnection:
     return http.client.HTTPConnection("127.0.0.1", running.port, timeout=100)
 
 
-class Counting(Say):
+class Counting(SpeechRequest):
     """Counts how often something is validated."""
 
     validated: ClassVar[int] = 0
@@ -46,14 +46,14 @@ class Counting(Say):
 @pytest.mark.parametrize("body", [MANY_KEYS, MANY_ITEMS, MANY_LISTS], ids=["keys", "items", "lists"])
 def test_items_are_counted_before_anything_is_parsed(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json, "loads", lambda _: pytest.fail("it was parsed"))
-    with pytest.raises(TooMuch, match=r"commas and brackets; 41,024 are taken at most"):
-        reading.parse(body, Counting, Bounds())
+    with pytest.raises(RequestTooLarge, match=r"commas and brackets; 41,024 are taken at most"):
+        request_parsing.parse_request(body, Counting, RequestLimits())
 
 
 def test_keys_are_counted_before_validation() -> None:
     body = json.dumps({"text": "a"} | {f"key{n}": n for n in range(30_000)}).encode()
     with pytest.raises(HTTPException) as refused:
-        reading.parse(body, Counting, Bounds())
+        request_parsing.parse_request(body, Counting, RequestLimits())
     assert refused.value.status_code == 422
     assert refused.value.detail == (
         "the request has 30,001 keys; expected some of: model, text, tokens, style_from"
@@ -64,32 +64,32 @@ def test_keys_are_counted_before_validation() -> None:
 def test_a_list_has_one_error_however_many_items_are_wrong() -> None:
     for weights in ([""] * 1000, [0.1] * 1025, [True] * 30_000):
         with pytest.raises(ValidationError) as refused:
-            Say.model_validate({"text": "a", "tokens": weights})
+            SpeechRequest.model_validate({"text": "a", "tokens": weights})
         assert refused.value.error_count() == 1
-    assert Say.model_validate({"text": "a", "tokens": [0.1] * 1024}).tokens == [0.1] * 1024
+    assert SpeechRequest.model_validate({"text": "a", "tokens": [0.1] * 1024}).style_weights == [0.1] * 1024
 
 
 def test_the_largest_requests_within_the_bounds_are_read() -> None:
-    bounds = Bounds()
-    commas = json.dumps({"text": "a" + "," * (bounds.text - 1)}).encode()
-    assert len(reading.parse(commas, Say, bounds).text) == bounds.text
-    escaped = json.dumps({"text": "\U0001f600" * bounds.text}).encode()  # 12 bytes each
-    assert len(escaped) < Asked.most_bytes(bounds)
-    larger = Bounds(text=1_000_000)
-    assert Asked.most_bytes(larger) > len(json.dumps({"text": "\U0001f600" * larger.text}))
+    bounds = RequestLimits()
+    commas = json.dumps({"text": "a" + "," * (bounds.max_text_chars - 1)}).encode()
+    assert len(request_parsing.parse_request(commas, SpeechRequest, bounds).text) == bounds.max_text_chars
+    escaped = json.dumps({"text": "\U0001f600" * bounds.max_text_chars}).encode()  # 12 bytes each
+    assert len(escaped) < TaskRequest.max_bytes(bounds)
+    larger = RequestLimits(max_text_chars=1_000_000)
+    assert TaskRequest.max_bytes(larger) > len(json.dumps({"text": "\U0001f600" * larger.max_text_chars}))
 
 
 def test_the_body_limit_is_that_of_the_task(echo: Echo) -> None:
     class Pictures(Echo):
-        task, Request, streams = "caption", Describe, False
+        task, Request, streams = "caption", CaptionRequest, False
 
-    with TestClient(app({"echo": echo, "caption": Pictures()})) as client:
+    with TestClient(build_app({"echo": echo, "caption": Pictures()})) as client:
         for path, most in (("/echo", "1,048,576"), ("/caption", "16,842,752"), ("/models", "65,536")):
             for attend in ("", "/attend") if path != "/models" else ("",):
                 got = client.post(f"{attend}{path}", content=b"x" * (17 * MIB))
                 assert got.status_code == 413
                 assert f"{most} bytes" in got.json()["error"]
-    with TestClient(app({"echo": echo}, Limits(body=100))) as client:
+    with TestClient(build_app({"echo": echo}, ServerLimits(max_body_bytes=100))) as client:
         assert "100 bytes" in client.post("/echo", content=b"x" * 101).json()["error"]
 
 

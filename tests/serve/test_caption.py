@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from jumok.data.scenes import scene
-from jumok.look.tiles import unpack
-from jumok.serve.app import app
-from jumok.serve.limits import Limits
-from jumok.tasks import served
-from jumok.tasks.caption_reader import Search
-from jumok.tasks.served import Bounds
+from jumok.data.builtin.scenes import draw_scene
+from jumok.look.viewer.tiles import unpack
+from jumok.serve.app import build_app
+from jumok.serve.limits import ServerLimits
+from jumok.tasks import api as tasks_api
+from jumok.tasks.api import RequestLimits
+from jumok.tasks.caption.predictor import CaptionOptions
 
 Image = pytest.importorskip("PIL.Image")
 PNG = {"Content-Type": "image/png"}
@@ -36,7 +36,7 @@ def coded(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-SCENE = scene(2, 4).pixels
+SCENE = draw_scene(2, 4).pixels
 GOOD = file_of(SCENE)
 
 
@@ -51,7 +51,7 @@ def of_size(width: int, height: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def client(caption_service: Any) -> Iterator[TestClient]:
-    with TestClient(app({"see": caption_service}), raise_server_exceptions=False) as client:
+    with TestClient(build_app({"see": caption_service}), raise_server_exceptions=False) as client:
         yield client
 
 
@@ -73,7 +73,7 @@ def test_a_picture_in_json_or_alone(client: TestClient, captioner: Any, kind: st
 
 def test_several_captions(client: TestClient, captioner: Any) -> None:
     got = client.post("/caption", json={"image": coded(GOOD), "beam": 4, "n_best": 3}).json()
-    wanted = captioner.describe(GOOD, Search(beam=4, n_best=3))
+    wanted = captioner.describe(GOOD, CaptionOptions(beam_size=4, n_best=3))
     said = [got["caption"], *(one["caption"] for one in got["others"])]
     assert said == [wanted.caption, *(one.caption for one in wanted.others)]
     assert len(said) == 3
@@ -128,7 +128,7 @@ def test_one_that_is_broken_takes_nobody_along(caption_service: Any) -> None:
 
     import httpx2
 
-    made = app({"see": caption_service}, Limits(wait=0.2))
+    made = build_app({"see": caption_service}, ServerLimits(max_batch_delay=0.2))
     bad = [file_of(SCENE, "JPEG")[:1500], GOOD[:-900]]
 
     async def all_at_once() -> list[int]:
@@ -252,14 +252,16 @@ def test_what_a_page_from_elsewhere_could_send_is_not_read(client: TestClient, k
 
 
 def test_limits_are_those_of_the_server(captioner: Any) -> None:
-    service = served.of("caption").Service(captioner, Bounds(image=len(GOOD), pixels=96 * 96))
-    limits = Limits(bounds=service.bounds)
-    with TestClient(app({"see": service}, limits), raise_server_exceptions=False) as client:
+    service = tasks_api.get_api_module("caption").Service(
+        captioner, RequestLimits(max_image_bytes=len(GOOD), max_image_pixels=96 * 96)
+    )
+    limits = ServerLimits(request_limits=service.bounds)
+    with TestClient(build_app({"see": service}, limits), raise_server_exceptions=False) as client:
         assert client.post("/caption", content=GOOD, headers=PNG).status_code == 200
         assert client.post("/caption", content=GOOD + b"\0", headers=PNG).status_code == 413
         small = file_of(np.zeros((97, 96, 3), np.uint8))
         assert client.post("/caption", content=small, headers=PNG).status_code == 413
-    with TestClient(app({"see": service}, Limits(body=1000))) as client:
+    with TestClient(build_app({"see": service}, ServerLimits(max_body_bytes=1000))) as client:
         assert "1,000 bytes" in client.post("/caption", content=GOOD, headers=PNG).json()["error"]
 
 
@@ -267,7 +269,9 @@ def test_much_at_once_is_not_kept(caption_service: Any) -> None:
     """A server holds so many bytes of bodies; who comes then is told to come again."""
     import asyncio
 
-    made = app({"see": caption_service}, Limits(body=1 << 20, bodies=1 << 20))
+    made = build_app(
+        {"see": caption_service}, ServerLimits(max_body_bytes=1 << 20, max_total_body_bytes=1 << 20)
+    )
     part = bytes(600_000)
 
     async def two() -> list[int]:

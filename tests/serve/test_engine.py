@@ -17,15 +17,15 @@ from serve_running import Running
 from tasks_numbers import sentences
 from typer.testing import CliRunner
 
-from jumok import cli
+from jumok.cli import app as cli_app
 from jumok.errors import InputError
+from jumok.inference import ctranslate2_engine
+from jumok.inference.ctranslate2_engine import CTranslate2TranslationPredictor
 from jumok.run import Run
 from jumok.serve import server
-from jumok.serve.limits import Limits
-from jumok.tasks import by_ctranslate2
-from jumok.tasks.by_ctranslate2 import ByCTranslate2
-from jumok.tasks.served import Bounds
-from jumok.tasks.served.translate import Service
+from jumok.serve.limits import ServerLimits
+from jumok.tasks.api import RequestLimits
+from jumok.tasks.translate.api import TranslationService
 
 pytest.importorskip("ctranslate2")
 
@@ -39,18 +39,22 @@ def _closed() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def quick() -> ByCTranslate2:
-    return by_ctranslate2.load(tasks_numbers.trained(), "cpu", "float32")
+def quick() -> CTranslate2TranslationPredictor:
+    return ctranslate2_engine.load(tasks_numbers.trained(), "cpu", "float32")
 
 
 @pytest.fixture
-def running(quick: ByCTranslate2, serving: Any) -> Running:
-    return serving({"numbers": Service(quick, Bounds())}, Limits(wait=0.05))  # type: ignore[no-any-return]
+def running(quick: CTranslate2TranslationPredictor, serving: Any) -> Running:
+    return serving(
+        {"numbers": TranslationService(quick, RequestLimits())}, ServerLimits(max_batch_delay=0.05)
+    )  # type: ignore[no-any-return]
 
 
-def test_many_are_answered_together_as_one_by_one(running: Running, quick: ByCTranslate2) -> None:
+def test_many_are_answered_together_as_one_by_one(
+    running: Running, quick: CTranslate2TranslationPredictor
+) -> None:
     texts = [english for english, _ in sentences(24, seed=7)]
-    expected = [one.text for one in quick.predict(texts, quick_search(2))]
+    expected = [one.translation for one in quick.predict(texts, quick_search(2))]
 
     def ask(text: str) -> str:
         said: str = http.post(f"{running.url}/translate", json={"text": text, "beam": 2}).json()["text"]
@@ -64,7 +68,7 @@ def test_many_are_answered_together_as_one_by_one(running: Running, quick: ByCTr
 
 
 def quick_search(beam: int) -> Any:
-    return by_ctranslate2.Search(beam=beam)
+    return ctranslate2_engine.TranslationOptions(beam_size=beam)
 
 
 def test_a_greedy_translation_is_streamed(running: Running) -> None:
@@ -101,11 +105,11 @@ def test_a_text_that_is_too_long_for_it_is_an_error_of_the_client(running: Runni
 
 
 def test_what_an_engine_does_not_take_is_told_at_the_start(tmp_path: Path) -> None:
-    run = Run.start(tmp_path / "run", tasks_small.small("bahdanau"))
+    run = Run.create_or_resume(tmp_path / "run", tasks_small.small("bahdanau"))
     with pytest.raises(InputError, match=r"CTranslate2 runs Transformers that translate"):
-        server.load([str(run.folder)], Bounds(), "cpu", "ctranslate2")
+        server.load_services([str(run.folder)], RequestLimits(), "cpu", "ctranslate2")
     with pytest.raises(InputError, match=r"--engine fast: it is one of torch"):
-        server.load([str(run.folder)], Bounds(), "cpu", "fast")
+        server.load_services([str(run.folder)], RequestLimits(), "cpu", "fast")
 
 
 def test_the_command_takes_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,10 +119,10 @@ def test_the_command_takes_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         raise InputError("it would listen now")
 
     loaded: list[Any] = []
-    load = server.load
-    monkeypatch.setattr(server, "load", lambda *given: loaded.append(load(*given)) or loaded[0])
-    monkeypatch.setattr(server, "config", served)
+    load = server.load_services
+    monkeypatch.setattr(server, "load_services", lambda *given: loaded.append(load(*given)) or loaded[0])
+    monkeypatch.setattr(server, "build_uvicorn_config", served)
     words = ["serve", str(run.folder), "--port", "0", "--engine", "ctranslate2", "--device", "cpu"]
-    CliRunner().invoke(cli.app, words)
+    CliRunner().invoke(cli_app.app, words)
     [service] = loaded[0].values()
-    assert isinstance(service.translator, ByCTranslate2)
+    assert isinstance(service.translator, CTranslate2TranslationPredictor)

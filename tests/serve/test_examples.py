@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from serve_running import Running
 
-from jumok.data.scenes import scene
-from jumok.serve.limits import Limits
+from jumok.data.builtin.scenes import draw_scene
+from jumok.serve.limits import ServerLimits
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
 pytestmark = pytest.mark.filterwarnings("ignore:the voice does not know")
@@ -26,7 +26,7 @@ ADDRESS = "http://localhost:8000"
 
 @pytest.fixture(scope="module")
 def running(services: dict[str, Any], caption_service: Any, speak_service: Any) -> Iterator[Running]:
-    one = Running({**services, "see": caption_service, "voice": speak_service}, Limits())
+    one = Running({**services, "see": caption_service, "voice": speak_service}, ServerLimits())
     yield one
     one.stop()
 
@@ -37,7 +37,7 @@ def photo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
 
     monkeypatch.chdir(tmp_path)
-    Image.fromarray(scene(2, 4).pixels).save("photo.jpg")
+    Image.fromarray(draw_scene(2, 4).pixels).save("photo.jpg")
 
 
 def test_there_is_one_of_each_for_every_task() -> None:

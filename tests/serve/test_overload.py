@@ -23,11 +23,11 @@ from test_batcher import run
 from test_rude import HEAD, figure, waiting
 
 from jumok.serve import server
-from jumok.serve.admission import Admission, TaskRoute
-from jumok.serve.batcher import SLICE, Batcher, Job, Overloaded
-from jumok.serve.limits import Limits
-from jumok.tasks.served import Bounds, TooMuch
-from jumok.tasks.served.translate import Translate
+from jumok.serve.admission import AdmissionControl, TaskRoute
+from jumok.serve.batcher import TIME_SLICE_SECONDS, Batcher, BatchJob, OverloadedError
+from jumok.serve.limits import ServerLimits
+from jumok.tasks.api import RequestLimits, RequestTooLarge
+from jumok.tasks.translate.api import TranslationRequest
 
 http = httpx2.Client(verify=False, timeout=20)
 BODY = b'{"text": "more"}'
@@ -46,7 +46,7 @@ def head(length: int, path: str = "/echo", more: str = "") -> bytes:
 @pytest.fixture
 def full(serving: Any, echo: Echo) -> Running:
     """A server whose queue is full."""
-    running: Running = serving({"echo": echo}, Limits(queue=50))
+    running: Running = serving({"echo": echo}, ServerLimits(max_queue_tokens=50))
     echo.open.clear()
     threads = ThreadPoolExecutor(5)
     for _ in range(5):
@@ -135,26 +135,26 @@ def test_who_is_admitted() -> None:
     first, second = queue(), queue()
     reading, counted = [False], []
     routes = {"/a": TaskRoute(1, [first, second]), "/b": TaskRoute(1, [second])}
-    admission = Admission(routes, 10, lambda: reading[0], counted.append)
+    admission = AdmissionControl(routes, 10, lambda: reading[0], counted.append)
     for path in ("/a", "/b", "/models"):
-        admission.check(path)
-    second._held = 100
-    admission.check("/a")  # the other model has room
-    with pytest.raises(Overloaded):
-        admission.check("/b")
-    first._held, first._recent_tokens, first._recent_seconds = 100, 40.0, 2.0  # 20 a second
+        admission.check_capacity(path)
+    second._pending_tokens = 100
+    admission.check_capacity("/a")  # the other model has room
+    with pytest.raises(OverloadedError):
+        admission.check_capacity("/b")
+    first._pending_tokens, first._recent_tokens, first._recent_seconds = 100, 40.0, 2.0  # 20 a second
     second._recent_tokens, second._recent_seconds = 100.0, 10.0
-    with pytest.raises(Overloaded) as refused:
-        admission.check("/b")
-    assert refused.value.retry == 10  # 100 tokens, 10 a second
-    first._held = second._held = 0
+    with pytest.raises(OverloadedError) as refused:
+        admission.check_capacity("/b")
+    assert refused.value.retry_after == 10  # 100 tokens, 10 a second
+    first._pending_tokens = second._pending_tokens = 0
     reading[0] = True
-    with pytest.raises(Overloaded):
-        admission.check("/a")
-    admission.check("/models")
-    reading[0], admission.running, first._held = False, 10, 100
-    with pytest.raises(Overloaded) as refused:
-        admission.check("/a")
+    with pytest.raises(OverloadedError):
+        admission.check_capacity("/a")
+    admission.check_capacity("/models")
+    reading[0], admission.num_running, first._pending_tokens = False, 10, 100
+    with pytest.raises(OverloadedError) as refused:
+        admission.check_capacity("/a")
     admission.count_refusal("/a")
     admission.count_refusal("/../x")
     assert counted == ["/a", "none"]
@@ -165,23 +165,23 @@ def test_a_queue_with_room_for_less_than_the_usual_request_is_full() -> None:
         one = queue()
         for _ in range(9):
             one.submit(lambda jobs: [0] * len(jobs), 0, 11)
-        assert one.held == 99
-        with pytest.raises(Overloaded):
-            one.check()  # most of 11 tokens
-        one.check(1)
+        assert one.pending_tokens == 99
+        with pytest.raises(OverloadedError):
+            one.check_capacity()  # most of 11 tokens
+        one.check_capacity(1)
 
     run(test())
 
 
 def test_room_is_kept_for_requests_whose_size_is_not_known_yet() -> None:
     batcher = queue()
-    batcher._usual_size = 40.0
-    with batcher.expecting():
-        batcher.check()  # 80 of 100
-        with batcher.expecting(), pytest.raises(Overloaded):
-            batcher.check()
-        batcher.check()
-        batcher.check(100)  # a known size is compared with what is held
+    batcher._mean_request_tokens = 40.0
+    with batcher.reserve_capacity():
+        batcher.check_capacity()  # 80 of 100
+        with batcher.reserve_capacity(), pytest.raises(OverloadedError):
+            batcher.check_capacity()
+        batcher.check_capacity()
+        batcher.check_capacity(100)  # a known size is compared with what is held
 
 
 @pytest.mark.parametrize(("characters", "thread"), [(20, "event loop"), (5000, "size estimator_0")])
@@ -198,7 +198,7 @@ def test_small_requests_are_tokenized_on_the_event_loop(
 def test_a_full_garbage_collection_does_not_traverse_the_models(monkeypatch: Any, echo: Echo) -> None:
     frozen: list[int] = []
     interval = sys.getswitchinterval()
-    monkeypatch.setattr(server, "load", lambda *_: {"echo": echo})
+    monkeypatch.setattr(server, "load_services", lambda *_: {"echo": echo})
     monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: frozen.append(gc.get_freeze_count()))
     try:
         with warnings.catch_warnings():
@@ -213,16 +213,20 @@ def test_a_full_garbage_collection_does_not_traverse_the_models(monkeypatch: Any
 
 
 def test_a_translation_has_a_limit_of_work(services: Any) -> None:
-    service = type(services["translate"])(services["translate"].translator, Bounds(work=400))
+    service = type(services["translate"])(
+        services["translate"].translator, RequestLimits(max_decode_tokens=400)
+    )
     text = "we walk " * 30
     tokens = service.translator.length(text)
     assert 134 <= tokens <= 200
-    assert service.size(Translate(text=text, beam=2)) == 2 * tokens
-    with pytest.raises(TooMuch, match=rf"{tokens * 3} tokens of work \({tokens} source tokens .*; 400 are"):
-        service.size(Translate(text=text, beam=3))
-    words = Translate(text="a " * 9_990, beam=1)
-    with pytest.raises(TooMuch, match=r"tokens of work"):
-        type(service)(service.translator, Bounds()).size(words)
+    assert service.size(TranslationRequest(text=text, beam_size=2)) == 2 * tokens
+    with pytest.raises(
+        RequestTooLarge, match=rf"{tokens * 3} tokens of work \({tokens} source tokens .*; 400 are"
+    ):
+        service.size(TranslationRequest(text=text, beam_size=3))
+    words = TranslationRequest(text="a " * 9_990, beam_size=1)
+    with pytest.raises(RequestTooLarge, match=r"tokens of work"):
+        type(service)(service.translator, RequestLimits()).size(words)
 
 
 class Steps:
@@ -233,23 +237,23 @@ class Steps:
         self.done: list[int] = []
         self.taken = threading.Event()
 
-    def __call__(self, jobs: Sequence[Job]) -> list[int]:
-        for _ in range(jobs[0].asked):
+    def __call__(self, jobs: Sequence[BatchJob]) -> list[int]:
+        for _ in range(jobs[0].payload):
             self.taken.set()
             time.sleep(0.002)
-            self.batcher.let_shorter_pass()
-        self.done += [job.asked for job in jobs]
-        return [job.asked for job in jobs]
+            self.batcher.run_shorter_jobs()
+        self.done += [job.payload for job in jobs]
+        return [job.payload for job in jobs]
 
 
 def test_short_requests_pass_a_long_one() -> None:
     async def test() -> None:
         batches: list[tuple[int, int]] = []
         one = Batcher(
-            tokens=100,
-            most=1000,
-            wait=0,
-            computed=lambda requests, tokens, _: batches.append((requests, tokens)),
+            max_batch_tokens=100,
+            max_queue_tokens=1000,
+            max_delay=0,
+            on_batch=lambda requests, tokens, _: batches.append((requests, tokens)),
         )
         one.start()
         steps = Steps(one)
@@ -257,12 +261,12 @@ def test_short_requests_pass_a_long_one() -> None:
         await asyncio.to_thread(steps.taken.wait)
         short = [one.submit(steps, n, 10) for n in (1, 2, 3)]
         other = one.submit(steps, 4, 101)  # more than a quarter of the long one
-        assert await asyncio.gather(*map(one.answer, short)) == [1, 2, 3]
-        assert not long.answer.done()
-        assert await asyncio.gather(one.answer(long), one.answer(other)) == [500, 4]
+        assert await asyncio.gather(*map(one.wait_for_result, short)) == [1, 2, 3]
+        assert not long.future.done()
+        assert await asyncio.gather(one.wait_for_result(long), one.wait_for_result(other)) == [500, 4]
         assert steps.done == [1, 2, 3, 500, 4]
         assert await asyncio.to_thread(one.close, 10)
-        assert one.held == 0
+        assert one.pending_tokens == 0
         assert batches == [(3, 30), (1, 400), (1, 101)]
 
     run(test())
@@ -270,19 +274,19 @@ def test_short_requests_pass_a_long_one() -> None:
 
 def test_a_long_one_gets_its_share_of_the_time() -> None:
     async def test() -> None:
-        one = Batcher(tokens=10, most=10_000, wait=0)
+        one = Batcher(max_batch_tokens=10, max_queue_tokens=10_000, max_delay=0)
         one.start()
         steps = Steps(one)
         long = one.submit(steps, 300, 400)
         await asyncio.to_thread(steps.taken.wait)
         short = [one.submit(steps, 50, 10) for _ in range(40)]  # 4 s of work, each in a batch of its own
-        assert await one.answer(long) == 300
-        assert sum(not job.answer.done() for job in short) > 20  # it did not wait for all of them
+        assert await one.wait_for_result(long) == 300
+        assert sum(not job.future.done() for job in short) > 20  # it did not wait for all of them
         for job in short:
-            one.drop(job)
+            one.cancel(job)
         assert await asyncio.to_thread(one.close, 10)
 
-    assert SLICE < 0.5
+    assert TIME_SLICE_SECONDS < 0.5
     run(test())
 
 
@@ -297,7 +301,7 @@ def test_a_short_text_is_translated_within_a_long_one(serving: Any, services: An
 
     alone = service.translator.translate("we walk").text
     monkeypatch.setattr(type(service.translator.model), "step", step)
-    running = serving({"translate": service}, Limits(wait=0))
+    running = serving({"translate": service}, ServerLimits(max_batch_delay=0))
     body = json.dumps({"text": "the king sleeps " * 200, "beam": 1}).encode()
     with running.connected(head(len(body), "/translate") + body):
         until(lambda: steps[0] > 2)
@@ -345,7 +349,9 @@ async def offered(port: int, each_second: float, seconds: float) -> list[tuple[i
 @pytest.mark.slow
 def test_goodput_holds_under_four_times_the_load(serving: Any) -> None:
     """At most 200 requests are held: so many seconds of work as Retry-After says."""
-    running = serving({"echo": Timed()}, Limits(queue=800, batch=20, wait=0))  # of four tokens each
+    running = serving(
+        {"echo": Timed()}, ServerLimits(max_queue_tokens=800, max_batch_tokens=20, max_batch_delay=0)
+    )  # of four tokens each
     answered = {}
     for times in (1, 4):
         begun = time.monotonic()
@@ -363,7 +369,7 @@ def test_goodput_holds_under_four_times_the_load(serving: Any) -> None:
 
 @pytest.mark.slow
 def test_nothing_is_left_of_an_overload(serving: Any, echo: Echo) -> None:
-    running = serving({"echo": echo}, Limits(queue=40, wait=0))
+    running = serving({"echo": echo}, ServerLimits(max_queue_tokens=40, max_batch_delay=0))
     threads = threading.active_count()
     asyncio.run(offered(running.port, 300, 3))
     until(lambda: not running.server.server_state.connections)

@@ -14,13 +14,13 @@ import pytest
 from serve_running import Echo, Running
 from starlette.testclient import TestClient
 
-from jumok.data.scenes import scene
-from jumok.look import assets
-from jumok.serve import page
-from jumok.serve.app import app
-from jumok.serve.limits import Limits
-from jumok.tasks import served
-from jumok.tasks.served import Bounds
+from jumok.data.builtin.scenes import draw_scene
+from jumok.look.viewer import assets
+from jumok.serve import web_page
+from jumok.serve.app import build_app
+from jumok.serve.limits import ServerLimits
+from jumok.tasks import api as tasks_api
+from jumok.tasks.api import RequestLimits
 
 Open = Callable[..., Any]
 pytestmark = pytest.mark.filterwarnings("ignore:the voice does not know")
@@ -38,7 +38,7 @@ def png(pixels: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def running(services: dict[str, Any], caption_service: Any) -> Iterator[Running]:
-    one = Running({**services, "see": caption_service}, Limits())
+    one = Running({**services, "see": caption_service}, ServerLimits())
     yield one
     one.stop()
 
@@ -129,7 +129,7 @@ def test_text_is_shown_while_it_is_made(opened: Open) -> None:
     echo = Echo()
     echo.task = "translate"  # type: ignore[misc]
     echo.about = lambda: {"beam": 1, "maps": False}  # type: ignore[method-assign]
-    slow = Running({"slow": echo}, Limits())
+    slow = Running({"slow": echo}, ServerLimits())
     try:
         shown = opened("", at=slow)
         shown.evaluate("""() => { globalThis.heard = []; new MutationObserver(() => { const half =
@@ -216,7 +216,7 @@ def test_fill(opened: Open, predictors: dict[str, Any]) -> None:
 
 
 def test_caption(opened: Open, captioner: Any) -> None:
-    pixels = scene(2, 4).pixels
+    pixels = draw_scene(2, 4).pixels
     shown = opened("#model=see")
     shown.get_by_label("Picture", exact=True).set_input_files(png(pixels))
     assert said(shown) == captioner.describe(pixels).caption  # at once: there is nothing else to fill in
@@ -238,7 +238,7 @@ class Nobody:
 
 
 def test_speak(opened: Open, speak_service: Any) -> None:
-    speaking = Running({"voice": speak_service}, Limits())
+    speaking = Running({"voice": speak_service}, ServerLimits())
     try:
         shown = opened("#model=voice&text=Forty+two.+Six.", at=speaking)
         shown.wait_for_selector(".pg-out[aria-busy=false] > .pg-answer > audio")
@@ -293,7 +293,7 @@ def test_a_picture_is_dropped_or_pasted(opened: Open, captioner: Any) -> None:
     shown = opened("#model=see")
     shown.wait_for_selector(".pg-drop")
     for name, number in (("drop", 4), ("paste", 5)):
-        pixels = scene(2, number).pixels
+        pixels = draw_scene(2, number).pixels
         data = base64.b64encode(png(pixels)["buffer"]).decode()
         with shown.expect_request("**/caption") as sent:
             shown.evaluate(DROP, [data, "image/png", name])
@@ -306,8 +306,10 @@ def test_a_picture_is_dropped_or_pasted(opened: Open, captioner: Any) -> None:
 
 def test_pictures_that_the_server_does_not_take(opened: Open, captioner: Any) -> None:
     """One that is too large is made smaller, which is told; of a broken one, why it is refused."""
-    small = served.of("caption").Service(captioner, Bounds(pixels=2_200 * 1_200))
-    strict = Running({"see": small}, Limits(bounds=small.bounds))
+    small = tasks_api.get_api_module("caption").Service(
+        captioner, RequestLimits(max_image_pixels=2_200 * 1_200)
+    )
+    strict = Running({"see": small}, ServerLimits(request_limits=small.bounds))
     try:
         shown = opened("", at=strict)
         box = shown.get_by_label("Picture", exact=True)
@@ -315,7 +317,7 @@ def test_pictures_that_the_server_does_not_take(opened: Open, captioner: Any) ->
             box.set_input_files(png(np.full((1500, 2500, 3), 90, np.uint8)))
         assert got.value.status == 200
         assert "sent is a JPEG of 2048 × 1229 pixels" in shown.inner_text(".pg-ask")
-        broken = png(scene(2, 4).pixels)
+        broken = png(draw_scene(2, 4).pixels)
         box.set_input_files({**broken, "buffer": broken["buffer"][:-1200]})
         shown.wait_for_selector(".pg-out .pg-trouble:not([hidden])")
         assert "a damaged picture" in shown.inner_text(".pg-out .pg-trouble")
@@ -448,7 +450,7 @@ def test_when_there_is_too_much_to_do_it_counts_down(opened: Open) -> None:
 
 
 def test_a_server_that_is_gone(opened: Open, services: dict[str, Any]) -> None:
-    gone = Running({"tag": services["tag"]}, Limits())
+    gone = Running({"tag": services["tag"]}, ServerLimits())
     shown = opened("", at=gone)
     shown.wait_for_selector("textarea")
     gone.stop()
@@ -458,7 +460,7 @@ def test_a_server_that_is_gone(opened: Open, services: dict[str, Any]) -> None:
 
 
 def test_the_token_is_asked_for_and_kept_in_the_tab(opened: Open, services: dict[str, Any]) -> None:
-    secret = Running({"tag": services["tag"]}, Limits(), token="a b§한")
+    secret = Running({"tag": services["tag"]}, ServerLimits(), token="a b§한")
     try:
         shown = opened("#model=tag&text=Anna", at=secret)
         box = shown.get_by_label("This server wants a token")
@@ -530,7 +532,9 @@ def test_in_the_dark(opened: Open) -> None:
 
 
 def test_the_files_and_what_they_may_do(echo: Echo) -> None:
-    with TestClient(app({"echo": echo}, token="x")) as client:  # no token is needed to see the page
+    with TestClient(
+        build_app({"echo": echo}, auth_token="x")
+    ) as client:  # no token is needed to see the page
         got = client.get("/")
         policy = got.headers["content-security-policy"]
         assert "default-src 'none'" in policy
@@ -547,12 +551,12 @@ def test_the_files_and_what_they_may_do(echo: Echo) -> None:
         assert 'path="/page.js"' in client.get("/metrics", headers={"Authorization": "Bearer x"}).text
         assert client.get("/page.py").status_code == 401
         assert client.post("/", content=b"x").status_code == 405
-    with TestClient(app({"echo": echo}), root_path='/a"b') as client:
+    with TestClient(build_app({"echo": echo}), root_path='/a"b') as client:
         assert 'src="/a&quot;b/page.js"' in client.get("/").text
 
 
 def test_a_model_without_a_form(opened: Open, echo: Echo) -> None:
-    other = Running({"again": echo}, Limits())
+    other = Running({"again": echo}, ServerLimits())
     try:
         opened("", at=other).wait_for_selector("text=There is no form for the task echo")
     finally:
@@ -560,7 +564,7 @@ def test_a_model_without_a_form(opened: Open, echo: Echo) -> None:
 
 
 def test_no_file_fetches_from_elsewhere_or_parses_html() -> None:
-    everything = page.script() + page.style() + page.PAGE
+    everything = web_page.build_script() + web_page.build_style_sheet() + web_page.PAGE_TEMPLATE
     for word in (
         "innerHTML",
         "outerHTML",
@@ -576,9 +580,9 @@ def test_no_file_fetches_from_elsewhere_or_parses_html() -> None:
 
 def test_the_files_are_real_modules_and_can_be_joined() -> None:
     names = re.compile(r"^(?:export )?(?:async )?(?:function|class|const|let) (\w+)", re.MULTILINE)
-    texts = {name: assets.read(f"{name}.js") for name in assets.MODULES}
-    texts |= {name: page.read(f"{name}.js") for name in page.MODULES}
-    assert len(texts) == len(assets.MODULES) + len(page.MODULES)
+    texts = {name: assets.read_asset(f"{name}.js") for name in assets.SCRIPT_NAMES}
+    texts |= {name: web_page.read_static_file(f"{name}.js") for name in web_page.SCRIPT_MODULES}
+    assert len(texts) == len(assets.SCRIPT_NAMES) + len(web_page.SCRIPT_MODULES)
     seen: dict[str, str] = {}
     before: list[str] = []
     for name, source in texts.items():
@@ -589,7 +593,7 @@ def test_the_files_are_real_modules_and_can_be_joined() -> None:
         imports = r'^import \{([^}]*)\} from "(\./|\.\./\.\./look/static/)(\w+)\.js";$'
         for wanted, folder, other in re.findall(imports, source, re.MULTILINE):
             assert other in before, f"{name} imports {other}, which stands after it"
-            assert (other in page.MODULES) == (name in page.MODULES and folder == "./")
+            assert (other in web_page.SCRIPT_MODULES) == (name in web_page.SCRIPT_MODULES and folder == "./")
             for word in filter(None, re.split(r"[\s,]+", wanted)):
                 assert re.search(rf"^export .*\b{word}\b", texts[other], re.MULTILINE), word
                 assert re.search(rf"\b{word}\b", body), f"{name} imports {word} and does not use it"

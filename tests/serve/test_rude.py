@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from serve_running import Echo, Running, until
 
-from jumok.serve.limits import Limits
+from jumok.serve.limits import ServerLimits
 
 BODY = json.dumps({"text": "a text of some words"}).encode()
 HEAD = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -45,7 +45,7 @@ def cut(running: Running, sent: bytes, *, reset: bool) -> None:
 
 @pytest.mark.parametrize("path", [b"/echo", b"/echo/stream"])
 def test_broken_off_at_every_byte(serving: Any, echo: Echo, path: bytes) -> None:
-    running = serving({"echo": echo}, Limits(wait=0))
+    running = serving({"echo": echo}, ServerLimits(max_batch_delay=0))
     whole = HEAD % (path, len(BODY)) + BODY
     assert httpx2.post(f"{running.url}/echo", json={"text": "first"}, verify=False).status_code == 200
     until(lambda: not running.server.server_state.connections)
@@ -59,7 +59,7 @@ def test_broken_off_at_every_byte(serving: Any, echo: Echo, path: bytes) -> None
 
 
 def test_broken_off_while_the_work_goes_on(serving: Any, echo: Echo) -> None:
-    running = serving({"echo": echo}, Limits(wait=0))
+    running = serving({"echo": echo}, ServerLimits(max_batch_delay=0))
     echo.open.clear()
     for path in (b"/echo", b"/echo/stream") * 20:
         cut(running, HEAD % (path, len(BODY)) + BODY, reset=False)
@@ -73,7 +73,7 @@ def test_broken_off_while_the_work_goes_on(serving: Any, echo: Echo) -> None:
 
 
 def test_bytes_that_come_one_by_one_make_a_request(serving: Any, echo: Echo) -> None:
-    running = serving({"echo": echo}, Limits(wait=0))
+    running = serving({"echo": echo}, ServerLimits(max_batch_delay=0))
     with running.connected() as slow:
         for byte in HEAD % (b"/echo", len(BODY)) + BODY:
             slow.sendall(bytes([byte]))
@@ -98,7 +98,7 @@ def test_bytes_that_come_one_by_one_make_a_request(serving: Any, echo: Echo) -> 
 def test_no_http_and_strange_http(
     serving: Any, echo: Echo, sent: bytes, status: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    running = serving({"echo": echo}, Limits(body_seconds=0.5))
+    running = serving({"echo": echo}, ServerLimits(body_timeout=0.5))
     with running.connected(sent) as one:
         said = b""
         while part := one.recv(65536):
@@ -113,7 +113,7 @@ def test_no_http_and_strange_http(
 
 @pytest.mark.parametrize("begin", [b"GET /", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "])
 def test_a_head_without_end_is_not_read_to_its_end(serving: Any, echo: Echo, begin: bytes) -> None:
-    running = serving({"echo": echo}, Limits(body_seconds=5))
+    running = serving({"echo": echo}, ServerLimits(body_timeout=5))
     with running.connected(begin) as one, pytest.raises((ConnectionResetError, BrokenPipeError)):
         one.sendall(b"a" * 100_000_000)
     assert httpx2.get(f"{running.url}/health", verify=False).status_code == 200

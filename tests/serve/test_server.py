@@ -23,12 +23,12 @@ import pytest
 from serve_running import Echo, Running, until
 from typer.testing import CliRunner
 
-from jumok import cli
+from jumok.cli import app as cli_app
 from jumok.errors import InputError, MissingExtra
-from jumok.look import page
+from jumok.look.viewer import page
 from jumok.serve import server
-from jumok.serve.limits import Limits
-from jumok.tasks.served import Bounds
+from jumok.serve.limits import ServerLimits
+from jumok.tasks.api import RequestLimits
 
 http = httpx2.Client(verify=False, timeout=20)  # one for all: to make one takes long
 SENTENCES = ["we walk", "the king sleeps", "it snows in busan", "the king sleeps because it snows in busan"]
@@ -62,7 +62,9 @@ def head(length: int, path: str = "/echo", more: str = "") -> bytes:
 
 
 def test_many_requests_are_answered_in_few_batches_as_one_by_one(serving: Any, services: Any) -> None:
-    running = serving({"translate": services["translate"], "tag": services["tag"]}, Limits(wait=0.05))
+    running = serving(
+        {"translate": services["translate"], "tag": services["tag"]}, ServerLimits(max_batch_delay=0.05)
+    )
     texts = [SENTENCES[n % 4] for n in range(32)]
 
     def ask(text: str) -> tuple[str, list[str]]:
@@ -86,7 +88,7 @@ def test_many_requests_are_answered_in_few_batches_as_one_by_one(serving: Any, s
 
 
 def test_too_many_are_refused_at_once_and_the_queue_stays_within_its_bound(serving: Any, echo: Echo) -> None:
-    running = serving({"echo": echo}, Limits(queue=50))
+    running = serving({"echo": echo}, ServerLimits(max_queue_tokens=50))
     echo.open.clear()
     taken = in_the_background(running, ["x" * 10] * 5)
     until(lambda: figures(running)['jumok_queue_tokens{model="echo"}'] == 50)
@@ -110,7 +112,7 @@ def test_too_many_are_refused_at_once_and_the_queue_stays_within_its_bound(servi
 
 
 def test_too_many_at_the_same_time(serving: Any, echo: Echo) -> None:
-    running = serving({"echo": echo}, Limits(requests=2))
+    running = serving({"echo": echo}, ServerLimits(max_requests=2))
     echo.open.clear()
     taken = in_the_background(running, ["first", "second"])
 
@@ -123,7 +125,7 @@ def test_too_many_at_the_same_time(serving: Any, echo: Echo) -> None:
 
 
 def test_no_answer_in_time(serving: Any, echo: Echo) -> None:
-    running = serving({"echo": echo}, Limits(seconds=0.3))
+    running = serving({"echo": echo}, ServerLimits(request_timeout=0.3))
     echo.open.clear()
     echo.stubborn = True
     [begun] = in_the_background(running, ["first"])
@@ -143,7 +145,7 @@ def test_no_answer_in_time(serving: Any, echo: Echo) -> None:
 
 
 def test_a_client_that_leaves_is_not_computed(serving: Any, echo: Echo) -> None:
-    running = serving({"echo": echo}, Limits(wait=0))
+    running = serving({"echo": echo}, ServerLimits(max_batch_delay=0))
     echo.open.clear()
     [first] = in_the_background(running, ["first"])
     assert echo.working.wait(5)
@@ -213,7 +215,7 @@ def answer_of(one: socket.socket) -> str:
 
 
 def test_slow_and_half_sent_requests_end(serving: Any, echo: Echo) -> None:
-    running = serving({"echo": echo}, Limits(body_seconds=0.3, body=1000))
+    running = serving({"echo": echo}, ServerLimits(body_timeout=0.3, max_body_bytes=1000))
     begun = time.monotonic()
     with (
         running.connected() as silent,
@@ -254,7 +256,7 @@ def test_who_does_not_take_an_answer_is_left_alone(serving: Any) -> None:
         def predict(self, asked: Any, audience: Any) -> list[Any]:
             return [self.Said(text="x" * 30_000_000)]
 
-    running = serving({"echo": Long()}, Limits(body_seconds=0.3))
+    running = serving({"echo": Long()}, ServerLimits(body_timeout=0.3))
     body = json.dumps({"text": "a"}).encode()
     with running.connected(head(len(body)) + body):
         until(lambda: len(running.server.server_state.connections) == 1)
@@ -263,7 +265,7 @@ def test_who_does_not_take_an_answer_is_left_alone(serving: Any) -> None:
 
 
 def test_a_slow_body_may_take_longer_as_long_as_it_comes(serving: Any, echo: Echo) -> None:
-    running = serving({"echo": echo}, Limits(body_seconds=0.5, body_rate=400))
+    running = serving({"echo": echo}, ServerLimits(body_timeout=0.5, min_body_rate=400))
     body = json.dumps({"text": "x" * 800}).encode()
     with running.connected(head(len(body), more="Connection: close\r\n")) as slowly:
         for begin in range(0, len(body), 100):  # a second in all
@@ -288,7 +290,7 @@ def test_the_parts_of_an_answer_do_not_wait_for_each_other(serving: Any, echo: E
 
 
 def test_idle_connections_make_room(serving: Any, echo: Echo, caplog: pytest.LogCaptureFixture) -> None:
-    running = serving({"echo": echo}, Limits(connections=10, body_seconds=60))
+    running = serving({"echo": echo}, ServerLimits(max_connections=10, body_timeout=60))
     with contextlib.ExitStack() as some:
         idle = [some.enter_context(running.connected()) for _ in range(50)]
         for one in idle[:40]:
@@ -299,7 +301,7 @@ def test_idle_connections_make_room(serving: Any, echo: Echo, caplog: pytest.Log
 
 
 def test_where_all_connections_are_busy_more_are_refused(serving: Any, echo: Echo) -> None:
-    running = serving({"echo": echo}, Limits(connections=2))
+    running = serving({"echo": echo}, ServerLimits(max_connections=2))
     echo.open.clear()
     taken = in_the_background(running, ["first", "second"])
     until(lambda: len(running.server.server_state.connections) == 2 and echo.working.is_set())
@@ -329,15 +331,17 @@ def test_open_files_limit_connections(
     known = [soft, hard]
     monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(known))
     monkeypatch.setattr(resource, "setrlimit", lambda _, both: known.__setitem__(slice(2), both))
-    assert server._fit_open_files(Limits()).connections == connections
+    assert server._fit_open_file_limit(ServerLimits()).max_connections == connections
     assert known == [raised, hard]
 
 
 def test_maps_take_no_threads_from_others(serving: Any, services: Any, monkeypatch: Any) -> None:
     running = serving({"tag": services["tag"]})
     look = http.post(f"{running.url}/attend/tag", json={"text": "Anna"}).json()["look"]
-    opened, computing = threading.Event(), page._Tiles.get
-    monkeypatch.setattr(page._Tiles, "get", lambda *given: opened.wait(20) and computing(*given))
+    opened, computing = threading.Event(), page._TileCache.get_or_compute
+    monkeypatch.setattr(
+        page._TileCache, "get_or_compute", lambda *given: opened.wait(20) and computing(*given)
+    )
     ask = f"GET {look}tiles?layer=0&head=0&rows=0,1&cols=0,%d HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with contextlib.ExitStack() as some:
         tiles = [some.enter_context(running.connected((ask % n).encode())) for n in range(1, 160)]
@@ -353,7 +357,7 @@ def test_maps_take_no_threads_from_others(serving: Any, services: Any, monkeypat
 
 
 def test_what_was_taken_is_finished_before_the_end(serving: Any, echo: Echo) -> None:
-    running = serving({"echo": echo}, Limits(wait=0))
+    running = serving({"echo": echo}, ServerLimits(max_batch_delay=0))
     echo.open.clear()
     taken = in_the_background(running, ["first", "Second", "third"])
     until(lambda: figures(running)['jumok_queue_tokens{model="echo"}'] == 16)
@@ -369,7 +373,7 @@ def test_what_was_taken_is_finished_before_the_end(serving: Any, echo: Echo) -> 
 
 def test_what_does_not_end_in_time_is_given_up(serving: Any, echo: Echo) -> None:
     """The end comes after the grace period, not after twice that; who is cut off is told so."""
-    running = serving({"echo": echo}, Limits(grace=2))
+    running = serving({"echo": echo}, ServerLimits(shutdown_timeout=2))
     echo.open.clear()
     echo.stubborn = True
     [stuck] = in_the_background(running, ["stuck"])
@@ -430,24 +434,24 @@ def test_what_is_not_installed_is_named(runs: dict[str, Path], monkeypatch: Any)
     for name in [name for name in sys.modules if name.startswith("jumok.serve")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "fastapi", None)
-    got = CliRunner().invoke(cli.app, ["serve", str(runs["tag"])])
+    got = CliRunner().invoke(cli_app.app, ["serve", str(runs["tag"])])
     assert isinstance(got.exception, MissingExtra)
     assert str(got.exception) == 'serving needs fastapi, which is not installed: pip install "jumok[serve]"'
 
 
 def test_what_cannot_be_served(runs: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"two runs have the name tag; give one of them another"):
-        server.load([str(runs["tag"]), str(runs["tag"])], Bounds(), "cpu")
+        server.load_services([str(runs["tag"]), str(runs["tag"])], RequestLimits(), "cpu")
     with pytest.raises(InputError, match="nowhere"):
-        server.load([str(tmp_path / "nowhere")], Bounds(), "cpu")
-    both = server.load([str(runs["tag"]), f"other={runs['tag']}"], Bounds(), "cpu")
+        server.load_services([str(tmp_path / "nowhere")], RequestLimits(), "cpu")
+    both = server.load_services([str(runs["tag"]), f"other={runs['tag']}"], RequestLimits(), "cpu")
     assert list(both) == ["tag", "other"]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        got = CliRunner().invoke(cli.app, ["serve", str(runs["tag"]), "--port", port, "--device", "cpu"])
+        got = CliRunner().invoke(cli_app.app, ["serve", str(runs["tag"]), "--port", port, "--device", "cpu"])
         assert isinstance(got.exception, InputError)
         assert "another port may be free" in str(got.exception)
-    got = CliRunner().invoke(cli.app, ["serve", str(runs["tag"]), "--token", " "])
+    got = CliRunner().invoke(cli_app.app, ["serve", str(runs["tag"]), "--token", " "])
     assert "--token is empty" in str(got.exception)
-    got = CliRunner().invoke(cli.app, ["serve", str(runs["tag"])], env={"JUMOK_TOKEN": ""})
+    got = CliRunner().invoke(cli_app.app, ["serve", str(runs["tag"])], env={"JUMOK_TOKEN": ""})
     assert "JUMOK_TOKEN is" in str(got.exception)

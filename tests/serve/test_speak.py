@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from jumok.data.voices import voice as built_in
-from jumok.serve.app import app
-from jumok.serve.limits import Limits
-from jumok.tasks import served
-from jumok.tasks.served import Bounds
+from jumok.data.builtin.spoken_numbers import synthesize_utterance as built_in
+from jumok.serve.app import build_app
+from jumok.serve.limits import ServerLimits
+from jumok.tasks import api as tasks_api
+from jumok.tasks.api import RequestLimits
 
 soundfile = pytest.importorskip("soundfile")
 pytestmark = pytest.mark.filterwarnings("ignore:the voice does not know")
@@ -28,7 +28,7 @@ def coded(data: bytes) -> str:
 
 
 def recording(kind: str = "WAV", seconds: float | None = None, rate: int = 8000, channels: int = 1) -> bytes:
-    wave = built_in(5, 3, 8000).wave
+    wave = built_in(5, 3, 8000).waveform
     if seconds is not None:
         wave = np.resize(wave, round(seconds * rate))
     file = io.BytesIO()
@@ -43,7 +43,7 @@ def samples(audio: str | bytes) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def client(speak_service: Any) -> Iterator[TestClient]:
-    with TestClient(app({"voice": speak_service}), raise_server_exceptions=False) as client:
+    with TestClient(build_app({"voice": speak_service}), raise_server_exceptions=False) as client:
         yield client
 
 
@@ -179,8 +179,8 @@ def test_a_small_file_of_many_samples_is_not_unpacked(voice: Any) -> None:
     """Silence of eight channels is next to nothing in FLAC, and much in memory."""
     file = io.BytesIO()
     soundfile.write(file, np.zeros((29 * 44_100, 8), np.int16), 44_100, format="FLAC")
-    service = served.of("speak").Service(voice, Bounds(samples=10_000_000))
-    with TestClient(app({"voice": service}, Limits(bounds=service.bounds))) as client:
+    service = tasks_api.get_api_module("speak").Service(voice, RequestLimits(max_audio_samples=10_000_000))
+    with TestClient(build_app({"voice": service}, ServerLimits(request_limits=service.bounds))) as client:
         got = client.post("/speak", json={"text": "six", "style_from": coded(file.getvalue())})
     assert got.status_code == 413
     assert "10231200 samples, and 10000000 are the most" in got.json()["error"]

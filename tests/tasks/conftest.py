@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from jumok.look.align import View
+from jumok.look.views.alignment_selection import AlignmentView
 from jumok.run import Run
-from jumok.tasks.aligning import Aligner
+from jumok.tasks.translate.word_alignment import WordAligner
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -35,7 +35,7 @@ def data_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ):
                 text = "".join(f"{line}\n" for line in texts)
                 (root / name / f"{split}.{language}.gz").write_bytes(gzip.compress(text.encode()))
-            links = [f"{n} {k} {e} S" for n, p in enumerate(pairs, 1) for e, k in p.links]
+            links = [f"{n} {k} {e} S" for n, p in enumerate(pairs, 1) for e, k in p.sure_links]
             if split == "gold":
                 (root / name / "gold.links.txt").write_text("".join(f"{line}\n" for line in links))
     (root / "hansards").mkdir()
@@ -47,7 +47,7 @@ def data_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     gold = [p for p in sentences(9, 1) if "'" not in p.english]  # an apostrophe would be set apart
     text = "".join(f"{p.english} ||| {p.korean}\n" for p in gold)
     (root / "hansards" / "gold.en-fr.txt").write_text(text, encoding="utf-8")
-    lines = (" ".join(f"{e + 1}-{k + 1}" for e, k in p.links) for p in gold)
+    lines = (" ".join(f"{e + 1}-{k + 1}" for e, k in p.sure_links) for p in gold)
     (root / "hansards" / "gold.links.txt").write_text("".join(f"{line}\n" for line in lines))
     (root / "koen").mkdir()
     for seed, (split, count) in enumerate((("train", 60), ("val", 7), ("test", 11))):
@@ -86,8 +86,9 @@ def word_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
 
 
 @pytest.fixture
-def both(word_runs: dict[str, Run]) -> Aligner:
+def both(word_runs: dict[str, Run]) -> WordAligner:
     """Two directions, each with one head that knows the links."""
-    return Aligner(
-        planted(word_runs["forth"], View(1, 2, True)), planted(word_runs["back"], View(0, 1, False))
+    return WordAligner(
+        planted(word_runs["forth"], AlignmentView(1, 2, True)),
+        planted(word_runs["back"], AlignmentView(0, 1, False)),
     )

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from jumok import recipe
 from jumok.run import Run
-from jumok.tasks import of
+from jumok.tasks import get_task_module
 
 GOOD, BAD = ["nice", "lovely", "great", "happy"], ["awful", "sad", "boring", "poor"]
 OTHER = ["the", "film", "was", "a", "very", "long", "story", "and"]
@@ -109,6 +109,6 @@ def trained(folder: Path, task: str, data: dict[str, Any], **more: Any) -> Run:
     train = TRAIN | more.pop("train", {})
     model = MODEL | more.pop("model", {})
     tree = {"task": task, "data": data, "model": model, "text": {"size": 200}, "train": train, **more}
-    run = Run.start(folder, recipe.parse(tree))
-    of(task).train(run, Console(quiet=True))
+    run = Run.create_or_resume(folder, recipe.parse(tree))
+    get_task_module(task).train(run, Console(quiet=True))
     return run

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from jumok import recipe
 from jumok.run import Run
-from jumok.tasks import translate
+from jumok.tasks.translate import task as translate_task
 
 ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 GERMAN = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
@@ -37,10 +37,10 @@ def trained() -> Run:
     home = Path(_HOME.name)
     lines = [f"{english}\t{german}\n" for english, german in sentences(600, seed=1)]
     (home / "numbers.tsv").write_text("".join(lines), encoding="utf-8")
-    run = Run.start(
+    run = Run.create_or_resume(
         home / "numbers", recipe.load("transformer", [*SMALL, f"data.train={home / 'numbers.tsv'}"])
     )
-    translate.train(run, Console(quiet=True))
+    translate_task.train(run, Console(quiet=True))
     return run
 
 

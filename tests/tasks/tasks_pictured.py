@@ -10,9 +10,9 @@ from typing import Any
 from rich.console import Console
 
 from jumok import recipe
-from jumok.data.scenes import Scene, scene
+from jumok.data.builtin.scenes import ShapeScene, draw_scene
 from jumok.run import Run
-from jumok.tasks import caption
+from jumok.tasks.caption import task as caption_task
 
 QUIET = Console(quiet=True)
 SMALL = ["train.device=cpu", "train.average=0", "train.tensorboard=false", "train.epochs=null"]
@@ -23,11 +23,11 @@ SIZES = {
 }
 
 
-def drawn(count: int) -> list[Scene]:
-    return [scene(77, number) for number in range(count)]
+def drawn(count: int) -> list[ShapeScene]:
+    return [draw_scene(77, number) for number in range(count)]
 
 
-def png(of: Scene) -> bytes:
+def png(of: ShapeScene) -> bytes:
     from PIL import Image
 
     file = io.BytesIO()
@@ -71,6 +71,6 @@ def small(name: str, *more: str) -> Any:
 
 
 def trained(folder: Path, chosen: Any) -> Run:
-    run = Run.start(folder, chosen)
-    caption.train(run, QUIET)
+    run = Run.create_or_resume(folder, chosen)
+    caption_task.train(run, QUIET)
     return run

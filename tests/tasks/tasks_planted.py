@@ -5,26 +5,27 @@ import random
 import torch
 from torch import nn
 
-from jumok.batch import Map, Pairs
-from jumok.data.sources import Example
-from jumok.look.align import View
+from jumok.batches.tokens import LayerAttention, Seq2SeqBatch
+from jumok.data.readers.parallel_corpus import TranslationExample
+from jumok.look.views.alignment_selection import AlignmentView
 from jumok.run import Run
-from jumok.tasks import translate
-from jumok.tasks.translator import Translator
+from jumok.tasks.translate import task as translate_task
+from jumok.tasks.translate.predictor import TranslationPredictor
 
 WORDS = [f"{a}{b}" for a in "bdfgk" for b in "aeiou"]
 
 
-def pairs(count: int, seed: int = 0, longest: int = 9) -> list[Example]:
+def pairs(count: int, seed: int = 0, longest: int = 9) -> list[TranslationExample]:
     """Sentences whose translation is the same words in capitals, in the opposite order."""
     chance = random.Random(seed)
     made = [chance.choices(WORDS, k=chance.randint(1, longest)) for _ in range(count)]
     return [
-        Example(" ".join(one), " ".join(reversed(one)).upper(), f"made:{n}") for n, one in enumerate(made, 1)
+        TranslationExample(" ".join(one), " ".join(reversed(one)).upper(), f"made:{n}")
+        for n, one in enumerate(made, 1)
     ]
 
 
-def opposite(pair: Example) -> frozenset[tuple[int, int]]:
+def opposite(pair: TranslationExample) -> frozenset[tuple[int, int]]:
     """The right links of such a pair."""
     count = len(pair.source.split())
     return frozenset((count - 1 - target, target) for target in range(count))
@@ -36,13 +37,13 @@ class Planted(nn.Module):
     The step that reads target word t, if the view is shifted, or else says it, looks at word n − 1 − t.
     """
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: AlignmentView) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1))
         self.view = view
         self.batches: list[int] = []  # how many pairs came together
 
-    def maps(self, batch: Pairs) -> list[Map]:
+    def maps(self, batch: Seq2SeqBatch) -> list[LayerAttention]:
         rows, steps, columns = len(batch.source.lengths), batch.target.ids.shape[1], batch.source.ids.shape[1]
         self.batches.append(rows)
         found = torch.zeros(2, rows, 3, steps, columns)
@@ -53,11 +54,11 @@ class Planted(nn.Module):
                 place = (self.view.layer, row, self.view.head, t + int(self.view.shift))
                 found[place] = 0.0
                 found[(*place, x - 2 - t)] = 0.4  # x counts </s> too
-        return [Map(f"decoder.{n}.source_attention", one) for n, one in enumerate(found)]
+        return [LayerAttention(f"decoder.{n}.source_attention", one) for n, one in enumerate(found)]
 
 
-def planted(run: Run, view: View) -> Translator:
+def planted(run: Run, view: AlignmentView) -> TranslationPredictor:
     """The translator of a run with such a model in the place of its own."""
-    translator = translate.load(run, "cpu")
+    translator = translate_task.load(run, "cpu")
     translator.model = Planted(view)
     return translator

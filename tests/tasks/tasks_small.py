@@ -7,9 +7,9 @@ from typing import Any
 from rich.console import Console
 
 from jumok import recipe
-from jumok.data import english_korean
+from jumok.data.builtin import english_korean
 from jumok.run import Run
-from jumok.tasks import translate
+from jumok.tasks.translate import task as translate_task
 
 # Small enough for a test; what a recipe is about stays as it is.
 SMALL = ["train.steps=3", "train.tokens=256", "train.validate_every=3", "train.log_every=1", "train.warmup=2"]
@@ -32,8 +32,8 @@ SIZES = {
 }
 
 
-def sentences(count: int, seed: int) -> list[english_korean.Pair]:
-    return list(itertools.islice(english_korean.generate(seed, count, longest=9), count))
+def sentences(count: int, seed: int) -> list[english_korean.SentencePair]:
+    return list(itertools.islice(english_korean.generate_pairs(seed, count, max_words=9), count))
 
 
 def small(name: str, *more: str) -> Any:
@@ -45,6 +45,6 @@ def small(name: str, *more: str) -> Any:
 
 def trained(folder: Path, name: str, *more: str) -> Run:
     """A small run."""
-    run = Run.start(folder, small(name, *more))
-    translate.train(run, Console(quiet=True))
+    run = Run.create_or_resume(folder, small(name, *more))
+    translate_task.train(run, Console(quiet=True))
     return run

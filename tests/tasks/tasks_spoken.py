@@ -9,10 +9,10 @@ import numpy as np
 from rich.console import Console
 
 from jumok import recipe
-from jumok.data.sound import saved
-from jumok.data.voices import voice
+from jumok.data.audio import save_audio
+from jumok.data.builtin.spoken_numbers import synthesize_utterance
 from jumok.run import Run
-from jumok.tasks import speak
+from jumok.tasks.speak import task as speak_task
 
 QUIET = Console(quiet=True)
 SMALL = ["train.device=cpu", "train.average=0", "train.tensorboard=false", "train.epochs=null"]
@@ -30,8 +30,8 @@ def small(name: str, *more: str) -> Any:
 
 
 def trained(folder: Path, chosen: Any, console: Console = QUIET) -> Run:
-    run = Run.start(folder, chosen)
-    speak.train(run, console)
+    run = Run.create_or_resume(folder, chosen)
+    speak_task.train(run, console)
     return run
 
 
@@ -40,8 +40,8 @@ def folder_of(path: Path, count: int, broken: tuple[int, ...] = ()) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     rows = ["file\ttext\tspeaker\temotion\tsplit"]
     for number in range(count):
-        said = voice(5, number, 8000)
-        saved(path / f"{number}.wav", said.wave, said.rate)
+        said = synthesize_utterance(5, number, 8000)
+        save_audio(path / f"{number}.wav", said.waveform, said.sample_rate)
         if number in broken:
             (path / f"{number}.wav").write_bytes(b"RIFF this is no recording")
         split = "test" if number % 5 == 4 else "train"

@@ -14,12 +14,12 @@ from tasks_labelled import question, squad, trained
 
 import jumok
 from jumok import InputError
-from jumok.data.questions import Answer, Question
-from jumok.data.segmentation import grapheme_boundaries
-from jumok.data.wordpiece import WordPieces
+from jumok.data.readers.squad import AnswerExample, ContextSpan
+from jumok.data.tokenizers.segmentation import find_grapheme_boundaries
+from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
 from jumok.run import Run
-from jumok.tasks import answer
-from jumok.tasks.fine_tuning import Search
+from jumok.tasks.answer import task as answer_task
+from jumok.tasks.fine_tuning import NBestOptions
 
 QUIET = Console(quiet=True)
 
@@ -36,8 +36,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_answers_are_learned(run: Run) -> None:
     reader = jumok.load(run.folder, "cpu")
-    found = answer.evaluate(reader, "test", Search(), QUIET)
-    assert found.figures["exact"] == found.figures["f1"] == found.figures["exact_reachable"] == 1
+    found = answer_task.evaluate(reader, "test", NBestOptions(), QUIET)
+    assert found.metrics["exact"] == found.metrics["f1"] == found.metrics["exact_reachable"] == 1
     split = reader.use.test()
     assert max(len(one.context.split()) for one in split.examples) > 40
     train = {one.article for one in reader.use.train().examples}
@@ -45,34 +45,34 @@ def test_answers_are_learned(run: Run) -> None:
 
 
 def test_what_is_said_in_words(run: Run) -> None:
-    reader = answer.load(run, "cpu")
+    reader = answer_task.load(run, "cpu")
     context = "the film  Carla Maria lives in New York and"
     found = reader.answer("where?", context)
-    assert found.answer == Answer("New York", context.index("New York"))
+    assert found.answer == ContextSpan("New York", context.index("New York"))
     assert context[found.answer.start : found.answer.end] == "New York"
     share = found.answers[0][1]
     assert 0.5 < share <= 1
-    [line] = found.lines(n_best=False, alignments=False, as_json=False)
+    [line] = found.to_lines(n_best=False, alignments=False, as_json=False)
     assert line == f"New York\t{found.answer.start}-{found.answer.end}\t{share:.4f}"
     lines = [f"who?\t{context}", json.dumps({"question": "where?", "context": context})]
-    who, where = reader.predict(lines, Search(), first=4)
-    assert (who.number, who.answer.text) == (4, "Carla Maria")
+    who, where = reader.predict(lines, NBestOptions(), first_index=4)
+    assert (who.index, who.answer.text) == (4, "Carla Maria")
     assert where.answers == found.answers
-    [told] = map(json.loads, where.lines(n_best=False, alignments=False, as_json=True))
+    [told] = map(json.loads, where.to_lines(n_best=False, alignments=False, as_json=True))
     assert (told["text"], told["begin"], told["end"]) == ("New York", 31, 39)
-    [several] = reader.predict(lines[:1], Search(n_best=3))
+    [several] = reader.predict(lines[:1], NBestOptions(n_best=3))
     shares = [share for _, share in several.answers]
     assert len(shares) == 3
     assert shares == sorted(shares, reverse=True)
     assert several.answer == who.answer
-    assert len(list(several.lines(n_best=True, alignments=False, as_json=False))) == 3
+    assert len(list(several.to_lines(n_best=True, alignments=False, as_json=False))) == 3
 
 
 def test_answers_far_into_a_long_text(run: Run) -> None:
-    reader = answer.load(run, "cpu")
+    reader = answer_task.load(run, "cpu")
     context = " ".join(["film"] * 100 + ["Bruno lives in Busan"] + ["story"] * 70)
-    assert reader.answer("who?", context).answer == Answer("Bruno", context.index("Bruno"))
-    assert reader.answer("where?", context).answer == Answer("Busan", context.index("Busan"))
+    assert reader.answer("who?", context).answer == ContextSpan("Bruno", context.index("Bruno"))
+    assert reader.answer("where?", context).answer == ContextSpan("Busan", context.index("Busan"))
 
 
 @pytest.mark.parametrize(
@@ -86,34 +86,36 @@ def test_answers_far_into_a_long_text(run: Run) -> None:
 )
 def test_lines_that_cannot_be_answered(run: Run, line: str, told: str) -> None:
     with pytest.raises(InputError, match=told):
-        list(answer.load(run, "cpu").predict([line], Search(), first=2))
+        list(answer_task.load(run, "cpu").predict([line], NBestOptions(), first_index=2))
 
 
 def test_bars_do_for_a_tab(run: Run) -> None:
-    reader = answer.load(run, "cpu")
-    tabbed, barred = reader.predict(["who?\tAnna lives in Busan", "who? ||| Anna lives in Busan"], Search())
+    reader = answer_task.load(run, "cpu")
+    tabbed, barred = reader.predict(
+        ["who?\tAnna lives in Busan", "who? ||| Anna lives in Busan"], NBestOptions()
+    )
     assert barred.answers == tabbed.answers
 
 
 def test_an_empty_text_has_no_answer(run: Run) -> None:
-    found = answer.load(run, "cpu").answer("who?", "")
-    assert found.answer == Answer("", 0)
-    [line] = found.lines(n_best=False, alignments=False, as_json=False)
+    found = answer_task.load(run, "cpu").answer("who?", "")
+    assert found.answer == ContextSpan("", 0)
+    [line] = found.to_lines(n_best=False, alignments=False, as_json=False)
     assert line.startswith("(no answer)\t0-0\t")
 
 
 def test_a_long_text_is_refused_if_the_recipe_says_so(run: Run) -> None:
-    reader = answer.load(run, "cpu")
-    reader.use.recipe = replace(run.recipe, data=replace(run.recipe.data, long="refuse"))
+    reader = answer_task.load(run, "cpu")
+    reader.task.recipe = replace(run.recipe, data=replace(run.recipe.data, long="refuse"))
     with pytest.raises(InputError, match="line 1: a text that is too long"):
         reader.answer("who?", "film " * 60)
 
 
 def test_the_rows_of_a_question(run: Run) -> None:
-    reader = answer.load(run, "cpu")
+    reader = answer_task.load(run, "cpu")
     context = " ".join(["film"] * 50 + ["New York"])
-    asked = Question("where?", context, (Answer("New York", context.index("New")),), "1", "a", "x")
-    [rows] = reader.use.rows([asked], reader.tokenizer, 40)
+    asked = AnswerExample("where?", context, (ContextSpan("New York", context.index("New")),), "1", "a", "x")
+    [rows] = reader.task.rows([asked], reader.tokenizer, 40)
     assert len(rows) > 1
     for row in rows:
         start, end = row.marks["starts"], row.marks["ends"]
@@ -126,18 +128,18 @@ def test_the_rows_of_a_question(run: Run) -> None:
 
 
 def test_an_answer_across_the_ends_of_windows_is_whole_in_another(run: Run) -> None:
-    reader = answer.load(run, "cpu")
-    reader.use.recipe = replace(run.recipe, data=replace(run.recipe.data, stride=128))  # more than fits
+    reader = answer_task.load(run, "cpu")
+    reader.task.recipe = replace(run.recipe, data=replace(run.recipe.data, stride=128))  # more than fits
     words = ["film"] * 33 + ["was", "a", "story"] + ["film"] * 40  # "who?" leaves room for 35
     context = " ".join(words)
     start = context.index("was a story")
-    inside = Question("who?", context, (Answer("was a story", start),), "1", "a", "x:1")
-    [asked] = reader.use.asked([inside], reader.tokenizer, reader.longest)
+    inside = AnswerExample("who?", context, (ContextSpan("was a story", start),), "1", "a", "x:1")
+    [asked] = reader.task.asked([inside], reader.tokenizer, reader.max_tokens)
     assert [tuple(part) for part in asked.parts][:2] == [(0, 35), (17, 52)]
-    assert reader.judge([inside]).figures["exact_reachable"] == 1
+    assert reader.score_examples([inside]).metrics["exact_reachable"] == 1
     # One that is longer than half a window may still be whole in none: nobody can find that.
-    long = replace(inside, answers=(Answer(" ".join(words[:38]), 0),))
-    assert reader.judge([long]).figures["exact_reachable"] == 0
+    long = replace(inside, answers=(ContextSpan(" ".join(words[:38]), 0),))
+    assert reader.score_examples([long]).metrics["exact_reachable"] == 0
 
 
 def test_questions_without_an_answer_are_learned(tmp_path: Path) -> None:
@@ -152,15 +154,15 @@ def test_questions_without_an_answer_are_learned(tmp_path: Path) -> None:
         trained(tmp_path / "refuses", "answer", {"train": path})
     data = {"train": path, "held_out": 40, "unanswerable": True}
     run = trained(tmp_path / "run", "answer", data, train={"epochs": 25, "tokens": 1024})
-    reader = answer.load(run, "cpu")
+    reader = answer_task.load(run, "cpu")
     assert reader.answer("when?", "the film Anna lives in Paris and").answer.text == ""
     assert reader.answer("who?", "the film Anna lives in Paris and").answer.text == "Anna"
-    assert reader.judge(reader.use.test().examples).figures["exact"] > 0.95
+    assert reader.score_examples(reader.task.test().examples).metrics["exact"] > 0.95
 
 
 def test_look_and_export(run: Run, tmp_path: Path) -> None:
-    reader = answer.load(run, "cpu")
-    rows = reader.look("who?\tAnna lives in Busan")[0].layers[0].rows
+    reader = answer_task.load(run, "cpu")
+    rows = reader.build_viewer_data("who?\tAnna lives in Busan")[0].layers[0].row_labels
     assert rows[:4] == ["[CLS]", "who", "?", "[SEP]"]
     reader.export("hf", tmp_path / "hf")
     assert type(jumok.load(tmp_path / "hf", "cpu").model).__name__ == "Spans"
@@ -168,17 +170,19 @@ def test_look_and_export(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
 def test_answers_in_decomposed_text_are_whole(form: str) -> None:
-    learned = WordPieces.train(["나는 학교에 갔다 café naïve über the end"] * 5, size=300)
+    learned = WordPieceTokenizer.train(["나는 학교에 갔다 café naïve über the end"] * 5, vocab_size=300)
     words = ["나는", "café", "naïve", "the", "학교", "über"]
     context = unicodedata.normalize(form, " ".join(words))
-    asked = answer.Asked(Question("?", context, (), "", "", ""), [], learned.located(context), [])
-    owners = asked.text.words
+    asked = answer_task.EncodedQuestion(
+        AnswerExample("?", context, (), "", "", ""), [], learned.encode_with_offsets(context), []
+    )
+    owners = asked.context_pieces.word_ids
     begin = 0
     for number, word in enumerate(unicodedata.normalize(form, one) for one in words):
         pieces = [at for at, owner in enumerate(owners) if owner == number]
-        assert asked.answer(pieces[0], pieces[-1]) == Answer(word, begin)
+        assert asked.build_answer(pieces[0], pieces[-1]) == ContextSpan(word, begin)
         for piece in pieces:  # nor is any piece cut inside a letter
-            text = asked.answer(piece, piece).text
+            text = asked.build_answer(piece, piece).text
             composed = unicodedata.normalize("NFC", text)
             assert composed in unicodedata.normalize("NFC", word)
             assert not unicodedata.combining(text[0])
@@ -186,10 +190,10 @@ def test_answers_in_decomposed_text_are_whole(form: str) -> None:
 
 
 def test_a_question_about_decomposed_text(run: Run) -> None:
-    reader = answer.load(run, "cpu")
+    reader = answer_task.load(run, "cpu")
     context = unicodedata.normalize("NFD", "café 나는 각 naïve")
     found = reader.answer("각?", context, n_best=20)
-    boundaries = set(grapheme_boundaries(context))
+    boundaries = set(find_grapheme_boundaries(context))
     for one, _ in found.answers:
         assert context[one.start : one.end] == one.text
         assert {one.start, one.end} <= boundaries

@@ -18,11 +18,14 @@ from tasks_labelled import pair, question, squad, table
 from tasks_labelled import trained as trained_bert
 from tasks_small import sentences
 
-from jumok import bulk, lines, pace, resumed
-from jumok.bulk import Job
+from jumok import progress
 from jumok.errors import InputError, MissingExtra
+from jumok.inference import batch_inference, line_io, resumable_output
+from jumok.inference.batch_inference import InferenceJob
 from jumok.run import Run
-from jumok.tasks import answer, classify, of
+from jumok.tasks import get_task_module
+from jumok.tasks.answer import task as answer_task
+from jumok.tasks.classify import task as classify_task
 
 TEXTS = [one.english for one in sentences(41, 5)]
 
@@ -37,9 +40,11 @@ def done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., li
         path = tmp_path / name
         told = (one if isinstance(one, str) else json.dumps(one) for one in given)
         path.write_text("".join(f"{line}\n" for line in told), encoding="utf-8")
-        job = Job(run, of(run.recipe.task).Search(n_best=more.pop("n_best", 1)), device="cpu", **more)
+        job = InferenceJob(
+            run, get_task_module(run.recipe.task).Search(n_best=more.pop("n_best", 1)), device="cpu", **more
+        )
         capsys.readouterr()
-        bulk.run(job, str(path), None if out is None else tmp_path / out)
+        batch_inference.run_inference(job, str(path), None if out is None else tmp_path / out)
         text = capsys.readouterr().out if out is None else (tmp_path / out).read_text(encoding="utf-8")
         return text.split("\n")[:-1]
 
@@ -75,7 +80,7 @@ def test_pairs_and_questions_are_what_the_server_takes(
     pairs: Run, tmp_path: Path, done: Callable[..., list[str]]
 ) -> None:
     [said] = done(pairs, [{"text": "the film was\nsad", "pair": "nice"}])
-    right = classify.load(pairs, "cpu").classify("the film was sad", "nice")
+    right = classify_task.load(pairs, "cpu").classify("the film was sad", "nice")
     assert json.loads(said)["label"] == right.label
     assert json.loads(said)["probability"] == pytest.approx(right.classes[0][1])
     with pytest.raises(InputError, match="line 1 has 1 text; this model reads two"):
@@ -85,7 +90,7 @@ def test_pairs_and_questions_are_what_the_server_takes(
     run = trained_bert(tmp_path / "run", "answer", {"train": data, "held_out": 5}, train={"epochs": 1})
     context = "a\tlong  story:\nAnna lives in Seoul"
     [said] = done(run, [{"id": 5, "question": "where?", "context": context}])
-    right = answer.load(run, "cpu").answer("where?", context).answer
+    right = answer_task.load(run, "cpu").answer("where?", context).answer
     assert (json.loads(said)["id"], json.loads(said)["begin"]) == (5, right.start)
     assert json.loads(said)["text"] == context[right.start : right.end]
 
@@ -119,17 +124,17 @@ def test_gzipped_and_large_it_streams(
     bahdanau: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: Callable[..., list[str]]
 ) -> None:
     """Never more than a window is read ahead of what is written."""
-    monkeypatch.setattr(lines, "AT_ONCE", 8)
+    monkeypatch.setattr(line_io, "LINES_PER_CHUNK", 8)
     path, read, ahead = tmp_path / "in.jsonl.gz", [0], []
     path.write_bytes(gzip.compress("".join(f'{{"text": "{t}"}}\n' for t in TEXTS).encode()))
-    inside = lines.decoded
+    inside = line_io.decode_lines
 
     def counted(*given: Any, **options: Any) -> Any:
         for line in inside(*given, **options):
             read[0] += 1
             yield line
 
-    class Counted(resumed.Resumed):
+    class Counted(resumable_output.ResumableOutput):
         count = 0
 
         def write(self, line: str) -> None:
@@ -137,9 +142,13 @@ def test_gzipped_and_large_it_streams(
             ahead.append(read[0] - self.count)
             super().write(line)
 
-    monkeypatch.setattr(lines, "decoded", counted)
-    monkeypatch.setattr(resumed, "Resumed", Counted)
-    bulk.run(Job(bahdanau, of("translate").Search(beam=1), device="cpu"), str(path), tmp_path / "out.jsonl")
+    monkeypatch.setattr(line_io, "decode_lines", counted)
+    monkeypatch.setattr(resumable_output, "ResumableOutput", Counted)
+    batch_inference.run_inference(
+        InferenceJob(bahdanau, get_task_module("translate").Search(beam=1), device="cpu"),
+        str(path),
+        tmp_path / "out.jsonl",
+    )
     assert (len(ahead), max(ahead)) == (41, 7)
 
 
@@ -147,13 +156,13 @@ def test_what_is_told_while_it_works(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
-    with pace.Pace() as plain:
-        plain.at(1000, 0.1)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.ProgressMeter() as plain:
+        plain.update(1000, 0.1)
         for second in range(1, 71):
             now[0] = float(second)
-            plain.at(1000 + 100 * second, 0.1 + 0.01 * second)
-        plain.end(8000)
+            plain.update(1000 + 100 * second, 0.1 + 0.01 * second)
+        plain.finish(8000)
     assert capsys.readouterr().err.splitlines() == [
         "going on after 1,000 lines",
         "2,000 lines · 100 a second · 20% · 1:20 left",
@@ -161,9 +170,9 @@ def test_what_is_told_while_it_works(
         "8,000 lines · 100 a second · 80% · 0:20 left",
         "8,000 lines, 7,000 of them in 1:10",
     ]
-    with pace.Pace() as short:
-        short.at(0, None)
-        short.end(10)
+    with progress.ProgressMeter() as short:
+        short.update(0, None)
+        short.finish(10)
     assert capsys.readouterr().err == ""
 
     class Terminal(io.StringIO):
@@ -173,12 +182,12 @@ def test_what_is_told_while_it_works(
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
-    with pace.Pace() as bar:
-        bar.at(0, 0.0)
+    with progress.ProgressMeter() as bar:
+        bar.update(0, 0.0)
         now[0] += 2
-        bar.at(3, 0.25)
-        bar.tell("line 3: cut off at the length limit")
-        bar.end(12)
+        bar.update(3, 0.25)
+        bar.print_line("line 3: cut off at the length limit")
+        bar.finish(12)
     assert "3 lines · 1.5 a second · 25% · 0:06 left" in screen.getvalue()
     assert "line 3: cut off" in screen.getvalue()
 
@@ -198,18 +207,22 @@ def test_a_command_that_is_killed_goes_on_to_the_same_lines(bahdanau: Run, tmp_p
     assert process.returncode == -signal.SIGKILL
     assert not (tmp_path / "out.txt").exists()
     noted = json.loads(state.read_text())["inputs"]
-    job = Job(bahdanau, of("translate").Search(beam=1), device="cpu")
-    other = Job(bahdanau, of("translate").Search(beam=2), device="cpu")
+    job = InferenceJob(bahdanau, get_task_module("translate").Search(beam=1), device="cpu")
+    other = InferenceJob(bahdanau, get_task_module("translate").Search(beam=2), device="cpu")
     with pytest.raises(InputError, match=r"--beam: 1 then, 2 now.*--again"):
-        bulk.run(other, str(tmp_path / "in.txt"), tmp_path / "out.txt")
+        batch_inference.run_inference(other, str(tmp_path / "in.txt"), tmp_path / "out.txt")
     asked: list[int] = []
-    inside = bulk.Worker.answers
+    inside = batch_inference.InferenceWorker.predict_lines
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bulk.Worker, "answers", lambda *given: (asked.append(given[2]), inside(*given))[1])
-        bulk.run(job, str(tmp_path / "in.txt"), tmp_path / "out.txt")
+        patch.setattr(
+            batch_inference.InferenceWorker,
+            "predict_lines",
+            lambda *given: (asked.append(given[2]), inside(*given))[1],
+        )
+        batch_inference.run_inference(job, str(tmp_path / "in.txt"), tmp_path / "out.txt")
     assert noted % 1024 == 0
     assert asked == list(range(noted, 5000, 1024))
-    bulk.run(job, str(tmp_path / "in.txt"), tmp_path / "whole.txt")
+    batch_inference.run_inference(job, str(tmp_path / "in.txt"), tmp_path / "whole.txt")
     assert (tmp_path / "out.txt").read_bytes() == (tmp_path / "whole.txt").read_bytes()
     assert (tmp_path / "out.txt").read_bytes().count(b"\n") == 5000
 
@@ -228,17 +241,20 @@ def test_another_engine_says_the_same_and_is_another_job(
     assert [(one["id"], one["source"]) for one in found] == list(enumerate(TEXTS[:5]))
     with pytest.raises(InputError, match="line 4: this is not JSON"):
         done(transformer, [*given[:3], "{", "{"], "b.txt", "in.jsonl", engine="ctranslate2")
-    search = of("translate").Search()
-    jobs = [Job(transformer, search, engine=name).asked() for name in ("torch", "ray", "ctranslate2")]
+    search = get_task_module("translate").Search()
+    jobs = [
+        InferenceJob(transformer, search, engine=name).resume_settings()
+        for name in ("torch", "ray", "ctranslate2")
+    ]
     assert jobs[0] == jobs[1] != jobs[2]
 
 
 def test_ray_takes_files_that_machines_can_read_in_parts(bahdanau: Run, tmp_path: Path) -> None:
-    job = Job(bahdanau, of("translate").Search(), engine="ray", device="cpu")
+    job = InferenceJob(bahdanau, get_task_module("translate").Search(), engine="ray", device="cpu")
     for given in ("a text", None, str(tmp_path / "in.txt.gz")):
         (tmp_path / "in.txt.gz").write_bytes(gzip.compress(b"a\n"))
         with pytest.raises(InputError, match="--engine ray reads a file of lines"):
-            bulk.run(job, given, tmp_path / "out.txt")
+            batch_inference.run_inference(job, given, tmp_path / "out.txt")
     assert not list(tmp_path.glob("out*"))
 
 
@@ -248,7 +264,11 @@ def test_without_ray_the_command_that_installs_it_is_told(
     monkeypatch.setitem(sys.modules, "ray", None)
     (tmp_path / "in.txt").write_text("a\n")
     with pytest.raises(MissingExtra, match=r'pip install "jumok\[ray\]"'):
-        bulk.run(Job(bahdanau, of("translate").Search(), engine="ray"), str(tmp_path / "in.txt"), None)
+        batch_inference.run_inference(
+            InferenceJob(bahdanau, get_task_module("translate").Search(), engine="ray"),
+            str(tmp_path / "in.txt"),
+            None,
+        )
 
 
 @pytest.mark.slow
@@ -260,7 +280,7 @@ def test_on_ray_the_same_lines_in_the_same_order(
     bahdanau: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: Callable[..., list[str]]
 ) -> None:
     ray = pytest.importorskip("ray")
-    monkeypatch.setattr(lines, "AT_ONCE", 32)
+    monkeypatch.setattr(line_io, "LINES_PER_CHUNK", 32)
     given: list[Any] = [{"id": n, "text": TEXTS[n % 41]} for n in range(3 * 32 + 5)]
     given[70] = "{"
     ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)

@@ -22,11 +22,11 @@ from tasks_small import trained as translating
 from typer.testing import CliRunner
 
 from jumok import InputError, recipe, tasks
-from jumok.cli import app
-from jumok.exchange import onnx
+from jumok.cli.app import app
+from jumok.export import onnx
+from jumok.inference import engines, onnx_engine
 from jumok.run import Run
-from jumok.tasks import by_onnx, engines
-from jumok.tasks.translator import Search
+from jumok.tasks.translate.predictor import TranslationOptions
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -65,12 +65,12 @@ def made(kind: str, folder: Path) -> tuple[Run, list[str]]:
         small += ["train.epochs=null", "train.minutes=null", "train.validate_every=2", "train.device=cpu"]
         small += ["train.tensorboard=false", "train.warmup=1", "train.steps=2"]
         small += [f"data.train={folder / 'x.txt'}"]
-        run = Run.start(folder / "run", recipe.load("bert/default", small))
-        tasks.of("pretrain").train(run, QUIET)
+        run = Run.create_or_resume(folder / "run", recipe.load("bert/default", small))
+        tasks.get_task_module("pretrain").train(run, QUIET)
         return run, ["one [MASK] three", "[MASK] ||| six seven [MASK] nine .", "one ||| two"]
     if kind in ("selfattentive", "hierarchical"):
-        run = Run.start(folder / "run", recipe.load(f"{kind}/default", WORDY))
-        tasks.of("classify").train(run, QUIET)
+        run = Run.create_or_resume(folder / "run", recipe.load(f"{kind}/default", WORDY))
+        tasks.get_task_module("classify").train(run, QUIET)
         return run, DOCUMENTS
     run = translating(folder / "run", kind)
     return run, ["the dog sees a cat", "he goes", "", "the old man goes to the house and sees the cat"]
@@ -94,17 +94,21 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture
 def kept(exported: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The same, which an engine finds: what it would make is the same, and need not be made twice."""
-    monkeypatch.setattr(engines, "kept", lambda run, engine, make: exported[2])
+    monkeypatch.setattr(engines, "get_engine_files", lambda run, engine, make: exported[2])
     return exported
 
 
 def search(run: Run, **asked: Any) -> Any:
-    return Search(**asked) if run.recipe.task == "translate" else tasks.of(run.recipe.task).Search(**asked)
+    return (
+        TranslationOptions(**asked)
+        if run.recipe.task == "translate"
+        else tasks.get_task_module(run.recipe.task).Search(**asked)
+    )
 
 
 def test_an_engine_says_what_pytorch_says(kept: Any) -> None:
     run, lines, _ = kept
-    usual, engine = tasks.of(run.recipe.task).load(run, "cpu"), by_onnx.load(run, "cpu")
+    usual, engine = tasks.get_task_module(run.recipe.task).load(run, "cpu"), onnx_engine.load(run, "cpu")
     for asked in [{}, {"n_best": 3}, {"beam": 1}]:
         if "beam" in asked and run.recipe.task != "translate":
             continue
@@ -139,7 +143,7 @@ def same(left: Any, right: Any) -> None:
 
 def test_an_engine_shows_where_the_model_looked(kept: Any, tmp_path: Path) -> None:
     run, lines, _ = kept
-    usual, engine = tasks.of(run.recipe.task).load(run, "cpu"), by_onnx.load(run, "cpu")
+    usual, engine = tasks.get_task_module(run.recipe.task).load(run, "cpu"), onnx_engine.load(run, "cpu")
     [wanted], [said] = usual.look(lines[0]), engine.look(lines[0])
     assert said.title == wanted.title
     assert [one.name for one in said.layers] == [one.name for one in wanted.layers]
@@ -169,9 +173,12 @@ def test_the_readme_is_all_that_one_needs(exported: Any) -> None:
     text = (folder / "README.md").read_text(encoding="utf-8")
     [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     said = alone(code, folder)
-    reader = tasks.of(run.recipe.task).load(run, "cpu")
+    reader = tasks.get_task_module(run.recipe.task).load(run, "cpu")
     if run.recipe.task == "translate":
-        assert said == reader.translate("this is an example sentence", Search(beam=1)).text.strip()
+        assert (
+            said
+            == reader.translate("this is an example sentence", TranslationOptions(beam_size=1)).text.strip()
+        )
     elif run.recipe.task == "classify":
         given = ["He is old. ||| He is young."]
         if run.recipe.data.pair is None:
@@ -212,19 +219,19 @@ def test_files_are_made_once_for_each_weights(
         asked.append(shutil.copy(folder / "model.onnx", new))
         return 0.0
 
-    monkeypatch.setattr(onnx, "write", write)
-    first, second = by_onnx.load(run, "cpu"), engines.load(run, "onnx", "cpu")
+    monkeypatch.setattr(onnx, "write_graphs", write)
+    first, second = onnx_engine.load(run, "cpu"), engines.load_predictor(run, "onnx", "cpu")
     assert [*first.predict(lines, search(run))] == [*second.predict(lines, search(run))]
     assert len(asked) == 1
-    [before] = engines.cache_of(run, "onnx").iterdir()
+    [before] = engines.get_engine_cache_folder(run, "onnx").iterdir()
     weights = load_file(run.weights)
     save_file({name: x + 1 for name, x in weights.items()}, run.weights)  # trained further
-    by_onnx.load(run, "cpu")
-    [after] = engines.cache_of(run, "onnx").iterdir()
+    onnx_engine.load(run, "cpu")
+    [after] = engines.get_engine_cache_folder(run, "onnx").iterdir()
     assert len(asked) == 2
     assert after != before
     with pytest.raises(InputError, match="onnxruntime-gpu"):
-        by_onnx.load(run, "cuda")
+        onnx_engine.load(run, "cuda")
 
 
 @pytest.mark.parametrize("exported", ["pairs", "bahdanau"], indirect=True)
@@ -235,8 +242,8 @@ def test_maps_are_of_the_weights_that_were_loaded(
     run, lines, folder = exported
     run = replace(run, folder=shutil.copytree(run.folder, tmp_path / "run"))
     made_before = [*folder.glob("*.onnx")]
-    monkeypatch.setattr(onnx, "write", lambda _, new: [shutil.copy(path, new) for path in made_before])
-    kept, engine = by_onnx.load(run, "cpu"), by_onnx.load(run, "cpu")
+    monkeypatch.setattr(onnx, "write_graphs", lambda _, new: [shutil.copy(path, new) for path in made_before])
+    kept, engine = onnx_engine.load(run, "cpu"), onnx_engine.load(run, "cpu")
     seen = kept.look(lines[0])
     expected = [*map(repr, engine.predict(lines, search(run)))]
     if deleted:
@@ -244,7 +251,9 @@ def test_maps_are_of_the_weights_that_were_loaded(
     else:
         weights = load_file(run.weights)
         save_file({name: x + 1 for name, x in weights.items()}, run.weights)
-    with pytest.raises(engines.ChangedRun, match=r"were changed or deleted after it was loaded") as refused:
+    with pytest.raises(
+        engines.RunChangedError, match=r"were changed or deleted after it was loaded"
+    ) as refused:
         engine.look(lines[0])
     assert str(tmp_path) not in str(refused.value)
     assert [*map(repr, engine.predict(lines, search(run)))] == expected
@@ -253,21 +262,21 @@ def test_maps_are_of_the_weights_that_were_loaded(
 
 def test_what_has_no_graph_is_told(transformer: Run, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="ctranslate2"):
-        onnx.export(transformer, tmp_path / "out")
+        onnx.export_onnx(transformer, tmp_path / "out")
     with pytest.raises(InputError, match="ctranslate2"):
-        by_onnx.load(transformer)
+        onnx_engine.load(transformer)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, bahdanau: Run) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(InputError, match="left alone"):
-        onnx.export(bahdanau, tmp_path)
+        onnx.export_onnx(bahdanau, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
 def test_a_state_is_reordered_but_for_the_number_of_words() -> None:
-    state = by_onnx.State({"hidden": torch.arange(6.0).view(3, 2), "said": torch.tensor(4)})
-    after = state.reorder(torch.tensor([2, 0, 0])).parts
+    state = onnx_engine.OnnxDecoderState({"hidden": torch.arange(6.0).view(3, 2), "said": torch.tensor(4)})
+    after = state.reorder(torch.tensor([2, 0, 0])).tensors
     assert after["hidden"].tolist() == [[4, 5], [0, 1], [0, 1]]
     assert after["said"] == 4

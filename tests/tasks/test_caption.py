@@ -15,13 +15,14 @@ from safetensors.torch import load_file
 from tasks_pictured import QUIET, data_set, folder_of, png, small, trained
 
 import jumok
-from jumok import InputError, bulk, recipe
-from jumok.data.pictures import PictureFile
-from jumok.data.scenes import scene
+from jumok import InputError, recipe
+from jumok.data.builtin.scenes import draw_scene
+from jumok.data.images import ImageFile
+from jumok.inference import batch_inference
 from jumok.metrics import captions
 from jumok.run import Run
-from jumok.tasks import caption
-from jumok.tasks.caption_reader import CaptionReader, Search
+from jumok.tasks.caption import task as caption_task
+from jumok.tasks.caption.predictor import CaptionOptions, CaptionPredictor
 
 pytest.importorskip("PIL")
 
@@ -35,14 +36,14 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUMOK_CACHE", str(tmp_path / "cache"))
 
 
-def learned(folder: Path, *more: str) -> CaptionReader:
+def learned(folder: Path, *more: str) -> CaptionPredictor:
     run = trained(folder, recipe.load("captioner", [*BY_HEART, *more]))
-    reader: CaptionReader = jumok.load(run.folder, "cpu")
+    reader: CaptionPredictor = jumok.load(run.folder, "cpu")
     return reader
 
 
 @pytest.fixture(scope="module")
-def soft(tmp_path_factory: pytest.TempPathFactory) -> CaptionReader:
+def soft(tmp_path_factory: pytest.TempPathFactory) -> CaptionPredictor:
     return learned(tmp_path_factory.mktemp("soft") / "run", "train.steps=120", "train.validate_every=120")
 
 
@@ -52,41 +53,41 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def barely(tmp_path_factory: pytest.TempPathFactory) -> CaptionReader:
+def barely(tmp_path_factory: pytest.TempPathFactory) -> CaptionPredictor:
     """A run that has learned next to nothing."""
     run = trained(tmp_path_factory.mktemp("barely") / "run", small("captioner", "data.scenes=20"))
-    found: CaptionReader = jumok.load(run.folder, "cpu")
+    found: CaptionPredictor = jumok.load(run.folder, "cpu")
     return found
 
 
 # ----------------------------------------------------------------------------------------------- learning
 
 
-def test_what_is_learned_by_heart_is_said_exactly(soft: CaptionReader, tmp_path: Path) -> None:
-    (tmp_path / "one.png").write_bytes(png(scene(1, 3)))
-    said = soft.describe(tmp_path / "one.png")
-    assert said.caption == scene(1, 3).caption
-    assert said.weights is not None
-    assert said.weights.shape == (len(said.words), *soft.grid)
-    torch.testing.assert_close(said.weights.sum((1, 2)), torch.ones(len(said.words)))
-    for same in (png(scene(1, 3)), scene(1, 3).pixels):
-        assert soft.describe(same).caption == said.caption
-    found = caption.evaluate(soft, "test", Search(beam=2), QUIET)
-    assert found.figures["exact"] == 1.0
-    assert found.figures["bleu4"] == found.figures["bleu4_without_brevity"] == pytest.approx(100)
+def test_what_is_learned_by_heart_is_said_exactly(soft: CaptionPredictor, tmp_path: Path) -> None:
+    (tmp_path / "one.png").write_bytes(png(draw_scene(1, 3)))
+    said = soft.caption(tmp_path / "one.png")
+    assert said.caption == draw_scene(1, 3).caption
+    assert said.attention is not None
+    assert said.attention.shape == (len(said.words), *soft.grid_size)
+    torch.testing.assert_close(said.attention.sum((1, 2)), torch.ones(len(said.words)))
+    for same in (png(draw_scene(1, 3)), draw_scene(1, 3).pixels):
+        assert soft.caption(same).caption == said.caption
+    found = caption_task.evaluate(soft, "test", CaptionOptions(beam_size=2), QUIET)
+    assert found.metrics["exact"] == 1.0
+    assert found.metrics["bleu4"] == found.metrics["bleu4_without_brevity"] == pytest.approx(100)
 
 
-def test_figures_are_those_of_what_was_said(barely: CaptionReader) -> None:
-    caption.evaluate(barely, "valid", Search(), QUIET)
+def test_figures_are_those_of_what_was_said(barely: CaptionPredictor) -> None:
+    caption_task.evaluate(barely, "valid", CaptionOptions(), QUIET)
     folder = barely.run.folder / "eval"
     kept = json.loads((folder / "valid.json").read_text(encoding="utf-8"))
     text = (folder / "valid.jsonl").read_text(encoding="utf-8")
     lines = [json.loads(line) for line in text.splitlines()]
-    said = [captions.words(line["said"]) for line in lines]
-    wanted = [[captions.words(text) for text in line["wanted"]] for line in lines]
-    scores = captions.score(said, wanted)
+    said = [captions.tokenize_caption(line["said"]) for line in lines]
+    wanted = [[captions.tokenize_caption(text) for text in line["wanted"]] for line in lines]
+    scores = captions.score_captions(said, wanted)
     assert [kept[f"bleu{n}"] for n in range(1, 5)] == pytest.approx(scores.bleu.value)
-    assert [kept[f"bleu{n}_without_brevity"] for n in range(1, 5)] == pytest.approx(scores.bleu.plain)
+    assert [kept[f"bleu{n}_without_brevity"] for n in range(1, 5)] == pytest.approx(scores.bleu.unpenalized)
     assert (kept["rouge_l"], kept["cider_d"]) == pytest.approx((scores.rouge_l, scores.cider_d))
     assert kept["exact"] == np.mean([[one] == some for one, some in zip(said, wanted, strict=True)])
     assert kept["examples"] == len(lines)
@@ -98,7 +99,7 @@ def test_figures_are_those_of_what_was_said(barely: CaptionReader) -> None:
 def test_hard_attention_looks_at_one_place_and_learns(tmp_path: Path) -> None:
     steps = ["train.steps=100", "train.validate_every=100"]
     reader = learned(tmp_path / "run", "model.attention=hard", "data.scenes=4", *steps)
-    assert caption.evaluate(reader, "test", Search(), QUIET).figures["exact"] >= 0.75
+    assert caption_task.evaluate(reader, "test", CaptionOptions(), QUIET).metrics["exact"] >= 0.75
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path) -> None:
@@ -118,9 +119,9 @@ def test_other_data_than_it_began_with_is_refused(tmp_path: Path) -> None:
     chosen = [f"data.train={table}", "data.held_out=2"]
     trained(tmp_path / "run", small("captioner", *chosen))
     table.write_text(table.read_text(encoding="utf-8").replace("I see", "We see"), encoding="utf-8")
-    again = Run.start(tmp_path / "run", small("captioner", *chosen, "train.steps=5"))
+    again = Run.create_or_resume(tmp_path / "run", small("captioner", *chosen, "train.steps=5"))
     with pytest.raises(InputError, match="the data has changed"):
-        caption.train(again, QUIET)
+        caption_task.train(again, QUIET)
 
 
 # -------------------------------------------------------------------------------------------- others' data
@@ -130,13 +131,13 @@ def test_features_of_a_frozen_encoder_are_computed_once(
     tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[str] = []
-    plain = PictureFile.decode
+    plain = ImageFile.decode
 
-    def counting(self: PictureFile, *args: Any) -> Any:
+    def counting(self: ImageFile, *args: Any) -> Any:
         decoded.append(self.name)
         return plain(self, *args)
 
-    monkeypatch.setattr(PictureFile, "decode", counting)
+    monkeypatch.setattr(ImageFile, "decode", counting)
     chosen = ["encoder.tune=null", f"data.train={table}", "data.held_out=2"]
     trained(tmp_path / "one", small("captioner", *chosen, "train.validate_every=1"))
     assert sorted(decoded) == sorted(f"{n}.png" for n in range(12))
@@ -168,7 +169,9 @@ def test_what_is_left_out_of_other_data_is_told_too(tmp_path: Path, table: Path)
     broken = folder_of(tmp_path / "broken", 4, broken=(1, 2))
     chosen = [f"data.train={table}", f"data.valid={broken}", f"data.test={table}", "data.on_error=skip"]
     told = io.StringIO()
-    caption.train(Run.start(tmp_path / "run", small("captioner", *chosen)), Console(file=told, width=300))
+    caption_task.train(
+        Run.create_or_resume(tmp_path / "run", small("captioner", *chosen)), Console(file=told, width=300)
+    )
     assert (
         f"Of the valid data, 2 left out: 2 × a damaged picture (first: {broken}:2 1.png)" in told.getvalue()
     )
@@ -188,7 +191,7 @@ def test_a_picture_that_has_gone_since_is_judged_and_not_drawn(tmp_path: Path) -
     first, _ = reader.split("test").examples
     first.picture.path.unlink()
     told = io.StringIO()
-    caption.evaluate(reader, "test", Search(), Console(file=told, width=300))
+    caption_task.evaluate(reader, "test", CaptionOptions(), Console(file=told, width=300))
     assert f"no figure: {first.picture.where}: a picture that cannot be read" in told.getvalue()
     assert json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))["examples"] == 2
     assert [path.name for path in (run.folder / "figures").iterdir()] == ["test-2.png"]
@@ -203,11 +206,11 @@ def test_captions_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=told):
         trained(tmp_path / "one", small("captioner", f"data.train={table}", "data.held_out=2"))
     run = Run(tmp_path / "two", small("captioner", f"data.train={table}", "data.on_error=skip"))
-    whole = caption.Describing(run).whole
-    assert [one.captions for one in whole if one.picture.name == "3.png"] == [("a circle",)]
+    whole = caption_task.CaptionTask(run).all_examples
+    assert [one.captions for one in whole if one.image.name == "3.png"] == [("a circle",)]
 
 
-LITE = [name for name in recipe.listed() if name.startswith("captioner/flickr8k")]
+LITE = [name for name in recipe.list_builtin() if name.startswith("captioner/flickr8k")]
 
 
 @pytest.mark.parametrize("name", LITE)
@@ -221,7 +224,7 @@ def test_every_recipe_of_flickr8k_trains_speaks_and_is_scored(
     monkeypatch.setenv("JUMOK_CACHE", str(tmp_path / "other"))  # the run has all it needs
     reader = jumok.load(run.folder, "cpu")
     assert reader.grid == (2, 2)
-    caption.evaluate(reader, "test", Search(beam=2), QUIET)
+    caption_task.evaluate(reader, "test", CaptionOptions(beam_size=2), QUIET)
     kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     assert kept["examples"] == 2
     assert "pointing" not in kept
@@ -232,7 +235,7 @@ def test_every_recipe_of_flickr8k_trains_speaks_and_is_scored(
 # ------------------------------------------------------------------------------------------------- at work
 
 
-def test_pictures_that_are_none(barely: CaptionReader, tmp_path: Path) -> None:
+def test_pictures_that_are_none(barely: CaptionPredictor, tmp_path: Path) -> None:
     (tmp_path / "text.jpg").write_text("this is a text", encoding="utf-8")
     head = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
     parts = ((b"IHDR", head), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b""))
@@ -249,49 +252,49 @@ def test_pictures_that_are_none(barely: CaptionReader, tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     for name, why in wrong.items():
         with pytest.raises(InputError, match=f"^{tmp_path / name}: {why}"):
-            barely.describe(tmp_path / name)
+            barely.caption(tmp_path / name)
         with pytest.raises(InputError, match=why):
-            barely.look(str(tmp_path / name))
+            barely.build_viewer_data(str(tmp_path / name))
     with pytest.raises(InputError, match="expected uint8"):
-        barely.describe(np.zeros((5, 5, 3)))
+        barely.caption(np.zeros((5, 5, 3)))
     with pytest.raises(InputError, match="scenes:x: a scene is told by its number"):
-        barely.describe("scenes:x")
+        barely.caption("scenes:x")
 
 
-def test_pictures_of_any_shape_and_format_are_described(barely: CaptionReader, tmp_path: Path) -> None:
+def test_pictures_of_any_shape_and_format_are_described(barely: CaptionPredictor, tmp_path: Path) -> None:
     from PIL import Image
 
     for number, (size, end) in enumerate((((300, 40), "jpg"), ((7, 900), "png"), ((1, 1), "webp"))):
         Image.new("RGB", size, (200, 30, number)).save(tmp_path / f"{number}.{end}")
     (tmp_path / "0.jpg and more.jpg").mkdir()  # no picture, whatever its name
-    with caption.inputs.windows(str(tmp_path)) as some:
+    with caption_task.inputs.read_chunks(str(tmp_path)) as some:
         [names] = some
     assert [Path(name).suffix for name in names] == [".jpg", ".png", ".webp"]
-    together = list(barely.predict(names, Search(beam=2)))
-    alone = [barely.describe(name, Search(beam=2)) for name in names]
+    together = list(barely.predict(names, CaptionOptions(beam_size=2)))
+    alone = [barely.caption(name, CaptionOptions(beam_size=2)) for name in names]
     assert [one.caption for one in together] == [one.caption for one in alone]
-    assert [one.number for one in together] == [0, 1, 2]
+    assert [one.index for one in together] == [0, 1, 2]
 
 
 def test_pictures_by_a_table_a_list_and_inside_a_tar(
-    tmp_path: Path, table: Path, barely: CaptionReader
+    tmp_path: Path, table: Path, barely: CaptionPredictor
 ) -> None:
-    with caption.inputs.windows(str(table)) as some:
+    with caption_task.inputs.read_chunks(str(table)) as some:
         [names] = some
     assert names == [str(table.parent / f"{n}.png") for n in range(12)]
     (tmp_path / "list.txt").write_text(f"{names[3]}\nscenes:7\n", encoding="utf-8")
-    with caption.inputs.windows(str(tmp_path / "list.txt")) as some:
+    with caption_task.inputs.read_chunks(str(tmp_path / "list.txt")) as some:
         assert list(some) == [[names[3], "scenes:7"]]
     data_set(tmp_path / "set")
-    with caption.inputs.windows(str(tmp_path / "set" / "captions.tsv.gz")) as some:
+    with caption_task.inputs.read_chunks(str(tmp_path / "set" / "captions.tsv.gz")) as some:
         [inside] = some
     assert len(inside) == 13
-    assert barely.look(inside[3], "a circle")[0].title == "3.png  →  a circle"
-    same = barely.predict([inside[3], names[3]], Search())
+    assert barely.build_viewer_data(inside[3], "a circle")[0].title == "3.png  →  a circle"
+    same = barely.predict([inside[3], names[3]], CaptionOptions())
     assert len({one.caption for one in same}) == 1
     (tmp_path / "void").mkdir()
     with (
-        caption.inputs.windows(str(tmp_path / "void")) as some,
+        caption_task.inputs.read_chunks(str(tmp_path / "void")) as some,
         pytest.raises(InputError, match="has no pictures"),
     ):
         next(some)
@@ -300,21 +303,23 @@ def test_pictures_by_a_table_a_list_and_inside_a_tar(
 def test_a_table_names_pictures_as_seen_from_it_or_in_the_folder_beside_it(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     for name in ("a.png", "b.png"):
-        (tmp_path / "images" / name).write_bytes(png(scene(77, 0)))
+        (tmp_path / "images" / name).write_bytes(png(draw_scene(77, 0)))
     (tmp_path / "my.csv").write_text("image,caption\nimages/a.png,x\nb.png,y\nc.png,z\n", encoding="utf-8")
-    with caption.inputs.windows(str(tmp_path / "my.csv")) as some:
+    with caption_task.inputs.read_chunks(str(tmp_path / "my.csv")) as some:
         assert list(some) == [[str(tmp_path / "images" / name) for name in ("a.png", "b.png", "c.png")]]
 
 
 def test_pictures_by_objects_in_their_order_and_one_that_is_missing(
-    tmp_path: Path, table: Path, barely: CaptionReader, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, table: Path, barely: CaptionPredictor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{"id": "x", "image": "3.png"}, {"picture": "scenes:7"}, {"id": 5, "image": "gone.png"}]
     rows += [{"id": 6, "image": "3.png"}]
     given = table.parent / "some.jsonl"
     given.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    job = bulk.Job(barely.run, Search(beam=1), device="cpu", skip=True)
-    bulk.run(job, str(given), tmp_path / "out.jsonl")
+    job = batch_inference.InferenceJob(
+        barely.run, CaptionOptions(beam_size=1), device="cpu", skip_invalid=True
+    )
+    batch_inference.run_inference(job, str(given), tmp_path / "out.jsonl")
     found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [one.get("id") for one in found] == ["x", None, 6]
     assert [one["picture"] for one in found] == [
@@ -325,31 +330,31 @@ def test_pictures_by_objects_in_their_order_and_one_that_is_missing(
     assert f"line 3: {table.parent / 'gone.png'}: there is no such picture" in capsys.readouterr().err
 
 
-def test_the_scene_has_the_picture_and_a_row_for_each_word(soft: CaptionReader) -> None:
-    [found] = soft.look("scenes:3", "a small red circle")
-    assert found.picture is not None
-    assert (found.picture.grid, found.picture.first) == (soft.grid, 0)
+def test_the_scene_has_the_picture_and_a_row_for_each_word(soft: CaptionPredictor) -> None:
+    [found] = soft.build_viewer_data("scenes:3", "a small red circle")
+    assert found.image is not None
+    assert (found.image.grid, found.image.num_prefix_keys) == (soft.grid_size, 0)
     [layer] = found.layers
-    assert layer.rows == ["a", "small", "red", "circle"]
-    assert layer.shape == (4, soft.grid[0] * soft.grid[1])
+    assert layer.row_labels == ["a", "small", "red", "circle"]
+    assert layer.shape == (4, soft.grid_size[0] * soft.grid_size[1])
     weights = layer.source.weights(0, slice(0, 4), slice(0, layer.shape[1]))
     np.testing.assert_allclose(np.asarray(weights).sum(1), 1, atol=1e-5)
-    before, after = soft.look("scenes:3", without={"captioner.attention": [0]})
+    before, after = soft.build_viewer_data("scenes:3", ablations={"captioner.attention": [0]})
     assert before.label.startswith("before, log-probability")
     assert before.label.split()[-1] != after.label.split()[-1]
 
 
-def test_the_ways_to_search(barely: CaptionReader) -> None:
-    best = barely.describe("scenes:1", Search(beam=4, n_best=3))
-    scores = [best.score, *(other.score for other in best.others)]
+def test_the_ways_to_search(barely: CaptionPredictor) -> None:
+    best = barely.caption("scenes:1", CaptionOptions(beam_size=4, n_best=3))
+    scores = [best.score, *(other.score for other in best.alternatives)]
     assert scores == sorted(scores, reverse=True)
     assert len(scores) == 3
-    drawn = [barely.describe("scenes:1", Search(sample=True, seed=5)).caption for _ in range(2)]
+    drawn = [barely.caption("scenes:1", CaptionOptions(sample=True, seed=5)).caption for _ in range(2)]
     assert drawn[0] == drawn[1]
-    [line] = barely.describe("scenes:1").lines(n_best=False, alignments=False, as_json=False)
+    [line] = barely.caption("scenes:1").to_lines(n_best=False, alignments=False, as_json=False)
     assert line.startswith("scenes:1\t")
     with pytest.raises(InputError, match="neither --beam"):
-        Search(sample=True, beam=2)
+        CaptionOptions(sample=True, beam_size=2)
 
 
 def test_captions_are_prepared_as_they_are_scored_or_left_alone() -> None:

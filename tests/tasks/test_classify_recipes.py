@@ -15,10 +15,10 @@ from tasks_labelled import pair, review
 
 from jumok import recipe
 from jumok.run import Run
-from jumok.tasks import classify
-from jumok.tasks.supervised import Search
+from jumok.tasks.classify import task as classify_task
+from jumok.tasks.supervised import NBestOptions
 
-NAMES = [name for name in recipe.listed() if name.startswith(("selfattentive/", "hierarchical/"))]
+NAMES = [name for name in recipe.list_builtin() if name.startswith(("selfattentive/", "hierarchical/"))]
 SMALL = ["model.embedding=8", "model.width=8", "model.attention=8", "data.held_out=20", "data.documents=120"]
 SMALL += ["text.size=400", "train.epochs=null", "train.steps=3", "train.warmup=1", "train.tokens=256"]
 SMALL += ["train.device=cpu", "train.tensorboard=false"]
@@ -61,10 +61,10 @@ def test_every_recipe_trains_answers_and_is_scored(
     name: str, data_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUMOK_DATA", str(data_sets))
-    run = Run.start(tmp_path / "run", recipe.load(name, SMALL))
-    classify.train(run, Console(quiet=True))
-    reader = classify.load(Run.open(run.folder), "cpu")
-    classify.evaluate(reader, "test", Search(), Console(quiet=True))
+    run = Run.create_or_resume(tmp_path / "run", recipe.load(name, SMALL))
+    classify_task.train(run, Console(quiet=True))
+    reader = classify_task.load(Run.open(run.folder), "cpu")
+    classify_task.evaluate(reader, "test", NBestOptions(), Console(quiet=True))
     kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     assert 0 <= kept["accuracy"] <= 1
     assert kept["left_out"] == (1 if "nsmc" in name else 0)
@@ -73,9 +73,9 @@ def test_every_recipe_trains_answers_and_is_scored(
     classes = {"imdb": 2, "imdb-ratings": 8, "ag_news": 4, "nsmc": 2, "rte": 2, "default": 3}
     assert len(reader.labels) == len(kept["confusion"]) == classes[name.partition("/")[2]]
     line = "a lovely film\tthe story was sad" if "rte" in name else "a lovely film"
-    [said] = reader.predict([line], Search())
+    [said] = reader.predict([line], NBestOptions())
     assert said.label in reader.labels
     if "imdb" in name:
-        assert "br" not in reader.use.written(reader.use.test().examples[0].text).words  # type: ignore[attr-defined]
+        assert "br" not in reader.task.written(reader.task.test().examples[0].text).words  # type: ignore[attr-defined]
     if "ag_news" in name:
-        assert all(one.text.startswith("a title . ") for one in reader.use.test().examples)
+        assert all(one.text.startswith("a title . ") for one in reader.task.test().examples)

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 import jumok
 from jumok import InputError, recipe
-from jumok.cli import app
-from jumok.data.decisive import decisive
+from jumok.cli.app import app
+from jumok.data.builtin.decisive_words import find_decisive_words
 from jumok.run import Run
-from jumok.tasks import classify
-from jumok.tasks.supervised import Search
+from jumok.tasks.classify import task as classify_task
+from jumok.tasks.supervised import NBestOptions
 
 QUIET = Console(quiet=True)
 KINDS = ("selfattentive", "hierarchical")
@@ -38,8 +38,8 @@ SMALL += ["train.tensorboard=false", "train.validate_every=1000000"]
 
 
 def trained(folder: Path, kind: str, *more: str) -> Run:
-    run = Run.start(folder, recipe.load(f"{kind}/default", [*SMALL, *more]))
-    classify.train(run, QUIET)
+    run = Run.create_or_resume(folder, recipe.load(f"{kind}/default", [*SMALL, *more]))
+    classify_task.train(run, QUIET)
     return run
 
 
@@ -65,9 +65,9 @@ def reviews(tmp_path: Path, count: int = 200) -> str:
 
 
 def test_the_deciding_sentence_is_found(reader: Any) -> None:
-    found = classify.evaluate(reader, "test", Search(), QUIET)
+    found = classify_task.evaluate(reader, "test", NBestOptions(), QUIET)
     kept = json.loads((reader.run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
-    assert kept["accuracy"] == found.figures["accuracy"] >= 0.95
+    assert kept["accuracy"] == found.metrics["accuracy"] >= 0.95
     assert kept["sentence_hits"] >= 0.9 > 3 * kept["sentence_hits_by_chance"]
     assert kept["attention_hits"] >= 0.4 > 3 * kept["attention_hits_by_chance"]
     assert "mean_absolute_error" not in kept
@@ -86,7 +86,7 @@ def test_documents_tell_where_it_looked(reader: Any) -> None:
     assert dict(one.said) == pytest.approx(dict(reader.classify(TEXT).classes), abs=1e-5)
     assert one.weights.sum(1) == pytest.approx(np.ones(one.hops), abs=1e-5)
     assert one.by_sentence()[1] > 0.5
-    assert set(decisive(one.words)) == {5, 9}
+    assert set(find_decisive_words(one.words)) == {5, 9}
     assert (one.within is None) == (reader.use.recipe.model.kind == "selfattentive")
     assert one.hops == getattr(reader.use.recipe.model, "hops", 1)
     alone = reader.documents([TEXT])[0]  # its neighbours in a batch do not matter
@@ -101,7 +101,7 @@ def test_the_weights_are_those_that_watch_sees(reader: Any) -> None:
     if document.within is None:
         assert seen.names == ["attention"]
         assert seen[0].weights(batch=0)[0].numpy() == pytest.approx(document.weights, abs=1e-6)
-        assert list(seen[0].cols[0][:2]) == ["▁the", "▁soup"]
+        assert list(seen[0].key_tokens[0][:2]) == ["▁the", "▁soup"]
         return
     assert seen.names == ["words", "sentences"]
     assert seen["sentences"].weights(batch=0)[0, 0].numpy() == pytest.approx(document.within, abs=1e-6)
@@ -182,7 +182,7 @@ def test_pairs(tmp_path: Path) -> None:
     chance = random.Random(2)
     path = table(tmp_path / "pairs.tsv", "a\tb\tlabel", [pair(chance) for _ in range(300)])
     more = [f"data.train={path}", "data.text=a", "data.pair=b", "data.held_out=40", "model.hops=2"]
-    found: Any = classify.load(
+    found: Any = classify_task.load(
         trained(tmp_path / "run", "selfattentive", *more, "train.epochs=6", "train.tokens=256"), "cpu"
     )
     assert found.judge(found.use.test().examples).figures["accuracy"] > 0.9
@@ -205,7 +205,7 @@ def test_numbers_and_classes_that_are_numbers(tmp_path: Path) -> None:
     chance = random.Random(3)
     path = table(tmp_path / "numbers.tsv", "text\tscore", [number(chance) for _ in range(300)])
     more = [f"data.train={path}", "data.label=score", "data.held_out=40"]
-    found: Any = classify.load(
+    found: Any = classify_task.load(
         trained(tmp_path / "run", "hierarchical", *more, "data.regression=true", "train.epochs=8"), "cpu"
     )
     assert found.judge(found.use.test().examples).figures["spearman"] > 0.8
@@ -213,7 +213,7 @@ def test_numbers_and_classes_that_are_numbers(tmp_path: Path) -> None:
     assert found.look("the film")[0].title.startswith("the film  →  ")
     with pytest.raises(InputError, match="says a number"):
         found.probabilities([[["a"]]])
-    classes: Any = classify.load(
+    classes: Any = classify_task.load(
         trained(tmp_path / "classes", "hierarchical", *more, "train.epochs=1"), "cpu"
     )
     examples = classes.use.test().examples
@@ -228,10 +228,10 @@ def test_words_begin_from_vectors(tmp_path: Path) -> None:
     more = [f"data.train={reviews(tmp_path)}", "data.held_out=20", f"vectors={tmp_path / 'some.vec'}"]
     more += ["train.epochs=null", "train.steps=1", "train.warmup=0", "train.learning_rate=1e-9"]
     console = Console(record=True, width=200)
-    run = Run.start(tmp_path / "run", recipe.load("selfattentive", [*SMALL, *more]))
-    classify.train(run, console)
+    run = Run.create_or_resume(tmp_path / "run", recipe.load("selfattentive", [*SMALL, *more]))
+    classify_task.train(run, console)
     assert "1 of " in console.export_text()
-    found: Any = classify.load(run, "cpu")
+    found: Any = classify_task.load(run, "cpu")
     [[ids]] = found.tokenizer.encode([[["lovely"]]])
     assert found.model.embedding.weight[ids[0]].detach().numpy() == pytest.approx(np.full(32, 0.5), abs=1e-5)
 
@@ -241,7 +241,7 @@ def test_words_begin_from_vectors(tmp_path: Path) -> None:
 
 def test_texts_of_no_word_of_one_and_of_many(reader: Any) -> None:
     assert sum(share for _, share in reader.classify("").classes) == pytest.approx(1)
-    assert len([one.label for one in reader.predict(["", "overall"], Search())]) == 2
+    assert len([one.label for one in reader.predict(["", "overall"], NBestOptions())]) == 2
     for text in ("", "  \n"):
         with pytest.raises(InputError, match="the text has no words"):
             reader.look(text)
@@ -254,7 +254,7 @@ def test_texts_of_no_word_of_one_and_of_many(reader: Any) -> None:
     assert (len(whole.sentences), len(whole.words)) == (5101, 1700 * 18)
     assert whole.weights.sum(1) == pytest.approx(np.ones(whole.hops), abs=1e-3)
     with pytest.raises(InputError, match="too many for a picture"):
-        reader.draw(next(reader.predict([long], Search())), Path("x.png"))
+        reader.draw(next(reader.predict([long], NBestOptions())), Path("x.png"))
     with pytest.raises(InputError, match="reads one text, and two came"):
         reader.classify("a", "b")
     with pytest.raises(InputError, match="has no other format"):
@@ -276,7 +276,7 @@ def test_typos_in_a_recipe() -> None:
     with pytest.raises(InputError, match=r"text: size 3 is too small"):
         recipe.parse({**base, "model": {"kind": "hierarchical"}, "text": {"size": 3}})
     assert recipe.parse(base).model.kind == "bert"
-    assert recipe.plain(recipe.parse({**base, "model": {"kind": "bert"}}))["model"]["kind"] == "bert"
+    assert recipe.to_dict(recipe.parse({**base, "model": {"kind": "bert"}}))["model"]["kind"] == "bert"
 
 
 def test_an_unknown_label_and_a_data_set_that_is_not_there(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_a_run_goes_on_and_refuses_other_data(kind: str, tmp_path: Path) -> None
     half = trained(tmp_path / "half", kind, *more, "train.steps=6")
     trained(half.folder, kind, *more, "train.steps=24")
     one, two = (
-        classify.load(Run.open(tmp_path / name), "cpu").model.state_dict() for name in ("whole", "half")
+        classify_task.load(Run.open(tmp_path / name), "cpu").model.state_dict() for name in ("whole", "half")
     )
     assert all(torch.equal(x, two[name]) for name, x in one.items())
     assert one["bigrams.pairs"].unique().numel() > 20  # those of the data
@@ -307,7 +307,7 @@ def test_a_run_goes_on_and_refuses_other_data(kind: str, tmp_path: Path) -> None
 
 def test_word_dropout_hides_words_only_in_training(runs: dict[str, Run]) -> None:
     for kind in KINDS:
-        found: Any = classify.load(runs[kind], "cpu")
+        found: Any = classify_task.load(runs[kind], "cpu")
         model = found.model
         model.config = replace(model.config, word_dropout=0.9)
         batch = found.use.laid(list(found.encode([found.of_line(TEXT)])), tokens=100).collate([0])

@@ -14,9 +14,10 @@ import tasks_pictured
 import tasks_small
 import tasks_spoken
 
-from jumok import cli, recipe
+from jumok import recipe
+from jumok.cli import app as cli_app
 from jumok.run import Run
-from jumok.tasks import classify
+from jumok.tasks.classify import task as classify_task
 
 TRAIN = {"epochs": None, "steps": 2, "warmup": 1}
 TEXT = {"caption": "scenes:4", "speak": "seven"}  # what is read; elsewhere a text
@@ -33,8 +34,8 @@ def a_classifier_of_words(path: Path) -> Run:
     more = [f"data.{name}={value}" for name, value in data.items()]
     small = ["model.width=8", "model.embedding=8", "train.device=cpu", "train.tensorboard=false"]
     small += ["train.epochs=null", "train.steps=2", "train.warmup=1", "train.average=0"]
-    run = Run.start(path / "run", recipe.load("selfattentive", [*small, *more]))
-    classify.train(run, tasks_pictured.QUIET)
+    run = Run.create_or_resume(path / "run", recipe.load("selfattentive", [*small, *more]))
+    classify_task.train(run, tasks_pictured.QUIET)
     return run
 
 
@@ -86,12 +87,12 @@ def test_a_damaged_file_is_told_in_a_line(
     text = TEXT.get(run.recipe.task, "a text")
     monkeypatch.setattr(sys, "argv", ["jumok", "run", str(folder), text, "--device", "cpu"])
     wrong = []
-    for file in Run.open(folder).files:
+    for file in Run.open(folder).model_files:
         data = file.read_bytes()
         for name, content in damages(data).items():
             file.unlink() if content is None else file.write_bytes(content)
             with pytest.raises(SystemExit) as ended:
-                cli.main()
+                cli_app.main()
             told = capsys.readouterr().err
             if ended.value.code:
                 wrong += [] if told.startswith("jumok: ") and file.name in told else [(file.name, name, told)]
@@ -100,5 +101,5 @@ def test_a_damaged_file_is_told_in_a_line(
         file.write_bytes(data)
     assert not wrong
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        cli_app.main()
     assert not ended.value.code

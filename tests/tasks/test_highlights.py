@@ -18,14 +18,18 @@ from numpy.typing import NDArray
 from rich.console import Console
 from tasks_labelled import BAD, GOOD, pair, review, table, trained
 
-from jumok import cli, recipe
-from jumok.data.labelled import Sample
+from jumok import recipe
+from jumok.cli import app as cli_app
+from jumok.data.readers.classification import ClassificationExample
 from jumok.errors import InputError
-from jumok.look.document import Document
+from jumok.look.viewer.attended_document import AttendedDocument
 from jumok.run import Run
-from jumok.tasks import classify, highlights, judging, verdicts
-from jumok.tasks.fine_tuning import Search
-from jumok.tasks.highlights import Highlighter
+from jumok.tasks import base as tasks_base
+from jumok.tasks.classify import error_analysis
+from jumok.tasks.classify import metrics as classify_metrics
+from jumok.tasks.classify import task as classify_task
+from jumok.tasks.classify.error_analysis import AttentionHighlighter
+from jumok.tasks.fine_tuning import NBestOptions
 
 QUIET = Console(quiet=True)
 
@@ -35,7 +39,9 @@ class Counter:
 
     labels: tuple[str, ...] = ("bad", "good")
 
-    def __init__(self, folder: Path, samples: Sequence[Sample], *, honest: bool = True) -> None:
+    def __init__(
+        self, folder: Path, samples: Sequence[ClassificationExample], *, honest: bool = True
+    ) -> None:
         self.run = SimpleNamespace(folder=folder)
         self.samples, self.honest = list(samples), honest
         self.asked: list[int] = []  # how many texts at once
@@ -50,7 +56,7 @@ class Counter:
         good = 0.5 + 0.4 * np.tanh(count)
         return np.stack([1 - good, good], axis=1)
 
-    def documents(self, texts: Sequence[str]) -> list[Document]:
+    def documents(self, texts: Sequence[str]) -> list[AttendedDocument]:
         self.asked.append(len(texts))
         found = []
         for text in texts:
@@ -64,16 +70,20 @@ class Counter:
             edges = tuple(np.cumsum([0, *map(len, sentences)]).tolist())
             shares = self.probabilities([sentences])[0]
             said = tuple((self.labels[at], float(shares[at])) for at in np.argsort(-shares))
-            found.append(Document(words, (" ",) * len(words), edges, hops.astype(np.float32), said=said))
+            found.append(
+                AttendedDocument(
+                    words, (" ",) * len(words), edges, hops.astype(np.float32), class_probabilities=said
+                )
+            )
         return found
 
-    def judge(self, samples: Sequence[Sample]) -> verdicts.Judgement:
+    def judge(self, samples: Sequence[ClassificationExample]) -> tasks_base.Evaluation:
         truth = np.array([int(one.label) for one in samples])
         shares = self.probabilities([[line.split() for line in one.text.split("\n")] for one in samples])
-        return judging.judge(samples, truth, shares, self.labels)
+        return classify_metrics.score_classes(samples, truth, shares, self.labels)
 
 
-def samples(count: int, wrong: int = 0) -> list[Sample]:
+def samples(count: int, wrong: int = 0) -> list[ClassificationExample]:
     chance = random.Random(7)
     found = []
     for number in range(count):
@@ -82,7 +92,9 @@ def samples(count: int, wrong: int = 0) -> list[Sample]:
             parts = [review(chance) for _ in range(2)]
         label = int(parts[0][1])
         text = "\n".join(text for text, _ in parts)
-        found.append(Sample(text, None, str(1 - label if number < wrong else label), f"x:{number}"))
+        found.append(
+            ClassificationExample(text, None, str(1 - label if number < wrong else label), f"x:{number}")
+        )
     return found
 
 
@@ -101,8 +113,8 @@ def console(**more: Any) -> Console:
 def test_honest_highlights_mean_something_and_others_do_not(tmp_path: Path) -> None:
     told = console()
     honest = Counter(tmp_path / "honest", samples(60))
-    assert isinstance(honest, Highlighter)
-    found = highlights.evaluate(honest, "test", told)
+    assert isinstance(honest, AttentionHighlighter)
+    found = error_analysis.evaluate_faithfulness(honest, "test", told)
     assert "the highlight means something" in found.verdict
     assert found.comprehensiveness.probability.low > 0.1
     assert found.sufficiency.probability.high < -0.1
@@ -122,14 +134,16 @@ def test_honest_highlights_mean_something_and_others_do_not(tmp_path: Path) -> N
     assert (kept["sample"], kept["of"], kept["seed"], kept["agreement"]) == (60, 60, 1, 1)
     assert kept["comprehensiveness"]["probability"]["low"] == found.comprehensiveness.probability.low
     assert [one["share"] for one in kept["shares"]] == [0.01, 0.05, 0.1, 0.2, 0.5]
-    other = highlights.evaluate(Counter(tmp_path / "other", samples(60), honest=False), "test", QUIET)
+    other = error_analysis.evaluate_faithfulness(
+        Counter(tmp_path / "other", samples(60), honest=False), "test", QUIET
+    )
     assert "misleads" in other.verdict or "do not trust" in other.verdict
 
 
 def test_figures_are_added_to_what_eval_found(tmp_path: Path) -> None:
     counter = Counter(tmp_path, samples(30))
-    verdicts.evaluate(counter, "test", QUIET)
-    highlights.evaluate(counter, "test", QUIET)
+    tasks_base.evaluate(counter, "test", QUIET)
+    error_analysis.evaluate_faithfulness(counter, "test", QUIET)
     kept = json.loads((tmp_path / "eval" / "test.json").read_text(encoding="utf-8"))
     assert kept["accuracy"] == 1
     assert kept["faithfulness"]["texts"] == 30
@@ -138,42 +152,48 @@ def test_figures_are_added_to_what_eval_found(tmp_path: Path) -> None:
 def test_a_sample_is_drawn_by_its_seed_and_told(tmp_path: Path) -> None:
     texts = [one.text for one in samples(50)]
     counter = Counter(tmp_path, [])
-    one, about = highlights.faithful(counter, texts, QUIET, most=23)
-    again, _ = highlights.faithful(counter, texts, QUIET, most=23)
-    other, _ = highlights.faithful(counter, texts, QUIET, most=23, seed=2)
+    one, about = error_analysis.compute_faithfulness(counter, texts, QUIET, max_texts=23)
+    again, _ = error_analysis.compute_faithfulness(counter, texts, QUIET, max_texts=23)
+    other, _ = error_analysis.compute_faithfulness(counter, texts, QUIET, max_texts=23, seed=2)
     assert one == again != other
-    assert one.texts == 23
+    assert one.num_texts == 23
     assert (about["sample"], about["of"]) == (23, 50)
     told = console()
-    highlights.evaluate(Counter(tmp_path, samples(50)), "test", told, most=23)
+    error_analysis.evaluate_faithfulness(Counter(tmp_path, samples(50)), "test", told, max_texts=23)
     assert "on 23 of 50 texts (drawn with seed 1)" in said(told)
 
 
 def test_empty_texts_and_single_words_are_left_out_and_told(tmp_path: Path) -> None:
-    odd = [Sample(text, None, "0", "") for text in ("", "word", "\n \n")]
+    odd = [ClassificationExample(text, None, "0", "") for text in ("", "word", "\n \n")]
     told = console()
-    found = highlights.evaluate(Counter(tmp_path, [*odd, *samples(25)]), "test", told)
-    assert (found.texts, found.left_out) == (25, 3)
+    found = error_analysis.evaluate_faithfulness(Counter(tmp_path, [*odd, *samples(25)]), "test", told)
+    assert (found.num_texts, found.num_skipped) == (25, 3)
     assert "less than two words: 3" in said(told)
     with pytest.raises(InputError, match="of 3 texts, none has words"):
-        highlights.faithful(Counter(tmp_path, []), ["", "", ""], QUIET)
+        error_analysis.compute_faithfulness(Counter(tmp_path, []), ["", "", ""], QUIET)
     with pytest.raises(InputError, match="no texts came"):
-        highlights.faithful(Counter(tmp_path, []), [], QUIET)
+        error_analysis.compute_faithfulness(Counter(tmp_path, []), [], QUIET)
     with pytest.raises(InputError, match="at least one text"):
-        highlights.faithful(Counter(tmp_path, []), ["a b"], QUIET, most=0)
+        error_analysis.compute_faithfulness(Counter(tmp_path, []), ["a b"], QUIET, max_texts=0)
 
 
 def test_words_that_are_read_otherwise_than_their_text_are_told(tmp_path: Path) -> None:
     class Forgetful(Counter):
-        def documents(self, texts: Sequence[str]) -> list[Document]:
+        def documents(self, texts: Sequence[str]) -> list[AttendedDocument]:
             found = super().documents(texts)
             return [
-                Document(one.words, one.before, one.sentences, one.weights, said=(("?", 1.0),))
+                AttendedDocument(
+                    one.words,
+                    one.separators,
+                    one.sentence_offsets,
+                    one.weights,
+                    class_probabilities=(("?", 1.0),),
+                )
                 for one in found
             ]
 
     told = console()
-    highlights.evaluate(Forgetful(tmp_path, samples(25)), "test", told)
+    error_analysis.evaluate_faithfulness(Forgetful(tmp_path, samples(25)), "test", told)
     assert "Of 100.0 % of the texts, the words put together again are given another label" in said(told)
 
 
@@ -181,15 +201,15 @@ def test_words_that_are_read_otherwise_than_their_text_are_told(tmp_path: Path) 
 def test_real_models(kind: str, tmp_path: Path) -> None:
     small = ["data.documents=150", "data.held_out=30", "train.epochs=1", "train.device=cpu"]
     small += ["model.width=8", "model.embedding=8", "model.attention=8", "train.tensorboard=false"]
-    run = Run.start(tmp_path / kind, recipe.load(kind, small))
-    classify.train(run, QUIET)
-    reader = classify.load(run, "cpu")
-    assert isinstance(reader, Highlighter)
-    classify.evaluate(reader, "test", Search(), QUIET)
-    found = highlights.evaluate(reader, "test", QUIET)
+    run = Run.create_or_resume(tmp_path / kind, recipe.load(kind, small))
+    classify_task.train(run, QUIET)
+    reader = classify_task.load(run, "cpu")
+    assert isinstance(reader, AttentionHighlighter)
+    classify_task.evaluate(reader, "test", NBestOptions(), QUIET)
+    found = error_analysis.evaluate_faithfulness(reader, "test", QUIET)
     kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     assert kept["faithfulness"]["agreement"] == 1
-    assert found.texts == kept["examples"]
+    assert found.num_texts == kept["examples"]
     wrong = (run.folder / "eval" / "errors.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(wrong) == kept["examples"] - np.trace(kept["confusion"]) > 0
     words = json.loads(wrong[0])["words"]
@@ -204,12 +224,14 @@ def test_models_that_say_numbers_are_refused(tmp_path: Path) -> None:
         labels = ()
 
     with pytest.raises(InputError, match="this model says numbers"):
-        highlights.check(Numbers(tmp_path, []))
+        error_analysis.check_can_highlight(Numbers(tmp_path, []))
 
 
 def test_pairs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="this model reads pairs"):
-        highlights.evaluate(Counter(tmp_path, [Sample("a b", "c d", "0", "")]), "test", QUIET)
+        error_analysis.evaluate_faithfulness(
+            Counter(tmp_path, [ClassificationExample("a b", "c d", "0", "")]), "test", QUIET
+        )
 
 
 # ----------------------------------------------------------------------------------------------------- errors
@@ -218,7 +240,7 @@ def test_pairs_are_refused(tmp_path: Path) -> None:
 def test_errors_are_kept_shown_and_made_a_page_of(tmp_path: Path) -> None:
     counter = Counter(tmp_path, samples(300, wrong=280))
     told = console()
-    verdicts.evaluate(counter, "test", told)
+    tasks_base.evaluate(counter, "test", told)
     lines = [json.loads(line) for line in (tmp_path / "eval" / "errors.jsonl").read_text().splitlines()]
     assert len(lines) == 280
     shares = [line["probability"] for line in lines]
@@ -245,24 +267,24 @@ def test_errors_are_kept_shown_and_made_a_page_of(tmp_path: Path) -> None:
 
 def test_in_a_terminal_words_are_shaded(tmp_path: Path) -> None:
     told = console(force_terminal=True, color_system="truecolor")
-    verdicts.evaluate(Counter(tmp_path, samples(5, wrong=3)), "test", told)
+    tasks_base.evaluate(Counter(tmp_path, samples(5, wrong=3)), "test", told)
     shown = said(told)
     assert re.search(r"\x1b\[(1;)?37;48;2;\d+;\d+;\d+m(" + "|".join(GOOD + BAD) + ")", shown)
     plain = console(force_terminal=True, no_color=True, color_system=None)
-    verdicts.evaluate(Counter(tmp_path, samples(5, wrong=3)), "test", plain)
+    tasks_base.evaluate(Counter(tmp_path, samples(5, wrong=3)), "test", plain)
     assert "48;2;" not in said(plain)
 
 
 def test_other_splits_have_files_of_their_own_and_old_pages_go(tmp_path: Path) -> None:
-    verdicts.evaluate(Counter(tmp_path, samples(9, wrong=2)), "test", QUIET)
-    verdicts.evaluate(Counter(tmp_path, samples(9, wrong=1)), "valid", QUIET)
+    tasks_base.evaluate(Counter(tmp_path, samples(9, wrong=2)), "test", QUIET)
+    tasks_base.evaluate(Counter(tmp_path, samples(9, wrong=1)), "valid", QUIET)
     count = {
         name: len((tmp_path / "eval" / f"{name}.jsonl").read_text().splitlines())
         for name in ("errors", "valid-errors")
     }
     assert count == {"errors": 2, "valid-errors": 1}
     told = console()
-    verdicts.evaluate(Counter(tmp_path, samples(9)), "test", told)
+    tasks_base.evaluate(Counter(tmp_path, samples(9)), "test", told)
     assert "errors: none" in said(told)
     assert (tmp_path / "eval" / "errors.jsonl").read_text() == ""
     assert not (tmp_path / "figures" / "errors.html").exists()
@@ -270,18 +292,20 @@ def test_other_splits_have_files_of_their_own_and_old_pages_go(tmp_path: Path) -
 
 
 def test_texts_without_words_and_pairs(tmp_path: Path) -> None:
-    empty = Sample("", None, "1", "")
+    empty = ClassificationExample("", None, "1", "")
 
     class Unread(Counter):
-        def judge(self, samples: Sequence[Sample]) -> verdicts.Judgement:
-            return judging.judge(samples, np.array([1, 1]), np.array([[0.9, 0.1], [0.8, 0.2]]), self.labels)
+        def judge(self, samples: Sequence[ClassificationExample]) -> tasks_base.Evaluation:
+            return classify_metrics.score_classes(
+                samples, np.array([1, 1]), np.array([[0.9, 0.1], [0.8, 0.2]]), self.labels
+            )
 
-    verdicts.evaluate(Unread(tmp_path, [empty, samples(1)[0]]), "test", QUIET)
+    tasks_base.evaluate(Unread(tmp_path, [empty, samples(1)[0]]), "test", QUIET)
     first, second = map(json.loads, (tmp_path / "eval" / "errors.jsonl").read_text().splitlines())
     assert "words" not in first
     assert "words" in second
-    both = Sample("a sad film", "a nice one", "1", "")
-    verdicts.evaluate(Unread(tmp_path, [both, both]), "test", QUIET)
+    both = ClassificationExample("a sad film", "a nice one", "1", "")
+    tasks_base.evaluate(Unread(tmp_path, [both, both]), "test", QUIET)
     first, _ = map(json.loads, (tmp_path / "eval" / "errors.jsonl").read_text().splitlines())
     assert [word for word, _ in first["words"]] == ["a", "sad", "film", "a", "nice", "one"]
     page = (tmp_path / "figures" / "errors.html").read_text(encoding="utf-8")
@@ -303,13 +327,13 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_of_a_bert_errors_are_listed_without_shades(bert: Run) -> None:
     told = console()
-    reader = classify.load(bert, "cpu")
-    assert not isinstance(reader, Highlighter)
-    found = classify.evaluate(reader, "test", Search(), told)
+    reader = classify_task.load(bert, "cpu")
+    assert not isinstance(reader, AttentionHighlighter)
+    found = classify_task.evaluate(reader, "test", NBestOptions(), told)
     lines = [json.loads(line) for line in (bert.folder / "eval" / "errors.jsonl").read_text().splitlines()]
     kept = json.loads((bert.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     wrong = kept["examples"] - np.trace(kept["confusion"])
-    assert len(lines) == wrong == len(found.mistakes or ()) > 0
+    assert len(lines) == wrong == len(found.errors or ()) > 0
     assert set(lines[0]) == {"text", "said", "wanted", "probability"}
     page = (bert.folder / "figures" / "errors.html").read_text(encoding="utf-8")
     assert lines[0]["text"] in page
@@ -328,7 +352,7 @@ def test_of_pairs_both_texts_are_shown(tmp_path: Path) -> None:
     few = {"epochs": None, "steps": 1, "warmup": 0}
     run = trained(tmp_path / "run", "classify", data, train=few)
     told = console()
-    classify.evaluate(classify.load(run, "cpu"), "test", Search(), told)
+    classify_task.evaluate(classify_task.load(run, "cpu"), "test", NBestOptions(), told)
     first = json.loads((run.folder / "eval" / "errors.jsonl").read_text().splitlines()[0])
     assert f"{first['text']} | {first['pair']}" in said(told)
     page = (run.folder / "figures" / "errors.html").read_text(encoding="utf-8")
@@ -344,7 +368,7 @@ def test_the_command(
     def run() -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["jumok", "eval", str(bert.folder), "--faithfulness"])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            cli_app.main()
         return int(ended.value.code or 0), *capsys.readouterr()
 
     (bert.folder / "eval" / "test.json").unlink(missing_ok=True)
@@ -355,7 +379,7 @@ def test_the_command(
     assert "hierarchical" in err
     assert not (bert.folder / "eval" / "test.json").exists()  # before anything is read
     counter = Counter(tmp_path, samples(40, wrong=4))
-    monkeypatch.setattr(classify, "load", lambda run, device: counter)
+    monkeypatch.setattr(classify_task, "load", lambda run, device: counter)
     status, out, err = run()
     assert status == 0, err
     assert "4 of 40 test texts were given a wrong label" in out

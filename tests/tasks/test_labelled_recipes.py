@@ -16,14 +16,14 @@ from tasks_labelled import MODEL, number, pair, question, review, sentence, squa
 from typer.testing import CliRunner
 
 from jumok import recipe
-from jumok.cli import app
+from jumok.cli.app import app
 from jumok.run import Run
-from jumok.tasks import of
-from jumok.tasks.fine_tuning import Search
+from jumok.tasks import get_task_module
+from jumok.tasks.fine_tuning import NBestOptions
 
 USES = {
     name: recipe.read(path)["task"]
-    for name, path in recipe.listed().items()
+    for name, path in recipe.list_builtin().items()
     if recipe.read(path)["task"] in ("classify", "tag", "answer") and name.startswith("bert/")
 }
 SMALL = [f"model.{key}={value}" for key, value in MODEL.items() if "dropout" not in key]
@@ -84,12 +84,12 @@ def test_every_recipe_trains_answers_and_is_scored(
     name: str, data_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUMOK_DATA", str(data_sets))
-    run = Run.start(tmp_path / "run", recipe.load(name, SMALL))
-    task = of(run.recipe.task)
+    run = Run.create_or_resume(tmp_path / "run", recipe.load(name, SMALL))
+    task = get_task_module(run.recipe.task)
     task.train(run, Console(quiet=True))
     reader = task.load(Run.open(run.folder), "cpu")
     split = reader.use.test()
-    found = task.evaluate(reader, "test", Search(), Console(quiet=True))
+    found = task.evaluate(reader, "test", NBestOptions(), Console(quiet=True))
     kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     assert kept[found.best] == pytest.approx(found.of(np.arange(len(split.examples))))
     assert kept["examples"] == len(split.examples) == len(found.outputs) > 0
@@ -98,7 +98,7 @@ def test_every_recipe_trains_answers_and_is_scored(
     last = [event for event in events if event["event"] == "validation"][-1]
     assert last["loss"] > 0  # tells weights of the same score apart
     kind = "pair" if getattr(run.recipe.data, "pair", None) else run.recipe.task
-    [one] = reader.predict([LINES[kind]], Search())
+    [one] = reader.predict([LINES[kind]], NBestOptions())
     [line] = one.lines(n_best=False, alignments=False, as_json=False)
     assert line
     want = {"mrpc": "f1", "korsts": "spearman", "conll2003": "f1", "quad": "f1"}
@@ -115,11 +115,11 @@ def test_news_in_tables_without_a_header(tmp_path: Path, monkeypatch: pytest.Mon
             writer = csv.writer(file, quoting=csv.QUOTE_ALL)
             for text, label in (review(chance) for _ in range(60)):
                 writer.writerow([label, *(["a title"] * (columns - 2)), text])
-    tree: dict[str, Any] = recipe.plain(recipe.load("bert/sst2", SMALL))
+    tree: dict[str, Any] = recipe.to_dict(recipe.load("bert/sst2", SMALL))
     tree["data"] |= {"train": "news/train", "test": "news/test", "text": [2, 3], "label": 1}
-    run = Run.start(tmp_path / "run", recipe.parse(tree))
-    of("classify").train(run, Console(quiet=True))
-    texts = [one.text for one in of("classify").load(run, "cpu").use.test().examples]
+    run = Run.create_or_resume(tmp_path / "run", recipe.parse(tree))
+    get_task_module("classify").train(run, Console(quiet=True))
+    texts = [one.text for one in get_task_module("classify").load(run, "cpu").use.test().examples]
     assert all(text.startswith("a title . ") for text in texts)
 
 

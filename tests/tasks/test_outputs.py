@@ -17,10 +17,10 @@ import pytest
 import torch
 from tasks_small import SIZES, SMALL
 
-from jumok import cli
-from jumok.data.files import LONGEST_LINE
-from jumok.data.sound import saved
-from jumok.lines import windows
+from jumok.cli import app as cli_app
+from jumok.data.audio import save_audio
+from jumok.data.readers.text_files import MAX_LINE_BYTES
+from jumok.inference.line_io import read_chunks
 from jumok.run import Run
 
 resource = pytest.importorskip("resource")
@@ -48,7 +48,7 @@ def jumok(
         with io.StringIO() if stdin is None else stdin.open(encoding="utf-8") as file:
             monkeypatch.setattr(sys, "stdin", file)
             with pytest.raises(SystemExit) as ended:
-                cli.main()
+                cli_app.main()
         return Result(int(ended.value.code or 0), *capsys.readouterr())
 
     return run
@@ -89,13 +89,13 @@ def test_neither_is_standard_input_nor_a_file_of_the_run(
     assert result.status == 1
     assert "standard input" in result.err
     folder = shutil.copytree(bahdanau.folder, tmp_path / "run")
-    before = {path: path.read_bytes() for path in Run.open(folder).files}
+    before = {path: path.read_bytes() for path in Run.open(folder).model_files}
     for path in before:
         for option in ("--out", "--map"):
             result = jumok("run", folder, source, option, path)
             assert result.status == 1
             assert "jumok: " in result.err
-    assert {path: path.read_bytes() for path in Run.open(folder).files} == before
+    assert {path: path.read_bytes() for path in Run.open(folder).model_files} == before
     assert source.read_text(encoding="utf-8") == TEXT
 
 
@@ -149,7 +149,7 @@ def test_a_gzip_file_that_is_cut_off_or_explodes_is_told(
     result = jumok("run", bahdanau.folder, source, "--on-error", "skip")
     assert result.status == 1
     assert "x.txt.gz is damaged" in result.err
-    source.write_bytes(gzip.compress(bytes(2 * LONGEST_LINE)))  # 32 KB
+    source.write_bytes(gzip.compress(bytes(2 * MAX_LINE_BYTES)))  # 32 KB
     result = jumok("run", bahdanau.folder, source)
     assert result.status == 1
     assert "x.txt.gz:1: this line has over" in result.err
@@ -163,7 +163,7 @@ def test_a_line_that_comes_in_many_small_pieces_is_one_line(monkeypatch: pytest.
             return next(self.pieces, b"")
 
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(Pipe()))
-    with windows(None) as some:
+    with read_chunks(None) as some:
         assert [line for lines in some for line in lines] == ["a" * 1000, "b"]
 
 
@@ -228,7 +228,7 @@ def test_a_full_device_is_named(jumok: Callable[..., Result], bahdanau: Run) -> 
 def test_a_recording_on_a_full_disk_is_named(tmp_path: Path) -> None:
     for ending in (".wav", ".flac", ".ogg"):
         with small_files(1000), pytest.raises(OSError, match="File too large") as error:
-            saved(tmp_path / f"speech{ending}", np.random.default_rng(0).uniform(-1, 1, 9000), 8000)
+            save_audio(tmp_path / f"speech{ending}", np.random.default_rng(0).uniform(-1, 1, 9000), 8000)
         assert error.value.filename.endswith(f"speech{ending}")
     assert not list(tmp_path.iterdir())
 
@@ -257,7 +257,7 @@ def test_not_enough_memory_is_told_in_a_line(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("jumok.tasks.translate.train", fail)
+    monkeypatch.setattr("jumok.tasks.translate.task.train", fail)
     result = jumok("train", "bahdanau", "--out", "run")
     assert result.status == 1
     assert result.err.startswith("jumok: out of memory: take smaller batches")

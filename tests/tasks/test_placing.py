@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from jumok.batch import EOS
-from jumok.tasks import placing
+from jumok.batches.tokens import EOS
+from jumok.tasks.speak import forced_alignment
 
 CPU = torch.device("cpu")
 
@@ -35,9 +35,11 @@ def recorded(number: int, seed: int) -> tuple[list[list[int]], list[np.ndarray],
 
 def test_symbols_are_found_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     texts, mels, true = recorded(60, seed=2)
-    monkeypatch.setattr(placing, "LEARNED_FROM", 40)
-    found = placing.places(texts, mels, seed=1, device=CPU)
-    evenly = [placing._evenly(len(mel), len(text)) for text, mel in zip(texts, mels, strict=True)]
+    monkeypatch.setattr(forced_alignment, "MAX_TRAINING_RECORDINGS", 40)
+    found = forced_alignment.align_recordings(texts, mels, seed=1, device=CPU)
+    evenly = [
+        forced_alignment._align_uniformly(len(mel), len(text)) for text, mel in zip(texts, mels, strict=True)
+    ]
 
     def right(places: list[np.ndarray]) -> float:
         return float(np.mean(np.concatenate(places) == np.concatenate(true)))
@@ -55,7 +57,9 @@ def test_the_same_seed_finds_the_same_and_leaves_chance_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    one, again = (placing.places(texts, mels, seed=4, device=CPU, turns=2) for _ in range(2))
+    one, again = (
+        forced_alignment.align_recordings(texts, mels, seed=4, device=CPU, num_iterations=2) for _ in range(2)
+    )
     assert all(map(np.array_equal, one, again))
     assert torch.equal(torch.rand(3), expected)
 
@@ -65,11 +69,11 @@ def test_more_symbols_than_frames_are_no_reason_to_fail() -> None:
     texts[2], mels[2] = [4, 5, 6, EOS], mels[2][:4]
     texts[3], mels[3] = [4, 5, 6, 7, 8, EOS], mels[3][:3]
     texts[4], mels[4] = [EOS], mels[4][:1]
-    found = placing.places(texts, mels, seed=4, device=CPU, turns=2)
+    found = forced_alignment.align_recordings(texts, mels, seed=4, device=CPU, num_iterations=2)
     assert [one.tolist() for one in found[2:5]] == [[0, 1, 2, 3], [0, 2, 4], [0]]
 
 
 def test_the_docstrings_are_right() -> None:
-    found = doctest.testmod(placing)
+    found = doctest.testmod(forced_alignment)
     assert found.attempted
     assert found.failed == 0

@@ -13,23 +13,27 @@ from safetensors.torch import load_file
 from torch import nn
 
 import jumok
-from jumok import InputError, cli, recipe
-from jumok.attention import capability
-from jumok.attention.capability import GPU
-from jumok.data.tokenised import Tokenised
-from jumok.exchange.bert import export_bert
-from jumok.models.bert import Pretraining
+from jumok import InputError, recipe
+from jumok.attention import gpu_support
+from jumok.attention.gpu_support import GPUProperties
+from jumok.cli import app as cli_app
+from jumok.data.caches.document_store import DocumentStore
+from jumok.export.bert import export_bert
+from jumok.models.bert import BertPretrainingModel
 from jumok.run import Run
-from jumok.tasks import cloze, pretrain
-from jumok.tasks.filler import Search, attention_maps
-from jumok.tasks.library import DataConfig, Library
+from jumok.tasks.pretrain import metrics as pretrain_metrics
+from jumok.tasks.pretrain import task as pretrain_task
+from jumok.tasks.pretrain.data import PretrainingData, PretrainingDataConfig
+from jumok.tasks.pretrain.predictor import FillMaskOptions, compute_attention_maps
 
 QUIET = Console(quiet=True)
 SMALL = ["model.width=16", "model.layers=2", "model.heads=2", "model.feed_forward=32", "model.positions=64"]
 SMALL += ["masking.length=32", "text.size=200", "data.held_out=19", "train.tokens=512", "train.device=cpu"]
 SMALL += ["train.epochs=null", "train.minutes=null", "train.steps=3", "train.warmup=2", "train.log_every=1"]
 SMALL += ["train.validate_every=3", "train.tensorboard=false"]
-PRETRAINING = [name for name, path in recipe.listed().items() if recipe.read(path)["task"] == "pretrain"]
+PRETRAINING = [
+    name for name, path in recipe.list_builtin().items() if recipe.read(path)["task"] == "pretrain"
+]
 WORDS = {
     "en": ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"],
     "ko": ["하나", "둘", "셋", "넷", "다섯", "여섯", "일곱", "여덟", "아홉", "열", "열하나", "열둘"],
@@ -71,7 +75,7 @@ def data_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def small(folder: Path, data_sets: Path, *more: str, name: str = "bert") -> Run:
     source = [] if "/" in name else [f"data.train={data_sets / 'wiki_en' / 'text.txt.gz'}"]
-    return Run.start(folder, recipe.load(name, [*SMALL, *source, *more]))
+    return Run.create_or_resume(folder, recipe.load(name, [*SMALL, *source, *more]))
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +85,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory, data_sets: Path) -> Run:
     more += ["train.learning_rate=3e-3", "train.steps=300", "train.warmup=50", "train.validate_every=100"]
     more += ["train.log_every=20"]
     run = small(tmp_path_factory.mktemp("runs") / "learned", data_sets, *more)
-    pretrain.train(run, QUIET)
+    pretrain_task.train(run, QUIET)
     return run
 
 
@@ -101,17 +105,17 @@ def test_every_recipe_trains_and_is_judged(
         ["from=null"] if name != "bert/default" else [f"data.train={data_sets / 'wiki_en' / 'text.txt.gz'}"]
     )
     run = small(tmp_path / "run", data_sets, *given, name=name)
-    pretrain.train(run, QUIET)
+    pretrain_task.train(run, QUIET)
     told = metrics(run)
     told = [line for line in told if line["event"] != "alarm"]  # it hardly learned
     assert [line["event"] for line in told] == ["train", "train", "train", "validation"]
     assert {"masked", "next"} <= told[0].keys()
     assert {"masked_accuracy", "next_accuracy", "perplexity", "attention/entropy"} <= told[-1].keys()
     filler = jumok.load(run.folder, "cpu")
-    found = cloze.evaluate(filler, "test", Search(), QUIET)
+    found = pretrain_metrics.evaluate(filler, "test", FillMaskOptions(), QUIET)
     kept = json.loads((run.folder / "eval" / "test.json").read_text())
-    assert kept["masked_accuracy"] == found.masked_accuracy
-    assert (kept["pairs"], kept["words"]) == (found.pairs, found.words)
+    assert kept["masked_accuracy"] == found.mlm_accuracy
+    assert (kept["pairs"], kept["words"]) == (found.num_pairs, found.num_masked_words)
     assert (run.folder / "figures" / "accuracy.png").stat().st_size > 1000
     assert len(filler.fill("one [MASK] three").words[0]) == 5
 
@@ -133,10 +137,10 @@ def test_it_learns(learned: Run) -> None:
 def test_a_run_that_was_stopped_goes_on_to_the_same_numbers(data_sets: Path, tmp_path: Path) -> None:
     more = ["train.schedule=constant", "train.validate_every=4", "train.tokens=2048"]
     whole = small(tmp_path / "whole", data_sets, *more, "train.steps=8")
-    pretrain.train(whole, QUIET)
+    pretrain_task.train(whole, QUIET)
     for steps in (3, 8):
         parts = small(tmp_path / "parts", data_sets, *more, f"train.steps={steps}")
-        pretrain.train(parts, QUIET)
+        pretrain_task.train(parts, QUIET)
     one, other = (
         load_file(run.folder / "state" / "00000008" / "model.safetensors") for run in (whole, parts)
     )
@@ -150,115 +154,130 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_numbers(data_sets: Path, tmp
 def test_documents_that_are_held_out_are_not_learned_from(tmp_path: Path) -> None:
     twice = text(count=150) + "\n\n" + text(count=150)  # every document a second time
     (tmp_path / "text.txt").write_text(twice)
-    found = Library(DataConfig(train=str(tmp_path / "text.txt"), held_out=20), tmp_path)
-    parts = {"train": {one.text for one in found.train()}}
+    found = PretrainingData(
+        PretrainingDataConfig(train=str(tmp_path / "text.txt"), held_out_size=20), tmp_path
+    )
+    parts = {"train": {one.text for one in found.train_documents()}}
     for name in ("valid", "test"):
-        parts[name] = {one.text for one in found.held_out(name)}
-        assert 10 <= sum(1 for _ in found.held_out(name)) <= 40
+        parts[name] = {one.text for one in found.held_out_documents(name)}
+        assert 10 <= sum(1 for _ in found.held_out_documents(name)) <= 40
     assert not parts["train"] & parts["valid"]
     assert not parts["train"] & parts["test"]
     assert not parts["valid"] & parts["test"]
     assert set().union(*parts.values()) == {one.strip() for one in twice.split("\n\n")}
-    named = Library(
-        DataConfig(train=str(tmp_path / "text.txt"), valid=str(tmp_path / "text.txt")), tmp_path / "b"
+    named = PretrainingData(
+        PretrainingDataConfig(train=str(tmp_path / "text.txt"), valid=str(tmp_path / "text.txt")),
+        tmp_path / "b",
     )
-    assert len({one.text for one in named.train()}) < 150  # the test documents are held out
-    assert len({one.text for one in named.held_out("valid")}) == 150
+    assert len({one.text for one in named.train_documents()}) < 150  # the test documents are held out
+    assert len({one.text for one in named.held_out_documents("valid")}) == 150
 
 
 def test_the_vocabulary_may_be_anothers(learned: Run, data_sets: Path, tmp_path: Path) -> None:
     run = small(
         tmp_path / "run", data_sets, f"text.folder={learned.folder}", "train.steps=1", "train.warmup=0"
     )
-    pretrain.train(run, QUIET)
+    pretrain_task.train(run, QUIET)
     assert (run.folder / "tokenizer.json").read_text() == (learned.folder / "tokenizer.json").read_text()
 
 
 def test_a_validation_hides_the_same_words_every_time(learned: Run) -> None:
-    filler = pretrain.load(learned, "cpu")
-    one, other = (cloze.judge(filler.model, cloze.held_out(learned, filler.tokenizer, "valid")) for _ in "ab")
+    filler = pretrain_task.load(learned, "cpu")
+    one, other = (
+        pretrain_metrics.score_model(
+            filler.model, pretrain_metrics.build_held_out_dataset(learned, filler.tokenizer, "valid")
+        )
+        for _ in "ab"
+    )
     assert one == other
     best = max(line["masked_accuracy"] for line in metrics(learned) if line["event"] == "validation")
-    assert one.masked_accuracy == pytest.approx(best, abs=0.05)
+    assert one.mlm_accuracy == pytest.approx(best, abs=0.05)
 
 
 # ------------------------------------------------------------------------------------------------- predicting
 
 
 def test_hidden_words_are_said(learned: Run) -> None:
-    filler = pretrain.load(learned, "cpu")
+    filler = pretrain_task.load(learned, "cpu")
     found = filler.fill("two three four [MASK] six seven.")
-    assert found.words[0][0][0] == "five"
-    assert found.filled == "two three four five six seven."
-    assert found.next is None
-    assert sum(share for _, share in filler.fill("one [MASK] three", n_best=500).words[0]) == pytest.approx(
-        1.0
-    )
-    shares = [share for _, share in found.words[0]]
+    assert found.mask_predictions[0][0][0] == "five"
+    assert found.filled_text == "two three four five six seven."
+    assert found.next_sentence_probability is None
+    assert sum(
+        share for _, share in filler.fill("one [MASK] three", n_best=500).mask_predictions[0]
+    ) == pytest.approx(1.0)
+    shares = [share for _, share in found.mask_predictions[0]]
     assert shares == sorted(shares, reverse=True)
 
 
 def test_lines_are_answered_in_their_order_whatever_goes_together(learned: Run) -> None:
-    filler = pretrain.load(learned, "cpu")
+    filler = pretrain_task.load(learned, "cpu")
     lines = [
         "two three [MASK] five six seven eight.",
         "three [MASK]",
         "one two. ||| three four [MASK] six.",
         "one\ttwo",
     ]
-    together = list(filler.predict(lines, Search(n_best=3)))
+    together = list(filler.predict(lines, FillMaskOptions(n_best=3)))
     for number, (one, line) in enumerate(zip(together, lines, strict=True)):
         alone = filler.fill(line, 3)
-        assert one.number == number
-        assert [[word for word, _ in some] for some in one.words] == [[w for w, _ in s] for s in alone.words]
-        assert one.next == pytest.approx(alone.next, abs=1e-5)
-    assert [one.next is None for one in together] == [True, True, False, False]
-    assert [len(one.words) for one in together] == [1, 1, 1, 0]
+        assert one.index == number
+        assert [[word for word, _ in some] for some in one.mask_predictions] == [
+            [w for w, _ in s] for s in alone.mask_predictions
+        ]
+        assert one.next_sentence_probability == pytest.approx(alone.next_sentence_probability, abs=1e-5)
+    assert [one.next_sentence_probability is None for one in together] == [True, True, False, False]
+    assert [len(one.mask_predictions) for one in together] == [1, 1, 1, 0]
 
 
 def test_what_is_written_for_a_line(learned: Run) -> None:
-    filler = pretrain.load(learned, "cpu")
+    filler = pretrain_task.load(learned, "cpu")
     one = filler.fill("one two. ||| three [MASK] five.", 2)
-    (line,) = one.lines(n_best=True, alignments=False, as_json=False)
+    (line,) = one.to_lines(n_best=True, alignments=False, as_json=False)
     following, words = line.split("\t")
     assert following.startswith(("next 0.", "next 1.", "not next 0.", "not next 1."))
-    assert [word.split()[0] for word in words.split(", ")] == [word for word, _ in one.words[0]]
-    (line,) = one.lines(n_best=False, alignments=False, as_json=True)
+    assert [word.split()[0] for word in words.split(", ")] == [word for word, _ in one.mask_predictions[0]]
+    (line,) = one.to_lines(n_best=False, alignments=False, as_json=True)
     told = json.loads(line)
-    assert (told["next"], told["masks"][0][0]["word"]) == (one.next, one.words[0][0][0])
+    assert (told["next"], told["masks"][0][0]["word"]) == (
+        one.next_sentence_probability,
+        one.mask_predictions[0][0][0],
+    )
 
 
 def test_bad_lines_and_wishes_are_told(learned: Run, tmp_path: Path) -> None:
-    filler = pretrain.load(learned, "cpu")
+    filler = pretrain_task.load(learned, "cpu")
     with pytest.raises(InputError, match=r"line 2 hides no word: write \[MASK\]"):
-        list(filler.predict(["one [MASK]", "one two"], Search()))
+        list(filler.predict(["one [MASK]", "one two"], FillMaskOptions()))
     with pytest.raises(InputError, match=r"line 1 has 67 tokens.*64 at most"):
         filler.fill("[MASK] " * 65)
     with pytest.raises(InputError, match="3 texts"):
         filler.fill("one ||| two ||| [MASK]")
     with pytest.raises(InputError, match="no links"):
-        list(filler.fill("[MASK]").lines(n_best=False, alignments=True, as_json=False))
+        list(filler.fill("[MASK]").to_lines(n_best=False, alignments=True, as_json=False))
     with pytest.raises(InputError, match="for translation"):
-        Search(beam=4)
+        FillMaskOptions(beam_size=4)
     with pytest.raises(InputError, match="hf is what"):
         filler.export("onnx", tmp_path)
     with pytest.raises(InputError, match="test or valid"):
-        cloze.evaluate(filler, "train", Search(), QUIET)
+        pretrain_metrics.evaluate(filler, "train", FillMaskOptions(), QUIET)
 
 
 def test_attention_is_shown(learned: Run, tmp_path: Path) -> None:
-    filler = pretrain.load(learned, "cpu")
+    filler = pretrain_task.load(learned, "cpu")
     one = filler.fill("one [MASK] three")
-    assert filler.draw(one, tmp_path / "map.png").stat().st_size > 1000
-    (scene,) = filler.look("one two", "three")
+    assert filler.draw_attention(one, tmp_path / "map.png").stat().st_size > 1000
+    (scene,) = filler.build_viewer_data("one two", "three")
     assert len(scene.layers) == 2
-    assert list(scene.layers[0].rows) == ["[CLS]", "one", "two", "[SEP]", "three", "[SEP]"]
-    (same,) = filler.look("one two ||| three")
-    assert list(same.layers[0].rows) == list(scene.layers[0].rows)
+    assert list(scene.layers[0].row_labels) == ["[CLS]", "one", "two", "[SEP]", "three", "[SEP]"]
+    (same,) = filler.build_viewer_data("one two ||| three")
+    assert list(same.layers[0].row_labels) == list(scene.layers[0].row_labels)
     with pytest.raises(InputError, match="tokens, and this model takes"):
-        filler.look("one " * 1000)
-    batch = filler._batch([filler._row(0, "one [MASK] three"), filler._row(0, "[MASK]")])
-    first, second = attention_maps(filler.model.bert, batch)
+        filler.build_viewer_data("one " * 1000)
+    batch = filler._build_batch(
+        [filler._encode_masked_line(0, "one [MASK] three"), filler._encode_masked_line(0, "[MASK]")]
+    )
+    first, second = compute_attention_maps(filler.model.bert, batch)
     assert first.shape == second.shape == (2, 2, 5, 5)
     assert torch.allclose(first.sum(-1)[1, :, :3], torch.ones(2, 3))
     assert (first[1, :, :, 3:] == 0).all()
@@ -267,24 +286,26 @@ def test_attention_is_shown(learned: Run, tmp_path: Path) -> None:
 def test_runs_are_compared_like_with_like(learned: Run, data_sets: Path, tmp_path: Path) -> None:
     more = [f"text.folder={learned.folder}", "train.steps=1", "train.warmup=0"]
     other = small(tmp_path / "other", data_sets, *more, "masking.length=16")
-    pretrain.train(other, QUIET)
-    pretrain.compare([learned, other], "test", Search(), tmp_path / "out", "cpu", QUIET)
+    pretrain_task.train(other, QUIET)
+    pretrain_task.compare([learned, other], "test", FillMaskOptions(), tmp_path / "out", "cpu", QUIET)
     told = json.loads((tmp_path / "out" / "test.json").read_text())
     assert told[str(learned.folder)]["loss"] < told[str(other.folder)]["loss"]
     third = small(tmp_path / "third", data_sets, *more, "masking.length=24")
-    pretrain.train(third, QUIET)
+    pretrain_task.train(third, QUIET)
     with pytest.raises(InputError, match="another test masking"):
-        pretrain.compare([learned, third], "test", Search(), tmp_path / "out", "cpu", QUIET)
+        pretrain_task.compare([learned, third], "test", FillMaskOptions(), tmp_path / "out", "cpu", QUIET)
 
 
 def test_a_run_becomes_a_folder_for_transformers(learned: Run, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    filler = pretrain.load(learned, "cpu")
+    filler = pretrain_task.load(learned, "cpu")
     filler.export("hf", tmp_path / "hf")
     theirs = transformers.AutoModelForPreTraining.from_pretrained(tmp_path / "hf").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     given = tokenizer("two three four [MASK] six seven.", return_tensors="pt")
-    assert given["input_ids"][0].tolist() == filler._row(0, "two three four [MASK] six seven.")[0]
+    assert (
+        given["input_ids"][0].tolist() == filler._encode_masked_line(0, "two three four [MASK] six seven.")[0]
+    )
     place = given["input_ids"][0].tolist().index(tokenizer.mask_token_id)
     with torch.no_grad():
         said = theirs(**given).prediction_logits[0, place].argmax().item()
@@ -297,7 +318,7 @@ def test_the_commands_know_the_task(
     def said(*words: str) -> str:
         monkeypatch.setattr("sys.argv", ["jumok", *words])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            cli_app.main()
         assert not ended.value.code
         return capsys.readouterr().out
 
@@ -327,16 +348,18 @@ def test_settings_that_do_not_go_together_are_told(overrides: list[str], told: s
 
 
 def test_without_text_the_key_is_named(tmp_path: Path) -> None:
-    run = Run.start(tmp_path / "run", recipe.load("bert", SMALL))
+    run = Run.create_or_resume(tmp_path / "run", recipe.load("bert", SMALL))
     with pytest.raises(InputError, match=r"data\.train=my\.txt"):
-        pretrain.train(run, QUIET)
+        pretrain_task.train(run, QUIET)
 
 
 def test_too_little_text_is_told(tmp_path: Path) -> None:
     (tmp_path / "few.txt").write_text(text(count=3))
-    run = Run.start(tmp_path / "run", recipe.load("bert", [*SMALL, f"data.train={tmp_path / 'few.txt'}"]))
+    run = Run.create_or_resume(
+        tmp_path / "run", recipe.load("bert", [*SMALL, f"data.train={tmp_path / 'few.txt'}"])
+    )
     with pytest.raises(InputError, match=r"name data\.valid"):
-        pretrain.train(run, QUIET)
+        pretrain_task.train(run, QUIET)
 
 
 def test_a_pretrained_model_goes_on_with_other_text(learned: Run, data_sets: Path, tmp_path: Path) -> None:
@@ -346,28 +369,28 @@ def test_a_pretrained_model_goes_on_with_other_text(learned: Run, data_sets: Pat
     run = small(
         tmp_path / "on", data_sets, *more, "train.learning_rate=1e-12", "train.steps=2", "train.warmup=1"
     )
-    pretrain.train(run, QUIET)
-    before, after = pretrain.load(learned, "cpu"), pretrain.load(run, "cpu")
+    pretrain_task.train(run, QUIET)
+    before, after = pretrain_task.load(learned, "cpu"), pretrain_task.load(run, "cpu")
     assert after.tokenizer.fingerprint == before.tokenizer.fingerprint
     for name, weight in before.model.state_dict().items():  # the heads' as well
         torch.testing.assert_close(after.model.state_dict()[name], weight, atol=1e-6, rtol=0)
     other = small(tmp_path / "other", data_sets, f"from={learned.folder}")
     with pytest.raises(InputError, match=r"width 16.*width 64.*give model: its sizes"):
-        pretrain.train(other, QUIET)
+        pretrain_task.train(other, QUIET)
 
 
 def test_an_embedding_with_more_rows_than_pieces_is_taken_over(
     learned: Run, data_sets: Path, tmp_path: Path
 ) -> None:
-    before = pretrain.load(learned, "cpu")
+    before = pretrain_task.load(learned, "cpu")
     model, pieces = before.model, before.tokenizer
-    rounded = -(-pieces.size // 64) * 64
-    assert rounded > pieces.size
-    larger = Pretraining(model.bert.config, rounded)
+    rounded = -(-pieces.vocab_size // 64) * 64
+    assert rounded > pieces.vocab_size
+    larger = BertPretrainingModel(model.bert.config, rounded)
     larger.load_state_dict(
         {
-            name: nn.functional.pad(weight, (0, 0) * (weight.dim() - 1) + (0, rounded - pieces.size))
-            if weight.shape[0] == pieces.size
+            name: nn.functional.pad(weight, (0, 0) * (weight.dim() - 1) + (0, rounded - pieces.vocab_size))
+            if weight.shape[0] == pieces.vocab_size
             else weight
             for name, weight in model.state_dict().items()
         }
@@ -377,27 +400,27 @@ def test_an_embedding_with_more_rows_than_pieces_is_taken_over(
     more = ["model.width=64", "model.feed_forward=128", "masking.length=16", f"from={tmp_path / 'hf'}"]
     more += [f"data.train={tmp_path / 'other.txt'}", "data.held_out=10", "train.learning_rate=1e-12"]
     run = small(tmp_path / "on", data_sets, *more, "train.steps=2", "train.warmup=1")
-    pretrain.train(run, QUIET)
-    after = pretrain.load(run, "cpu")
+    pretrain_task.train(run, QUIET)
+    after = pretrain_task.load(run, "cpu")
     assert after.model.bert.word_embedding.num_embeddings == rounded
     for name, weight in larger.state_dict().items():
         torch.testing.assert_close(after.model.state_dict()[name], weight, atol=1e-6, rtol=0)
-    assert len(after.fill("one [MASK] three", n_best=10**6).words[0]) == pieces.size
+    assert len(after.fill("one [MASK] three", n_best=10**6).mask_predictions[0]) == pieces.vocab_size
 
 
 def test_packed_is_for_gpus_in_half_precision(
     data_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = small(tmp_path / "run", data_sets).recipe
-    assert not pretrain._is_packed(chosen, torch.device("cpu"))
+    assert not pretrain_task._use_packing(chosen, torch.device("cpu"))
     other = recipe.load("bert", [*SMALL, "train.precision=float32"])
     scaled = recipe.load("bert", [*SMALL, "train.precision=fp16"])
     gpu = torch.device("cuda")
-    for pretended, packed in ((GPU((9, 0), 232_448), True), (GPU((7, 5), 65_536), False)):
-        monkeypatch.setattr(capability, "gpu_of", lambda device, one=pretended: one)
-        assert pretrain._is_packed(chosen, gpu) is packed
-        assert pretrain._is_packed(scaled, gpu) is packed
-        assert not pretrain._is_packed(other, gpu)
+    for pretended, packed in ((GPUProperties((9, 0), 232_448), True), (GPUProperties((7, 5), 65_536), False)):
+        monkeypatch.setattr(gpu_support, "get_gpu_properties", lambda device, one=pretended: one)
+        assert pretrain_task._use_packing(chosen, gpu) is packed
+        assert pretrain_task._use_packing(scaled, gpu) is packed
+        assert not pretrain_task._use_packing(other, gpu)
 
 
 @pytest.mark.parametrize(("length", "width", "packed"), [(128, 16, True), (129, 16, False), (128, 10, False)])
@@ -405,10 +428,10 @@ def test_with_dropout_short_sequences_are_packed(
     length: int, width: int, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton", reason="dropout is fast with Triton")
-    monkeypatch.setattr(capability, "gpu_of", lambda device: GPU((9, 0), 232_448))
+    monkeypatch.setattr(gpu_support, "get_gpu_properties", lambda device: GPUProperties((9, 0), 232_448))
     sizes = [f"model.width={width}", "model.heads=2", f"model.positions={length}", f"masking.length={length}"]
     chosen = recipe.load("bert", [*SMALL, *sizes, "train.tokens=512", "model.attention_dropout=0.1"])
-    assert pretrain._is_packed(chosen, torch.device("cuda")) is packed
+    assert pretrain_task._use_packing(chosen, torch.device("cuda")) is packed
 
 
 def test_packed_batches_are_learned_from_on_any_device(data_sets: Path, tmp_path: Path) -> None:
@@ -416,7 +439,7 @@ def test_packed_batches_are_learned_from_on_any_device(data_sets: Path, tmp_path
     for packed in ("true", "false"):
         run = small(tmp_path / packed, data_sets, f"data.packed={packed}", "train.steps=1", "train.warmup=0",
                     "train.tokens=65536", "model.dropout=0")  # fmt: skip
-        pretrain.train(run, QUIET)
+        pretrain_task.train(run, QUIET)
         losses.append(metrics(run)[0]["loss"])
-    assert Tokenised.open(run.folder / "data" / "train").skipped.total == 0
+    assert DocumentStore.open(run.folder / "data" / "train").skipped.total == 0
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)  # one batch, all of the epoch

@@ -17,14 +17,33 @@ from tasks_spoken import events, folder_of, samples, small, trained
 from typer.testing import CliRunner
 
 import jumok
-from jumok import InputError, cli, recipe
-from jumok.data.recordings import Recording, Said
-from jumok.data.spoken import Symbols
+from jumok import InputError, recipe
+from jumok.cli import app as cli_app
+from jumok.data.readers.speech import BuiltinUtterance, SpeechExample
+from jumok.data.tokenizers.speech_symbols import SpeechSymbols
 from jumok.run import Run
-from jumok.tasks import placing, speak, speaker, speech_judges, speech_scores, spoken, supervised
-from jumok.tasks.speaker import Search, Speaker
-from jumok.tasks.spoken import Piece, Spoken, read_tokens
-from jumok.tasks.spoken_files import Kept
+from jumok.tasks import supervised
+from jumok.tasks.speak import (
+    forced_alignment,
+)
+from jumok.tasks.speak import (
+    judges as speak_judges,
+)
+from jumok.tasks.speak import (
+    metrics as speak_metrics,
+)
+from jumok.tasks.speak import (
+    prediction as speak_prediction,
+)
+from jumok.tasks.speak import (
+    predictor as speak_predictor,
+)
+from jumok.tasks.speak import (
+    task as speak_task,
+)
+from jumok.tasks.speak.prediction import SpeechPrediction, SpeechSegment, parse_style_weights
+from jumok.tasks.speak.predictor import SpeechOptions, SpeechPredictor
+from jumok.tasks.speak.wav_writer import WavWriter
 
 pytest.importorskip("librosa")
 pytest.importorskip("soundfile")
@@ -45,8 +64,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def voice(run: Run) -> Speaker:
-    found: Speaker = jumok.load(run.folder, "cpu")
+def voice(run: Run) -> SpeechPredictor:
+    found: SpeechPredictor = jumok.load(run.folder, "cpu")
     found.model.decoder.stop.bias.data.fill_(-99.0)  # it speaks as long as it may
     return found
 
@@ -57,13 +76,13 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_cli(*args: object) -> tuple[int, str, str]:
-    found = CliRunner().invoke(cli.app, ["run", *map(str, args), "--device", "cpu"])
+    found = CliRunner().invoke(cli_app.app, ["run", *map(str, args), "--device", "cpu"])
     error = f"{found.stderr}{found.exception if isinstance(found.exception, InputError) else ''}"
     return found.exit_code, found.stdout, error
 
 
 def test_the_examples_in_the_docstrings() -> None:
-    for module in (speaker, spoken, speech_scores, speech_judges):
+    for module in (speak_predictor, speak_prediction, speak_metrics, speak_judges):
         assert doctest.testmod(module).failed == 0
 
 
@@ -95,17 +114,19 @@ def test_where_symbols_are_spoken_is_found_in_mels_and_learned_from(
 ) -> None:
     given: dict[str, object] = {}
 
-    class Utterances(speak.Utterances):
+    class Utterances(speak_task.SpeechBatcher):
         def __init__(self, *args: object, **more: object) -> None:
             given.update({name: more[name] for name in ("places", "mels") if more["places"] is not None})
             super().__init__(*args, **more)  # type: ignore[arg-type]
 
-    def found(symbols: list[list[int]], mels: list[NDArray[np.float16]], **_: object) -> list[placing.Places]:
+    def found(
+        symbols: list[list[int]], mels: list[NDArray[np.float16]], **_: object
+    ) -> list[forced_alignment.FrameSymbols]:
         given["shapes"] = [mel.shape for mel in mels]
         return [np.arange(len(mel)) % len(text) for text, mel in zip(symbols, mels, strict=True)]
 
-    monkeypatch.setattr(speak, "Utterances", Utterances)
-    monkeypatch.setattr(placing, "places", found)
+    monkeypatch.setattr(speak_task, "SpeechBatcher", Utterances)
+    monkeypatch.setattr(forced_alignment, "align_recordings", found)
     asked = [f"data.train={table}", "data.test=null", *TABLE, "model.placed=0.1"]
     asked += ["sound.linear=true", "model.linear=257"]
     run = trained(tmp_path / "run", small("tacotron/fsdd", *asked, "train.steps=3"))
@@ -126,7 +147,7 @@ def test_where_symbols_are_is_found_once_and_kept(tmp_path: Path, monkeypatch: p
     more = ["model.placed=0.1", "train.schedule=constant", "train.validate_every=2", "train.log_every=1"]
     straight = trained(tmp_path / "one", small("tacotron", *more, "train.steps=4"))
     trained(tmp_path / "two", small("tacotron", *more, "train.steps=2"))
-    monkeypatch.delattr(placing, "places")
+    monkeypatch.delattr(forced_alignment, "align_recordings")
     stopped = trained(tmp_path / "two", small("tacotron", *more, "train.steps=4"))
     one, two = (load_file(each.folder / "state/00000004/model.safetensors") for each in (straight, stopped))
     assert all(torch.equal(one[name], two[name]) for name in one)
@@ -154,13 +175,13 @@ def test_recordings_of_others_are_learned_from_and_broken_ones_named(tmp_path: P
 
 
 def test_of_few_texts_recordings_are_held_out_and_of_many_texts(tmp_path: Path, table: Path) -> None:
-    few = speak.Speaking(Run(tmp_path / "few", small("tacotron", *TABLE, f"data.train={table}")))
+    few = speak_task.SpeechTask(Run(tmp_path / "few", small("tacotron", *TABLE, f"data.train={table}")))
     parts = {name: getattr(few, name)().examples for name in ("train", "valid", "test")}
     assert {one.text for one in parts["train"]} == {one.text for one in parts["test"]}
     lines = [f"{n % 30}.wav\ttext {n}" for n in range(60)]
     (table / "many.tsv").write_text("\n".join(["file\ttext", *lines]), encoding="utf-8")
     chosen = small("tacotron", *TABLE, f"data.train={table / 'many.tsv'}")
-    assert speak.Speaking(Run(tmp_path / "many", chosen)).has_many_texts
+    assert speak_task.SpeechTask(Run(tmp_path / "many", chosen)).has_many_texts
 
 
 def test_a_voice_without_styles_and_one_of_linear_spectra(tmp_path: Path) -> None:
@@ -188,115 +209,119 @@ def small_without_style() -> list[str]:
 # ------------------------------------------------------------------------------------------------- at work
 
 
-def test_what_is_said(voice: Speaker) -> None:
-    said = voice.say("forty two")
-    [piece] = said.pieces
+def test_what_is_said(voice: SpeechPredictor) -> None:
+    said = voice.speak("forty two")
+    [piece] = said.segments
     assert "".join(piece.symbols) == "forty two</s>"
     frames, bands = piece.mel.shape
-    assert (said.rate, bands) == (16000, 80)
+    assert (said.sample_rate, bands) == (16000, 80)
     assert piece.alignment.shape == (-(-frames // 4), 10)
     torch.testing.assert_close(piece.alignment.sum(1), torch.ones(len(piece.alignment)))
-    assert len(said.wave) == (frames - 1) * 200
-    assert sum(said.tokens) == pytest.approx(1.0, abs=1e-4)
-    assert np.array_equal(voice.say("forty two").wave, said.wave)
-    assert np.array_equal(voice.say("FORTY   two").wave, said.wave)
-    assert voice.say("42").pieces[0].symbols == piece.symbols
+    assert len(said.waveform) == (frames - 1) * 200
+    assert sum(said.style_weights) == pytest.approx(1.0, abs=1e-4)
+    assert np.array_equal(voice.speak("forty two").waveform, said.waveform)
+    assert np.array_equal(voice.speak("FORTY   two").waveform, said.waveform)
+    assert voice.speak("42").segments[0].symbols == piece.symbols
 
 
-def test_lines_said_together_sound_as_they_do_alone(voice: Speaker) -> None:
+def test_lines_said_together_sound_as_they_do_alone(voice: SpeechPredictor) -> None:
     texts = ["one", "seventy seven", "seven"]
-    for together, text in zip(voice.predict(texts, Search()), texts, strict=True):
-        alone = voice.say(text).pieces[0]
-        assert together.pieces[0].mel.shape == alone.mel.shape
+    for together, text in zip(voice.predict(texts, SpeechOptions()), texts, strict=True):
+        alone = voice.speak(text).segments[0]
+        assert together.segments[0].mel.shape == alone.mel.shape
         # What refines mels sees a few frames on, which are not there alone.
-        np.testing.assert_allclose(together.pieces[0].mel[:-8], alone.mel[:-8], atol=2e-5)
-        torch.testing.assert_close(together.pieces[0].alignment, alone.alignment, atol=1e-5, rtol=0)
+        np.testing.assert_allclose(together.segments[0].mel[:-8], alone.mel[:-8], atol=2e-5)
+        torch.testing.assert_close(together.segments[0].alignment, alone.alignment, atol=1e-5, rtol=0)
 
 
-def test_a_text_of_any_length_is_said_in_parts(voice: Speaker) -> None:
+def test_a_text_of_any_length_is_said_in_parts(voice: SpeechPredictor) -> None:
     text = "Forty two. Seven, eight and nine? " + "seventy " * 7
     with pytest.raises(InputError, match="the voice does not know a d, for no text"):
-        voice.pieces(text, "line 1")
+        voice.split_segments(text, "line 1")
     with pytest.warns(UserWarning, match="leaves it out"):
-        said = voice.say(text.replace(" and", ""))
+        said = voice.speak(text.replace(" and", ""))
     longest = json.loads((voice.run.folder / "sizes.json").read_text())["symbols"]
-    texts = ["".join(piece.symbols[:-1]) for piece in said.pieces]
+    texts = ["".join(piece.symbols[:-1]) for piece in said.segments]
     assert texts[:2] == ["forty two", "seven eight"]
     assert " ".join(texts) == "forty two seven eight nine " + " ".join(["seventy"] * 7)
-    assert all(len(piece.symbols) <= longest for piece in said.pieces)
-    endless = voice.pieces("one " * 20_000 + "o" * 5000, "the text")
+    assert all(len(piece.symbols) <= longest for piece in said.segments)
+    endless = voice.split_segments("one " * 20_000 + "o" * 5000, "the text")
     assert max(map(len, endless)) < longest
     assert "".join(endless).replace(" ", "") == "one" * 20_000 + "o" * 5000
-    pauses = (len(said.pieces) - 1) * 4000
-    assert len(said.wave) == sum(len(piece.wave) for piece in said.pieces) + pauses
+    pauses = (len(said.segments) - 1) * 4000
+    assert len(said.waveform) == sum(len(piece.waveform) for piece in said.segments) + pauses
 
 
-def test_a_voice_that_does_not_stop_is_cut_off_and_told(voice: Speaker, tmp_path: Path) -> None:
+def test_a_voice_that_does_not_stop_is_cut_off_and_told(voice: SpeechPredictor, tmp_path: Path) -> None:
     bias = voice.model.decoder.stop.bias.data
     before = bias.clone()
-    said = voice.say("one")
+    said = voice.speak("one")
     assert not said.finished
-    assert len(said.pieces[0].mel) == voice.longest(4)
+    assert len(said.segments[0].mel) == voice.get_max_frames(4)
     bias.fill_(99.0)
-    assert voice.say("one").finished
+    assert voice.speak("one").finished
     bias.copy_(before)
 
 
-def test_styles_from_a_recording_from_tokens_and_the_usual_one(voice: Speaker, tmp_path: Path) -> None:
-    from jumok.data.sound import saved
-    from jumok.data.voices import say
+def test_styles_from_a_recording_from_tokens_and_the_usual_one(
+    voice: SpeechPredictor, tmp_path: Path
+) -> None:
+    from jumok.data.audio import save_audio
+    from jumok.data.builtin.spoken_numbers import synthesize_text
 
-    saved(tmp_path / "ref.flac", say("nine", "bright").wave, 16000)
-    weights = voice.style(Search(style_from=str(tmp_path / "ref.flac")))
+    save_audio(tmp_path / "ref.flac", synthesize_text("nine", "bright").waveform, 16000)
+    weights = voice.get_style_weights(SpeechOptions(style_audio=str(tmp_path / "ref.flac")))
     assert weights is not None
     assert weights.shape == (1, 2, 8)
     torch.testing.assert_close(weights.sum(2), torch.ones(1, 2))
-    mel = voice.sound.mel(voice.sound.read(tmp_path / "ref.flac"))
+    mel = voice.audio.mel_spectrogram(voice.audio.read_waveform(tmp_path / "ref.flac"))
     own = voice.model.style_of(torch.from_numpy(mel)[None], [len(mel)])
     torch.testing.assert_close(voice.model.style_from(weights), own)
-    mixed = voice.style(Search(token="3=0.4,5=-0.3"))
+    mixed = voice.get_style_weights(SpeechOptions(style_weights="3=0.4,5=-0.3"))
     assert mixed is not None
     values = voice.model.style.values()
     torch.testing.assert_close(voice.model.style_from(mixed)[0], 0.4 * values[2] - 0.3 * values[4])
-    assert voice.say("one", token="3=0.4,5=-0.3").tokens == pytest.approx([0, 0, 0.4, 0, -0.3, 0, 0, 0])
-    assert torch.equal(voice.style(Search()), voice.model.style.usual)  # type: ignore[arg-type]
+    assert voice.speak("one", style_weights="3=0.4,5=-0.3").style_weights == pytest.approx(
+        [0, 0, 0.4, 0, -0.3, 0, 0, 0]
+    )
+    assert torch.equal(voice.get_style_weights(SpeechOptions()), voice.model.style.usual)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("given", ["0=1", "9=1", "x=1", "3=nan", "3=10.5", "3=", "", "3=1,3=1", "3=1,"])
 def test_tokens_that_are_none(given: str) -> None:
     if given == "3=":
-        assert read_tokens(given, 4) == [0, 0, 1, 0]
+        assert parse_style_weights(given, 4) == [0, 0, 1, 0]
     else:
         with pytest.raises(InputError, match="--token"):
-            read_tokens(given, 8)
+            parse_style_weights(given, 8)
 
 
-def test_signs_that_a_voice_never_saw_are_read_as_those_it_knows(voice: Speaker) -> None:
-    other = voice.searching(Search())
-    other.tokenizer = Symbols([".", *voice.tokenizer.characters[:-1]], "en")
-    assert other.pieces("One? Two!", "it") == ["one.", "two."]
+def test_signs_that_a_voice_never_saw_are_read_as_those_it_knows(voice: SpeechPredictor) -> None:
+    other = voice.with_options(SpeechOptions())
+    other.tokenizer = SpeechSymbols([".", *voice.tokenizer.characters[:-1]], "en")
+    assert other.split_segments("One? Two!", "it") == ["one.", "two."]
     with pytest.warns(UserWarning, match="does not know ;, and leaves it out"):
-        assert other.pieces("one; two", "it") == ["one two"]  # it knows no comma either
+        assert other.split_segments("one; two", "it") == ["one two"]  # it knows no comma either
     with pytest.warns(UserWarning, match="leaves it out"):
-        said = other.say("one; two? $")
-    assert said.left_out == ("$",)
-    told = json.loads(next(said.lines(n_best=False, alignments=False, as_json=True)))
+        said = other.speak("one; two? $")
+    assert said.unknown_characters == ("$",)
+    told = json.loads(next(said.to_lines(n_best=False, alignments=False, as_json=True)))
     assert (told["left_out"], told["parts"]) == (["$"], ["one two."])
 
 
-def test_a_short_word_has_time_and_what_was_not_read_is_told(voice: Speaker) -> None:
-    assert voice.longest(1) * voice.sound.config.seconds >= 2.0
+def test_a_short_word_has_time_and_what_was_not_read_is_told(voice: SpeechPredictor) -> None:
+    assert voice.get_max_frames(1) * voice.audio.config.frame_seconds >= 2.0
     stuck, read = torch.eye(6)[[0] * 6], torch.eye(6)
     mel = np.zeros((6, 40), np.float32)
     for alignment, told in ((stuck, "4 of 5 symbols were skipped"), (read, None)):
-        piece = Piece((*"seven", "</s>"), mel, alignment, False, lambda: np.zeros(9, np.float32))
-        found = Spoken(0, "seven", (piece,)).unread
+        piece = SpeechSegment((*"seven", "</s>"), mel, alignment, False, lambda: np.zeros(9, np.float32))
+        found = SpeechPrediction(0, "seven", (piece,)).warning
         assert found is None if told is None else str(found).startswith(told)
 
 
 def test_a_style_can_be_looked_at(run: Run, tmp_path: Path) -> None:
     def look(*args: str) -> tuple[int, str]:
-        found = CliRunner().invoke(cli.app, ["look", str(run.folder), "one", "--device", "cpu", *args])
+        found = CliRunner().invoke(cli_app.app, ["look", str(run.folder), "one", "--device", "cpu", *args])
         return found.exit_code, str(found.exception)
 
     made = {}
@@ -310,8 +335,8 @@ def test_a_style_can_be_looked_at(run: Run, tmp_path: Path) -> None:
 def test_a_folder_is_written_again_if_that_is_asked(tmp_path: Path) -> None:
     (tmp_path / "0001.wav").write_bytes(b"kept")
     with pytest.raises(InputError, match=r"is there already.* --again to replace it"):
-        Kept(tmp_path)
-    said = Kept(tmp_path, again=True)(Spoken(0, "one", (), np.zeros(80, np.float32)))
+        WavWriter(tmp_path)
+    said = WavWriter(tmp_path, overwrite=True)(SpeechPrediction(0, "one", (), np.zeros(80, np.float32)))
     assert said.file == tmp_path / "0001.wav"
     assert said.file.read_bytes().startswith(b"RIFF")
 
@@ -371,31 +396,31 @@ def test_what_cannot_be_said_is_refused(
 
 def test_other_tasks_have_no_style() -> None:
     with pytest.raises(InputError, match="are for voices"):
-        supervised.Search(token="1=1")
+        supervised.NBestOptions(style_weights="1=1")
 
 
 # ------------------------------------------------------------------------------------------------- looking
 
 
-def test_a_scene_of_speech_can_be_told_anew(voice: Speaker) -> None:
-    [scene] = voice.look("forty two")
+def test_a_scene_of_speech_can_be_told_anew(voice: SpeechPredictor) -> None:
+    [scene] = voice.build_viewer_data("forty two")
     [layer] = scene.layers
     assert layer.name == "decoder.attention"
-    assert list(layer.cols or ()) == [*"forty␣two", "</s>"]
+    assert list(layer.col_labels or ()) == [*"forty␣two", "</s>"]
     assert scene.speech is not None
     assert scene.style is not None
-    assert layer.shape[0] == scene.speech.steps
+    assert layer.shape[0] == scene.speech.num_steps
     assert scene.style.names == tuple(f"token {n}" for n in range(1, 9))
-    assert scene.retell is not None
-    other = scene.retell([0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    assert scene.resynthesize is not None
+    other = scene.resynthesize([0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
     assert other.style is not None
-    assert other.style.mean.tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
+    assert other.style.mean_weights.tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        voice.look("forty two. one")
+        voice.build_viewer_data("forty two. one")
     assert any("said in 2 parts" in str(one.message) for one in found)
     with pytest.raises(InputError, match="this one speaks"):
-        voice.look("one", "two")
+        voice.build_viewer_data("one", "two")
 
 
 # ------------------------------------------------------------------------------------------------- judging
@@ -403,7 +428,9 @@ def test_a_scene_of_speech_can_be_told_anew(voice: Speaker) -> None:
 
 def test_an_evaluation_of_built_in_voices(run: Run) -> None:
     spoken = io.StringIO()
-    found = speak.evaluate(jumok.load(run.folder, "cpu"), "test", Search(), Console(file=spoken, width=200))
+    found = speak_task.evaluate(
+        jumok.load(run.folder, "cpu"), "test", SpeechOptions(), Console(file=spoken, width=200)
+    )
     kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     lines = (run.folder / "eval" / "test.jsonl").read_text(encoding="utf-8").splitlines()
     each = [json.loads(line) for line in lines]
@@ -420,12 +447,12 @@ def test_an_evaluation_of_built_in_voices(run: Run) -> None:
     for name in ("test-tokens.png", "test-1.png"):
         assert (run.folder / "figures" / name).stat().st_size > 5000
     assert samples(run.folder / "eval" / "said-1.wav")[1] == 16000
-    assert found.of(np.array([0, 0])) == pytest.approx(each[0]["mcd"], abs=1e-3)
+    assert found.statistic(np.array([0, 0])) == pytest.approx(each[0]["mcd"], abs=1e-3)
 
 
 def test_runs_are_compared_by_how_far_they_are_from_the_recordings(run: Run, tmp_path: Path) -> None:
     other = trained(tmp_path / "other", small("tacotron", "data.held_out=5", "train.seed=2"))
-    speak.compare([run, other], "test", Search(), tmp_path / "out", "cpu", Console(quiet=True))
+    speak_task.compare([run, other], "test", SpeechOptions(), tmp_path / "out", "cpu", Console(quiet=True))
     told = json.loads((tmp_path / "out" / "test.json").read_text(encoding="utf-8"))
     assert [one["low"] <= one["value"] == one["mcd"] <= one["high"] for one in told] == [True, True]
 
@@ -433,14 +460,16 @@ def test_runs_are_compared_by_how_far_they_are_from_the_recordings(run: Run, tmp
 def test_judges_of_recordings_with_labels(
     tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speech_judges, "STEPS", 3)
-    monkeypatch.setattr(speech_judges, "SIZE", 8)
+    monkeypatch.setattr(speak_judges, "NUM_STEPS", 3)
+    monkeypatch.setattr(speak_judges, "BATCH_SIZE", 8)
     lines = (table / "metadata.tsv").read_text(encoding="utf-8").splitlines()
     new = [line.replace("speaker 1", "a new one") if line.endswith("test") else line for line in lines]
     (table / "new.tsv").write_text("\n".join(new), encoding="utf-8")
     chosen = [*TABLE, f"data.train={table / 'new.tsv'}", f"data.test={table / 'new.tsv'}"]
     run = trained(tmp_path / "run", small("tacotron", *chosen))
-    kept = speak.evaluate(jumok.load(run.folder, "cpu"), "test", Search(), Console(quiet=True)).figures
+    kept = speak_task.evaluate(
+        jumok.load(run.folder, "cpu"), "test", SpeechOptions(), Console(quiet=True)
+    ).metrics
     rows = {(row["judges tell"], row["speakers"]): row for row in kept["judges"]}
     assert rows["emotion", "known"]["sounds"] + rows["emotion", "new"]["sounds"] == 6
     assert rows["text", "new"]["chance"] == 0.5
@@ -454,18 +483,18 @@ def test_a_judge_learns_and_styles_come_from_other_texts() -> None:
     mels = [np.zeros((int(chance.integers(8, 30)), 20), np.float32) for _ in labels]
     for mel, label in zip(mels, labels, strict=True):
         mel[:, 6 * label : 6 * label + 5] = 0.6
-    model = speech_judges.learned(mels, labels, seed=1, device=torch.device("cpu"), steps=20)
-    found = speech_judges.verdicts_on(model, mels)
+    model = speak_judges.train_judge(mels, labels, seed=1, device=torch.device("cpu"), num_steps=20)
+    found = speak_judges.predict_probabilities(model, mels)
     assert found.sum(1) == pytest.approx(np.ones(60))
     assert (found.argmax(1) == labels).mean() > 0.9
 
-    def one(text: str, speaker: str) -> Recording:
-        return Recording(Said(1, 1), text, "", speaker)
+    def one(text: str, speaker: str) -> SpeechExample:
+        return SpeechExample(BuiltinUtterance(1, 1), text, "", speaker)
 
     given = [one("a", "x"), one("a", "x"), one("b", "y"), one("b", "x"), one("c", "y")]
-    assert speech_judges.other_text(given) == [3, 3, 4, 0, 2]
-    assert speech_judges.other_text(given[:2]) == [0, 1]
-    assert speech_scores.in_order([1.0, 3.0, 2.0], [10.0, 20.0, 30.0]) == pytest.approx(2 / 3)
+    assert speak_judges.choose_style_references(given) == [3, 3, 4, 0, 2]
+    assert speak_judges.choose_style_references(given[:2]) == [0, 1]
+    assert speak_metrics.compute_concordance([1.0, 3.0, 2.0], [10.0, 20.0, 30.0]) == pytest.approx(2 / 3)
 
 
 # ------------------------------------------------------------------------------------------------- recipes
@@ -504,14 +533,14 @@ def test_a_recipe_that_does_not_fit_says_why(case: str) -> None:
 def test_what_a_token_does_is_told_apart_from_what_texts_are_like() -> None:
     levels, rng = np.array([0.5, 1.0, 4.0, 2.0]), np.random.default_rng(1)
     noise = 0.01 * rng.standard_normal((3, 4))
-    found = speech_scores.effects(levels + np.array([[0.0], [0.3], [-0.3]]) + noise)
+    found = speak_metrics.estimate_effects(levels + np.array([[0.0], [0.3], [-0.3]]) + noise)
     assert [mean for mean, _ in found] == pytest.approx([1.875, 2.175, 1.575], abs=0.02)
     assert all(off < 0.02 for _, off in found)  # texts differ by far more
-    (mean, off), (_, unknown) = speech_scores.effects([[1.0, math.nan, 3.0], [2.0, 2.0, math.inf]])
+    (mean, off), (_, unknown) = speak_metrics.estimate_effects([[1.0, math.nan, 3.0], [2.0, 2.0, math.inf]])
     assert mean == pytest.approx(2.0, abs=0.3)
     assert math.isfinite(off)
     assert math.isfinite(unknown)
-    assert all(math.isnan(x) for one in speech_scores.effects([[math.nan] * 2] * 2) for x in one)
+    assert all(math.isnan(x) for one in speak_metrics.estimate_effects([[math.nan] * 2] * 2) for x in one)
 
 
 # ------------------------------------------------------------------------------------ styles from others
@@ -522,12 +551,12 @@ def test_styles_are_learned_from_others_of_the_same_speaker(
 ) -> None:
     made: list[list[str] | None] = []
 
-    class Utterances(speak.Utterances):
+    class Utterances(speak_task.SpeechBatcher):
         def __init__(self, *args: object, **more: object) -> None:
             made.append(more.get("manners"))  # type: ignore[arg-type]
             super().__init__(*args, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(speak, "Utterances", Utterances)
+    monkeypatch.setattr(speak_task, "SpeechBatcher", Utterances)
     asked = [f"data.train={table}", "data.test=null", *TABLE]
     trained(tmp_path / "own", small("tacotron/fsdd", *asked, "data.reference=[]"))
     assert set(map(type, made)) == {type(None)}

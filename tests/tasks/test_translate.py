@@ -14,22 +14,25 @@ from tasks_small import small, trained
 
 import jumok
 from jumok import InputError, recipe
-from jumok.attention import capability
-from jumok.attention.capability import GPU
-from jumok.batch import EOS
-from jumok.data.sources import Example
-from jumok.metrics.translation import Score
+from jumok.attention import gpu_support
+from jumok.attention.gpu_support import GPUProperties
+from jumok.batches.tokens import EOS
+from jumok.data.readers.parallel_corpus import TranslationExample
+from jumok.metrics.translation import TranslationScore
 from jumok.run import Run
-from jumok.tasks import evaluation, translate
-from jumok.tasks.aligning import Aligner
-from jumok.tasks.corpora import BUILT_IN, DataConfig, Texts
-from jumok.tasks.translator import Search
-from jumok.training import graphs
+from jumok.tasks.translate import metrics as translate_metrics
+from jumok.tasks.translate import task as translate_task
+from jumok.tasks.translate.data import BUILTIN_CORPUS, TranslationData, TranslationDataConfig
+from jumok.tasks.translate.predictor import TranslationOptions
+from jumok.tasks.translate.word_alignment import WordAligner
+from jumok.training import cuda_graphs
 
 QUIET = Console(quiet=True)
 
 
-TRANSLATING = [name for name, path in recipe.listed().items() if recipe.read(path)["task"] == "translate"]
+TRANSLATING = [
+    name for name, path in recipe.list_builtin().items() if recipe.read(path)["task"] == "translate"
+]
 
 
 @pytest.mark.parametrize("name", TRANSLATING)
@@ -42,14 +45,14 @@ def test_every_recipe_trains_translates_and_is_scored(
     events = [line["event"] for line in lines if line["event"] != "alarm"]  # it hardly learned
     assert events == ["train", "train", "train", "validation"]
     translator = jumok.load(run.folder, "cpu")
-    found = evaluation.evaluate(translator, "test", Search(beam=2), QUIET)
+    found = translate_metrics.evaluate(translator, "test", TranslationOptions(beam_size=2), QUIET)
     kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     assert kept["bleu"]["value"] == found.bleu.value
     count = len(translator.texts.test().examples) if "hansards" in name else 11  # some are held out there
     assert kept["sentences"] == count > 0
     assert len((run.folder / "eval" / "test.txt").read_text(encoding="utf-8").splitlines()) == count
     assert ("bleu_moses" in kept) == ("multi30k" in name)
-    has_gold = run.recipe.data.train == BUILT_IN or "europarl" in name or "hansards" in name
+    has_gold = run.recipe.data.train == BUILTIN_CORPUS or "europarl" in name or "hansards" in name
     assert ("alignment" in kept) == (has_gold and not name.startswith("fixed"))
     assert (run.folder / "figures" / "test-by-length.png").stat().st_size > 1000
 
@@ -58,75 +61,100 @@ def test_every_recipe_trains_translates_and_is_scored(
 
 
 def test_order_and_empty_lines_are_kept_whatever_goes_together(bahdanau: Run) -> None:
-    translator = translate.load(bahdanau, "cpu")
+    translator = translate_task.load(bahdanau, "cpu")
     lines = ["we walk", "", "the king sleeps because it snows in busan", "we walk", "  ", "i run"]
-    together = list(translator.predict(lines, Search()))
+    together = list(translator.predict(lines, TranslationOptions()))
     alone = [translator.translate(line) for line in lines]
-    one_at_a_time = [next(translator.predict([line], Search(), first=n)) for n, line in enumerate(lines)]
+    one_at_a_time = [
+        next(translator.predict([line], TranslationOptions(), first_index=n)) for n, line in enumerate(lines)
+    ]
     assert (
-        [one.text for one in together] == [one.text for one in alone] == [one.text for one in one_at_a_time]
+        [one.translation for one in together]
+        == [one.translation for one in alone]
+        == [one.translation for one in one_at_a_time]
     )
-    assert [one.number for one in together] == list(range(6))
-    assert together[1].text == together[4].text == ""
-    assert translator.translate(" we walk ").text == together[0].text
-    assert together[0].text == together[3].text
+    assert [one.index for one in together] == list(range(6))
+    assert together[1].translation == together[4].translation == ""
+    assert translator.translate(" we walk ").translation == together[0].translation
+    assert together[0].translation == together[3].translation
 
 
 @pytest.mark.parametrize("name", ["bahdanau", "transformer"])
 def test_links_and_maps_belong_to_what_beam_search_found(name: str, request: pytest.FixtureRequest) -> None:
-    translator = translate.load(request.getfixturevalue(name), "cpu")
-    for one in translator.predict(["we walk to the market", "i run"], Search(beam=3), align=True):
-        assert one.weights is not None
-        assert one.weights.shape == (len(one.words), len(one.source_words))
-        assert one.links == sorted((int(row.argmax()), n) for n, row in enumerate(one.weights))
+    translator = translate_task.load(request.getfixturevalue(name), "cpu")
+    for one in translator.predict(
+        ["we walk to the market", "i run"], TranslationOptions(beam_size=3), with_attention=True
+    ):
+        assert one.attention is not None
+        assert one.attention.shape == (len(one.target_words), len(one.source_words))
+        assert one.alignment == sorted((int(row.argmax()), n) for n, row in enumerate(one.attention))
         # The same by hand: the model is told the translation, and all its layers' maps are averaged by heads.
-        maps, batch = translator.maps([Example(one.source, " ".join(one.words), "")])
+        maps, batch = translator.compute_attention_maps(
+            [TranslationExample(one.source, " ".join(one.target_words), "")]
+        )
         layer = maps[max(0, len(maps) - 2)].weights[0].mean(0)
         assert layer.shape == (batch.target.lengths[0], batch.source.lengths[0])
-        assert float(one.weights.sum()) <= len(one.words) + 1e-4
+        assert float(one.attention.sum()) <= len(one.target_words) + 1e-4
 
 
 def test_links_of_given_pairs(bahdanau: Run) -> None:
-    translator = translate.load(bahdanau, "cpu")
-    pairs = [Example("we walk", "우리는 걷는다", ""), Example("i run", "나는 달린다", "")]
-    aligner = Aligner(translator)
-    links = [one.links for one in aligner.align(pairs, aligner.choose(pairs))]
+    translator = translate_task.load(bahdanau, "cpu")
+    pairs = [
+        TranslationExample("we walk", "우리는 걷는다", ""),
+        TranslationExample("i run", "나는 달린다", ""),
+    ]
+    aligner = WordAligner(translator)
+    links = [one.links for one in aligner.align(pairs, aligner.select_views(pairs))]
     assert [sorted(target for _, target in one) for one in links] == [[0, 1], [0, 1]]
     assert all(0 <= source < 2 for one in links for source, _ in one)
 
 
 def test_the_ways_to_search(bahdanau: Run) -> None:
-    translator = translate.load(bahdanau, "cpu")
-    [best] = translator.predict(["we walk to the market"], Search(beam=4, n_best=3))
-    scores = [best.score, *(other.score for other in best.others)]
+    translator = translate_task.load(bahdanau, "cpu")
+    [best] = translator.predict(["we walk to the market"], TranslationOptions(beam_size=4, n_best=3))
+    scores = [best.score, *(other.score for other in best.alternatives)]
     assert len(scores) == 3
     assert scores == sorted(scores, reverse=True)
-    drawn = [translator.translate("we walk", Search(sample=True, seed=5)).text for _ in range(2)]
+    drawn = [
+        translator.translate("we walk", TranslationOptions(sample=True, seed=5)).translation for _ in range(2)
+    ]
     assert drawn[0] == drawn[1]
-    assert len({translator.translate("we walk", Search(sample=True, seed=n)).text for n in range(5)}) > 1
+    assert (
+        len(
+            {
+                translator.translate("we walk", TranslationOptions(sample=True, seed=n)).translation
+                for n in range(5)
+            }
+        )
+        > 1
+    )
 
 
 def test_coverage_changes_how_translations_are_ranked(bahdanau: Run) -> None:
-    plain = translate.load(bahdanau, "cpu")
-    covering = translate.load(bahdanau, "cpu")
-    covering.decode = translate.DecodeConfig(coverage=5.0)
+    plain = translate_task.load(bahdanau, "cpu")
+    covering = translate_task.load(bahdanau, "cpu")
+    covering.decode_config = translate_task.TranslationDecodeConfig(coverage_penalty=5.0)
     for translator in (plain, covering):  # hardly trained, it would say no EOS
         translator.model.generator.bias.data[EOS] += 4
-    search = Search(beam=4, n_best=4)
-    one, other = (t.translate("we walk to the market", search, align=False) for t in (plain, covering))
+    search = TranslationOptions(beam_size=4, n_best=4)
+    one, other = (
+        t.translate("we walk to the market", search, with_attention=False) for t in (plain, covering)
+    )
     assert other.score < one.score  # coverage is below 0 unless every word is covered
 
 
 def test_lines_as_the_command_writes_them(bahdanau: Run) -> None:
-    translator = translate.load(bahdanau, "cpu")
-    one = translator.translate("we walk", Search(beam=2, n_best=2))
-    pharaoh = " ".join(f"{i}-{j}" for i, j in one.links or [])
-    assert next(one.lines(n_best=False, alignments=True, as_json=False)) == f"{one.text} ||| {pharaoh}"
-    numbered = list(one.lines(n_best=True, alignments=False, as_json=False))
-    assert numbered[0] == f"0 ||| {one.text} ||| {one.score:.4f}"
+    translator = translate_task.load(bahdanau, "cpu")
+    one = translator.translate("we walk", TranslationOptions(beam_size=2, n_best=2))
+    pharaoh = " ".join(f"{i}-{j}" for i, j in one.alignment or [])
+    assert (
+        next(one.to_lines(n_best=False, alignments=True, as_json=False)) == f"{one.translation} ||| {pharaoh}"
+    )
+    numbered = list(one.to_lines(n_best=True, alignments=False, as_json=False))
+    assert numbered[0] == f"0 ||| {one.translation} ||| {one.score:.4f}"
     assert len(numbered) == 2
-    told = json.loads(next(one.lines(n_best=False, alignments=False, as_json=True)))
-    assert told["translation"] == one.text
+    told = json.loads(next(one.to_lines(n_best=False, alignments=False, as_json=True)))
+    assert told["translation"] == one.translation
     assert told["source_words"] == ["we", "walk"]
 
 
@@ -140,37 +168,47 @@ def write_pairs(path: Path, count: int = 60) -> None:
 
 def test_own_data_is_divided_and_nothing_is_on_two_sides(tmp_path: Path) -> None:
     write_pairs(tmp_path / "my.tsv", 400)
-    texts = Texts(DataConfig(train=str(tmp_path / "my.tsv"), held_out=20), tmp_path / "run")
-    train = {pair.source for pair in texts.train()}
-    valid, test = ({pair.source for pair in split.examples} for split in (texts.valid(), texts.test()))
+    texts = TranslationData(
+        TranslationDataConfig(train=str(tmp_path / "my.tsv"), held_out_size=20), tmp_path / "run"
+    )
+    train = {pair.source for pair in texts.train_corpus()}
+    valid, test = (
+        {pair.source for pair in split.examples} for split in (texts.valid_split(), texts.test_split())
+    )
     assert len(train) + len(valid) + len(test) == 400
     assert not train & valid
     assert not train & test
     assert not valid & test
     assert 5 <= len(valid) <= 45
-    again = Texts(DataConfig(train=str(tmp_path / "my.tsv"), held_out=20), tmp_path / "run")
-    assert {pair.source for pair in again.train()} == train
-    assert {pair.source for pair in again.test().examples} == test
+    again = TranslationData(
+        TranslationDataConfig(train=str(tmp_path / "my.tsv"), held_out_size=20), tmp_path / "run"
+    )
+    assert {pair.source for pair in again.train_corpus()} == train
+    assert {pair.source for pair in again.test_split().examples} == test
 
 
 def test_own_data_with_a_test_set_of_its_own(tmp_path: Path) -> None:
     write_pairs(tmp_path / "my.tsv", 200)
     write_pairs(tmp_path / "test.tsv", 9)
-    config = DataConfig(train=str(tmp_path / "my.tsv"), test=str(tmp_path / "test.tsv"), held_out=20)
-    texts = Texts(config, tmp_path / "run")
-    assert len(list(texts.train())) + len(texts.valid().examples) == 200
-    both = Texts(DataConfig(train=str(tmp_path / "my.tsv"), held_out=20), tmp_path / "both")
-    both.train()
-    one, other = ([(p.source, p.target) for p in t.valid().examples] for t in (both, texts))
+    config = TranslationDataConfig(
+        train=str(tmp_path / "my.tsv"), test=str(tmp_path / "test.tsv"), held_out_size=20
+    )
+    texts = TranslationData(config, tmp_path / "run")
+    assert len(list(texts.train_corpus())) + len(texts.valid_split().examples) == 200
+    both = TranslationData(
+        TranslationDataConfig(train=str(tmp_path / "my.tsv"), held_out_size=20), tmp_path / "both"
+    )
+    both.train_corpus()
+    one, other = ([(p.source, p.target) for p in t.valid_split().examples] for t in (both, texts))
     assert one == other  # whether or not there is a test set
-    assert len(texts.test().examples) == 9
+    assert len(texts.test_split().examples) == 9
 
 
 def test_neighbours_come_as_one_too(tmp_path: Path) -> None:
     write_pairs(tmp_path / "my.tsv", 7)
-    config = DataConfig(train=str(tmp_path / "my.tsv"), valid="x.tsv", test="x.tsv")
-    plain = list(Texts(config, tmp_path).train())
-    joined = Texts(replace(config, joined=3), tmp_path).train()
+    config = TranslationDataConfig(train=str(tmp_path / "my.tsv"), valid="x.tsv", test="x.tsv")
+    plain = list(TranslationData(config, tmp_path).train_corpus())
+    joined = TranslationData(replace(config, max_concatenated_pairs=3), tmp_path).train_corpus()
     found = list(joined)
     assert [one for one in found if one in plain] == plain
     assert len(found) == 7 + 3 + 2  # two times three and three times two of the seven
@@ -178,43 +216,59 @@ def test_neighbours_come_as_one_too(tmp_path: Path) -> None:
         one for one in found if len(one.source.split()) == sum(len(x.source.split()) for x in plain[3:6])
     ]
     assert [one.target for one in longest] == [" ".join(x.target for x in plain[3:6])]
-    assert joined.fingerprint != Texts(config, tmp_path).train().fingerprint
-    assert len(list(Texts(DataConfig(pairs=10, held_out=3, joined=2), tmp_path).train())) == 15
+    assert joined.fingerprint != TranslationData(config, tmp_path).train_corpus().fingerprint
+    assert (
+        len(
+            list(
+                TranslationData(
+                    TranslationDataConfig(builtin_size=10, held_out_size=3, max_concatenated_pairs=2),
+                    tmp_path,
+                ).train_corpus()
+            )
+        )
+        == 15
+    )
 
 
 def test_text_that_is_spelled_out_is_so_on_every_side(tmp_path: Path) -> None:
     (tmp_path / "my.tsv").write_text("en\tfr\n" + "Let's go.\tAllons-y du côté d'ici.\n" * 3)
     named = dict.fromkeys(("train", "valid", "test"), str(tmp_path / "my.tsv"))
-    texts = Texts(DataConfig(**named, source="en", target="fr", prepare="spelled-out"), tmp_path)
-    for pair in (next(iter(texts.train())), texts.valid().examples[0], texts.test().examples[0]):
+    texts = TranslationData(
+        TranslationDataConfig(**named, source="en", target="fr", preprocessing="spelled-out"), tmp_path
+    )
+    for pair in (
+        next(iter(texts.train_corpus())),
+        texts.valid_split().examples[0],
+        texts.test_split().examples[0],
+    ):
         assert (pair.source, pair.target) == ("let us go .", "allons - y de le cote de ici .")
-    assert texts.prepared("L'été", "target") == "le ete"
-    assert texts.shown("le ete") == "le ete"
+    assert texts.preprocess("L'été", "target") == "le ete"
+    assert texts.postprocess("le ete") == "le ete"
 
 
 def test_own_data_trains(tmp_path: Path) -> None:
     write_pairs(tmp_path / "my.tsv")
     run = trained(tmp_path / "run", "bahdanau", f"data.train={tmp_path / 'my.tsv'}", "data.held_out=5")
-    assert isinstance(translate.load(run, "cpu").translate("word 3").text, str)
+    assert isinstance(translate_task.load(run, "cpu").translate("word 3").translation, str)
 
 
 def test_too_little_data_is_told(tmp_path: Path) -> None:
     write_pairs(tmp_path / "my.tsv", 2)
-    texts = Texts(DataConfig(train=str(tmp_path / "my.tsv")), tmp_path / "run")
+    texts = TranslationData(TranslationDataConfig(train=str(tmp_path / "my.tsv")), tmp_path / "run")
     with pytest.raises(InputError, match="held out"):
-        texts.train()
+        texts.train_corpus()
 
 
 def test_word_vectors_are_where_the_embeddings_begin(tmp_path: Path) -> None:
     (tmp_path / "words.vec").write_text("1 8\nking " + " ".join(["0.5"] * 8) + "\n", encoding="utf-8")
-    run = Run.start(
+    run = Run.create_or_resume(
         tmp_path / "run",
         small("bahdanau", "text.kind=words", f"vectors.source={tmp_path / 'words.vec'}", "data.pairs=900"),
     )
-    translate._prepare(run, Texts(run.recipe.data, run.folder), QUIET)
-    tokenizers = translate.Tokenizers.load(run.folder)
-    model = translate.make_model(run.recipe, tokenizers)
-    translate._begin_from_vectors(run.recipe, model, tokenizers, QUIET)
+    translate_task._prepare_data(run, TranslationData(run.recipe.data, run.folder), QUIET)
+    tokenizers = translate_task.TokenizerPair.load(run.folder)
+    model = translate_task.build_model(run.recipe, tokenizers)
+    translate_task._init_from_vectors(run.recipe, model, tokenizers, QUIET)
     [king] = tokenizers.source.encode(["king"])[0]
     assert torch.equal(model.source_embedding.weight[king], torch.full((8,), 0.5))
 
@@ -237,8 +291,8 @@ def test_a_run_that_began_on_a_gpu_goes_on_elsewhere_with_the_same_batches(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as begun:
-        begun.setattr(graphs, "wanted", lambda *_: True)
-        begun.setattr(translate, "_is_packed", lambda recipe, _: name == "transformer")
+        begun.setattr(cuda_graphs, "should_use_cuda_graphs", lambda *_: True)
+        begun.setattr(translate_task, "_use_packing", lambda recipe, _: name == "transformer")
         whole = trained(tmp_path / "whole", name)
         trained(tmp_path / "parts", name, "train.steps=2")
     parts = trained(tmp_path / "parts", name)
@@ -258,9 +312,11 @@ def test_a_signature_is_a_line_of_its_own_however_narrow_the_terminal(
     run = trained(tmp_path / "run", next(name for name in TRANSLATING if "multi30k" in name))
     file = io.StringIO()
     narrow = Console(file=file, force_terminal=True, color_system=None, width=40)
-    found = evaluation.evaluate(translate.load(run, "cpu"), "test", Search(beam=1), narrow)
+    found = translate_metrics.evaluate(
+        translate_task.load(run, "cpu"), "test", TranslationOptions(beam_size=1), narrow
+    )
     told = file.getvalue().splitlines()
-    for one in (found.bleu, found.chrf, found.moses):
+    for one in (found.bleu, found.chrf, found.bleu_moses):
         assert one is not None
         assert sum(line.endswith(f": {one.signature}") for line in told) == 1
 
@@ -269,11 +325,11 @@ def test_while_bleu_is_nought_but_for_chance_perplexity_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Nought:
-        def score(self, said: list[str], references: list[str]) -> Score:
-            return Score("BLEU", next(by_chance), "")
+        def score(self, said: list[str], references: list[str]) -> TranslationScore:
+            return TranslationScore("BLEU", next(by_chance), "")
 
     by_chance = iter([0.25, 0.0, 0.125])
-    monkeypatch.setattr(translate, "bleu_of", lambda run: Nought())
+    monkeypatch.setattr(translate_task, "build_bleu", lambda run: Nought())
     run = trained(tmp_path / "run", "bahdanau", "train.steps=6", "train.validate_every=2", "train.patience=1")
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     found = [(line["perplexity"], line["best"]) for line in lines if line["event"] == "validation"]
@@ -282,7 +338,9 @@ def test_while_bleu_is_nought_but_for_chance_perplexity_decides(
 
 
 def test_compare_tells_scores_and_draws_the_curves(bahdanau: Run, transformer: Run, tmp_path: Path) -> None:
-    evaluation.compare([bahdanau, transformer], "test", Search(beam=1), tmp_path / "out", "cpu", QUIET)
+    translate_metrics.compare(
+        [bahdanau, transformer], "test", TranslationOptions(beam_size=1), tmp_path / "out", "cpu", QUIET
+    )
     told = json.loads((tmp_path / "out" / "test.json").read_text(encoding="utf-8"))
     assert [one["name"] for one in told] == [str(bahdanau.folder), str(transformer.folder)]
     assert told[0]["p"] is None
@@ -293,12 +351,16 @@ def test_compare_tells_scores_and_draws_the_curves(bahdanau: Run, transformer: R
 def test_compare_refuses_runs_on_other_data(bahdanau: Run, tmp_path: Path) -> None:
     other = trained(tmp_path / "run", "bahdanau", "data.held_out=12")
     with pytest.raises(InputError, match="same sentences"):
-        evaluation.compare([bahdanau, other], "test", Search(), tmp_path / "out", "cpu", QUIET)
+        translate_metrics.compare(
+            [bahdanau, other], "test", TranslationOptions(), tmp_path / "out", "cpu", QUIET
+        )
 
 
 def test_compare_refuses_a_run_twice(bahdanau: Run, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="twice"):
-        evaluation.compare([bahdanau, bahdanau], "test", Search(), tmp_path / "out", "cpu", QUIET)
+        translate_metrics.compare(
+            [bahdanau, bahdanau], "test", TranslationOptions(), tmp_path / "out", "cpu", QUIET
+        )
 
 
 def test_data_that_changed_since_is_refused(tmp_path: Path) -> None:
@@ -312,30 +374,32 @@ def test_data_that_changed_since_is_refused(tmp_path: Path) -> None:
 
 def test_a_line_too_long_for_learned_positions_is_refused_by_its_number(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", "convolutional", "model.longest=200")
-    translator = translate.load(run, "cpu")
+    translator = translate_task.load(run, "cpu")
     with pytest.raises(InputError, match=r"line 2 has 2\d\d tokens.*199 at most"):
-        list(translator.predict(["we walk", "x" * 211], Search()))
-    for one in translator.predict(["we walk to the market and run " * 5], Search()):
-        assert len(one.text) < 1000  # its 2 n + 20 tokens would be more than there are positions
+        list(translator.predict(["we walk", "x" * 211], TranslationOptions()))
+    for one in translator.predict(["we walk to the market and run " * 5], TranslationOptions()):
+        assert len(one.translation) < 1000  # its 2 n + 20 tokens would be more than there are positions
 
 
 def test_every_hypothesis_has_its_links(bahdanau: Run) -> None:
-    best = translate.load(bahdanau, "cpu").translate("we walk", Search(beam=3, n_best=3))
-    for one in (best, *best.others):
-        assert one.links is not None
-        assert [target for _, target in sorted(one.links, key=lambda link: link[1])] == list(
-            range(len(one.words))
+    best = translate_task.load(bahdanau, "cpu").translate(
+        "we walk", TranslationOptions(beam_size=3, n_best=3)
+    )
+    for one in (best, *best.alternatives):
+        assert one.alignment is not None
+        assert [target for _, target in sorted(one.alignment, key=lambda link: link[1])] == list(
+            range(len(one.target_words))
         )
 
 
 def test_what_cannot_be_asked_of_a_run(bahdanau: Run, tmp_path: Path) -> None:
-    translator = translate.load(bahdanau, "cpu")
+    translator = translate_task.load(bahdanau, "cpu")
     with pytest.raises(InputError, match="test or valid"):
-        evaluation.evaluate(translator, "tset", Search(), QUIET)
+        translate_metrics.evaluate(translator, "tset", TranslationOptions(), QUIET)
     with pytest.raises(InputError, match="hf"):
         translator.export("tflite", tmp_path / "out")
     with pytest.raises(InputError, match="cannot be used here"):
-        translate.load(bahdanau, "cuda:77")
+        translate_task.load(bahdanau, "cuda:77")
     moved = tmp_path / "moved"
     shutil.copytree(bahdanau.folder, moved)
     (moved / "model.safetensors").unlink()
@@ -344,11 +408,11 @@ def test_what_cannot_be_asked_of_a_run(bahdanau: Run, tmp_path: Path) -> None:
 
 
 def test_a_fixed_context_has_no_links_and_says_so(tmp_path: Path) -> None:
-    translator = translate.load(trained(tmp_path / "run", "fixed"), "cpu")
+    translator = translate_task.load(trained(tmp_path / "run", "fixed"), "cpu")
     one = translator.translate("we walk")
-    assert one.links is None
+    assert one.alignment is None
     with pytest.raises(InputError, match="no attention"):
-        translator.draw(one, tmp_path / "map.png")
+        translator.draw_attention(one, tmp_path / "map.png")
 
 
 def test_packed_sentences_are_for_models_that_can(tmp_path: Path) -> None:
@@ -373,6 +437,6 @@ def test_sentences_are_packed_where_that_is_fast(
     changed: list[str], packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton", reason="dropout is fast with Triton")
-    monkeypatch.setattr(capability, "gpu_of", lambda device: GPU((9, 0), 232_448))
+    monkeypatch.setattr(gpu_support, "get_gpu_properties", lambda device: GPUProperties((9, 0), 232_448))
     one = small("transformer", "model.width=16", *changed)
-    assert translate._is_packed(one, torch.device("cuda")) is packed
+    assert translate_task._use_packing(one, torch.device("cuda")) is packed

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from jumok.errors import InputError, MissingExtra
-from jumok.exchange.convert import convert
-from jumok.files import check_links
-from jumok.look.folder import look_into
+from jumok.export.safetensors_converter import convert_to_safetensors
+from jumok.files import check_symlinks
+from jumok.inference import engines
+from jumok.look.viewer.huggingface_model import capture_huggingface_model
 from jumok.recipe import load
 from jumok.run import Run
-from jumok.tasks import engines, origin
+from jumok.tasks import pretrained
 
 SECRET = "root:x:0:0:hunter2\n"
 CODE = """
@@ -62,7 +63,7 @@ def test_code_of_a_hugging_face_folder_is_not_run_whoever_says_yes(
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 9))
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     with pytest.raises(InputError, match="cannot be looked into"):
-        look_into(folder, "a text", device="cpu")
+        capture_huggingface_model(folder, "a text", device="cpu")
     assert sys.stdin.read() == "y\n" * 9  # nobody asked
     assert not (folder / "RAN").exists()
 
@@ -79,31 +80,33 @@ def test_a_package_is_read_without_importing_it(tmp_path: Path, monkeypatch: pyt
     for root in ("", str(here)):
         monkeypatch.setattr(sys, "path", [root, *sys.path])
     with pytest.raises(MissingExtra, match="not installed: pip install some_model"):
-        origin._in_package("some_model.inner")
+        pretrained._find_in_package("some_model.inner")
     monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])
     for name in ("some-model", "some_model.inner"):
-        assert origin._in_package(name) == installed / "some_model" / "inner"
+        assert pretrained._find_in_package(name) == installed / "some_model" / "inner"
 
 
 def test_files_of_engines_in_a_run_are_not_used(stranger: Path) -> None:
     """A graph that came with a run may be of another model, whatever digest its folder is named after."""
     run = Run.open(stranger)
-    own = engines.kept(run, "some", lambda folder: (folder / "graph").write_text("ours") and None)
+    own = engines.get_engine_files(run, "some", lambda folder: (folder / "graph").write_text("ours") and None)
     assert not own.is_relative_to(stranger)
     shutil.copytree(own.parent, stranger / "engines" / "some")
     (stranger / "engines" / "some" / own.name / "graph").write_text("theirs")
     shutil.rmtree(own)
-    again = engines.kept(run, "some", lambda folder: (folder / "graph").write_text("ours") and None)
+    again = engines.get_engine_files(
+        run, "some", lambda folder: (folder / "graph").write_text("ours") and None
+    )
     assert (again / "graph").read_text() == "ours"
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "recipe.yaml", "tokenizer.json"])
 def test_other_files_of_a_run_mean_other_files_of_engines(stranger: Path, name: str) -> None:
     run = Run.open(stranger)
-    first = engines.kept(run, "some", lambda folder: None)
+    first = engines.get_engine_files(run, "some", lambda folder: None)
     with (stranger / name).open("ab") as file:
         file.write(b" ")
-    assert engines.kept(run, "some", lambda folder: None) != first
+    assert engines.get_engine_files(run, "some", lambda folder: None) != first
 
 
 # --------------------------------------------------------------------------- nothing outside of it is read
@@ -144,7 +147,7 @@ def test_convert_copies_nothing_from_outside(tmp_path: Path, secret: Path) -> No
     torch.save({"x": torch.ones(2)}, folder / "pytorch_model.bin")
     (folder / "vocab.txt").symlink_to(secret)
     with pytest.raises(InputError, match=r"vocab\.txt is a symbolic link that leads out"):
-        convert(folder, tmp_path / "new")
+        convert_to_safetensors(folder, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
@@ -155,9 +158,9 @@ def test_links_inside_of_a_folder_and_of_the_hub_are_followed(tmp_path: Path) ->
     (blobs / "3c4d").write_text("{}", encoding="utf-8")
     (snapshot / "config.json").symlink_to("../../blobs/3c4d")
     (snapshot / "same.json").symlink_to("config.json")
-    check_links(snapshot)
+    check_symlinks(snapshot)
     (snapshot / "circle").symlink_to("circle")
     (snapshot / "lost").symlink_to("nowhere")
-    check_links(snapshot)
+    check_symlinks(snapshot)
     (tmp_path / "linked").symlink_to(snapshot)
-    check_links(tmp_path / "linked")
+    check_symlinks(tmp_path / "linked")

@@ -14,9 +14,15 @@ from torch import nn
 from training_toy import PointData, Toy, judge, lines, quick, same, state
 
 from jumok.errors import InputError
-from jumok.files import remove, remove_leftovers, written
-from jumok.training import Report, load_weights, save_weights, train
-from jumok.training.weights import average, read, set_weights, weights, write
+from jumok.files import atomic_write, remove_atomically, remove_partial_files
+from jumok.training import ValidationReport, load_weights, save_weights, train
+from jumok.training.weights import (
+    average_weights,
+    get_weights,
+    read_safetensors,
+    set_weights,
+    write_safetensors,
+)
 
 
 def test_a_tied_tensor_is_written_once_and_is_tied_again_when_read(tmp_path: Path) -> None:
@@ -41,12 +47,12 @@ def test_weights_may_be_of_any_kind_and_layout(tmp_path: Path) -> None:
     model.register_buffer("nothing", torch.empty(0, 3))
     path = tmp_path / "w.safetensors"
     save_weights(model, path)
-    before = {name: tensor.clone() for name, tensor in weights(model).items()}
+    before = {name: tensor.clone() for name, tensor in get_weights(model).items()}
     with torch.no_grad():
-        for tensor in weights(model).values():
+        for tensor in get_weights(model).values():
             tensor.zero_()
     load_weights(model, path)
-    assert same(weights(model), before)
+    assert same(get_weights(model), before)
 
 
 def test_a_file_may_be_read_by_those_whom_the_umask_lets(tmp_path: Path) -> None:
@@ -72,7 +78,7 @@ def test_a_file_that_is_not_whole_is_told(tmp_path: Path, damage: str) -> None:
 def test_names_that_do_not_fit_are_told_and_nothing_is_changed() -> None:
     model = Toy()
     before = model.inner.weight.clone()
-    tensors = {name: tensor + 1 for name, tensor in weights(model).items()}
+    tensors = {name: tensor + 1 for name, tensor in get_weights(model).items()}
     tensors["nobody"] = tensors.pop("read.bias")
     with pytest.raises(InputError, match=r"read.bias is missing; nobody is of no use here"):
         set_weights(model, tensors)
@@ -82,8 +88,8 @@ def test_names_that_do_not_fit_are_told_and_nothing_is_changed() -> None:
 def test_the_mean_is_taken_in_float64(tmp_path: Path) -> None:
     """In float32, 2²⁴ + 1 is 2²⁴: the ones would be lost."""
     for number, value in enumerate([2.0**24, 1.0, 1.0, -(2.0**24)]):
-        write({"x": torch.tensor([value]), "n": torch.tensor([number])}, tmp_path / str(number))
-    mean = average([tmp_path / str(number) for number in range(4)])
+        write_safetensors({"x": torch.tensor([value]), "n": torch.tensor([number])}, tmp_path / str(number))
+    mean = average_weights([tmp_path / str(number) for number in range(4)])
     assert mean["x"].item() == 0.5
     assert mean["x"].dtype == torch.float32
     assert mean["n"].tolist() == [3]  # whole numbers have no mean: those of the last
@@ -94,7 +100,7 @@ def test_what_fails_on_the_way_leaves_the_old_one(tmp_path: Path) -> None:
     path.write_text("old")
 
     def fail() -> None:
-        with written(path) as part:
+        with atomic_write(path) as part:
             part.write_text("new")
             raise RuntimeError("the disk is full")
 
@@ -103,7 +109,7 @@ def test_what_fails_on_the_way_leaves_the_old_one(tmp_path: Path) -> None:
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
     (tmp_path / ".file.part").mkdir()  # left by someone who was killed
-    with written(path) as part:
+    with atomic_write(path) as part:
         part.write_text("new")
     assert path.read_text() == "new"
 
@@ -112,8 +118,8 @@ def test_leftovers_are_taken_away(tmp_path: Path) -> None:
     (tmp_path / ".a.part").write_text("")
     (tmp_path / ".b.part" / "deep").mkdir(parents=True)
     (tmp_path / "c").write_text("")
-    remove_leftovers(tmp_path)
-    remove(tmp_path / "nobody")
+    remove_partial_files(tmp_path)
+    remove_atomically(tmp_path / "nobody")
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
@@ -144,7 +150,7 @@ def test_only_what_is_needed_is_kept(run: Path) -> None:
         "state/validated/00000006.safetensors",
         "state/validated/00000008.safetensors",
     ]
-    keys = read(run / "state/00000008/optimizer.safetensors").keys()
+    keys = read_safetensors(run / "state/00000008/optimizer.safetensors").keys()
     assert "exp_avg/inner.weight" in keys
     assert "exp_avg_sq/again.weight" not in keys  # tied
 
@@ -211,11 +217,11 @@ def test_weights_to_be_averaged_that_are_lost_end_no_run(run: Path, cut: bool) -
             PointData(),
             settings,
             run,
-            validate=lambda model: Report({"score": next(scores)}, "score"),
+            validate=lambda model: ValidationReport({"score": next(scores)}, "score"),
             console=Console(file=file, width=1000),
         )
         assert summary.best is not None
-        assert (summary.best.step, summary.best.averaged) == (steps, averaged)
+        assert (summary.best.step, summary.best.num_averaged) == (steps, averaged)
         (line,) = (one for one in file.getvalue().splitlines() if "lost" in one)
         assert line.endswith(told)
         assert all(f"{step:08}.safetensors" in line for step in lost)

@@ -10,7 +10,7 @@ import torch
 from training_ranks import CASES, DATA
 from training_toy import PointData, Toy, judge, lines, quick, same, state
 
-from jumok.training import Settings, joined, train
+from jumok.training import TrainConfig, init_distributed, train
 
 SCRIPT = Path(__file__).with_name("training_ranks.py")
 
@@ -33,7 +33,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def alone(folder: Path, settings: Settings) -> None:
+def alone(folder: Path, settings: TrainConfig) -> None:
     train(
         Toy().double(),
         PointData(**DATA),
@@ -89,7 +89,7 @@ def test_both_processes_find_what_is_not_finite_in_one(two: Path) -> None:
 
 def test_without_torchrun_one_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with joined("cpu") as ranks:
-        assert (ranks.rank, ranks.world, ranks.main) == (0, 1, True)
-        assert ranks.highest(3, -4) == [3, -4]
+    with init_distributed("cpu") as ranks:
+        assert (ranks.rank, ranks.world_size, ranks.is_main) == (0, 1, True)
+        assert ranks.all_reduce_max(3, -4) == [3, -4]
         assert not torch.distributed.is_initialized()

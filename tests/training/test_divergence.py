@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from training_toy import PointData, Points, Toy, judge, lines, quick, same, state
 
-from jumok.batch import Loss
-from jumok.training import Diverged, train
-from jumok.training.divergence import LASTING, Trend
+from jumok.batches.tokens import Loss
+from jumok.training import DivergenceError, train
+from jumok.training.divergence import MAX_HIGH_STEPS, LossTrend
 
 
 class Bad(Toy):
@@ -42,7 +42,7 @@ def test_what_is_not_finite_never_reaches_the_weights(
     train(good, PointData(), quick(steps=6, **how), tmp_path / "good")
     bad = Bad(at=7, value=value)
     settings = quick(steps=20, save_every=4, log_every=log_every, **how)
-    with pytest.raises(Diverged) as found:
+    with pytest.raises(DivergenceError) as found:
         train(bad, PointData(), settings, tmp_path / "bad")
     assert found.value.step == 7
     assert found.value.examples == tuple(PointData().batches(1)[1].tolist())  # the second of the second epoch
@@ -53,7 +53,7 @@ def test_what_is_not_finite_never_reaches_the_weights(
 
 def test_the_message_tells_what_where_and_what_to_try(tmp_path: Path) -> None:
     settings = quick(steps=20, save_every=4, clip=0.0, validate_every=2, average=0)
-    with pytest.raises(Diverged) as found:
+    with pytest.raises(DivergenceError) as found:
         train(Bad(at=7), PointData(), settings, tmp_path, validate=judge)
     message = str(found.value)
     losses = [line["loss"] for line in lines(tmp_path, "train")]
@@ -70,7 +70,7 @@ def test_the_last_good_state_and_the_best_weights_stay(tmp_path: Path) -> None:
     train(Toy(), PointData(), settings, tmp_path, validate=judge)
     before = state(tmp_path)
     longer = quick(steps=50, save_every=100, log_every=7, average=0, validate_every=50, schedule="constant")
-    with pytest.raises(Diverged):
+    with pytest.raises(DivergenceError):
         train(Bad(at=3), PointData(), longer, tmp_path, validate=judge)
     assert same(state(tmp_path), before)
     # The same run with a model that is well goes on from there.
@@ -80,7 +80,7 @@ def test_the_last_good_state_and_the_best_weights_stay(tmp_path: Path) -> None:
 
 
 def test_a_gradient_that_is_not_finite_is_enough(tmp_path: Path) -> None:
-    with pytest.raises(Diverged, match=r"gradient norm (inf|nan)"):
+    with pytest.raises(DivergenceError, match=r"gradient norm (inf|nan)"):
         train(Bad(at=2, value=math.inf, only_gradient=True), PointData(), quick(), tmp_path)
 
 
@@ -89,7 +89,7 @@ def test_a_bad_step_just_before_a_save_or_a_validation_is_not_saved(tmp_path: Pa
         raise AssertionError("a model that is not well is not validated")
 
     settings = quick(steps=20, save_every=4, validate_every=4, log_every=100)
-    with pytest.raises(Diverged):
+    with pytest.raises(DivergenceError):
         train(Bad(at=4), PointData(), settings, tmp_path, validate=validate)  # type: ignore[arg-type]
     (saved,) = (tmp_path / "state").glob("0*")
     assert saved.name == "00000000"
@@ -109,24 +109,26 @@ class Exploding(Toy):
 
 
 def test_a_loss_that_explodes_is_caught_unless_one_says_otherwise(tmp_path: Path) -> None:
-    settings = quick(steps=LASTING + 20, log_every=10)
-    with pytest.raises(Diverged, match=f"exploded.*for {LASTING} steps over 5 times") as found:
+    settings = quick(steps=MAX_HIGH_STEPS + 20, log_every=10)
+    with pytest.raises(DivergenceError, match=f"exploded.*for {MAX_HIGH_STEPS} steps over 5 times") as found:
         train(Exploding(at=11), PointData(), settings, tmp_path / "caught")
-    assert found.value.step == 10 + LASTING
-    calm = quick(steps=LASTING + 20, log_every=10, explode=0.0)
-    assert train(Exploding(at=11), PointData(), calm, tmp_path / "let").steps == LASTING + 20
+    assert found.value.step == 10 + MAX_HIGH_STEPS
+    calm = quick(steps=MAX_HIGH_STEPS + 20, log_every=10, explode=0.0)
+    assert train(Exploding(at=11), PointData(), calm, tmp_path / "let").num_steps == MAX_HIGH_STEPS + 20
 
 
 def test_what_counts_as_exploding() -> None:
     def verdict(losses: list[float]) -> int | None:
-        trend = Trend()
-        return next((i for i, loss in enumerate(losses) if trend.add(loss, 1.0, factor=5.0)), None)
+        trend = LossTrend()
+        return next(
+            (i for i, loss in enumerate(losses) if trend.update(loss, 1.0, divergence_factor=5.0)), None
+        )
 
-    assert verdict([2.0] * 100 + [11.0] * LASTING) == 99 + LASTING
+    assert verdict([2.0] * 100 + [11.0] * MAX_HIGH_STEPS) == 99 + MAX_HIGH_STEPS
     assert verdict([2.0] * 100 + [9.0] * 500) is None  # worse, but no five times
-    assert verdict(([2.0] * 10 + [50.0] * (LASTING - 1)) * 5) is None  # bad patches, each with an end
+    assert verdict(([2.0] * 10 + [50.0] * (MAX_HIGH_STEPS - 1)) * 5) is None  # bad patches, each with an end
     assert verdict([8.0] + [0.001] * 2000 + [0.1] * 500) is None  # a hundred times, and still well
     assert verdict([-3.0] * 100 + [-2.0] * 100) is None  # log densities may be below 0
-    assert verdict([-3.0] * 100 + [500.0] * LASTING) == 99 + LASTING
+    assert verdict([-3.0] * 100 + [500.0] * MAX_HIGH_STEPS) == 99 + MAX_HIGH_STEPS
     assert verdict([1.0, math.nan]) == 1
     assert verdict([math.inf]) == 0

@@ -9,39 +9,39 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from jumok.batch import Pairs
+from jumok.batches.tokens import Seq2SeqBatch
 from jumok.errors import InputError
-from jumok.models.convolutional import Convolutional, ConvolutionalConfig
+from jumok.models.convolutional import ConvolutionalConfig, ConvolutionalSeq2Seq
 from jumok.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from jumok.models.transformer import Transformer, TransformerConfig
-from jumok.training import Settings, graphs
-from jumok.training.distributed import Ranks
-from jumok.training.graphs import Gradients
+from jumok.training import TrainConfig, cuda_graphs
+from jumok.training.cuda_graphs import CudaGraphGradients
+from jumok.training.distributed import DistributedRanks
 from jumok.training.learner import Learner
-from jumok.training.prefetch import works
+from jumok.training.prefetch import iter_step_batches
 
 WORDS = 23
 CPU = torch.device("cpu")
 MODELS: dict[str, tuple[type[nn.Module], Any]] = {
-    "bahdanau": (Seq2Seq, Seq2SeqConfig(width=16, embedding=8, dropout=0.0)),
+    "bahdanau": (Seq2Seq, Seq2SeqConfig(width=16, embedding_width=8, dropout=0.0)),
     "luong": (
         Seq2Seq,
         Seq2SeqConfig(
-            cell="lstm", layers=2, width=16, embedding=8, dropout=0.0, score="general", query="current",
+            cell="lstm", num_layers=2, width=16, embedding_width=8, dropout=0.0, attention_score="general", attention_query="current",
             readout="tanh",
         ),
     ),
-    "convolutional": (Convolutional, ConvolutionalConfig(embedding=8, width=16, dropout=0.0)),
+    "convolutional": (ConvolutionalSeq2Seq, ConvolutionalConfig(embedding_width=8, width=16, dropout=0.0)),
     "transformer": (
         Transformer,
         TransformerConfig(
-            width=32, heads=2, feed_forward=16, encoder_layers=2, decoder_layers=2, dropout=0.0
+            width=32, num_heads=2, feed_forward_width=16, encoder_layers=2, decoder_layers=2, dropout=0.0
         ),
     ),
 }  # fmt: skip
 
 
-def batch(seed: int, rows: int = 3, *, packed: bool = False, longest: int = 7) -> Pairs:
+def batch(seed: int, rows: int = 3, *, packed: bool = False, longest: int = 7) -> Seq2SeqBatch:
     """Sentences of many lengths, the first of them always the longest."""
     chance = torch.Generator().manual_seed(seed)
 
@@ -50,9 +50,11 @@ def batch(seed: int, rows: int = 3, *, packed: bool = False, longest: int = 7) -
         return [torch.randint(4, WORDS, (n,), generator=chance).tolist() for n in lengths]
 
     if not packed:
-        return Pairs.of(sentences(), sentences()).alike()
-    whole = Pairs.of(sentences(), sentences(), packed=True, to=((longest + 1) * rows + 1,) * 2)
-    source, target = (replace(side, longest=32) for side in (whole.source, whole.target))
+        return Seq2SeqBatch.from_sequences(sentences(), sentences()).with_static_shapes()
+    whole = Seq2SeqBatch.from_sequences(
+        sentences(), sentences(), packed=True, min_lengths=((longest + 1) * rows + 1,) * 2
+    )
+    source, target = (replace(side, max_length=32) for side in (whole.source, whole.target))
     return replace(whole, source=source, target=target)
 
 
@@ -62,8 +64,8 @@ def model(name: str = "bahdanau") -> nn.Module:
     return kind(config, WORDS, WORDS)
 
 
-def running(of: nn.Module, low: bool = False) -> Callable[[Pairs, Tensor], Tensor]:
-    def run(batch: Pairs, scale: Tensor) -> Tensor:
+def running(of: nn.Module, low: bool = False) -> Callable[[Seq2SeqBatch, Tensor], Tensor]:
+    def run(batch: Seq2SeqBatch, scale: Tensor) -> Tensor:
         with torch.autocast(batch.labels.device.type, torch.bfloat16, enabled=low):
             total = of.loss(batch).total  # type: ignore[operator]
         (total * scale).backward()
@@ -72,7 +74,7 @@ def running(of: nn.Module, low: bool = False) -> Callable[[Pairs, Tensor], Tenso
     return run
 
 
-def plain(of: nn.Module, batch: Pairs, low: bool = False) -> tuple[Tensor, list[Tensor]]:
+def plain(of: nn.Module, batch: Seq2SeqBatch, low: bool = False) -> tuple[Tensor, list[Tensor]]:
     """What should be found: the loss, and its gradients a label."""
     of.zero_grad()
     device = next(of.parameters()).device
@@ -84,7 +86,7 @@ def gradients_of(model: nn.Module) -> list[Tensor]:
     return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
 
 
-def check(one: nn.Module, gradients: Gradients[Pairs], batches: list[Pairs]) -> None:
+def check(one: nn.Module, gradients: CudaGraphGradients[Seq2SeqBatch], batches: list[Seq2SeqBatch]) -> None:
     """Value and gradients of each batch, whatever was in ``grad`` before, while the weights change."""
     optimizer = torch.optim.SGD(one.parameters(), lr=0.5)
     for number, each in enumerate(batches):
@@ -98,13 +100,13 @@ def check(one: nn.Module, gradients: Gradients[Pairs], batches: list[Pairs]) -> 
 
 def test_without_a_gpu_the_gradients_are_launched() -> None:
     one = model()
-    check(one, Gradients(running(one), one.parameters(), CPU), [batch(seed) for seed in range(4)])
+    check(one, CudaGraphGradients(running(one), one.parameters(), CPU), [batch(seed) for seed in range(4)])
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_each_form_has_a_graph_from_its_second_batch_on(name: str, pretended: list[str]) -> None:
     one = model(name)
-    gradients = Gradients(running(one), one.parameters(), CPU)
+    gradients = CudaGraphGradients(running(one), one.parameters(), CPU)
     packed = name == "transformer"
     several = [batch(seed, rows, packed=packed) for rows in (3, 2) for seed in range(4)]
     check(one, gradients, several)
@@ -113,17 +115,17 @@ def test_each_form_has_a_graph_from_its_second_batch_on(name: str, pretended: li
 
 def test_what_has_no_form_is_launched(pretended: list[str]) -> None:
     one = model()
-    uneven = [Pairs.of([[5, 6], [7]], [[8], [9, 10]])] * 3
-    assert uneven[0].form is None
-    check(one, Gradients(running(one), one.parameters(), CPU), uneven)
+    uneven = [Seq2SeqBatch.from_sequences([[5, 6], [7]], [[8], [9, 10]])] * 3
+    assert uneven[0].graph_key is None
+    check(one, CudaGraphGradients(running(one), one.parameters(), CPU), uneven)
     assert not pretended
 
 
 def test_forms_beyond_the_most_are_launched(pretended: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "MOST", 1)
+    monkeypatch.setattr(cuda_graphs, "MAX_GRAPHS", 1)
     one = model()
     several = [batch(seed, rows) for seed in range(3) for rows in (3, 2)]
-    check(one, Gradients(running(one), one.parameters(), CPU), several)
+    check(one, CudaGraphGradients(running(one), one.parameters(), CPU), several)
     assert pretended.count("recorded") == 1
 
 
@@ -133,16 +135,16 @@ def test_a_recording_that_fails_is_told_and_all_is_launched(
     def refused(*_: Any) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nmore words")
 
-    monkeypatch.setattr(graphs._Recorder, "captured", refused)
+    monkeypatch.setattr(cuda_graphs._GraphRecorder, "capture", refused)
     one = model()
-    gradients = Gradients(running(one), one.parameters(), CPU)
+    gradients = CudaGraphGradients(running(one), one.parameters(), CPU)
     check(one, gradients, [batch(seed) for seed in range(4)])
-    assert gradients.trouble == "operation not permitted when stream is capturing"
+    assert gradients.capture_error == "operation not permitted when stream is capturing"
 
 
 def test_a_value_that_was_given_stays_when_the_next_batch_comes(pretended: list[str]) -> None:
     one = model()
-    gradients = Gradients(running(one), one.parameters(), CPU)
+    gradients = CudaGraphGradients(running(one), one.parameters(), CPU)
     gradients(batch(0), 1.0)
     first = gradients(batch(1), 1.0)
     before = first.clone()
@@ -153,7 +155,7 @@ def test_a_value_that_was_given_stays_when_the_next_batch_comes(pretended: list[
 def test_parameters_that_do_not_learn_get_no_gradient(pretended: list[str]) -> None:
     one: Any = model()
     one.source_embedding.requires_grad_(False)
-    gradients = Gradients(running(one), one.parameters(), CPU)
+    gradients = CudaGraphGradients(running(one), one.parameters(), CPU)
     for seed in range(3):
         gradients(batch(seed), 1.0)
     assert one.source_embedding.weight.grad is None
@@ -162,13 +164,13 @@ def test_parameters_that_do_not_learn_get_no_gradient(pretended: list[str]) -> N
 
 def test_when_steps_are_recorded() -> None:
     gpu = torch.device("cuda")
-    assert graphs.wanted(Settings(steps=1), gpu, 1)
-    assert not graphs.wanted(Settings(steps=1), CPU, 1)
-    assert not graphs.wanted(Settings(steps=1), gpu, 2)
-    assert not graphs.wanted(Settings(steps=1, accumulate=2), gpu, 1)
-    assert not graphs.wanted(Settings(steps=1, graphs=False), gpu, 1)
+    assert cuda_graphs.should_use_cuda_graphs(TrainConfig(max_steps=1), gpu, 1)
+    assert not cuda_graphs.should_use_cuda_graphs(TrainConfig(max_steps=1), CPU, 1)
+    assert not cuda_graphs.should_use_cuda_graphs(TrainConfig(max_steps=1), gpu, 2)
+    assert not cuda_graphs.should_use_cuda_graphs(TrainConfig(max_steps=1, accumulation_steps=2), gpu, 1)
+    assert not cuda_graphs.should_use_cuda_graphs(TrainConfig(max_steps=1, cuda_graphs=False), gpu, 1)
     with pytest.raises(InputError, match="on a GPU only"):
-        graphs.wanted(Settings(steps=1, graphs=True), CPU, 1)
+        cuda_graphs.should_use_cuda_graphs(TrainConfig(max_steps=1, cuda_graphs=True), CPU, 1)
 
 
 @pytest.fixture
@@ -186,8 +188,8 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return replay, written
 
-    monkeypatch.setattr(graphs._Recorder, "captured", captured)
-    monkeypatch.setattr(graphs, "_records", lambda device: True)
+    monkeypatch.setattr(cuda_graphs._GraphRecorder, "capture", captured)
+    monkeypatch.setattr(cuda_graphs, "_supports_graphs", lambda device: True)
     return events
 
 
@@ -196,7 +198,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_replay_gives_what_launching_gives(name: str, low: bool) -> None:
     one = model(name).cuda()
-    gradients = Gradients(running(one, low), one.parameters(), torch.device("cuda"))
+    gradients = CudaGraphGradients(running(one, low), one.parameters(), torch.device("cuda"))
     optimizer = torch.optim.SGD(one.parameters(), lr=0.5)
     for seed in range(6):
         each = batch(seed, rows=3 - seed % 2, packed=low and name == "transformer")
@@ -207,14 +209,14 @@ def test_a_replay_gives_what_launching_gives(name: str, low: bool) -> None:
             assert (came - expected).norm() <= (5e-2 if low else 1e-3) * expected.norm() + 1e-5
         optimizer.step()
         optimizer.zero_grad()
-    assert gradients.trouble is None
+    assert gradients.capture_error is None
 
 
 @pytest.mark.gpu
 def test_dropout_differs_from_replay_to_replay_and_follows_the_seed() -> None:
     torch.manual_seed(3)
-    one = Seq2Seq(Seq2SeqConfig(width=16, embedding=8, dropout=0.5), WORDS, WORDS).cuda()
-    gradients = Gradients(running(one), one.parameters(), torch.device("cuda"))
+    one = Seq2Seq(Seq2SeqConfig(width=16, embedding_width=8, dropout=0.5), WORDS, WORDS).cuda()
+    gradients = CudaGraphGradients(running(one), one.parameters(), torch.device("cuda"))
     found = []
     for seed in (1, 1, 1, 2, 1):
         torch.cuda.manual_seed(seed)
@@ -227,12 +229,12 @@ def test_dropout_of_attention_weights_in_packed_sentences_differs_too() -> None:
     torch.manual_seed(3)
     config = replace(MODELS["transformer"][1], attention_dropout=0.5)
     one = Transformer(config, WORDS, WORDS).cuda()
-    gradients = Gradients(running(one, low=True), one.parameters(), torch.device("cuda"))
+    gradients = CudaGraphGradients(running(one, low=True), one.parameters(), torch.device("cuda"))
     found = []
     for seed in (1, 1, 1, 2, 1):
         torch.cuda.manual_seed(seed)
         found.append(gradients(batch(0, packed=True), 1.0).item())
-    assert gradients.trouble is None
+    assert gradients.capture_error is None
     assert found[2] == found[4] != found[3]
 
 
@@ -245,7 +247,7 @@ class Same:
     def divide(self, index: Any, parts: int) -> list[Any]:
         return [index]
 
-    def collate(self, index: Any) -> Pairs:
+    def collate(self, index: Any) -> Seq2SeqBatch:
         return batch(int(index[0]), rows=3 - int(index[0]) % 2)
 
 
@@ -261,22 +263,31 @@ class Same:
 def test_a_recorded_training_goes_where_a_launched_one_goes(how: dict[str, Any]) -> None:
     gpu, found = torch.device("cuda"), []
     for recorded in (True, False):
-        settings = Settings(
-            steps=20, warmup=5, graphs=recorded, compile=False, precision="float32", clip=0.5, **how
+        settings = TrainConfig(
+            max_steps=20,
+            warmup_steps=5,
+            cuda_graphs=recorded,
+            compile=False,
+            precision="float32",
+            max_grad_norm=0.5,
+            **how,
         )
-        learner = Learner(model(), settings, Ranks(device=gpu), last=20)
-        stream = works(Same(), learner.ranks, accumulate=1)
+        learner = Learner(model(), settings, DistributedRanks(device=gpu), last_step=20)
+        stream = iter_step_batches(Same(), learner.ranks, accumulation_steps=1)
         found.append(torch.stack([learner.step(next(stream), number) for number in range(1, 21)]).cpu())
-        assert learner.trouble is None
+        assert learner.capture_error is None
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.gpu
 def test_a_gradient_that_is_not_finite_stops_a_recorded_training_too() -> None:
     learner = Learner(
-        model(), Settings(steps=20, graphs=True, compile=False), Ranks(device=torch.device("cuda")), last=20
+        model(),
+        TrainConfig(max_steps=20, cuda_graphs=True, compile=False),
+        DistributedRanks(device=torch.device("cuda")),
+        last_step=20,
     )
-    stream = works(Same(), learner.ranks, accumulate=1)
+    stream = iter_step_batches(Same(), learner.ranks, accumulation_steps=1)
     for number in range(1, 11):
         learner.step(next(stream), number)
     weight = learner.model.source_embedding.weight

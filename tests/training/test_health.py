@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from jumok.errors import InputError
-from jumok.training import alarms, attention_health, health
+from jumok.training import attention_health, compute_attention_health, find_alarms
 
 UNIFORM, SHARP = torch.full((1, 1, 2, 2), 0.5), torch.eye(2)[None, None]
 
 
 def test_by_hand() -> None:
     weights = torch.tensor([[[[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]]]])  # 2 queries, 3 keys
-    figures = attention_health([weights], queries=[2], keys=[3])
+    figures = compute_attention_health([weights], query_lengths=[2], key_lengths=[3])
     entropy = 1.5 * math.log(2)  # ½ log 2 + 2 · ¼ log 4, and 0 for the second
     assert figures["attention/entropy"] == pytest.approx(entropy / math.log(3) / 2)
     assert figures["attention/peak"] == pytest.approx(0.75)
@@ -24,7 +24,7 @@ def test_by_hand() -> None:
 
 
 def test_the_examples_in_the_docstrings() -> None:
-    found = doctest.testmod(health)
+    found = doctest.testmod(attention_health)
     assert found.attempted > 2
     assert found.failed == 0
 
@@ -32,32 +32,34 @@ def test_the_examples_in_the_docstrings() -> None:
 def test_heads_that_never_look_elsewhere_are_stuck() -> None:
     stuck = torch.zeros(1, 1, 2, 2)
     stuck[..., 1] = 1.0
-    assert attention_health([torch.cat([stuck, SHARP], 1)], queries=[2])["attention/stuck"] == 0.5
-    one_query = attention_health([stuck[:, :, :1]], queries=[1], keys=[2])
+    assert (
+        compute_attention_health([torch.cat([stuck, SHARP], 1)], query_lengths=[2])["attention/stuck"] == 0.5
+    )
+    one_query = compute_attention_health([stuck[:, :, :1]], query_lengths=[1], key_lengths=[2])
     assert one_query["attention/stuck"] == 0  # one look is no habit
 
 
 def test_alarms_come_late_enough_and_say_what_is_wrong() -> None:
     healthy = {"attention/uniform": 0.5, "attention/stuck": 0.5, "alignment/diagonality": 0.9}
     healthy |= {"style/spread": 0.3, "style/effect": 0.2}
-    assert alarms([], 1.0) == []
-    assert alarms([healthy], 1.0) == []
+    assert find_alarms([], 1.0) == []
+    assert find_alarms([healthy], 1.0) == []
     ill = {"attention/uniform": 0.25, "attention/stuck": 0.75, "alignment/diagonality": 0.3}
     ill |= {"style/spread": 0.3, "style/effect": 0.001}
-    assert alarms([ill], 0.2) == []
-    diagonal, style, heads = alarms([ill], 0.5)
+    assert find_alarms([ill], 0.2) == []
+    diagonal, style, heads = find_alarms([ill], 0.5)
     assert diagonal.startswith("attention never became diagonal: its diagonality was at most 0.30")
     assert style.startswith("style tokens do nothing: whatever the style is")
     assert heads.startswith("attention does nothing: 75% of the heads look at one and the same place")
-    assert [one.partition(":")[0] for one in alarms([healthy, ill], 0.5)] == [
+    assert [one.partition(":")[0] for one in find_alarms([healthy, ill], 0.5)] == [
         "style tokens do nothing",
         "attention does nothing",
     ]  # it was diagonal before
-    assert alarms([{"loss": 1.0}], 1.0) == []
+    assert find_alarms([{"loss": 1.0}], 1.0) == []
 
 
 def test_heads_that_do_nothing_are_counted_over_all_layers() -> None:
-    figures = attention_health([torch.cat([UNIFORM, SHARP], 1), SHARP, SHARP], queries=[2])
+    figures = compute_attention_health([torch.cat([UNIFORM, SHARP], 1), SHARP, SHARP], query_lengths=[2])
     assert figures["attention/uniform"] == 0.25
     assert figures["attention/entropy"] == pytest.approx(0.25)
 
@@ -68,8 +70,8 @@ def test_padding_is_not_looked_at() -> None:
     long = torch.randn(1, 3, 7, 11).softmax(-1)
     padded = torch.full((2, 3, 7, 11), math.nan)
     padded[0, :, :2, :5], padded[1] = short[0], long[0]
-    both = attention_health([padded], queries=[2, 7], keys=[5, 11])
-    a, b = attention_health([short], [2], [5]), attention_health([long], [7], [11])
+    both = compute_attention_health([padded], query_lengths=[2, 7], key_lengths=[5, 11])
+    a, b = compute_attention_health([short], [2], [5]), compute_attention_health([long], [7], [11])
     name = "attention/peak"  # a mean over queries
     assert both[name] == pytest.approx((2 * a[name] + 7 * b[name]) / 9)
     name = "attention/coverage"  # a mean over keys
@@ -80,24 +82,24 @@ def test_a_single_key_leaves_no_choice_and_says_nothing() -> None:
     weights = torch.zeros(2, 1, 2, 2)
     weights[0, :, :, 0] = 1.0  # one key, looked at fully
     weights[1] = 0.5
-    figures = attention_health([weights], queries=[2, 2], keys=[1, 2])
+    figures = compute_attention_health([weights], query_lengths=[2, 2], key_lengths=[1, 2])
     assert figures["attention/entropy"] == pytest.approx(1.0)
-    only = attention_health([weights[:1]], queries=[2], keys=[1])
+    only = compute_attention_health([weights[:1]], query_lengths=[2], key_lengths=[1])
     assert (only["attention/entropy"], only["attention/uniform"]) == (0.0, 0.0)
 
 
 def test_no_maps_no_figures() -> None:
-    assert attention_health([], [3]) == {}
-    assert attention_health([torch.zeros(0, 2, 3, 5)], []) == {}
+    assert compute_attention_health([], [3]) == {}
+    assert compute_attention_health([torch.zeros(0, 2, 3, 5)], []) == {}
 
 
 def test_half_precision_maps_do() -> None:
-    figures = attention_health([UNIFORM.bfloat16()], queries=[2])
+    figures = compute_attention_health([UNIFORM.bfloat16()], query_lengths=[2])
     assert figures["attention/entropy"] == pytest.approx(1.0)
 
 
 def test_wrong_shapes_are_refused() -> None:
     with pytest.raises(InputError, match=r"a map \(2, 2\) came with 1 lengths of queries"):
-        attention_health([torch.eye(2)], [2])
+        compute_attention_health([torch.eye(2)], [2])
     with pytest.raises(InputError, match="2 lengths of queries"):
-        attention_health([SHARP], [2, 2])
+        compute_attention_health([SHARP], [2, 2])

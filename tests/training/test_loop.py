@@ -16,13 +16,13 @@ from rich.console import Console
 from torch import nn
 from training_toy import PointData, Points, Toy, judge, lines, quick, same, state
 
-from jumok.batch import Loss
+from jumok.batches.tokens import Loss
 from jumok.errors import InputError
-from jumok.training import Ranks, Report, load_weights, train
+from jumok.training import DistributedRanks, ValidationReport, load_weights, train
 from jumok.training.learner import Learner
-from jumok.training.optimizer import make_optimizer
-from jumok.training.prefetch import works
-from jumok.training.weights import read
+from jumok.training.optimizer import build_optimizer
+from jumok.training.prefetch import iter_step_batches
+from jumok.training.weights import read_safetensors
 
 
 class Line(nn.Module):
@@ -74,7 +74,7 @@ def test_the_first_steps_by_hand(tmp_path: Path, changes: dict[str, Any], weight
 
 
 def test_weight_decay_shrinks_matrices_only(tmp_path: Path) -> None:
-    groups = make_optimizer(Toy(), quick(optimizer="adamw", weight_decay=0.1)).param_groups
+    groups = build_optimizer(Toy(), quick(optimizer="adamw", weight_decay=0.1)).param_groups
     decays = {parameter: group["weight_decay"] for group in groups for parameter in group["params"]}
     assert sum(decay == 0.1 for decay in decays.values()) == 5  # inner, two layers, outer = again, read
     assert all(decay == (0.1 if parameter.dim() > 1 else 0.0) for parameter, decay in decays.items())
@@ -131,14 +131,14 @@ def test_what_is_logged(tmp_path: Path) -> None:
 def scripted(values: list[float], **how: Any) -> Any:
     """A validation that finds these values, one after the other."""
     left = iter(values)
-    return lambda model: Report({"score": next(left), "other": 1.0}, "score", **how)
+    return lambda model: ValidationReport({"score": next(left), "other": 1.0}, "score", **how)
 
 
 def test_the_best_weights_are_kept_and_patience_ends(tmp_path: Path) -> None:
     seen: list[torch.Tensor] = []
     values = scripted([1.0, 3.0, 2.0, 3.0, float("nan"), 9.0])
 
-    def validate(model: nn.Module) -> Report:
+    def validate(model: nn.Module) -> ValidationReport:
         assert not model.training
         assert not torch.is_grad_enabled()
         seen.append(model.read.weight.clone())
@@ -147,14 +147,14 @@ def test_the_best_weights_are_kept_and_patience_ends(tmp_path: Path) -> None:
     model = Toy()
     settings = quick(steps=100, validate_every=2, patience=3, average=0)
     summary = train(model, PointData(), settings, tmp_path, validate=validate)
-    assert summary.reason == "3 validations in a row were no better"
-    assert (summary.steps, summary.epochs) == (10, 2)
+    assert summary.stop_reason == "3 validations in a row were no better"
+    assert (summary.num_steps, summary.num_epochs) == (10, 2)
     assert summary.best is not None
-    assert (summary.best.step, summary.best.value, summary.best.averaged) == (4, 3.0, 0)
-    assert summary.best.figures == {"score": 3.0, "other": 1.0}
+    assert (summary.best.step, summary.best.value, summary.best.num_averaged) == (4, 3.0, 0)
+    assert summary.best.metrics == {"score": 3.0, "other": 1.0}
     assert len(seen) == 5
     assert torch.equal(model.read.weight, seen[1])  # the model holds the best
-    assert torch.equal(read(tmp_path / "model.safetensors")["read.weight"], seen[1])
+    assert torch.equal(read_safetensors(tmp_path / "model.safetensors")["read.weight"], seen[1])
     told = [line["score"] for line in lines(tmp_path, "validation")]
     assert told == [1.0, 3.0, 2.0, 3.0, None]  # JSON knows no NaN
     assert [line["best"] for line in lines(tmp_path, "validation")] == [True, True, False, False, False]
@@ -178,9 +178,9 @@ def test_the_average_by_hand(tmp_path: Path) -> None:
     """The mean of the last three validated weights; it is kept where it does better."""
     seen: list[torch.Tensor] = []
 
-    def better_when_averaged(model: nn.Module) -> Report:
+    def better_when_averaged(model: nn.Module) -> ValidationReport:
         seen.append(model.read.weight.clone())
-        return Report({"score": [5.0, 1.0, 2.0, 3.0, 6.0][len(seen) - 1]}, "score")
+        return ValidationReport({"score": [5.0, 1.0, 2.0, 3.0, 6.0][len(seen) - 1]}, "score")
 
     model = Toy()
     settings = quick(steps=8, validate_every=2, average=3)
@@ -189,14 +189,14 @@ def test_the_average_by_hand(tmp_path: Path) -> None:
     torch.testing.assert_close(seen[4], mean)
     assert torch.equal(model.read.weight, seen[4])
     assert summary.best is not None
-    assert (summary.best.value, summary.best.averaged) == (6.0, 3)
+    assert (summary.best.value, summary.best.num_averaged) == (6.0, 3)
     assert [line["event"] for line in lines(tmp_path / "better")][-1] == "average"
 
     model, seen = Toy(), []
     worse = scripted([5.0, 1.0, 2.0, 3.0, 4.0])
     summary = train(model, PointData(), settings, tmp_path / "worse", validate=worse)
     assert summary.best is not None
-    assert (summary.best.value, summary.best.step, summary.best.averaged) == (5.0, 2, 0)
+    assert (summary.best.value, summary.best.step, summary.best.num_averaged) == (5.0, 2, 0)
 
 
 def test_averaging_leaves_the_state_alone(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_without_validation_the_newest_weights_are_the_best(tmp_path: Path) -> N
 
 
 def test_a_validation_that_fails_loses_no_step(tmp_path: Path) -> None:
-    def failing(model: nn.Module) -> Report:
+    def failing(model: nn.Module) -> ValidationReport:
         raise MemoryError("too long a sentence")
 
     settings = quick(steps=6, validate_every=4, save_every=100, average=0)
@@ -235,19 +235,19 @@ def test_a_validation_that_fails_loses_no_step(tmp_path: Path) -> None:
 
 
 def test_figures_may_be_numbers_of_any_kind(tmp_path: Path) -> None:
-    def odd(model: nn.Module) -> Report:
-        return Report({"a": np.float32(0.5), "b": torch.tensor(2), "c": 3}, "a")  # type: ignore[dict-item]
+    def odd(model: nn.Module) -> ValidationReport:
+        return ValidationReport({"a": np.float32(0.5), "b": torch.tensor(2), "c": 3}, "a")  # type: ignore[dict-item]
 
     summary = train(Toy(), PointData(), quick(steps=2), tmp_path, validate=odd)
     assert summary.best is not None
-    assert summary.best.figures == {"a": 0.5, "b": 2.0, "c": 3.0}
+    assert summary.best.metrics == {"a": 0.5, "b": 2.0, "c": 3.0}
 
 
 def test_a_report_names_its_figures() -> None:
     with pytest.raises(ValueError, match="best='blue' is not one of the figures: bleu"):
-        Report({"bleu": 1.0}, "blue")
+        ValidationReport({"bleu": 1.0}, "blue")
     with pytest.raises(ValueError, match="tie='loss' is not one of the figures: bleu"):
-        Report({"bleu": 1.0}, "bleu", tie="loss")
+        ValidationReport({"bleu": 1.0}, "bleu", tie_breaker="loss")
 
 
 NAN = float("nan")
@@ -281,7 +281,10 @@ def test_what_is_equal_in_one_figure_is_told_apart_by_another(
     if before is not None and before[1] is not None:
         other = {"score": sign * before[0], "loss": before[1]}
     figures = {"score": sign * after[0], "loss": after[1]}
-    assert Report(figures, "score", higher_is_better=higher, tie="loss").beats(other) == better
+    assert (
+        ValidationReport(figures, "score", higher_is_better=higher, tie_breaker="loss").is_better_than(other)
+        == better
+    )
 
 
 @pytest.mark.parametrize("higher", [True, False])
@@ -303,16 +306,18 @@ def test_what_a_score_has_by_chance_decides_nothing(
 ) -> None:
     sign = 1 if higher else -1
     figures, other = ({"score": sign * score, "loss": loss} for score, loss in (after, before))
-    report = Report(figures, "score", higher_is_better=higher, tie="loss", chance=sign * 1.0)
-    assert report.beats(other) == better
+    report = ValidationReport(
+        figures, "score", higher_is_better=higher, tie_breaker="loss", chance_level=sign * 1.0
+    )
+    assert report.is_better_than(other) == better
 
 
 def still_nothing(losses: list[float], seen: list[torch.Tensor]) -> Any:
     """A validation whose score stays 0, while a loss is these values."""
 
-    def validate(model: nn.Module) -> Report:
+    def validate(model: nn.Module) -> ValidationReport:
         seen.append(model.read.weight.clone())
-        return Report({"score": 0.0, "loss": losses[len(seen) - 1]}, "score", tie="loss")
+        return ValidationReport({"score": 0.0, "loss": losses[len(seen) - 1]}, "score", tie_breaker="loss")
 
     return validate
 
@@ -324,7 +329,7 @@ def test_a_score_that_stays_the_same_throws_nothing_away(tmp_path: Path) -> None
     settings = quick(steps=100, validate_every=2, patience=2, average=0)
     validate = still_nothing([9.0, 8.0, 8.5, 7.0, 7.0, 7.5], seen)
     summary = train(model, PointData(), settings, tmp_path / "plain", validate=validate)
-    assert (summary.steps, summary.reason) == (12, "2 validations in a row were no better")
+    assert (summary.num_steps, summary.stop_reason) == (12, "2 validations in a row were no better")
     assert summary.best is not None
     assert (summary.best.step, summary.best.value) == (8, 0.0)
     assert torch.equal(model.read.weight, seen[3])
@@ -338,7 +343,7 @@ def test_a_score_that_stays_the_same_throws_nothing_away(tmp_path: Path) -> None
         validate = still_nothing([9.0, 8.0, 7.0, mean], seen)
         summary = train(model := Toy(), PointData(), settings, folder, validate=validate)
         assert summary.best is not None
-        assert summary.best.averaged == kept
+        assert summary.best.num_averaged == kept
         assert torch.equal(model.read.weight, seen[3 if kept else 2])
 
 
@@ -348,11 +353,11 @@ def test_a_broken_run_remembers_the_figure_that_tells_apart(tmp_path: Path) -> N
     settings = quick(steps=12, validate_every=2, save_every=3, average=3)
 
     def validate(broken: list[int], folder: Path) -> Any:
-        def found(model: nn.Module) -> Report:
+        def found(model: nn.Module) -> ValidationReport:
             (newest,) = (int(path.name) for path in (folder / "state").glob("0*"))
             if newest in broken:
                 raise MemoryError("too long a sentence")
-            return Report({"score": 0.0, "loss": losses[newest]}, "score", tie="loss")
+            return ValidationReport({"score": 0.0, "loss": losses[newest]}, "score", tie_breaker="loss")
 
         return found
 
@@ -401,17 +406,17 @@ def test_a_shortened_warm_up_is_the_same_for_a_run_that_goes_on(tmp_path: Path) 
     assert same(state(tmp_path / "broken"), state(tmp_path / "whole"))
 
 
-def _pulled(model: nn.Module) -> Report:
+def _pulled(model: nn.Module) -> ValidationReport:
     raise RuntimeError("pulled")
 
 
 def test_epochs_and_minutes_end_a_run(tmp_path: Path) -> None:
     summary = train(Toy(), PointData(), quick(steps=None, epochs=2), tmp_path / "epochs")
-    assert (summary.steps, summary.epochs, summary.reason) == (10, 2, "all 2 epochs are done")
+    assert (summary.num_steps, summary.num_epochs, summary.stop_reason) == (10, 2, "all 2 epochs are done")
     timed = quick(steps=None, minutes=0.005)
     summary = train(Toy(), PointData(), timed, tmp_path / "minutes")
     assert summary.seconds >= 0.3
-    assert summary.steps > 1
+    assert summary.num_steps > 1
     assert (
         train(Toy(), PointData(), timed, tmp_path / "minutes") == summary
     )  # time of earlier sessions counts
@@ -420,7 +425,7 @@ def test_epochs_and_minutes_end_a_run(tmp_path: Path) -> None:
 def test_the_clock_takes_a_schedule_to_its_end(tmp_path: Path) -> None:
     timed = quick(steps=10**9, minutes=0.01, schedule="linear", warmup=0, log_every=10)
     summary = train(Toy(), PointData(), timed, tmp_path / "run")
-    assert 10 < summary.steps < 10**9
+    assert 10 < summary.num_steps < 10**9
     logged = lines(tmp_path / "run", "train")
     rates = [one["learning_rate"] / timed.learning_rate for one in logged]
     assert rates == sorted(rates, reverse=True)
@@ -453,7 +458,7 @@ def test_metrics_are_cut_to_what_the_state_knows(tmp_path: Path) -> None:
 def test_a_step_depends_on_no_random_number_drawn_elsewhere(tmp_path: Path) -> None:
     """Validation that draws random numbers changes nothing; each step's dropout is its own."""
 
-    def drawing(model: nn.Module) -> Report:
+    def drawing(model: nn.Module) -> ValidationReport:
         torch.rand(17)
         return judge(model)
 
@@ -477,9 +482,9 @@ def test_seeding_each_step_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_tensorboard_files_are_written(tmp_path: Path) -> None:
     board = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
-    def with_samples(model: nn.Module) -> Report:
+    def with_samples(model: nn.Module) -> ValidationReport:
         report = judge(model)
-        return Report(report.figures, report.best, samples=["<b>a</b> → b"])
+        return ValidationReport(report.metrics, report.select_by, samples=["<b>a</b> → b"])
 
     settings = quick(tensorboard=True, steps=4, validate_every=2, average=0)
     train(Toy(), PointData(), settings, tmp_path, validate=with_samples)
@@ -522,9 +527,11 @@ def test_a_model_may_compile_itself(tmp_path: Path, wish: Any, times: int) -> No
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # that it is a prototype
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_a_step_never_waits_for_the_gpu(optimizer: str) -> None:
-    ranks = Ranks(device=torch.device("cuda", 0))
-    learner = Learner(Toy(0.3), quick(optimizer=optimizer, compile=False, accumulate=2), ranks, last=None)
-    stream = works(PointData(), ranks, accumulate=2)
+    ranks = DistributedRanks(device=torch.device("cuda", 0))
+    learner = Learner(
+        Toy(0.3), quick(optimizer=optimizer, compile=False, accumulate=2), ranks, last_step=None
+    )
+    stream = iter_step_batches(PointData(), ranks, accumulation_steps=2)
     rows = [learner.step(next(stream), 1)]
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -543,10 +550,10 @@ def test_a_gpu_learns_the_same(tmp_path: Path) -> None:
         assert gpu["loss"] == pytest.approx(cpu["loss"], rel=0.01)  # TF32
 
 
-def judge_anywhere(model: nn.Module) -> Report:
+def judge_anywhere(model: nn.Module) -> ValidationReport:
     data = PointData()
     points = data.collate(np.arange(len(data.x))).to(next(model.parameters()).device)
-    return Report({"error": model.loss(points).total.item()}, "error", higher_is_better=False)
+    return ValidationReport({"error": model.loss(points).total.item()}, "error", higher_is_better=False)
 
 
 # --------------------------------------------------------------------------------------- data
@@ -581,7 +588,7 @@ class Empty(PointData):
 
 def test_a_single_example_trains(tmp_path: Path) -> None:
     summary = train(Toy(), PointData(length=1), quick(steps=None, epochs=3, accumulate=2), tmp_path)
-    assert (summary.steps, summary.labels) == (3, 3)
+    assert (summary.num_steps, summary.num_labels) == (3, 3)
 
 
 def test_weights_of_another_model_are_refused_whole(tmp_path: Path) -> None:
@@ -606,8 +613,10 @@ def test_alarms_are_sounded_once_and_stand_in_the_summary(tmp_path: Path) -> Non
     spoken = io.StringIO()
     console = Console(file=spoken, width=300)
 
-    def never_diagonal(model: nn.Module) -> Report:
-        return Report({"loss": 1.0, "alignment/diagonality": 0.1}, best="loss", higher_is_better=False)
+    def never_diagonal(model: nn.Module) -> ValidationReport:
+        return ValidationReport(
+            {"loss": 1.0, "alignment/diagonality": 0.1}, select_by="loss", higher_is_better=False
+        )
 
     settings = quick(steps=10, validate_every=2, patience=0, average=0)
     summary = train(Toy(), PointData(), settings, tmp_path, validate=never_diagonal, console=console)

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from jumok import InputError
-from jumok.training.optimizer import make_optimizer, moments, restore_moments
-from jumok.training.settings import Settings
+from jumok.training.config import TrainConfig
+from jumok.training.optimizer import build_optimizer, get_optimizer_state, load_optimizer_state
 
 
 def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
@@ -22,21 +22,21 @@ def test_a_step_after_it_was_brought_back_is_the_same(layout: torch.memory_forma
     """However the parameters lie in memory: a file knows nothing of that."""
     torch.manual_seed(1)
     model = nn.Conv2d(3, 11, 3).to(memory_format=layout)
-    optimizer = make_optimizer(model, Settings(learning_rate=0.01))
+    optimizer = build_optimizer(model, TrainConfig(learning_rate=0.01))
     stepped(model, optimizer, 3)
     saved = {
         name: value.clone(memory_format=torch.contiguous_format)
-        for name, value in moments(optimizer, model).items()
+        for name, value in get_optimizer_state(optimizer, model).items()
     }
     other = nn.Conv2d(3, 11, 3).to(memory_format=layout)
     other.load_state_dict(model.state_dict())
-    resumed = make_optimizer(other, Settings(learning_rate=0.01))
-    restore_moments(resumed, other, saved)
+    resumed = build_optimizer(other, TrainConfig(learning_rate=0.01))
+    load_optimizer_state(resumed, other, saved)
     stepped(model, optimizer, 2)
     stepped(other, resumed, 2)
     assert torch.equal(model.weight, other.weight)
     with pytest.raises(InputError, match="another model: this one has no bias, weight"):
-        restore_moments(resumed, nn.Tanh(), saved)
+        load_optimizer_state(resumed, nn.Tanh(), saved)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -44,9 +44,9 @@ def test_sgd_is_that_of_pytorch(momentum: float) -> None:
     torch.manual_seed(1)
     ours, theirs = nn.Conv2d(3, 11, 3), nn.Conv2d(3, 11, 3)
     theirs.load_state_dict(ours.state_dict())
-    settings = Settings(optimizer="sgd", learning_rate=0.001, momentum=momentum, weight_decay=0.1)
+    settings = TrainConfig(optimizer="sgd", learning_rate=0.001, momentum=momentum, weight_decay=0.1)
     groups = [{"params": [theirs.weight], "weight_decay": 0.1}, {"params": [theirs.bias]}]
-    stepped(ours, make_optimizer(ours, settings), 3)
+    stepped(ours, build_optimizer(ours, settings), 3)
     stepped(theirs, torch.optim.SGD(groups, 0.001, momentum=momentum, fused=True), 3)
     assert torch.equal(ours.weight, theirs.weight)
     assert torch.equal(ours.bias, theirs.bias)
@@ -55,9 +55,9 @@ def test_sgd_is_that_of_pytorch(momentum: float) -> None:
 def test_a_first_step_that_is_skipped_leaves_no_momentum() -> None:
     """PyTorch's own would leave what the memory happened to hold."""
     model = nn.Conv2d(3, 11, 3)
-    optimizer = make_optimizer(model, Settings(optimizer="sgd", momentum=0.9))
+    optimizer = build_optimizer(model, TrainConfig(optimizer="sgd", momentum=0.9))
     optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]
     before = model.weight.clone()
     stepped(model, optimizer, 1)
     assert torch.equal(model.weight, before)
-    assert not any(moment.any() for moment in moments(optimizer, model).values())
+    assert not any(moment.any() for moment in get_optimizer_state(optimizer, model).values())

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from training_toy import PointData, Points, Toy, judge, lines, quick, same, state
 
-from jumok.attention import capability
-from jumok.attention.capability import GPU
-from jumok.batch import Loss
-from jumok.training import Diverged, Ranks, precision, train
+from jumok.attention import gpu_support
+from jumok.attention.gpu_support import GPUProperties
+from jumok.batches.tokens import Loss
+from jumok.training import DistributedRanks, DivergenceError, precision, train
 from jumok.training.learner import Learner
-from jumok.training.precision import LossScale, autocast_dtype
-from jumok.training.prefetch import works
+from jumok.training.precision import LossScaler, select_autocast_dtype
+from jumok.training.prefetch import iter_step_batches
 
 CPU = torch.device("cpu")
 
@@ -26,25 +26,25 @@ CPU = torch.device("cpu")
     ("gpu", "found"),
     [
         (None, None),
-        (GPU((7, 5), 65_536), None),
-        (GPU((8, 0), 166_912), torch.bfloat16),
-        (GPU((12, 0), 101_376), torch.bfloat16),
-        (GPU((9, 4), 65_536, rocm=True), torch.bfloat16),
+        (GPUProperties((7, 5), 65_536), None),
+        (GPUProperties((8, 0), 166_912), torch.bfloat16),
+        (GPUProperties((12, 0), 101_376), torch.bfloat16),
+        (GPUProperties((9, 4), 65_536, is_rocm=True), torch.bfloat16),
     ],
 )
 def test_auto_takes_bfloat16_where_the_gpu_has_it(
-    gpu: GPU | None, found: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+    gpu: GPUProperties | None, found: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capability, "gpu_of", lambda device: gpu)
-    assert autocast_dtype(quick(), CPU) is found
-    assert autocast_dtype(quick(precision="fp16"), CPU) is torch.float16
-    assert autocast_dtype(quick(precision="float32"), CPU) is None
+    monkeypatch.setattr(gpu_support, "get_gpu_properties", lambda device: gpu)
+    assert select_autocast_dtype(quick(), CPU) is found
+    assert select_autocast_dtype(quick(precision="fp16"), CPU) is torch.float16
+    assert select_autocast_dtype(quick(precision="float32"), CPU) is None
 
 
 def test_the_scale_is_that_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Step by step as torch.amp.GradScaler, over overflows now and then."""
     monkeypatch.setattr(precision, "GROWTH_INTERVAL", 3)
-    ours, theirs = LossScale(CPU), torch.amp.GradScaler("cpu", growth_interval=3)
+    ours, theirs = LossScaler(CPU), torch.amp.GradScaler("cpu", growth_interval=3)
     weight = torch.zeros(1, requires_grad=True)
     optimizer = torch.optim.SGD([weight], 0.1, fused=True)
     theirs.scale(torch.ones(1))  # it begins at its first use
@@ -54,8 +54,8 @@ def test_the_scale_is_that_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         theirs.step(optimizer)
         theirs.update()
         ours.update(torch.tensor(bool(overflow)))
-        assert ours.factor.item() == theirs.get_scale(), step
-    assert ours.factor != 65536.0
+        assert ours.scale.item() == theirs.get_scale(), step
+    assert ours.scale != 65536.0
 
 
 class Overflowing(Toy):
@@ -71,12 +71,12 @@ class Overflowing(Toy):
 
 
 def learner_of(model: Toy, **how: Any) -> Learner:
-    return Learner(model, quick(precision="fp16", **how), Ranks(), last=None)
+    return Learner(model, quick(precision="fp16", **how), DistributedRanks(), last_step=None)
 
 
 @pytest.fixture
 def from_1024(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "INITIAL", 1024.0)
+    monkeypatch.setattr(precision, "INITIAL_SCALE", 1024.0)
 
 
 @pytest.mark.usefixtures("from_1024")
@@ -84,17 +84,17 @@ def from_1024(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_steps_that_overflow_are_skipped(optimizer: str) -> None:
     """1024 and 512 are too large, 256 is not."""
     learner = learner_of(Overflowing(), optimizer=optimizer, momentum=0.9 if optimizer == "sgd" else 0.0)
-    stream = works(PointData(), Ranks(), accumulate=1)
-    before = {name: weight.clone() for name, weight in learner.weights().items()}
+    stream = iter_step_batches(PointData(), DistributedRanks(), accumulation_steps=1)
+    before = {name: weight.clone() for name, weight in learner.gather_weights().items()}
     skipped = [learner.step(next(stream), number) for number in (1, 2)]
-    assert same(before, learner.weights())
-    assert not any(moment.any() for name, moment in learner.moments().items() if "/" in name)
+    assert same(before, learner.gather_weights())
+    assert not any(moment.any() for name, moment in learner.gather_optimizer_state().items() if "/" in name)
     assert [row[2].item() for row in skipped] == [0.0, 0.0]
     row = learner.step(next(stream), 3)
     assert row[2] > 0
-    assert not same(before, learner.weights())
-    assert learner.moments()["loss_scale"] == 256.0
-    assert learner.moments()["loss_scale_good_steps"] == 1
+    assert not same(before, learner.gather_weights())
+    assert learner.gather_optimizer_state()["loss_scale"] == 256.0
+    assert learner.gather_optimizer_state()["loss_scale_good_steps"] == 1
 
 
 def test_a_scaled_gradient_is_unscaled_before_it_is_clipped() -> None:
@@ -102,12 +102,14 @@ def test_a_scaled_gradient_is_unscaled_before_it_is_clipped() -> None:
     rows: list[Tensor] = []
     found: list[dict[str, Tensor]] = []
     for scaled in (False, True):
-        learner = Learner(Toy().double(), quick(precision="float32", clip=0.5), Ranks(), last=None)
+        learner = Learner(
+            Toy().double(), quick(precision="float32", clip=0.5), DistributedRanks(), last_step=None
+        )
         if scaled:
-            learner._loss_scale = LossScale(CPU)
-        stream = works(PointData(dtype=torch.float64), Ranks(), accumulate=1)
+            learner._loss_scaler = LossScaler(CPU)
+        stream = iter_step_batches(PointData(dtype=torch.float64), DistributedRanks(), accumulation_steps=1)
         rows.append(torch.stack([learner.step(next(stream), number) for number in (1, 2, 3)]))
-        found.append(learner.weights())
+        found.append(learner.gather_weights())
     torch.testing.assert_close(rows[0], rows[1], rtol=1e-12, atol=0)
     for name, weight in found[0].items():
         torch.testing.assert_close(weight, found[1][name], rtol=1e-9, atol=1e-12)
@@ -137,7 +139,7 @@ def test_a_gradient_that_is_never_finite_is_divergence(tmp_path: Path) -> None:
     class Broken(Overflowing):
         limit = 0.0
 
-    with pytest.raises(Diverged, match="not finite") as caught:
+    with pytest.raises(DivergenceError, match="not finite") as caught:
         train(Broken(), PointData(), quick(steps=30, precision="fp16"), tmp_path)
     assert caught.value.step == 17  # at 65536 / 2¹⁶ = 1
 
@@ -149,7 +151,7 @@ def test_a_loss_that_is_not_finite_is_divergence_at_once(tmp_path: Path) -> None
             points.y.fill_(torch.nan)
             return points
 
-    with pytest.raises(Diverged, match=r"step 1: .*not finite"):
+    with pytest.raises(DivergenceError, match=r"step 1: .*not finite"):
         train(Toy(), Poisoned(), quick(precision="fp16"), tmp_path)
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from training_toy import PointData
 
-from jumok.batch import Pairs
-from jumok.training.distributed import Ranks
-from jumok.training.prefetch import ahead, each_tensor, works
+from jumok.batches.tokens import Seq2SeqBatch
+from jumok.training.distributed import DistributedRanks
+from jumok.training.prefetch import iter_step_batches, map_tensors, prefetch_items
 
 
 def test_it_works_ahead_but_not_further_than_asked() -> None:
@@ -24,7 +24,7 @@ def test_it_works_ahead_but_not_further_than_asked() -> None:
             made.append(number)
             yield number
 
-    stream = ahead(items(), depth=3)
+    stream = prefetch_items(items(), depth=3)
     assert [next(stream) for _ in range(5)] == [0, 1, 2, 3, 4]
     deadline = time.monotonic() + 5
     while len(made) < 9 and time.monotonic() < deadline:  # 5 taken, 3 ready, 1 in hand
@@ -39,7 +39,7 @@ def test_an_error_comes_after_all_that_was_well() -> None:
         yield from (1, 2)
         raise KeyError("three")
 
-    stream = ahead(items(), depth=5)
+    stream = prefetch_items(items(), depth=5)
     assert [next(stream), next(stream)] == [1, 2]
     with pytest.raises(KeyError, match="three"):
         next(stream)
@@ -47,45 +47,45 @@ def test_an_error_comes_after_all_that_was_well() -> None:
 
 @pytest.mark.parametrize("depth", [0, 1, 4])
 def test_the_end_comes_at_the_end(depth: int) -> None:
-    assert list(ahead(iter(range(7)), depth)) == list(range(7))
-    assert list(ahead(iter(()), depth)) == []
+    assert list(prefetch_items(iter(range(7)), depth)) == list(range(7))
+    assert list(prefetch_items(iter(()), depth)) == []
 
 
 def test_the_processes_share_each_batch_and_all_take_as_many_turns() -> None:
     data, world, turns = PointData(), 3, 2
-    shares = [works(data, Ranks(rank, world), turns) for rank in range(world)]
+    shares = [iter_step_batches(data, DistributedRanks(rank, world), turns) for rank in range(world)]
     for step in range(12):
         mine = [next(share) for share in shares]
         epoch, position = divmod(step, 5)
-        assert {(work.epoch, work.position) for work in mine} == {(epoch, position)}
-        assert {work.next for work in mine} == {divmod(step + 1, 5)}
-        assert {len(work.parts) for work in mine} == {turns}
-        real = [i for work in mine for batch, weight in work.parts if weight for i in batch.index]
+        assert {(work.epoch, work.epoch_step) for work in mine} == {(epoch, position)}
+        assert {work.next_position for work in mine} == {divmod(step + 1, 5)}
+        assert {len(work.micro_batches) for work in mine} == {turns}
+        real = [i for work in mine for batch, weight in work.micro_batches if weight for i in batch.index]
         assert sorted(real) == sorted(data.batches(epoch)[position].tolist())
-        idle = [batch for work in mine for batch, weight in work.parts if not weight]
+        idle = [batch for work in mine for batch, weight in work.micro_batches if not weight]
         assert all(len(batch.index) == 1 for batch in idle)
         assert len(idle) == (5 if position == 4 else 0)  # the last batch has one example for six parts
 
 
 def test_work_begins_where_it_is_told() -> None:
-    from_there = works(PointData(), Ranks(), 1, epoch=2, position=3)
+    from_there = iter_step_batches(PointData(), DistributedRanks(), 1, epoch=2, epoch_step=3)
     work = next(from_there)
-    assert work.parts[0][0].index == tuple(PointData().batches(2)[3].tolist())
-    assert work.next == (2, 4)
+    assert work.micro_batches[0][0].index == tuple(PointData().batches(2)[3].tolist())
+    assert work.next_position == (2, 4)
 
 
 @dataclass(frozen=True)
 class Odd:
-    pairs: Pairs
+    pairs: Seq2SeqBatch
     more: list[Tensor]
     names: dict[str, Tensor]
     word: str = "word"
 
 
 def test_every_tensor_of_a_batch_is_reached() -> None:
-    pairs = Pairs.of([[7, 8], [9]], [[5], [6, 4]], index=[3, 1])
+    pairs = Seq2SeqBatch.from_sequences([[7, 8], [9]], [[5], [6, 4]], example_indices=[3, 1])
     batch = Odd(pairs, [torch.ones(2)], {"x": torch.ones(3)})
-    changed = each_tensor(batch, lambda x: x + 100)
+    changed = map_tensors(batch, lambda x: x + 100)
     assert torch.equal(changed.pairs.source.ids, pairs.source.ids + 100)
     assert torch.equal(changed.pairs.labels, pairs.labels + 100)
     assert changed.pairs.source.lengths == pairs.source.lengths

@@ -10,9 +10,9 @@ from rich.console import Console
 from torch import nn
 from training_toy import PointData, Toy, judge, quick
 
-from jumok.training import Report, train
-from jumok.training.checkpoint import Standing
-from jumok.training.progress import Display, clock
+from jumok.training import ValidationReport, train
+from jumok.training.checkpoint import TrainState
+from jumok.training.display import TrainingDisplay, format_duration
 
 
 def console(terminal: bool = False, width: int = 80) -> tuple[Console, io.StringIO]:
@@ -20,9 +20,11 @@ def console(terminal: bool = False, width: int = 80) -> tuple[Console, io.String
     return Console(file=file, force_terminal=terminal, width=width, color_system=None), file
 
 
-def with_samples(model: nn.Module) -> Report:
-    figures = judge(model).figures | {"attention/entropy": 0.25}
-    return Report(figures, "error", higher_is_better=False, samples=["[red]a dog[/red] → 개", "[/oops]"])
+def with_samples(model: nn.Module) -> ValidationReport:
+    figures = judge(model).metrics | {"attention/entropy": 0.25}
+    return ValidationReport(
+        figures, "error", higher_is_better=False, samples=["[red]a dog[/red] → 개", "[/oops]"]
+    )
 
 
 def test_plain_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
@@ -50,13 +52,13 @@ LONG = "  said    a dog and a cat and a bird and a fish and a horse and a cow an
 
 
 def test_a_sample_that_is_longer_than_a_line_stays_below_its_label() -> None:
-    report = Report({"bleu": 1.0}, "bleu", samples=[LONG, "  wanted  " + "개" * 50, "  said    "])
+    report = ValidationReport({"bleu": 1.0}, "bleu", samples=[LONG, "  wanted  " + "개" * 50, "  said    "])
     shown, file = console()
-    Display(shown, quick(), None, Standing()).validation(report, "step 1", better=True)
+    TrainingDisplay(shown, quick(), None, TrainState()).show_validation(report, "step 1", is_best=True)
     assert file.getvalue().splitlines()[2] == f"  {LONG}"  # in a file, whole
 
     shown, file = console(terminal=True)
-    Display(shown, quick(), None, Standing()).validation(report, "step 1", better=True)
+    TrainingDisplay(shown, quick(), None, TrainState()).show_validation(report, "step 1", is_best=True)
     text = file.getvalue().splitlines()
     assert [cell_len(line) <= 80 for line in text] == [True] * 8
     assert [line[:10] for line in text[2:]] == [
@@ -103,7 +105,7 @@ class Uneven(PointData):
 def test_no_step_is_behind_the_last(tmp_path: Path) -> None:
     shown, file = console()
     summary = train(Toy(), Uneven(), quick(steps=None, epochs=3), tmp_path, console=shown)
-    assert summary.steps == 14
+    assert summary.num_steps == 14
     assert "epoch 3 · step 14/14 · " in file.getvalue()
 
 
@@ -115,13 +117,13 @@ def test_without_a_console_nothing_is_shown(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_bar_fits_the_terminal(width: int) -> None:
     shown, file = console(terminal=True, width=width)
-    standing = Standing(step=12_345, epoch=11, position=3, seconds=3000.0)
-    display = Display(shown, quick(steps=100_000), 100_000, Standing())
+    standing = TrainState(step=12_345, epoch=11, epoch_step=3, seconds=3000.0)
+    display = TrainingDisplay(shown, quick(steps=100_000), 100_000, TrainState())
     with display:
         figures = {"loss": 2.3456, "tokens/s": 123_456.7, "learning_rate": 7.12e-4}
-        display.train(standing, figures)
+        display.show_train_metrics(standing, figures)
         display.advance(standing)
-        display._bar.refresh()  # type: ignore[union-attr]
+        display._progress_bar.refresh()  # type: ignore[union-attr]
     text = file.getvalue()
     assert "epoch 12 · step 12,345/100,000" in text
     assert "loss 2.346" in text
@@ -132,26 +134,26 @@ def test_the_bar_fits_the_terminal(width: int) -> None:
 
 def test_what_is_counted_has_its_name() -> None:
     shown, file = console(terminal=False, width=120)
-    display = Display(shown, quick(steps=10), 10, Standing(), unit="hidden words")
-    display.train(Standing(step=1), {"loss": 2.0, "tokens/s": 31.0, "learning_rate": 1e-3})
+    display = TrainingDisplay(shown, quick(steps=10), 10, TrainState(), unit="hidden words")
+    display.show_train_metrics(TrainState(step=1), {"loss": 2.0, "tokens/s": 31.0, "learning_rate": 1e-3})
     assert "31 hidden words/s" in file.getvalue()
 
 
 def test_time_left_is_that_of_the_nearest_bound() -> None:
-    standing = Standing(step=100, seconds=50.0)
-    both = Display(None, quick(steps=1000, minutes=2.0), 1000, Standing())
-    assert both._left(standing) == 70.0
-    steps = Display(None, quick(steps=1000), 1000, Standing())
-    assert steps._left(standing) == 450.0
-    resumed = Display(None, quick(steps=1000), 1000, Standing(step=80, seconds=30.0))
-    assert resumed._left(standing) == 900.0  # by the speed of this session
-    open_end = Display(None, quick(steps=None), None, Standing())
-    assert open_end._left(standing) is None
-    assert both.share(standing) == pytest.approx(50 / 120)
+    standing = TrainState(step=100, seconds=50.0)
+    both = TrainingDisplay(None, quick(steps=1000, minutes=2.0), 1000, TrainState())
+    assert both._estimate_seconds_left(standing) == 70.0
+    steps = TrainingDisplay(None, quick(steps=1000), 1000, TrainState())
+    assert steps._estimate_seconds_left(standing) == 450.0
+    resumed = TrainingDisplay(None, quick(steps=1000), 1000, TrainState(step=80, seconds=30.0))
+    assert resumed._estimate_seconds_left(standing) == 900.0  # by the speed of this session
+    open_end = TrainingDisplay(None, quick(steps=None), None, TrainState())
+    assert open_end._estimate_seconds_left(standing) is None
+    assert both.compute_progress(standing) == pytest.approx(50 / 120)
 
 
 def test_clock() -> None:
-    assert [clock(s) for s in (0, 59.6, 3599, 3600, 100_000)] == [
+    assert [format_duration(s) for s in (0, 59.6, 3599, 3600, 100_000)] == [
         "0:00",
         "1:00",
         "59:59",

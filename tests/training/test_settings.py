@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from jumok.training import Settings
-from jumok.training.schedule import COUNTED, fitted, last_step, share
+from jumok.training import TrainConfig
+from jumok.training.schedule import MAX_COUNTED_EPOCHS, compute_last_step, compute_lr_factor, shorten_warmup
 
 
 @pytest.mark.parametrize(
@@ -33,14 +33,14 @@ from jumok.training.schedule import COUNTED, fitted, last_step, share
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        Settings(**changes)
+        TrainConfig(**changes)
 
 
 def test_a_recipe_is_validated_by_pydantic() -> None:
-    adapter = TypeAdapter(Settings)
+    adapter = TypeAdapter(TrainConfig)
     settings = adapter.validate_python({"steps": "7", "betas": [0.8, 0.9], "compile": True})
-    assert (settings.steps, settings.betas, settings.compile) == (7, (0.8, 0.9), True)
-    assert adapter.validate_python({}) == Settings()
+    assert (settings.max_steps, settings.betas, settings.compile) == (7, (0.8, 0.9), True)
+    assert adapter.validate_python({}) == TrainConfig()
     with pytest.raises(ValidationError, match="learning_rte"):
         adapter.validate_python({"learning_rte": 0.1})
     with pytest.raises(ValidationError, match="schedule"):
@@ -50,8 +50,8 @@ def test_a_recipe_is_validated_by_pydantic() -> None:
 
 
 def shares(last: int | None = None, steps: int = 8, **changes: Any) -> list[float]:
-    settings = Settings(steps=steps, **changes)
-    return [round(share(settings, step, last), 4) for step in range(1, steps + 1)]
+    settings = TrainConfig(max_steps=steps, **changes)
+    return [round(compute_lr_factor(settings, step, last), 4) for step in range(1, steps + 1)]
 
 
 def test_every_schedule_by_hand() -> None:
@@ -69,30 +69,35 @@ def test_every_schedule_by_hand() -> None:
 def test_the_papers_schedule_is_inverse_sqrt() -> None:
     """width^-0.5 · min(step^-0.5, step · warmup^-1.5), with the highest rate given instead of the width."""
     width, warmup = 512, 40
-    settings = Settings(learning_rate=(width * warmup) ** -0.5, warmup=warmup)
+    settings = TrainConfig(learning_rate=(width * warmup) ** -0.5, warmup_steps=warmup)
     for step in (1, 7, 39, 40, 41, 100_000):
         paper = width**-0.5 * min(step**-0.5, step * warmup**-1.5)
-        assert settings.learning_rate * share(settings, step, None) == pytest.approx(paper, rel=1e-12)
+        assert settings.learning_rate * compute_lr_factor(settings, step, None) == pytest.approx(
+            paper, rel=1e-12
+        )
 
 
 def test_longer_than_planned_learns_nothing_more_and_breaks_nothing() -> None:
-    settings = Settings(schedule="cosine", warmup=0, epochs=2)
-    assert share(settings, 9, last=8) == 0
-    assert share(settings, 1000, last=8) == 0
+    settings = TrainConfig(schedule="cosine", warmup_steps=0, max_epochs=2)
+    assert compute_lr_factor(settings, 9, last_step=8) == 0
+    assert compute_lr_factor(settings, 1000, last_step=8) == 0
 
 
 def test_a_schedule_ends_where_the_minutes_do_if_that_is_nearer() -> None:
-    settings = Settings(schedule="linear", warmup=2, steps=10, minutes=4.0)
+    settings = TrainConfig(schedule="linear", warmup_steps=2, max_steps=10, max_minutes=4.0)
     # The 6th step of 10: 3 of the 8 behind the warm-up are done. Of the minutes, as many, or more.
-    assert [share(settings, 6, 10, spent) for spent in (0.0, 0.375, 0.75, 1.0, 1.5)] == [
+    assert [compute_lr_factor(settings, 6, 10, spent) for spent in (0.0, 0.375, 0.75, 1.0, 1.5)] == [
         *(0.625, 0.625, 0.25),
         *(0, 0),
     ]
-    assert share(settings, 1, 10, spent=0.75) == 0.5  # the warm-up is in steps
-    by_clock = Settings(schedule="cosine", warmup=0, minutes=4.0)
-    assert [share(by_clock, 1000, None, spent) for spent in (0.0, 0.5)] == [1, pytest.approx(0.5)]
+    assert compute_lr_factor(settings, 1, 10, time_fraction=0.75) == 0.5  # the warm-up is in steps
+    by_clock = TrainConfig(schedule="cosine", warmup_steps=0, max_minutes=4.0)
+    assert [compute_lr_factor(by_clock, 1000, None, spent) for spent in (0.0, 0.5)] == [1, pytest.approx(0.5)]
     # The others do not know of an end.
-    assert share(Settings(schedule="constant", warmup=0, minutes=4.0), 6, None, 0.75) == 1
+    assert (
+        compute_lr_factor(TrainConfig(schedule="constant", warmup_steps=0, max_minutes=4.0), 6, None, 0.75)
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,32 +111,34 @@ def test_a_schedule_ends_where_the_minutes_do_if_that_is_nearer() -> None:
     ],
 )
 def test_the_last_step_is_the_nearest_bound(changes: dict[str, Any], last: int | None) -> None:
-    assert last_step(Settings(**changes), lambda epoch: 5) == last
+    assert compute_last_step(TrainConfig(**changes), lambda epoch: 5) == last
 
 
 def test_epochs_of_different_lengths_are_all_counted() -> None:
-    assert last_step(Settings(epochs=3), lambda epoch: (1, 2, 2)[epoch]) == 5
-    assert last_step(Settings(epochs=3, steps=4), lambda epoch: (1, 2, 2)[epoch]) == 4
+    assert compute_last_step(TrainConfig(max_epochs=3), lambda epoch: (1, 2, 2)[epoch]) == 5
+    assert compute_last_step(TrainConfig(max_epochs=3, max_steps=4), lambda epoch: (1, 2, 2)[epoch]) == 4
     asked: list[int] = []
 
     def steps_of(epoch: int) -> int:
         asked.append(epoch)
         return 1 + epoch % 2
 
-    assert last_step(Settings(epochs=10**9), steps_of) == 15 * 10**8
-    assert len(asked) == COUNTED
+    assert compute_last_step(TrainConfig(max_epochs=10**9), steps_of) == 15 * 10**8
+    assert len(asked) == MAX_COUNTED_EPOCHS
     asked.clear()
-    assert last_step(Settings(epochs=9, steps=4), steps_of) == 4
+    assert compute_last_step(TrainConfig(max_epochs=9, max_steps=4), steps_of) == 4
     assert asked == [0, 1, 2]  # no more than needed
 
 
 def test_epochs_that_end_within_the_warm_up_shorten_it() -> None:
-    asked = Settings(epochs=3, warmup=500, schedule="linear")
-    short = fitted(asked, last=18)
-    assert short.warmup == 1
-    assert [share(short, step, 18) for step in (1, 2, 18)] == [1, 1, pytest.approx(1 / 17)]
-    assert fitted(asked, last=500).warmup == 50
-    assert fitted(asked, last=501) is asked
-    assert fitted(asked, last=None) is asked
-    given = Settings(steps=18, warmup=500)  # both are the user's own; a longer run goes on with the same
-    assert fitted(given, last=18) is given
+    asked = TrainConfig(max_epochs=3, warmup_steps=500, schedule="linear")
+    short = shorten_warmup(asked, last_step=18)
+    assert short.warmup_steps == 1
+    assert [compute_lr_factor(short, step, 18) for step in (1, 2, 18)] == [1, 1, pytest.approx(1 / 17)]
+    assert shorten_warmup(asked, last_step=500).warmup_steps == 50
+    assert shorten_warmup(asked, last_step=501) is asked
+    assert shorten_warmup(asked, last_step=None) is asked
+    given = TrainConfig(
+        max_steps=18, warmup_steps=500
+    )  # both are the user's own; a longer run goes on with the same
+    assert shorten_warmup(given, last_step=18) is given

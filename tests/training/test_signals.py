@@ -10,8 +10,8 @@ import pytest
 from torch import nn
 from training_toy import PointData, Points, Toy, judge, lines, quick, same, state
 
-from jumok.training import Interrupted, Report, train
-from jumok.training.signals import Signals
+from jumok.training import TrainingInterrupted, ValidationReport, train
+from jumok.training.signals import SignalHandler
 
 HANDLERS = (signal.SIGINT, signal.SIGTERM)
 
@@ -35,9 +35,11 @@ class Stopping(PointData):
 def test_a_signal_saves_and_the_run_goes_on_to_the_bit(tmp_path: Path, number: int, status: int) -> None:
     settings = quick(prefetch=0, save_every=100, log_every=3)
     before = [signal.getsignal(handler) for handler in HANDLERS]
-    with pytest.raises(Interrupted, match="after step 5, and saved: the same command goes on") as stop:
+    with pytest.raises(
+        TrainingInterrupted, match="after step 5, and saved: the same command goes on"
+    ) as stop:
         train(Toy(0.3), Stopping(5, number), settings, tmp_path / "broken")
-    assert (stop.value.status, stop.value.signal, stop.value.step) == (status, number, 5)
+    assert (stop.value.exit_status, stop.value.signal_number, stop.value.step) == (status, number, 5)
     assert [signal.getsignal(handler) for handler in HANDLERS] == before
     assert (tmp_path / "broken" / "state" / "00000005").exists()
     train(Toy(0.3, seed=4), PointData(), settings, tmp_path / "broken")
@@ -50,12 +52,12 @@ def test_a_validation_is_not_waited_for_and_is_done_again(tmp_path: Path) -> Non
     settings = quick(steps=6, validate_every=3, average=2)
     ended = []
 
-    def slow(model: nn.Module) -> Report:
+    def slow(model: nn.Module) -> ValidationReport:
         os.kill(os.getpid(), signal.SIGTERM)
         ended.append(True)
         return judge(model)
 
-    with pytest.raises(Interrupted, match="after step 3"):
+    with pytest.raises(TrainingInterrupted, match="after step 3"):
         train(Toy(0.3), PointData(), settings, tmp_path / "broken", validate=slow)
     assert not ended
     assert not lines(tmp_path / "broken", "validation")
@@ -69,13 +71,13 @@ def test_a_signal_while_the_average_is_validated_saves_no_average(tmp_path: Path
     settings = quick(steps=6, validate_every=3, average=2)
     calls = []
 
-    def last_is_slow(model: nn.Module) -> Report:
+    def last_is_slow(model: nn.Module) -> ValidationReport:
         calls.append(True)
         if len(calls) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
         return judge(model)
 
-    with pytest.raises(Interrupted, match="after step 6"):
+    with pytest.raises(TrainingInterrupted, match="after step 6"):
         train(Toy(0.3), PointData(), settings, tmp_path / "broken", validate=last_is_slow)
     for folder in ("broken", "whole"):
         train(Toy(0.3), PointData(), settings, tmp_path / folder, validate=judge)
@@ -96,9 +98,9 @@ def test_handlers_are_restored_after_an_error_too() -> None:
 
     old = signal.signal(signal.SIGTERM, mine)
     try:
-        with Signals():
+        with SignalHandler():
             assert signal.getsignal(signal.SIGTERM) is not mine
-        with pytest.raises(ZeroDivisionError), Signals():
+        with pytest.raises(ZeroDivisionError), SignalHandler():
             _ = 1 // 0
         assert signal.getsignal(signal.SIGTERM) is mine
     finally:
@@ -112,4 +114,4 @@ def test_another_thread_trains_without_handlers(tmp_path: Path) -> None:
     )
     thread.start()
     thread.join()
-    assert summaries[0].steps == 3
+    assert summaries[0].num_steps == 3

@@ -18,10 +18,18 @@ from torch import Tensor, nn
 from training_toy import PointData, Points, Toy, judge, quick
 
 from jumok.errors import InputError
-from jumok.training import Diverged, Interrupted, Ranks, Report, Settings, joined, train
+from jumok.training import (
+    DistributedRanks,
+    DivergenceError,
+    TrainConfig,
+    TrainingInterrupted,
+    ValidationReport,
+    init_distributed,
+    train,
+)
 
 DATA = {"length": 29, "size": 7, "dtype": torch.float64}  # batches of 7, 7, 7, 7 and 1
-CASES: dict[str, Settings] = {
+CASES: dict[str, TrainConfig] = {
     "ddp": quick(),
     "ddp in turns": quick(accumulate=2),
     "ddp with sgd": quick(optimizer="sgd", momentum=0.9, clip=0.0),
@@ -35,13 +43,13 @@ CASES: dict[str, Settings] = {
 }
 
 
-def cases(folder: Path, ranks: Ranks) -> None:
-    def validate(model: nn.Module) -> Report:
-        assert ranks.main
+def cases(folder: Path, ranks: DistributedRanks) -> None:
+    def validate(model: nn.Module) -> ValidationReport:
+        assert ranks.is_main
         assert type(model) is Toy  # a plain model, that one process can use alone
         return judge(model, PointData(**DATA))
 
-    def run(name: str, settings: Settings, data: PointData | None = None) -> Toy:
+    def run(name: str, settings: TrainConfig, data: PointData | None = None) -> Toy:
         model = Toy(seed=3 + ranks.rank).double()  # all begin with the first one's weights
         train(model, data or PointData(**DATA), settings, folder / name, validate=validate, ranks=ranks)
         return model
@@ -56,19 +64,19 @@ def cases(folder: Path, ranks: Ranks) -> None:
 
     try:
         run("signal", quick(steps=50, log_every=4), Signalled(ranks))
-    except Interrupted as stop:
-        (folder / f"interrupted {ranks.rank}").write_text(f"{stop.status} {stop.step}")
+    except TrainingInterrupted as stop:
+        (folder / f"interrupted {ranks.rank}").write_text(f"{stop.exit_status} {stop.step}")
     try:
         run("diverged", quick(), Poisoned(ranks))
-    except Diverged as found:
+    except DivergenceError as found:
         (folder / f"diverged {ranks.rank}").write_text(f"{found.step} {sorted(found.examples)}")
     run("broken", quick(), Broken(ranks))
 
 
-def alike(model: nn.Module, ranks: Ranks) -> None:
+def alike(model: nn.Module, ranks: DistributedRanks) -> None:
     """All processes hold the same weights in the end."""
     total = sum(whole(p).abs().sum() for p in model.parameters()).item()
-    highest, lowest = ranks.highest(total, -total)
+    highest, lowest = ranks.all_reduce_max(total, -total)
     assert highest == -lowest
 
 
@@ -79,7 +87,7 @@ def whole(p: Tensor) -> Tensor:
 class Signalled(PointData):
     """Only the second process gets the signal; both stop, at the same step."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: DistributedRanks) -> None:
         super().__init__(**DATA)
         self.ranks, self.made = ranks, 0
 
@@ -93,7 +101,7 @@ class Signalled(PointData):
 class Poisoned(PointData):
     """One example that the second process gets is not a number; both must find out."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: DistributedRanks) -> None:
         super().__init__(**DATA)
         self.ranks, self.made = ranks, 0
 
@@ -106,7 +114,7 @@ class Poisoned(PointData):
 
 
 class Broken(PointData):
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: DistributedRanks) -> None:
         super().__init__(**DATA)
         self.ranks = ranks
 
@@ -118,5 +126,5 @@ class Broken(PointData):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    with joined("cpu") as among:
+    with init_distributed("cpu") as among:
         cases(Path(sys.argv[1]), among)

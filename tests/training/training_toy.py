@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from jumok.batch import Loss
-from jumok.training import Report, Settings
-from jumok.training.weights import read
+from jumok.batches.tokens import Loss
+from jumok.training import TrainConfig, ValidationReport
+from jumok.training.weights import read_safetensors
 
 TIMES = {"seconds", "tokens/s"}  # figures that no two runs share
 
@@ -89,17 +89,17 @@ class Toy(nn.Module):
         return Loss(total, batch.count, {"nll": errors.detach().sum()})
 
 
-def judge(model: nn.Module, data: PointData | None = None) -> Report:
+def judge(model: nn.Module, data: PointData | None = None) -> ValidationReport:
     """The mean error over all examples; the smaller, the better."""
     data = data or PointData()
     loss = model.loss(data.collate(np.arange(len(data.x))))
-    return Report({"error": loss.total.item() / loss.count}, "error", higher_is_better=False)
+    return ValidationReport({"error": loss.total.item() / loss.count}, "error", higher_is_better=False)
 
 
-def quick(**changes: Any) -> Settings:
+def quick(**changes: Any) -> TrainConfig:
     """Settings for a test: a few steps, each of them logged."""
     usual: dict[str, Any] = {"steps": 11, "warmup": 0, "learning_rate": 0.01, "log_every": 1}
-    return Settings(**{**usual, "tensorboard": False, "device": "cpu", **changes})
+    return TrainConfig(**{**usual, "tensorboard": False, "device": "cpu", **changes})
 
 
 def lines(folder: Path, event: str | None = None) -> list[dict[str, Any]]:
@@ -117,7 +117,9 @@ def state(folder: Path) -> dict[str, Tensor]:
     (newest,) = (folder / "state").glob("[0-9]*")
     files = {name: newest / f"{name}.safetensors" for name in ("model", "optimizer")}
     files["best"] = folder / "model.safetensors"
-    return {f"{kind}: {name}": x for kind, file in files.items() for name, x in read(file).items()}
+    return {
+        f"{kind}: {name}": x for kind, file in files.items() for name, x in read_safetensors(file).items()
+    }
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:

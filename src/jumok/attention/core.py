@@ -10,21 +10,26 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from jumok.attention import chunks, fused
-from jumok.attention.call import Call, checked, checked_mix, known_finite
-from jumok.attention.capability import why_no_kernel
-from jumok.attention.fused import Explanation
-from jumok.attention.kinds import Mask
-from jumok.attention.packed import HALF
-from jumok.attention.prepared import Key, Prepared
+from jumok.attention import chunking, dispatch
+from jumok.attention.additive import count_elements_per_row, disable_autocast
+from jumok.attention.arguments import (
+    AttentionCall,
+    build_attention_call,
+    check_mix_arguments,
+    is_known_finite,
+)
+from jumok.attention.dispatch import PathExplanation
+from jumok.attention.gpu_support import triton_unsupported_reason
+from jumok.attention.mask_types import Mask
+from jumok.attention.paths.varlen import HALF_DTYPES
+from jumok.attention.prepared_keys import KeyLike, PreparedKeys
 from jumok.attention.scores import Score, TanhScore
-from jumok.attention.tanh import elements_a_row, full_precision
 from jumok.errors import InputError
 
 
 def attend(
     query: Tensor,
-    key: Key,
+    key: KeyLike,
     value: Tensor,
     *,
     score: Score | None = None,
@@ -63,12 +68,14 @@ def attend(
     >>> jumok.attend(query, key, value, mask=jumok.masks.padding([4, 7])).shape
     torch.Size([2, 5, 3])
     """
-    return _attended(checked(query, key, _given(value), score, mask, bias, scale, softcap, dropout))
+    return _compute_output(
+        build_attention_call(query, key, _require_value(value), score, mask, bias, scale, softcap, dropout)
+    )
 
 
 def weights(
     query: Tensor,
-    key: Key,
+    key: KeyLike,
     *,
     score: Score | None = None,
     mask: Mask | None = None,
@@ -85,23 +92,23 @@ def weights(
     >>> jumok.weights(query, key, score=jumok.scores.Dot(), mask=jumok.masks.padding(2))
     tensor([[0.2689, 0.7311, 0.0000]])
     """
-    return _weighed(checked(query, key, None, score, mask, bias, scale, softcap, 0.0))
+    return _compute_weights(build_attention_call(query, key, None, score, mask, bias, scale, softcap, 0.0))
 
 
-def mix(weights: Tensor, value: Tensor, *, finite: bool = False) -> Tensor:
+def mix(weights: Tensor, value: Tensor, *, assume_finite: bool = False) -> Tensor:
     """The values ``(…, K, Dv)`` mixed by the weights ``(…, Q, K)``: ``(…, Q, Dv)``.
 
-    A value that no query gives any weight never reaches the result, whatever it holds. ``finite``: it is
+    A value that no query gives any weight never reaches the result, whatever it holds. ``assume_finite``: it is
     known that all of them are finite, and need not be looked at; a loop over the same values is faster so.
 
     >>> import jumok, torch
     >>> jumok.mix(torch.tensor([[0.25, 0.75, 0.0]]), torch.tensor([[4.0], [8.0], [float("nan")]]))
     tensor([[7.]])
     """
-    group = checked_mix(weights, value)
+    group = check_mix_arguments(weights, value)
     if group > 1:
         value = value.repeat_interleave(group, dim=1)
-    if finite or known_finite(value):
+    if assume_finite or is_known_finite(value):
         return weights @ value
     used = (weights.detach() != 0).any(-2)  # (…, K)
     # A finite value stays even if unused: the gradient of a weight that is 0 (hard attention) depends on it.
@@ -110,7 +117,7 @@ def mix(weights: Tensor, value: Tensor, *, finite: bool = False) -> Tensor:
 
 def explain(
     query: Tensor,
-    key: Key,
+    key: KeyLike,
     value: Tensor,
     *,
     score: Score | None = None,
@@ -119,7 +126,7 @@ def explain(
     scale: float | None = None,
     softcap: float | None = None,
     dropout: float = 0.0,
-) -> Explanation:
+) -> PathExplanation:
     """Which path :func:`attend` takes for these arguments, and why not a faster one.
 
     >>> import jumok, torch
@@ -127,10 +134,12 @@ def explain(
     >>> print(jumok.explain(q, q, q, mask=jumok.masks.causal()))
     sdpa: PyTorch's scaled_dot_product_attention, causal by flag
     """
-    return fused.choose(checked(query, key, _given(value), score, mask, bias, scale, softcap, dropout))
+    return dispatch.choose_path(
+        build_attention_call(query, key, _require_value(value), score, mask, bias, scale, softcap, dropout)
+    )
 
 
-def _given(value: Tensor | None) -> Tensor:
+def _require_value(value: Tensor | None) -> Tensor:
     if value is None:
         raise InputError("value is None; give the values (…, K, Dv), or use weights() for the weights alone")
     return value
@@ -139,41 +148,41 @@ def _given(value: Tensor | None) -> Tensor:
 # ------------------------------------------- every call, once checked: whoever watches, watches these
 
 
-def _attended(call: Call) -> Tensor:
-    path = fused.choose(call).path
-    return _reference(call) if path is None else path.run(call)
+def _compute_output(call: AttentionCall) -> Tensor:
+    path = dispatch.choose_path(call).path
+    return _compute_reference(call) if path is None else path.run(call)
 
 
-def _weighed(call: Call) -> Tensor:
-    return _weights(call, call.per_head(call.prepared_keys()), slice(0, call.at.queries))
+def _compute_weights(call: AttentionCall) -> Tensor:
+    return _compute_row_weights(call, call.repeat_kv(call.prepare_keys()), slice(0, call.shape.num_queries))
 
 
 # --------------------------------------------------------------------------------- the reference
 
 
-def _reference(call: Call) -> Tensor:
+def _compute_reference(call: AttentionCall) -> Tensor:
     """softmax(score(Q, K)) V in plain PyTorch, some queries at a time so that memory stays bounded."""
-    keys, value = (call.per_head(x) for x in (call.prepared_keys(), call.clean_value()))
+    keys, value = (call.repeat_kv(x) for x in (call.prepare_keys(), call.prepare_value()))
 
     def rows(part: slice) -> Tensor:
-        weights = _weights(call, keys, part)
+        weights = _compute_row_weights(call, keys, part)
         if call.dropout:
             weights = torch.nn.functional.dropout(weights, call.dropout)
         return weights @ value
 
-    each = call.leading.numel() * call.at.keys
-    if isinstance(call.score, TanhScore) and why_no_kernel(call.query) is not None:
-        each = elements_a_row(call.query, keys)
+    each = call.leading_shape.numel() * call.shape.num_keys
+    if isinstance(call.score, TanhScore) and triton_unsupported_reason(call.query) is not None:
+        each = count_elements_per_row(call.query, keys)
     uses = tuple(x for x in (call.query, keys, value, call.bias) if x is not None)
-    return chunks.by_rows(rows, call.at.queries, each, uses)
+    return chunking.map_row_chunks(rows, call.shape.num_queries, each, uses)
 
 
-def _weights(call: Call, keys: Tensor, rows: slice) -> Tensor:
+def _compute_row_weights(call: AttentionCall, keys: Tensor, rows: slice) -> Tensor:
     """The weights of some rows, ``(…, rows, K)``; ``keys`` for every head. Softmax in at least float32."""
-    scores = _scores(call, keys, rows)
+    scores = _compute_row_scores(call, keys, rows)
     if call.softcap is not None:
         scores = call.softcap * torch.tanh(scores / call.softcap)
-    allowed = None if call.mask is None else call.mask.block(call.at, rows)
+    allowed = None if call.mask is None else call.mask.to_dense_rows(call.shape, rows)
     if call.bias is not None:
         bias = call.bias[..., rows, :] if call.bias.dim() > 1 and call.bias.shape[-2] > 1 else call.bias
         scores = scores + bias
@@ -181,7 +190,7 @@ def _weights(call: Call, keys: Tensor, rows: slice) -> Tensor:
         allowed = finite if allowed is None else allowed & finite
     if allowed is None:
         return scores.softmax(-1).to(call.query.dtype)
-    if call.bias is None and cast(Mask, call.mask).no_row_is_empty(call.at):
+    if call.bias is None and cast(Mask, call.mask).has_no_empty_rows(call.shape):
         return scores.masked_fill(~allowed, -torch.inf).softmax(-1).to(call.query.dtype)
     # A row with nothing allowed is given equal scores, which have a softmax and a gradient, and zeroed after.
     alive = allowed.any(-1, keepdim=True)
@@ -190,17 +199,17 @@ def _weights(call: Call, keys: Tensor, rows: slice) -> Tensor:
     return weights.masked_fill(~alive, 0.0).to(call.query.dtype)
 
 
-def _scores(call: Call, keys: Tensor, rows: slice) -> Tensor:
+def _compute_row_scores(call: AttentionCall, keys: Tensor, rows: slice) -> Tensor:
     """Scaled scores of some rows, in at least float32."""
     query = call.query[..., rows, :]
-    if call.dot is not None:
-        with full_precision(query.device):
-            if query.dtype in HALF and not fused.is_decoder_step(call):
+    if call.dot_score is not None:
+        with disable_autocast(query.device):
+            if query.dtype in HALF_DTYPES and not dispatch.is_wide_decoder_step(call):
                 # Rounded to the query's type, scores of 16 and more would be 0.06 off in bfloat16.
                 query, keys = query.float(), keys.float()
             scores = (query * call.dot_scale()) @ keys.transpose(-1, -2)
     else:
-        scores = call.score(query, Prepared(keys, call.score.name))
+        scores = call.score(query, PreparedKeys(keys, call.score.name))
         if call.scale is not None:
             scores = scores * call.scale
-    return scores.float() if scores.dtype in HALF else scores
+    return scores.float() if scores.dtype in HALF_DTYPES else scores

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from jumok.errors import InputError
 
-__all__ = ["Learned", "Position", "Sinusoid", "within_documents"]
+__all__ = ["LearnedPositions", "PositionEmbedding", "SinusoidalPositions", "within_documents"]
 
 Offset = int | Sequence[int] | Tensor
 
 
-class Position(nn.Module):
-    """A vector for every position; ``vectors`` says which."""
+class PositionEmbedding(nn.Module):
+    """A vector for every position; ``embed`` says which."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -47,31 +47,31 @@ class Position(nn.Module):
                 f"(tokens, {self.width}) or (batch, tokens, {self.width})"
             )
         if positions is None:
-            positions = self._following(x, offset)
+            positions = self._build_positions(x, offset)
         else:
-            _check_given(x, offset, positions)
-            self._check_numbers(positions)
+            _check_positions_argument(x, offset, positions)
+            self._check_positions(positions)
         positions = positions.to(x.device, non_blocking=x.device.type == "cuda")
-        return self.vectors(positions).to(x.dtype)
+        return self.embed(positions).to(x.dtype)
 
-    def vectors(self, positions: Tensor) -> Tensor:
+    def embed(self, positions: Tensor) -> Tensor:
         """The vector of each position: ``(…)`` gives ``(…, D)``."""
         raise NotImplementedError
 
-    def check(self, lowest: int, highest: int) -> None:
+    def check_range(self, lowest: int, highest: int) -> None:
         """Raise if there is no vector for some position from ``lowest`` to ``highest``."""
 
-    def _check_numbers(self, positions: Tensor) -> None:
+    def _check_positions(self, positions: Tensor) -> None:
         # Numbers that are already on a GPU are left to the GPU's own check, rather than waited for.
         if positions.device.type == "cpu" and positions.numel():
             lowest, highest = torch.aminmax(positions)
-            self.check(int(lowest), int(highest))
+            self.check_range(int(lowest), int(highest))
 
-    def _following(self, x: Tensor, offset: Offset) -> Tensor:
+    def _build_positions(self, x: Tensor, offset: Offset) -> Tensor:
         """The positions of the tokens of ``x``: ``(T,)``, or ``(B, T)`` for an offset a row."""
         tokens = x.shape[-2]
         if isinstance(offset, int):
-            self.check(offset, offset + tokens - 1)
+            self.check_range(offset, offset + tokens - 1)
             return torch.arange(offset, offset + tokens, device=x.device)
         first = torch.as_tensor(offset)
         one_a_row = x.dim() == 3 and first.shape == x.shape[:1]
@@ -81,11 +81,11 @@ class Position(nn.Module):
                 "or one for each row of the batch"
             )
         positions = first[..., None] + torch.arange(tokens, device=first.device)
-        self._check_numbers(positions)
+        self._check_positions(positions)
         return positions
 
 
-class Sinusoid(Position):
+class SinusoidalPositions(PositionEmbedding):
     """Waves of lengths from 2π to 10000 · 2π (Vaswani 2017): any number of positions, nothing to learn.
 
     ::
@@ -99,7 +99,7 @@ class Sinusoid(Position):
             [ 0.9093, -0.4161,  0.0200,  0.9998]])
     """
 
-    def vectors(self, positions: Tensor) -> Tensor:
+    def embed(self, positions: Tensor) -> Tensor:
         # Computed anew at each call: that is little beside a model, and a kept table would be hidden state.
         # In float64, since the rounding of an angle in float32 grows with the position.
         real = torch.float32 if positions.device.type == "mps" else torch.float64
@@ -108,21 +108,21 @@ class Sinusoid(Position):
         return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., : self.width]
 
 
-class Learned(Position):
-    """A vector for each of the positions 0 … ``maximum`` − 1, learned.
+class LearnedPositions(PositionEmbedding):
+    """A vector for each of the positions 0 … ``max_positions`` − 1, learned.
 
     >>> Learned(maximum=512, width=4)(torch.zeros(2, 3, 4)).shape
     torch.Size([3, 4])
     """
 
-    def __init__(self, maximum: int, width: int) -> None:
+    def __init__(self, max_positions: int, width: int) -> None:
         super().__init__(width)
-        if maximum < 1:
-            raise InputError(f"Learned(maximum={maximum}): at least one position is expected")
-        self.table = nn.Embedding(maximum, width)
+        if max_positions < 1:
+            raise InputError(f"Learned(maximum={max_positions}): at least one position is expected")
+        self.table = nn.Embedding(max_positions, width)
         nn.init.normal_(self.table.weight, std=0.02)
 
-    def check(self, lowest: int, highest: int) -> None:
+    def check_range(self, lowest: int, highest: int) -> None:
         maximum = self.table.num_embeddings
         if lowest < 0 or highest >= maximum:
             raise InputError(
@@ -131,7 +131,7 @@ class Learned(Position):
                 "maximum, or use Sinusoid, which has none"
             )
 
-    def vectors(self, positions: Tensor) -> Tensor:
+    def embed(self, positions: Tensor) -> Tensor:
         found: Tensor = self.table(positions)
         return found
 
@@ -150,7 +150,7 @@ def within_documents(ids: Tensor) -> Tensor:
     return here - here.where(first, 0).cummax(-1).values
 
 
-def _check_given(x: Tensor, offset: Offset, positions: Tensor) -> None:
+def _check_positions_argument(x: Tensor, offset: Offset, positions: Tensor) -> None:
     if not (isinstance(offset, int) and offset == 0):
         raise InputError("offset and positions say the same thing in two ways; give only one of them")
     if positions.is_floating_point() or positions.shape not in (x.shape[-2:-1], x.shape[:-1]):

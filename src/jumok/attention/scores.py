@@ -22,67 +22,67 @@ from numbers import Integral
 import torch
 from torch import Tensor, nn
 
-from jumok.attention.prepared import Key, Prepared, version_of
-from jumok.attention.tanh import tanh_scores
+from jumok.attention.additive import compute_additive_scores
+from jumok.attention.prepared_keys import KeyLike, PreparedKeys, get_tensor_version
 from jumok.errors import InputError
 
-__all__ = ["Additive", "Concat", "Dot", "General", "LocationSensitive", "Prepared", "ScaledDot", "Score"]
+__all__ = ["Additive", "Concat", "Dot", "General", "LocationSensitive", "PreparedKeys", "ScaledDot", "Score"]
 
 
 class Score(nn.Module):
-    """How well each query fits each key: ``score(query, key)`` is ``(…, Q, K)``."""
+    """How well each query fits each key: ``score_name(query_width, key_width)`` is ``(…, Q, K)``."""
 
-    def prepare(self, keys: Tensor) -> Prepared:
+    def prepare(self, keys: Tensor) -> PreparedKeys:
         """What is computed once per source; accepted in the place of the keys from then on.
 
         It is computed from all keys, padding too: NaN held there stays out of what is attended to, but gets
         into the gradients of the score's parameters. Fill the padding with zeros first.
         """
-        if isinstance(keys, Prepared):
+        if isinstance(keys, PreparedKeys):
             raise InputError(f"{self.name}.prepare: these keys are prepared already; pass them as they are")
-        return Prepared(self.project_keys(keys), self.name, self.maker, self.writes)
+        return PreparedKeys(self.project_keys(keys), self.name, self.key_owner, self.key_version)
 
-    def prepared(self, key: Key) -> Tensor:
+    def resolve_keys(self, key: KeyLike) -> Tensor:
         """The prepared keys ``(…, K, width)``, prepared now if they were not yet."""
         if isinstance(key, Tensor):
             return self.project_keys(key)
-        self._check_maker(key)
+        self._check_prepared_keys(key)
         return key.keys
 
-    def forward(self, query: Tensor, key: Key) -> Tensor:
+    def forward(self, query: Tensor, key: KeyLike) -> Tensor:
         raise NotImplementedError
 
     def project_keys(self, keys: Tensor) -> Tensor:
         """The part of the score that depends on the keys alone."""
         return keys
 
-    def check(self, query: Tensor, key: Key) -> None:
+    def check_inputs(self, query: Tensor, key: KeyLike) -> None:
         """Raise when queries and keys such as these do not fit the score."""
-        ready = isinstance(key, Prepared)
-        if isinstance(key, Prepared):
-            self._check_maker(key)
-        keys = key.keys if isinstance(key, Prepared) else key
+        ready = isinstance(key, PreparedKeys)
+        if isinstance(key, PreparedKeys):
+            self._check_prepared_keys(key)
+        keys = key.keys if isinstance(key, PreparedKeys) else key
         self.check_widths(query.shape[-1], keys.shape[-1], ready)
-        mine = query if self.a_parameter is None else self.a_parameter
+        mine = query if self.representative_parameter is None else self.representative_parameter
         if mine.device != query.device:
             raise InputError(
                 f"{self.name} is on {mine.device}, the query on {query.device}; move one with .to()"
             )
-        if not same_dtype(mine, query):
+        if not are_dtypes_compatible(mine, query):
             raise InputError(f"{self.name} is {mine.dtype}, the query {query.dtype}; convert one with .to()")
 
-    def check_widths(self, query: int, key: int, ready: bool) -> None:
-        """Raise unless the score takes queries and keys (``ready``: prepared ones) of these widths."""
+    def check_widths(self, query_width: int, key_width: int, is_prepared: bool) -> None:
+        """Raise unless the score takes queries and keys (``is_prepared``: prepared ones) of these widths."""
 
-    def _check_maker(self, key: Prepared) -> None:
-        if key.made_by != self.name:
-            raise InputError(f"these keys were prepared by {key.made_by}, but the score is {self.name}; "
+    def _check_prepared_keys(self, key: PreparedKeys) -> None:
+        if key.score_name != self.name:
+            raise InputError(f"these keys were prepared by {key.score_name}, but the score is {self.name}; "
                              "call this score's own prepare(keys)")  # fmt: skip
-        if key.maker is not None and key.maker is not self.maker:
+        if key.owner is not None and key.owner is not self.key_owner:
             raise InputError(f"these keys were prepared by another {self.name}, with parameters of its own; "
                              "call this score's own prepare(keys)")  # fmt: skip
-        known = key.maker is not None and key.made_at >= 0 and not torch.compiler.is_compiling()
-        if known and key.made_at != self.writes:
+        known = key.owner is not None and key.owner_version >= 0 and not torch.compiler.is_compiling()
+        if known and key.owner_version != self.key_version:
             raise InputError(f"the parameters of {self.name} have changed since these keys were prepared (an "
                              "optimizer's step?); call prepare(keys) again")  # fmt: skip
 
@@ -92,26 +92,26 @@ class Score(nn.Module):
         return type(self).__name__
 
     @property
-    def writes(self) -> int:
+    def key_version(self) -> int:
         """How often the parameters that ``prepare`` uses have been written to."""
         return 0
 
     @property
-    def a_parameter(self) -> Tensor | None:
+    def representative_parameter(self) -> Tensor | None:
         """One of its parameters, whose device and dtype stand for all; None when it has none."""
         return next(self.parameters(), None)
 
     @property
-    def maker(self) -> Score | None:
+    def key_owner(self) -> Score | None:
         """The score itself if it has parameters: keys that it prepared are then for it alone."""
-        return None if self.a_parameter is None else self
+        return None if self.representative_parameter is None else self
 
 
 class DotScore(Score):
     """The scores that are a dot product with the prepared keys: SDPA and its kernels serve them."""
 
     @property
-    def is_plain(self) -> bool:
+    def uses_standard_formula(self) -> bool:
         """Whether it is nothing but that; a subclass may compute what it likes."""
         return type(self).forward is DotScore.forward
 
@@ -119,16 +119,16 @@ class DotScore(Score):
         """The factor on the dot product of vectors of this width."""
         return 1.0
 
-    def check_widths(self, query: int, key: int, ready: bool) -> None:
-        if query != key:
+    def check_widths(self, query_width: int, key_width: int, is_prepared: bool) -> None:
+        if query_width != key_width:
             raise InputError(
-                f"the query has width {query}, the key {key}; a dot product needs equal widths: "
+                f"the query has width {query_width}, the key {key_width}; a dot product needs equal widths: "
                 "use score=jumok.scores.General(query_width, key_width) or Additive for unequal ones"
             )
 
-    def forward(self, query: Tensor, key: Key) -> Tensor:
-        keys = self.prepared(key)
-        self.check_widths(query.shape[-1], keys.shape[-1], ready=True)
+    def forward(self, query: Tensor, key: KeyLike) -> Tensor:
+        keys = self.resolve_keys(key)
+        self.check_widths(query.shape[-1], keys.shape[-1], is_prepared=True)
         scale = self.default_scale(query.shape[-1])
         # Scaled before the product, which in float16 might overflow.
         return (query if scale == 1.0 else query * scale) @ keys.transpose(-1, -2)
@@ -143,7 +143,7 @@ class Dot(DotScore):
 
 
 class ScaledDot(DotScore):
-    """``s · h / √D``: what ``score=None`` means.
+    """``s · h / √D``: what ``score_name=None`` means.
 
     >>> ScaledDot()(torch.tensor([[1.0, 2.0, 0.0, 0.0]]), torch.tensor([[3.0, 4.0, 9.0, 9.0]]))
     tensor([[5.5000]])
@@ -168,17 +168,19 @@ class General(DotScore):
         # from which a model hardly learns to look elsewhere.
         nn.init.normal_(self.key.weight, std=(query_width * key_width) ** -0.5)
 
-    def check_widths(self, query: int, key: int, ready: bool) -> None:
-        _check_width(self.name, "query", query, self.key.out_features)
-        _check_width(self.name, "key", key, self.key.out_features if ready else self.key.in_features)
+    def check_widths(self, query_width: int, key_width: int, is_prepared: bool) -> None:
+        _check_width(self.name, "query", query_width, self.key.out_features)
+        _check_width(
+            self.name, "key", key_width, self.key.out_features if is_prepared else self.key.in_features
+        )
 
     @property
-    def a_parameter(self) -> Tensor | None:
+    def representative_parameter(self) -> Tensor | None:
         return self.key.weight
 
     @property
-    def writes(self) -> int:
-        return version_of(self.key.weight)
+    def key_version(self) -> int:
+        return get_tensor_version(self.key.weight)
 
     def project_keys(self, keys: Tensor) -> Tensor:
         _check_width(self.name, "key", keys.shape[-1], self.key.in_features)
@@ -187,17 +189,17 @@ class General(DotScore):
 
 
 class TanhScore(Score):
-    """The scores of the form ``v · tanh(query part + key part)``: our own kernels serve them."""
+    """The scores of the form ``v · tanh(query_width part + key_width part)``: our own kernels serve them."""
 
     v: nn.Parameter  # (hidden,)
 
     @property
-    def a_parameter(self) -> Tensor | None:
+    def representative_parameter(self) -> Tensor | None:
         return self.v
 
     @property
-    def writes(self) -> int:
-        return version_of(self.key_weight)
+    def key_version(self) -> int:
+        return get_tensor_version(self.key_weight)
 
     @property
     def query_weight(self) -> Tensor:
@@ -209,13 +211,13 @@ class TanhScore(Score):
         """``(hidden, key_width)``."""
         raise NotImplementedError
 
-    def check_widths(self, query: int, key: int, ready: bool) -> None:
-        _check_width(self.name, "query", query, self.query_weight.shape[1])
-        _check_width(self.name, "key", key, len(self.v) if ready else self.key_weight.shape[1])
+    def check_widths(self, query_width: int, key_width: int, is_prepared: bool) -> None:
+        _check_width(self.name, "query", query_width, self.query_weight.shape[1])
+        _check_width(self.name, "key", key_width, len(self.v) if is_prepared else self.key_weight.shape[1])
 
     @property
-    def is_plain(self) -> bool:
-        """Whether it is nothing but that, and its query part ``query_weight · query``: the step kernel's."""
+    def uses_standard_formula(self) -> bool:
+        """Whether it is nothing but that, and its query part ``query_weight · query_width``: the step kernel's."""
         return False
 
     def project_query(self, query: Tensor) -> Tensor:
@@ -226,8 +228,8 @@ class TanhScore(Score):
         _check_width(self.name, "key", keys.shape[-1], self.key_weight.shape[1])
         return nn.functional.linear(keys, self.key_weight)
 
-    def forward(self, query: Tensor, key: Key) -> Tensor:
-        return tanh_scores(self.project_query(query), self.prepared(key), self.v)
+    def forward(self, query: Tensor, key: KeyLike) -> Tensor:
+        return compute_additive_scores(self.project_query(query), self.resolve_keys(key), self.v)
 
 
 class Additive(TanhScore):
@@ -244,10 +246,10 @@ class Additive(TanhScore):
         _check_sizes(self.name, {"query_width": query_width, "key_width": key_width, "hidden": hidden})
         self.query = nn.Linear(query_width, hidden, bias=False)
         self.key = nn.Linear(key_width, hidden, bias=False)
-        self.v = _vector(hidden)
+        self.v = _init_score_vector(hidden)
 
     @property
-    def is_plain(self) -> bool:
+    def uses_standard_formula(self) -> bool:
         return type(self) is Additive and type(self.query) is nn.Linear
 
     @property
@@ -267,10 +269,10 @@ class Concat(TanhScore):
         _check_sizes(self.name, {"query_width": query_width, "key_width": key_width, "hidden": hidden})
         self.query_width = query_width
         self.both = nn.Linear(query_width + key_width, hidden, bias=False)
-        self.v = _vector(hidden)
+        self.v = _init_score_vector(hidden)
 
     @property
-    def is_plain(self) -> bool:
+    def uses_standard_formula(self) -> bool:
         return type(self) is Concat and type(self.both) is nn.Linear
 
     @property
@@ -285,8 +287,8 @@ class Concat(TanhScore):
 class LocationSensitive(TanhScore):
     """``v · tanh(W s + U h + F f + b)``, where ``f`` is a convolution over the weights of the steps before.
 
-    The weights so far are passed in: ``after(previous)`` gives the score of the next step, for use with
-    ``jumok.weights`` and ``jumok.attend``. ``previous`` is ``(…, K)``, or ``(…, channels, K)`` to look at
+    The weights so far are passed in: ``with_previous(previous_weights)`` gives the score of the next step, for use with
+    ``jumok.weights`` and ``jumok.attend``. ``previous_weights`` is ``(…, K)``, or ``(…, num_channels, K)`` to look at
     several kinds (Tacotron 2: the last step's weights and the sum of all of them).
 
     >>> score = LocationSensitive(query_width=3, key_width=5, hidden=7)
@@ -302,20 +304,24 @@ class LocationSensitive(TanhScore):
         key_width: int,
         hidden: int,
         *,
-        filters: int = 32,
-        kernel: int = 31,
-        channels: int = 1,
+        num_filters: int = 32,
+        kernel_size: int = 31,
+        num_channels: int = 1,
     ) -> None:
         super().__init__()
         _check_sizes(self.name, {"query_width": query_width, "key_width": key_width, "hidden": hidden})
-        _check_sizes(self.name, {"filters": filters, "kernel": kernel, "channels": channels})
-        if kernel % 2 == 0:
-            raise InputError(f"LocationSensitive(kernel={kernel}): the kernel must be odd, to have a middle")
+        _check_sizes(self.name, {"filters": num_filters, "kernel": kernel_size, "channels": num_channels})
+        if kernel_size % 2 == 0:
+            raise InputError(
+                f"LocationSensitive(kernel={kernel_size}): the kernel must be odd, to have a middle"
+            )
         self.query = nn.Linear(query_width, hidden, bias=False)
         self.key = nn.Linear(key_width, hidden)
-        self.convolution = nn.Conv1d(channels, filters, kernel, padding=kernel // 2, bias=False)
-        self.location = nn.Linear(filters, hidden, bias=False)
-        self.v = _vector(hidden)
+        self.convolution = nn.Conv1d(
+            num_channels, num_filters, kernel_size, padding=kernel_size // 2, bias=False
+        )
+        self.location = nn.Linear(num_filters, hidden, bias=False)
+        self.v = _init_score_vector(hidden)
 
     @property
     def query_weight(self) -> Tensor:
@@ -330,106 +336,120 @@ class LocationSensitive(TanhScore):
         projected: Tensor = self.key(keys)
         return projected
 
-    def after(self, previous: Tensor, *, added: Tensor | None = None) -> Score:
-        """The score of the step that follows the weights ``previous``, ``(…, K)`` or ``(…, channels, K)``.
+    def with_previous(self, previous_weights: Tensor, *, location_term: Tensor | None = None) -> Score:
+        """The score of the step that follows the weights ``previous_weights``, ``(…, K)`` or ``(…, num_channels, K)``.
 
-        ``added`` is what :meth:`location_part` gives for them, where a loop has its own way to it.
+        ``location_term`` is what :meth:`compute_location_term` gives for them, where a loop has its own way to it.
         """
-        return _Located(self, previous, added)
+        return _LocationSensitiveStep(self, previous_weights, location_term)
 
     def forward(
-        self, query: Tensor, key: Key, previous: Tensor | None = None, added: Tensor | None = None
+        self,
+        query: Tensor,
+        key: KeyLike,
+        previous_weights: Tensor | None = None,
+        location_term: Tensor | None = None,
     ) -> Tensor:
-        if previous is None:
+        if previous_weights is None:
             raise InputError(
                 "LocationSensitive needs the weights of the steps before: pass "
                 "score=location.after(previous); zeros of shape (…, K) at the first step"
             )
-        keys = self.prepared(key)
-        previous = self._checked(previous, keys)
-        keys = keys + (self.location_part(previous) if added is None else added)
-        return tanh_scores(self.project_query(query), keys, self.v)
+        keys = self.resolve_keys(key)
+        previous_weights = self._check_previous_weights(previous_weights, keys)
+        keys = keys + (
+            self.compute_location_term(previous_weights) if location_term is None else location_term
+        )
+        return compute_additive_scores(self.project_query(query), keys, self.v)
 
-    def _checked(self, previous: object, keys: Tensor) -> Tensor:
-        """The weights so far as ``(…, channels, K)``, for prepared keys ``(…, K, hidden)``."""
+    def _check_previous_weights(self, previous_weights: object, keys: Tensor) -> Tensor:
+        """The weights so far as ``(…, num_channels, K)``, for prepared keys ``(…, K, hidden)``."""
         channels, count = self.convolution.in_channels, keys.shape[-2]
-        if not isinstance(previous, Tensor):
+        if not isinstance(previous_weights, Tensor):
             raise InputError(
-                f"LocationSensitive: {type(previous).__name__} came as the weights so far, a tensor is "
+                f"LocationSensitive: {type(previous_weights).__name__} came as the weights so far, a tensor is "
                 "expected; several kinds of weights go in as torch.stack([last, total], dim=-2)"
             )
-        shaped = previous[..., None, :] if channels == 1 and previous.dim() == keys.dim() - 1 else previous
+        shaped = (
+            previous_weights[..., None, :]
+            if channels == 1 and previous_weights.dim() == keys.dim() - 1
+            else previous_weights
+        )
         fits = all(h in (1, w) for h, w in zip(shaped.shape[:-2], keys.shape[:-2], strict=False))
         if shaped.dim() != keys.dim() or shaped.shape[-2:] != (channels, count) or not fits:
             leading = "".join(f"{n}, " for n in keys.shape[:-2])
             expected = f"({leading}{count})" if channels == 1 else f"({leading}{channels}, {count})"
             raise InputError(
-                f"LocationSensitive: weights of shape {tuple(previous.shape)} came; expected {expected} "
+                f"LocationSensitive: weights of shape {tuple(previous_weights.shape)} came; expected {expected} "
                 f"for {count} keys and {channels} channel(s): those of the step before, zeros at the first"
             )
         return shaped
 
     @property
-    def taps(self) -> Tensor:
-        """Convolution and product as one: ``(hidden, channels · kernel)``, for windows of the weights."""
+    def fused_location_weight(self) -> Tensor:
+        """Convolution and product as one: ``(hidden, num_channels · kernel_size)``, for windows of the weights."""
         return self.location.weight @ self.convolution.weight.flatten(1)
 
-    def location_part(self, previous: Tensor) -> Tensor:
-        """What the weights so far, ``(…, channels, K)``, add to each key: ``(…, K, hidden)``."""
-        features = self.convolution(previous.reshape(-1, *previous.shape[-2:]))  # (N, filters, K)
+    def compute_location_term(self, previous_weights: Tensor) -> Tensor:
+        """What the weights so far, ``(…, num_channels, K)``, add to each key: ``(…, K, hidden)``."""
+        features = self.convolution(
+            previous_weights.reshape(-1, *previous_weights.shape[-2:])
+        )  # (N, filters, K)
         added: Tensor = self.location(features.transpose(1, 2))  # (N, K, hidden)
-        return added.reshape(*previous.shape[:-2], *added.shape[1:])
+        return added.reshape(*previous_weights.shape[:-2], *added.shape[1:])
 
 
-class _Located(Score):
+class _LocationSensitiveStep(Score):
     """A location-sensitive score together with the weights before it; lives for one step."""
 
-    def __init__(self, score: LocationSensitive, previous: Tensor, added: Tensor | None) -> None:
+    def __init__(
+        self, score: LocationSensitive, previous_weights: Tensor, location_term: Tensor | None
+    ) -> None:
         super().__init__()
         # Kept out of nn.Module's registry: this object only borrows the score, for one call.
         object.__setattr__(self, "score", score)
-        self.previous, self.added = previous, added
+        self.previous_weights, self.location_term = previous_weights, location_term
 
     @property
     def name(self) -> str:
         return "LocationSensitive"
 
     @property
-    def maker(self) -> Score | None:
+    def key_owner(self) -> Score | None:
         return self.score  # type: ignore[return-value]
 
     @property
-    def writes(self) -> int:
+    def key_version(self) -> int:
         return self.score.writes  # type: ignore[union-attr, return-value]
 
-    def check(self, query: Tensor, key: Key) -> None:
+    def check_inputs(self, query: Tensor, key: KeyLike) -> None:
         self.score.check(query, key)  # type: ignore[operator, union-attr]
 
     def project_keys(self, keys: Tensor) -> Tensor:
         projected: Tensor = self.score.project_keys(keys)  # type: ignore[operator, union-attr]
         return projected
 
-    def forward(self, query: Tensor, key: Key) -> Tensor:
-        scores: Tensor = self.score(query, key, self.previous, self.added)  # type: ignore[operator]
+    def forward(self, query: Tensor, key: KeyLike) -> Tensor:
+        scores: Tensor = self.score(query, key, self.previous_weights, self.location_term)  # type: ignore[operator]
         return scores
 
 
-def same_dtype(x: Tensor, like: Tensor) -> bool:
+def are_dtypes_compatible(x: Tensor, other: Tensor) -> bool:
     """Whether two tensors can meet: one dtype, or autocast, which brings them to one."""
-    return x.dtype == like.dtype or torch.is_autocast_enabled(like.device.type)
+    return x.dtype == other.dtype or torch.is_autocast_enabled(other.device.type)
 
 
-def _check_sizes(score: str, sizes: Mapping[str, object]) -> None:
+def _check_sizes(score_name: str, sizes: Mapping[str, object]) -> None:
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
-            raise InputError(f"{score}({name}={size!r}): a whole number, 1 or more, is expected")
+            raise InputError(f"{score_name}({name}={size!r}): a whole number, 1 or more, is expected")
 
 
-def _vector(hidden: int) -> nn.Parameter:
+def _init_score_vector(hidden: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(hidden).uniform_(-(hidden**-0.5), hidden**-0.5))
 
 
-def _check_width(score: str, what: str, came: int, expected: int) -> None:
-    if came != expected:
-        raise InputError(f"{score}: the {what} has width {came}, but the score was made for {expected}; "
-                         f"give such a {what}, or make the score with {what}_width={came}")  # fmt: skip
+def _check_width(score_name: str, name: str, width: int, expected_width: int) -> None:
+    if width != expected_width:
+        raise InputError(f"{score_name}: the {name} has width {width}, but the score was made for {expected_width}; "
+                         f"give such a {name}, or make the score with {name}_width={width}")  # fmt: skip

@@ -16,10 +16,10 @@ MAX_SEGMENTS = 1000  # of a JPEG, besides scans; the bytes between them count as
 MAX_CHUNKS = 256  # of a PNG, besides image data
 MAX_DATA_CHUNKS = 1 << 16  # of image data in a PNG
 
-PNG = b"\x89PNG\r\n\x1a\n"
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 DATA_CHUNKS = (b"IDAT", b"fdAT", b"fcTL")  # the last two: an animation
 SOS = 0xDA
-WITH_LENGTH = {*range(0xC0, 0xD0), *range(0xDA, 0xF0), 0xFE} - {0xC8}  # markers that begin a segment
+MARKERS_WITH_LENGTH = {*range(0xC0, 0xD0), *range(0xDA, 0xF0), 0xFE} - {0xC8}  # markers that begin a segment
 # Not a stuffed or fill byte, nor TEM or RST, which begin nothing and may lie inside entropy-coded data.
 MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
 
@@ -28,7 +28,7 @@ def check_structure(data: bytes) -> str | None:
     """Return what the file has too much of, or None. What is damaged is left to the decoder."""
     if data.startswith(b"\xff\xd8"):
         return _check_jpeg(data)
-    if data.startswith(PNG):
+    if data.startswith(PNG_SIGNATURE):
         return _check_png(data)
     return None
 
@@ -45,7 +45,7 @@ def _check_jpeg(data: bytes) -> str | None:
         if between_segments:
             segments += match.end() - 1 - position
         position = match.end()
-        if marker in WITH_LENGTH:
+        if marker in MARKERS_WITH_LENGTH:
             length = int.from_bytes(data[position : position + 2], "big")
             scans += marker == SOS
             between_segments = marker != SOS
@@ -61,7 +61,7 @@ def _check_jpeg(data: bytes) -> str | None:
 
 def _check_png(data: bytes) -> str | None:
     chunks = data_chunks = 0
-    position = len(PNG)
+    position = len(PNG_SIGNATURE)
     while position + 8 <= len(data):
         length, kind = int.from_bytes(data[position : position + 4], "big"), data[position + 4 : position + 8]
         position += 12 + length

@@ -1,23 +1,23 @@
 """Search: from a model's scores to sentences. Knows no model, only ``start``, ``step`` and ``reorder``."""
 
-from jumok.decoding.beam import Coverage, beam, coverage_term
-from jumok.decoding.followed import Followed, Listener
-from jumok.decoding.greedy import greedy
-from jumok.decoding.protocol import Hypothesis, Model, State
-from jumok.decoding.rules import Limit, twice_plus_20
+from jumok.decoding.beam import CoverageScorer, beam_search, coverage_penalty
+from jumok.decoding.constraints import LengthLimit, default_max_length
+from jumok.decoding.greedy import greedy_search
+from jumok.decoding.protocol import DecoderState, Hypothesis, IncrementalDecoder
 from jumok.decoding.sampling import sample
+from jumok.decoding.streaming import StreamingDecoder, StreamListener
 
 __all__ = [
-    "Coverage",
-    "Followed",
+    "CoverageScorer",
+    "DecoderState",
     "Hypothesis",
-    "Limit",
-    "Listener",
-    "Model",
-    "State",
-    "beam",
-    "coverage_term",
-    "greedy",
+    "IncrementalDecoder",
+    "LengthLimit",
+    "StreamListener",
+    "StreamingDecoder",
+    "beam_search",
+    "coverage_penalty",
+    "default_max_length",
+    "greedy_search",
     "sample",
-    "twice_plus_20",
 ]

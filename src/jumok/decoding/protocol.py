@@ -31,12 +31,12 @@ from typing import Protocol, Self, TypeVar
 
 from torch import Tensor
 
-from jumok.batch import Tokens
+from jumok.batches.tokens import Tokens
 
-__all__ = ["Hypothesis", "Model", "State"]
+__all__ = ["DecoderState", "Hypothesis", "IncrementalDecoder"]
 
 
-class State(Protocol):
+class DecoderState(Protocol):
     """All that a model remembers between steps, a row for each path. It never changes once made."""
 
     def reorder(self, index: Tensor, sources: Sequence[int] | None = None) -> Self:
@@ -47,10 +47,10 @@ class State(Protocol):
         ...
 
 
-S = TypeVar("S", bound=State)
+S = TypeVar("S", bound=DecoderState)
 
 
-class Model(Protocol[S]):
+class IncrementalDecoder(Protocol[S]):
     """Anything that says one word after another. Put it into eval mode first: a search leaves it as it is."""
 
     def start(self, source: Tokens) -> S:

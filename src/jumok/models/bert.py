@@ -9,7 +9,7 @@
                                                                               │ the first token's
                     follows, or not? ── which class of texts? ───────────── pooled
 
-:class:`Bert` has no head. :class:`Pretraining`, :class:`Classifier`, :class:`Tagger` and :class:`Spans` are a
+:class:`Bert` has no head. :class:`BertPretrainingModel`, :class:`BertClassifier`, :class:`BertTagger` and :class:`BertSpanExtractor` are a
 ``Bert`` with one; each learns from its own batches (:mod:`jumok.annotated`).
 
 Weights begin as in the original: normal with standard deviation 0.02, cut off at twice that; biases at 0.
@@ -28,40 +28,47 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jumok.annotated import Labelled, Masked, Spanned, TaggedWords, Texts, counts
 from jumok.attention import masks
-from jumok.attention.capability import why_no_packed
+from jumok.attention.gpu_support import packed_unsupported_reason
 from jumok.attention.masks import Mask
-from jumok.attention.positions import Learned
-from jumok.batch import IGNORE, Loss, Tokens
-from jumok.models.adversarial import with_moved_words
-from jumok.models.labels import label_loss
-from jumok.models.layers import (
-    ACTIVATIONS,
-    EncoderLayer,
-    Region,
-    Stream,
-    compile_regions,
-    layers,
-    lowered,
-    places_of,
+from jumok.attention.positions import LearnedPositions
+from jumok.batches.text import (
+    AnswerBatch,
+    ClassificationBatch,
+    PretrainingBatch,
+    TaggingBatch,
+    TextBatch,
+    label_mask,
 )
-from jumok.models.output import smoothed_loss
+from jumok.batches.tokens import IGNORE, Loss, Tokens
+from jumok.models.layers.adversarial_training import adversarial_loss
+from jumok.models.layers.label_losses import label_loss
+from jumok.models.layers.output_loss import linear_cross_entropy
+from jumok.models.layers.residual import (
+    ACTIVATIONS,
+    CompiledBlock,
+    ResidualStream,
+    TransformerEncoderLayer,
+    build_module_list,
+    compile_blocks,
+    get_positions,
+    to_autocast_dtype,
+)
 
 __all__ = [
     "Bert",
+    "BertClassificationOutput",
+    "BertClassifier",
     "BertConfig",
-    "Classifier",
-    "Decided",
-    "Encoded",
-    "Guessed",
-    "Located",
-    "Pretraining",
-    "Spans",
-    "Tagger",
+    "BertOutput",
+    "BertPretrainingModel",
+    "BertPretrainingOutput",
+    "BertSpanExtractor",
+    "BertSpanOutput",
+    "BertTagger",
 ]
 
-SPREAD = 0.02  # the standard deviation that weights begin with
+INIT_STD = 0.02  # the standard deviation that weights begin with
 
 
 @dataclass(frozen=True)
@@ -70,20 +77,22 @@ class BertConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
-    kind: Literal["bert"] = "bert"
+    type: Literal["bert"] = "bert"
     width: int = 256
-    layers: int = 4
-    heads: int = 4
-    feed_forward: int = 1024
-    positions: int = 512  # the length of the longest text
-    segments: int = 2
+    num_layers: int = 4
+    num_heads: int = 4
+    feed_forward_width: int = 1024
+    max_positions: int = 512  # the length of the longest text
+    num_segments: int = 2
     activation: Literal["gelu", "gelu_new", "relu", "swish"] = "gelu"  # gelu_new: computed by a tanh
     dropout: float = 0.1
     attention_dropout: float = 0.1  # of attention weights; slow in packed texts of over 128 tokens
-    eps: float = 1e-12  # of the layer norms
+    layer_norm_eps: float = 1e-12  # of the layer norms
     pooler: bool = True  # whether there is a pooled output, for the heads that need one
     pooling: Literal["first", "mean"] = "first"  # what a Classifier decides by; see there
-    adversarial: float = 0.0  # how far a Classifier's words are moved to make it hard (see adversarial.py)
+    adversarial_epsilon: float = (
+        0.0  # how far a Classifier's words are moved to make it hard (see adversarial.py)
+    )
     # What the layers ask for, and BERT leaves no choice in:
     norm: ClassVar[str] = "post"
     activation_dropout: ClassVar[float] = 0.0
@@ -92,19 +101,19 @@ class BertConfig:
         for name in ("width", "layers", "heads", "feed_forward", "positions", "segments"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: 1 or more is expected")
-        if self.width % self.heads:
-            raise ValueError(f"width={self.width} does not divide into heads={self.heads}; change one")
+        if self.width % self.num_heads:
+            raise ValueError(f"width={self.width} does not divide into heads={self.num_heads}; change one")
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: a share from 0 to below 1 is expected")
-        if self.eps <= 0:
-            raise ValueError(f"eps={self.eps}: a number above 0 is expected")
-        if not self.adversarial >= 0:
-            raise ValueError(f"adversarial={self.adversarial}: 0 or more is expected")
+        if self.layer_norm_eps <= 0:
+            raise ValueError(f"eps={self.layer_norm_eps}: a number above 0 is expected")
+        if not self.adversarial_epsilon >= 0:
+            raise ValueError(f"adversarial={self.adversarial_epsilon}: 0 or more is expected")
 
 
 @dataclass(frozen=True, eq=False)
-class Encoded:
+class BertOutput:
     """What BERT makes of texts."""
 
     hidden: Tensor  # (B, L, D); at padding, of no meaning
@@ -112,53 +121,55 @@ class Encoded:
 
 
 @dataclass(frozen=True, eq=False)
-class Guessed(Encoded):
-    """With the logits of :class:`Pretraining`."""
+class BertPretrainingOutput(BertOutput):
+    """With the logits of :class:`BertPretrainingModel`."""
 
-    words: Tensor | None  # (B, L, V)
-    next: Tensor | None  # (B, 2): it follows, it does not
+    word_logits: Tensor | None  # (B, L, V)
+    next_sentence_logits: Tensor | None  # (B, 2): it follows, it does not
 
 
 @dataclass(frozen=True, eq=False)
-class Decided(Encoded):
-    """With the logits of a :class:`Classifier` or a :class:`Tagger`."""
+class BertClassificationOutput(BertOutput):
+    """With the logits of a :class:`BertClassifier` or a :class:`BertTagger`."""
 
     logits: Tensor  # (B, C) or (B, L, C)
 
 
 @dataclass(frozen=True, eq=False)
-class Located(Encoded):
-    """With the logits of :class:`Spans`: how much speaks for a beginning, and for an end, at each place."""
+class BertSpanOutput(BertOutput):
+    """With the logits of :class:`BertSpanExtractor`: how much speaks for a beginning, and for an end, at each place."""
 
-    starts: Tensor  # (B, L)
-    ends: Tensor  # (B, L)
+    start_logits: Tensor  # (B, L)
+    end_logits: Tensor  # (B, L)
 
 
 # ------------------------------------------------------------------------------------- the encoder
 
 
-class Compiled(nn.Module):
+class BlockCompiledModel(nn.Module):
     """A model that knows best which of its parts to compile."""
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """``torch.compile`` all that lies between the attentions: see :func:`compile_regions`."""
-        compile_regions(self, *args, **kwargs)
+        """``torch.compile`` all that lies between the attentions: see :func:`compile_blocks`."""
+        compile_blocks(self, *args, **kwargs)
 
 
-class Entry(Region):
+class BertInputLayer(CompiledBlock):
     """The sum of words, positions and segments, normed: the residual stream, and what is given of it."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(config.width, eps=config.eps)
+        self.norm = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, words: Tensor, segments: Tensor, positions: Tensor) -> Stream:
-        x = self.dropout(self.norm(words + segments + positions))
-        return x, lowered(x)
+    def forward(
+        self, word_embeddings: Tensor, segment_embeddings: Tensor, position_embeddings: Tensor
+    ) -> ResidualStream:
+        x = self.dropout(self.norm(word_embeddings + segment_embeddings + position_embeddings))
+        return x, to_autocast_dtype(x)
 
 
-class Bert(Compiled):
+class Bert(BlockCompiledModel):
     """Encodes texts, each token in the light of all others.
 
     >>> bert = Bert(BertConfig(width=8, heads=2, feed_forward=16), vocabulary=11).eval()
@@ -167,25 +178,25 @@ class Bert(Compiled):
     (torch.Size([2, 3, 8]), torch.Size([2, 8]))
     """
 
-    layers: Sequence[EncoderLayer]
+    layers: Sequence[TransformerEncoderLayer]
 
-    def __init__(self, config: BertConfig, vocabulary: int) -> None:
+    def __init__(self, config: BertConfig, vocab_size: int) -> None:
         super().__init__()
         self.config = config
-        self.word_embedding = nn.Embedding(vocabulary, config.width)
-        self.segment_embedding = nn.Embedding(config.segments, config.width)
-        self.position = Learned(config.positions, config.width)
-        self.entry = Entry(config)
-        self.layers = layers(EncoderLayer(config) for _ in range(config.layers))
+        self.word_embedding = nn.Embedding(vocab_size, config.width)
+        self.segment_embedding = nn.Embedding(config.num_segments, config.width)
+        self.position = LearnedPositions(config.max_positions, config.width)
+        self.input_layer = BertInputLayer(config)
+        self.layers = build_module_list(TransformerEncoderLayer(config) for _ in range(config.num_layers))
         self.pooler = nn.Linear(config.width, config.width) if config.pooler else None
-        begin(self)
+        init_weights(self)
 
     def forward(
         self,
         input_ids: Tensor,
         token_type_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-    ) -> Encoded:
+    ) -> BertOutput:
         """Encode texts in rows, with arguments that are named and mean the same as in ``transformers``.
 
         Args:
@@ -199,52 +210,54 @@ class Bert(Compiled):
         tokens = Tokens(input_ids, (length,) * rows)
         if attention_mask is None or bool((real := attention_mask == 1).all()):
             hidden = self.encode(tokens, segments)
-            return Encoded(hidden, self.pool(hidden[:, 0]))
-        if self._drops_padding(real):
-            return self._encode_real(tokens, segments, real)
+            return BertOutput(hidden, self.pool(hidden[:, 0]))
+        if self._should_drop_padding(real):
+            return self._encode_packed(tokens, segments, real)
         hidden = self._encode(tokens, segments, masks.from_zero_one(attention_mask))
-        return Encoded(hidden, self.pool(hidden[:, 0]))
+        return BertOutput(hidden, self.pool(hidden[:, 0]))
 
     def encode(self, tokens: Tokens, segments: Tensor) -> Tensor:
         """``(B, L, D)``, or packed ``(1, T, D)``; ``segments`` is like the ids."""
         return self._encode(tokens, segments, tokens.mask)
 
-    def pool(self, firsts: Tensor) -> Tensor | None:
+    def pool(self, first_hidden: Tensor) -> Tensor | None:
         """From the hidden states of the texts' first tokens, ``(N, D)``, one vector for each text."""
-        return None if self.pooler is None else torch.tanh(self.pooler(firsts))
+        return None if self.pooler is None else torch.tanh(self.pooler(first_hidden))
 
-    def begin_from(self, other: Bert) -> list[str]:
+    def copy_weights_from(self, other: Bert) -> list[str]:
         """Take over another's weights. What it does not have, a pooler, stays new: the names of that."""
-        if _sizes(self) != _sizes(other):
-            raise ValueError(f"a BERT of {_sizes(self)} cannot begin from one of {_sizes(other)}")
+        if _describe_sizes(self) != _describe_sizes(other):
+            raise ValueError(
+                f"a BERT of {_describe_sizes(self)} cannot begin from one of {_describe_sizes(other)}"
+            )
         own, given = self.state_dict(), other.state_dict()
         self.load_state_dict({name: given.get(name, x) for name, x in own.items()})
         return [name for name in own if name not in given]
 
     def _encode(self, tokens: Tokens, segments: Tensor, mask: Mask | None) -> Tensor:
         # A packed row has sequences of its own lengths; of padding, which may lie further out, nobody reads.
-        self.position.check(0, max(tokens.lengths, default=1) - 1)
-        places = places_of(tokens).clamp(max=self.config.positions - 1)
-        x, given = self.entry(
-            self.word_embedding(tokens.ids), self.segment_embedding(segments), self.position.vectors(places)
+        self.position.check_range(0, max(tokens.lengths, default=1) - 1)
+        places = get_positions(tokens).clamp(max=self.config.max_positions - 1)
+        x, given = self.input_layer(
+            self.word_embedding(tokens.ids), self.segment_embedding(segments), self.position.embed(places)
         )
         for layer in self.layers:
             x, given = layer(x, given, mask)
         return x  # type: ignore[no-any-return]
 
-    def _drops_padding(self, real: Tensor) -> bool:
+    def _should_drop_padding(self, valid_mask: Tensor) -> bool:
         """Whether to encode the real tokens alone, packed, rather than padding along with them.
 
         On a GPU there is a fast path for packed texts in half precision only, if at all. And where a row
         begins with padding, that padding is what is pooled (as in ``transformers``), so that it must be
         encoded.
         """
-        kind, dtype = real.device.type, self.word_embedding.weight.dtype
+        kind, dtype = valid_mask.device.type, self.word_embedding.weight.dtype
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
         half = dtype in (torch.float16, torch.bfloat16)
-        fast = kind == "cpu" or (half and why_no_packed(real.device) is None)
-        return fast and bool(real[:, 0].all())
+        fast = kind == "cpu" or (half and packed_unsupported_reason(valid_mask.device) is None)
+        return fast and bool(valid_mask[:, 0].all())
 
     def _check_input(self, ids: Tensor, segments: Tensor, mask: Tensor | None) -> None:
         if ids.dim() != 2 or ids.is_floating_point():
@@ -254,7 +267,7 @@ class Bert(Compiled):
             )
         for name, x, most in (
             ("input_ids", ids, self.word_embedding.num_embeddings),
-            ("token_type_ids", segments, self.config.segments),
+            ("token_type_ids", segments, self.config.num_segments),
             ("attention_mask", mask, 2),
         ):
             if x is None:
@@ -269,30 +282,32 @@ class Bert(Compiled):
                 found = f"{x.min().item()} to {x.max().item()}"
                 raise ValueError(f"{name} holds numbers from {found}; this model takes 0 to {most - 1}")
 
-    def _encode_real(self, tokens: Tokens, segments: Tensor, real: Tensor) -> Encoded:
-        rows, length = real.shape
-        at = real.flatten().nonzero()[:, 0]
-        packed = Tokens.row(tokens.ids.flatten()[at], real.sum(1).tolist()).to(real.device)
+    def _encode_packed(self, tokens: Tokens, segments: Tensor, valid_mask: Tensor) -> BertOutput:
+        rows, length = valid_mask.shape
+        at = valid_mask.flatten().nonzero()[:, 0]
+        packed = Tokens.from_packed_ids(tokens.ids.flatten()[at], valid_mask.sum(1).tolist()).to(
+            valid_mask.device
+        )
         # Where there is padding inside a row, or before it, the tokens behind it keep their places.
         packed = replace(packed, positions=(at % length)[None])
-        self.position.check(0, length - 1)
+        self.position.check_range(0, length - 1)
         hidden = self.encode(packed, segments.flatten()[at][None])[0]  # (T, D)
         square = hidden.new_zeros(rows * length, hidden.shape[-1]).index_copy(0, at, hidden)
-        assert packed.edges is not None
-        return Encoded(square.view(rows, length, -1), self.pool(hidden[packed.edges[:-1].long()]))
+        assert packed.cu_seqlens is not None
+        return BertOutput(square.view(rows, length, -1), self.pool(hidden[packed.cu_seqlens[:-1].long()]))
 
 
-def _sizes(bert: Bert) -> str:
+def _describe_sizes(bert: Bert) -> str:
     named = ("width", "layers", "heads", "feed_forward", "positions", "segments", "activation", "eps")
     told = [f"{name} {getattr(bert.config, name)}" for name in named]
     return ", ".join([*told, f"{bert.word_embedding.num_embeddings} words"])
 
 
-def begin(module: nn.Module) -> None:
+def init_weights(module: nn.Module) -> None:
     """Draw new weights, as the original does."""
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
-            nn.init.trunc_normal_(part.weight, std=SPREAD, a=-2 * SPREAD, b=2 * SPREAD)
+            nn.init.trunc_normal_(part.weight, std=INIT_STD, a=-2 * INIT_STD, b=2 * INIT_STD)
         if isinstance(part, nn.Linear):
             nn.init.zeros_(part.bias)
 
@@ -300,31 +315,31 @@ def begin(module: nn.Module) -> None:
 # --------------------------------------------------------------------------------------- the heads
 
 
-class WordHead(Region):
+class MaskedLMHead(CompiledBlock):
     """Which word was hidden: one more layer, and the word embedding once more as the output layer."""
 
     def __init__(self, config: BertConfig, embedding: nn.Embedding) -> None:
         super().__init__()
         self.transform = nn.Linear(config.width, config.width)
         self.activation = ACTIVATIONS[config.activation]
-        self.norm = nn.LayerNorm(config.width, eps=config.eps)
-        begin(self)
+        self.norm = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
+        init_weights(self)
         self.weight = embedding.weight  # (V, D)
         self.bias = nn.Parameter(torch.zeros(embedding.num_embeddings))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``(…, D)`` to ``(…, V)``"""
-        return F.linear(self._transformed(hidden), self.weight, self.bias)
+        return F.linear(self._transform_hidden(hidden), self.weight, self.bias)
 
     def forward(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """The loss of labels ``(M,)`` summed; the logits of all places are never held at one time."""
-        return smoothed_loss(self._transformed(hidden), self.weight, labels, bias=self.bias)[0]
+        return linear_cross_entropy(self._transform_hidden(hidden), self.weight, labels, bias=self.bias)[0]
 
-    def _transformed(self, hidden: Tensor) -> Tensor:
+    def _transform_hidden(self, hidden: Tensor) -> Tensor:
         return self.norm(self.activation(self.transform(hidden)))  # type: ignore[no-any-return]
 
 
-class Pretraining(Compiled):
+class BertPretrainingModel(BlockCompiledModel):
     """Says hidden words, and whether the second segment follows the first.
 
     Either head may be left out; only with both can it be trained from the beginning as published.
@@ -335,32 +350,36 @@ class Pretraining(Compiled):
     ['masked', 'next']
     """
 
-    def __init__(self, config: BertConfig, vocabulary: int, *, words: bool = True, next: bool = True) -> None:
+    def __init__(
+        self, config: BertConfig, vocab_size: int, *, with_mlm_head: bool = True, with_nsp_head: bool = True
+    ) -> None:
         super().__init__()
-        self.bert = Bert(config, vocabulary)
-        self.words = WordHead(config, self.bert.word_embedding) if words else None
-        self.next = _linear(config.width, 2) if next and config.pooler else None
+        self.bert = Bert(config, vocab_size)
+        self.mlm_head = MaskedLMHead(config, self.bert.word_embedding) if with_mlm_head else None
+        self.nsp_head = _build_linear(config.width, 2) if with_nsp_head and config.pooler else None
 
     def forward(
         self,
         input_ids: Tensor,
         token_type_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-    ) -> Guessed:
+    ) -> BertPretrainingOutput:
         """The logits of texts in rows, at all places; the arguments are those of :class:`Bert`."""
         said = self.bert(input_ids, token_type_ids, attention_mask)
-        words = None if self.words is None else self.words.logits(said.hidden)
-        return Guessed(said.hidden, said.pooled, words, None if self.next is None else self.next(said.pooled))
-
-    def logits(self, batch: Masked) -> tuple[Tensor | None, Tensor | None]:
-        """The logits of the words at the masked places only, ``(M, V)``, and of "next?", ``(N, 2)``."""
-        hidden, firsts = self._encoded(batch)
-        return (
-            None if self.words is None else self.words.logits(hidden),
-            None if self.next is None else self.next(self.bert.pool(firsts)),
+        words = None if self.mlm_head is None else self.mlm_head.logits(said.hidden)
+        return BertPretrainingOutput(
+            said.hidden, said.pooled, words, None if self.nsp_head is None else self.nsp_head(said.pooled)
         )
 
-    def loss(self, batch: Masked) -> Loss:
+    def logits(self, batch: PretrainingBatch) -> tuple[Tensor | None, Tensor | None]:
+        """The logits of the words at the masked places only, ``(M, V)``, and of "next?", ``(N, 2)``."""
+        hidden, firsts = self._encode_batch(batch)
+        return (
+            None if self.mlm_head is None else self.mlm_head.logits(hidden),
+            None if self.nsp_head is None else self.nsp_head(self.bert.pool(firsts)),
+        )
+
+    def loss(self, batch: PretrainingBatch) -> Loss:
         """The mean loss of the hidden words and that of "next?", added up: so as published.
 
         A loss here is a sum over ``count`` places, by which the training loop divides it. These are the
@@ -370,30 +389,32 @@ class Pretraining(Compiled):
 
         Processes that share a batch weigh each by its number of words, which is about the same.
         """
-        if self.words is None:
+        if self.mlm_head is None:
             raise ValueError("this model has no head for hidden words, and cannot learn them; make one anew")
-        hidden, firsts = self._encoded(batch)
-        masked: Tensor = self.words(hidden, batch.labels)
+        hidden, firsts = self._encode_batch(batch)
+        masked: Tensor = self.mlm_head(hidden, batch.labels)
         parts = {"masked": masked.detach()}
         total = masked
-        if self.next is not None:
-            said = self.next(self.bert.pool(firsts))
-            missed = F.cross_entropy(said.float(), batch.next, ignore_index=IGNORE, reduction="sum")
+        if self.nsp_head is not None:
+            said = self.nsp_head(self.bert.pool(firsts))
+            missed = F.cross_entropy(
+                said.float(), batch.next_sentence_labels, ignore_index=IGNORE, reduction="sum"
+            )
             # Counted where the labels are: a recorded step must count those of every batch.
-            words, texts = (counts(labels).sum() for labels in (batch.labels, batch.next))
+            words, texts = (label_mask(labels).sum() for labels in (batch.labels, batch.next_sentence_labels))
             missed = missed * (words / texts.clamp(min=1))
             parts["next"] = missed.detach()
             total = masked + missed
         return Loss(total, batch.count, parts)
 
-    def _encoded(self, batch: Masked) -> tuple[Tensor, Tensor]:
+    def _encode_batch(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
         """Hidden states at the masked places and at the first tokens: ``(M, D)`` and ``(N, D)``."""
         hidden = self.bert.encode(batch.tokens, batch.segments).flatten(0, 1)
-        firsts = batch.firsts(len(batch.next))
-        return hidden.index_select(0, batch.places), hidden.index_select(0, firsts)
+        firsts = batch.first_token_indices(len(batch.next_sentence_labels))
+        return hidden.index_select(0, batch.masked_indices), hidden.index_select(0, firsts)
 
 
-class Classifier(Compiled):
+class BertClassifier(BlockCompiledModel):
     """One of C classes for each text; with a single class, a number.
 
     It is read off the pooled output, as published; or with ``pooling="mean"`` off the mean of a text's hidden
@@ -405,57 +426,59 @@ class Classifier(Compiled):
     """
 
     def __init__(
-        self, config: BertConfig, vocabulary: int, classes: int, *, dropout: float | None = None
+        self, config: BertConfig, vocab_size: int, num_classes: int, *, dropout: float | None = None
     ) -> None:
         super().__init__()
-        self.averages = config.pooling == "mean"
-        if not (config.pooler or self.averages):
+        self.uses_mean_pooling = config.pooling == "mean"
+        if not (config.pooler or self.uses_mean_pooling):
             raise ValueError(
                 "pooler=False: a Classifier decides by the pooled output, so that there must be one; or by "
                 "pooling=mean"
             )
-        self.bert = Bert(replace(config, pooler=not self.averages), vocabulary)
+        self.bert = Bert(replace(config, pooler=not self.uses_mean_pooling), vocab_size)
         self.dropout = nn.Dropout(config.dropout if dropout is None else dropout)
-        self.output = _linear(config.width, classes)
+        self.output = _build_linear(config.width, num_classes)
 
     def forward(
         self,
         input_ids: Tensor,
         token_type_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-    ) -> Decided:
+    ) -> BertClassificationOutput:
         """The logits of texts in rows; the arguments are those of :class:`Bert`."""
         said = self.bert(input_ids, token_type_ids, attention_mask)
         pooled = said.pooled
-        if self.averages:
+        if self.uses_mean_pooling:
             real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-            pooled = _means(said.hidden, (real == 1)[:, None])
-        return Decided(said.hidden, pooled, self._decided(pooled))
+            pooled = _mean_pool(said.hidden, (real == 1)[:, None])
+        return BertClassificationOutput(said.hidden, pooled, self._compute_logits(pooled))
 
-    def logits(self, batch: Texts, texts: int | None = None) -> Tensor:
+    def logits(self, batch: TextBatch, num_texts: int | None = None) -> Tensor:
         """``(N, C)``, of the first so many texts; None: of all."""
         hidden = self.bert.encode(batch.tokens, batch.segments)
-        texts = len(batch.tokens.lengths) if texts is None else texts
-        if self.averages:
-            return self._decided(_means(hidden, _members(batch.tokens))[:texts])
-        return self._decided(self.bert.pool(hidden.flatten(0, 1).index_select(0, batch.firsts(texts))))
+        num_texts = len(batch.tokens.lengths) if num_texts is None else num_texts
+        if self.uses_mean_pooling:
+            return self._compute_logits(_mean_pool(hidden, _build_membership(batch.tokens))[:num_texts])
+        return self._compute_logits(
+            self.bert.pool(hidden.flatten(0, 1).index_select(0, batch.first_token_indices(num_texts)))
+        )
 
-    def loss(self, batch: Labelled) -> Loss:
+    def loss(self, batch: ClassificationBatch) -> Loss:
         """Cross-entropy, or with one class the squared error, summed over the texts."""
 
         def loss() -> Loss:
             return Loss(label_loss(self.logits(batch, len(batch.labels)), batch.labels)[1], batch.count)
 
-        size = self.bert.config.adversarial
+        size = self.bert.config.adversarial_epsilon
         if self.training and size:
-            return with_moved_words(self.bert.word_embedding, loss, size, batch.labels)
+            return adversarial_loss(self.bert.word_embedding, loss, size, batch.labels)
         return loss()
 
-    def _decided(self, pooled: Tensor | None) -> Tensor:
+    def _compute_logits(self, pooled: Tensor | None) -> Tensor:
         return self.output(self.dropout(pooled))  # type: ignore[no-any-return]
 
 
-class Tagger(Compiled):
+class BertTagger(BlockCompiledModel):
     """One of C tags for each token.
 
     >>> model = Tagger(BertConfig(width=8, heads=2, feed_forward=16), vocabulary=11, classes=3)
@@ -464,37 +487,37 @@ class Tagger(Compiled):
     """
 
     def __init__(
-        self, config: BertConfig, vocabulary: int, classes: int, *, dropout: float | None = None
+        self, config: BertConfig, vocab_size: int, num_classes: int, *, dropout: float | None = None
     ) -> None:
         super().__init__()
-        self.bert = Bert(replace(config, pooler=False), vocabulary)
+        self.bert = Bert(replace(config, pooler=False), vocab_size)
         self.dropout = nn.Dropout(config.dropout if dropout is None else dropout)
-        self.output = _linear(config.width, classes)
+        self.output = _build_linear(config.width, num_classes)
 
     def forward(
         self,
         input_ids: Tensor,
         token_type_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-    ) -> Decided:
+    ) -> BertClassificationOutput:
         """The logits of texts in rows; the arguments are those of :class:`Bert`."""
         said = self.bert(input_ids, token_type_ids, attention_mask)
-        return Decided(said.hidden, said.pooled, self._decided(said.hidden))
+        return BertClassificationOutput(said.hidden, said.pooled, self._compute_logits(said.hidden))
 
-    def logits(self, batch: Texts) -> Tensor:
+    def logits(self, batch: TextBatch) -> Tensor:
         """``(B, L, C)``, or if packed ``(1, T, C)``."""
-        return self._decided(self.bert.encode(batch.tokens, batch.segments))
+        return self._compute_logits(self.bert.encode(batch.tokens, batch.segments))
 
-    def loss(self, batch: TaggedWords) -> Loss:
+    def loss(self, batch: TaggingBatch) -> Loss:
         """Cross-entropy, summed over the labels that count."""
         said = self.logits(batch).flatten(0, 1).float()
-        return Loss(_cross_entropy(said, batch.labels.flatten()), batch.count)
+        return Loss(_sum_cross_entropy(said, batch.labels.flatten()), batch.count)
 
-    def _decided(self, hidden: Tensor) -> Tensor:
+    def _compute_logits(self, hidden: Tensor) -> Tensor:
         return self.output(self.dropout(hidden))  # type: ignore[no-any-return]
 
 
-class Spans(Compiled):
+class BertSpanExtractor(BlockCompiledModel):
     """Where in each text the answer begins and ends.
 
     >>> model = Spans(BertConfig(width=8, heads=2, feed_forward=16), vocabulary=11)
@@ -503,65 +526,65 @@ class Spans(Compiled):
     torch.Size([2, 6])
     """
 
-    def __init__(self, config: BertConfig, vocabulary: int) -> None:
+    def __init__(self, config: BertConfig, vocab_size: int) -> None:
         super().__init__()
-        self.bert = Bert(replace(config, pooler=False), vocabulary)
-        self.output = _linear(config.width, 2)
+        self.bert = Bert(replace(config, pooler=False), vocab_size)
+        self.output = _build_linear(config.width, 2)
 
     def forward(
         self,
         input_ids: Tensor,
         token_type_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-    ) -> Located:
+    ) -> BertSpanOutput:
         """The logits of texts in rows; the arguments are those of :class:`Bert`."""
         said = self.bert(input_ids, token_type_ids, attention_mask)
-        return Located(said.hidden, said.pooled, *self.output(said.hidden).unbind(-1))
+        return BertSpanOutput(said.hidden, said.pooled, *self.output(said.hidden).unbind(-1))
 
-    def logits(self, batch: Texts) -> tuple[Tensor, Tensor]:
+    def logits(self, batch: TextBatch) -> tuple[Tensor, Tensor]:
         """The logits of a beginning and of an end at each place: both like the ids."""
         said: Tensor = self.output(self.bert.encode(batch.tokens, batch.segments))
         return said[..., 0], said[..., 1]
 
-    def loss(self, batch: Spanned) -> Loss:
+    def loss(self, batch: AnswerBatch) -> Loss:
         """The mean of two cross-entropies, over the allowed places of each text; summed over the texts."""
         total = torch.zeros((), device=batch.segments.device)
         for said, wanted in zip(self.logits(batch), (batch.starts, batch.ends), strict=True):
             # The lowest number, not −∞, of which there would be no softmax where a row has nothing else.
-            barred = said.float().masked_fill(~batch.allowed, torch.finfo(torch.float32).min)
-            total = total + _cross_entropy(_a_row_each(barred, batch.tokens, len(wanted)), wanted) / 2
+            barred = said.float().masked_fill(~batch.answer_mask, torch.finfo(torch.float32).min)
+            total = total + _sum_cross_entropy(_unpack_rows(barred, batch.tokens, len(wanted)), wanted) / 2
         return Loss(total, batch.count)
 
 
-def _linear(width: int, outputs: int) -> nn.Linear:
-    layer = nn.Linear(width, outputs)
-    begin(layer)
+def _build_linear(width: int, num_outputs: int) -> nn.Linear:
+    layer = nn.Linear(width, num_outputs)
+    init_weights(layer)
     return layer
 
 
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+def _sum_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
 
 
-def _members(tokens: Tokens) -> Tensor:
+def _build_membership(tokens: Tokens) -> Tensor:
     """Which tokens of a row belong to which of its texts: ``(B, 1, L)``, or packed ``(1, N, T)``."""
-    if tokens.edges is None:
-        return tokens.real[:, None]
-    places, edges = torch.arange(tokens.ids.shape[1], device=tokens.ids.device), tokens.edges[:, None]
+    if tokens.cu_seqlens is None:
+        return tokens.valid_mask[:, None]
+    places, edges = torch.arange(tokens.ids.shape[1], device=tokens.ids.device), tokens.cu_seqlens[:, None]
     return ((places >= edges[:-1]) & (places < edges[1:]))[None]
 
 
-def _means(hidden: Tensor, members: Tensor) -> Tensor:
+def _mean_pool(hidden: Tensor, membership: Tensor) -> Tensor:
     """The mean of the hidden states of each text, ``(N, D)``; the members are as above."""
-    sums = members.to(hidden.dtype) @ hidden
-    return (sums / members.sum(-1, keepdim=True).clamp(min=1)).flatten(0, 1)
+    sums = membership.to(hidden.dtype) @ hidden
+    return (sums / membership.sum(-1, keepdim=True).clamp(min=1)).flatten(0, 1)
 
 
-def _a_row_each(x: Tensor, tokens: Tokens, texts: int) -> Tensor:
+def _unpack_rows(x: Tensor, tokens: Tokens, num_texts: int) -> Tensor:
     """Numbers like the ids as a row for each of the first texts, ``(N, L)``; behind a text, the lowest."""
-    if tokens.edges is None:
-        return x[:texts]
-    edges = tokens.edges.long()
-    at = edges[:texts, None] + torch.arange(tokens.longest, device=x.device)
-    behind = at >= edges[1 : texts + 1, None]
+    if tokens.cu_seqlens is None:
+        return x[:num_texts]
+    edges = tokens.cu_seqlens.long()
+    at = edges[:num_texts, None] + torch.arange(tokens.max_length, device=x.device)
+    behind = at >= edges[1 : num_texts + 1, None]
     return x[0][at.clamp(max=x.shape[1] - 1)].masked_fill(behind, torch.finfo(x.dtype).min)

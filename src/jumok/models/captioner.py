@@ -1,6 +1,6 @@
 """Show, attend and tell (Xu 2015): a caption for a picture, with where the model looked for every word.
 
-A picture comes as places a_1 … a_P, one vector each (see :mod:`jumok.models.places`). An LSTM says the
+A picture comes as places a_1 … a_P, one vector each (see :mod:`jumok.models.features`). An LSTM says the
 caption y_1 … y_T, a word a step, and looks before every word::
 
     h_0 = f_h(mean a)      c_0 = f_c(mean a)                     how it begins: two small networks
@@ -32,22 +32,28 @@ import torch
 from torch import Tensor, nn
 
 from jumok.attention import core
-from jumok.attention.capability import why_no_kernel
-from jumok.attention.kinds import moved
-from jumok.attention.prepared import Prepared
+from jumok.attention.gpu_support import triton_unsupported_reason
+from jumok.attention.mask_types import move_to_device
+from jumok.attention.prepared_keys import PreparedKeys
 from jumok.attention.scores import Additive
-from jumok.batch import IGNORE, Loss, Map, Tokens
-from jumok.models.deferred import Deferred
-from jumok.models.hard import Draws, Kept, entropy, most_probable, surrogate
-from jumok.models.labels import exact
-from jumok.models.output import counted, smoothed_loss
-from jumok.models.recurrent import Hidden, Steps, recurrent
-from jumok.models.sharing import sources_after
-from jumok.pictures import Captions
+from jumok.batches.images import CaptionBatch
+from jumok.batches.tokens import IGNORE, LayerAttention, Loss, Tokens
+from jumok.models.layers.deferred_linear import DeferredLinear
+from jumok.models.layers.hard_attention import (
+    HardAttentionSampler,
+    WeightRecorder,
+    entropy,
+    one_hot_argmax,
+    reinforce_loss,
+)
+from jumok.models.layers.label_losses import upcast
+from jumok.models.layers.output_loss import linear_cross_entropy, select_labelled
+from jumok.models.layers.recurrent import HiddenState, RecurrentStepper, build_rnn
+from jumok.models.layers.source_sharing import reorder_sources
 
-__all__ = ["Captioner", "CaptionerConfig", "State"]
+__all__ = ["Captioner", "CaptionerConfig", "CaptionerState"]
 
-Pick = Callable[[Tensor], Tensor]  # from weights (N, Q, P) those to look with
+WeightSelector = Callable[[Tensor], Tensor]  # from weights (N, Q, P) those to look with
 
 
 @dataclass(frozen=True)
@@ -56,23 +62,27 @@ class CaptionerConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
-    kind: Literal["captioner"] = "captioner"
+    type: Literal["captioner"] = "captioner"
     attention: Literal["soft", "hard"] = "soft"
     width: int = 256  # of the LSTM
-    embedding: int = 256
+    embedding_width: int = 256
     attention_width: int = 256  # of what queries and keys are compared by
-    gate: bool = True  # β; without, what is found always counts in full
-    penalty: float = 1.0  # what it costs not to look at every place about once
+    context_gate: bool = True  # β; without, what is found always counts in full
+    doubly_stochastic_penalty: float = 1.0  # what it costs not to look at every place about once
     dropout: float = 0.3  # of embeddings, and before the generator
-    place_dropout: float = 0.0  # of what the places are like, the same for all words of a caption
-    tie: bool = False  # words are said with the vectors that they are read with
-    smoothing: float = 0.0  # of the labels, in training
+    feature_dropout: float = 0.0  # of what the places are like, the same for all words of a caption
+    tie_embeddings: bool = False  # words are said with the vectors that they are read with
+    label_smoothing: float = 0.0  # of the labels, in training
     # Of hard attention:
-    reinforce: float = 1.0  # how much what came of looking somewhere counts
-    entropy: float = 0.01  # the prize for being undecided where to look, so that it goes on trying
+    reinforce_loss: float = 1.0  # how much what came of looking somewhere counts
+    entropy_bonus: float = 0.01  # the prize for being undecided where to look, so that it goes on trying
     baseline_decay: float = 0.9  # how much of the moving average of log p of a word stays at each batch
-    expected: float = 0.5  # the share of pictures in training that are looked at as soft attention does
-    at_rest: Literal["place", "expectation"] = "place"  # else: the most probable place, or as soft attention
+    soft_probability: float = (
+        0.5  # the share of pictures in training that are looked at as soft attention does
+    )
+    inference_attention: Literal["place", "expectation"] = (
+        "place"  # else: the most probable place, or as soft attention
+    )
 
     def __post_init__(self) -> None:
         for name in ("width", "embedding", "attention_width"):
@@ -84,26 +94,26 @@ class CaptionerConfig:
         for name in ("penalty", "reinforce", "entropy"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)}: 0 or more is expected")
-        if not 0 <= self.expected <= 1:
-            raise ValueError(f"expected={self.expected}: a share from 0 to 1 is expected")
+        if not 0 <= self.soft_probability <= 1:
+            raise ValueError(f"expected={self.soft_probability}: a share from 0 to 1 is expected")
 
 
 # -------------------------------------------------------------------------------------------- looking
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class CaptionerMemory:
     """What all steps of a decoder look at."""
 
-    places: Tensor  # (B, P, F)
-    keys: Prepared  # made of them, as the score wants them
+    features: Tensor  # (B, P, F)
+    keys: PreparedKeys  # made of them, as the score wants them
 
-    def reorder(self, index: Tensor) -> Seen:
+    def reorder(self, index: Tensor) -> CaptionerMemory:
         """The pictures ``index``, in that order; one may come twice or never."""
-        return Seen(self.places.index_select(0, index), self.keys.reorder(index))
+        return CaptionerMemory(self.features.index_select(0, index), self.keys.reorder(index))
 
 
-class Look(nn.Module):
+class CaptionerAttention(nn.Module):
     """What is found, ``(B, Q, F)``, at the places that fit queries ``(B, Q, W)``.
 
     >>> look = Look(width=3, features=5, hidden=7)
@@ -112,64 +122,66 @@ class Look(nn.Module):
     (torch.Size([2, 1, 5]), torch.Size([2, 4, 6]))
     """
 
-    def __init__(self, width: int, features: int, hidden: int) -> None:
+    def __init__(self, query_width: int, feature_width: int, hidden_width: int) -> None:
         super().__init__()
-        self.score = Additive(width, features, hidden)
+        self.score = Additive(query_width, feature_width, hidden_width)
 
-    def prepare(self, places: Tensor) -> Seen:
+    def prepare(self, features: Tensor) -> CaptionerMemory:
         """What all steps share, of places ``(B, P, F)``."""
-        keys = self.score.prepare(places)
+        keys = self.score.prepare(features)
         # Under autocast the keys have its type. The places get it here rather than at every step.
-        return Seen(places.to(keys.keys.dtype), keys)
+        return CaptionerMemory(features.to(keys.keys.dtype), keys)
 
-    def forward(self, query: Tensor, seen: Seen, pick: Pick | None = None) -> Tensor:
-        """``pick`` says what to look with, given the weights. None: with the weights themselves."""
-        if pick is None:
-            return core.attend(query, seen.keys, seen.places, score=self.score)
-        weights = core.weights(query, seen.keys, score=self.score)
-        return core.mix(pick(weights), seen.places)
+    def forward(
+        self, query: Tensor, memory: CaptionerMemory, select_weights: WeightSelector | None = None
+    ) -> Tensor:
+        """``select_weights`` says what to look with, given the weights. None: with the weights themselves."""
+        if select_weights is None:
+            return core.attend(query, memory.keys, memory.features, score=self.score)
+        weights = core.weights(query, memory.keys, score=self.score)
+        return core.mix(select_weights(weights), memory.features)
 
-    def weights(self, query: Tensor, seen: Seen) -> Tensor:
+    def weights(self, query: Tensor, memory: CaptionerMemory) -> Tensor:
         """How much each query looks at each place, ``(B, Q, P)``."""
-        return core.weights(query, seen.keys, score=self.score)
+        return core.weights(query, memory.keys, score=self.score)
 
 
 # ------------------------------------------------------------------------------------------- the model
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class CaptionerState:
     """How far decoding has come, for N rows.
 
-    Neighbouring rows that describe the same picture share it: ``seen`` has N / ``shared`` pictures (see
+    Neighbouring rows that describe the same picture share it: ``memory`` has N / ``rows_per_source`` pictures (see
     :mod:`jumok.models.sharing`).
     """
 
-    hidden: Hidden  # of the LSTM; both (N, W)
-    seen: Seen
-    shared: int = 1
+    hidden: HiddenState  # of the LSTM; both (N, W)
+    memory: CaptionerMemory
+    rows_per_source: int = 1
 
-    def reorder(self, index: Tensor, sources: Sequence[int] | None = None) -> State:
+    def reorder(self, index: Tensor, sources: Sequence[int] | None = None) -> CaptionerState:
         """The rows ``index``, in that order; a row may come twice or never.
 
         ``sources``: the pictures that go on, equally many rows of each, side by side. Then these are copied
         only if they change, and no GPU is waited for. Without, each row gets its own.
         """
-        kept, shared = sources_after(index, sources, self.shared)
-        seen = self.seen
-        if kept != list(range(len(seen.places))):
-            seen = seen.reorder(moved(torch.tensor(kept, dtype=torch.long), seen.places.device))
-        elif shared == self.shared == 1:
+        kept, shared = reorder_sources(index, sources, self.rows_per_source)
+        seen = self.memory
+        if kept != list(range(len(seen.features))):
+            seen = seen.reorder(move_to_device(torch.tensor(kept, dtype=torch.long), seen.features.device))
+        elif shared == self.rows_per_source == 1:
             return self  # each row stays where it is
-        index = moved(index, self.hidden[0].device)
-        return State(tuple(part.index_select(0, index) for part in self.hidden), seen, shared)
+        index = move_to_device(index, self.hidden[0].device)
+        return CaptionerState(tuple(part.index_select(0, index) for part in self.hidden), seen, shared)
 
 
 @dataclass(frozen=True, eq=False)
-class _Told:
+class _TeacherForcedCaption:
     """A decoder's way through captions that it is told."""
 
-    seen: Seen
+    memory: CaptionerMemory
     queries: Tensor  # (B, T, W): h_(t−1)
     readouts: Tensor  # (B, T, E): what the generator reads
 
@@ -187,27 +199,27 @@ class Captioner(nn.Module):
     torch.Size([2, 13])
     """
 
-    compiles = False  # torch.compile would unroll the loop over the words
+    supports_compile = False  # torch.compile would unroll the loop over the words
     baseline: Tensor
 
-    def __init__(self, config: CaptionerConfig, vocabulary: int, features: int) -> None:
+    def __init__(self, config: CaptionerConfig, vocab_size: int, feature_width: int) -> None:
         super().__init__()
         self.config = config
-        width, embedding = config.width, config.embedding
-        self.embedding = nn.Embedding(vocabulary, embedding)  # E
-        self.first_state, self.first_memory = (  # f_h and f_c
-            nn.Sequential(nn.Linear(features, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh())
+        width, embedding = config.width, config.embedding_width
+        self.embedding = nn.Embedding(vocab_size, embedding)  # E
+        self.init_hidden, self.init_cell = (  # f_h and f_c
+            nn.Sequential(nn.Linear(feature_width, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh())
             for _ in range(2)
         )
-        self.attention = Look(width, features, config.attention_width)
-        self.gate = nn.Linear(width, 1) if config.gate else None
-        self.cell = recurrent("lstm", embedding + features, width)
-        self.of_state = nn.Linear(width, embedding)  # L_h
-        self.of_found = nn.Linear(features, embedding, bias=False)  # L_z
-        self.generator = nn.Linear(embedding, vocabulary)  # L_o
-        self.dropout, self.place_dropout = nn.Dropout(config.dropout), nn.Dropout(config.place_dropout)
+        self.attention = CaptionerAttention(width, feature_width, config.attention_width)
+        self.gate = nn.Linear(width, 1) if config.context_gate else None
+        self.cell = build_rnn("lstm", embedding + feature_width, width)
+        self.hidden_projection = nn.Linear(width, embedding)  # L_h
+        self.context_projection = nn.Linear(feature_width, embedding, bias=False)  # L_z
+        self.generator = nn.Linear(embedding, vocab_size)  # L_o
+        self.dropout, self.feature_dropout = nn.Dropout(config.dropout), nn.Dropout(config.feature_dropout)
         # log p of a word as a rule, for hard attention; at first all words are equally probable
-        self.register_buffer("baseline", torch.tensor(-math.log(vocabulary)))
+        self.register_buffer("baseline", torch.tensor(-math.log(vocab_size)))
         for module in self.modules():
             if isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=embedding**-0.5)
@@ -215,55 +227,63 @@ class Captioner(nn.Module):
                 nn.init.xavier_uniform_(module.weight)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-        if config.tie:
+        if config.tie_embeddings:
             self.generator.weight = self.embedding.weight
 
     # ------------------------------------------------------------------------------------- training
 
-    def loss(self, batch: Captions) -> Loss:
+    def loss(self, batch: CaptionBatch) -> Loss:
         """Summed over the labels that count: in training with all that it costs, else the plain NLL.
 
         The parts are "nll", the plain one, and where they are wanted "doubly_stochastic", "reinforce" and
         "entropy", as they stand in the total. ("reinforce" is zero, and has a gradient.)
         """
-        kept = self._kept(batch) if self.training else None
-        told = self._told(batch, kept or self._at_rest)
-        hidden, labels = counted(told.readouts, batch.pairs)
-        smoothing = self.config.smoothing if self.training else 0.0
+        kept = self._build_recorder(batch) if self.training else None
+        told = self._run_teacher_forced(batch, kept or self._inference_selector)
+        hidden, labels = select_labelled(told.readouts, batch.seq2seq_batch)
+        smoothing = self.config.label_smoothing if self.training else 0.0
         weight, bias = self.generator.weight, self.generator.bias
-        total, nll = smoothed_loss(hidden, weight, labels, smoothing, bias)
+        total, nll = linear_cross_entropy(hidden, weight, labels, smoothing, bias)
         costs: dict[str, Tensor] = {}
         counts = batch.labels != IGNORE
-        if self.config.penalty:
-            weights = self.attention.weights(told.queries, told.seen) if kept is None else kept.weights
-            costs["doubly_stochastic"] = self.config.penalty * _uneven(weights, counts)
-        if isinstance(kept, Draws):
-            costs |= self._of_drawing(kept, told.readouts, batch.labels, counts)
+        if self.config.doubly_stochastic_penalty:
+            weights = self.attention.weights(told.queries, told.memory) if kept is None else kept.weights
+            costs["doubly_stochastic"] = self.config.doubly_stochastic_penalty * _doubly_stochastic_penalty(
+                weights, counts
+            )
+        if isinstance(kept, HardAttentionSampler):
+            costs |= self._compute_hard_attention_losses(kept, told.readouts, batch.labels, counts)
         if self.training:
             total = total + sum(costs.values())
         parts = {name: cost.detach() for name, cost in costs.items()}
         return Loss(total, batch.count, {"nll": nll, **parts})
 
-    def _kept(self, batch: Captions) -> Kept | None:
+    def _build_recorder(self, batch: CaptionBatch) -> WeightRecorder | None:
         """How to look in training, where weights of single steps have to be kept."""
         if self.config.attention == "hard":
-            rows = torch.rand(len(batch.places), device=batch.places.device)
-            return Draws(rows >= self.config.expected)
+            rows = torch.rand(len(batch.features), device=batch.features.device)
+            return HardAttentionSampler(rows >= self.config.soft_probability)
         # A kernel that attends in one go has no weights to show: where there is one, the weights of all steps
         # are computed once more, together, which costs less than to go without it.
-        return Kept() if self.config.penalty and why_no_kernel(batch.places) is not None else None
+        return (
+            WeightRecorder()
+            if self.config.doubly_stochastic_penalty and triton_unsupported_reason(batch.features) is not None
+            else None
+        )
 
-    def _of_drawing(
-        self, draws: Draws, readouts: Tensor, labels: Tensor, counts: Tensor
+    def _compute_hard_attention_losses(
+        self, sampler: HardAttentionSampler, readouts: Tensor, labels: Tensor, valid_mask: Tensor
     ) -> dict[str, Tensor]:
         """What hard attention learns where to look by; the baseline moves on."""
         with torch.no_grad():
-            log_p = exact(self.generator(readouts)).log_softmax(-1)
+            log_p = upcast(self.generator(readouts)).log_softmax(-1)
             log_words = log_p.take_along_dim(labels.clamp(min=0)[..., None], -1).squeeze(-1)
-        drawn = counts & draws.sampled[:, None]
+        drawn = valid_mask & sampler.sampled_rows[:, None]
         costs = {
-            "reinforce": self.config.reinforce * surrogate(draws.log_chosen, log_words, drawn, self.baseline),
-            "entropy": -self.config.entropy * torch.where(counts, entropy(draws.weights), 0.0).sum(),
+            "reinforce": self.config.reinforce_loss
+            * reinforce_loss(sampler.position_log_probs, log_words, drawn, self.baseline),
+            "entropy": -self.config.entropy_bonus
+            * torch.where(valid_mask, entropy(sampler.weights), 0.0).sum(),
         }
         decay, number = self.config.baseline_decay, drawn.sum()
         mean = torch.where(drawn, log_words, 0.0).sum() / number.clamp(min=1)
@@ -273,66 +293,72 @@ class Captioner(nn.Module):
 
     # ------------------------------------------------------------------------------------- decoding
 
-    def start(self, source: Tensor | Tokens) -> State:
+    def start(self, source: Tensor | Tokens) -> CaptionerState:
         """Before the first word, of places ``(B, P, F)``, or these as a search has them (``source_of``)."""
         places = source.ids if isinstance(source, Tokens) else source
-        if places.dim() != 3 or places.shape[-1] != self.of_found.in_features or 0 in places.shape:
+        if places.dim() != 3 or places.shape[-1] != self.context_projection.in_features or 0 in places.shape:
             raise ValueError(
                 f"places of shape {tuple(places.shape)} came; expected (pictures, places, "
-                f"{self.of_found.in_features}), at least one of each"
+                f"{self.context_projection.in_features}), at least one of each"
             )
-        places = self.place_dropout(places.to(self.generator.weight.dtype))
+        places = self.feature_dropout(places.to(self.generator.weight.dtype))
         mean = places.mean(1)
-        return State((self.first_state(mean), self.first_memory(mean)), self.attention.prepare(places))
+        return CaptionerState((self.init_hidden(mean), self.init_cell(mean)), self.attention.prepare(places))
 
-    def step(self, state: State, ids: Tensor) -> tuple[Tensor, State]:
+    def step(self, state: CaptionerState, ids: Tensor) -> tuple[Tensor, CaptionerState]:
         """The logits ``(N, V)`` of the next words after ``ids`` ``(N,)``, those said last: BOS at first."""
-        _, readouts, state = self._run(ids[:, None], state, self._at_rest)
+        _, readouts, state = self._run_steps(ids[:, None], state, self._inference_selector)
         return self.generator(readouts.squeeze(1)), state
 
     @torch.no_grad()
-    def maps(self, batch: Captions) -> list[Map]:
+    def compute_attention_maps(self, batch: CaptionBatch) -> list[LayerAttention]:
         """Where the decoder looked for each word, ``(B, 1, T, P)``; of hard attention, before it decided."""
-        told = self._told(batch, self._at_rest)
-        weights = self.attention.weights(told.queries, told.seen)
-        return [Map("attention", (weights * batch.told.real[..., None])[:, None])]
+        told = self._run_teacher_forced(batch, self._inference_selector)
+        weights = self.attention.weights(told.queries, told.memory)
+        return [LayerAttention("attention", (weights * batch.target.valid_mask[..., None])[:, None])]
 
     @property
-    def _at_rest(self) -> Pick | None:
-        hard = self.config.attention == "hard" and self.config.at_rest == "place"
-        return most_probable if hard else None
+    def _inference_selector(self) -> WeightSelector | None:
+        hard = self.config.attention == "hard" and self.config.inference_attention == "place"
+        return one_hot_argmax if hard else None
 
-    def _told(self, batch: Captions, pick: Pick | None) -> _Told:
-        if batch.told.packed or min(batch.told.lengths, default=0) < 1:
+    def _run_teacher_forced(
+        self, batch: CaptionBatch, select_weights: WeightSelector | None
+    ) -> _TeacherForcedCaption:
+        if batch.target.packed or min(batch.target.lengths, default=0) < 1:
             raise ValueError(
                 "captions came packed, or with nothing to begin from; each is expected in a row of its own "
                 "that begins with <s>: see Captions.of"
             )
-        state = self.start(batch.places)
-        queries, readouts, _ = self._run(batch.told.ids, state, pick)
-        return _Told(state.seen, queries, readouts)
+        state = self.start(batch.features)
+        queries, readouts, _ = self._run_steps(batch.target.ids, state, select_weights)
+        return _TeacherForcedCaption(state.memory, queries, readouts)
 
-    def _run(self, ids: Tensor, state: State, pick: Pick | None) -> tuple[Tensor, Tensor, State]:
+    def _run_steps(
+        self, ids: Tensor, state: CaptionerState, select_weights: WeightSelector | None
+    ) -> tuple[Tensor, Tensor, CaptionerState]:
         """Say ``ids`` ``(N, T)``: the queries ``(N, T, W)``, what the generator reads, and the state then."""
         words = self.dropout(self.embedding(ids))
-        cell = Steps(self.cell, known=self.config.embedding)
-        gate = None if self.gate is None else Deferred(self.gate.weight, self.gate.bias)
+        cell = RecurrentStepper(self.cell, known_width=self.config.embedding_width)
+        gate = None if self.gate is None else DeferredLinear(self.gate.weight, self.gate.bias)
         hidden = state.hidden
         steps: list[tuple[Tensor, Tensor, Tensor]] = []
         for gates in cell.prepare(words).unbind(1):
             query = hidden[0]
             # Rows that share a picture are so many queries to it.
-            found = self.attention(query.unflatten(0, (-1, state.shared)), state.seen, pick).flatten(0, 1)
+            found = self.attention(
+                query.unflatten(0, (-1, state.rows_per_source)), state.memory, select_weights
+            ).flatten(0, 1)
             if gate is not None:
                 found = found * torch.sigmoid(gate(query))
             (hidden,) = cell(gates, found, [hidden])
             steps.append((query, hidden[0], found))
         queries, states, all_found = (torch.stack(each, 1) for each in zip(*steps, strict=True))
-        readouts = self.dropout(words + self.of_state(states) + self.of_found(all_found))
+        readouts = self.dropout(words + self.hidden_projection(states) + self.context_projection(all_found))
         return queries, readouts, replace(state, hidden=hidden)
 
 
-def _uneven(weights: Tensor, counts: Tensor) -> Tensor:
+def _doubly_stochastic_penalty(weights: Tensor, valid_mask: Tensor) -> Tensor:
     """``Σ_i (1 − Σ_t α_ti)²`` summed over the pictures that have steps that count, in at least float32."""
-    looked = (exact(weights) * counts[..., None]).sum(1)  # (B, P)
-    return ((1 - looked).square().sum(1) * counts.any(1)).sum()
+    looked = (upcast(weights) * valid_mask[..., None]).sum(1)  # (B, P)
+    return ((1 - looked).square().sum(1) * valid_mask.any(1)).sum()

@@ -29,35 +29,35 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jumok.annotated import LabelledDocuments
 from jumok.attention.core import mix, weights
 from jumok.attention.masks import Mask
 from jumok.attention.scores import Dot
-from jumok.batch import Loss, Map, Tokens
-from jumok.models.adversarial import with_moved_words
-from jumok.models.bigrams import Bigrams
-from jumok.models.labels import label_loss
-from jumok.models.ragged import Ragged
-from jumok.models.recurrent import read, recurrent, run_packed
-from jumok.models.unknown import some_unknown
+from jumok.batches.text import DocumentBatch
+from jumok.batches.tokens import LayerAttention, Loss, Tokens
+from jumok.models.layers.adversarial_training import adversarial_loss
+from jumok.models.layers.bigram_embedding import BigramEmbedding
+from jumok.models.layers.label_losses import label_loss
+from jumok.models.layers.ragged_layout import RaggedLayout
+from jumok.models.layers.recurrent import build_rnn, run_packed_rnn, run_rnn_on_tokens
+from jumok.models.layers.word_dropout import drop_words
 
-__all__ = ["Hierarchical", "HierarchicalConfig", "Level"]
+__all__ = ["HierarchicalAttentionNetwork", "HierarchicalConfig", "HierarchicalLevel"]
 
 
 @dataclass(frozen=True)
 class HierarchicalConfig:
-    """The sizes of a :class:`Hierarchical`; the paper's are width=50, attention=100, and no dropout."""
+    """The sizes of a :class:`HierarchicalAttentionNetwork`; the paper's are width=50, attention=100, and no dropout."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
-    kind: Literal["hierarchical"] = "hierarchical"
-    embedding: int = 200
-    bigrams: int = 0  # so many pairs of words have vectors too (see bigrams.py)
+    type: Literal["hierarchical"] = "hierarchical"
+    embedding_width: int = 200
+    num_bigrams: int = 0  # so many pairs of words have vectors too (see bigrams.py)
     width: int = 64  # of a GRU's state, each way, at both levels
-    attention: int = 128  # of keys and queries
+    attention_width: int = 128  # of keys and queries
     dropout: float = 0.3  # of embeddings, of sentences, and before the classifier
     word_dropout: float = 0.0  # of whole words, which are unknown then
-    adversarial: float = 0.0  # how far words are moved to make it hard (see adversarial.py)
+    adversarial_epsilon: float = 0.0  # how far words are moved to make it hard (see adversarial.py)
 
     def __post_init__(self) -> None:
         for name in ("embedding", "width", "attention"):
@@ -72,7 +72,7 @@ class HierarchicalConfig:
 
 
 @dataclass(frozen=True, eq=False)
-class _Rows:
+class _HierarchicalRows:
     """States of sequences in rows, with what attention needs to know of them."""
 
     states: Tensor  # (rows, length, 2 W)
@@ -80,85 +80,97 @@ class _Rows:
     mask: Mask | None
 
 
-class Level(nn.Module):
+class HierarchicalLevel(nn.Module):
     """From sequences to a vector each: a GRU reads them both ways, and attention picks what matters."""
 
-    def __init__(self, inputs: int, width: int, attention: int) -> None:
+    def __init__(self, input_width: int, width: int, attention_width: int) -> None:
         super().__init__()
-        self.rnn = recurrent("gru", inputs, width, bidirectional=True)
-        self.key = nn.Linear(2 * width, attention)
+        self.rnn = build_rnn("gru", input_width, width, bidirectional=True)
+        self.key = nn.Linear(2 * width, attention_width)
         nn.init.xavier_uniform_(self.key.weight)
         nn.init.zeros_(self.key.bias)
         # Small, so that it looks everywhere at first.
-        self.query = nn.Parameter(torch.empty(attention).normal_(std=attention**-0.5))
+        self.query = nn.Parameter(torch.empty(attention_width).normal_(std=attention_width**-0.5))
         self.score = Dot()
 
-    def forward(self, look_up: Callable[[Tensor], Tensor], tokens: Tokens, *, weigh: bool = False) -> Tensor:
-        """``(B, 2 W)``; ``look_up`` gives vectors ``(…, inputs)`` for the numbers ``(…)`` in the tokens.
+    def forward(
+        self, embed: Callable[[Tensor], Tensor], tokens: Tokens, *, return_weights: bool = False
+    ) -> Tensor:
+        """``(B, 2 W)``; ``embed`` gives vectors ``(…, input_width)`` for the numbers ``(…)`` in the tokens.
 
-        With ``weigh``, :meth:`weights` instead.
+        With ``return_weights``, :meth:`weights` instead.
         """
-        if weigh:
-            return self._weighed(look_up, tokens)
+        if return_weights:
+            return self._compute_weights(embed, tokens)
 
-        def mixed(rows: _Rows) -> Tensor:
+        def mixed(rows: _HierarchicalRows) -> Tensor:
             # Not `attend`: every batch has lengths of its own, and cuDNN's kernel is planned anew for each.
             # For a single query, two products do.
-            looked = weights(self._queries(rows), rows.keys, score=self.score, mask=rows.mask)
+            looked = weights(self._expand_query(rows), rows.keys, score=self.score, mask=rows.mask)
             # States are finite, those of padding too, which are zeros or copies: no need to look for others.
-            return mix(looked, rows.states.to(looked.dtype), finite=True).squeeze(1)
+            return mix(looked, rows.states.to(looked.dtype), assume_finite=True).squeeze(1)
 
-        return self._each(mixed, look_up, tokens, 2 * self.rnn.hidden_size)
+        return self._map_sequences(mixed, embed, tokens, 2 * self.rnn.hidden_size)
 
-    def weights(self, look_up: Callable[[Tensor], Tensor], tokens: Tokens) -> Tensor:
+    def weights(self, embed: Callable[[Tensor], Tensor], tokens: Tokens) -> Tensor:
         """How much each token matters to its sequence, ``(B, L)``; zero at padding."""
-        return self(look_up, tokens, weigh=True)  # type: ignore[no-any-return]  # as whoever watches it sees
+        return self(embed, tokens, weigh=True)  # type: ignore[no-any-return]  # as whoever watches it sees
 
-    def _weighed(self, look_up: Callable[[Tensor], Tensor], tokens: Tokens) -> Tensor:
+    def _compute_weights(self, embed: Callable[[Tensor], Tensor], tokens: Tokens) -> Tensor:
         length = max(tokens.lengths, default=0) if tokens.packed else tokens.ids.shape[1]
 
-        def weighed(rows: _Rows) -> Tensor:
-            found = weights(self._queries(rows), rows.keys, score=self.score, mask=rows.mask).squeeze(1)
+        def weighed(rows: _HierarchicalRows) -> Tensor:
+            found = weights(self._expand_query(rows), rows.keys, score=self.score, mask=rows.mask).squeeze(1)
             return F.pad(found, (0, length - found.shape[1]))
 
-        return self._each(weighed, look_up, tokens, length)
+        return self._map_sequences(weighed, embed, tokens, length)
 
-    def _each(
-        self, of: Callable[[_Rows], Tensor], look_up: Callable[[Tensor], Tensor], tokens: Tokens, width: int
+    def _map_sequences(
+        self,
+        function: Callable[[_HierarchicalRows], Tensor],
+        embed: Callable[[Tensor], Tensor],
+        tokens: Tokens,
+        width: int,
     ) -> Tensor:
         """What is made of rows ``(rows, width)``, for all sequences in their order: ``(B, width)``."""
-        if not tokens.packed and (tokens.mask is None or tokens.counts is not None):
-            return self._each_row(of, look_up, tokens, width)
-        ragged = Ragged.of(tokens)
-        if not ragged.shelves:
+        if not tokens.packed and (tokens.mask is None or tokens.device_lengths is not None):
+            return self._map_padded_rows(function, embed, tokens, width)
+        ragged = RaggedLayout.from_tokens(tokens)
+        if not ragged.buckets:
             return self.query.new_zeros(len(tokens.lengths), width)
-        words = look_up(tokens.ids.flatten().index_select(0, ragged.places))
-        states = run_packed(self.rnn, words, ragged.packing)
+        words = embed(tokens.ids.flatten().index_select(0, ragged.token_indices))
+        states = run_packed_rnn(self.rnn, words, ragged.packed_steps)
         keys = self.key(states).tanh()
-        shelved = zip(ragged.shelved(states), ragged.shelved(keys), ragged.shelves, strict=True)
-        return ragged.each([of(_Rows(states, keys, shelf.mask)) for states, keys, shelf in shelved])
+        shelved = zip(ragged.to_buckets(states), ragged.to_buckets(keys), ragged.buckets, strict=True)
+        return ragged.from_buckets(
+            [function(_HierarchicalRows(states, keys, shelf.mask)) for states, keys, shelf in shelved]
+        )
 
-    def _each_row(
-        self, of: Callable[[_Rows], Tensor], look_up: Callable[[Tensor], Tensor], tokens: Tokens, width: int
+    def _map_padded_rows(
+        self,
+        function: Callable[[_HierarchicalRows], Tensor],
+        embed: Callable[[Tensor], Tensor],
+        tokens: Tokens,
+        width: int,
     ) -> Tensor:
         """The same of rows as they came: all are full, or the host does not know how full."""
         if not tokens.ids.numel():
             return self.query.new_zeros(len(tokens.lengths), width)
-        words, mask = look_up(tokens.ids), None
-        if tokens.counts is not None:
-            words = words.masked_fill(~tokens.real[..., None], 0.0)  # whatever padding holds
-            empty = tokens.counts < 1
-            tokens = replace(tokens, counts=tokens.counts.clamp(min=1))
+        words, mask = embed(tokens.ids), None
+        if tokens.device_lengths is not None:
+            words = words.masked_fill(~tokens.valid_mask[..., None], 0.0)  # whatever padding holds
+            empty = tokens.device_lengths < 1
+            tokens = replace(tokens, device_lengths=tokens.device_lengths.clamp(min=1))
             mask = tokens.mask
-        states, _ = read(self.rnn, words, tokens)
-        found = of(_Rows(states, self.key(states).tanh(), mask))
+        states, _ = run_rnn_on_tokens(self.rnn, words, tokens)
+        found = function(_HierarchicalRows(states, self.key(states).tanh(), mask))
         return found if mask is None else found.masked_fill(empty[:, None], 0.0)
 
-    def _queries(self, rows: _Rows) -> Tensor:
+    def _expand_query(self, rows: _HierarchicalRows) -> Tensor:
         return self.query.to(rows.keys.dtype).expand(rows.keys.shape[0], 1, -1)
 
 
-class Hierarchical(nn.Module):
+class HierarchicalAttentionNetwork(nn.Module):
     """One of C classes for each document; with a single class, a number.
 
     >>> model = Hierarchical(HierarchicalConfig(embedding=8, width=4, attention=8), vocabulary=11, classes=3)
@@ -169,65 +181,75 @@ class Hierarchical(nn.Module):
     {'words': torch.Size([3, 1, 1, 3]), 'sentences': torch.Size([2, 1, 1, 2])}
     """
 
-    compiles = False  # every batch has lengths of its own, for each of which it would be compiled anew
+    supports_compile = (
+        False  # every batch has lengths of its own, for each of which it would be compiled anew
+    )
 
-    def __init__(self, config: HierarchicalConfig, vocabulary: int, classes: int) -> None:
+    def __init__(self, config: HierarchicalConfig, vocab_size: int, num_classes: int) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(vocabulary, config.embedding)
-        nn.init.normal_(self.embedding.weight, std=config.embedding**-0.5)
-        self.bigrams = Bigrams(config.bigrams, vocabulary, config.embedding) if config.bigrams else None
-        self.words = Level(config.embedding, config.width, config.attention)
-        self.sentences = Level(2 * config.width, config.width, config.attention)
+        self.embedding = nn.Embedding(vocab_size, config.embedding_width)
+        nn.init.normal_(self.embedding.weight, std=config.embedding_width**-0.5)
+        self.bigrams = (
+            BigramEmbedding(config.num_bigrams, vocab_size, config.embedding_width)
+            if config.num_bigrams
+            else None
+        )
+        self.word_level = HierarchicalLevel(config.embedding_width, config.width, config.attention_width)
+        self.sentence_level = HierarchicalLevel(2 * config.width, config.width, config.attention_width)
         self.dropout = nn.Dropout(config.dropout)
-        self.output = nn.Linear(2 * config.width, classes)
+        self.output = nn.Linear(2 * config.width, num_classes)
         nn.init.xavier_uniform_(self.output.weight)
         nn.init.zeros_(self.output.bias)
 
-    def logits(self, batch: LabelledDocuments) -> Tensor:
+    def logits(self, batch: DocumentBatch) -> Tensor:
         """``(N, C)``, of the documents that have a label, if only one that does not count."""
-        documents = self.sentences(_numbered(self._read(batch)), batch.sentences)
+        documents = self.sentence_level(
+            _build_row_lookup(self._encode_sentences(batch)), batch.sentence_indices
+        )
         return self.output(self.dropout(documents[: batch.labels.shape[0]]))  # type: ignore[no-any-return]
 
-    def loss(self, batch: LabelledDocuments) -> Loss:
+    def loss(self, batch: DocumentBatch) -> Loss:
         """Cross-entropy, or with one class the squared error, summed over the documents.
 
         It is its own part, "nll" or "error"; and the only one, but in adversarial training.
         """
-        size = self.config.adversarial
+        size = self.config.adversarial_epsilon
         if self.training and size:
-            return with_moved_words(self.embedding, lambda: self._loss(batch), size, batch.labels)
-        return self._loss(batch)
+            return adversarial_loss(self.embedding, lambda: self._compute_loss(batch), size, batch.labels)
+        return self._compute_loss(batch)
 
-    def _loss(self, batch: LabelledDocuments) -> Loss:
+    def _compute_loss(self, batch: DocumentBatch) -> Loss:
         name, total = label_loss(self.logits(batch), batch.labels)
         return Loss(total, batch.count, {name: total.detach()})
 
     @torch.no_grad()
-    def maps(self, batch: LabelledDocuments) -> list[Map]:
+    def compute_attention_maps(self, batch: DocumentBatch) -> list[LayerAttention]:
         """How much words matter in their sentences, ``(B, 1, 1, L)``, and sentences, ``(N, 1, 1, S)``."""
-        words = self.words.weights(self._words, self._joined(batch.tokens))
-        sentences = self.sentences.weights(_numbered(self._read(batch)), batch.sentences)
+        words = self.word_level.weights(self._embed_words, self._combine_bigrams(batch.tokens))
+        sentences = self.sentence_level.weights(
+            _build_row_lookup(self._encode_sentences(batch)), batch.sentence_indices
+        )
         found = {"words": words, "sentences": sentences[: len(batch.labels)]}
-        return [Map(name, weights[:, None, None]) for name, weights in found.items()]
+        return [LayerAttention(name, weights[:, None, None]) for name, weights in found.items()]
 
-    def _read(self, batch: LabelledDocuments) -> Tensor:
+    def _encode_sentences(self, batch: DocumentBatch) -> Tensor:
         """The vectors of all sentences, ``(B, 2 W)``."""
-        return self.dropout(self.words(self._words, self._joined(batch.tokens)))  # type: ignore[no-any-return]
+        return self.dropout(self.word_level(self._embed_words, self._combine_bigrams(batch.tokens)))  # type: ignore[no-any-return]
 
-    def _joined(self, tokens: Tokens) -> Tokens:
+    def _combine_bigrams(self, tokens: Tokens) -> Tokens:
         """Words, or each word and the pair that it ends as one number."""
-        return tokens if self.bigrams is None else self.bigrams.joined(tokens)
+        return tokens if self.bigrams is None else self.bigrams.combine_ids(tokens)
 
-    def _words(self, numbers: Tensor) -> Tensor:
+    def _embed_words(self, word_ids: Tensor) -> Tensor:
         share = self.config.word_dropout if self.training else 0.0
         if self.bigrams is None:
-            return self.dropout(self.embedding(some_unknown(numbers, share)))  # type: ignore[no-any-return]
-        ids, pairs = self.bigrams.parted(numbers)
-        words = self.embedding(some_unknown(ids, share)) + self.bigrams(pairs, share)
+            return self.dropout(self.embedding(drop_words(word_ids, share)))  # type: ignore[no-any-return]
+        ids, pairs = self.bigrams.split_ids(word_ids)
+        words = self.embedding(drop_words(ids, share)) + self.bigrams(pairs, share)
         return self.dropout(words)  # type: ignore[no-any-return]
 
 
-def _numbered(vectors: Tensor) -> Callable[[Tensor], Tensor]:
+def _build_row_lookup(vectors: Tensor) -> Callable[[Tensor], Tensor]:
     """What gives vectors ``(…, D)`` for numbers ``(…)`` of rows of ``vectors``."""
     return lambda numbers: vectors.index_select(0, numbers.flatten()).view(*numbers.shape, vectors.shape[-1])

@@ -9,50 +9,50 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from jumok.serve.batcher import Batcher, Closed, Overloaded
+from jumok.serve.batcher import Batcher, OverloadedError, ServerClosingError
 
-__all__ = ["Admission", "TaskRoute"]
+__all__ = ["AdmissionControl", "TaskRoute"]
 
 
 @dataclass(frozen=True)
 class TaskRoute:
     """What is known of a task's path: the largest body, and the queues of the models that may answer."""
 
-    max_bytes: int
-    queues: Sequence[Batcher]
+    max_body_bytes: int
+    batchers: Sequence[Batcher]
 
 
-class Admission:
+class AdmissionControl:
     """Counts the requests in progress, and refuses those beyond the limits."""
 
     def __init__(
         self,
         routes: Mapping[str, TaskRoute],
-        requests: int,
-        reading_is_full: Callable[[], bool],
+        max_requests: int,
+        is_estimator_full: Callable[[], bool],
         count_refusal: Callable[[str], None],
     ) -> None:
-        self.routes, self.requests = routes, requests
-        self.running = 0
-        self._reading_is_full = reading_is_full  # whether too many requests wait to be measured
+        self.routes, self.max_requests = routes, max_requests
+        self.num_running = 0
+        self._is_estimator_full = is_estimator_full  # whether too many requests wait to be measured
         self._count_refusal = count_refusal
-        self._queues = [queue for route in routes.values() for queue in route.queues]
+        self._batchers = [queue for route in routes.values() for queue in route.batchers]
 
-    def check(self, path: str) -> None:
+    def check_capacity(self, path: str) -> None:
         """Raise Overloaded or Closed if a request to this path cannot be taken now."""
         route = self.routes.get(path)
-        queues = self._queues if route is None else route.queues
-        if self.running >= self.requests:
-            raise Overloaded(min(queue.retry() for queue in queues))
+        queues = self._batchers if route is None else route.batchers
+        if self.num_running >= self.max_requests:
+            raise OverloadedError(min(queue.estimate_retry_after() for queue in queues))
         if route is None:
             return
-        if self._reading_is_full():
-            raise Overloaded(min(queue.retry() for queue in queues))
-        refusal: Overloaded | Closed | None = None
+        if self._is_estimator_full():
+            raise OverloadedError(min(queue.estimate_retry_after() for queue in queues))
+        refusal: OverloadedError | ServerClosingError | None = None
         for queue in queues:  # the body names the model
             try:
-                queue.check()
-            except (Overloaded, Closed) as error:
+                queue.check_capacity()
+            except (OverloadedError, ServerClosingError) as error:
                 refusal = error
             else:
                 return

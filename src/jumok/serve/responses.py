@@ -9,27 +9,29 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jumok.serve.batcher import Closed, Overloaded
+from jumok.serve.batcher import OverloadedError, ServerClosingError
 
-__all__ = ["SAFE", "UniformResponses", "overload", "problem"]
+__all__ = ["SECURITY_HEADERS", "ResponseMiddleware", "build_error_response", "build_overload_response"]
 
-SAFE = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
-SHUTTING_DOWN = "the server is shutting down"
-
-
-def problem(status: int, error: str, **headers: str) -> JSONResponse:
-    """What every refusal looks like: ``{"error": …}``."""
-    return JSONResponse({"error": error.encode(errors="replace").decode()}, status, {**SAFE, **headers})
+SECURITY_HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+SHUTDOWN_MESSAGE = "the server is shutting down"
 
 
-def overload(error: Overloaded | Closed) -> JSONResponse:
+def build_error_response(status: int, message: str, **headers: str) -> JSONResponse:
+    """What every refusal looks like: ``{"message": …}``."""
+    return JSONResponse(
+        {"error": message.encode(errors="replace").decode()}, status, {**SECURITY_HEADERS, **headers}
+    )
+
+
+def build_overload_response(error: OverloadedError | ServerClosingError) -> JSONResponse:
     """The refusal of a request that there is no room for."""
-    if isinstance(error, Overloaded):
-        return problem(503, str(error), **{"Retry-After": str(error.retry)})
-    return problem(503, str(error), **{"Retry-After": "1", "Connection": "close"})
+    if isinstance(error, OverloadedError):
+        return build_error_response(503, str(error), **{"Retry-After": str(error.retry_after)})
+    return build_error_response(503, str(error), **{"Retry-After": "1", "Connection": "close"})
 
 
-class UniformResponses:
+class ResponseMiddleware:
     """Stands before an app and everything else that may answer for it.
 
     - HEAD is answered as GET is. The server leaves the body out.
@@ -54,14 +56,14 @@ class UniformResponses:
             nonlocal started, plain
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in SAFE.items():
+                for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
                 if message["status"] >= 400 and headers.get("content-type", "").startswith("text/plain"):
                     plain = message
                     return
                 started = message
             elif plain is not None:
-                message, begin = _as_json(message, plain)
+                message, begin = _convert_to_json(message, plain)
                 started, plain = begin, None
                 await send(begin)
             await send(message)
@@ -70,18 +72,20 @@ class UniformResponses:
             await self.app(scope, receive, send_uniform)
         except asyncio.CancelledError:
             if started is None:
-                refusal = problem(503, SHUTTING_DOWN, **{"Retry-After": "1", "Connection": "close"})
+                refusal = build_error_response(
+                    503, SHUTDOWN_MESSAGE, **{"Retry-After": "1", "Connection": "close"}
+                )
                 await refusal(scope, receive, send)
             elif MutableHeaders(scope=started).get("content-type", "").startswith("text/event-stream"):
-                event = f"event: error\ndata: {json.dumps({'error': SHUTTING_DOWN})}\n\n"
+                event = f"event: error\ndata: {json.dumps({'error': SHUTDOWN_MESSAGE})}\n\n"
                 await send({"type": "http.response.body", "body": event.encode()})
             else:
                 raise
 
 
-def _as_json(body: Message, start: Message) -> tuple[Message, Message]:
+def _convert_to_json(body: Message, start: Message) -> tuple[Message, Message]:
     """A refusal in plain text as JSON: its body and its start."""
-    response = problem(start["status"], body.get("body", b"").decode(errors="replace"))
+    response = build_error_response(start["status"], body.get("body", b"").decode(errors="replace"))
     headers = MutableHeaders(scope=start)
     for name in ("content-type", "content-length"):
         headers[name] = response.headers[name]

@@ -17,11 +17,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["NAMES", "of"]
+__all__ = ["TASK_NAMES", "get_task_module"]
 
-NAMES = ("translate", "pretrain", "classify", "tag", "answer", "caption", "speak")
+TASK_NAMES = ("translate", "pretrain", "classify", "tag", "answer", "caption", "speak")
 
 
-def of(name: str) -> Any:
+def get_task_module(name: str) -> Any:
     """The module of a task."""
-    return importlib.import_module(f"jumok.tasks.{name}")
+    return importlib.import_module(f"jumok.tasks.{name}.task")

@@ -23,22 +23,39 @@ import pydantic
 import torch
 from torch import nn
 
-from jumok.annotated import Texts
-from jumok.data.examples import Examples, Row
-from jumok.data.formats import Flaw
-from jumok.data.wordpiece import WordPieceConfig, WordPieces
+from jumok.batches.text import TextBatch
+from jumok.data.batching.texts import EncodedText, TextBatcher
+from jumok.data.readers.formats import InvalidExample
+from jumok.data.tokenizers.wordpiece import WordPieceConfig, WordPieceTokenizer
 from jumok.errors import InputError
 from jumok.files import read_json
 from jumok.models.bert import BertConfig
 from jumok.tasks import common, supervised
-from jumok.tasks.origin import From, taken
-from jumok.tasks.supervised import Named, Search, Split, Use, load_model, train
-from jumok.training import Ranks
+from jumok.tasks.pretrained import PretrainedSource, load_pretrained_encoder
+from jumok.tasks.supervised import (
+    DatasetSplit,
+    DataSource,
+    NBestOptions,
+    SupervisedTask,
+    load_trained_model,
+    train,
+)
+from jumok.training import DistributedRanks
 
-__all__ = ["TOO_LONG", "BertUse", "From", "LabelledData", "Named", "Search", "Split", "load_model", "train"]
+__all__ = [
+    "TOO_LONG_HINT",
+    "BertDataConfig",
+    "BertTask",
+    "DataSource",
+    "DatasetSplit",
+    "NBestOptions",
+    "PretrainedSource",
+    "load_trained_model",
+    "train",
+]
 
-TOO_LONG = "shorten it, or train with data.long=window, which reads it in windows"  # a text is
-CHOSEN = (
+TOO_LONG_HINT = "shorten it, or train with data.long=window, which reads it in windows"  # a text is
+OVERRIDABLE_FIELDS = (
     "dropout",
     "attention_dropout",
     "pooling",
@@ -48,13 +65,13 @@ E = TypeVar("E")  # an example
 
 
 @dataclass(frozen=True)
-class LabelledData(supervised.LabelledData):
+class BertDataConfig(supervised.SupervisedDataConfig):
     """What the ``data:`` sections of BERT's uses have: a model reads so many tokens, and no more."""
 
-    longest: int | None = None  # tokens of a text; None: as many as the model has positions
-    long: Literal["window", "refuse"] = "window"  # what becomes of a longer one
-    stride: int = 128  # tokens from the beginning of one window to that of the next
-    packed: Literal["auto"] | bool = "auto"  # texts end to end; auto: where a GPU is faster with it
+    max_tokens: int | None = None  # tokens of a text; None: as many as the model has positions
+    on_overflow: Literal["window", "refuse"] = "window"  # what becomes of a longer one
+    window_stride: int = 128  # tokens from the beginning of one window to that of the next
+    packing: Literal["auto"] | bool = "auto"  # texts end to end; auto: where a GPU is faster with it
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,34 +81,36 @@ class LabelledData(supervised.LabelledData):
                 raise ValueError(f"{name}={value}: 1 or more is expected")
 
 
-class BertUse(Use[E]):
+class BertTask(SupervisedTask[E]):
     """One way to use BERT, for one run."""
 
-    batch: ClassVar[type[Texts]]
+    batch_type: ClassVar[type[TextBatch]]
 
     @abstractmethod
-    def texts(self, example: E) -> Iterable[str]:
+    def get_texts(self, example: E) -> Iterable[str]:
         """What a vocabulary is learned from."""
 
     @abstractmethod
-    def head(self, config: BertConfig, vocabulary: int) -> nn.Module:
+    def build_bert_model(self, config: BertConfig, vocab_size: int) -> nn.Module:
         """A new model."""
 
     @abstractmethod
-    def rows(self, examples: Sequence[E], pieces: WordPieces, longest: int) -> Iterator[list[Row] | Flaw]:
+    def encode_rows(
+        self, examples: Sequence[E], tokenizer: WordPieceTokenizer, max_tokens: int
+    ) -> Iterator[list[EncodedText] | InvalidExample]:
         """What a model reads of each example: one row, or several windows."""
 
-    def longest(self, config: BertConfig) -> int:
+    def resolve_max_tokens(self, config: BertConfig) -> int:
         """The most tokens that are read at once, [CLS] and [SEP] included."""
         asked: int | None = self.recipe.data.longest
-        if asked is not None and asked > config.positions:
+        if asked is not None and asked > config.max_positions:
             raise InputError(
-                f"data.longest is {asked}, and the model has {config.positions} positions; "
+                f"data.longest is {asked}, and the model has {config.max_positions} positions; "
                 "data.longest=null takes as many"
             )
-        return asked or config.positions
+        return asked or config.max_positions
 
-    def prepare(self, train: Split[E]) -> None:
+    def prepare(self, train: DatasetSplit[E]) -> None:
         recipe, folder = self.recipe, self.run.folder
         if recipe.from_ is None:
             if recipe.scratch:
@@ -100,60 +119,67 @@ class BertUse(Use[E]):
                     "weights anyway; leave scratch out, or name what to take them from"
                 )
             config = recipe.model
-            pieces = self._vocabulary(train.examples)
-            vocabulary = pieces.size
+            pieces = self._build_tokenizer(train.examples)
+            vocabulary = pieces.vocab_size
         else:
-            bert, pieces = taken(recipe.from_)
-            chosen = {name: getattr(recipe.model, name) for name in CHOSEN}
+            bert, pieces = load_pretrained_encoder(recipe.from_)
+            chosen = {name: getattr(recipe.model, name) for name in OVERRIDABLE_FIELDS}
             config = replace(bert.config, pooler=True, **chosen)
             vocabulary = bert.word_embedding.num_embeddings
-        self.longest(config)  # told before anything is written
+        self.resolve_max_tokens(config)  # told before anything is written
         pieces.save(folder)
-        supervised.write(folder / "model.json", {"vocabulary": vocabulary, **asdict(config)})
+        supervised.write_json(folder / "model.json", {"vocabulary": vocabulary, **asdict(config)})
 
-    def _vocabulary(self, examples: Sequence[E]) -> WordPieces:
+    def _build_tokenizer(self, examples: Sequence[E]) -> WordPieceTokenizer:
         text: WordPieceConfig = self.recipe.text
-        if text.folder is not None:
-            return WordPieces.load(Path(text.folder))
-        texts = [one for example in examples[: text.documents] for one in self.texts(example)]
-        return WordPieces.train(
+        if text.pretrained is not None:
+            return WordPieceTokenizer.load(Path(text.pretrained))
+        texts = [one for example in examples[: text.max_training_examples] for one in self.get_texts(example)]
+        return WordPieceTokenizer.train(
             texts,
-            text.size,
-            lower=text.lower,
+            text.vocab_size,
+            lowercase=text.lowercase,
             strip_accents=text.strip_accents,
-            characters=text.characters,
+            initial_alphabet=text.initial_alphabet,
         )
 
-    def made(self) -> tuple[nn.Module, WordPieces]:
-        config, vocabulary, pieces = _settled(self.run.folder)
-        return self.head(config, vocabulary), pieces
+    def build_model(self) -> tuple[nn.Module, WordPieceTokenizer]:
+        config, vocabulary, pieces = _load_model_spec(self.run.folder)
+        return self.build_bert_model(config, vocabulary), pieces
 
-    def begin(self, model: Any, tokenizer: WordPieces) -> str | None:
+    def init_weights(self, model: Any, tokenizer: WordPieceTokenizer) -> str | None:
         if self.recipe.from_ is None or self.recipe.scratch:
             return None
-        bert, _ = taken(self.recipe.from_)
+        bert, _ = load_pretrained_encoder(self.recipe.from_)
         new: list[str] = model.bert.begin_from(bert)
         return f"New, as {self.recipe.from_} has none: {', '.join(new)}" if new else None
 
-    def learnable(self, encoded: Sequence[list[Row]], model: Any, ranks: Ranks) -> Examples:
+    def build_dataset(
+        self, encoded: Sequence[list[EncodedText]], model: Any, ranks: DistributedRanks
+    ) -> TextBatcher:
         config: BertConfig = model.bert.config
         rows = [row for some in encoded for row in some]
-        layout = common.layout(self.run, ranks, _is_packed(self.recipe, config, rows, ranks.device))
+        layout = common.resolve_batch_layout(
+            self.run, ranks, _use_packing(self.recipe, config, rows, ranks.device)
+        )
         train = self.recipe.train
-        return Examples(
-            self.batch, rows, tokens=train.tokens, seed=train.seed, longest=self.longest(config), **layout
+        return TextBatcher(
+            self.batch_type,
+            rows,
+            max_tokens=train.tokens,
+            seed=train.seed,
+            max_length=self.resolve_max_tokens(config),
+            **layout,
         )
 
-    def told(self, model: nn.Module, tokenizer: WordPieces, texts: int) -> str:
+    def describe_model(self, model: nn.Module, tokenizer: WordPieceTokenizer, num_examples: int) -> str:
         weights = sum(weight.numel() for weight in model.parameters())
         origin = self.recipe.from_ if self.recipe.from_ and not self.recipe.scratch else "new weights"
-        vocabulary = _settled(self.run.folder)[1]
-        return (
-            f"bert: {weights / 1e6:.1f} M weights ({origin}), vocabulary of {vocabulary:,}, {texts:,} texts"
-        )
+        vocabulary = _load_model_spec(self.run.folder)[1]
+        return f"bert: {weights / 1e6:.1f} M weights ({origin}), vocabulary of {vocabulary:,}, {num_examples:,} texts"
 
 
-def _settled(folder: Path) -> tuple[BertConfig, int, WordPieces]:
+def _load_model_spec(folder: Path) -> tuple[BertConfig, int, WordPieceTokenizer]:
     """What ``prepare`` wrote."""
     path = folder / "model.json"
     if not path.is_file():
@@ -164,12 +190,12 @@ def _settled(folder: Path) -> tuple[BertConfig, int, WordPieces]:
         config = pydantic.TypeAdapter(BertConfig).validate_python(told)
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"{path} does not describe a BERT: {error}") from None
-    return config, vocabulary, WordPieces.load(folder)
+    return config, vocabulary, WordPieceTokenizer.load(folder)
 
 
-def _is_packed(recipe: Any, config: BertConfig, rows: Sequence[Row], device: torch.device) -> bool:
+def _use_packing(recipe: Any, config: BertConfig, rows: Sequence[EncodedText], device: torch.device) -> bool:
     asked: Literal["auto"] | bool = recipe.data.packed
     if asked == "auto":
         longest = max((len(row.ids) for row in rows), default=0)
-        return common.packs_fast(config, longest, recipe.train, device)
+        return common.is_packing_fast(config, longest, recipe.train, device)
     return asked

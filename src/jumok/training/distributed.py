@@ -26,52 +26,59 @@ from torch.nn.parallel import DistributedDataParallel
 
 from jumok.errors import InputError, JumokError
 
-__all__ = ["Objective", "Ranks", "gathered", "joined", "spread", "syncing"]
+__all__ = [
+    "DistributedRanks",
+    "LossModule",
+    "gather_to_main",
+    "init_distributed",
+    "parallelize",
+    "set_gradient_sync",
+]
 
-PATIENCE = datetime.timedelta(hours=2)  # others wait while the first process validates
+PROCESS_GROUP_TIMEOUT = datetime.timedelta(hours=2)  # others wait while the first process validates
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """One process, number ``rank`` of ``world``. The first, ``main``, is the one that writes and prints."""
+class DistributedRanks:
+    """One process, number ``rank`` of ``world_size``. The first, ``is_main``, is the one that writes and prints."""
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
     device: torch.device = torch.device("cpu")  # noqa: RUF009  it never changes
 
     @property
-    def main(self) -> bool:
+    def is_main(self) -> bool:
         return self.rank == 0
 
-    def sum(self, x: Tensor) -> Tensor:
+    def all_reduce_sum(self, x: Tensor) -> Tensor:
         """The sum over all processes, in place and without waiting for a GPU."""
-        if self.world > 1:
+        if self.world_size > 1:
             dist.all_reduce(x)
         return x
 
-    def highest(self, *values: float) -> list[float]:
+    def all_reduce_max(self, *values: float) -> list[float]:
         """Of each number the highest that any process has."""
-        if self.world == 1:
+        if self.world_size == 1:
             return list(values)
         x = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(x, dist.ReduceOp.MAX)
         return x.tolist()
 
-    def from_main(self, *values: float) -> list[float]:
+    def broadcast_from_main(self, *values: float) -> list[float]:
         """The numbers that the first process has."""
-        if self.world == 1:
+        if self.world_size == 1:
             return list(values)
         x = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.broadcast(x, 0)
         return x.tolist()
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Until all processes are here."""
-        self.highest(0.0)
+        self.all_reduce_max(0.0)
 
 
 @contextlib.contextmanager
-def joined(device: str = "auto") -> Iterator[Ranks]:
+def init_distributed(device: str = "auto") -> Iterator[DistributedRanks]:
     """Join the processes that torchrun started; without it, be the only one.
 
     Where a group is there already, it is used, and left as it is.
@@ -82,17 +89,17 @@ def joined(device: str = "auto") -> Iterator[Ranks]:
     """
     world = int(os.environ.get("WORLD_SIZE", 1))
     if world == 1:
-        yield Ranks(device=_device(device))
+        yield DistributedRanks(device=_resolve_device(device))
         return
     local = int(os.environ.get("LOCAL_RANK", 0))
-    own = _device(device, local)
+    own = _resolve_device(device, local)
     if own.type == "cuda":
         torch.cuda.set_device(own)
     begun = not dist.is_initialized()
     if begun:
-        dist.init_process_group("nccl" if own.type == "cuda" else "gloo", timeout=PATIENCE)
+        dist.init_process_group("nccl" if own.type == "cuda" else "gloo", timeout=PROCESS_GROUP_TIMEOUT)
     try:
-        yield Ranks(dist.get_rank(), dist.get_world_size(), own)
+        yield DistributedRanks(dist.get_rank(), dist.get_world_size(), own)
     except JumokError:  # what is raised on purpose is raised by all; after anything else, others may hang
         if begun:
             dist.destroy_process_group()
@@ -101,14 +108,14 @@ def joined(device: str = "auto") -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-def _device(name: str, local: int = 0) -> torch.device:
+def _resolve_device(name: str, local_rank: int = 0) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise InputError(f"device={name}: torch {torch.__version__} finds no GPU here; use device=cpu")
-        device = torch.device("cuda", local if device.index is None else device.index)
+        device = torch.device("cuda", local_rank if device.index is None else device.index)
         if device.index >= torch.cuda.device_count():
             raise InputError(
                 f"{device} is not there: this machine has {torch.cuda.device_count()} GPUs; "
@@ -117,7 +124,7 @@ def _device(name: str, local: int = 0) -> torch.device:
     return device
 
 
-class Objective(nn.Module):
+class LossModule(nn.Module):
     """``model.loss`` as a module's forward, which is where DDP, FSDP and torch.compile take hold."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -129,16 +136,16 @@ class Objective(nn.Module):
         return loss.total, loss.parts
 
 
-def spread(model: nn.Module, ranks: Ranks, parallel: Literal["ddp", "fsdp"]) -> nn.Module:
+def parallelize(model: nn.Module, ranks: DistributedRanks, parallel: Literal["ddp", "fsdp"]) -> nn.Module:
     """The model's objective, over all processes. All begin with the first one's weights."""
-    objective = Objective(model)
-    if ranks.world == 1:
+    objective = LossModule(model)
+    if ranks.world_size == 1:
         return objective
     if parallel == "ddp":
         return DistributedDataParallel(objective, gradient_as_bucket_view=True)
     for tensor in [*model.parameters(), *model.buffers()]:
         dist.broadcast(tensor.data, 0)
-    mesh = init_device_mesh(ranks.device.type, (ranks.world,))
+    mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
     # Layer by layer, those inside others first: what a layer holds is put together only while it works.
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     for layer in (layer for layers in reversed(lists) for layer in layers):
@@ -148,20 +155,20 @@ def spread(model: nn.Module, ranks: Ranks, parallel: Literal["ddp", "fsdp"]) -> 
     return objective
 
 
-def syncing(objective: nn.Module, now: bool) -> AbstractContextManager[None]:
+def set_gradient_sync(loss_module: nn.Module, enabled: bool) -> AbstractContextManager[None]:
     """For one part of a batch, forward and backward: whether gradients are shared, or only collected."""
-    if isinstance(objective, FSDPModule):
-        objective.set_requires_gradient_sync(now)
-    elif isinstance(objective, DistributedDataParallel) and not now:
-        return objective.no_sync()
+    if isinstance(loss_module, FSDPModule):
+        loss_module.set_requires_gradient_sync(enabled)
+    elif isinstance(loss_module, DistributedDataParallel) and not enabled:
+        return loss_module.no_sync()
     return contextlib.nullcontext()
 
 
-def gathered(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
+def gather_to_main(tensors: Mapping[str, Tensor], ranks: DistributedRanks) -> dict[str, Tensor]:
     """Whole tensors on the host of the first process; nothing on the others, which must call this too."""
     whole: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        if ranks.main:
+        if ranks.is_main:
             whole[name] = full.detach().cpu()
     return whole

@@ -13,18 +13,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from jumok.attention.capability import compiles
-from jumok.training import graphs, weights
-from jumok.training.distributed import Ranks, gathered, spread, syncing
-from jumok.training.optimizer import clipped_norm, make_optimizer, moments, restore_moments, set_rate
-from jumok.training.precision import LossScale, autocast_dtype
-from jumok.training.prefetch import Batch, Work
-from jumok.training.schedule import share
-from jumok.training.settings import Settings
+from jumok.attention.gpu_support import supports_compile
+from jumok.training import cuda_graphs, weights
+from jumok.training.config import TrainConfig
+from jumok.training.distributed import DistributedRanks, gather_to_main, parallelize, set_gradient_sync
+from jumok.training.optimizer import (
+    build_optimizer,
+    clip_gradients,
+    get_optimizer_state,
+    load_optimizer_state,
+    set_learning_rate,
+)
+from jumok.training.precision import LossScaler, select_autocast_dtype
+from jumok.training.prefetch import StepBatches, TrainingBatch
+from jumok.training.schedule import compute_lr_factor
 
-__all__ = ["COLUMNS", "Learner", "reseed"]
+__all__ = ["ROW_COLUMNS", "Learner", "reseed"]
 
-COLUMNS = ("total", "count", "norm")  # of a row; the model's further sums follow
+ROW_COLUMNS = ("total", "count", "norm")  # of a row; the model's further sums follow
 
 
 def reseed(device: torch.device, seed: int, step: int, rank: int) -> None:
@@ -42,132 +48,144 @@ def reseed(device: torch.device, seed: int, step: int, rank: int) -> None:
 
 
 class Learner:
-    """``last`` is the number of the last step, for the schedules that end there."""
+    """``last_step`` is the number of the last step, for the schedules that end there."""
 
-    def __init__(self, model: nn.Module, settings: Settings, ranks: Ranks, last: int | None) -> None:
-        self.settings, self.ranks, self.last = settings, ranks, last
+    def __init__(
+        self, model: nn.Module, config: TrainConfig, ranks: DistributedRanks, last_step: int | None
+    ) -> None:
+        self.config, self.ranks, self.last_step = config, ranks, last_step
         self.model = model.to(ranks.device).train()
         # What is in shards cannot be validated by one process alone: the first keeps a whole model for it.
-        sharded = settings.parallel == "fsdp" and ranks.world > 1
-        self._copy = copy.deepcopy(model).cpu() if sharded and ranks.main else None
-        self.objective = spread(model, ranks, settings.parallel)
-        recorded = graphs.wanted(settings, ranks.device, ranks.world)
-        self.optimizer = make_optimizer(model, settings, ranks.device if recorded else None)
-        self._gradients = graphs.Gradients(self._run, model.parameters(), ranks.device) if recorded else None
-        self._change = graphs.Repeated(self._update, ranks.device) if recorded else None
-        self.parts: list[str] = []  # the names of the model's further sums, from the first step on
-        self.compiled = settings.compile is True or (
-            settings.compile == "auto" and compiles(ranks.device) and getattr(model, "compiles", True)
+        sharded = config.parallel == "fsdp" and ranks.world_size > 1
+        self._eval_copy = copy.deepcopy(model).cpu() if sharded and ranks.is_main else None
+        self.loss_module = parallelize(model, ranks, config.parallel)
+        recorded = cuda_graphs.should_use_cuda_graphs(config, ranks.device, ranks.world_size)
+        self.optimizer = build_optimizer(model, config, ranks.device if recorded else None)
+        self._gradients = (
+            cuda_graphs.CudaGraphGradients(self._forward_backward, model.parameters(), ranks.device)
+            if recorded
+            else None
         )
-        if self.compiled:  # a model with a way of its own to compile itself knows best
-            (self.objective if type(model).compile is nn.Module.compile else model).compile()
-        low = autocast_dtype(settings, ranks.device)
+        self._graphed_update = (
+            cuda_graphs.CudaGraphCallable(self._update_weights, ranks.device) if recorded else None
+        )
+        self.loss_part_names: list[str] = []  # the names of the model's further sums, from the first step on
+        self.is_compiled = config.compile is True or (
+            config.compile == "auto" and supports_compile(ranks.device) and getattr(model, "compiles", True)
+        )
+        if self.is_compiled:  # a model with a way of its own to compile itself knows best
+            (self.loss_module if type(model).compile is nn.Module.compile else model).compile()
+        low = select_autocast_dtype(config, ranks.device)
         self._autocast = torch.autocast(ranks.device.type, low, enabled=low is not None)
-        self._loss_scale = LossScale(ranks.device) if low == torch.float16 else None
+        self._loss_scaler = LossScaler(ranks.device) if low == torch.float16 else None
         # From the first step on that is not finite this is 1, and the optimiser changes nothing any more.
-        self._bad = torch.zeros((), device=ranks.device)
-        self._skipped = torch.zeros((), device=ranks.device)  # 1: the optimiser skips this step
+        self._has_diverged = torch.zeros((), device=ranks.device)
+        self._skip_update = torch.zeros((), device=ranks.device)  # 1: the optimiser skips this step
         self._loss = torch.zeros((), dtype=torch.float64, device=ranks.device)  # of the batch at hand
-        self.optimizer.found_inf = self._skipped  # type: ignore[attr-defined]
+        self.optimizer.found_inf = self._skip_update  # type: ignore[attr-defined]
 
-    def rate(self, number: int, spent: float = 0.0) -> float:
-        """The learning rate of step ``number``, the first of which is 1, with such a share of time spent."""
-        return self.settings.learning_rate * share(self.settings, number, self.last, spent)
+    def compute_learning_rate(self, step: int, time_fraction: float = 0.0) -> float:
+        """The learning rate of step ``step``, the first of which is 1, with such a share of time spent."""
+        return self.config.learning_rate * compute_lr_factor(self.config, step, self.last_step, time_fraction)
 
-    def step(self, work: Work, number: int, spent: float = 0.0) -> Tensor:
-        """Learn from one batch. A row of the sums over all processes, as ``COLUMNS`` and ``parts`` say."""
+    def step(self, step_batches: StepBatches, step: int, time_fraction: float = 0.0) -> Tensor:
+        """Learn from one batch. A row of the sums over all processes, as ``ROW_COLUMNS`` and ``loss_part_names`` say."""
         ranks = self.ranks
-        reseed(ranks.device, self.settings.seed, number, ranks.rank)
-        own = sum(batch.count * weight for batch, weight in work.parts)
+        reseed(ranks.device, self.config.seed, step, ranks.rank)
+        own = sum(batch.count * weight for batch, weight in step_batches.micro_batches)
         count = torch.full((), own, dtype=torch.float64, device=ranks.device)
-        count = ranks.sum(count).clamp(min=1)
-        set_rate(self.optimizer, self.rate(number, spent))
-        if self._gradients is not None and self._change is not None:
-            ((batch, weight),) = work.parts
+        count = ranks.all_reduce_sum(count).clamp(min=1)
+        set_learning_rate(self.optimizer, self.compute_learning_rate(step, time_fraction))
+        if self._gradients is not None and self._graphed_update is not None:
+            ((batch, weight),) = step_batches.micro_batches
             whole = self._gradients(batch, weight / max(1, own))
             self._loss.copy_(whole[0])
-            norm = self._change()
+            norm = self._graphed_update()
         else:
-            whole = self._turns(work, count)
+            whole = self._accumulate_gradients(step_batches, count)
             self._loss.copy_(whole[0])
-            norm = self._update()
+            norm = self._update_weights()
             self.optimizer.zero_grad()
         return torch.cat([whole[:1], count[None], norm[None], whole[1:]])
 
-    def _update(self) -> Tensor:
+    def _update_weights(self) -> Tensor:
         """Change the weights by their gradients, if those are finite; the length of the gradient.
 
         With loss scaling, a gradient that is not finite is an overflow, and has length 0: the step is
         skipped. But if even an unscaled gradient is not finite, training has diverged.
         """
-        scale = self._loss_scale
-        factor = None if scale is None else scale.factor
-        norm = clipped_norm(self.model.parameters(), self.settings.clip, factor).double()
+        scale = self._loss_scaler
+        factor = None if scale is None else scale.scale
+        norm = clip_gradients(self.model.parameters(), self.config.max_grad_norm, factor).double()
         finite = torch.isfinite(norm)
         fault = ~finite if factor is None else ~finite & (factor <= 1)
-        self._bad += (~torch.isfinite(self._loss) | fault) & (self._bad == 0)
-        self._skipped.copy_((self._bad > 0) | ~finite)
+        self._has_diverged += (~torch.isfinite(self._loss) | fault) & (self._has_diverged == 0)
+        self._skip_update.copy_((self._has_diverged > 0) | ~finite)
         self.optimizer.step()
         if scale is None:
             return norm
         scale.update(overflow=~finite)
         return norm.masked_fill(~(finite | fault), 0.0)
 
-    def _turns(self, work: Work, count: Tensor) -> Tensor:
+    def _accumulate_gradients(self, step_batches: StepBatches, num_labels: Tensor) -> Tensor:
         """The gradients of one part after the other, over all processes; the sums of their losses."""
-        ranks, turns = self.ranks, len(work.parts)
+        ranks, turns = self.ranks, len(step_batches.micro_batches)
         sums = []
-        for turn, (batch, weight) in enumerate(work.parts, 1):
-            with syncing(self.objective, now=turn == turns):
+        for turn, (batch, weight) in enumerate(step_batches.micro_batches, 1):
+            with set_gradient_sync(self.loss_module, enabled=turn == turns):
                 # DDP and FSDP take the mean over the processes, where the sum is meant.
-                row = self._run(batch.to(ranks.device), weight * ranks.world / count)
+                row = self._forward_backward(batch.to(ranks.device), weight * ranks.world_size / num_labels)
             sums.append(row * weight)
-        return ranks.sum(torch.stack(sums).sum(0))
+        return ranks.all_reduce_sum(torch.stack(sums).sum(0))
 
-    def _run(self, batch: Batch, scale: Tensor) -> Tensor:
+    def _forward_backward(self, batch: TrainingBatch, scale: Tensor) -> Tensor:
         """The gradients of a batch's loss, times ``scale``; a row of the loss and its parts."""
         with self._autocast:
-            total, parts = self.objective(batch)
-        if self._loss_scale is not None:
-            scale = scale * self._loss_scale.factor
+            total, parts = self.loss_module(batch)
+        if self._loss_scaler is not None:
+            scale = scale * self._loss_scaler.scale
         (total * scale.to(total.dtype)).backward()
-        self.parts = self.parts or sorted(parts)
-        return torch.stack([x.double() for x in (total.detach(), *(parts[name] for name in self.parts))])
+        self.loss_part_names = self.loss_part_names or sorted(parts)
+        return torch.stack(
+            [x.double() for x in (total.detach(), *(parts[name] for name in self.loss_part_names))]
+        )
 
     @property
-    def trouble(self) -> str | None:
+    def capture_error(self) -> str | None:
         """Why steps are no longer recorded, though they were to be."""
-        if self._gradients is None or self._change is None:
+        if self._gradients is None or self._graphed_update is None:
             return None
-        return self._gradients.trouble or self._change.trouble
+        return self._gradients.capture_error or self._graphed_update.capture_error
 
-    def weights(self) -> dict[str, Tensor]:
+    def gather_weights(self) -> dict[str, Tensor]:
         """The weights, whole, in the first process; nothing in the others, which must call this too."""
-        return gathered(weights.weights(self.model), self.ranks)
+        return gather_to_main(weights.get_weights(self.model), self.ranks)
 
-    def moments(self) -> dict[str, Tensor]:
-        """What the optimiser remembers; as :meth:`weights`."""
-        scale = {} if self._loss_scale is None else self._loss_scale.state()
-        return gathered(moments(self.optimizer, self.model) | scale, self.ranks)
+    def gather_optimizer_state(self) -> dict[str, Tensor]:
+        """What the optimiser remembers; as :meth:`gather_weights`."""
+        scale = {} if self._loss_scaler is None else self._loss_scaler.state_dict()
+        return gather_to_main(get_optimizer_state(self.optimizer, self.model) | scale, self.ranks)
 
-    def restore(self, saved: Mapping[str, Tensor], remembered: Mapping[str, Tensor], source: str) -> None:
-        """Go on from what :meth:`weights` and :meth:`moments` gave, in every process."""
-        weights.set_weights(self.model, saved, source)
-        named = {name: tensor for name, tensor in remembered.items() if "/" in name}
-        restore_moments(self.optimizer, self.model, named)
-        if self._loss_scale is not None:
-            self._loss_scale.restore(remembered)
+    def restore(
+        self, model_weights: Mapping[str, Tensor], optimizer_state: Mapping[str, Tensor], source: str
+    ) -> None:
+        """Go on from what :meth:`gather_weights` and :meth:`get_optimizer_state` gave, in every process."""
+        weights.set_weights(self.model, model_weights, source)
+        named = {name: tensor for name, tensor in optimizer_state.items() if "/" in name}
+        load_optimizer_state(self.optimizer, self.model, named)
+        if self._loss_scaler is not None:
+            self._loss_scaler.load_state_dict(optimizer_state)
 
     @contextlib.contextmanager
-    def judged(self, saved: Mapping[str, Tensor]) -> Iterator[nn.Module]:
+    def use_eval_model(self, model_weights: Mapping[str, Tensor]) -> Iterator[nn.Module]:
         """A whole model with these weights, in eval mode; for the first process only."""
-        model = self.model if self._copy is None else self._copy.to(self.ranks.device)
-        weights.set_weights(model, saved)
+        model = self.model if self._eval_copy is None else self._eval_copy.to(self.ranks.device)
+        weights.set_weights(model, model_weights)
         model.eval()
         try:
             with torch.no_grad():
                 yield model
         finally:
             model.train()
-            if self._copy is not None:
-                self._copy.cpu()
+            if self._eval_copy is not None:
+                self._eval_copy.cpu()

@@ -26,35 +26,35 @@ from torch import Tensor, nn
 
 from jumok.errors import InputError
 from jumok.training import distributed, prefetch, weights
-from jumok.training.checkpoint import Checkpoints, Standing
-from jumok.training.distributed import Ranks
-from jumok.training.divergence import Diverged, told
-from jumok.training.health import alarms
-from jumok.training.journal import Journal, validations
+from jumok.training.attention_health import find_alarms
+from jumok.training.checkpoint import CheckpointManager, TrainState
+from jumok.training.config import TrainConfig
+from jumok.training.display import TrainingDisplay
+from jumok.training.distributed import DistributedRanks
+from jumok.training.divergence import DivergenceError, format_divergence
 from jumok.training.learner import Learner, reseed
-from jumok.training.prefetch import Data, Work
-from jumok.training.progress import Display
-from jumok.training.report import Best, Report, Summary
-from jumok.training.schedule import fitted, last_step
-from jumok.training.settings import Settings
-from jumok.training.signals import Interrupted, Now, Signals
+from jumok.training.metrics_log import MetricsLog, read_validations
+from jumok.training.prefetch import StepBatches, TrainingDataset
+from jumok.training.report import BestValidation, TrainingSummary, ValidationReport
+from jumok.training.schedule import compute_last_step, shorten_warmup
+from jumok.training.signals import ImmediateInterrupt, SignalHandler, TrainingInterrupted
 
-__all__ = ["Validate", "train"]
+__all__ = ["ValidateFn", "train"]
 
-Validate = Callable[[nn.Module], Report]
-VALIDATION = 1 << 31  # no process has this number: the random numbers of a validation
+ValidateFn = Callable[[nn.Module], ValidationReport]
+VALIDATION_RANK = 1 << 31  # no process has this number: the random numbers of a validation
 
 
 def train(
     model: nn.Module,
-    data: Data,
-    settings: Settings,
+    data: TrainingDataset,
+    config: TrainConfig,
     folder: Path,
     *,
-    validate: Validate | None = None,
+    validate: ValidateFn | None = None,
     console: Console | None = None,
-    ranks: Ranks | None = None,
-) -> Summary:
+    ranks: DistributedRanks | None = None,
+) -> TrainingSummary:
     """Train a model, or go on with the run in ``folder``; afterwards the model holds the best weights.
 
     Args:
@@ -75,73 +75,75 @@ def train(
         Interrupted: after Ctrl-C or SIGTERM, with everything saved.
         Diverged: the loss is not finite or exploded; what was saved before is still there.
     """
-    if validate is None and not (settings.steps or settings.epochs or settings.minutes):
+    if validate is None and not (config.max_steps or config.max_epochs or config.max_minutes):
         raise InputError("nothing ends this training, for patience needs a validation: set steps or epochs")
     with contextlib.ExitStack() as stack:
-        ranks = ranks or stack.enter_context(distributed.joined(settings.device))
-        signals = stack.enter_context(Signals())
+        ranks = ranks or stack.enter_context(distributed.init_distributed(config.device))
+        signals = stack.enter_context(SignalHandler())
         if ranks.device.type == "cuda":
-            stack.enter_context(_fast_products())
-        console = console if ranks.main else None
-        return _Loop(model, data, settings, folder, validate, console, ranks, signals).run()
+            stack.enter_context(_enable_tf32())
+        console = console if ranks.is_main else None
+        return _TrainingLoop(model, data, config, folder, validate, console, ranks, signals).run()
 
 
-class _Loop:
+class _TrainingLoop:
     """One run, in this process. All processes go through the same methods at the same steps."""
 
     def __init__(
         self,
         model: nn.Module,
-        data: Data,
-        settings: Settings,
+        data: TrainingDataset,
+        config: TrainConfig,
         folder: Path,
-        validate: Validate | None,
+        validate: ValidateFn | None,
         console: Console | None,
-        ranks: Ranks,
-        signals: Signals,
+        ranks: DistributedRanks,
+        signals: SignalHandler,
     ) -> None:
-        self.last = last_step(settings, lambda epoch: len(data.batches(epoch)))
-        self.asked_warmup = settings.warmup
-        settings = fitted(settings, self.last)
-        self.data, self.settings, self.folder, self.validate = data, settings, folder, validate
+        self.last_step = compute_last_step(config, lambda epoch: len(data.batches(epoch)))
+        self.configured_warmup = config.warmup_steps
+        config = shorten_warmup(config, self.last_step)
+        self.data, self.config, self.folder, self.validate = data, config, folder, validate
         self.ranks, self.signals = ranks, signals
-        self.learner = Learner(model, settings, ranks, self.last)
-        self.checkpoints = Checkpoints(folder)
-        self.standing = self._restored()
-        self.began = time.monotonic() - self.standing.seconds
-        self.spent = self._spent()
-        self.pending: list[Tensor] = []  # rows of the last steps, still on the device
-        self.places: list[tuple[int, int]] = []  # their epochs and positions
-        self.told_trouble = False
-        self.alarmed: set[str] = set()  # what is wrong, and was said
-        self.compiling = self.learner.compiled  # until the first step is through
+        self.learner = Learner(model, config, ranks, self.last_step)
+        self.checkpoints = CheckpointManager(folder)
+        self.state = self._restore_state()
+        self.start_time = time.monotonic() - self.state.seconds
+        self.time_fraction = self._compute_time_fraction()
+        self.pending_rows: list[Tensor] = []  # rows of the last steps, still on the device
+        self.pending_positions: list[tuple[int, int]] = []  # their epochs and positions
+        self.has_reported_capture_error = False
+        self.reported_alarms: set[str] = set()  # what is wrong, and was said
+        self.is_compiling = self.learner.is_compiled  # until the first step is through
         unit: str = getattr(data, "unit", "tokens")  # what its batches count
-        self.display = Display(console, settings, self.last, self.standing, unit)
-        self.journal: Journal | None = None  # of the first process
+        self.display = TrainingDisplay(console, config, self.last_step, self.state, unit)
+        self.metrics_log: MetricsLog | None = None  # of the first process
 
-    def run(self) -> Summary:
+    def run(self) -> TrainingSummary:
         """From where the run stands to its end."""
-        settings, standing = self.settings, self.standing
-        if standing.finished and self._reason():
-            self.display.note(f"This run is finished already: {standing.finished}.")
-            return self._summary(standing.finished)
-        standing.finished = None
-        begin = standing.epoch, standing.position
-        works = prefetch.works(self.data, self.ranks, settings.accumulate, *begin)
+        settings, standing = self.config, self.state
+        if standing.stop_reason and self._find_stop_reason():
+            self.display.print_line(f"This run is finished already: {standing.stop_reason}.")
+            return self._build_summary(standing.stop_reason)
+        standing.stop_reason = None
+        begin = standing.epoch, standing.epoch_step
+        works = prefetch.iter_step_batches(self.data, self.ranks, settings.accumulation_steps, *begin)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.display)
             if standing.step:
-                self.display.note(f"Going on after step {standing.step:,}.")
-            if self.ranks.main:
-                self.checkpoints.tidy(standing)
-                self.journal = Journal(self.folder, standing, settings.tensorboard)
-                stack.callback(self.journal.close)
-                self.display.note(self.journal.notice)
-                self.display.note(self._short_warmup())
-            ahead = stack.enter_context(contextlib.closing(prefetch.ahead(works, settings.prefetch)))
-            return self._steps(ahead)
+                self.display.print_line(f"Going on after step {standing.step:,}.")
+            if self.ranks.is_main:
+                self.checkpoints.remove_stale(standing)
+                self.metrics_log = MetricsLog(self.folder, standing, settings.tensorboard)
+                stack.callback(self.metrics_log.close)
+                self.display.print_line(self.metrics_log.notice)
+                self.display.print_line(self._format_warmup_notice())
+            ahead = stack.enter_context(
+                contextlib.closing(prefetch.prefetch_items(works, settings.prefetch_batches))
+            )
+            return self._run_steps(ahead)
 
-    def _steps(self, works: Iterator[Work]) -> Summary:
+    def _run_steps(self, step_batches: Iterator[StepBatches]) -> TrainingSummary:
         # What is due is decided by where the run stands, not by what was done just now: so what a killed
         # process had left undone at this very step is done first by the one that goes on.
         while True:
@@ -149,197 +151,216 @@ class _Loop:
                 self._validate()
             if self._save_is_due():
                 self._save()
-            reason = self._reason()
+            reason = self._find_stop_reason()
             if reason:
                 return self._finish(reason)
-            self._step(works)
-            if self.standing.step % self.settings.log_every == 0:
-                self._log()
-            self.display.advance(self.standing)
-            self._agree()
+            self._train_step(step_batches)
+            if self.state.step % self.config.log_every == 0:
+                self._log_train_metrics()
+            self.display.advance(self.state)
+            self._synchronize()
 
     # -------------------------------------------------------------------------------- one step
 
-    def _step(self, works: Iterator[Work]) -> None:
-        standing, begun = self.standing, time.monotonic()
-        work = next(works)
-        row = self.learner.step(work, standing.step + 1, self.spent)
-        self.pending.append(row)
-        self.places.append((work.epoch, work.position))
+    def _train_step(self, step_batches: Iterator[StepBatches]) -> None:
+        standing, begun = self.state, time.monotonic()
+        work = next(step_batches)
+        row = self.learner.step(work, standing.step + 1, self.time_fraction)
+        self.pending_rows.append(row)
+        self.pending_positions.append((work.epoch, work.epoch_step))
         standing.step += 1
-        standing.epoch, standing.position = work.next
-        standing.parts = self.learner.parts
-        standing.training += time.monotonic() - begun
-        if self.learner.trouble and not self.told_trouble:
-            self.told_trouble = True
-            self.display.note(
-                f"Steps are launched kernel by kernel: recording failed ({self.learner.trouble})."
+        standing.epoch, standing.epoch_step = work.next_position
+        standing.loss_part_names = self.learner.loss_part_names
+        standing.unlogged_seconds += time.monotonic() - begun
+        if self.learner.capture_error and not self.has_reported_capture_error:
+            self.has_reported_capture_error = True
+            self.display.print_line(
+                f"Steps are launched kernel by kernel: recording failed ({self.learner.capture_error})."
             )
-        if self.compiling:
-            self._look()  # waits for the step
-            self.display.note(f"The first step took {time.monotonic() - begun:.1f} s, most of it compiling.")
-            self.compiling = False
+        if self.is_compiling:
+            self._collect_rows()  # waits for the step
+            self.display.print_line(
+                f"The first step took {time.monotonic() - begun:.1f} s, most of it compiling."
+            )
+            self.is_compiling = False
 
-    def _look(self) -> None:
+    def _collect_rows(self) -> None:
         """Wait for the device, and see what the steps since the last look came to."""
-        if not self.pending:
+        if not self.pending_rows:
             return
-        standing, begun = self.standing, time.monotonic()
-        rows: list[list[float]] = torch.stack(self.pending).tolist()
-        places, self.places, self.pending = self.places, [], []
-        standing.training += time.monotonic() - begun
+        standing, begun = self.state, time.monotonic()
+        rows: list[list[float]] = torch.stack(self.pending_rows).tolist()
+        places, self.pending_positions, self.pending_rows = self.pending_positions, [], []
+        standing.unlogged_seconds += time.monotonic() - begun
         for number, (place, row) in enumerate(zip(places, rows, strict=True), standing.step - len(rows) + 1):
             total, count, norm, *_ = row
-            fault = standing.trend.add(total / count, norm, self.settings.explode)
+            fault = standing.loss_trend.update(total / count, norm, self.config.divergence_factor)
             if fault:
-                raise self._diverged(fault, number, *place)
-            standing.labels += round(count)
-            standing.rows.append(row)
+                raise self._build_divergence_error(fault, number, *place)
+            standing.num_labels += round(count)
+            standing.unlogged_rows.append(row)
 
-    def _diverged(self, fault: str, step: int, epoch: int, position: int) -> Diverged:
-        examples = [int(number) for number in self.data.batches(epoch)[position]]
+    def _build_divergence_error(
+        self, problem: str, step: int, epoch: int, epoch_step: int
+    ) -> DivergenceError:
+        examples = [int(number) for number in self.data.batches(epoch)[epoch_step]]
         kept = (
-            f"Kept are the state of step {self.checkpoints.saved:,} in {self.checkpoints.folder} "
+            f"Kept are the state of step {self.checkpoints.last_saved_step:,} in {self.checkpoints.folder} "
             "and the best weights so far in model.safetensors."
         )
-        message = told(fault, step, self.standing.trend, examples, self.settings, kept)
-        return Diverged(message, step, examples)
+        message = format_divergence(problem, step, self.state.loss_trend, examples, self.config, kept)
+        return DivergenceError(message, step, examples)
 
-    def _log(self) -> None:
-        self._look()
-        standing = self.standing
-        total, count, norm, *parts = (math.fsum(column) for column in zip(*standing.rows, strict=True))
+    def _log_train_metrics(self) -> None:
+        self._collect_rows()
+        standing = self.state
+        total, count, norm, *parts = (
+            math.fsum(column) for column in zip(*standing.unlogged_rows, strict=True)
+        )
         figures = {
             "loss": total / count,
-            **{name: part / count for name, part in zip(standing.parts, parts, strict=True)},
-            "learning_rate": self.learner.rate(standing.step, self.spent),
-            "gradient_norm": norm / len(standing.rows),
-            "tokens": standing.labels,
-            "tokens/s": count / max(standing.training, 1e-9),
+            **{name: part / count for name, part in zip(standing.loss_part_names, parts, strict=True)},
+            "learning_rate": self.learner.compute_learning_rate(standing.step, self.time_fraction),
+            "gradient_norm": norm / len(standing.unlogged_rows),
+            "tokens": standing.num_labels,
+            "tokens/s": count / max(standing.unlogged_seconds, 1e-9),
         }
         if self.ranks.device.type == "cuda":
             figures["gpu_gib"] = torch.cuda.max_memory_allocated(self.ranks.device) / 2**30
-        standing.rows, standing.training, standing.seconds = [], 0.0, time.monotonic() - self.began
-        self._write("train", figures)
-        self.display.train(standing, figures)
+        standing.unlogged_rows, standing.unlogged_seconds, standing.seconds = (
+            [],
+            0.0,
+            time.monotonic() - self.start_time,
+        )
+        self._log_metrics("train", figures)
+        self.display.show_train_metrics(standing, figures)
 
-    def _agree(self) -> None:
+    def _synchronize(self) -> None:
         """Heed signals and the clock. Several processes must stop at the same step, so they ask each other.
 
         That makes them wait for their GPUs, so it is done only now and then.
         """
-        if self.ranks.world > 1 and self.standing.step % self.settings.log_every:
+        if self.ranks.world_size > 1 and self.state.step % self.config.log_every:
             return
-        caught, self.standing.seconds = self.ranks.highest(self.signals.caught, time.monotonic() - self.began)
-        self.spent = self._spent()
+        caught, self.state.seconds = self.ranks.all_reduce_max(
+            self.signals.caught_signal, time.monotonic() - self.start_time
+        )
+        self.time_fraction = self._compute_time_fraction()
         if caught:
-            self._stop(int(caught))
+            self._save_and_stop(int(caught))
 
-    def _stop(self, caught: int) -> None:
+    def _save_and_stop(self, signal_number: int) -> None:
         self._save()
-        raise Interrupted(caught, self.standing.step)
+        raise TrainingInterrupted(signal_number, self.state.step)
 
     # ------------------------------------------------------------------------ between the steps
 
     def _validation_is_due(self) -> bool:
-        standing, every = self.standing, self.settings.validate_every
-        if self.validate is None or standing.step in (0, standing.validated):
+        standing, every = self.state, self.config.validate_every
+        if self.validate is None or standing.step in (0, standing.last_validation_step):
             return False
-        return standing.step % every == 0 if every else standing.position == 0
+        return standing.step % every == 0 if every else standing.epoch_step == 0
 
     def _validate(self) -> None:
         self._save()  # it may take long, or fail
-        standing, saved = self.standing, self.learner.weights()
-        better = self._judge(saved)
-        if self.ranks.main:
+        standing, saved = self.state, self.learner.gather_weights()
+        better = self._validate_weights(saved)
+        if self.ranks.is_main:
             if better:
-                weights.write(saved, self.folder / "model.safetensors")
-            if self.settings.average > 1:
-                weights.write(saved, self.checkpoints.snapshot(standing.step))
-        standing.worse = 0 if better else standing.worse + 1
-        standing.validated = standing.step
-        if self.settings.average > 1:
-            standing.snapshots = [*standing.snapshots, standing.step][-self.settings.average :]
+                weights.write_safetensors(saved, self.folder / "model.safetensors")
+            if self.config.average_checkpoints > 1:
+                weights.write_safetensors(saved, self.checkpoints.snapshot_path(standing.step))
+        standing.num_bad_validations = 0 if better else standing.num_bad_validations + 1
+        standing.last_validation_step = standing.step
+        if self.config.average_checkpoints > 1:
+            standing.snapshot_steps = [*standing.snapshot_steps, standing.step][
+                -self.config.average_checkpoints :
+            ]
         self._save()
 
-    def _judge(self, saved: Mapping[str, Tensor], averaged: int = 0) -> bool:
+    def _validate_weights(self, model_weights: Mapping[str, Tensor], num_averaged: int = 0) -> bool:
         """Validate these weights, in the first process. Whether they are the best so far, for all of them."""
         stopped, better = 0, False
-        if self.ranks.main:
+        if self.ranks.is_main:
             try:
-                better = self._judge_here(saved, averaged)
-            except Now:  # nothing has changed yet: the next process validates again
-                stopped = self.signals.caught
-        signal, good = self.ranks.from_main(stopped, better)
+                better = self._validate_on_main(model_weights, num_averaged)
+            except ImmediateInterrupt:  # nothing has changed yet: the next process validates again
+                stopped = self.signals.caught_signal
+        signal, good = self.ranks.broadcast_from_main(stopped, better)
         if signal:
-            self._stop(int(signal))
+            self._save_and_stop(int(signal))
         return bool(good)
 
-    def _judge_here(self, saved: Mapping[str, Tensor], averaged: int) -> bool:
-        standing = self.standing
+    def _validate_on_main(self, model_weights: Mapping[str, Tensor], num_averaged: int) -> bool:
+        standing = self.state
         assert self.validate is not None
-        self.display.doing("validating …")
-        reseed(self.ranks.device, self.settings.seed, standing.step, VALIDATION)
-        with self.signals.at_once(), self.learner.judged(saved) as model:
+        self.display.show_activity("validating …")
+        reseed(self.ranks.device, self.config.seed, standing.step, VALIDATION_RANK)
+        with self.signals.raise_immediately(), self.learner.use_eval_model(model_weights) as model:
             report = self.validate(model)
-        better = report.beats(standing.best.figures if standing.best else None)
+        better = report.is_better_than(standing.best.metrics if standing.best else None)
         if better:
-            standing.best = Best(standing.step, report.best, report.value, dict(report.figures), averaged)
-        standing.seconds = time.monotonic() - self.began
-        self._write("average" if averaged else "validation", {**report.figures, "best": better})
-        if self.journal is not None:
-            self.journal.show(report.samples, standing)
-        of = f"the mean of {averaged} weights" if averaged else f"step {standing.step:,}"
-        self.display.validation(report, of, better)
-        self._sound_alarms()
+            standing.best = BestValidation(
+                standing.step, report.select_by, report.value, dict(report.metrics), num_averaged
+            )
+        standing.seconds = time.monotonic() - self.start_time
+        self._log_metrics("average" if num_averaged else "validation", {**report.metrics, "best": better})
+        if self.metrics_log is not None:
+            self.metrics_log.log_samples(report.samples, standing)
+        of = f"the mean of {num_averaged} weights" if num_averaged else f"step {standing.step:,}"
+        self.display.show_validation(report, of, better)
+        self._report_alarms()
         return better
 
-    def _sound_alarms(self) -> None:
+    def _report_alarms(self) -> None:
         """Say what is wrong with the attention, each thing once while it lasts."""
-        found = {alarm.partition(":")[0]: alarm for alarm in self._alarms()}
+        found = {alarm.partition(":")[0]: alarm for alarm in self._find_alarms()}
         for kind, alarm in found.items():
-            if kind not in self.alarmed:
-                self.display.alarm(alarm)
-            if self.journal is not None:
-                self.journal.alarm(alarm, self.standing)
-        self.alarmed = set(found)
+            if kind not in self.reported_alarms:
+                self.display.print_alarm(alarm)
+            if self.metrics_log is not None:
+                self.metrics_log.log_alarm(alarm, self.state)
+        self.reported_alarms = set(found)
 
-    def _alarms(self) -> list[str]:
+    def _find_alarms(self) -> list[str]:
         """By the validations so far; where no end is in sight, ten of them count as a training."""
-        figures = validations(self.folder)
-        bounded = self.last is not None or self.settings.minutes is not None
-        done = self.display.share(self.standing) if bounded else min(1.0, len(figures) / 10)
-        return alarms(figures, 1.0 if self.standing.finished else done)
+        figures = read_validations(self.folder)
+        bounded = self.last_step is not None or self.config.max_minutes is not None
+        done = self.display.compute_progress(self.state) if bounded else min(1.0, len(figures) / 10)
+        return find_alarms(figures, 1.0 if self.state.stop_reason else done)
 
     def _save_is_due(self) -> bool:
-        step, every, saved = self.standing.step, self.settings.save_every, self.checkpoints.saved
+        step, every, saved = self.state.step, self.config.save_every, self.checkpoints.last_saved_step
         return saved is None or (saved != step and every > 0 and step % every == 0)
 
     def _save(self) -> None:
-        self._look()
-        standing = self.standing
+        self._collect_rows()
+        standing = self.state
         saved: dict[str, Tensor] = {}
         remembered: dict[str, Tensor] = {}
-        if self.checkpoints.saved != standing.step:
-            saved, remembered = self.learner.weights(), self.learner.moments()
+        if self.checkpoints.last_saved_step != standing.step:
+            saved, remembered = self.learner.gather_weights(), self.learner.gather_optimizer_state()
             # The newest, as long as none was found best; but none that has learned nothing.
-            if self.ranks.main and standing.best is None and standing.step:
-                weights.write(saved, self.folder / "model.safetensors")
-        if self.journal is not None:
-            standing.seconds, standing.metrics = time.monotonic() - self.began, self.journal.sync()
+            if self.ranks.is_main and standing.best is None and standing.step:
+                weights.write_safetensors(saved, self.folder / "model.safetensors")
+        if self.metrics_log is not None:
+            standing.seconds, standing.metrics_bytes = (
+                time.monotonic() - self.start_time,
+                self.metrics_log.sync(),
+            )
             self.checkpoints.save(standing, saved, remembered)
-        self.checkpoints.saved = standing.step
+        self.checkpoints.last_saved_step = standing.step
 
-    def _write(self, event: str, figures: Mapping[str, float]) -> None:
-        if self.journal is not None:
-            self.journal.write(event, self.standing, figures)
+    def _log_metrics(self, event: str, metrics: Mapping[str, float]) -> None:
+        if self.metrics_log is not None:
+            self.metrics_log.log_metrics(event, self.state, metrics)
 
     # --------------------------------------------------------------------- beginning and end
 
-    def _restored(self) -> Standing:
+    def _restore_state(self) -> TrainState:
         found = self.checkpoints.load()
-        standing = found[0] if found else Standing()
-        highest, lowest = self.ranks.highest(standing.step, -standing.step)
+        standing = found[0] if found else TrainState()
+        highest, lowest = self.ranks.all_reduce_max(standing.step, -standing.step)
         if highest != -lowest:
             raise InputError(
                 f"process {self.ranks.rank} finds the state of step {standing.step} in "
@@ -349,56 +370,58 @@ class _Loop:
             self.learner.restore(found[1], found[2], f"the weights in {self.checkpoints.folder}")
         return standing
 
-    def _spent(self) -> float:
+    def _compute_time_fraction(self) -> float:
         """The share of the minutes that is over. All processes agree on it: the learning rate needs it."""
-        minutes = self.settings.minutes
-        return 0.0 if minutes is None else self.standing.seconds / (60 * minutes)
+        minutes = self.config.max_minutes
+        return 0.0 if minutes is None else self.state.seconds / (60 * minutes)
 
-    def _reason(self) -> str | None:
+    def _find_stop_reason(self) -> str | None:
         """Why training is over; None: it is not."""
-        settings, standing = self.settings, self.standing
-        if settings.steps and standing.step >= settings.steps:
-            return f"all {settings.steps:,} steps are done"
-        if settings.epochs and standing.epoch >= settings.epochs:
-            return f"all {settings.epochs:,} epochs are done"
-        if self.spent >= 1:
-            return f"{settings.minutes:g} minutes are over"
-        if settings.patience and standing.worse >= settings.patience:
+        settings, standing = self.config, self.state
+        if settings.max_steps and standing.step >= settings.max_steps:
+            return f"all {settings.max_steps:,} steps are done"
+        if settings.max_epochs and standing.epoch >= settings.max_epochs:
+            return f"all {settings.max_epochs:,} epochs are done"
+        if self.time_fraction >= 1:
+            return f"{settings.max_minutes:g} minutes are over"
+        if settings.patience and standing.num_bad_validations >= settings.patience:
             return f"{settings.patience} validations in a row were no better"
         return None
 
-    def _finish(self, reason: str) -> Summary:
-        standing = self.standing
-        self._look()
-        if standing.rows:
-            self._log()
-        if self.validate is not None and standing.validated != standing.step:
+    def _finish(self, reason: str) -> TrainingSummary:
+        standing = self.state
+        self._collect_rows()
+        if standing.unlogged_rows:
+            self._log_train_metrics()
+        if self.validate is not None and standing.last_validation_step != standing.step:
             self._validate()
         self._save()  # before the mean is tried on the model
-        if len(standing.snapshots) > 1:
+        if len(standing.snapshot_steps) > 1:
             self._validate_average()
-        standing.finished = reason
+        standing.stop_reason = reason
         self._save()
-        summary = self._summary(reason)
-        self.display.done(summary)
+        summary = self._build_summary(reason)
+        self.display.show_summary(summary)
         return summary
 
     def _validate_average(self) -> None:
         """The mean of the last validated weights replaces the best ones, if it does better."""
-        files, lost = self.checkpoints.snapshots(self.standing) if self.ranks.main else ([], [])
+        files, lost = self.checkpoints.find_snapshots(self.state) if self.ranks.is_main else ([], [])
         if lost:
             left = f"the mean is that of {len(files)}" if len(files) > 1 else "there is no mean to try"
-            self.display.note(f"Of the weights to be averaged, these are lost: {', '.join(lost)}; {left}.")
-        (count,) = self.ranks.from_main(len(files))
+            self.display.print_line(
+                f"Of the weights to be averaged, these are lost: {', '.join(lost)}; {left}."
+            )
+        (count,) = self.ranks.broadcast_from_main(len(files))
         if count < 2:
             return
-        mean = weights.average(files) if self.ranks.main else {}
-        if self._judge(mean, averaged=len(files)) and self.ranks.main:
-            weights.write(mean, self.folder / "model.safetensors")
+        mean = weights.average_weights(files) if self.ranks.is_main else {}
+        if self._validate_weights(mean, num_averaged=len(files)) and self.ranks.is_main:
+            weights.write_safetensors(mean, self.folder / "model.safetensors")
 
-    def _short_warmup(self) -> str:
+    def _format_warmup_notice(self) -> str:
         """A line where the training is shorter than its warm-up was to be."""
-        asked, warmup, last = self.asked_warmup, self.settings.warmup, self.last
+        asked, warmup, last = self.configured_warmup, self.config.warmup_steps, self.last_step
         if not asked or last is None or last > asked:
             return ""
         told = f"The training has {last:,} steps, and train.warmup is {asked:,}: "
@@ -406,25 +429,25 @@ class _Loop:
             return told + f"the warm-up is shortened to {warmup:,}, a tenth."
         return told + "the learning rate never comes to its highest; lower train.warmup, or train longer."
 
-    def _summary(self, reason: str) -> Summary:
-        self.ranks.wait()  # for what the first process wrote
+    def _build_summary(self, reason: str) -> TrainingSummary:
+        self.ranks.barrier()  # for what the first process wrote
         weights.load_weights(self.learner.model, self.folder / "model.safetensors")
         self.learner.model.eval()
-        standing = self.standing
-        return Summary(
+        standing = self.state
+        return TrainingSummary(
             folder=self.folder,
-            steps=standing.step,
-            epochs=standing.epoch,
+            num_steps=standing.step,
+            num_epochs=standing.epoch,
             seconds=standing.seconds,
-            labels=standing.labels,
-            reason=reason,
+            num_labels=standing.num_labels,
+            stop_reason=reason,
             best=standing.best,
-            alarms=tuple(self._alarms()) if self.ranks.main else (),
+            alarms=tuple(self._find_alarms()) if self.ranks.is_main else (),
         )
 
 
 @contextlib.contextmanager
-def _fast_products() -> Iterator[None]:
+def _enable_tf32() -> Iterator[None]:
     """Products of float32 matrices on the tensor cores of a GPU (TF32)."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")

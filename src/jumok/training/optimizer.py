@@ -16,15 +16,23 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from jumok.errors import InputError
-from jumok.training.settings import Settings
+from jumok.training.config import TrainConfig
 
-__all__ = ["clipped_norm", "make_optimizer", "moments", "restore_moments", "set_rate"]
+__all__ = [
+    "build_optimizer",
+    "clip_gradients",
+    "get_optimizer_state",
+    "load_optimizer_state",
+    "set_learning_rate",
+]
 
 
-def make_optimizer(model: nn.Module, settings: Settings, recorded: torch.device | None = None) -> Optimizer:
+def build_optimizer(
+    model: nn.Module, config: TrainConfig, graph_device: torch.device | None = None
+) -> Optimizer:
     """Over the parameters that learn; weight decay for matrices only, not for biases and norms.
 
-    Its steps can be recorded as a CUDA graph if ``recorded`` says on which device: the learning rate, which
+    Its steps can be recorded as a CUDA graph if ``graph_device`` says on which device: the learning rate, which
     changes from step to step, is then there as well.
     """
     learned = [p for p in model.parameters() if p.requires_grad]
@@ -32,16 +40,16 @@ def make_optimizer(model: nn.Module, settings: Settings, recorded: torch.device 
         raise InputError("nothing to train: the model has no parameters that require a gradient")
     matrices, vectors = [p for p in learned if p.dim() > 1], [p for p in learned if p.dim() <= 1]
     groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": matrices, "weight_decay": config.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    rate: float | Tensor = settings.learning_rate
-    if recorded is not None:
-        rate = torch.tensor(rate, device=recorded)
-    if settings.optimizer == "sgd":
-        return FusedSGD(groups, rate, momentum=settings.momentum, fused=True)
-    kind = AdamW if settings.optimizer == "adamw" else Adam
-    return kind(groups, rate, settings.betas, settings.eps, fused=True, capturable=recorded is not None)
+    rate: float | Tensor = config.learning_rate
+    if graph_device is not None:
+        rate = torch.tensor(rate, device=graph_device)
+    if config.optimizer == "sgd":
+        return FusedSGD(groups, rate, momentum=config.momentum, fused=True)
+    kind = AdamW if config.optimizer == "adamw" else Adam
+    return kind(groups, rate, config.betas, config.eps, fused=True, capturable=graph_device is not None)
 
 
 class FusedSGD(SGD):
@@ -57,17 +65,17 @@ class FusedSGD(SGD):
         for group in self.param_groups:
             learned = [p for p in group["params"] if p.grad is not None]
             for dtype in {p.dtype for p in learned}:
-                self._step([p for p in learned if p.dtype == dtype], group)
+                self._step_group([p for p in learned if p.dtype == dtype], group)
 
-    def _step(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+    def _step_group(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         buffers: list[Tensor] = []
         for p in parameters if group["momentum"] else ():
             if self.state[p].get("momentum_buffer") is None:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-            buffers.append(_shard(self.state[p]["momentum_buffer"]))
+            buffers.append(_get_local_shard(self.state[p]["momentum_buffer"]))
         torch._fused_sgd_(
-            [_shard(p) for p in parameters],
-            [_shard(p.grad) for p in parameters if p.grad is not None],
+            [_get_local_shard(p) for p in parameters],
+            [_get_local_shard(p.grad) for p in parameters if p.grad is not None],
             buffers,
             weight_decay=group["weight_decay"],
             momentum=group["momentum"],
@@ -81,21 +89,21 @@ class FusedSGD(SGD):
         )
 
 
-def _shard(x: Tensor) -> Tensor:
+def _get_local_shard(x: Tensor) -> Tensor:
     """What this process holds of a tensor."""
     return x.to_local() if isinstance(x, DTensor) else x
 
 
-def set_rate(optimizer: Optimizer, rate: float) -> None:
+def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
     """The learning rate from now on, kept wherever the optimiser has it."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
+            group["lr"].fill_(learning_rate)
         else:
-            group["lr"] = rate
+            group["lr"] = learning_rate
 
 
-def moments(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
+def get_optimizer_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """All that the optimiser remembers, as ``what/parameter``: ``exp_avg/encoder.weight``."""
     return {
         f"{what}/{name}": value
@@ -105,12 +113,12 @@ def moments(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def restore_moments(optimizer: Optimizer, model: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """The counterpart of :func:`moments`; sharded parameters take their share."""
+def load_optimizer_state(optimizer: Optimizer, model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """The counterpart of :func:`get_optimizer_state`; sharded parameters take their share."""
     parameters = dict(model.named_parameters())
-    _check({key.partition("/")[2] for key in saved}, parameters)
+    _check_parameter_names({key.partition("/")[2] for key in state}, parameters)
     optimizer.state.clear()
-    for key, value in saved.items():
+    for key, value in state.items():
         what, _, name = key.partition("/")
         parameter = parameters[name]
         if isinstance(parameter, DTensor) and value.shape == parameter.shape:
@@ -122,7 +130,7 @@ def restore_moments(optimizer: Optimizer, model: nn.Module, saved: Mapping[str, 
         optimizer.state[parameter][what] = value.to(parameter.device, copy=True)
 
 
-def _check(names: Iterable[str], parameters: Mapping[str, nn.Parameter]) -> None:
+def _check_parameter_names(names: Iterable[str], parameters: Mapping[str, nn.Parameter]) -> None:
     if unknown := sorted(set(names) - set(parameters)):
         raise InputError(
             f"the optimiser's state was saved by another model: this one has no {', '.join(unknown[:5])}"
@@ -130,17 +138,17 @@ def _check(names: Iterable[str], parameters: Mapping[str, nn.Parameter]) -> None
 
 
 @torch.no_grad()
-def clipped_norm(
-    parameters: Iterable[nn.Parameter], longest: float, loss_scale: Tensor | None = None
+def clip_gradients(
+    parameters: Iterable[nn.Parameter], max_norm: float, loss_scale: Tensor | None = None
 ) -> Tensor:
-    """The length of the whole gradient, on the device. It is then cut to ``longest``; 0: left as it is.
+    """The length of the whole gradient, on the device. It is then cut to ``max_norm``; 0: left as it is.
 
     Before that, the gradient is divided by ``loss_scale``.
     """
     learned = [p for p in parameters if p.grad is not None]
     if loss_scale is not None:
-        torch._foreach_mul_([_shard(p.grad) for p in learned if p.grad is not None], 1 / loss_scale)
+        torch._foreach_mul_([_get_local_shard(p.grad) for p in learned if p.grad is not None], 1 / loss_scale)
     norm = nn.utils.get_total_norm([p.grad for p in learned if p.grad is not None])
-    if longest:
-        nn.utils.clip_grads_with_norm_(learned, longest, norm)
+    if max_norm:
+        nn.utils.clip_grads_with_norm_(learned, max_norm, norm)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

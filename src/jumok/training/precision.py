@@ -14,28 +14,28 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from jumok.attention.capability import has_bfloat16
-from jumok.training.settings import Settings
+from jumok.attention.gpu_support import supports_bfloat16
+from jumok.training.config import TrainConfig
 
-__all__ = ["LossScale", "autocast_dtype"]
+__all__ = ["LossScaler", "select_autocast_dtype"]
 
-INITIAL, GROWTH, BACKOFF = 65536.0, 2.0, 0.5
-LARGEST = 2.0**40
+INITIAL_SCALE, GROWTH_FACTOR, BACKOFF_FACTOR = 65536.0, 2.0, 0.5
+MAX_SCALE = 2.0**40
 GROWTH_INTERVAL = 2000  # steps in a row without overflow
 
 
-def autocast_dtype(settings: Settings, device: torch.device) -> torch.dtype | None:
+def select_autocast_dtype(config: TrainConfig, device: torch.device) -> torch.dtype | None:
     """The type of products in training; None: float32.
 
     auto: bfloat16 where the GPU multiplies it in hardware. An older GPU gets float32, not float16, for which
     not every model has been tried.
     """
-    if settings.precision == "auto":
-        return torch.bfloat16 if has_bfloat16(device) else None
-    return {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[settings.precision]
+    if config.precision == "auto":
+        return torch.bfloat16 if supports_bfloat16(device) else None
+    return {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
 
 
-class LossScale:
+class LossScaler:
     """The factor on the loss, as tensors on the device.
 
     >>> scale = LossScale(torch.device("cpu"))
@@ -45,22 +45,26 @@ class LossScale:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.factor = torch.full((), INITIAL, device=device)
-        self.good_steps = torch.zeros((), dtype=torch.int32, device=device)
+        self.scale = torch.full((), INITIAL_SCALE, device=device)
+        self.num_good_steps = torch.zeros((), dtype=torch.int32, device=device)
 
     def update(self, overflow: Tensor) -> None:
         """After a step: ``overflow`` says whether its gradient was not finite, and the step was skipped."""
-        good = (self.good_steps + 1).masked_fill(overflow, 0)
+        good = (self.num_good_steps + 1).masked_fill(overflow, 0)
         grows = good == GROWTH_INTERVAL
-        self.factor *= torch.ones_like(self.factor).masked_fill(overflow, BACKOFF).masked_fill(grows, GROWTH)
-        self.factor.clamp_(max=LARGEST)  # it would grow to infinity in very long trainings
-        self.good_steps.copy_(good.masked_fill(grows, 0))
+        self.scale *= (
+            torch.ones_like(self.scale)
+            .masked_fill(overflow, BACKOFF_FACTOR)
+            .masked_fill(grows, GROWTH_FACTOR)
+        )
+        self.scale.clamp_(max=MAX_SCALE)  # it would grow to infinity in very long trainings
+        self.num_good_steps.copy_(good.masked_fill(grows, 0))
 
-    def state(self) -> dict[str, Tensor]:
-        return {"loss_scale": self.factor, "loss_scale_good_steps": self.good_steps}
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"loss_scale": self.scale, "loss_scale_good_steps": self.num_good_steps}
 
-    def restore(self, saved: Mapping[str, Tensor]) -> None:
-        """The counterpart of :meth:`state`; without a saved one, the scale stays at its beginning."""
-        for name, tensor in self.state().items():
-            if name in saved:
-                tensor.copy_(saved[name])
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """The counterpart of :meth:`state_dict`; without a saved one, the scale stays at its beginning."""
+        for name, tensor in self.state_dict().items():
+            if name in state_dict:
+                tensor.copy_(state_dict[name])

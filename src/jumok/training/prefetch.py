@@ -15,15 +15,22 @@ import torch
 from torch import Tensor
 
 from jumok.errors import InputError
-from jumok.training.distributed import Ranks
+from jumok.training.distributed import DistributedRanks
 
-__all__ = ["Batch", "Data", "Index", "Work", "ahead", "works"]
+__all__ = [
+    "ExampleIndices",
+    "StepBatches",
+    "TrainingBatch",
+    "TrainingDataset",
+    "iter_step_batches",
+    "prefetch_items",
+]
 
-Index = npt.NDArray[np.integer[Any]]  # the numbers of examples in their data set
+ExampleIndices = npt.NDArray[np.integer[Any]]  # the numbers of examples in their data set
 T = TypeVar("T")
 
 
-class Batch(Protocol):
+class TrainingBatch(Protocol):
     """What a model's ``loss`` takes."""
 
     @property
@@ -31,27 +38,27 @@ class Batch(Protocol):
         """How many places the loss is a sum over."""
 
     @property
-    def form(self) -> Hashable | None:
+    def graph_key(self) -> Hashable | None:
         """Batches of the same form launch the same kernels; None: like no other. See :mod:`.graphs`."""
 
     def to(self, device: torch.device, /) -> Self: ...
 
 
-class Data(Protocol):
+class TrainingDataset(Protocol):
     """Where batches come from. All three are pure functions, called in a thread of their own."""
 
-    def batches(self, epoch: int) -> Sequence[Index]:
+    def batches(self, epoch: int) -> Sequence[ExampleIndices]:
         """The batches of an epoch, in order: the same in every process and every time it is asked."""
 
-    def divide(self, index: Index, parts: int) -> Sequence[Index]:
+    def divide(self, index: ExampleIndices, num_parts: int) -> Sequence[ExampleIndices]:
         """One batch in so many parts of about the same work; some are empty if there are fewer examples."""
 
-    def collate(self, index: Index) -> Batch:
+    def collate(self, index: ExampleIndices) -> TrainingBatch:
         """The examples themselves."""
 
 
 @dataclass(frozen=True)
-class Work:
+class StepBatches:
     """What one process does in one step: its parts of the batch.
 
     A part has a weight: 1, or 0 if there is nothing to do. All processes must take equally many turns, since
@@ -59,33 +66,39 @@ class Work:
     """
 
     epoch: int
-    position: int  # in the epoch, from 0 on
-    next: tuple[int, int]  # epoch and position of the work to follow
-    parts: list[tuple[Batch, int]]
+    epoch_step: int  # in the epoch, from 0 on
+    next_position: tuple[int, int]  # epoch and position of the work to follow
+    micro_batches: list[tuple[TrainingBatch, int]]
 
 
-def works(data: Data, ranks: Ranks, accumulate: int, epoch: int = 0, position: int = 0) -> Iterator[Work]:
+def iter_step_batches(
+    data: TrainingDataset,
+    ranks: DistributedRanks,
+    accumulation_steps: int,
+    epoch: int = 0,
+    epoch_step: int = 0,
+) -> Iterator[StepBatches]:
     """The work of all steps from there on, without end."""
     on_gpu = ranks.device.type == "cuda"
 
-    def collated(index: Index) -> Batch:
+    def collated(index: ExampleIndices) -> TrainingBatch:
         batch = data.collate(index)
-        return pinned(batch) if on_gpu else batch
+        return pin_memory(batch) if on_gpu else batch
 
     while True:
         batches = data.batches(epoch)
         if not len(batches):
             raise InputError(f"there is nothing to train on: epoch {epoch + 1} has no batches")
-        for at in range(position, len(batches)):
+        for at in range(epoch_step, len(batches)):
             index = batches[at]
-            own = data.divide(index, ranks.world * accumulate)[ranks.rank :: ranks.world]
+            own = data.divide(index, ranks.world_size * accumulation_steps)[ranks.rank :: ranks.world_size]
             parts = [(collated(part), 1) if len(part) else (collated(index[:1]), 0) for part in own]
             following = (epoch, at + 1) if at + 1 < len(batches) else (epoch + 1, 0)
-            yield Work(epoch, at, following, parts)
-        epoch, position = epoch + 1, 0
+            yield StepBatches(epoch, at, following, parts)
+        epoch, epoch_step = epoch + 1, 0
 
 
-def ahead(items: Iterator[T], depth: int) -> Generator[T]:
+def prefetch_items(items: Iterator[T], depth: int) -> Generator[T]:
     """The same items, up to ``depth`` of them made in advance by a thread; an error comes in its turn.
 
     >>> list(ahead(iter("abc"), depth=2))
@@ -128,20 +141,22 @@ def ahead(items: Iterator[T], depth: int) -> Generator[T]:
         thread.join(timeout=5)  # it ends after the item at hand; a very slow one is not waited for
 
 
-def pinned(x: Any) -> Any:
+def pin_memory(batch: Any) -> Any:
     """A batch in pinned memory, from which a GPU copies while it computes."""
-    return each_tensor(x, Tensor.pin_memory)
+    return map_tensors(batch, Tensor.pin_memory)
 
 
-def each_tensor(x: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def map_tensors(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """A batch with its tensors changed, however deep they are in dataclasses, tuples, lists and dicts."""
-    if isinstance(x, Tensor):
-        return change(x)
-    if is_dataclass(x) and not isinstance(x, type):
-        values = {field.name: getattr(x, field.name) for field in fields(x) if field.init}
-        return replace(x, **{name: each_tensor(value, change) for name, value in values.items()})
-    if isinstance(x, list | tuple) and any(isinstance(item, Tensor) or is_dataclass(item) for item in x):
-        return tuple(each_tensor(item, change) for item in x)
-    if isinstance(x, dict):
-        return {key: each_tensor(value, change) for key, value in x.items()}
-    return x
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if is_dataclass(batch) and not isinstance(batch, type):
+        values = {field.name: getattr(batch, field.name) for field in fields(batch) if field.init}
+        return replace(batch, **{name: map_tensors(value, function) for name, value in values.items()})
+    if isinstance(batch, list | tuple) and any(
+        isinstance(item, Tensor) or is_dataclass(item) for item in batch
+    ):
+        return tuple(map_tensors(item, function) for item in batch)
+    if isinstance(batch, dict):
+        return {key: map_tensors(value, function) for key, value in batch.items()}
+    return batch

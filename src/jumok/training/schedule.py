@@ -11,7 +11,7 @@ cosine           falls along half a wave, to 0 at the end
 All begin with a warm-up, a straight line up from 0; ``warmup=0`` leaves it out. The end is behind the last
 step, or where ``minutes`` are over, whichever is nearer: so a run that the clock stops has still learned with
 a rate near 0. On a faster machine its numbers come out otherwise; it would stop elsewhere there anyway. Where
-the epochs end before the warm-up would, it is shortened to a tenth of them (:func:`fitted`).
+the epochs end before the warm-up would, it is shortened to a tenth of them (:func:`shorten_warmup`).
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from jumok.training.settings import Settings
+from jumok.training.config import TrainConfig
 
-__all__ = ["fitted", "last_step", "share"]
+__all__ = ["compute_last_step", "compute_lr_factor", "shorten_warmup"]
 
-COUNTED = 64  # epochs whose steps are counted
+MAX_COUNTED_EPOCHS = 64  # epochs whose steps are counted
 
 
-def share(settings: Settings, step: int, last: int | None, spent: float = 0.0) -> float:
-    """What share of ``settings.learning_rate`` step number ``step`` (the first is 1) of ``last`` has.
+def compute_lr_factor(
+    config: TrainConfig, step: int, last_step: int | None, time_fraction: float = 0.0
+) -> float:
+    """What share of ``config.learning_rate`` step number ``step`` (the first is 1) of ``last_step`` has.
 
-    ``spent`` is the share of ``settings.minutes`` that is over.
+    ``time_fraction`` is the share of ``config.minutes`` that is over.
 
     >>> settings = Settings(schedule="linear", warmup=2, steps=6)
     >>> [share(settings, step, last=6) for step in range(1, 7)]
@@ -38,46 +40,46 @@ def share(settings: Settings, step: int, last: int | None, spent: float = 0.0) -
     >>> share(settings, 3, last=6, spent=0.75)
     0.25
     """
-    warmup = settings.warmup
+    warmup = config.warmup_steps
     if step <= warmup:
         return step / warmup
-    if settings.schedule == "constant":
+    if config.schedule == "constant":
         return 1.0
-    if settings.schedule == "inverse_sqrt":
+    if config.schedule == "inverse_sqrt":
         return math.sqrt(max(warmup, 1) / step)
-    if last is None and settings.minutes is None:
-        raise ValueError(f"the {settings.schedule} schedule needs to know where it ends")
+    if last_step is None and config.max_minutes is None:
+        raise ValueError(f"the {config.schedule} schedule needs to know where it ends")
     # Counted from 0, so that the last step still learns something. Whoever trains longer than planned: not.
-    by_steps = 0.0 if last is None else (step - 1 - warmup) / max(last - warmup, 1)
-    done = min(max(by_steps, spent), 1.0)
-    return 1 - done if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    by_steps = 0.0 if last_step is None else (step - 1 - warmup) / max(last_step - warmup, 1)
+    done = min(max(by_steps, time_fraction), 1.0)
+    return 1 - done if config.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
 
 
-def last_step(settings: Settings, steps_of: Callable[[int], int]) -> int | None:
+def compute_last_step(config: TrainConfig, count_epoch_steps: Callable[[int], int]) -> int | None:
     """The number of the last step; None: only time or patience will tell.
 
-    ``steps_of`` says how many steps an epoch has, the first of which is 0: chance may make some longer. Of
+    ``count_epoch_steps`` says how many steps an epoch has, the first of which is 0: chance may make some longer. Of
     very many epochs it is asked for some, and the rest taken to be like these.
 
     >>> last_step(Settings(epochs=3), lambda epoch: 5 + epoch)
     18
     """
-    if settings.epochs is None:
-        return settings.steps
-    counted, steps = min(settings.epochs, COUNTED), 0
+    if config.max_epochs is None:
+        return config.max_steps
+    counted, steps = min(config.max_epochs, MAX_COUNTED_EPOCHS), 0
     for epoch in range(counted):
-        steps += steps_of(epoch)
-        if settings.steps is not None and steps >= settings.steps:
-            return settings.steps
-    whole = -(-steps * settings.epochs // counted)
-    return whole if settings.steps is None else min(settings.steps, whole)
+        steps += count_epoch_steps(epoch)
+        if config.max_steps is not None and steps >= config.max_steps:
+            return config.max_steps
+    whole = -(-steps * config.max_epochs // counted)
+    return whole if config.max_steps is None else min(config.max_steps, whole)
 
 
-def fitted(settings: Settings, last: int | None) -> Settings:
+def shorten_warmup(config: TrainConfig, last_step: int | None) -> TrainConfig:
     """The same, with a warm-up that ends before the training, where the number of epochs ends it.
 
     How many steps an epoch has is for the data to say, and a recipe's warm-up was chosen for other data.
     """
-    if last is None or last > settings.warmup or last == settings.steps:
-        return settings
-    return replace(settings, warmup=last // 10)
+    if last_step is None or last_step > config.warmup_steps or last_step == config.max_steps:
+        return config
+    return replace(config, warmup_steps=last_step // 10)

@@ -18,12 +18,21 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from jumok.errors import InputError
-from jumok.files import written
+from jumok.files import atomic_write
 
-__all__ = ["average", "is_whole", "load_weights", "read", "save_weights", "set_weights", "weights", "write"]
+__all__ = [
+    "average_weights",
+    "get_weights",
+    "is_complete",
+    "load_weights",
+    "read_safetensors",
+    "save_weights",
+    "set_weights",
+    "write_safetensors",
+]
 
 
-def weights(model: nn.Module) -> dict[str, Tensor]:
+def get_weights(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by name, each tensor once; the model's own, not copies."""
     found: dict[str, Tensor] = {}
     seen: set[int] = set()
@@ -37,7 +46,7 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 @torch.no_grad()
 def set_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: str = "these weights") -> None:
     """Write ``tensors`` into the model, all of them or, if they do not fit, none. Shards take their share."""
-    own = weights(model)
+    own = get_weights(model)
     wrong = [f"{name} is missing" for name in own if name not in tensors]
     wrong += [f"{name} is of no use here" for name in tensors if name not in own]
     wrong += [
@@ -57,17 +66,17 @@ def set_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: str = "
 
 def save_weights(model: nn.Module, path: Path) -> None:
     """Write a safetensors file; whoever reads ``path`` meanwhile finds the old one or the new one, whole."""
-    write(weights(model), path)
+    write_safetensors(get_weights(model), path)
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Read what :func:`save_weights` wrote into a model of the same shape, on whatever device it is."""
-    set_weights(model, read(path), f"the weights in {path}")
+    set_weights(model, read_safetensors(path), f"the weights in {path}")
 
 
-def write(tensors: Mapping[str, Tensor], path: Path) -> None:
+def write_safetensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Tensors to a safetensors file."""
-    with written(path) as part:
+    with atomic_write(path) as part:
         part.touch()
         mode = part.stat().st_mode
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -82,8 +91,8 @@ def write(tensors: Mapping[str, Tensor], path: Path) -> None:
         part.chmod(mode)  # who may read it is for the user's umask to say, not for safetensors
 
 
-def read(path: Path) -> dict[str, Tensor]:
-    """What :func:`write` wrote."""
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """What :func:`write_safetensors` wrote."""
     try:
         return load_file(path)
     except FileNotFoundError:
@@ -92,8 +101,8 @@ def read(path: Path) -> dict[str, Tensor]:
         raise InputError(f"{path} is not a whole safetensors file ({error})") from error
 
 
-def is_whole(path: Path) -> bool:
-    """Whether :func:`read` will find a file that is not cut short; it is not read for that."""
+def is_complete(path: Path) -> bool:
+    """Whether :func:`read_safetensors` will find a file that is not cut short; it is not read for that."""
     try:
         with safe_open(path, "pt"):
             return True
@@ -101,13 +110,13 @@ def is_whole(path: Path) -> bool:
         return False
 
 
-def average(paths: Sequence[Path]) -> dict[str, Tensor]:
+def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
     """The mean of several files' tensors, computed in float64; of whole numbers, those of the last file."""
-    sums = {name: tensor.double() for name, tensor in read(paths[0]).items()}
+    sums = {name: tensor.double() for name, tensor in read_safetensors(paths[0]).items()}
     for path in paths[1:]:
-        for name, tensor in read(path).items():
+        for name, tensor in read_safetensors(path).items():
             sums[name] += tensor
     return {
         name: (sums[name] / len(paths)).to(tensor.dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in read(paths[-1]).items()
+        for name, tensor in read_safetensors(paths[-1]).items()
     }

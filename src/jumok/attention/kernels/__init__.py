@@ -1,6 +1,6 @@
 """Triton kernels: additive attention, short packed sequences, pooled maps. Only where Triton is installed."""
 
-from .additive import additive_scores
-from .step import Shared
+from jumok.attention.kernels.additive import fused_additive_scores
+from jumok.attention.kernels.additive_step import AdditiveStepLoop
 
-__all__ = ["Shared", "additive_scores"]
+__all__ = ["AdditiveStepLoop", "fused_additive_scores"]

@@ -26,37 +26,41 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 ON_GPU = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter runs no inline assembly
-LARGEST_SUM = tl.constexpr(21.8)  # above it, the product of two (1 + exp(2x)) may leave float32
+MAX_SAFE_SUM = tl.constexpr(21.8)  # above it, the product of two (1 + exp(2x)) may leave float32
 TWO_LOG2_E = tl.constexpr(2.8853900817779268)  # exp(2x) = exp2(TWO_LOG2_E · x)
-RUN = tl.constexpr(32)  # float32 sums are added up in runs of this many, which keeps the rounding error small
-PARTS = 64  # of the rows of partial sums, which are added up side by side
-DEPTH = 16  # tiles of exponentials are padded to a multiple of this many d, so that no loop needs a mask
+SUM_RUN_LENGTH = tl.constexpr(
+    32
+)  # float32 sums are added up in runs of this many, which keeps the rounding error small
+NUM_SUM_PARTS = 64  # of the rows of partial sums, which are added up side by side
+DEPTH_MULTIPLE = (
+    16  # tiles of exponentials are padded to a multiple of this many d, so that no loop needs a mask
+)
 
 
-class Forward(NamedTuple):
+class AdditiveForwardBlockSizes(NamedTuple):
     """Blocks of the forward kernel. A thread owns `queries` rows of `keys` / (32 · warps) columns."""
 
     queries: int = 16
     keys: int = 128
-    warps: int = 4
+    num_warps: int = 4
     unroll: int = 4  # pairs of d a turn of the loop
 
 
-class Backward(NamedTuple):
+class AdditiveBackwardBlockSizes(NamedTuple):
     """Blocks of the backward kernel. A thread owns `rows` rows of `width` / (32 · warps) columns of d."""
 
     rows: int = 16
     width: int = 128
-    warps: int = 4
+    num_warps: int = 4
     unroll: int = 2  # pairs of rows of the other side a turn of the loop
-    programs: int = 1024  # the walk is split until there are about this many
+    target_programs: int = 1024  # the walk is split until there are about this many
 
 
-FORWARD = Forward()
-BACKWARD = Backward()
+DEFAULT_FORWARD_BLOCKS = AdditiveForwardBlockSizes()
+DEFAULT_BACKWARD_BLOCKS = AdditiveBackwardBlockSizes()
 
 
 # --- device functions ---------------------------------------------------------------------------------------
@@ -104,7 +108,7 @@ def _reciprocal(x):
 
 
 @triton.jit
-def one_each(SIZE: tl.constexpr):
+def unaligned_arange(SIZE: tl.constexpr):
     """0 … SIZE - 1, said to be aligned to nothing.
 
     Otherwise the compiler gives each thread several neighbouring columns for the sake of wide loads, and so
@@ -114,16 +118,16 @@ def one_each(SIZE: tl.constexpr):
 
 
 @triton.jit
-def _fits(peaks_ptr):
+def _exponentials_fit(peaks_ptr):
     """May the exponentials be multiplied? False for NaN too."""
-    return tl.load(peaks_ptr) + tl.load(peaks_ptr + 1) < LARGEST_SUM
+    return tl.load(peaks_ptr) + tl.load(peaks_ptr + 1) < MAX_SAFE_SUM
 
 
 # --- exponentials -------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def _exponential_tile(x_ptr, out_ptr, peak_ptr, tile, d0, R, H, stride_b, stride_r, depth,
+def _store_exponential_tile(x_ptr, out_ptr, peak_ptr, tile, d0, R, H, stride_b, stride_r, depth,
                       BR: tl.constexpr, BD: tl.constexpr):  # fmt: skip
     blocks = tl.cdiv(R, BR)
     b = (tile // blocks).to(tl.int64)
@@ -146,10 +150,12 @@ def _exponentials_kernel(
     tile = tl.program_id(0)
     d0 = tl.program_id(1) * BD
     if tile < q_tiles:
-        _exponential_tile(q_ptr, exp_q_ptr, peaks_ptr, tile, d0, Q, H, q_stride_b, q_stride_r, depth, BQ, BD)
+        _store_exponential_tile(
+            q_ptr, exp_q_ptr, peaks_ptr, tile, d0, Q, H, q_stride_b, q_stride_r, depth, BQ, BD
+        )
     else:
         tile -= q_tiles
-        _exponential_tile(
+        _store_exponential_tile(
             k_ptr, exp_k_ptr, peaks_ptr + 1, tile, d0, K, H, k_stride_b, k_stride_r, depth, BK, BD
         )
 
@@ -158,7 +164,9 @@ def _exponentials_kernel(
 
 
 @triton.jit
-def _paired_scores(q_at, k_at, v_ptr, H, depth, BQ: tl.constexpr, BK: tl.constexpr, UNROLL: tl.constexpr):
+def _compute_paired_scores(
+    q_at, k_at, v_ptr, H, depth, BQ: tl.constexpr, BK: tl.constexpr, UNROLL: tl.constexpr
+):
     """Tile [BQ, BK] from tiles of exponentials [depth, BQ] and [depth, BK]: one reciprocal for two d."""
     halves = tl.zeros((BQ, BK), tl.float32)  # Σ v / (1 + a·b)
     total = 0.0  # Σ v
@@ -176,14 +184,14 @@ def _paired_scores(q_at, k_at, v_ptr, H, depth, BQ: tl.constexpr, BK: tl.constex
 
 
 @triton.jit
-def _plain_scores(
+def _compute_plain_scores(
     q_at, k_at, v_ptr, q_inside, k_inside, H, BQ: tl.constexpr, BK: tl.constexpr, EXACT: tl.constexpr
 ):
     """Tile [BQ, BK] with a tanh for every element."""
     score = tl.zeros((BQ, BK), tl.float32)
-    for d0 in range(0, H, RUN):
+    for d0 in range(0, H, SUM_RUN_LENGTH):
         part = tl.zeros((BQ, BK), tl.float32)
-        for d in range(d0, tl.minimum(d0 + RUN, H)):
+        for d in range(d0, tl.minimum(d0 + SUM_RUN_LENGTH, H)):
             v = tl.load(v_ptr + d).to(tl.float32)
             q = tl.load(q_at + d, mask=q_inside, other=0.0).to(tl.float32)
             k = tl.load(k_at + d, mask=k_inside, other=0.0).to(tl.float32)
@@ -210,15 +218,15 @@ def _scores_kernel(
     score = tl.zeros((BQ, BK), tl.float32)
     fits = False
     if not EXACT:
-        fits = _fits(peaks_ptr)
+        fits = _exponentials_fit(peaks_ptr)
     if fits:
         q_at = exp_q_ptr + q_tile * depth * BQ + tl.arange(0, BQ)
-        k_at = exp_k_ptr + k_tile * depth * BK + one_each(BK)
-        score = _paired_scores(q_at, k_at, v_ptr, H, depth, BQ, BK, UNROLL)
+        k_at = exp_k_ptr + k_tile * depth * BK + unaligned_arange(BK)
+        score = _compute_paired_scores(q_at, k_at, v_ptr, H, depth, BQ, BK, UNROLL)
     else:
         q_rows = q_ptr + b * q_stride_b + row * q_stride_r
         k_rows = k_ptr + b * k_stride_b + column * k_stride_r
-        score = _plain_scores(q_rows, k_rows, v_ptr, row < Q, column < K, H, BQ, BK, EXACT)
+        score = _compute_plain_scores(q_rows, k_rows, v_ptr, row < Q, column < K, H, BQ, BK, EXACT)
 
     offset = (b * Q + row)[:, None] * K + column[None, :]
     tl.store(out_ptr + offset, score, mask=(row < Q)[:, None] & (column < K)[None, :])
@@ -246,7 +254,7 @@ def _gradient_kernel(
     batches = tl.num_programs(0) // blocks
     b = (tile // blocks).to(tl.int64)
     row = (tile % blocks).to(tl.int64) * BR + tl.arange(0, BR)
-    d = tl.program_id(1) * BD + one_each(BD)
+    d = tl.program_id(1) * BD + unaligned_arange(BD)
     inside = (row < R)[:, None] & (d < H)[None, :]
 
     x = tl.load(x_ptr + b * x_stride_b + row[:, None] * x_stride_r + d[None, :], mask=inside, other=0.0).to(
@@ -261,7 +269,7 @@ def _gradient_kernel(
     value = tl.zeros((BR, BD), tl.float32)  # Σ_j g · t
     fits = False
     if not EXACT:
-        fits = _fits(peaks_ptr)
+        fits = _exponentials_fit(peaks_ptr)
     if fits:
         exp_x = tl.exp2(x * TWO_LOG2_E)
         for j in range(first, last, 2 * UNROLL):
@@ -287,10 +295,10 @@ def _gradient_kernel(
         slope *= 4.0
         value *= 2.0
     else:
-        for j in range(first, last, RUN):
+        for j in range(first, last, SUM_RUN_LENGTH):
             slope_part = tl.zeros((BR, BD), tl.float32)
             value_part = tl.zeros((BR, BD), tl.float32)
-            for _ in range(j, tl.minimum(j + RUN, last)):
+            for _ in range(j, tl.minimum(j + SUM_RUN_LENGTH, last)):
                 g = tl.load(g_at)[:, None]
                 y = tl.load(y_at, mask=d < H, other=0.0).to(tl.float32)
                 t = tanh(x + y[None, :], EXACT)
@@ -313,21 +321,23 @@ def _gradient_kernel(
 # --- host ---------------------------------------------------------------------------------------------------
 
 
-def launched(warps: int) -> dict[str, Any]:
+def launch_options(num_warps: int) -> dict[str, Any]:
     """How a kernel is compiled: a product and a sum are one instruction, on which its speed rests."""
-    return {"num_warps": warps, "enable_fp_fusion": True}
+    return {"num_warps": num_warps, "enable_fp_fusion": True}
 
 
-def _padded(size: int, block: int) -> int:
-    return -(-size // block) * block
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
 
 
-def dense_rows(x: Tensor) -> Tensor:
+def make_rows_contiguous(x: Tensor) -> Tensor:
     """The kernels take any strides of batch and row, and consecutive d."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def scores_forward(q: Tensor, k: Tensor, v: Tensor, blocks: Forward = FORWARD) -> tuple[Tensor, Tensor]:
+def compute_scores_forward(
+    q: Tensor, k: Tensor, v: Tensor, blocks: AdditiveForwardBlockSizes = DEFAULT_FORWARD_BLOCKS
+) -> tuple[Tensor, Tensor]:
     """Scores (B, Q, K) float32 of q (B, Q, H), k (B, K, H), v (H); and (max|q|, max|k|) for the backward."""
     B, Q, H = q.shape
     K = k.shape[1]
@@ -337,31 +347,45 @@ def scores_forward(q: Tensor, k: Tensor, v: Tensor, blocks: Forward = FORWARD) -
     strides = (q.stride(0), q.stride(1), k.stride(0), k.stride(1))
     BQ, BK = blocks.queries, blocks.keys
     q_tiles, k_tiles = B * triton.cdiv(Q, BQ), B * triton.cdiv(K, BK)
-    depth = _padded(H, max(DEPTH, 2 * blocks.unroll))
+    depth = _round_up(H, max(DEPTH_MULTIPLE, 2 * blocks.unroll))
     exp_q = exp_k = peaks  # not read where exact
     if not exact:
         exp_q = q.new_empty(q_tiles, depth, BQ, dtype=torch.float32)
         exp_k = q.new_empty(k_tiles, depth, BK, dtype=torch.float32)
         grid = (q_tiles + k_tiles, triton.cdiv(depth, 64))
         _exponentials_kernel[grid](
-            q, k, exp_q, exp_k, peaks, Q, K, H, q_tiles, depth, *strides, BQ=BQ, BK=BK, BD=64, **launched(4)
+            q,
+            k,
+            exp_q,
+            exp_k,
+            peaks,
+            Q,
+            K,
+            H,
+            q_tiles,
+            depth,
+            *strides,
+            BQ=BQ,
+            BK=BK,
+            BD=64,
+            **launch_options(4),
         )
     _scores_kernel[(q_tiles * triton.cdiv(K, BK),)](
         q, k, v, exp_q, exp_k, peaks, scores, Q, K, H, depth, *strides,
-        BQ=BQ, BK=BK, UNROLL=blocks.unroll, EXACT=exact, **launched(blocks.warps),
+        BQ=BQ, BK=BK, UNROLL=blocks.unroll, EXACT=exact, **launch_options(blocks.num_warps),
     )  # fmt: skip
     return scores, peaks
 
 
-def peaks_of(q: Tensor, k: Tensor) -> Tensor:
-    """(max|q|, max|k|) float32, NaN if there is one: what `scores_forward` returns beside the scores."""
+def compute_max_abs(q: Tensor, k: Tensor) -> Tensor:
+    """(max|q|, max|k|) float32, NaN if there is one: what `compute_scores_forward` returns beside the scores."""
     peaks = q.new_empty(2, dtype=torch.float32)
     for x, peak in zip((q, k), peaks, strict=True):
         torch.linalg.vector_norm(x, float("inf"), dtype=torch.float32, out=peak)
     return peaks
 
 
-def scores_gradient(
+def compute_scores_gradient(
     x: Tensor,
     y: Tensor,
     v: Tensor,
@@ -369,7 +393,7 @@ def scores_gradient(
     peaks: Tensor,
     *,
     with_dv: bool,
-    blocks: Backward = BACKWARD,
+    blocks: AdditiveBackwardBlockSizes = DEFAULT_BACKWARD_BLOCKS,
 ) -> tuple[Tensor, Tensor | None]:
     """dx (B, R, H) of x (B, R, H) against y (B, S, H), given grad (B, S, R); and dv (H) float32 if asked for.
 
@@ -378,8 +402,8 @@ def scores_gradient(
     B, R, H = x.shape
     S = y.shape[1]
     rows, columns = triton.cdiv(R, blocks.rows), triton.cdiv(H, blocks.width)
-    splits = max(1, min(blocks.programs // (B * rows * columns), S // 32))
-    share = _padded(triton.cdiv(S, splits), 2 * blocks.unroll)
+    splits = max(1, min(blocks.target_programs // (B * rows * columns), S // 32))
+    share = _round_up(triton.cdiv(S, splits), 2 * blocks.unroll)
     splits = triton.cdiv(S, share)
     g_rows, g_steps = rows * blocks.rows, splits * share
     if (g_rows, g_steps) != (R, S):
@@ -390,21 +414,21 @@ def scores_gradient(
         x, y, v, grad.contiguous(), peaks, dx, dv, R, S, H, share, g_rows,
         x.stride(0), x.stride(1), y.stride(0), y.stride(1),
         BR=blocks.rows, BD=blocks.width, UNROLL=blocks.unroll,
-        EXACT=x.dtype == torch.float32, WITH_DV=with_dv, **launched(blocks.warps),
+        EXACT=x.dtype == torch.float32, WITH_DV=with_dv, **launch_options(blocks.num_warps),
     )  # fmt: skip
-    return dx[0] if splits == 1 else dx.sum(0).to(x.dtype), _sum_of_rows(dv) if with_dv else None
+    return dx[0] if splits == 1 else dx.sum(0).to(x.dtype), _sum_rows(dv) if with_dv else None
 
 
-def _sum_of_rows(x: Tensor) -> Tensor:
+def _sum_rows(x: Tensor) -> Tensor:
     """``x.sum(0)`` in two steps: with many rows and few columns, one would leave most of the GPU idle."""
-    rows = len(x) // PARTS * PARTS
+    rows = len(x) // NUM_SUM_PARTS * NUM_SUM_PARTS
     if not rows:
         return x.sum(0)
-    most: Tensor = x[:rows].unflatten(0, (PARTS, -1)).sum(1).sum(0)
+    most: Tensor = x[:rows].unflatten(0, (NUM_SUM_PARTS, -1)).sum(1).sum(0)
     return most if rows == len(x) else most + x[rows:].sum(0)
 
 
-def refuse_second_derivatives() -> None:
+def forbid_double_backward() -> None:
     """Raise if the backward that calls this is to be differentiated: it would be taken for a constant."""
     if torch.is_grad_enabled():
         raise RuntimeError(
@@ -416,32 +440,32 @@ def refuse_second_derivatives() -> None:
 class _AdditiveScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = dense_rows(q), dense_rows(k), v.contiguous()
-        scores, peaks = scores_forward(q, k, v)
+        q, k, v = make_rows_contiguous(q), make_rows_contiguous(k), v.contiguous()
+        scores, peaks = compute_scores_forward(q, k, v)
         ctx.save_for_backward(q, k, v, peaks)
         return scores
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        refuse_second_derivatives()
+        forbid_double_backward()
         q, k, v, peaks = ctx.saved_tensors
         for_q, for_k, for_v = ctx.needs_input_grad
         dq = dk = dv = None
         if for_q:
             with_dv = for_v and not for_k
-            dq, dv = scores_gradient(q, k, v, grad.transpose(1, 2), peaks, with_dv=with_dv)
+            dq, dv = compute_scores_gradient(q, k, v, grad.transpose(1, 2), peaks, with_dv=with_dv)
         if for_k or (for_v and not for_q):
-            dk, dv = scores_gradient(k, q, v, grad, peaks, with_dv=for_v)
+            dk, dv = compute_scores_gradient(k, q, v, grad, peaks, with_dv=for_v)
         return dq, dk if for_k else None, None if dv is None else dv.to(v.dtype)
 
 
-def untraced(function: Decorated) -> Decorated:
+def disable_compile(function: FunctionT) -> FunctionT:
     """Keep torch.compile out: the kernels are compiled already."""
-    return cast(Decorated, torch.compiler.disable(function))
+    return cast(FunctionT, torch.compiler.disable(function))
 
 
-@untraced
-def additive_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+@disable_compile
+def fused_additive_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Scores (B, Q, K) float32 with score[b, i, j] = Σ_d v[d] · tanh(q[b, i, d] + k[b, j, d]).
 
     q (B, Q, H) projected queries and k (B, K, H) prepared keys, in bfloat16, float16 or float32; v (H) in the

@@ -14,58 +14,66 @@ import triton.language as tl
 from torch import Tensor
 
 LOG2_E = math.log2(math.e)
-SHARED_MEMORY = 116 << 10  # bytes: no program needs more
+MAX_SHARED_MEMORY_BYTES = 116 << 10  # bytes: no program needs more
 ON_GPU = tl.constexpr(not triton.knobs.runtime.interpret)
 
 
-class Blocks(NamedTuple):
-    """How a kernel cuts its work. (From `unroll` on, but for `registers`, all is the pooling kernel's.)"""
+class PoolingBlockSizes(NamedTuple):
+    """How a kernel cuts its work. (From `unroll` on, but for `max_registers`, all is the pooling kernel's.)"""
 
     queries: int = 256  # of a tile; the more, the less often the keys are read
     keys: int = 64
-    warps: int = 8
-    stages: int = 3  # blocks of keys on their way, for each of `unroll`
+    num_warps: int = 8
+    num_stages: int = 3  # blocks of keys on their way, for each of `unroll`
     unroll: int = 2  # blocks of keys a turn of the loop, where a cell has so many
-    registers: int = 128  # of a thread at most: so few that two programs share a multiprocessor
-    polynomials: int = 1  # of four exponentials: 0, 1 or 2
-    by_warp: bool = False  # each warp writes sums of its own, where a tile lies in one cell: more memory
-    programs: int = 2048  # the walk along the keys is split until there are about so many
+    max_registers: int = 128  # of a thread at most: so few that two programs share a multiprocessor
+    num_polynomials: int = 1  # of four exponentials: 0, 1 or 2
+    sum_per_warp: bool = False  # each warp writes sums of its own, where a tile lies in one cell: more memory
+    target_programs: int = 2048  # the walk along the keys is split until there are about so many
 
 
-def fitting(query: Tensor, slots: int) -> Blocks:
+def choose_lse_blocks(query: Tensor, num_slots: int) -> PoolingBlockSizes:
     """The blocks to take for queries ``(H, Q, D)`` in so many slots: as large as shared memory takes."""
     row = max(16, triton.next_power_of_2(query.shape[-1])) * query.element_size()  # bytes
     if query.dtype == torch.float32:
-        if row <= 256 and slots > 64:
-            return Blocks(queries=128, stages=2, unroll=1, polynomials=0)
-        return Blocks(queries=64, keys=32, warps=4, stages=2, unroll=1, registers=255, polynomials=0)
+        if row <= 256 and num_slots > 64:
+            return PoolingBlockSizes(queries=128, num_stages=2, unroll=1, num_polynomials=0)
+        return PoolingBlockSizes(
+            queries=64, keys=32, num_warps=4, num_stages=2, unroll=1, max_registers=255, num_polynomials=0
+        )
     if row > 256:
-        return Blocks(queries=64, warps=4, stages=2, unroll=1, registers=224)
-    if slots <= 128:
-        return Blocks(queries=64, warps=4, stages=2)
-    return Blocks() if row <= 128 else Blocks(queries=128, warps=4, stages=2, registers=168)
+        return PoolingBlockSizes(queries=64, num_warps=4, num_stages=2, unroll=1, max_registers=224)
+    if num_slots <= 128:
+        return PoolingBlockSizes(queries=64, num_warps=4, num_stages=2)
+    return (
+        PoolingBlockSizes()
+        if row <= 128
+        else PoolingBlockSizes(queries=128, num_warps=4, num_stages=2, max_registers=168)
+    )
 
 
-def pooling(query: Tensor, slots: int) -> Blocks:
+def choose_pooling_blocks(query: Tensor, num_slots: int) -> PoolingBlockSizes:
     """The same for the pooling kernel, which on large tiles is faster with few warps."""
-    blocks = fitting(query, slots)
-    large = Blocks(queries=128, keys=128, warps=4, unroll=1, registers=168, by_warp=True)
-    return large if blocks == Blocks() else blocks
+    blocks = choose_lse_blocks(query, num_slots)
+    large = PoolingBlockSizes(
+        queries=128, keys=128, num_warps=4, unroll=1, max_registers=168, sum_per_warp=True
+    )
+    return large if blocks == PoolingBlockSizes() else blocks
 
 
-def launched(blocks: Blocks) -> dict[str, Any]:
+def launch_options(blocks: PoolingBlockSizes) -> dict[str, Any]:
     """How a kernel is compiled: a product and a sum are one instruction, on which its speed rests."""
-    limit = {} if triton.knobs.runtime.interpret else {"maxnreg": blocks.registers}
-    return {"num_warps": blocks.warps, "num_stages": blocks.stages, "enable_fp_fusion": True, **limit}
+    limit = {} if triton.knobs.runtime.interpret else {"maxnreg": blocks.max_registers}
+    return {"num_warps": blocks.num_warps, "num_stages": blocks.num_stages, "enable_fp_fusion": True, **limit}
 
 
-def dense(x: Tensor) -> Tensor:
+def make_rows_contiguous(x: Tensor) -> Tensor:
     """The kernels take any strides of head and row, and consecutive d."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 @triton.jit
-def products(q, k):
+def compute_qk(q, k):
     """Q Kᵀ of a tile; in float32, three products of tensor cores that together are nearly as exact."""
     if not ON_GPU:  # the interpreter takes bfloat16 for whole numbers here
         q, k = q.to(tl.float32), k.to(tl.float32)
@@ -73,7 +81,7 @@ def products(q, k):
 
 
 @triton.jit
-def allowed(row, column, inside, alive_ptr, diagonal, window,
+def compute_pair_mask(row, column, inside, alive_ptr, diagonal, window,
              CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, ALIVE: tl.constexpr):  # fmt: skip
     """Which pairs of a tile count, [rows, keys] or [1, keys]; `inside` says which columns there are."""
     if ALIVE:
@@ -122,9 +130,11 @@ def _lse_kernel(
                 k = tl.load(k_at)
             else:
                 k = tl.load(k_at, mask=inside[:, None] & (d < D)[None, :], other=0.0)
-            s = products(q, k) * factor
+            s = compute_qk(q, k) * factor
             if part == 1:
-                keep = allowed(row, column, inside, alive_ptr, diagonal, window, CAUSAL, WINDOWED, ALIVE)
+                keep = compute_pair_mask(
+                    row, column, inside, alive_ptr, diagonal, window, CAUSAL, WINDOWED, ALIVE
+                )
                 s = tl.where(keep, s, float("-inf"))
             larger = tl.maximum(largest, tl.max(s, axis=1))
             base = tl.where(larger == float("-inf"), 0.0, larger)  # nothing seen yet
@@ -134,30 +144,30 @@ def _lse_kernel(
     tl.store(out_ptr + h * R + row, lse, mask=row < R)
 
 
-def row_lse(
+def compute_row_lse(
     query: Tensor,
     key: Tensor,
     *,
     scale: float,
     diagonal: int | None = None,
     window: int | None = None,
-    alive: Tensor | None = None,
+    key_mask: Tensor | None = None,
 ) -> Tensor:
     """log Σ exp(score) of each row, ``(H, Q)`` float32, -inf where no key is allowed: for `pooled_maps`."""
     (H, R, D), (G, C, _) = query.shape, key.shape
     out = query.new_full((H, R), float("-inf"), dtype=torch.float32)
     if 0 in (H, R, C):
         return out
-    blocks = fitting(query, R)
+    blocks = choose_lse_blocks(query, R)
     BQ = blocks.queries
-    query, key = dense(query), dense(key)
+    query, key = make_rows_contiguous(query), make_rows_contiguous(key)
     with torch.cuda.device_of(query):
         _lse_kernel[(triton.cdiv(R, BQ), H)](
-            query, key, out if alive is None else alive.contiguous(), out, R, C, scale * LOG2_E,
+            query, key, out if key_mask is None else key_mask.contiguous(), out, R, C, scale * LOG2_E,
             diagonal or 0, window or 0, H // G,
             query.stride(0), query.stride(1), key.stride(0), key.stride(1),
             D=D, BQ=BQ, BK=blocks.keys, BD=max(16, triton.next_power_of_2(D)), CAUSAL=diagonal is not None,
-            WINDOWED=window is not None, ALIVE=alive is not None,
-            **launched(blocks),
+            WINDOWED=window is not None, ALIVE=key_mask is not None,
+            **launch_options(blocks),
         )  # fmt: skip
     return out

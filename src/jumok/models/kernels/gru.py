@@ -39,25 +39,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jumok.attention.capability import shared_memory
-from jumok.attention.kernels.additive import launched, refuse_second_derivatives, tanh, untraced
-from jumok.models.layers import lowered
-from jumok.models.ragged import Packing
+from jumok.attention.gpu_support import get_max_shared_memory
+from jumok.attention.kernels.additive import disable_compile, forbid_double_backward, launch_options, tanh
+from jumok.models.layers.ragged_layout import PackedSteps
+from jumok.models.layers.residual import to_autocast_dtype
 
-Parameters = tuple[Tensor, Tensor, Tensor, Tensor]  # weight_ih, weight_hh, bias_ih, bias_hh, as in nn.GRU
+GruParameters = tuple[Tensor, Tensor, Tensor, Tensor]  # weight_ih, weight_hh, bias_ih, bias_hh, as in nn.GRU
 
 ON_GPU = tl.constexpr(not triton.knobs.runtime.interpret)
-WIDEST = 128  # of a state
-KEPT = 4  # r, z, n, m
+MAX_WIDTH = 128  # of a state
+NUM_SAVED = 4  # r, z, n, m
 # Bytes of a row of the weight, padded. A larger one wants more warps to share it. One still larger has no
 # room in the registers of a program, and is read anew at each step, from the cache, some columns at a time.
-FOUR_WARPS, HELD = 128, 256
-COLUMNS = tl.constexpr(32)
+MAX_FOUR_WARP_BYTES, MAX_HELD_BYTES = 128, 256
+COLUMNS_PER_LOAD = tl.constexpr(32)
 # These differ from batch to batch, and a kernel compiled for each kind of number would be no faster.
-NUMBERS = ["steps", "sequences"]
+UNSPECIALIZED_ARGUMENTS = ["steps", "sequences"]
 
 
-class Blocks(NamedTuple):
+class GruKernelBlockSizes(NamedTuple):
     """How the work is cut."""
 
     rows: int = 16  # sequences of a program: the fewest that tensor cores take, for the most programs
@@ -65,26 +65,30 @@ class Blocks(NamedTuple):
     stages: int = 1  # of a weight that is not held: how many of its parts are on their way
 
 
-def blocks_for(width: int, dtype: torch.dtype) -> Blocks:
+def choose_gru_blocks(width: int, dtype: torch.dtype) -> GruKernelBlockSizes:
     """The blocks of both kernels, for states of this width whose products are in this type."""
-    return Blocks(warps=4 if _padded(width) * dtype.itemsize <= FOUR_WARPS else 8)
+    return GruKernelBlockSizes(
+        warps=4 if _next_power_of_2(width) * dtype.itemsize <= MAX_FOUR_WARP_BYTES else 8
+    )
 
 
-def holds_weight(width: int, dtype: torch.dtype, shared: int) -> bool:
+def fits_weight_in_shared_memory(width: int, dtype: torch.dtype, shared_memory_bytes: int) -> bool:
     """Whether a program with so many bytes of shared memory holds the weight, or reads it at each step.
 
     It holds three matrices there (of float32 numbers two parts each, as tf32x3 takes them), and the state as
     it goes from one layout to another. What the compiler takes on each GPU is in
     ``tests/models/test_kernel_resources.py``.
     """
-    side = _padded(width)
-    if side * dtype.itemsize > HELD:
+    side = _next_power_of_2(width)
+    if side * dtype.itemsize > MAX_HELD_BYTES:
         return False
     parts = 2 if dtype == torch.float32 else 1
-    return parts * (3 * side**2 * dtype.itemsize + Blocks().rows * side * 4) <= shared
+    return (
+        parts * (3 * side**2 * dtype.itemsize + GruKernelBlockSizes().rows * side * 4) <= shared_memory_bytes
+    )
 
 
-def _padded(width: int) -> int:
+def _next_power_of_2(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
@@ -98,7 +102,7 @@ def _sigmoid(x, EXACT: tl.constexpr):
 
 
 @triton.jit
-def _dot(a, b):
+def _matmul_tile(a, b):
     """a · b in b's precision, added up in float32."""
     a = a.to(b.dtype)
     if not ON_GPU:  # the interpreter takes bfloat16 for whole numbers here
@@ -107,26 +111,26 @@ def _dot(a, b):
 
 
 @triton.jit
-def _weight(weight_ptr, gate: tl.constexpr, row, column, W: tl.constexpr, dtype: tl.constexpr):
+def _load_weight(weight_ptr, gate: tl.constexpr, row, column, W: tl.constexpr, dtype: tl.constexpr):
     """Some rows and columns of a gate's part (W, W) of the weight, zeros beyond."""
     at = weight_ptr + (gate * W + row[:, None]) * W + column[None, :]
     return tl.load(at, mask=(row < W)[:, None] & (column < W)[None, :], other=0.0).to(dtype)
 
 
 @triton.jit
-def _bias(bias_ptr, gate: tl.constexpr, column, W: tl.constexpr):
+def _load_bias(bias_ptr, gate: tl.constexpr, column, W: tl.constexpr):
     return tl.load(bias_ptr + gate * W + column, mask=column < W, other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit
-def _sequences(numbers_ptr, steps, sequences, WAYS: tl.constexpr, ROWS: tl.constexpr):
+def _load_sequences(numbers_ptr, steps, sequences, WAYS: tl.constexpr, ROWS: tl.constexpr):
     """Which sequences a program has, and how long they are."""
     row = tl.program_id(0) // WAYS * ROWS + tl.arange(0, ROWS)
     return row, tl.load(numbers_ptr + steps + row, mask=row < sequences, other=0)
 
 
 @triton.jit
-def _words(numbers_ptr, row, length, longest, step, onwards):
+def _locate_words(numbers_ptr, row, length, longest, step, onwards):
     """Where the words of a step lie, [ROWS], and which sequences have one; none before and after all steps.
 
     `step` is counted from where the walk begins, which goes `onwards`, or from the last word to the first.
@@ -138,20 +142,20 @@ def _words(numbers_ptr, row, length, longest, step, onwards):
 
 
 @triton.jit
-def _load(ptr, word, alive, column, stride: tl.constexpr, W: tl.constexpr):
+def _load_words(ptr, word, alive, column, stride: tl.constexpr, W: tl.constexpr):
     """Some of W numbers of each word, [ROWS, columns]; zeros where there is none."""
     at = ptr + word[:, None] * stride + column[None, :]
     return tl.load(at, mask=alive[:, None] & (column < W)[None, :], other=0.0)
 
 
 @triton.jit
-def _store(ptr, x, word, alive, column, stride: tl.constexpr, W: tl.constexpr):
+def _store_words(ptr, x, word, alive, column, stride: tl.constexpr, W: tl.constexpr):
     at = ptr + word[:, None] * stride + column[None, :]
     tl.store(at, x.to(ptr.dtype.element_ty), mask=alive[:, None] & (column < W)[None, :])
 
 
 @triton.jit
-def _from_memory(
+def _multiply_from_memory(
     states_ptr, weight_ptr, word, alive,
     STATES: tl.constexpr, W: tl.constexpr, BW: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -161,17 +165,17 @@ def _from_memory(
     nothing = tl.zeros((ROWS, BW), tl.float32)
     r, z, n = nothing, nothing, nothing
     tl.debug_barrier()  # all threads have written what any may read
-    for begin in range(0, W, COLUMNS):
-        some = begin + tl.arange(0, COLUMNS)
-        h = _load(states_ptr, word, alive, some, STATES, W)
-        r = r + _dot(h, tl.trans(_weight(weight_ptr, 0, column, some, W, dtype)))
-        z = z + _dot(h, tl.trans(_weight(weight_ptr, 1, column, some, W, dtype)))
-        n = n + _dot(h, tl.trans(_weight(weight_ptr, 2, column, some, W, dtype)))
+    for begin in range(0, W, COLUMNS_PER_LOAD):
+        some = begin + tl.arange(0, COLUMNS_PER_LOAD)
+        h = _load_words(states_ptr, word, alive, some, STATES, W)
+        r = r + _matmul_tile(h, tl.trans(_load_weight(weight_ptr, 0, column, some, W, dtype)))
+        z = z + _matmul_tile(h, tl.trans(_load_weight(weight_ptr, 1, column, some, W, dtype)))
+        n = n + _matmul_tile(h, tl.trans(_load_weight(weight_ptr, 2, column, some, W, dtype)))
     return r, z, n
 
 
 @triton.jit
-def _back_from_memory(
+def _multiply_back_from_memory(
     d_gates_ptr, weight_ptr, word, alive,
     GATES: tl.constexpr, W: tl.constexpr, BW: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -180,19 +184,19 @@ def _back_from_memory(
     column = tl.arange(0, BW)
     d_h = tl.zeros((ROWS, BW), tl.float32)
     tl.debug_barrier()
-    for begin in range(0, W, COLUMNS):
-        some = begin + tl.arange(0, COLUMNS)
-        d_r = _load(d_gates_ptr, word, alive, some, GATES, W)
-        d_h += _dot(d_r, _weight(weight_ptr, 0, some, column, W, dtype))
-        d_z = _load(d_gates_ptr + W, word, alive, some, GATES, W)
-        d_h += _dot(d_z, _weight(weight_ptr, 1, some, column, W, dtype))
-        d_m = _load(d_gates_ptr + 2 * W, word, alive, some, GATES, W)
-        d_h += _dot(d_m, _weight(weight_ptr, 2, some, column, W, dtype))
+    for begin in range(0, W, COLUMNS_PER_LOAD):
+        some = begin + tl.arange(0, COLUMNS_PER_LOAD)
+        d_r = _load_words(d_gates_ptr, word, alive, some, GATES, W)
+        d_h += _matmul_tile(d_r, _load_weight(weight_ptr, 0, some, column, W, dtype))
+        d_z = _load_words(d_gates_ptr + W, word, alive, some, GATES, W)
+        d_h += _matmul_tile(d_z, _load_weight(weight_ptr, 1, some, column, W, dtype))
+        d_m = _load_words(d_gates_ptr + 2 * W, word, alive, some, GATES, W)
+        d_h += _matmul_tile(d_m, _load_weight(weight_ptr, 2, some, column, W, dtype))
     return d_h
 
 
-@triton.jit(do_not_specialize=NUMBERS)
-def forward_kernel(
+@triton.jit(do_not_specialize=UNSPECIALIZED_ARGUMENTS)
+def gru_forward_kernel(
     gates_ptr, weight_on_ptr, weight_back_ptr, bias_on_ptr, bias_back_ptr, input_bias_on_ptr,
     input_bias_back_ptr, states_ptr, kept_ptr, numbers_ptr, steps, sequences,
     W: tl.constexpr, BW: tl.constexpr, WAYS: tl.constexpr, ROWS: tl.constexpr, HELD: tl.constexpr,
@@ -212,34 +216,40 @@ def forward_kernel(
     input_bias_ptr = tl.where(onwards, input_bias_on_ptr, input_bias_back_ptr)
     states_ptr += way * W
     kept_ptr += way * 4 * W
-    row, length = _sequences(numbers_ptr, steps, sequences, WAYS, ROWS)
+    row, length = _load_sequences(numbers_ptr, steps, sequences, WAYS, ROWS)
     longest = tl.max(length, axis=0)
     column = tl.arange(0, BW)
 
     if HELD:
-        u_r = _weight(weight_ptr, 0, column, column, W, dtype)
-        u_z = _weight(weight_ptr, 1, column, column, W, dtype)
-        u_n = _weight(weight_ptr, 2, column, column, W, dtype)
-    b_r = _bias(bias_ptr, 0, column, W) + _bias(input_bias_ptr, 0, column, W)
-    b_z = _bias(bias_ptr, 1, column, W) + _bias(input_bias_ptr, 1, column, W)
-    b_n, c_n = _bias(bias_ptr, 2, column, W), _bias(input_bias_ptr, 2, column, W)
+        u_r = _load_weight(weight_ptr, 0, column, column, W, dtype)
+        u_z = _load_weight(weight_ptr, 1, column, column, W, dtype)
+        u_n = _load_weight(weight_ptr, 2, column, column, W, dtype)
+    b_r = _load_bias(bias_ptr, 0, column, W) + _load_bias(input_bias_ptr, 0, column, W)
+    b_z = _load_bias(bias_ptr, 1, column, W) + _load_bias(input_bias_ptr, 1, column, W)
+    b_n, c_n = _load_bias(bias_ptr, 2, column, W), _load_bias(input_bias_ptr, 2, column, W)
     h = tl.zeros((ROWS, BW), tl.float32)
     if not HELD:
-        last_word, last_alive = _words(numbers_ptr, row, length, longest, -1, onwards)
-    word, alive = _words(numbers_ptr, row, length, longest, 0, onwards)
-    g_r = _load(gates_ptr, word, alive, column, GATES, W)
-    g_z = _load(gates_ptr + W, word, alive, column, GATES, W)
-    g_n = _load(gates_ptr + 2 * W, word, alive, column, GATES, W)
+        last_word, last_alive = _locate_words(numbers_ptr, row, length, longest, -1, onwards)
+    word, alive = _locate_words(numbers_ptr, row, length, longest, 0, onwards)
+    g_r = _load_words(gates_ptr, word, alive, column, GATES, W)
+    g_z = _load_words(gates_ptr + W, word, alive, column, GATES, W)
+    g_n = _load_words(gates_ptr + 2 * W, word, alive, column, GATES, W)
     for step in range(longest):
-        next_word, next_alive = _words(numbers_ptr, row, length, longest, step + 1, onwards)
-        next_r = _load(gates_ptr, next_word, next_alive, column, GATES, W)
-        next_z = _load(gates_ptr + W, next_word, next_alive, column, GATES, W)
-        next_n = _load(gates_ptr + 2 * W, next_word, next_alive, column, GATES, W)
+        next_word, next_alive = _locate_words(numbers_ptr, row, length, longest, step + 1, onwards)
+        next_r = _load_words(gates_ptr, next_word, next_alive, column, GATES, W)
+        next_z = _load_words(gates_ptr + W, next_word, next_alive, column, GATES, W)
+        next_n = _load_words(gates_ptr + 2 * W, next_word, next_alive, column, GATES, W)
 
         if HELD:
-            a_r, a_z, m = _dot(h, tl.trans(u_r)), _dot(h, tl.trans(u_z)), _dot(h, tl.trans(u_n))
+            a_r, a_z, m = (
+                _matmul_tile(h, tl.trans(u_r)),
+                _matmul_tile(h, tl.trans(u_z)),
+                _matmul_tile(h, tl.trans(u_n)),
+            )
         else:
-            a_r, a_z, m = _from_memory(states_ptr, weight_ptr, last_word, last_alive, STATES, W, BW, ROWS)
+            a_r, a_z, m = _multiply_from_memory(
+                states_ptr, weight_ptr, last_word, last_alive, STATES, W, BW, ROWS
+            )
             last_word, last_alive = word, alive
         r = _sigmoid(g_r.to(tl.float32) + (a_r + b_r), EXACT)
         z = _sigmoid(g_z.to(tl.float32) + (a_z + b_z), EXACT)
@@ -247,17 +257,17 @@ def forward_kernel(
         n = tanh(g_n.to(tl.float32) + c_n + r * m, EXACT)
         # Read backwards, the shorter sequences begin later, and until then have zeros.
         h = tl.where(alive[:, None], n + z * (h - n), h)
-        _store(states_ptr, h, word, alive, column, STATES, W)
+        _store_words(states_ptr, h, word, alive, column, STATES, W)
         if LEARNING:
-            _store(kept_ptr, r, word, alive, column, KEPT, W)
-            _store(kept_ptr + W, z, word, alive, column, KEPT, W)
-            _store(kept_ptr + 2 * W, n, word, alive, column, KEPT, W)
-            _store(kept_ptr + 3 * W, m, word, alive, column, KEPT, W)
+            _store_words(kept_ptr, r, word, alive, column, KEPT, W)
+            _store_words(kept_ptr + W, z, word, alive, column, KEPT, W)
+            _store_words(kept_ptr + 2 * W, n, word, alive, column, KEPT, W)
+            _store_words(kept_ptr + 3 * W, m, word, alive, column, KEPT, W)
         word, alive, g_r, g_z, g_n = next_word, next_alive, next_r, next_z, next_n
 
 
-@triton.jit(do_not_specialize=NUMBERS)
-def backward_kernel(
+@triton.jit(do_not_specialize=UNSPECIALIZED_ARGUMENTS)
+def gru_backward_kernel(
     d_states_ptr, weight_on_ptr, weight_back_ptr, states_ptr, kept_ptr, d_gates_ptr, before_ptr, numbers_ptr,
     steps, sequences,
     W: tl.constexpr, BW: tl.constexpr, WAYS: tl.constexpr, ROWS: tl.constexpr, HELD: tl.constexpr,
@@ -279,51 +289,53 @@ def backward_kernel(
     d_states_ptr += way * W
     states_ptr += way * W
     before_ptr += way * W
-    row, length = _sequences(numbers_ptr, steps, sequences, WAYS, ROWS)
+    row, length = _load_sequences(numbers_ptr, steps, sequences, WAYS, ROWS)
     longest = tl.max(length, axis=0)
     column = tl.arange(0, BW)
 
     if HELD:
-        u_r = _weight(weight_ptr, 0, column, column, W, dtype)
-        u_z = _weight(weight_ptr, 1, column, column, W, dtype)
-        u_n = _weight(weight_ptr, 2, column, column, W, dtype)
+        u_r = _load_weight(weight_ptr, 0, column, column, W, dtype)
+        u_z = _load_weight(weight_ptr, 1, column, column, W, dtype)
+        u_n = _load_weight(weight_ptr, 2, column, column, W, dtype)
     # Of a sequence that is over, or did not begin, everything is read as zero, and so is its gradient.
     d_h = tl.zeros((ROWS, BW), tl.float32)
-    word, alive = _words(numbers_ptr, row, length, longest, 0, onwards)
-    next_word, next_alive = _words(numbers_ptr, row, length, longest, 1, onwards)
-    r = _load(kept_ptr, word, alive, column, KEPT, W)
-    z = _load(kept_ptr + W, word, alive, column, KEPT, W)
-    n = _load(kept_ptr + 2 * W, word, alive, column, KEPT, W)
-    m = _load(kept_ptr + 3 * W, word, alive, column, KEPT, W)
-    given = _load(d_states_ptr, word, alive, column, STATES, W)
-    h = _load(states_ptr, next_word, next_alive, column, STATES, W)  # which this walk comes to one step later
+    word, alive = _locate_words(numbers_ptr, row, length, longest, 0, onwards)
+    next_word, next_alive = _locate_words(numbers_ptr, row, length, longest, 1, onwards)
+    r = _load_words(kept_ptr, word, alive, column, KEPT, W)
+    z = _load_words(kept_ptr + W, word, alive, column, KEPT, W)
+    n = _load_words(kept_ptr + 2 * W, word, alive, column, KEPT, W)
+    m = _load_words(kept_ptr + 3 * W, word, alive, column, KEPT, W)
+    given = _load_words(d_states_ptr, word, alive, column, STATES, W)
+    h = _load_words(
+        states_ptr, next_word, next_alive, column, STATES, W
+    )  # which this walk comes to one step later
     for step in range(longest):
-        later_word, later_alive = _words(numbers_ptr, row, length, longest, step + 2, onwards)
-        next_r = _load(kept_ptr, next_word, next_alive, column, KEPT, W)
-        next_z = _load(kept_ptr + W, next_word, next_alive, column, KEPT, W)
-        next_n = _load(kept_ptr + 2 * W, next_word, next_alive, column, KEPT, W)
-        next_m = _load(kept_ptr + 3 * W, next_word, next_alive, column, KEPT, W)
-        next_given = _load(d_states_ptr, next_word, next_alive, column, STATES, W)
-        next_h = _load(states_ptr, later_word, later_alive, column, STATES, W)
+        later_word, later_alive = _locate_words(numbers_ptr, row, length, longest, step + 2, onwards)
+        next_r = _load_words(kept_ptr, next_word, next_alive, column, KEPT, W)
+        next_z = _load_words(kept_ptr + W, next_word, next_alive, column, KEPT, W)
+        next_n = _load_words(kept_ptr + 2 * W, next_word, next_alive, column, KEPT, W)
+        next_m = _load_words(kept_ptr + 3 * W, next_word, next_alive, column, KEPT, W)
+        next_given = _load_words(d_states_ptr, next_word, next_alive, column, STATES, W)
+        next_h = _load_words(states_ptr, later_word, later_alive, column, STATES, W)
 
-        _store(before_ptr, h, word, alive, column, STATES, W)
+        _store_words(before_ptr, h, word, alive, column, STATES, W)
         r, z, n = r.to(tl.float32), z.to(tl.float32), n.to(tl.float32)
         d_h += given.to(tl.float32)
         d_z = d_h * (h.to(tl.float32) - n) * (z * (1.0 - z))
         d_n = d_h * (1.0 - z) * (1.0 - n * n)
         d_r = d_n * m.to(tl.float32) * (r * (1.0 - r))
         d_m = d_n * r
-        _store(d_gates_ptr, d_r, word, alive, column, GATES, W)
-        _store(d_gates_ptr + W, d_z, word, alive, column, GATES, W)
-        _store(d_gates_ptr + 2 * W, d_n, word, alive, column, GATES, W)
-        _store(d_of_state_ptr, d_r, word, alive, column, GATES, W)
-        _store(d_of_state_ptr + W, d_z, word, alive, column, GATES, W)
-        _store(d_of_state_ptr + 2 * W, d_m, word, alive, column, GATES, W)
+        _store_words(d_gates_ptr, d_r, word, alive, column, GATES, W)
+        _store_words(d_gates_ptr + W, d_z, word, alive, column, GATES, W)
+        _store_words(d_gates_ptr + 2 * W, d_n, word, alive, column, GATES, W)
+        _store_words(d_of_state_ptr, d_r, word, alive, column, GATES, W)
+        _store_words(d_of_state_ptr + W, d_z, word, alive, column, GATES, W)
+        _store_words(d_of_state_ptr + 2 * W, d_m, word, alive, column, GATES, W)
         d_h *= z
         if HELD:
-            d_h += _dot(d_r, u_r) + _dot(d_z, u_z) + _dot(d_m, u_n)
+            d_h += _matmul_tile(d_r, u_r) + _matmul_tile(d_z, u_z) + _matmul_tile(d_m, u_n)
         else:
-            d_h += _back_from_memory(d_of_state_ptr, weight_ptr, word, alive, GATES, W, BW, ROWS)
+            d_h += _multiply_back_from_memory(d_of_state_ptr, weight_ptr, word, alive, GATES, W, BW, ROWS)
         word, alive, next_word, next_alive = next_word, next_alive, later_word, later_alive
         r, z, n, m, given, h = next_r, next_z, next_n, next_m, next_given, next_h
 
@@ -332,63 +344,77 @@ def backward_kernel(
 
 
 def _launch(
-    kernel: Any, tensors: Sequence[Tensor], packing: Packing, ways: int, blocks: Blocks, **constants: Any
+    kernel: Any,
+    tensors: Sequence[Tensor],
+    packed_steps: PackedSteps,
+    num_directions: int,
+    blocks: GruKernelBlockSizes,
+    **constants: Any,
 ) -> None:
     """One program for some sequences and a direction, the longest first; nothing if there is no word."""
-    programs = -(-packing.sequences // blocks.rows) * ways
+    programs = -(-packed_steps.num_sequences // blocks.rows) * num_directions
     if programs:
         with torch.cuda.device_of(tensors[0]):
             kernel[(programs,)](
-                *tensors, packing.numbers, len(packing.sizes), packing.sequences,
-                WAYS=ways, ROWS=blocks.rows, num_stages=blocks.stages, **constants, **launched(blocks.warps),
+                *tensors, packed_steps.offsets_and_lengths, len(packed_steps.batch_sizes), packed_steps.num_sequences,
+                WAYS=num_directions, ROWS=blocks.rows, num_stages=blocks.stages, **constants, **launch_options(blocks.warps),
             )  # fmt: skip
 
 
 @functools.cache
-def _constants(width: int, dtype: torch.dtype, shared: int) -> dict[str, Any]:
-    return {"W": width, "BW": _padded(width), "HELD": holds_weight(width, dtype, shared)}
+def _get_kernel_constants(width: int, dtype: torch.dtype, shared_memory_bytes: int) -> dict[str, Any]:
+    return {
+        "W": width,
+        "BW": _next_power_of_2(width),
+        "HELD": fits_weight_in_shared_memory(width, dtype, shared_memory_bytes),
+    }
 
 
-def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+def _matmul(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """a · b, added up in float32, in this type."""
     if a.is_cuda and dtype == torch.float32 != a.dtype:  # as it was added up: no rounding, and no cast
         return torch.mm(a, b, out_dtype=dtype)
     return torch.mm(a, b).to(dtype)
 
 
-class _Layer(torch.autograd.Function):
+class _GruFunction(torch.autograd.Function):
     """Of x and the parameters: V, U, c and b of each direction, in this order."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        packing: Packing,
-        learning: bool,
-        blocks: tuple[Blocks, Blocks] | None,
+        packed_steps: PackedSteps,
+        needs_gradient: bool,
+        blocks: tuple[GruKernelBlockSizes, GruKernelBlockSizes] | None,
         x: Tensor,
         *parameters: Tensor,
     ) -> Tensor:
         ways, width = len(parameters) // 4, parameters[1].shape[-1]
         from_input, from_state, input_bias, bias = (parameters[kind::4] for kind in range(4))
-        low, weight = lowered(x), lowered(torch.cat(from_input) if ways > 1 else from_input[0])
+        low, weight = (
+            to_autocast_dtype(x),
+            to_autocast_dtype(torch.cat(from_input) if ways > 1 else from_input[0]),
+        )
         gates = torch.mm(low, weight.t())
         states = gates.new_empty(len(x), ways * width)
-        kept = gates.new_empty(len(x), ways * KEPT * width) if learning else states
+        kept = gates.new_empty(len(x), ways * NUM_SAVED * width) if needs_gradient else states
         # A single direction is given twice, and the kernel does not look at the second.
         twice = [each.contiguous() for of in (from_state, bias, input_bias) for each in (of[0], of[-1])]
-        of_forward, of_backward = blocks or (blocks_for(width, gates.dtype),) * 2
+        of_forward, of_backward = blocks or (choose_gru_blocks(width, gates.dtype),) * 2
         tensors = gates, *twice, states, kept
-        constants = _constants(width, gates.dtype, shared_memory(x.device))
-        _launch(forward_kernel, tensors, packing, ways, of_forward, LEARNING=learning, **constants)
-        if learning:
-            ctx.save_for_backward(low, weight, *twice[:2], states, kept, packing.numbers)
-            ctx.packing, ctx.blocks = packing, of_backward
+        constants = _get_kernel_constants(width, gates.dtype, get_max_shared_memory(x.device))
+        _launch(
+            gru_forward_kernel, tensors, packed_steps, ways, of_forward, LEARNING=needs_gradient, **constants
+        )
+        if needs_gradient:
+            ctx.save_for_backward(low, weight, *twice[:2], states, kept, packed_steps.offsets_and_lengths)
+            ctx.packing, ctx.blocks = packed_steps, of_backward
             ctx.types = x.dtype, parameters[0].dtype
         return states
 
     @staticmethod
     def backward(ctx: Any, d_states: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivatives()
+        forbid_double_backward()
         low, weight, *from_state, states, kept, numbers = ctx.saved_tensors
         words, width = len(states), from_state[0].shape[-1]
         ways = states.shape[1] // width
@@ -396,8 +422,8 @@ class _Layer(torch.autograd.Function):
         before = states.new_empty(words, ways, width)
         tensors = d_states.contiguous(), *from_state, states, kept, d_gates, before
         packing = ctx.packing._replace(numbers=numbers)
-        constants = _constants(width, states.dtype, shared_memory(states.device))
-        _launch(backward_kernel, tensors, packing, ways, ctx.blocks, **constants)
+        constants = _get_kernel_constants(width, states.dtype, get_max_shared_memory(states.device))
+        _launch(gru_backward_kernel, tensors, packing, ways, ctx.blocks, **constants)
 
         x_type, parameter_type = ctx.types
         _, _, _, for_x, *for_each = ctx.needs_input_grad
@@ -406,32 +432,32 @@ class _Layer(torch.autograd.Function):
         of_input, of_state = d_gates.unbind(1)
         of_input = of_input.flatten(1)
         if for_x:
-            d_x = _product(of_input, weight, x_type)
+            d_x = _matmul(of_input, weight, x_type)
         if for_input:
-            of_parameters[0] = _product(of_input.t(), low, parameter_type).chunk(ways)
+            of_parameters[0] = _matmul(of_input.t(), low, parameter_type).chunk(ways)
         if for_state:
             # A product for each direction. A batched one is a launch less, but of 17,000 words it had four
             # times the error: that of words added up one after another, not in several sums side by side.
             pairs = zip(of_state.unbind(1), before.unbind(1), strict=True)
-            of_parameters[1] = tuple(_product(one.t(), state, parameter_type) for one, state in pairs)
+            of_parameters[1] = tuple(_matmul(one.t(), state, parameter_type) for one, state in pairs)
         if any(for_biases):
             of_parameters[2:] = [each.unbind() for each in d_gates.sum(0, dtype=parameter_type).unbind()]
         return None, None, None, d_x, *itertools.chain.from_iterable(zip(*of_parameters, strict=True))
 
 
-@untraced
-def gru(
+@disable_compile
+def run_fused_gru(
     x: Tensor,
-    parameters: Sequence[Parameters],
-    packing: Packing,
-    blocks: tuple[Blocks, Blocks] | None = None,
+    parameters: Sequence[GruParameters],
+    packed_steps: PackedSteps,
+    blocks: tuple[GruKernelBlockSizes, GruKernelBlockSizes] | None = None,
 ) -> Tensor:
-    """The states ``(T, ways · W)``, from zeros, of the words ``x`` ``(T, inputs)``, T of them in all.
+    """The states ``(T, num_directions · W)``, from zeros, of the words ``x`` ``(T, inputs)``, T of them in all.
 
-    ``parameters`` are those of one direction, or of both, of a layer of ``nn.GRU``; W is at most ``WIDEST``.
+    ``parameters`` are those of one direction, or of both, of a layer of ``nn.GRU``; W is at most ``MAX_WIDTH``.
     In bfloat16, float16 or float32, or by autocast. Differentiable once. ``blocks``: of forward and of
     backward.
     """
     inputs = x, *itertools.chain.from_iterable(parameters)
     learning = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
-    return cast(Tensor, _Layer.apply(packing, learning, blocks, *inputs))
+    return cast(Tensor, _GruFunction.apply(packed_steps, learning, blocks, *inputs))

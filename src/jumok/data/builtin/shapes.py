@@ -1,0 +1,141 @@
+"""Coloured shapes on a lightly textured ground, with smooth edges: how the built-in pictures are painted.
+
+A shape is told by its *distance*: a function that says of a point how far it lies outside (or, if less than
+0, inside) the shape, which reaches about 1 from its middle. A pixel is covered as much as its middle lies
+inside, up to half a pixel either way. Points have x to the right and y downwards.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["SHAPE_DISTANCES", "Box", "PortableGenerator", "draw_background", "paint_shape"]
+
+Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; the last two lie just outside
+FloatArray = NDArray[np.float64]
+T = TypeVar("T")
+NUM_TEXTURE_KNOTS = 6  # across a textured ground
+
+
+class PortableGenerator:
+    """Numbers drawn from a seed, alike with every NumPy: the bits of PCG64 are promised to stay."""
+
+    def __init__(self, seed: int) -> None:
+        self._bits = np.random.PCG64(seed)
+
+    def uniform_array(self, low: float, high: float, shape: tuple[int, ...]) -> FloatArray:
+        """Evenly between two numbers."""
+        drawn = (self._bits.random_raw(math.prod(shape)) >> np.uint64(11)).astype(np.float64)
+        return (low + (high - low) * 2.0**-53 * drawn).reshape(shape)
+
+    def uniform(self, low: float, high: float) -> float:
+        return float(self.uniform_array(low, high, (1,))[0])
+
+    def choice(self, options: Sequence[T]) -> T:
+        """One of these, each as likely as the others."""
+        return options[int(self.uniform(0, len(options)))]
+
+    def bernoulli(self, probability: float) -> bool:
+        """True in this share of all cases."""
+        return self.uniform(0, 1) < probability
+
+
+def draw_background(rng: PortableGenerator, size: int) -> FloatArray:
+    """A ground of a pale or a dark grey with a tint, plain or in soft waves ``(size, size, 3)``."""
+    grey = rng.uniform(20, 60) if rng.bernoulli(0.25) else rng.uniform(165, 240)
+    colour = grey + rng.uniform_array(-10, 10, (3,))
+    rough = rng.uniform_array(-1, 1, (NUM_TEXTURE_KNOTS, NUM_TEXTURE_KNOTS)) * rng.choice((0.0, 6.0, 14.0))
+    blend = _interpolation_weights(size)
+    ground: FloatArray = (blend @ rough @ blend.T)[:, :, None] + colour
+    return ground
+
+
+def paint_shape(
+    pixels: FloatArray,
+    shape_name: str,
+    color: Sequence[float],
+    center: tuple[float, float],
+    radius: float,
+    tilt: float,
+) -> Box:
+    """Add a shape to a picture ``(height, width, 3)``, turned by ``tilt``; the box of its pixels."""
+    x, y = center
+    height, width, _ = pixels.shape
+    left, top = (max(0, int(middle - 1.3 * radius)) for middle in center)
+    right, bottom = min(width, int(x + 1.3 * radius) + 2), min(height, int(y + 1.3 * radius) + 2)
+    across = (np.arange(left, right) + 0.5 - x) / radius
+    down = ((np.arange(top, bottom) + 0.5 - y) / radius)[:, None]
+    turned = (
+        across * math.cos(tilt) + down * math.sin(tilt),
+        down * math.cos(tilt) - across * math.sin(tilt),
+    )
+    cover = np.clip(0.5 - SHAPE_DISTANCES[shape_name](*turned) * radius, 0, 1)
+    light = 1 - 0.07 * (across + down)  # from the upper left
+    part = pixels[top:bottom, left:right]
+    part += cover[:, :, None] * (light[:, :, None] * np.asarray(color, float) - part)
+    rows, columns = (np.flatnonzero((cover > 0.5).any(axis)) for axis in (1, 0))
+    return (
+        left + int(columns[0]),
+        top + int(rows[0]),
+        left + int(columns[-1]) + 1,
+        top + int(rows[-1]) + 1,
+    )
+
+
+# ---------------------------------------------------------------------------------------------- distances
+
+
+def _circle_distance(x: FloatArray, y: FloatArray, radius: float = 0.93) -> FloatArray:
+    return np.hypot(x, y) - radius
+
+
+def _square_distance(x: FloatArray, y: FloatArray, half: float = 0.8) -> FloatArray:
+    return np.maximum(np.abs(x), np.abs(y)) - half
+
+
+def _triangle_distance(x: FloatArray, y: FloatArray) -> FloatArray:
+    return np.maximum(y - 0.82, np.abs(x) * math.cos(math.pi / 6) - (y + 0.98) / 2)
+
+
+def _star_distance(x: FloatArray, y: FloatArray) -> FloatArray:
+    """Its lines are those of a pentagon: what lies behind at most one of them is the star."""
+    y = y - 0.1
+    angles = math.pi / 2 + np.arange(5) * 0.4 * math.pi
+    lines = np.stack([x * math.cos(angle) + y * math.sin(angle) for angle in angles])
+    behind: FloatArray = np.partition(lines, 3, axis=0)[3] - 1.18 * math.sin(math.pi / 10)
+    return behind
+
+
+def _heart_distance(x: FloatArray, y: FloatArray, half: float = 0.84) -> FloatArray:
+    """A square on its corner, and a circle on each of its upper sides."""
+    x, y = np.abs(x), y - 0.1 * half
+    square = (x + np.abs(y) - half) / math.sqrt(2)
+    return np.minimum(square, _circle_distance(x - half / 2, y + half / 2, half / math.sqrt(2)))
+
+
+def _moon_distance(x: FloatArray, y: FloatArray) -> FloatArray:
+    return np.maximum(_circle_distance(x, y, 1.0), -_circle_distance(x - 0.4, y + 0.4, 0.78))
+
+
+SHAPE_DISTANCES: dict[str, Callable[[FloatArray, FloatArray], FloatArray]] = {
+    "circle": _circle_distance,
+    "square": _square_distance,
+    "triangle": _triangle_distance,
+    "star": _star_distance,
+    "heart": _heart_distance,
+    "moon": _moon_distance,
+}
+
+
+@functools.cache
+def _interpolation_weights(size: int) -> FloatArray:
+    """How much of each knot of the waves a pixel has ``(size, NUM_TEXTURE_KNOTS)``: smooth from one to the next."""
+    at = np.linspace(0, NUM_TEXTURE_KNOTS - 1, size)[:, None]
+    near = np.clip(1 - np.abs(at - np.arange(NUM_TEXTURE_KNOTS)), 0, 1)
+    return np.asarray(near**2 * (3 - 2 * near))

@@ -1,0 +1,85 @@
+"""Files as they are found: plain or gzipped, read a line at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import importlib
+import io
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import BinaryIO, cast
+
+from jumok.errors import InputError, MissingExtra
+
+__all__ = ["data_folder", "import_optional", "open_decompressed", "read_lines"]
+
+GZIP_MAGIC = b"\x1f\x8b"
+UTF8_BOM = b"\xef\xbb\xbf"
+MAX_LINE_BYTES = 1 << 24  # bytes: what is longer is no line of text, and must not fill the memory
+
+
+def data_folder() -> Path:
+    """Where data sets are looked up by name: the folder that ``JUMOK_DATA`` names, or ``data`` here."""
+    return Path(os.environ.get("JUMOK_DATA") or "data")
+
+
+def import_optional(module: str, extra: str) -> ModuleType:
+    """An optional package, or the command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise MissingExtra(f'{package} is needed for this: pip install "jumok[{extra}]" ({error})') from None
+
+
+@contextlib.contextmanager
+def open_decompressed(path: Path) -> Iterator[BinaryIO]:
+    """The bytes of a file, unzipped where it is gzipped, whatever its name says."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    with file:
+        start = file.peek(2)[:2]
+        if start == GZIP_MAGIC:
+            # Python's own gzip file reads a line far more slowly than a buffer around it does.
+            with io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=file)), 1 << 18) as unzipped:
+                yield cast(BinaryIO, unzipped)
+        elif path.suffix == ".gz":
+            raise InputError(f"{path} is named .gz and is not gzipped; was its download cut off or unzipped?")
+        else:
+            yield cast(BinaryIO, file)
+
+
+def read_lines(path: Path) -> Iterator[str | None]:
+    r"""The lines of a text file without their ends, ``\n`` or ``\r\n``; None for one that is far too long.
+
+    Lines end at ``\n`` alone: U+0085, U+2028 and their like stand inside real sentences. Bytes that are not
+    UTF-8 come as lone surrogates, for the reader to find: they matter only where the text is used.
+    """
+    number = 0
+    try:
+        with open_decompressed(path) as file:
+            while raw := file.readline(MAX_LINE_BYTES):
+                number += 1
+                if len(raw) == MAX_LINE_BYTES and not raw.endswith(b"\n"):
+                    while raw and not raw.endswith(b"\n"):
+                        raw = file.readline(MAX_LINE_BYTES)
+                    yield None
+                    continue
+                if number == 1:
+                    raw = _strip_bom(path, raw)
+                text = raw.decode("utf-8", "surrogateescape")
+                yield text.removesuffix("\n").removesuffix("\r")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(f"{path} is damaged behind line {number}: {error}; fetch it again") from None
+
+
+def _strip_bom(path: Path, line: bytes) -> bytes:
+    if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise InputError(f"{path} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8 {path} > {path}.utf8")
+    return line.removeprefix(UTF8_BOM)

@@ -1,0 +1,126 @@
+"""``F.scaled_dot_product_attention``, whoever calls it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
+
+from jumok.errors import InputError
+from jumok.look.capture.adapters.call_site import get_call_site
+from jumok.look.capture.adapters.nested_tensors import lengths_to_mask, pad_nested
+from jumok.look.capture.adapters.patching import Function, WrapperFactory
+from jumok.look.capture.captured_attention import CapturedAttention
+
+# What the name in torch.nn.functional stands for, unless somebody has changed it.
+SDPA_FUNCTION: Function = torch._C._nn.scaled_dot_product_attention
+
+
+class _SdpaCall(NamedTuple):
+    """The arguments, by the names that the function has for them."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+
+def wrap_sdpa(attention: Function) -> Function:
+    """The stand-in for this function, or for one that was compiled from it."""
+
+    def scaled_dot_product_attention(*args: Any, **options: Any) -> Any:
+        site = get_call_site()
+        if site is None:
+            return attention(*args, **options)
+        try:
+            given = _SdpaCall(*args, **options)
+        except TypeError:  # not a call that the function takes: it says so itself
+            return attention(*args, **options)
+        found = _run_with_lse(given) if attention is SDPA_FUNCTION else None
+        out, lse = found or (attention(*args, **options), None)
+        kept = site.try_capture(lambda: _capture_call(given, lse))
+        if kept is None:
+            return out
+        if not out.is_nested:
+            four = _to_4d(out)
+            changed = site.modify_output(kept, _to_4d(given.value), four)
+            out = out if changed is four else changed.reshape(out.shape)
+        site.report(kept)
+        return out
+
+    return scaled_dot_product_attention
+
+
+def get_wrappers() -> dict[Function, WrapperFactory]:
+    """For the function, wherever it is held."""
+    return {SDPA_FUNCTION: wrap_sdpa}
+
+
+def _capture_call(call: _SdpaCall, lse: Tensor | None) -> CapturedAttention:
+    query, key, mask = call.query, call.key, call.attn_mask
+    if query.is_nested or key.is_nested:
+        if mask is not None:
+            raise InputError("nested sequences with a mask")
+        (query, _), (key, lengths) = pad_nested(query), pad_nested(key)
+        mask = lengths_to_mask(lengths, key.shape[2])[:, None, None]
+    query, key = _apply_autocast(query), _apply_autocast(key)
+    if call.enable_gqa:
+        leading = query.shape[:-2]
+    else:
+        leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
+        query, key = (x.expand(*leading, *x.shape[-2:]) for x in (query, key))
+    if mask is not None and mask.dim() > 2 and len(leading) != 2:
+        mask = _to_4d(mask.expand(*leading, *mask.shape[-2:]))
+    scale = query.shape[-1] ** -0.5 if call.scale is None else call.scale
+    diagonal = 0 if call.is_causal else None  # aligned at the top left
+    return CapturedAttention(_to_4d(query), _to_4d(key), scale=scale, mask=mask, diagonal=diagonal, lse=lse)
+
+
+def _to_4d(x: Tensor) -> Tensor:
+    """``(…, length, width)`` as (batch, heads, length, width): what else is in front belongs to the batch."""
+    if x.dim() > 4:
+        return x.flatten(0, x.dim() - 4)
+    return x if x.dim() == 4 else x[:, None] if x.dim() == 3 else x[None, None]
+
+
+def _apply_autocast(x: Tensor) -> Tensor:
+    """``x`` in the type that autocast gives it."""
+    kind = x.device.type
+    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return x.to(torch.get_autocast_dtype(kind)) if on and x.dtype != torch.float64 else x
+
+
+def _run_with_lse(call: _SdpaCall) -> tuple[Tensor, Tensor] | None:
+    """The output and the row log-sum-exp, by the very kernel that the function would have chosen.
+
+    None where that kernel does not tell it, or where the function does something before or after the kernel.
+    """
+    query, key, value = call[:3]
+    plain = all(type(x) in (Tensor, nn.Parameter) and x.dim() == 4 for x in (query, key, value))
+    if not plain or call.attn_mask is not None or call.dropout_p or call.enable_gqa:
+        return None
+    learning = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+    alike = query.shape[:2] == key.shape[:2] and query.shape[3] == key.shape[3] and key.shape == value.shape
+    if learning or not alike or torch.is_autocast_enabled(query.device.type):
+        return None
+    causal, scale = call.is_causal, call.scale
+    chosen = SDPBackend(torch._fused_sdp_choice(query, key, value, None, 0.0, causal, scale=scale))
+    aten = torch.ops.aten
+    rest: tuple[Any, ...] = (0.0, causal)
+    match query.device.type, chosen:
+        case "cpu", SDPBackend.FLASH_ATTENTION:
+            kernel = aten._scaled_dot_product_flash_attention_for_cpu
+        case "cuda", SDPBackend.FLASH_ATTENTION if query.shape[-1] % 8 == 0:  # else it pads
+            kernel = aten._scaled_dot_product_flash_attention
+        case "cuda", SDPBackend.CUDNN_ATTENTION:
+            kernel, rest = aten._scaled_dot_product_cudnn_attention, (None, True, 0.0, causal)
+        case _:
+            return None
+    out, lse, *_ = kernel(query, key, value, *rest, scale=scale)
+    return out, lse.reshape(query.shape[:3])

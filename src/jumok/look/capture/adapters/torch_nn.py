@@ -1,0 +1,208 @@
+"""``nn.MultiheadAttention`` and the layers made of it, on each of their paths.
+
+Where no weights are asked for, the plain path ends in ``F.scaled_dot_product_attention`` and is seen there.
+Where they are, it multiplies queries and keys itself: that product is looked at. The fast paths are single
+fused operations from a layer's input to its output: beside them, queries and keys are projected once more.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from jumok.errors import InputError
+from jumok.look.capture.adapters import matrix_products, softmax
+from jumok.look.capture.adapters.call_site import (
+    OBSERVERS,
+    FusedLayerInputs,
+    get_call_site,
+    provide_call_hints,
+)
+from jumok.look.capture.adapters.nested_tensors import lengths_to_mask, pad_nested
+from jumok.look.capture.adapters.patching import Function, patch_attribute
+from jumok.look.capture.captured_attention import CapturedAttention
+from jumok.look.views import statistics
+
+
+@contextmanager
+def install_patches() -> Iterator[None]:
+    """While it lasts, the attention of ``torch.nn`` is told of."""
+    with ExitStack() as stack:
+        for owner, name, make in (
+            (F, "multi_head_attention_forward", _wrap_forward),
+            (torch, "bmm", _wrap_bmm),
+            (torch, "baddbmm", _wrap_baddbmm),
+            (torch, "_native_multi_head_attention", _wrap_native_attention),
+            (torch, "_transformer_encoder_layer_fwd", _wrap_encoder_layer),
+        ):
+            stack.enter_context(patch_attribute(owner, name, make))
+        yield
+
+
+# ------------------------------------------------------------------- the plain path, with weights
+
+_PENDING_NUM_HEADS: ContextVar[int] = ContextVar(
+    "jumok.look.heads", default=0
+)  # of the call whose product is waited for
+
+
+def _wrap_forward(forward: Function) -> Function:
+    names = list(inspect.signature(forward).parameters)
+
+    def multi_head_attention_forward(*args: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling() or not OBSERVERS.get():
+            return forward(*args, **options)
+        given = dict(zip(names, args, strict=False)) | options
+        token = _PENDING_NUM_HEADS.set(given["num_heads"] if given.get("need_weights", True) else 0)
+        try:
+            with (
+                provide_call_hints(kind="self" if given["query"] is given["key"] else "cross"),
+                softmax.catch_scores(),
+            ):
+                return forward(*args, **options)
+        finally:
+            _PENDING_NUM_HEADS.reset(token)
+
+    return multi_head_attention_forward
+
+
+def _wrap_bmm(bmm: Function) -> Function:
+    def watched_bmm(*args: Any, **options: Any) -> Any:
+        if not torch.compiler.is_compiling() and _PENDING_NUM_HEADS.get():
+            _report_score_product(args[0], args[1], None)
+        out = bmm(*args, **options)
+        matrix_products.record_product(out, *args[:2])
+        return out
+
+    return watched_bmm
+
+
+def _wrap_baddbmm(baddbmm: Function) -> Function:
+    def watched_baddbmm(*args: Any, **options: Any) -> Any:
+        if not torch.compiler.is_compiling() and _PENDING_NUM_HEADS.get():
+            _report_score_product(args[1], args[2], args[0])
+        out = baddbmm(*args, **options)
+        matrix_products.record_product(out, *args[1:3])
+        return out
+
+    return watched_baddbmm
+
+
+def _report_score_product(query: Tensor, keys: Tensor, mask: Tensor | None) -> None:
+    """The first product of a call: queries ``(B · H, Q, D)``, scaled, and keys ``(B · H, D, K)``."""
+    heads = _PENDING_NUM_HEADS.get()
+    _PENDING_NUM_HEADS.set(0)  # what comes next is the product of weights and values
+    site = get_call_site()
+    if site is None:
+        return
+    if mask is not None:  # a mask (B · H, Q, K), or one for all (1, Q, K)
+        mask = mask[None] if len(mask) == 1 else mask.unflatten(0, (-1, heads))
+    site.report(
+        CapturedAttention(query.unflatten(0, (-1, heads)), keys.mT.unflatten(0, (-1, heads)), mask=mask)
+    )
+
+
+# --------------------------------------------------------------------------------- the fast paths
+
+
+class _FusedEncoderCall(NamedTuple):
+    """What the two fused operations have in common."""
+
+    x: Tensor  # (B, L, E), may be nested
+    num_heads: int
+    weight: Tensor  # (3 E, E) and (3 E,): queries, keys and values in one projection
+    bias: Tensor
+    output_weight: Tensor  # (E, E): the weight of the output projection
+    mask: Tensor | None  # not zero: blocked
+    mask_type: int | None  # 0: (L, L), 1: (B, L), 2: (B, H, L, L)
+    norm: tuple[Tensor, Tensor, float] | None = None  # weight, bias and ε of the norm before the projection
+
+
+def _wrap_native_attention(native: Function) -> Function:
+    def _native_multi_head_attention(*args: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling() or options or len(args) != 13:  # none of torch's own code
+            return native(*args, **options)
+        layer = _FusedEncoderCall(args[0], args[4], args[5], args[6], args[7], args[9], args[12])
+        merge, mask, mask_type, left = _report_fused_call(layer)
+        out, weights = native(*args[:7], merge, args[8], mask, *args[10:12], mask_type)
+        if left is not None and weights is not None:
+            weights = statistics.compute_weights(left).to(out.dtype)
+            weights = weights.mean(1) if args[11] else weights
+        return out, weights
+
+    return _native_multi_head_attention
+
+
+def _wrap_encoder_layer(native: Function) -> Function:
+    def _transformer_encoder_layer_fwd(*args: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling() or options or len(args) != 20:
+            return native(*args, **options)
+        norm = (args[10], args[11], args[9]) if args[8] else None
+        layer = _FusedEncoderCall(args[0], args[2], args[3], args[4], args[5], args[18], args[19], norm)
+        merge, mask, mask_type, _ = _report_fused_call(layer)
+        return native(*args[:5], merge, *args[6:18], mask, mask_type)
+
+    return _transformer_encoder_layer_fwd
+
+
+def _report_fused_call(
+    call: _FusedEncoderCall,
+) -> tuple[Tensor, Tensor | None, int | None, CapturedAttention | None]:
+    """Tell of the attention inside. What is to be passed on: output projection, mask and its type.
+
+    With it, if something was changed, the attention that is left.
+    """
+    site = get_call_site()
+    if site is None:
+        return call.output_weight, call.mask, call.mask_type, None
+    site = get_call_site(_find_attention_module(site.module, call.weight)) or site
+    blocked = _get_blocked_mask(call)
+    kept = _capture_call(call, blocked)
+    site.report(kept, kind="self")
+    changed = site.modify_fused_inputs(FusedLayerInputs(blocked, call.output_weight), kept)
+    mask, mask_type = call.mask, call.mask_type
+    if changed.blocked_mask is not None and changed.blocked_mask is not blocked:
+        if call.x.is_nested:
+            raise InputError(
+                "knock_out: an edge cannot be taken out of nested sequences; switch off PyTorch's fast path "
+                "with torch.backends.mha.set_fastpath_enabled(False)"
+            )
+        mask, mask_type = changed.blocked_mask.expand(kept.shape).contiguous(), 2
+    is_changed = changed.output_weight is not call.output_weight or mask is not call.mask
+    return changed.output_weight, mask, mask_type, site.modify_attention(kept) if is_changed else None
+
+
+def _find_attention_module(module: nn.Module, weight: Tensor) -> nn.Module:
+    """The attention inside of ``module`` that this projection is of."""
+    for part in module.modules():
+        if isinstance(part, nn.MultiheadAttention) and part.in_proj_weight is weight:
+            return part
+    return module
+
+
+def _get_blocked_mask(call: _FusedEncoderCall) -> Tensor | None:
+    if call.mask is None:
+        return None
+    blocked = call.mask.bool()
+    return blocked[:, None, None] if call.mask_type == 1 else blocked
+
+
+@torch.no_grad()
+def _capture_call(call: _FusedEncoderCall, blocked_mask: Tensor | None) -> CapturedAttention:
+    x, mask = call.x, None if blocked_mask is None else ~blocked_mask
+    if x.is_nested:
+        x, lengths = pad_nested(x)
+        mask = lengths_to_mask(lengths, x.shape[1])[:, None, None]
+    width = x.shape[-1]
+    if call.norm is not None:
+        x = F.layer_norm(x, (width,), *call.norm)
+    both = F.linear(x, call.weight[: 2 * width], call.bias[: 2 * width])
+    query, key = both.unflatten(-1, (2, call.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    return CapturedAttention(query, key, scale=query.shape[-1] ** -0.5, mask=mask)

@@ -1,0 +1,122 @@
+"""The steps of a generation, and the entries that show them: all steps as one attention, or one by itself."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from jumok.look.capture.capture_store import add_sink
+from jumok.look.capture.captured_attention import CapturedAttention
+from jumok.look.capture.merge import AttentionPart, merge_batch, merge_parts
+
+if TYPE_CHECKING:
+    from jumok.look.capture.generation import GenerationCapture
+
+# For each returned sequence the turn and the row in which it ended; and all of its tokens.
+ReturnedSequences = tuple[list[tuple[int, int]], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedStep:
+    """What one forward of the model added to one layer."""
+
+    part: AttentionPart
+    new_keys: Tensor  # (R, G, new keys, D)
+    token_ids: Tensor | None  # (R, Q): the tokens of the queries
+    forward_index: int
+    num_keys: int  # the keys so far
+    previous: CapturedStep | None
+    scale: float
+    softcap: float | None
+    sink: Tensor | None
+
+    def iterate_back(self) -> Iterator[CapturedStep]:
+        """The step and those before it."""
+        step: CapturedStep | None = self
+        while step is not None:
+            yield step
+            step = step.previous
+
+    def truncate(self, num_tokens: int) -> CapturedStep:
+        """The step without its last tokens."""
+        part = self.part.truncate(self.part.num_queries - num_tokens, self.part.num_keys - num_tokens)
+        ids = None if self.token_ids is None else self.token_ids[:, :-num_tokens]
+        return replace(
+            self,
+            part=part,
+            new_keys=self.new_keys[:, :, :-num_tokens],
+            token_ids=ids,
+            num_keys=self.num_keys - num_tokens,
+        )
+
+
+class GenerationAttention:
+    """All steps of a layer as one attention: of every row, or of the sequences that were returned."""
+
+    def __init__(
+        self,
+        generation: GenerationCapture,
+        last_step: CapturedStep,
+        earlier_steps: Sequence[CapturedStep],
+        returned: ReturnedSequences | None,
+    ) -> None:
+        self._generation = generation
+        self._final_steps = [(last_step, torch.arange(len(last_step.part.query)))]
+        self._token_ids = None
+        if returned is not None:
+            ends, self._token_ids = returned
+            at = {step.forward_index: step for step in (*earlier_steps, *last_step.iterate_back())}
+            self._final_steps = [(at[turn], torch.tensor([row])) for turn, row in ends]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        rows = sum(len(rows) for _, rows in self._final_steps)
+        queries = max(
+            sum(one.part.num_queries for one in step.iterate_back()) for step, _ in self._final_steps
+        )
+        keys = max(step.num_keys for step, _ in self._final_steps)
+        return rows, self._final_steps[0][0].part.query.shape[1], queries, keys
+
+    @functools.cached_property
+    def attention(self) -> CapturedAttention:
+        each = [self._generation.merge_steps(step, rows) for step, rows in self._final_steps]
+        joined = each[0] if len(each) == 1 else merge_batch(each)
+        sink = self._final_steps[0][0].sink
+        return joined if sink is None else add_sink(joined, sink)
+
+    @functools.cached_property
+    def query_ids(self) -> Tensor | None:
+        if self._token_ids is not None:
+            return self._token_ids[:, : self.shape[2]].cpu()
+        path = self._generation.trace_rows(*self._final_steps[0])
+        known = [step.token_ids[rows] for step, rows in path if step.token_ids is not None]
+        return torch.cat(known, dim=1) if len(known) == len(path) else None
+
+
+class SingleStepAttention:
+    """One step of a layer by itself, as the model computed it."""
+
+    def __init__(self, generation: GenerationCapture, step: CapturedStep) -> None:
+        self._generation, self._step = generation, step
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        rows, heads, queries, _ = self._step.part.query.shape
+        return rows, heads, queries, self._step.part.num_keys
+
+    @functools.cached_property
+    def attention(self) -> CapturedAttention:
+        step, part = self._step, self._step.part
+        keys = self._generation.gather_keys(self._generation.trace_rows(step, torch.arange(len(part.query))))
+        seen = keys[:, :, part.first_key : part.first_key + part.num_keys]
+        kept = merge_parts([replace(part, first_key=0)], seen, step.scale, step.softcap)
+        return kept if step.sink is None else add_sink(kept, step.sink)
+
+    @property
+    def query_ids(self) -> Tensor | None:
+        return self._step.token_ids

@@ -1,0 +1,65 @@
+"""What each style token does to a voice, as a picture: pitch, energy and duration, with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jumok.errors import InputError
+from jumok.look.figures.plots import COLOURS, GREY, INK, save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["draw_style_effects"]
+
+PANELS = {"pitch": "pitch, Hz", "energy": "energy, dB", "seconds": "duration, s"}
+
+
+def draw_style_effects(rows: Sequence[Mapping[str, Any]], path: str | Path, *, title: str = "") -> Path:
+    """A picture of rows with ``token``, and ``pitch``, ``energy``, ``seconds``, each with ``… ±``.
+
+    A dot is the mean over texts, a line through it holds the mean with 95 %; what is grey is the mean of all
+    tokens.
+    """
+    if not rows:
+        raise InputError("no style tokens came; expected a row for each")
+
+    def draw(figure: Figure) -> None:
+        figure.set_size_inches(8.4, 0.32 * len(rows) + 1.2)
+        names = [f"token {row['token']}" for row in rows]
+        places = np.arange(len(rows))[::-1]
+        for number, (name, label) in enumerate(PANELS.items()):
+            axes = figure.add_subplot(1, len(PANELS), number + 1)
+            values = np.array([row[name] for row in rows], float)
+            widths = np.nan_to_num(np.array([row[f"{name} ±"] for row in rows], float))
+            there = np.isfinite(values)
+            if there.any():
+                axes.axvline(float(values[there].mean()), color=GREY, linewidth=0.8, zorder=1)
+            axes.errorbar(
+                values[there],
+                places[there],
+                xerr=widths[there],
+                fmt="o",
+                color=COLOURS[number],
+                markersize=5,
+                linewidth=1.6,
+                zorder=2,
+            )
+            axes.set_yticks(places, names if number == 0 else [""] * len(rows))
+            axes.set_ylim(-0.7, len(rows) - 0.3)
+            axes.set_xlabel(label, color=INK)
+            axes.tick_params(colors=INK, length=0)
+            axes.grid(axis="x", color="#e3e6ea", linewidth=0.8)
+            axes.set_axisbelow(True)
+            for side in ("top", "right", "left"):
+                axes.spines[side].set_visible(False)
+            axes.spines["bottom"].set_color(GREY)
+        if title:
+            figure.suptitle(title, color=INK)
+        figure.tight_layout()
+
+    return save_figure(draw, path, [title])

@@ -1,0 +1,52 @@
+"""The viewer's own files, read from the package: hosts take them as texts, and no request names a path."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+
+__all__ = ["build_script", "build_style_sheet", "join_scripts", "read_asset", "read_scripts"]
+
+# Each imports only what stands before it, so that all of them can be put one after the other.
+SCRIPT_NAMES = (
+    *("dom", "colours", "about", "text", "tiles", "look", "cells", "map", "arcs", "heads", "reading"),
+    *("overview", "passage", "telling", "document", "overlay", "gaze", "caption"),
+    *("strip", "picture", "alignment", "sound", "spectrum", "style", "speech", "panel", "frame", "viewer"),
+    "remote",
+)
+
+
+@functools.cache
+def read_asset(name: str) -> str:
+    """One of our files."""
+    return (files("jumok.look.viewer") / "static" / name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def build_script(boot_script: str | None = None) -> str:
+    """The viewer as one ES module: its files joined, without the imports between them.
+
+    Alone it exports ``{ render }``, as anywidget wants it; with the name of a ``boot_script`` file it starts itself.
+    """
+    if boot_script:
+        return join_scripts([*read_scripts(), read_asset(f"{boot_script}.js")])
+    return f"{join_scripts(read_scripts())}\nexport default {{ render }};\n"
+
+
+def read_scripts() -> list[str]:
+    """The viewer's files, in the order in which they can be joined."""
+    return [read_asset(f"{name}.js") for name in SCRIPT_NAMES]
+
+
+def join_scripts(scripts: Sequence[str]) -> str:
+    """Modules as one that exports nothing."""
+    text = "\n".join(re.sub(r"^import [^;]*;\n", "", part, flags=re.MULTILINE) for part in scripts)
+    text = re.sub(r"^export default .*\n", "", text, flags=re.MULTILINE)
+    return re.sub(r"^export ", "", text, flags=re.MULTILINE)
+
+
+def build_style_sheet(*, include_page: bool = False) -> str:
+    """The style sheet; with that of a page of our own."""
+    return read_asset("page.css") + read_asset("viewer.css") if include_page else read_asset("viewer.css")

@@ -1,0 +1,122 @@
+"""The image that a model looked at: its file, and how the keys of a layer lie over it."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jumok.errors import InputError
+
+if TYPE_CHECKING:
+    from jumok.look.viewer.viewer_data import ViewerLayer
+
+ImageRegion = tuple[float, float, float, float]  # left, top, right, bottom
+WHOLE_IMAGE: ImageRegion = (0.0, 0.0, 1.0, 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class AttendedImage:
+    """The image whose patches are the keys: ``grid`` (rows, columns) of them, after ``num_prefix_keys`` other keys.
+
+    ``region`` says where in the picture the grid lies: its left, top, right and bottom as fractions of the
+    picture's width and height. A model that saw the middle third alone has ``(1/3, 0, 2/3, 1)``; one whose
+    picture was padded has an edge below 0 or above 1.
+    """
+
+    data: bytes  # a PNG, JPEG or WebP file
+    grid: tuple[int, int]
+    num_prefix_keys: int = 0
+    region: ImageRegion = WHOLE_IMAGE
+
+    def __post_init__(self) -> None:
+        if min(self.grid) < 1 or self.num_prefix_keys < 0:
+            raise InputError(
+                f"grid={self.grid}, first={self.num_prefix_keys} came; expected patches, as in (14, 14) and 1"
+            )
+        left, top, right, bottom = self.region
+        if not (np.isfinite(self.region).all() and left < min(right, 1) and top < min(bottom, 1)
+                and right > 0 and bottom > 0):  # fmt: skip
+            raise InputError(
+                f"part={self.region} came; expected the left, top, right and bottom of what the grid covers, "
+                "as fractions of the picture: all of it is (0, 0, 1, 1)"
+            )
+        self.media_type  # noqa: B018  says at once if it is no picture
+
+    @classmethod
+    def from_pixels(
+        cls,
+        pixels: NDArray[np.uint8],
+        grid: tuple[int, int],
+        num_prefix_keys: int = 0,
+        region: ImageRegion = WHOLE_IMAGE,
+    ) -> AttendedImage:
+        """From plain colours ``(height, width, 3)``."""
+        pixels = np.ascontiguousarray(pixels)
+        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
+            raise InputError(
+                f"pixels of {pixels.dtype} and shape {pixels.shape} came; expected uint8 (height, width, 3)"
+            )
+        height, width, _ = pixels.shape
+        lines = np.pad(pixels.reshape(height, -1), ((0, 0), (1, 0)))  # a zero before each: not filtered
+        head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+        parts = ((b"IHDR", head), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
+        chunks = (struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+                  for name, data in parts)  # fmt: skip
+        return cls(b"\x89PNG\r\n\x1a\n" + b"".join(chunks), grid, num_prefix_keys, region)
+
+    @property
+    def num_keys(self) -> int:
+        """How many keys a layer over the picture has."""
+        return self.num_prefix_keys + self.grid[0] * self.grid[1]
+
+    @property
+    def media_type(self) -> str:
+        if self.data.startswith(b"\x89PNG"):
+            return "image/png"
+        if self.data.startswith(b"\xff\xd8\xff"):
+            return "image/jpeg"
+        if self.data[:4] == b"RIFF" and self.data[8:12] == b"WEBP":
+            return "image/webp"
+        raise InputError("the picture is neither PNG nor JPEG nor WebP; expected the bytes of such a file")
+
+
+def matches_any_layer(image: AttendedImage, layers: Sequence[ViewerLayer]) -> bool:
+    """Whether the keys of a layer are the patches of the picture. The viewer (about.js) has the same rule."""
+    return any(
+        layer.shape[1] == image.num_keys and "causal" not in layer.kind and layer.kind != "channel"
+        for layer in layers
+    )
+
+
+def explain_no_match(image: AttendedImage, layers: Sequence[ViewerLayer]) -> str:
+    """Why no layer can be shown over the picture."""
+    tall, wide = image.grid
+    other = f" after {image.num_prefix_keys} other keys" * (image.num_prefix_keys > 0)
+    sizes = ", ".join(f"{layer.name} {layer.shape[1]} ({layer.kind})" for layer in layers[:8])
+    reason = (
+        f"a picture of {tall} × {wide} patches{other} came, {image.num_keys} keys in all, and the layers have "
+        f"these keys: {sizes}; expected a layer with {image.num_keys} that is neither causal nor over channels"
+    )
+    more = next((n for layer in layers if (n := layer.shape[1] - tall * wide) in range(1, 9)), None)
+    if more not in (None, image.num_prefix_keys):
+        reason += f". If {more} of the keys come before the patches, as a class token does, give first={more}"
+    return reason
+
+
+def image_to_json(image: AttendedImage) -> dict[str, Any]:
+    """The picture as plain JSON."""
+    data = base64.b64encode(image.data).decode()
+    source = f"data:{image.media_type};base64,{data}"
+    return {
+        "source": source,
+        "grid": list(image.grid),
+        "first": image.num_prefix_keys,
+        "part": list(image.region),
+    }

@@ -1,0 +1,188 @@
+"""The viewer in one file: open it anywhere, send it to anyone. It holds all it needs and fetches nothing.
+
+A file cannot compute, so it carries a fixed pyramid of tiles: of the heads that are chosen, from the whole
+map down to ``detail`` cells a side, or as many in all. Up to there every weight is in it (rounded to three
+digits); of a longer input it has pooled cells.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jumok.errors import InputError
+from jumok.files import atomic_write
+from jumok.look.viewer import assets
+from jumok.look.viewer.tiles import (
+    TILE_SIZE,
+    TileRequest,
+    find_coarsest_zoom,
+    find_finest_zoom,
+    iterate_tiles,
+)
+from jumok.look.viewer.viewer_data import (
+    ViewerData,
+    ViewerLayer,
+    answer_request,
+    as_viewer_data_tuple,
+    build_manifest,
+)
+
+__all__ = ["render_html", "save_html"]
+
+THUMBNAIL_SIZE, ALIGNMENT_SIZE = (
+    64,
+    512,
+)  # the cells of a small map and of an alignment of speech, as in static/tiles.js
+MAX_BYTES = 96 << 20  # before compression; browsers take long over larger files
+
+HeadSelection = Mapping[str, Collection[int]]
+
+
+def save_html(
+    viewer_data: ViewerData | Sequence[ViewerData],
+    path: str | Path,
+    *,
+    heads: HeadSelection | None = None,
+    detail: int = 1024,
+) -> Path:
+    """Write one scene, or two to compare, to an HTML file, and give its path back.
+
+    ``heads`` maps names of layers to the heads that are kept; without it, all of all layers are.
+
+    >>> save(scene, "map.html", heads={"encoder.layer.3": [0, 5]})  # doctest: +SKIP
+    """
+    text = render_html(viewer_data, heads=heads, detail=detail)
+    with atomic_write(Path(path)) as part:
+        part.write_text(text, encoding="utf-8")
+    return Path(path)
+
+
+def render_html(
+    viewer_data: ViewerData | Sequence[ViewerData], *, heads: HeadSelection | None = None, detail: int = 1024
+) -> str:
+    """The same as a text."""
+    if detail < TILE_SIZE:
+        raise InputError(f"detail={detail} came; expected at least {TILE_SIZE} cells a side")
+    # A file cannot say anything anew.
+    chosen = [
+        replace(_select_heads(scene, heads), resynthesize=None) for scene in as_viewer_data_tuple(viewer_data)
+    ]
+    told = build_manifest(chosen)
+    for scene, about in zip(chosen, told["scenes"], strict=True):
+        for layer, lines in zip(scene.layers, about["layers"], strict=True):
+            lines["finest"] = _find_finest_zoom(layer, detail)
+    requests = list(_iterate_requests(chosen, detail))
+    _check_size(requests)
+    index: dict[str, tuple[int, int]] = {}
+    data = bytearray()
+    for request in requests:
+        packed = zlib.compress(answer_request(chosen, request), 9)
+        index[request.key] = (len(data), len(packed))
+        data += packed
+    return _render_page(told, index, bytes(data))
+
+
+def _iterate_requests(viewer_data: Sequence[ViewerData], detail: int) -> Iterator[TileRequest]:
+    """All that the viewer may ask of a file."""
+    for number, scene in enumerate(viewer_data):
+        for place, layer in enumerate(scene.layers):
+            queries, keys = layer.shape
+            whole: dict[str, Any] = {"rows": (0, queries), "cols": (0, keys)}
+            last = max(map(find_coarsest_zoom, layer.shape))
+            for head in (*layer.heads, *((None,) if len(layer.heads) > 1 else ())):
+                at: dict[str, Any] = {"scene": number, "layer": place, "head": head}
+                for zoom in range(_find_finest_zoom(layer, detail), last + 1):
+                    for rows, cols in iterate_tiles(layer.shape, zoom):
+                        yield TileRequest(**at, rows=rows, cols=cols)
+                yield TileRequest(**at, **whole, quantity="received")
+                if head is not None:
+                    yield TileRequest(**at, **whole, size=THUMBNAIL_SIZE)
+                if scene.speech is not None:
+                    yield TileRequest(**at, **whole, size=ALIGNMENT_SIZE)
+
+
+def _find_finest_zoom(layer: ViewerLayer, detail: int) -> int:
+    if layer.shape[0] * layer.shape[1] <= detail * detail:  # few words of a long text, or of many places
+        return 0
+    return max(find_finest_zoom(length, detail) for length in layer.shape)
+
+
+def _select_heads(viewer_data: ViewerData, heads: HeadSelection | None) -> ViewerData:
+    """The scene with only the chosen heads."""
+    if heads is None:
+        return viewer_data
+    known = {layer.name: layer for layer in viewer_data.layers}
+    for name, numbers in heads.items():
+        if name not in known:
+            raise InputError(f"no layer is called {name!r}; there are: {', '.join(known)}")
+        unknown = sorted(set(numbers) - set(known[name].heads))
+        if unknown or not numbers:
+            raise InputError(
+                f"heads {unknown or list(numbers)} of {name} were asked for; "
+                f"it has {known[name].heads[0]} to {known[name].heads[-1]}"
+            )
+    layers = tuple(
+        replace(layer, heads=tuple(sorted(set(heads[layer.name]))))
+        for layer in viewer_data.layers
+        if layer.name in heads
+    )
+    return viewer_data.with_layers(layers)
+
+
+def _check_size(requests: Sequence[TileRequest]) -> None:
+    size = sum(
+        2 * min(r.size, r.rows[1] - r.rows[0]) * min(r.size, r.cols[1] - r.cols[0])
+        for r in requests
+        if r.quantity == "map"
+    )
+    if size > MAX_BYTES:
+        raise InputError(
+            f"the file would hold {size / 2**20:,.0f} MiB of numbers, more than {MAX_BYTES >> 20}; choose "
+            'some heads, as in heads={"layer name": [0, 3]}, or a smaller detail (1024 by default)'
+        )
+
+
+def _render_page(manifest: Mapping[str, Any], index: Mapping[str, tuple[int, int]], data: bytes) -> str:
+    script, style = assets.build_script("boot_file"), assets.build_style_sheet(include_page=True)
+    if "</script" in script.lower() or "</style" in style.lower():
+        raise AssertionError("the viewer's own files would end their element")
+    # Nothing may be loaded, and of scripts and styles only these two run.
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{_compute_sha256(script)}'; style-src 'sha256-{_compute_sha256(style)}'; "
+        "img-src data: blob:; media-src blob:; base-uri 'none'; form-action 'none'"
+    )
+    title = html.escape(str(manifest["title"]) or "jumok")
+    return f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{title} · jumok</title>
+<style>{style}</style>
+<body>
+<main id="viewer"></main>
+<noscript>This map is drawn by a script in this file; please allow it to run.</noscript>
+<script type="application/json" id="manifest">{_encode_json(manifest)}</script>
+<script type="application/json" id="index">{_encode_json(index)}</script>
+<script type="text/plain" id="numbers">{base64.b64encode(data).decode()}</script>
+<script type="module">{script}</script>
+</body>
+</html>
+"""
+
+
+def _encode_json(value: object) -> str:
+    """JSON that cannot end the element it stands in, whatever a token holds."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _compute_sha256(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,188 @@
+"""What travels between Python and the viewer: small requests one way, packed numbers the other way.
+
+A map of any size is shown like a street map. At zoom ``z`` a cell covers ``2**z`` rows and columns, and a
+tile is ``TILE_SIZE × TILE_SIZE`` cells. Along an axis of n tokens tiles begin at 0, span, 2·span, …, but the last
+one ends at n and may overlap the one before: all cells of a zoom cover equally many tokens, none is cut::
+
+    n = 700, z = 1      [0 ......................... 512)
+                                  [188 ....................... 700)
+
+The packed form is 16 bytes (rows, columns and kind as uint32, the scale as float32, all little-endian) and
+the cells, row after row. A weight is its cell times the scale. Kind 0 has cells of float16, scaled so that
+the largest is 32,768 (a relative error of at most 5e-4 over eight decades); kind 1 has float32, as they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jumok.errors import InputError
+
+__all__ = [
+    "TILE_SIZE",
+    "FloatArray",
+    "TileRequest",
+    "find_coarsest_zoom",
+    "find_finest_zoom",
+    "iterate_tiles",
+    "list_tile_spans",
+    "pack",
+    "unpack",
+]
+
+TILE_SIZE = 256  # cells along a side
+MAX_CELLS = 1 << 21  # of one answer: 8 MiB in float32
+HEADER = struct.Struct("<IIIf")
+FLOAT16_PEAK = 32768.0  # where the largest cell of a float16 answer is put
+
+FloatArray: TypeAlias = NDArray[np.float32]
+TokenSpan: TypeAlias = tuple[int, int]
+Quantity: TypeAlias = Literal["map", "weights", "received"]
+
+
+@dataclass(frozen=True)
+class TileRequest:
+    """A rectangle of one head of one layer, and in what form it is wanted.
+
+    ``map`` gives pooled cells, at most ``size`` along each axis (a cell is the mean over its queries of the
+    weight on all of its keys); ``weights`` every weight of the rectangle; ``received`` the mean over all
+    queries of the weight on each of the columns. ``head`` None is the mean over the heads.
+    """
+
+    layer: int
+    head: int | None
+    rows: TokenSpan
+    cols: TokenSpan
+    size: int = TILE_SIZE
+    quantity: Quantity = "map"
+    data_index: int = 0
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> TileRequest:
+        """From what a browser sent: numbers, or texts that are numbers.
+
+        >>> Request.read({"layer": "0", "head": "2", "rows": "0,5", "cols": "0,7"}).rows
+        (0, 5)
+        """
+        what = values.get("what", "map")
+        if what not in get_args(Quantity):
+            raise InputError(
+                f"what={_shorten_repr(what)} came; expected one of {', '.join(get_args(Quantity))}"
+            )
+        head = values.get("head")
+        return cls(
+            layer=_parse_int(values, "layer"),
+            head=None if head is None or head in ("", "mean") else _parse_int(values, "head"),
+            rows=_parse_span(values, "rows"),
+            cols=_parse_span(values, "cols"),
+            size=_parse_int(values, "size", TILE_SIZE),
+            quantity=what,
+            data_index=_parse_int(values, "scene", 0),
+        )
+
+    @property
+    def key(self) -> str:
+        """The name of this answer in a saved file; the viewer makes the same."""
+        head = "mean" if self.head is None else self.head
+        (r0, r1), (c0, c1) = self.rows, self.cols
+        return f"{self.quantity}/{self.data_index}/{self.layer}/{head}/{r0}-{r1}/{c0}-{c1}/{self.size}"
+
+    def check(self, shape: tuple[int, int]) -> None:
+        """That the rectangle lies within a map of this shape, and that the answer is of a decent size."""
+        for name, (first, last), end in (("rows", self.rows, shape[0]), ("cols", self.cols, shape[1])):
+            if not 0 <= first < last <= end:
+                raise InputError(
+                    f"{name}={first},{last} came; expected two numbers first < last within 0,{end}"
+                )
+        if not 1 <= self.size <= 1024:
+            raise InputError(f"size={self.size} came; expected 1 to 1024 cells a side")
+        cells = (self.rows[1] - self.rows[0]) * (self.cols[1] - self.cols[0])
+        if self.quantity == "weights" and cells > MAX_CELLS:
+            raise InputError(
+                f"{cells:,} weights were asked for; one answer has at most {MAX_CELLS:,}: "
+                "ask for a smaller rectangle, or for a map, which is pooled"
+            )
+
+
+def pack(cells: FloatArray, *, exact: bool = False) -> bytes:
+    """A two-dimensional array in the packed form, as float16 or exact as float32."""
+    rows, cols = cells.shape
+    if exact:
+        return HEADER.pack(rows, cols, 1, 1.0) + cells.astype("<f4").tobytes()
+    scale = float(cells.max(initial=0.0)) / FLOAT16_PEAK or 1.0
+    return HEADER.pack(rows, cols, 0, scale) + (cells / np.float32(scale)).astype("<f2").tobytes()
+
+
+def unpack(data: bytes) -> FloatArray:
+    """The way back.
+
+    >>> unpack(pack(np.array([[0.25, 0.75]], np.float32)))
+    array([[0.25, 0.75]], dtype=float32)
+    """
+    rows, cols, kind, scale = HEADER.unpack_from(data)
+    cells = np.frombuffer(data, "<f4" if kind else "<f2", offset=HEADER.size).reshape(rows, cols)
+    return cells.astype(np.float32) * np.float32(scale)
+
+
+def find_coarsest_zoom(length: int) -> int:
+    """The last zoom at which an axis still fills a tile; 0 where it never does."""
+    return max(0, (length // TILE_SIZE).bit_length() - 1)
+
+
+def find_finest_zoom(length: int, max_cells: int) -> int:
+    """The first zoom at which an axis has no more than so many cells (or the last one there is)."""
+    zoom = 0
+    while (length >> zoom) > max_cells and zoom < find_coarsest_zoom(length):
+        zoom += 1
+    return zoom
+
+
+def list_tile_spans(length: int, zoom: int) -> list[TokenSpan]:
+    """The first token and the one after the last of each tile along an axis.
+
+    >>> spans(700, 0), spans(700, 1)
+    ([(0, 256), (256, 512), (512, 700)], [(0, 512), (188, 700)])
+    """
+    zoom = min(zoom, find_coarsest_zoom(length))
+    span = min(TILE_SIZE << zoom, length)
+    firsts = range(0, length, span)
+    if zoom == 0:  # a cell is a token: the last tile just has fewer
+        return [(first, min(first + span, length)) for first in firsts]
+    return [(min(first, length - span), min(first + span, length)) for first in firsts]
+
+
+def iterate_tiles(shape: tuple[int, int], zoom: int) -> Iterator[tuple[TokenSpan, TokenSpan]]:
+    """The rows and columns of every tile of a map at a zoom."""
+    return itertools.product(list_tile_spans(shape[0], zoom), list_tile_spans(shape[1], zoom))
+
+
+def _parse_int(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = values.get(name, default)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and len(value) < 16 and value.isascii() and value.lstrip("-").isdigit():
+        return int(value)
+    raise InputError(f"{name}={_shorten_repr(value)} came; expected a whole number")
+
+
+def _parse_span(values: Mapping[str, Any], name: str) -> TokenSpan:
+    value = values.get(name)
+    ends = value.split(",") if isinstance(value, str) else value
+    if not isinstance(ends, list | tuple) or len(ends) != 2:
+        raise InputError(
+            f"{name}={_shorten_repr(value)} came; expected two whole numbers, as in {name}=0,256"
+        )
+    first, last = ({name: end} for end in ends)
+    return _parse_int(first, name), _parse_int(last, name)
+
+
+def _shorten_repr(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:39]}…"

@@ -1,0 +1,56 @@
+"""Pages of what models looked at: the viewer, for the last few requests that asked for it.
+
+Each has a name that nobody can guess, so that its address is all that is needed to see it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from jumok.look.viewer import page
+from jumok.look.viewer.viewer_data import ViewerData
+from jumok.serve.responses import build_error_response
+
+__all__ = ["AttentionPages"]
+
+TILE_CACHE_BYTES = 8 << 20  # tiles of each page
+
+
+class AttentionPages:
+    """An ASGI app to mount: ``NAME/`` is a viewer's page, with all that belongs to it."""
+
+    def __init__(self, max_pages: int, lifetime: float) -> None:
+        self.max_pages, self.lifetime = max_pages, lifetime
+        self._pages: OrderedDict[str, tuple[float, ASGIApp]] = OrderedDict()
+
+    def add(self, scenes: Sequence[ViewerData]) -> str:
+        """Keep these for a while; gives the name of their page."""
+        name = secrets.token_urlsafe(16)
+        self._pages[name] = (
+            time.monotonic() + self.lifetime,
+            page.build_app(scenes, cache_bytes=TILE_CACHE_BYTES),
+        )
+        self._remove_expired()
+        return name
+
+    def _remove_expired(self) -> None:
+        now = time.monotonic()
+        while self._pages and (
+            len(self._pages) > self.max_pages or next(iter(self._pages.values()))[0] < now
+        ):
+            self._pages.popitem(last=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._remove_expired()
+        root = scope.get("root_path", "")
+        name = scope["path"].removeprefix(root).strip("/").partition("/")[0]
+        if name not in self._pages:
+            told = f"there is no such page (any more): the last {self.max_pages} are kept, {self.lifetime:g} s each"
+            await build_error_response(404, told)(scope, receive, send)
+            return
+        await self._pages[name][1]({**scope, "root_path": f"{root}/{name}"}, receive, send)

@@ -1,0 +1,83 @@
+"""Request bodies: checked for their size, parsed, and validated by the schema of their task.
+
+Every step is bounded before it starts. Parsing creates one object for each item and validation may create one
+error for each, so the items are counted in the raw bytes first, which takes microseconds. Small bodies are
+parsed on the event loop, larger ones in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+
+from jumok.serve.request_handler import ClientDisconnectedError
+from jumok.tasks.api import RequestLimits, RequestTooLarge, TaskRequest
+
+__all__ = ["parse_request", "read_request"]
+
+JSON_MEDIA_TYPE = "application/json"
+MAX_ERRORS_SHOWN = 5  # errors of one request that are reported
+MAX_INLINE_PARSE_BYTES = 1 << 14  # bytes that are parsed on the event loop
+
+A = TypeVar("A", bound=TaskRequest)
+
+
+async def read_request(request: Request, schema: type[A], limits: RequestLimits, executor: Executor) -> A:
+    """The request, as its task's schema."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    is_json = media_type == JSON_MEDIA_TYPE or (
+        media_type.startswith("application/") and media_type.endswith("+json")
+    )
+    if not is_json and media_type not in schema.body_media_types:
+        expected = " or ".join((JSON_MEDIA_TYPE, *schema.body_media_types))
+        raise HTTPException(415, f"Content-Type: {media_type[:80] or 'none'} came; expected {expected}")
+    try:
+        body = await request.body()
+    except ClientDisconnect:
+        raise ClientDisconnectedError from None
+    if not body:
+        raise HTTPException(422, "the request is empty; its body is required")
+    if not is_json:
+        return _validate_payload(body, schema)
+    if len(body) <= MAX_INLINE_PARSE_BYTES:
+        return parse_request(body, schema, limits)
+    return await asyncio.get_running_loop().run_in_executor(executor, parse_request, body, schema, limits)
+
+
+def parse_request(body: bytes, schema: type[A], limits: RequestLimits) -> A:
+    """The request in a JSON body; HTTPException or TooMuch says what is wrong with it."""
+    items, most = sum(map(body.count, (b",", b"[", b"{"))), schema.max_items(limits)
+    if items > most:
+        raise RequestTooLarge(f"the request has {items:,} commas and brackets; {most:,} are taken at most")
+    try:
+        payload = json.loads(body)
+    except json.JSONDecodeError as error:
+        raise HTTPException(400, f"the request is no JSON: {error.msg}") from None
+    except (ValueError, RecursionError):  # bytes that are not UTF-8, huge numbers, deep nesting
+        raise HTTPException(400, "the request is no JSON that can be read here") from None
+    keys = len(payload) if isinstance(payload, dict) else 0
+    if keys > len(schema.model_fields) + MAX_ERRORS_SHOWN:  # validation would report each of them
+        known = ", ".join(schema.model_fields)
+        raise HTTPException(422, f"the request has {keys:,} keys; expected some of: {known}")
+    return _validate_payload(payload, schema)
+
+
+def _validate_payload(payload: object, schema: type[A]) -> A:
+    try:
+        return schema.model_validate(payload)
+    except ValidationError as error:
+        shown = error.errors(include_url=False, include_context=False, include_input=False)[:MAX_ERRORS_SHOWN]
+        raise HTTPException(422, "; ".join(map(_format_validation_error, shown))) from None
+
+
+def _format_validation_error(error: Any) -> str:
+    """One validation error, without the input, which may be anything."""
+    field = ".".join(str(part)[:80] for part in error["loc"])
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{field}: {message}" if field else message
