@@ -15,12 +15,18 @@ import pytest
 
 from jumok.cli import app as cli_app
 
-SMALL = ["model.width=8", "model.embedding=8", "text.size=400", "data.pairs=60", "data.held_out=11"]
+SMALL = [
+    "model.width=8",
+    "model.embedding_width=8",
+    "tokenizer.vocab_size=400",
+    "data.builtin_size=60",
+    "data.held_out_size=11",
+]
 SMALL += [
-    "train.tokens=256",
-    "train.steps=3",
+    "train.batch_tokens=256",
+    "train.max_steps=3",
     "train.device=cpu",
-    "train.average=0",
+    "train.average_checkpoints=0",
     "train.tensorboard=false",
 ]
 
@@ -220,7 +226,7 @@ def test_a_training_that_is_refused_touches_nothing(jumok: Callable[..., Said], 
     files = [home / "busy/recipe.yaml", *(home / "busy").glob("tokenizer*.json")]
     before = [path.read_bytes() for path in files]
     with lock_run_folder(home / "busy"):
-        said = jumok("train", "bahdanau", *SMALL, "train.seed=7", "text.lower=true", "--out", "busy")
+        said = jumok("train", "bahdanau", *SMALL, "train.seed=7", "tokenizer.lowercase=true", "--out", "busy")
     assert (said.status, "another process is training in busy" in said.err) == (1, True)
     assert [path.read_bytes() for path in files] == before
     (home / "foreign").mkdir()
@@ -271,7 +277,7 @@ def test_a_terminated_training_saves_and_goes_on(tmp_path: Path) -> None:
     """The real thing: a process, a signal, its status, and the same command again."""
     words = [sys.executable, "-m", "jumok", "train", "bahdanau", *SMALL, "train.log_every=1"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    long = [*words, "train.steps=100000", "train.epochs=null"]
+    long = [*words, "train.max_steps=100000", "train.max_epochs=null"]
     with subprocess.Popen(long, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
         metrics = tmp_path / "runs/bahdanau/metrics.jsonl"
         for _ in range(600):
@@ -283,7 +289,7 @@ def test_a_terminated_training_saves_and_goes_on(tmp_path: Path) -> None:
     assert process.returncode == 143
     steps = len(metrics.read_text().splitlines())
     assert steps
-    more = [*words, f"train.steps={steps + 5}", "train.epochs=null"]
+    more = [*words, f"train.max_steps={steps + 5}", "train.max_epochs=null"]
     done = subprocess.run(more, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "Going on after step" in done.stdout

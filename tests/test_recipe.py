@@ -50,7 +50,8 @@ def test_what_is_written_reads_as_the_same_recipe(tmp_path: Path) -> None:
 
 def test_overrides_are_yaml_and_come_in_order() -> None:
     recipe = load(
-        "bahdanau", ["train.steps=5", "train.learning_rate=2e-4", "train.steps=7", "data.train=[a, b]"]
+        "bahdanau",
+        ["train.max_steps=5", "train.learning_rate=2e-4", "train.max_steps=7", "data.train=[a, b]"],
     )
     assert (recipe.train.steps, recipe.train.learning_rate, recipe.data.train) == (7, 2e-4, ["a", "b"])
     assert load("bahdanau", ["model.attention=null"]).model.attention is None
@@ -71,7 +72,7 @@ def test_a_recipe_may_begin_from_another_one_beside_it(tmp_path: Path) -> None:
 
 def test_labels_take_the_place_of_the_recipes_labels(tmp_path: Path) -> None:
     labels = {"no": "negative", "yes": "positive"}
-    given = load("bert/sst2", ["data.train=mine.tsv", "data.labels={no: negative, yes: positive}"])
+    given = load("bert/sst2", ["data.train=mine.tsv", "data.label_names={no: negative, yes: positive}"])
     assert (given.data.labels, given.data.train) == (labels, "mine.tsv")
     mine = tmp_path / "mine.yaml"
     mine.write_text("base: bert/sst2\ndata:\n  labels: {no: negative, yes: positive}\n", encoding="utf-8")
@@ -89,14 +90,14 @@ WRONG = {
     "a typo in a key": (["model.widht=5"], ["model.widht", "did you mean model.width?"]),
     "a typo in a section": (["modle.width=5"], ["modle", "did you mean model?"]),
     "a key of nobody": (["train.quux=5"], ["train.quux", "known: ", "learning_rate"]),
-    "a word for a number": (["train.steps=many"], ["train.steps", "'many' came"]),
+    "a word for a number": (["train.max_steps=many"], ["train.steps", "'many' came"]),
     "another kind": (["model={kind: perceptron}"], ["model.kind", "'perceptron' came", "transformer"]),
     "no kind": (["model={kind: null}"], ["model.kind"]),
-    "values that do not go together": (["model.reverse=true"], ["model: ", "bidirectional"]),
+    "values that do not go together": (["model.reverse_source=true"], ["model: ", "bidirectional"]),
     "no pair": (["train.steps"], ["'train.steps'", "key=value"]),
     "no key": (["=5"], ["'=5'", "key=value"]),
     "another task": (["task=transalte"], ["task", "'transalte'", "translate"]),
-    "two things at once": (["model.widht=5", "train.steps=0"], ["model.widht", "train: steps=0"]),
+    "two things at once": (["model.widht=5", "train.max_steps=0"], ["model.widht", "train: steps=0"]),
 }
 
 

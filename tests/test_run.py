@@ -11,17 +11,19 @@ from jumok.run import FORMAT_VERSION, Run
 
 
 def test_a_new_run_can_be_opened(tmp_path: Path) -> None:
-    recipe = load("bahdanau", ["train.steps=5"])
+    recipe = load("bahdanau", ["train.max_steps=5"])
     made = Run.create_or_resume(tmp_path / "a" / "run", recipe)
     assert Run.open(made.folder).recipe == recipe
     assert (made.folder / "recipe.yaml").read_text(encoding="utf-8").startswith(f"format: {FORMAT_VERSION}\n")
 
 
 def test_the_same_recipe_resumes_and_may_go_on_longer(tmp_path: Path) -> None:
-    Run.create_or_resume(tmp_path / "run", load("bahdanau", ["train.steps=5"]))
+    Run.create_or_resume(tmp_path / "run", load("bahdanau", ["train.max_steps=5"]))
     begun(tmp_path / "run")
-    Run.create_or_resume(tmp_path / "run", load("bahdanau", ["train.steps=5"]))
-    longer = Run.create_or_resume(tmp_path / "run", load("bahdanau", ["train.steps=9", "train.device=cpu"]))
+    Run.create_or_resume(tmp_path / "run", load("bahdanau", ["train.max_steps=5"]))
+    longer = Run.create_or_resume(
+        tmp_path / "run", load("bahdanau", ["train.max_steps=9", "train.device=cpu"])
+    )
     assert Run.open(longer.folder).recipe.train.steps == 9
 
 

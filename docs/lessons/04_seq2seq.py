@@ -42,20 +42,23 @@ from jumok.tasks.translate.task import TranslationOptions
 torch.manual_seed(0)
 
 # %%
-SMALL = ["bahdanau/demo", "data.held_out=300", "text.size=1500", "model.width=128", "model.embedding=96",
-         "data.pairs=30000", "train.warmup=60"]  # fmt: skip
-LONG = [*SMALL, "train.steps=900", "train.validate_every=900"]
-SHORT = [*SMALL, "train.steps=450", "train.validate_every=450"]
-LUONG, ONE_WAY = ["model.query=current"], ["model.query=current", "model.bidirectional=false"]
+SMALL = ["bahdanau/demo", "data.held_out_size=300", "tokenizer.vocab_size=1500", "model.width=128", "model.embedding_width=96",
+         "data.builtin_size=30000", "train.warmup_steps=60"]  # fmt: skip
+LONG = [*SMALL, "train.max_steps=900", "train.validate_every=900"]
+SHORT = [*SMALL, "train.max_steps=450", "train.validate_every=450"]
+LUONG, ONE_WAY = (
+    ["model.attention_query=current"],
+    ["model.attention_query=current", "model.bidirectional=false"],
+)
 
 bahdanau, fixed, luong, luong_tanh, dot, general, concat = trained(
     bahdanau=LONG,
     fixed=[*LONG, "model.attention=null"],
-    luong=[*LONG, *LUONG, "model.score=general"],
-    luong_tanh=[*LONG, *ONE_WAY, "model.score=general", "model.readout=tanh"],
-    luong_dot=[*SHORT, *ONE_WAY, "model.score=dot"],
-    luong_general=[*SHORT, *ONE_WAY, "model.score=general"],
-    luong_concat=[*SHORT, *ONE_WAY, "model.score=concat"],
+    luong=[*LONG, *LUONG, "model.attention_score=general"],
+    luong_tanh=[*LONG, *ONE_WAY, "model.attention_score=general", "model.readout=tanh"],
+    luong_dot=[*SHORT, *ONE_WAY, "model.attention_score=dot"],
+    luong_general=[*SHORT, *ONE_WAY, "model.attention_score=general"],
+    luong_concat=[*SHORT, *ONE_WAY, "model.attention_score=concat"],
 )
 
 # %% [markdown] lang="en"

@@ -420,15 +420,15 @@ print(f"over all 72 heads, {mean:.0%} of the weight goes to [CLS] and [SEP]")
 # 그리고 새 문장의 조각마다 얼마나 확신하는지와 얼마나 자주 맞는지를 비교합니다. 둘이 일치하는 정도를 보정(calibration)이라고 합니다.
 
 # %%
-SMALL = ["transformer", "text.size=1000", "data.held_out=300", "model.width=64", "model.heads=4",
-         "model.feed_forward=256", "model.encoder_layers=2", "model.decoder_layers=2", "model.dropout=0", "train.epochs=null",
-         "train.steps=600", "train.tokens=1024", "train.warmup=100", "train.schedule=cosine", "train.learning_rate=3e-3",
-         "train.validate_every=600", "train.average=0"]  # fmt: skip
+SMALL = ["transformer", "tokenizer.vocab_size=1000", "data.held_out_size=300", "model.width=64", "model.num_heads=4",
+         "model.feed_forward_width=256", "model.encoder_layers=2", "model.decoder_layers=2", "model.dropout=0", "train.max_epochs=null",
+         "train.max_steps=600", "train.batch_tokens=1024", "train.warmup_steps=100", "train.schedule=cosine", "train.learning_rate=3e-3",
+         "train.validate_every=600", "train.average_checkpoints=0"]  # fmt: skip
 plain, smooth, by_heart, by_heart_smooth = trained(
-    many_0=[*SMALL, "data.pairs=3000", "model.smoothing=0"],
-    many_1=[*SMALL, "data.pairs=3000", "model.smoothing=0.1"],
-    few_0=[*SMALL, "data.pairs=500", "model.smoothing=0"],
-    few_1=[*SMALL, "data.pairs=500", "model.smoothing=0.1"],
+    many_0=[*SMALL, "data.builtin_size=3000", "model.label_smoothing=0"],
+    many_1=[*SMALL, "data.builtin_size=3000", "model.label_smoothing=0.1"],
+    few_0=[*SMALL, "data.builtin_size=500", "model.label_smoothing=0"],
+    few_1=[*SMALL, "data.builtin_size=500", "model.label_smoothing=0.1"],
 )
 pairs = plain.texts.test().examples
 

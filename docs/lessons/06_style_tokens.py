@@ -51,13 +51,16 @@ from jumok.models.layers.monotonic_attention import forward_attention
 torch.manual_seed(0)
 
 # %%
-SMALL = ["tacotron", "data.voices=1000", "model.refine=3", "model.refine_width=96", "model.style.tokens=6",
-         "model.style.heads=1", "model.style.channels=[8,16,32]", "train.learning_rate=3.5e-3", "train.tokens=1400"]  # fmt: skip
-FREE = ["model.forward_attention=false", "model.guided=0", "train.seed=2"]
-BRIEF, LONGER = ["train.steps=50", "train.warmup=25"], ["train.steps=150", "train.warmup=75"]
+SMALL = ["tacotron", "data.builtin_size=1000", "model.postnet_layers=3", "model.postnet_width=96", "model.style.num_tokens=6",
+         "model.style.num_heads=1", "model.style.conv_channels=[8,16,32]", "train.learning_rate=3.5e-3", "train.batch_tokens=1400"]  # fmt: skip
+FREE = ["model.forward_attention=false", "model.guided_attention_loss=0", "train.seed=2"]
+BRIEF, LONGER = (
+    ["train.max_steps=50", "train.warmup_steps=25"],
+    ["train.max_steps=150", "train.warmup_steps=75"],
+)
 voice, free, voice_50, voice_150, free_50, free_150 = trained(
-    voice=[*SMALL, "train.steps=1300", "train.validate_every=130"],
-    voice_free=[*SMALL, *FREE, "train.steps=600", "train.validate_every=100"],
+    voice=[*SMALL, "train.max_steps=1300", "train.validate_every=130"],
+    voice_free=[*SMALL, *FREE, "train.max_steps=600", "train.validate_every=100"],
     voice_50=[*SMALL, *BRIEF],
     voice_150=[*SMALL, *LONGER],
     voice_free_50=[*SMALL, *FREE, *BRIEF],

@@ -48,8 +48,8 @@ from jumok.metrics.pointing_game import score_pointing
 torch.manual_seed(0)
 
 # %%
-SMALL = ["captioner", "train.steps=700", "train.validate_every=700", "data.scenes=7000",
-         "data.held_out=1000", "decode.length_penalty=0"]  # fmt: skip
+SMALL = ["captioner", "train.max_steps=700", "train.validate_every=700", "data.builtin_size=7000",
+         "data.held_out_size=1000", "decode.length_penalty=0"]  # fmt: skip
 soft, hard = trained(caption_soft=SMALL, caption_hard=[*SMALL, "model.attention=hard"])
 test = soft.split("test").examples
 print(len(test), "scenes that neither has seen, such as")

@@ -51,7 +51,7 @@ same, apart, far_apart, han, early = trained(
     documents_apart=["selfattentive", "model.penalty=0.03"],
     documents_far_apart=["selfattentive", "model.penalty=0.3"],
     documents_levels=["hierarchical"],
-    documents_early=["hierarchical", "train.epochs=1"],
+    documents_early=["hierarchical", "train.max_epochs=1"],
 )
 readers = {
     "4 hops, penalty 0": same,

@@ -178,9 +178,9 @@ print(text[: text.index("\n\n", 300)])
 # 첫째에 이어지는 글인지입니다. 아래에서 평가에 쓰는 문장은 모두 학습에서 떼어 두었거나 새로 만든 이야기에서 나옵니다.
 
 # %%
-SMALL = ["bert", "data.train=runs/lessons/bert_data/stories.txt", "text.size=400", "model.width=96", "model.layers=2",
-         "model.heads=4", "model.feed_forward=384", "model.positions=64", "model.dropout=0", "masking.length=48", "train.epochs=null",
-         "train.steps=3000", "train.tokens=1024", "train.warmup=150", "train.learning_rate=3e-3", "train.validate_every=200"]  # fmt: skip
+SMALL = ["bert", "data.train=runs/lessons/bert_data/stories.txt", "tokenizer.vocab_size=400", "model.width=96", "model.layers=2",
+         "model.num_heads=4", "model.feed_forward_width=384", "model.positions=64", "model.dropout=0", "masking.sequence_length=48", "train.max_epochs=null",
+         "train.max_steps=3000", "train.batch_tokens=1024", "train.warmup_steps=150", "train.learning_rate=3e-3", "train.validate_every=200"]  # fmt: skip
 (bert,) = trained(bert=SMALL)
 print(f"{sum(p.numel() for p in bert.model.parameters()):,} weights, {bert.tokenizer.size} pieces")
 
@@ -599,12 +599,12 @@ for use in ("mood", "pair"):
     print(f"{use}: asked", *sets[use][2][0])
 
 # %%
-TABLE = ["data.text=text", "data.label=label", "data.labels=null"]
-RECIPES = {"mood": ["bert/sst2", *TABLE, "data.unescape=false", "model.adversarial=0"],
-           "pair": ["bert/mrpc", *TABLE, "data.pair=pair", "score.positive=null", "score.best=accuracy"],
+TABLE = ["data.text_column=text", "data.label_column=label", "data.label_names=null"]
+RECIPES = {"mood": ["bert/sst2", *TABLE, "data.unescape_treebank=false", "model.adversarial_epsilon=0"],
+           "pair": ["bert/mrpc", *TABLE, "data.pair_column=pair", "evaluation.positive_label=null", "evaluation.select_by=accuracy"],
            "tag": ["bert/conll2003"], "answer": ["bert/xquad-en", "data.longest=64"]}  # fmt: skip
-TUNED = ["from=runs/lessons/bert", "train.epochs=null", "train.steps=120", "train.validate_every=40", "train.tokens=800",
-         "train.learning_rate=5e-4", "train.warmup=20"]  # fmt: skip
+TUNED = ["from=runs/lessons/bert", "train.max_epochs=null", "train.max_steps=120", "train.validate_every=40", "train.batch_tokens=800",
+         "train.learning_rate=5e-4", "train.warmup_steps=20"]  # fmt: skip
 runs = {}
 for use, recipe in RECIPES.items():
     files = [

@@ -4,7 +4,7 @@ A recipe names a ``task`` and has the sections that this task knows (model, data
 begin from another one, ``base: transformer/multi30k-en-de``, and say only what differs. On the command line
 ``key=value`` overrides follow, the key dotted and the value in YAML::
 
-    jumok train transformer/multi30k-en-de train.steps=500 model.width=128
+    jumok train transformer/multi30k-en-de train.max_steps=500 model.width=128
 
 What does not fit is told by its key, and a key that nobody knows with the nearest one that is known.
 """
@@ -149,7 +149,7 @@ def merge_trees(base: RecipeTree, overrides: RecipeTree) -> RecipeTree:
 def apply_overrides(tree: RecipeTree, overrides: Sequence[str]) -> RecipeTree:
     """The recipe with ``key=value`` pairs from the command line.
 
-    >>> overridden({"train": {"steps": 5}}, ["train.steps=7", "data.train=[a.en, a.de]"])
+    >>> overridden({"train": {"steps": 5}}, ["train.max_steps=7", "data.train=[a.en, a.de]"])
     {'train': {'steps': 7}, 'data': {'train': ['a.en', 'a.de']}}
     """
     together: RecipeTree = {}
@@ -158,7 +158,7 @@ def apply_overrides(tree: RecipeTree, overrides: Sequence[str]) -> RecipeTree:
         key, equals, text = one.partition("=")
         keys = key.split(".")
         if not equals or not all(keys):
-            raise InputError(f"{one!r}: an override is key=value, as in train.steps=500")
+            raise InputError(f"{one!r}: an override is key=value, as in train.max_steps=500")
         try:
             value: Any = yaml.load(text, Loader=_StrictLoader)
         except yaml.YAMLError:

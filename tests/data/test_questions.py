@@ -87,7 +87,7 @@ def test_a_file_by_hand(tmp_path: Path, name: str) -> None:
             "an answer without text and answer_start",
             "it is {'text': '', 'answer_start': 3}",
         ),
-        (asked(), "a question without an answer", "data.unanswerable=true expects such questions"),
+        (asked(), "a question without an answer", "data.has_unanswerable=true expects such questions"),
         (asked(("Korea", 25), question=" "), "an empty question", ""),
         (asked(("Korea", 25), question=7), "a question that is no text", "it is 7"),
         ("no object", "an empty question", ""),

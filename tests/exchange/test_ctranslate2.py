@@ -199,7 +199,11 @@ def test_the_lines_of_the_docs_run(
 
 def test_two_vocabularies_and_a_run_without_its_data(tmp_path: Path) -> None:
     run = tasks_small.trained(
-        tmp_path / "run", "transformer", "text.joint=false", "model.tie=target", "model.norm=pre"
+        tmp_path / "run",
+        "transformer",
+        "tokenizer.shared_vocabulary=false",
+        "model.tie_embeddings=target",
+        "model.norm=pre",
     )
     told = export_formats.export_run(run, tmp_path / "there", "ctranslate2", compare=False)
     assert told == "It was not compared with its source."

@@ -27,13 +27,42 @@ from jumok.tasks.classify import task as classify_task
 from jumok.tasks.pretrain import task as pretrain_task
 
 COUNTING = "one two three four five six . seven eight nine ten eleven twelve ."
-BERT = ["model.width=16", "model.layers=2", "model.heads=2", "model.feed_forward=32", "model.positions=64"]
-BERT += ["masking.length=32", "text.size=120", "data.held_out=19", "train.tokens=512", "train.device=cpu"]
-BERT += ["train.epochs=null", "train.minutes=null", "train.steps=3", "train.warmup=2", "train.log_every=1"]
+BERT = [
+    "model.width=16",
+    "model.layers=2",
+    "model.num_heads=2",
+    "model.feed_forward_width=32",
+    "model.positions=64",
+]
+BERT += [
+    "masking.sequence_length=32",
+    "tokenizer.vocab_size=120",
+    "data.held_out_size=19",
+    "train.batch_tokens=512",
+    "train.device=cpu",
+]
+BERT += [
+    "train.max_epochs=null",
+    "train.max_minutes=null",
+    "train.max_steps=3",
+    "train.warmup_steps=2",
+    "train.log_every=1",
+]
 BERT += ["train.validate_every=3", "train.tensorboard=false"]
 
-WORDS = ["model.embedding=8", "model.width=8", "model.attention=8", "data.held_out=9", "train.device=cpu"]
-WORDS += ["train.tokens=1024", "train.epochs=1", "train.tensorboard=false", "train.validate_every=1000"]
+WORDS = [
+    "model.embedding_width=8",
+    "model.width=8",
+    "model.attention=8",
+    "data.held_out_size=9",
+    "train.device=cpu",
+]
+WORDS += [
+    "train.batch_tokens=1024",
+    "train.max_epochs=1",
+    "train.tensorboard=false",
+    "train.validate_every=1000",
+]
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +90,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     lines = [" ".join(chance.sample(COUNTING.split(), 9)) for _ in range(300)]
     text = "\n\n".join("\n".join(lines[n : n + 5]) for n in range(0, 300, 5))
     (root / "text.txt").write_text(text, encoding="utf-8")
-    words = recipe.load("hierarchical/default", [*WORDS, "data.documents=90"])
+    words = recipe.load("hierarchical/default", [*WORDS, "data.builtin_size=90"])
     made["words"] = Run.create_or_resume(root / "words", words)
     classify_task.train(made["words"], Console(quiet=True))
     run = Run.create_or_resume(root / "fill", recipe.load("bert", [*BERT, f"data.train={root / 'text.txt'}"]))
@@ -99,7 +128,7 @@ def captioner(tmp_path_factory: pytest.TempPathFactory) -> Any:
     root = tmp_path_factory.mktemp("captioner")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUMOK_CACHE", str(root / "cache"))
-        run = tasks_pictured.trained(root / "run", tasks_pictured.small("captioner", "data.scenes=20"))
+        run = tasks_pictured.trained(root / "run", tasks_pictured.small("captioner", "data.builtin_size=20"))
     return jumok.load(run.folder, "cpu")
 
 
@@ -119,7 +148,7 @@ def voice(tmp_path_factory: pytest.TempPathFactory) -> Any:
     root = tmp_path_factory.mktemp("voice")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUMOK_CACHE", str(root / "cache"))
-        run = tasks_spoken.trained(root / "run", tasks_spoken.small("tacotron", "data.held_out=5"))
+        run = tasks_spoken.trained(root / "run", tasks_spoken.small("tacotron", "data.held_out_size=5"))
     return jumok.load(run.folder, "cpu")
 
 

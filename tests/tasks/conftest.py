@@ -75,13 +75,13 @@ def word_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     folder = tmp_path_factory.mktemp("words")
     table = "".join(f"{one.source}\t{one.target}\n" for one in pairs(300, seed=1))
     (folder / "table.tsv").write_text(f"low\thigh\n{table}", encoding="utf-8")
-    words = ["text.kind=words", f"data.train={folder / 'table.tsv'}", "data.held_out=30"]
+    words = ["tokenizer.type=words", f"data.train={folder / 'table.tsv'}", "data.held_out_size=30"]
     there, back = ["data.source=low", "data.target=high"], ["data.source=high", "data.target=low"]
     return {
         "forth": trained(folder / "forth", "transformer", *words, *there),
         "back": trained(folder / "back", "transformer", *words, *back),
         "fixed": trained(folder / "fixed", "fixed", *words, *there),
-        "short": trained(folder / "short", "convolutional", *words, *there, "model.longest=12"),
+        "short": trained(folder / "short", "convolutional", *words, *there, "model.max_positions=12"),
     }
 
 

@@ -13,12 +13,24 @@ from jumok.tasks.translate import task as translate_task
 
 ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 GERMAN = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
-SMALL = ["text.kind=words", "text.size=40", "text.joint=true", "text.bytes=false", "data.held_out=30"]
-SMALL += ["model.width=32", "model.heads=2", "model.feed_forward=64", "model.encoder_layers=1"]
-SMALL += ["model.decoder_layers=2", "model.dropout=0", "train.device=cpu", "train.average=0"]
+SMALL = [
+    "tokenizer.type=words",
+    "tokenizer.vocab_size=40",
+    "tokenizer.shared_vocabulary=true",
+    "tokenizer.byte_fallback=false",
+    "data.held_out_size=30",
+]
+SMALL += ["model.width=32", "model.num_heads=2", "model.feed_forward_width=64", "model.encoder_layers=1"]
+SMALL += ["model.decoder_layers=2", "model.dropout=0", "train.device=cpu", "train.average_checkpoints=0"]
 # Smoothing would give a share to words that are never said: much of it, where there are few others.
-SMALL += ["model.smoothing=0"]
-SMALL += ["train.steps=200", "train.epochs=null", "train.minutes=null", "train.tokens=512", "train.warmup=30"]
+SMALL += ["model.label_smoothing=0"]
+SMALL += [
+    "train.max_steps=200",
+    "train.max_epochs=null",
+    "train.max_minutes=null",
+    "train.batch_tokens=512",
+    "train.warmup_steps=30",
+]
 SMALL += ["train.learning_rate=5e-3", "train.validate_every=200", "train.tensorboard=false"]
 
 

@@ -15,11 +15,22 @@ from jumok.run import Run
 from jumok.tasks.caption import task as caption_task
 
 QUIET = Console(quiet=True)
-SMALL = ["train.device=cpu", "train.average=0", "train.tensorboard=false", "train.epochs=null"]
-SMALL += ["train.steps=3", "train.warmup=1", "train.validate_every=3", "train.log_every=1", "train.tokens=64"]
+SMALL = [
+    "train.device=cpu",
+    "train.average_checkpoints=0",
+    "train.tensorboard=false",
+    "train.max_epochs=null",
+]
+SMALL += [
+    "train.max_steps=3",
+    "train.warmup_steps=1",
+    "train.validate_every=3",
+    "train.log_every=1",
+    "train.batch_tokens=64",
+]
 SIZES = {
-    "captioner": ["model.width=8", "model.embedding=8", "model.attention_width=8"],
-    "transformer": ["model.width=8", "model.heads=2", "model.feed_forward=16"],
+    "captioner": ["model.width=8", "model.embedding_width=8", "model.attention_width=8"],
+    "transformer": ["model.width=8", "model.num_heads=2", "model.feed_forward_width=16"],
 }
 
 

@@ -12,20 +12,31 @@ from jumok.run import Run
 from jumok.tasks.translate import task as translate_task
 
 # Small enough for a test; what a recipe is about stays as it is.
-SMALL = ["train.steps=3", "train.tokens=256", "train.validate_every=3", "train.log_every=1", "train.warmup=2"]
-SMALL += ["text.size=400", "train.device=cpu", "train.average=0", "train.tensorboard=false"]
+SMALL = [
+    "train.max_steps=3",
+    "train.batch_tokens=256",
+    "train.validate_every=3",
+    "train.log_every=1",
+    "train.warmup_steps=2",
+]
+SMALL += [
+    "tokenizer.vocab_size=400",
+    "train.device=cpu",
+    "train.average_checkpoints=0",
+    "train.tensorboard=false",
+]
 SIZES = {
-    "seq2seq": ["model.width=8", "model.embedding=8"],
+    "seq2seq": ["model.width=8", "model.embedding_width=8"],
     "convolutional": [
         "model.width=8",
-        "model.embedding=8",
+        "model.embedding_width=8",
         "model.encoder_layers=2",
         "model.decoder_layers=2",
     ],
     "transformer": [
         "model.width=8",
-        "model.heads=2",
-        "model.feed_forward=16",
+        "model.num_heads=2",
+        "model.feed_forward_width=16",
         "model.encoder_layers=2",
         "model.decoder_layers=2",
     ],
@@ -40,7 +51,7 @@ def small(name: str, *more: str) -> Any:
     """A recipe made small."""
     chosen = recipe.load(name)
     sizes = SIZES[chosen.model.kind]
-    return recipe.load(name, [*SMALL, *sizes, "data.pairs=60", "data.held_out=11", *more])
+    return recipe.load(name, [*SMALL, *sizes, "data.builtin_size=60", "data.held_out_size=11", *more])
 
 
 def trained(folder: Path, name: str, *more: str) -> Run:

@@ -15,13 +15,24 @@ from jumok.run import Run
 from jumok.tasks.speak import task as speak_task
 
 QUIET = Console(quiet=True)
-SMALL = ["train.device=cpu", "train.average=0", "train.tensorboard=false", "train.epochs=null"]
-SMALL += ["train.minutes=null", "train.steps=3", "train.warmup=1", "train.validate_every=3"]
-SMALL += ["train.log_every=1", "train.tokens=400", "train.precision=float32", "train.patience=0"]
-SMALL += ["data.voices=30", "decode.turns=2", "score.judges=1"]
-SIZES = ["model.embedding=8", "model.encoder=8", "model.banks=3", "model.prenet=[8, 8]", "model.width=8"]
-SIZES += ["model.attention_width=8", "model.refine_width=8", "model.filters=2", "model.kernel=3"]
-SIZES += ["model.style.channels=[2, 3, 4]", "model.style.width=8", "model.style.heads=2"]
+SMALL = [
+    "train.device=cpu",
+    "train.average_checkpoints=0",
+    "train.tensorboard=false",
+    "train.max_epochs=null",
+]
+SMALL += ["train.max_minutes=null", "train.max_steps=3", "train.warmup_steps=1", "train.validate_every=3"]
+SMALL += ["train.log_every=1", "train.batch_tokens=400", "train.precision=float32", "train.patience=0"]
+SMALL += ["data.builtin_size=30", "decode.griffin_lim_iterations=2", "evaluation.num_judges=1"]
+SIZES = [
+    "model.embedding_width=8",
+    "model.encoder_width=8",
+    "model.conv_bank_size=3",
+    "model.prenet_widths=[8, 8]",
+    "model.width=8",
+]
+SIZES += ["model.attention_width=8", "model.postnet_width=8", "model.location_filters=2", "model.kernel=3"]
+SIZES += ["model.style.conv_channels=[2, 3, 4]", "model.style.width=8", "model.style.num_heads=2"]
 
 
 def small(name: str, *more: str) -> Any:

@@ -185,7 +185,7 @@ def test_words_that_their_neighbours_change_are_counted_from_the_front() -> None
 def test_links_count_the_words_that_came_not_the_prepared_ones(tmp_path: Path) -> None:
     lines = [f"the dog{n}'s bone.\tl'os du chien{n}." for n in range(60)]
     (tmp_path / "t.tsv").write_text("en\tfr\n" + "".join(f"{line}\n" for line in lines), encoding="utf-8")
-    sides = ["data.source=en", "data.target=fr", "data.prepare=spelled-out", "data.held_out=5"]
+    sides = ["data.source=en", "data.target=fr", "data.preprocessing=spelled-out", "data.held_out_size=5"]
     run = trained(tmp_path / "run", "transformer", f"data.train={tmp_path / 't.tsv'}", *sides)
     loaded = translate_task.load(run, "cpu")
     text = _AlignmentText.from_text(loaded, "L'os du chien.", "target")

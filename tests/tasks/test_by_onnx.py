@@ -33,9 +33,15 @@ pytest.importorskip("onnxscript")
 
 QUIET = Console(quiet=True)
 FEW: dict[str, Any] = {"train": {"epochs": None, "steps": 3, "warmup": 1, "validate_every": 3}}
-WORDY = ["model.embedding=7", "model.width=5", "model.attention=11", "model.bigrams=50", "train.steps=3"]
-WORDY += ["train.device=cpu", "train.tensorboard=false", "data.documents=200", "data.held_out=20"]
-WORDY += ["train.epochs=null", "train.warmup=2", "train.validate_every=3"]
+WORDY = [
+    "model.embedding_width=7",
+    "model.width=5",
+    "model.attention=11",
+    "model.num_bigrams=50",
+    "train.max_steps=3",
+]
+WORDY += ["train.device=cpu", "train.tensorboard=false", "data.builtin_size=200", "data.held_out_size=20"]
+WORDY += ["train.max_epochs=null", "train.warmup_steps=2", "train.validate_every=3"]
 DOCUMENTS = ["Awful.", "", "The soup was awful. Overall the museum was splendid.\nI waited! " * 9, "well"]
 SLOW = pytest.mark.slow
 
@@ -60,10 +66,26 @@ def made(kind: str, folder: Path) -> tuple[Run, list[str]]:
         counts = [" ".join(filler(chance, 9)) for _ in range(100)]
         text = "\n\n".join(f"{one}.\none two three four five.\nsix {one}." for one in counts)
         (folder / "x.txt").write_text(text, encoding="utf-8")
-        small = ["model.width=8", "model.layers=2", "model.heads=2", "model.feed_forward=16", "text.size=150"]
-        small += ["model.positions=64", "masking.length=32", "data.held_out=9", "train.tokens=512"]
-        small += ["train.epochs=null", "train.minutes=null", "train.validate_every=2", "train.device=cpu"]
-        small += ["train.tensorboard=false", "train.warmup=1", "train.steps=2"]
+        small = [
+            "model.width=8",
+            "model.layers=2",
+            "model.num_heads=2",
+            "model.feed_forward_width=16",
+            "tokenizer.vocab_size=150",
+        ]
+        small += [
+            "model.positions=64",
+            "masking.sequence_length=32",
+            "data.held_out_size=9",
+            "train.batch_tokens=512",
+        ]
+        small += [
+            "train.max_epochs=null",
+            "train.max_minutes=null",
+            "train.validate_every=2",
+            "train.device=cpu",
+        ]
+        small += ["train.tensorboard=false", "train.warmup_steps=1", "train.max_steps=2"]
         small += [f"data.train={folder / 'x.txt'}"]
         run = Run.create_or_resume(folder / "run", recipe.load("bert/default", small))
         tasks.get_task_module("pretrain").train(run, QUIET)

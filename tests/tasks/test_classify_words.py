@@ -27,13 +27,13 @@ QUIET = Console(quiet=True)
 KINDS = ("selfattentive", "hierarchical")
 TEXT = "The soup was awful. Overall the museum was splendid. My sister waited near the film."
 SMALL = [
-    "model.embedding=32",
+    "model.embedding_width=32",
     "model.width=32",
-    "model.attention=32",
+    "model.attention_width=32",
     "model.dropout=0.1",
-    "train.tokens=1024",
+    "train.batch_tokens=1024",
 ]
-SMALL += ["train.learning_rate=1e-2", "train.warmup=20", "train.epochs=4", "train.device=cpu"]
+SMALL += ["train.learning_rate=1e-2", "train.warmup_steps=20", "train.max_epochs=4", "train.device=cpu"]
 SMALL += ["train.tensorboard=false", "train.validate_every=1000000"]
 
 
@@ -46,8 +46,8 @@ def trained(folder: Path, kind: str, *more: str) -> Run:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     folder = tmp_path_factory.mktemp("runs")
-    more = {"selfattentive": ["train.learning_rate=1.5e-2"], "hierarchical": ["train.epochs=3"]}
-    data = ["data.documents=1200", "data.held_out=100"]
+    more = {"selfattentive": ["train.learning_rate=1.5e-2"], "hierarchical": ["train.max_epochs=3"]}
+    data = ["data.builtin_size=1200", "data.held_out_size=100"]
     return {kind: trained(folder / kind, kind, *data, *more[kind]) for kind in KINDS}
 
 
@@ -167,8 +167,8 @@ def test_scenes_have_the_document_and_its_layers(reader: Any) -> None:
 
 
 def test_korean_in_pieces(tmp_path: Path) -> None:
-    more = ["data.train=decisive-words-ko", "data.documents=300", "data.held_out=40"]
-    more += ["text.kind=bpe", "text.size=700", "train.epochs=1"]
+    more = ["data.train=decisive-words-ko", "data.builtin_size=300", "data.held_out_size=40"]
+    more += ["tokenizer.type=bpe", "tokenizer.vocab_size=700", "train.max_epochs=1"]
     found = jumok.load(trained(tmp_path / "run", "selfattentive", *more).folder, "cpu")
     [one] = found.documents(["결국 박물관은 훌륭했다. 국물은 지루했다."])
     assert one.words == ("결국", "박물관은", "훌륭했다", ".", "국물은", "지루했다", ".")
@@ -181,9 +181,16 @@ def test_korean_in_pieces(tmp_path: Path) -> None:
 def test_pairs(tmp_path: Path) -> None:
     chance = random.Random(2)
     path = table(tmp_path / "pairs.tsv", "a\tb\tlabel", [pair(chance) for _ in range(300)])
-    more = [f"data.train={path}", "data.text=a", "data.pair=b", "data.held_out=40", "model.hops=2"]
+    more = [
+        f"data.train={path}",
+        "data.text_column=a",
+        "data.pair_column=b",
+        "data.held_out_size=40",
+        "model.num_hops=2",
+    ]
     found: Any = classify_task.load(
-        trained(tmp_path / "run", "selfattentive", *more, "train.epochs=6", "train.tokens=256"), "cpu"
+        trained(tmp_path / "run", "selfattentive", *more, "train.max_epochs=6", "train.batch_tokens=256"),
+        "cpu",
     )
     assert found.judge(found.use.test().examples).figures["accuracy"] > 0.9
     assert found.classify("the sad", "a lovely").label == "1"
@@ -198,15 +205,15 @@ def test_pairs(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="a hierarchical model reads one text"):
         trained(tmp_path / "other", "hierarchical", *more[:4])
     with pytest.raises(InputError, match=r"model\.pairs: true, but data\.pair"):
-        trained(tmp_path / "third", "selfattentive", "model.pairs=true")
+        trained(tmp_path / "third", "selfattentive", "model.text_pairs=true")
 
 
 def test_numbers_and_classes_that_are_numbers(tmp_path: Path) -> None:
     chance = random.Random(3)
     path = table(tmp_path / "numbers.tsv", "text\tscore", [number(chance) for _ in range(300)])
-    more = [f"data.train={path}", "data.label=score", "data.held_out=40"]
+    more = [f"data.train={path}", "data.label_column=score", "data.held_out_size=40"]
     found: Any = classify_task.load(
-        trained(tmp_path / "run", "hierarchical", *more, "data.regression=true", "train.epochs=8"), "cpu"
+        trained(tmp_path / "run", "hierarchical", *more, "data.regression=true", "train.max_epochs=8"), "cpu"
     )
     assert found.judge(found.use.test().examples).figures["spearman"] > 0.8
     assert found.documents([" ".join(GOOD)])[0].said == ()
@@ -214,7 +221,7 @@ def test_numbers_and_classes_that_are_numbers(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="says a number"):
         found.probabilities([[["a"]]])
     classes: Any = classify_task.load(
-        trained(tmp_path / "classes", "hierarchical", *more, "train.epochs=1"), "cpu"
+        trained(tmp_path / "classes", "hierarchical", *more, "train.max_epochs=1"), "cpu"
     )
     examples = classes.use.test().examples
     judged = classes.judge(examples)
@@ -225,8 +232,8 @@ def test_numbers_and_classes_that_are_numbers(tmp_path: Path) -> None:
 
 def test_words_begin_from_vectors(tmp_path: Path) -> None:
     (tmp_path / "some.vec").write_text("2 32\nlovely " + "0.5 " * 32 + "\nzebra " + "0.1 " * 32 + "\n")
-    more = [f"data.train={reviews(tmp_path)}", "data.held_out=20", f"vectors={tmp_path / 'some.vec'}"]
-    more += ["train.epochs=null", "train.steps=1", "train.warmup=0", "train.learning_rate=1e-9"]
+    more = [f"data.train={reviews(tmp_path)}", "data.held_out_size=20", f"vectors={tmp_path / 'some.vec'}"]
+    more += ["train.max_epochs=null", "train.max_steps=1", "train.warmup_steps=0", "train.learning_rate=1e-9"]
     console = Console(record=True, width=200)
     run = Run.create_or_resume(tmp_path / "run", recipe.load("selfattentive", [*SMALL, *more]))
     classify_task.train(run, console)
@@ -290,11 +297,11 @@ def test_an_unknown_label_and_a_data_set_that_is_not_there(tmp_path: Path) -> No
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_goes_on_and_refuses_other_data(kind: str, tmp_path: Path) -> None:
     path = reviews(tmp_path, 100)
-    more = [f"data.train={path}", "data.held_out=10", "train.epochs=null", "train.schedule=constant"]
-    more += ["model.bigrams=30"]
-    trained(tmp_path / "whole", kind, *more, "train.steps=24")
-    half = trained(tmp_path / "half", kind, *more, "train.steps=6")
-    trained(half.folder, kind, *more, "train.steps=24")
+    more = [f"data.train={path}", "data.held_out_size=10", "train.max_epochs=null", "train.schedule=constant"]
+    more += ["model.num_bigrams=30"]
+    trained(tmp_path / "whole", kind, *more, "train.max_steps=24")
+    half = trained(tmp_path / "half", kind, *more, "train.max_steps=6")
+    trained(half.folder, kind, *more, "train.max_steps=24")
     one, two = (
         classify_task.load(Run.open(tmp_path / name), "cpu").model.state_dict() for name in ("whole", "half")
     )
@@ -302,7 +309,7 @@ def test_a_run_goes_on_and_refuses_other_data(kind: str, tmp_path: Path) -> None
     assert one["bigrams.pairs"].unique().numel() > 20  # those of the data
     Path(path).write_text(Path(path).read_text() + "something new\t1\n", encoding="utf-8")
     with pytest.raises(InputError, match="the data has changed"):
-        trained(half.folder, kind, *more, "train.steps=25")
+        trained(half.folder, kind, *more, "train.max_steps=25")
 
 
 def test_word_dropout_hides_words_only_in_training(runs: dict[str, Run]) -> None:

@@ -32,8 +32,13 @@ def reviews(path: Path) -> dict[str, object]:
 def a_classifier_of_words(path: Path) -> Run:
     data = reviews(path)
     more = [f"data.{name}={value}" for name, value in data.items()]
-    small = ["model.width=8", "model.embedding=8", "train.device=cpu", "train.tensorboard=false"]
-    small += ["train.epochs=null", "train.steps=2", "train.warmup=1", "train.average=0"]
+    small = ["model.width=8", "model.embedding_width=8", "train.device=cpu", "train.tensorboard=false"]
+    small += [
+        "train.max_epochs=null",
+        "train.max_steps=2",
+        "train.warmup_steps=1",
+        "train.average_checkpoints=0",
+    ]
     run = Run.create_or_resume(path / "run", recipe.load("selfattentive", [*small, *more]))
     classify_task.train(run, tasks_pictured.QUIET)
     return run
@@ -45,7 +50,7 @@ MADE: dict[str, Callable[[Path], Run]] = {
     "words": a_classifier_of_words,
     "caption": lambda path: tasks_pictured.trained(path / "run", tasks_pictured.small("captioner")),
     "speak": lambda path: tasks_spoken.trained(
-        path / "run", tasks_spoken.small("tacotron", "data.held_out=5")
+        path / "run", tasks_spoken.small("tacotron", "data.held_out_size=5")
     ),
 }
 DAMAGE: dict[str, bytes | None] = {

@@ -199,8 +199,8 @@ def test_words_that_are_read_otherwise_than_their_text_are_told(tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", ["selfattentive", "hierarchical"])
 def test_real_models(kind: str, tmp_path: Path) -> None:
-    small = ["data.documents=150", "data.held_out=30", "train.epochs=1", "train.device=cpu"]
-    small += ["model.width=8", "model.embedding=8", "model.attention=8", "train.tensorboard=false"]
+    small = ["data.builtin_size=150", "data.held_out_size=30", "train.max_epochs=1", "train.device=cpu"]
+    small += ["model.width=8", "model.embedding_width=8", "model.attention=8", "train.tensorboard=false"]
     run = Run.create_or_resume(tmp_path / kind, recipe.load(kind, small))
     classify_task.train(run, QUIET)
     reader = classify_task.load(run, "cpu")

@@ -27,8 +27,20 @@ USES = {
     if recipe.read(path)["task"] in ("classify", "tag", "answer") and name.startswith("bert/")
 }
 SMALL = [f"model.{key}={value}" for key, value in MODEL.items() if "dropout" not in key]
-SMALL += ["model.positions=64", "from=null", "text.size=200", "data.longest=64", "data.held_out=20"]
-SMALL += ["train.epochs=null", "train.steps=3", "train.warmup=1", "train.tokens=512", "train.device=cpu"]
+SMALL += [
+    "model.positions=64",
+    "from=null",
+    "tokenizer.vocab_size=200",
+    "data.longest=64",
+    "data.held_out_size=20",
+]
+SMALL += [
+    "train.max_epochs=null",
+    "train.max_steps=3",
+    "train.warmup_steps=1",
+    "train.batch_tokens=512",
+    "train.device=cpu",
+]
 SMALL += ["train.tensorboard=false"]
 
 

@@ -25,7 +25,7 @@ from jumok.run import Run
 
 resource = pytest.importorskip("resource")
 
-TINY = [*SMALL, *SIZES["seq2seq"], "data.pairs=60", "data.held_out=11"]
+TINY = [*SMALL, *SIZES["seq2seq"], "data.builtin_size=60", "data.held_out_size=11"]
 TEXT = "this is an example\nthe sun is red\n"
 
 

@@ -27,9 +27,27 @@ from jumok.tasks.pretrain.data import PretrainingData, PretrainingDataConfig
 from jumok.tasks.pretrain.predictor import FillMaskOptions, compute_attention_maps
 
 QUIET = Console(quiet=True)
-SMALL = ["model.width=16", "model.layers=2", "model.heads=2", "model.feed_forward=32", "model.positions=64"]
-SMALL += ["masking.length=32", "text.size=200", "data.held_out=19", "train.tokens=512", "train.device=cpu"]
-SMALL += ["train.epochs=null", "train.minutes=null", "train.steps=3", "train.warmup=2", "train.log_every=1"]
+SMALL = [
+    "model.width=16",
+    "model.num_layers=2",
+    "model.num_heads=2",
+    "model.feed_forward_width=32",
+    "model.max_positions=64",
+]
+SMALL += [
+    "masking.sequence_length=32",
+    "tokenizer.vocab_size=200",
+    "data.held_out_size=19",
+    "train.batch_tokens=512",
+    "train.device=cpu",
+]
+SMALL += [
+    "train.max_epochs=null",
+    "train.max_minutes=null",
+    "train.max_steps=3",
+    "train.warmup_steps=2",
+    "train.log_every=1",
+]
 SMALL += ["train.validate_every=3", "train.tensorboard=false"]
 PRETRAINING = [
     name for name, path in recipe.list_builtin().items() if recipe.read(path)["task"] == "pretrain"
@@ -81,8 +99,13 @@ def small(folder: Path, data_sets: Path, *more: str, name: str = "bert") -> Run:
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory, data_sets: Path) -> Run:
     """A run that has learned to count."""
-    more = ["model.width=64", "model.feed_forward=128", "model.dropout=0", "masking.length=16"]
-    more += ["train.learning_rate=3e-3", "train.steps=300", "train.warmup=50", "train.validate_every=100"]
+    more = ["model.width=64", "model.feed_forward_width=128", "model.dropout=0", "masking.sequence_length=16"]
+    more += [
+        "train.learning_rate=3e-3",
+        "train.max_steps=300",
+        "train.warmup_steps=50",
+        "train.validate_every=100",
+    ]
     more += ["train.log_every=20"]
     run = small(tmp_path_factory.mktemp("runs") / "learned", data_sets, *more)
     pretrain_task.train(run, QUIET)
@@ -135,11 +158,11 @@ def test_it_learns(learned: Run) -> None:
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_numbers(data_sets: Path, tmp_path: Path) -> None:
-    more = ["train.schedule=constant", "train.validate_every=4", "train.tokens=2048"]
-    whole = small(tmp_path / "whole", data_sets, *more, "train.steps=8")
+    more = ["train.schedule=constant", "train.validate_every=4", "train.batch_tokens=2048"]
+    whole = small(tmp_path / "whole", data_sets, *more, "train.max_steps=8")
     pretrain_task.train(whole, QUIET)
     for steps in (3, 8):
-        parts = small(tmp_path / "parts", data_sets, *more, f"train.steps={steps}")
+        parts = small(tmp_path / "parts", data_sets, *more, f"train.max_steps={steps}")
         pretrain_task.train(parts, QUIET)
     one, other = (
         load_file(run.folder / "state" / "00000008" / "model.safetensors") for run in (whole, parts)
@@ -175,7 +198,11 @@ def test_documents_that_are_held_out_are_not_learned_from(tmp_path: Path) -> Non
 
 def test_the_vocabulary_may_be_anothers(learned: Run, data_sets: Path, tmp_path: Path) -> None:
     run = small(
-        tmp_path / "run", data_sets, f"text.folder={learned.folder}", "train.steps=1", "train.warmup=0"
+        tmp_path / "run",
+        data_sets,
+        f"tokenizer.pretrained={learned.folder}",
+        "train.max_steps=1",
+        "train.warmup_steps=0",
     )
     pretrain_task.train(run, QUIET)
     assert (run.folder / "tokenizer.json").read_text() == (learned.folder / "tokenizer.json").read_text()
@@ -284,13 +311,13 @@ def test_attention_is_shown(learned: Run, tmp_path: Path) -> None:
 
 
 def test_runs_are_compared_like_with_like(learned: Run, data_sets: Path, tmp_path: Path) -> None:
-    more = [f"text.folder={learned.folder}", "train.steps=1", "train.warmup=0"]
-    other = small(tmp_path / "other", data_sets, *more, "masking.length=16")
+    more = [f"tokenizer.pretrained={learned.folder}", "train.max_steps=1", "train.warmup_steps=0"]
+    other = small(tmp_path / "other", data_sets, *more, "masking.sequence_length=16")
     pretrain_task.train(other, QUIET)
     pretrain_task.compare([learned, other], "test", FillMaskOptions(), tmp_path / "out", "cpu", QUIET)
     told = json.loads((tmp_path / "out" / "test.json").read_text())
     assert told[str(learned.folder)]["loss"] < told[str(other.folder)]["loss"]
-    third = small(tmp_path / "third", data_sets, *more, "masking.length=24")
+    third = small(tmp_path / "third", data_sets, *more, "masking.sequence_length=24")
     pretrain_task.train(third, QUIET)
     with pytest.raises(InputError, match="another test masking"):
         pretrain_task.compare([learned, third], "test", FillMaskOptions(), tmp_path / "out", "cpu", QUIET)
@@ -334,12 +361,12 @@ def test_the_commands_know_the_task(
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["masking.length=65"], "masking.length=65 is more than model.positions=64"),
+        (["masking.sequence_length=65"], "masking.sequence_length=65 is more than model.max_positions=64"),
         (["model.pooler=false"], "a pooler"),
-        (["train.tokens=50"], r"train.tokens=50"),
-        (["text.size=5"], "size=5"),
-        (["masking.masked=2"], "masked=2"),
-        (["data.held_out=0"], "held_out=0"),
+        (["train.batch_tokens=50"], r"train.batch_tokens=50"),
+        (["tokenizer.vocab_size=5"], "size=5"),
+        (["masking.mask_probability=2"], "masked=2"),
+        (["data.held_out_size=0"], "held_out=0"),
     ],
 )
 def test_settings_that_do_not_go_together_are_told(overrides: list[str], told: str) -> None:
@@ -364,10 +391,15 @@ def test_too_little_text_is_told(tmp_path: Path) -> None:
 
 def test_a_pretrained_model_goes_on_with_other_text(learned: Run, data_sets: Path, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text(text(count=100, seed=2))
-    sizes = ["model.width=64", "model.feed_forward=128", "masking.length=16"]
-    more = [*sizes, f"from={learned.folder}", f"data.train={tmp_path / 'other.txt'}", "data.held_out=10"]
+    sizes = ["model.width=64", "model.feed_forward_width=128", "masking.sequence_length=16"]
+    more = [*sizes, f"from={learned.folder}", f"data.train={tmp_path / 'other.txt'}", "data.held_out_size=10"]
     run = small(
-        tmp_path / "on", data_sets, *more, "train.learning_rate=1e-12", "train.steps=2", "train.warmup=1"
+        tmp_path / "on",
+        data_sets,
+        *more,
+        "train.learning_rate=1e-12",
+        "train.max_steps=2",
+        "train.warmup_steps=1",
     )
     pretrain_task.train(run, QUIET)
     before, after = pretrain_task.load(learned, "cpu"), pretrain_task.load(run, "cpu")
@@ -397,9 +429,14 @@ def test_an_embedding_with_more_rows_than_pieces_is_taken_over(
     )
     export_bert(larger, pieces, tmp_path / "hf")
     (tmp_path / "other.txt").write_text(text(count=100, seed=2))
-    more = ["model.width=64", "model.feed_forward=128", "masking.length=16", f"from={tmp_path / 'hf'}"]
-    more += [f"data.train={tmp_path / 'other.txt'}", "data.held_out=10", "train.learning_rate=1e-12"]
-    run = small(tmp_path / "on", data_sets, *more, "train.steps=2", "train.warmup=1")
+    more = [
+        "model.width=64",
+        "model.feed_forward_width=128",
+        "masking.sequence_length=16",
+        f"from={tmp_path / 'hf'}",
+    ]
+    more += [f"data.train={tmp_path / 'other.txt'}", "data.held_out_size=10", "train.learning_rate=1e-12"]
+    run = small(tmp_path / "on", data_sets, *more, "train.max_steps=2", "train.warmup_steps=1")
     pretrain_task.train(run, QUIET)
     after = pretrain_task.load(run, "cpu")
     assert after.model.bert.word_embedding.num_embeddings == rounded
@@ -429,16 +466,21 @@ def test_with_dropout_short_sequences_are_packed(
 ) -> None:
     pytest.importorskip("triton", reason="dropout is fast with Triton")
     monkeypatch.setattr(gpu_support, "get_gpu_properties", lambda device: GPUProperties((9, 0), 232_448))
-    sizes = [f"model.width={width}", "model.heads=2", f"model.positions={length}", f"masking.length={length}"]
-    chosen = recipe.load("bert", [*SMALL, *sizes, "train.tokens=512", "model.attention_dropout=0.1"])
+    sizes = [
+        f"model.width={width}",
+        "model.num_heads=2",
+        f"model.max_positions={length}",
+        f"masking.sequence_length={length}",
+    ]
+    chosen = recipe.load("bert", [*SMALL, *sizes, "train.batch_tokens=512", "model.attention_dropout=0.1"])
     assert pretrain_task._use_packing(chosen, torch.device("cuda")) is packed
 
 
 def test_packed_batches_are_learned_from_on_any_device(data_sets: Path, tmp_path: Path) -> None:
     losses = []
     for packed in ("true", "false"):
-        run = small(tmp_path / packed, data_sets, f"data.packed={packed}", "train.steps=1", "train.warmup=0",
-                    "train.tokens=65536", "model.dropout=0")  # fmt: skip
+        run = small(tmp_path / packed, data_sets, f"data.packing={packed}", "train.max_steps=1", "train.warmup_steps=0",
+                    "train.batch_tokens=65536", "model.dropout=0")  # fmt: skip
         pretrain_task.train(run, QUIET)
         losses.append(metrics(run)[0]["loss"])
     assert DocumentStore.open(run.folder / "data" / "train").skipped.total == 0

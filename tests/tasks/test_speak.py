@@ -47,7 +47,11 @@ from jumok.tasks.speak.wav_writer import WavWriter
 
 pytest.importorskip("librosa")
 pytest.importorskip("soundfile")
-TABLE = ["sound={rate: 8000, fft: 512, hop: 100, window: 400, mels: 40}", "model.mels=40", "data.held_out=3"]
+TABLE = [
+    "sound={rate: 8000, fft: 512, hop: 100, window: 400, mels: 40}",
+    "model.n_mels=40",
+    "data.held_out_size=3",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +64,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run that has learned next to nothing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUMOK_CACHE", str(tmp_path_factory.getbasetemp() / "sounds"))
-        return trained(tmp_path_factory.mktemp("voice") / "run", small("tacotron", "data.held_out=5"))
+        return trained(tmp_path_factory.mktemp("voice") / "run", small("tacotron", "data.held_out_size=5"))
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +103,9 @@ def test_a_validation_tells_whether_it_reads_and_whether_styles_do_something(run
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     more = ["train.schedule=constant", "train.validate_every=2"]
-    straight = trained(tmp_path / "one", small("tacotron", *more, "train.steps=4"))
-    trained(tmp_path / "two", small("tacotron", *more, "train.steps=2"))
-    stopped = trained(tmp_path / "two", small("tacotron", *more, "train.steps=4"))
+    straight = trained(tmp_path / "one", small("tacotron", *more, "train.max_steps=4"))
+    trained(tmp_path / "two", small("tacotron", *more, "train.max_steps=2"))
+    stopped = trained(tmp_path / "two", small("tacotron", *more, "train.max_steps=4"))
     last = "state/00000004/model.safetensors"
     one, two = (load_file(each.folder / last) for each in (straight, stopped))
     assert one.keys() == two.keys()
@@ -127,9 +131,9 @@ def test_where_symbols_are_spoken_is_found_in_mels_and_learned_from(
 
     monkeypatch.setattr(speak_task, "SpeechBatcher", Utterances)
     monkeypatch.setattr(forced_alignment, "align_recordings", found)
-    asked = [f"data.train={table}", "data.test=null", *TABLE, "model.placed=0.1"]
-    asked += ["sound.linear=true", "model.linear=257"]
-    run = trained(tmp_path / "run", small("tacotron/fsdd", *asked, "train.steps=3"))
+    asked = [f"data.train={table}", "data.test=null", *TABLE, "model.alignment_loss=0.1"]
+    asked += ["audio.linear_spectrogram=true", "model.linear_bins=257"]
+    run = trained(tmp_path / "run", small("tacotron/fsdd", *asked, "train.max_steps=3"))
     shapes, places = given["shapes"], given["places"]
     assert {width for _, width in shapes} == {40}  # type: ignore[attr-defined]
     assert [len(one) for one in places] == [frames for frames, _ in shapes]  # type: ignore[attr-defined]
@@ -137,18 +141,23 @@ def test_where_symbols_are_spoken_is_found_in_mels_and_learned_from(
     kept = run.folder / "data" / "places.npy"
     np.save(kept, np.load(kept)[:-1])
     with pytest.raises(InputError, match="the data has changed since"):
-        trained(run.folder, small("tacotron/fsdd", *asked, "train.steps=3"))
+        trained(run.folder, small("tacotron/fsdd", *asked, "train.max_steps=3"))
     kept.write_bytes(b"")
     with pytest.raises(InputError, match=r"places\.npy, which a training begins with, cannot be read"):
-        trained(run.folder, small("tacotron/fsdd", *asked, "train.steps=3"))
+        trained(run.folder, small("tacotron/fsdd", *asked, "train.max_steps=3"))
 
 
 def test_where_symbols_are_is_found_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    more = ["model.placed=0.1", "train.schedule=constant", "train.validate_every=2", "train.log_every=1"]
-    straight = trained(tmp_path / "one", small("tacotron", *more, "train.steps=4"))
-    trained(tmp_path / "two", small("tacotron", *more, "train.steps=2"))
+    more = [
+        "model.alignment_loss=0.1",
+        "train.schedule=constant",
+        "train.validate_every=2",
+        "train.log_every=1",
+    ]
+    straight = trained(tmp_path / "one", small("tacotron", *more, "train.max_steps=4"))
+    trained(tmp_path / "two", small("tacotron", *more, "train.max_steps=2"))
     monkeypatch.delattr(forced_alignment, "align_recordings")
-    stopped = trained(tmp_path / "two", small("tacotron", *more, "train.steps=4"))
+    stopped = trained(tmp_path / "two", small("tacotron", *more, "train.max_steps=4"))
     one, two = (load_file(each.folder / "state/00000004/model.safetensors") for each in (straight, stopped))
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert all(told["placed"] > 0 for told in events(stopped, "train"))
@@ -171,7 +180,7 @@ def test_recordings_of_others_are_learned_from_and_broken_ones_named(tmp_path: P
     run = trained(tmp_path / "three", small("tacotron", *chosen, "data.on_error=skip"))
     assert "7.wav: a damaged recording" in (run.folder / "data" / "left_out.txt").read_text(encoding="utf-8")
     with pytest.raises(InputError, match=r"too long a recording .* and data\.longest is 0\.1"):
-        trained(tmp_path / "four", small("tacotron", *TABLE, f"data.train={table}", "data.longest=0.1"))
+        trained(tmp_path / "four", small("tacotron", *TABLE, f"data.train={table}", "data.max_seconds=0.1"))
 
 
 def test_of_few_texts_recordings_are_held_out_and_of_many_texts(tmp_path: Path, table: Path) -> None:
@@ -185,10 +194,16 @@ def test_of_few_texts_recordings_are_held_out_and_of_many_texts(tmp_path: Path, 
 
 
 def test_a_voice_without_styles_and_one_of_linear_spectra(tmp_path: Path) -> None:
-    plain = ["sound={rate: 8000, fft: 512, hop: 100, window: 400, mels: 40, linear: true}", "model.mels=40"]
+    plain = ["sound={rate: 8000, fft: 512, hop: 100, window: 400, mels: 40, linear: true}", "model.n_mels=40"]
     chosen = recipe.load(
         "tacotron",
-        [*small_without_style(), *plain, "model.linear=257", "model.attention=additive", "model.refine=0"],
+        [
+            *small_without_style(),
+            *plain,
+            "model.linear_bins=257",
+            "model.attention=additive",
+            "model.postnet_layers=0",
+        ],
     )
     voice = jumok.load(trained(tmp_path / "run", chosen).folder, "cpu")
     said = voice.say("one")
@@ -451,7 +466,7 @@ def test_an_evaluation_of_built_in_voices(run: Run) -> None:
 
 
 def test_runs_are_compared_by_how_far_they_are_from_the_recordings(run: Run, tmp_path: Path) -> None:
-    other = trained(tmp_path / "other", small("tacotron", "data.held_out=5", "train.seed=2"))
+    other = trained(tmp_path / "other", small("tacotron", "data.held_out_size=5", "train.seed=2"))
     speak_task.compare([run, other], "test", SpeechOptions(), tmp_path / "out", "cpu", Console(quiet=True))
     told = json.loads((tmp_path / "out" / "test.json").read_text(encoding="utf-8"))
     assert [one["low"] <= one["value"] == one["mcd"] <= one["high"] for one in told] == [True, True]
@@ -506,20 +521,23 @@ def test_every_recipe_of_recordings_trains_and_speaks(
 ) -> None:
     folder_of(tmp_path / "data" / "speech" / name, 30)
     monkeypatch.setenv("JUMOK_DATA", str(tmp_path / "data"))
-    run = trained(tmp_path / "run", small(f"tacotron/{name}", "data.held_out=3"))
+    run = trained(tmp_path / "run", small(f"tacotron/{name}", "data.held_out_size=3"))
     assert jumok.load(run.folder, "cpu").say("two").rate == run.recipe.sound.rate
 
 
 MISFITS = {
-    "mels": (["model.mels=40"], "give both the same"),
-    "linear": (["sound.linear=true"], "model.linear=0, but sound has 80 mels and 513 frequencies"),
-    "hop": (["sound.hop=2000"], "each is at most the next one"),
+    "mels": (["model.n_mels=40"], "give both the same"),
+    "linear": (
+        ["audio.linear_spectrogram=true"],
+        "model.linear_bins=0, but sound has 80 mels and 513 frequencies",
+    ),
+    "hop": (["audio.hop_length=2000"], "each is at most the next one"),
     "a typo": (["sound.ratte=1"], "did you mean sound.rate"),
-    "numbers": (["text.numbers=fr"], "text.numbers"),
-    "best": (["score.best=bleu"], "score.best"),
-    "pause": (["decode.pause=-1"], "0 or more"),
-    "few mels": (["model.mels=13", "sound.mels=13"], "more than 13 are expected"),
-    "voices": (["data.voices=0"], "more than 0 is expected"),
+    "numbers": (["text.number_language=fr"], "text.numbers"),
+    "best": (["evaluation.select_by=bleu"], "score.best"),
+    "pause": (["decode.pause_seconds=-1"], "0 or more"),
+    "few mels": (["model.n_mels=13", "audio.n_mels=13"], "more than 13 are expected"),
+    "voices": (["data.builtin_size=0"], "more than 0 is expected"),
 }
 
 
@@ -558,10 +576,10 @@ def test_styles_are_learned_from_others_of_the_same_speaker(
 
     monkeypatch.setattr(speak_task, "SpeechBatcher", Utterances)
     asked = [f"data.train={table}", "data.test=null", *TABLE]
-    trained(tmp_path / "own", small("tacotron/fsdd", *asked, "data.reference=[]"))
+    trained(tmp_path / "own", small("tacotron/fsdd", *asked, "data.style_reference=[]"))
     assert set(map(type, made)) == {type(None)}
     made.clear()
-    trained(tmp_path / "other", small("tacotron/fsdd", *asked, "data.reference=[speaker, emotion]"))
+    trained(tmp_path / "other", small("tacotron/fsdd", *asked, "data.style_reference=[speaker, emotion]"))
     [manners] = [one for one in made if one is not None]  # validation listens to each itself
     assert set(manners) == {f"speaker {n}\n{mood}" for n in range(3) for mood in ("sad", "merry")}
 

@@ -95,7 +95,7 @@ def test_a_long_sentence_is_tagged_in_windows(run: Run) -> None:
 def test_a_long_sentence_is_refused_if_the_recipe_says_so(run: Run) -> None:
     reader = tag_task.load(run, "cpu")
     reader.task.recipe = replace(run.recipe, data=replace(run.recipe.data, long="refuse"))
-    with pytest.raises(InputError, match=r"line 2: a sentence that is too long .*data.long=window"):
+    with pytest.raises(InputError, match=r"line 2: a sentence that is too long .*data.on_overflow=window"):
         list(reader.predict(["fine", "film " * 60], NBestOptions()))
 
 

@@ -248,7 +248,7 @@ def test_text_that_is_spelled_out_is_so_on_every_side(tmp_path: Path) -> None:
 
 def test_own_data_trains(tmp_path: Path) -> None:
     write_pairs(tmp_path / "my.tsv")
-    run = trained(tmp_path / "run", "bahdanau", f"data.train={tmp_path / 'my.tsv'}", "data.held_out=5")
+    run = trained(tmp_path / "run", "bahdanau", f"data.train={tmp_path / 'my.tsv'}", "data.held_out_size=5")
     assert isinstance(translate_task.load(run, "cpu").translate("word 3").translation, str)
 
 
@@ -263,7 +263,12 @@ def test_word_vectors_are_where_the_embeddings_begin(tmp_path: Path) -> None:
     (tmp_path / "words.vec").write_text("1 8\nking " + " ".join(["0.5"] * 8) + "\n", encoding="utf-8")
     run = Run.create_or_resume(
         tmp_path / "run",
-        small("bahdanau", "text.kind=words", f"vectors.source={tmp_path / 'words.vec'}", "data.pairs=900"),
+        small(
+            "bahdanau",
+            "tokenizer.type=words",
+            f"word_vectors.source={tmp_path / 'words.vec'}",
+            "data.builtin_size=900",
+        ),
     )
     translate_task._prepare_data(run, TranslationData(run.recipe.data, run.folder), QUIET)
     tokenizers = translate_task.TokenizerPair.load(run.folder)
@@ -277,9 +282,9 @@ def test_word_vectors_are_where_the_embeddings_begin(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_to_the_same_weights_as_one_never_stopped(tmp_path: Path) -> None:
-    whole = trained(tmp_path / "whole", "bahdanau", "train.steps=6", "train.save_every=1")
-    trained(tmp_path / "broken", "bahdanau", "train.steps=2", "train.save_every=1")
-    broken = trained(tmp_path / "broken", "bahdanau", "train.steps=6", "train.save_every=1")
+    whole = trained(tmp_path / "whole", "bahdanau", "train.max_steps=6", "train.save_every=1")
+    trained(tmp_path / "broken", "bahdanau", "train.max_steps=2", "train.save_every=1")
+    broken = trained(tmp_path / "broken", "bahdanau", "train.max_steps=6", "train.save_every=1")
     states = [sorted((run.folder / "state" / "00000006").glob("*.safetensors")) for run in (whole, broken)]
     assert len(states[0]) == len(states[1]) == 2  # the model's weights and the optimizer's numbers
     for one, other in zip(*states, strict=True):
@@ -294,7 +299,7 @@ def test_a_run_that_began_on_a_gpu_goes_on_elsewhere_with_the_same_batches(
         begun.setattr(cuda_graphs, "should_use_cuda_graphs", lambda *_: True)
         begun.setattr(translate_task, "_use_packing", lambda recipe, _: name == "transformer")
         whole = trained(tmp_path / "whole", name)
-        trained(tmp_path / "parts", name, "train.steps=2")
+        trained(tmp_path / "parts", name, "train.max_steps=2")
     parts = trained(tmp_path / "parts", name)
     plain = trained(tmp_path / "plain", name)
     found = [
@@ -330,7 +335,9 @@ def test_while_bleu_is_nought_but_for_chance_perplexity_decides(
 
     by_chance = iter([0.25, 0.0, 0.125])
     monkeypatch.setattr(translate_task, "build_bleu", lambda run: Nought())
-    run = trained(tmp_path / "run", "bahdanau", "train.steps=6", "train.validate_every=2", "train.patience=1")
+    run = trained(
+        tmp_path / "run", "bahdanau", "train.max_steps=6", "train.validate_every=2", "train.patience=1"
+    )
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     found = [(line["perplexity"], line["best"]) for line in lines if line["event"] == "validation"]
     assert [best for _, best in found] == [True, True, True]
@@ -349,7 +356,7 @@ def test_compare_tells_scores_and_draws_the_curves(bahdanau: Run, transformer: R
 
 
 def test_compare_refuses_runs_on_other_data(bahdanau: Run, tmp_path: Path) -> None:
-    other = trained(tmp_path / "run", "bahdanau", "data.held_out=12")
+    other = trained(tmp_path / "run", "bahdanau", "data.held_out_size=12")
     with pytest.raises(InputError, match="same sentences"):
         translate_metrics.compare(
             [bahdanau, other], "test", TranslationOptions(), tmp_path / "out", "cpu", QUIET
@@ -365,15 +372,15 @@ def test_compare_refuses_a_run_twice(bahdanau: Run, tmp_path: Path) -> None:
 
 def test_data_that_changed_since_is_refused(tmp_path: Path) -> None:
     write_pairs(tmp_path / "my.tsv")
-    settings = (f"data.train={tmp_path / 'my.tsv'}", "data.held_out=5")
+    settings = (f"data.train={tmp_path / 'my.tsv'}", "data.held_out_size=5")
     trained(tmp_path / "run", "bahdanau", *settings)
     write_pairs(tmp_path / "my.tsv", 90)
     with pytest.raises(InputError, match="the data has changed"):
-        trained(tmp_path / "run", "bahdanau", *settings, "train.steps=5")
+        trained(tmp_path / "run", "bahdanau", *settings, "train.max_steps=5")
 
 
 def test_a_line_too_long_for_learned_positions_is_refused_by_its_number(tmp_path: Path) -> None:
-    run = trained(tmp_path / "run", "convolutional", "model.longest=200")
+    run = trained(tmp_path / "run", "convolutional", "model.max_positions=200")
     translator = translate_task.load(run, "cpu")
     with pytest.raises(InputError, match=r"line 2 has 2\d\d tokens.*199 at most"):
         list(translator.predict(["we walk", "x" * 211], TranslationOptions()))
@@ -416,9 +423,9 @@ def test_a_fixed_context_has_no_links_and_says_so(tmp_path: Path) -> None:
 
 
 def test_packed_sentences_are_for_models_that_can(tmp_path: Path) -> None:
-    trained(tmp_path / "packed", "transformer", "data.packed=true")
+    trained(tmp_path / "packed", "transformer", "data.packing=true")
     with pytest.raises(InputError, match="padded"):
-        trained(tmp_path / "run", "bahdanau", "data.packed=true")
+        trained(tmp_path / "run", "bahdanau", "data.packing=true")
 
 
 @pytest.mark.parametrize(
@@ -427,10 +434,10 @@ def test_packed_sentences_are_for_models_that_can(tmp_path: Path) -> None:
         ([], True),
         (["train.precision=float32"], False),
         (["model.attention_dropout=0.1"], False),  # of up to 256 tokens
-        (["model.attention_dropout=0.1", "data.longest=127"], True),
-        (["model.attention_dropout=0.1", "data.longest=128"], False),  # and one that ends the sentence
-        (["model.attention_dropout=0.1", "data.longest=127", "model.width=10"], False),  # heads 5 wide
-        (["model.attention_dropout=0.1", "data.packed=true"], True),
+        (["model.attention_dropout=0.1", "data.max_tokens=127"], True),
+        (["model.attention_dropout=0.1", "data.max_tokens=128"], False),  # and one that ends the sentence
+        (["model.attention_dropout=0.1", "data.max_tokens=127", "model.width=10"], False),  # heads 5 wide
+        (["model.attention_dropout=0.1", "data.packing=true"], True),
     ],
 )
 def test_sentences_are_packed_where_that_is_fast(

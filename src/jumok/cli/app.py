@@ -516,7 +516,7 @@ def _run_app() -> None:
         ):
             raise
         _exit_with_error(
-            "out of memory: take smaller batches, train.tokens=… with train.accumulate=…, or a smaller "
+            "out of memory: take smaller batches, train.batch_tokens=… with train.accumulation_steps=…, or a smaller "
             f"model, model.width=… ({told or 'Python cannot allocate more'})"
         )
 

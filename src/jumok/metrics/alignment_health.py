@@ -240,7 +240,7 @@ def diagnose_attention(diagonality: Sequence[float], progress: float) -> str | N
         f"attention never became diagonal: its diagonality was at most {max(figures):.2f}, with {progress:.0%} "
         f"of the training done ({MIN_DIAGONALITY} or more is expected by then). It does not read, "
         "and what it says will be babble. What may help: more steps (the learning rate "
-        "rises for train.warmup of them), model.placed=0.1 for sentences or model.guided=1 for single words, "
+        "rises for train.warmup of them), model.alignment_loss=0.1 for sentences or model.guided_attention_loss=1 for single words, "
         "silence cut off at both ends of the recordings (sound.trim), a larger model.reduction"
     )
 

@@ -54,7 +54,7 @@ __all__ = [
     "train",
 ]
 
-TOO_LONG_HINT = "shorten it, or train with data.long=window, which reads it in windows"  # a text is
+TOO_LONG_HINT = "shorten it, or train with data.on_overflow=window, which reads it in windows"  # a text is
 OVERRIDABLE_FIELDS = (
     "dropout",
     "attention_dropout",

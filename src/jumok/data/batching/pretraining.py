@@ -342,7 +342,7 @@ class PretrainingBatcher:
             )
         if max_tokens < 2 * config.sequence_length:
             raise InputError(
-                f"train.tokens={max_tokens}: a batch has two sequences of {config.sequence_length} or more"
+                f"train.batch_tokens={max_tokens}: a batch has two sequences of {config.sequence_length} or more"
             )
         self.store, self.config, self.seed, self.max_tokens = store, config, seed, max_tokens
         self.packed, self.fixed_shapes = packed, fixed_shapes

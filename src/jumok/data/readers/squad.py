@@ -119,7 +119,7 @@ def _parse_question(
         answers.append(ContextSpan(text, start))
     if not answers and not allow_unanswerable:
         return InvalidExample(
-            where, "a question without an answer", "data.unanswerable=true expects such questions"
+            where, "a question without an answer", "data.has_unanswerable=true expects such questions"
         )
     # The context stays as it is, white space around it included: characters are counted in it.
     return AnswerExample(str(question), context, tuple(answers), identity, title, where)

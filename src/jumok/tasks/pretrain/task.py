@@ -70,13 +70,13 @@ class PretrainingRecipe:
     def __post_init__(self) -> None:
         if self.masking.sequence_length > self.model.max_positions:
             raise ValueError(
-                f"masking.length={self.masking.sequence_length} is more than model.positions={self.model.max_positions}"
+                f"masking.sequence_length={self.masking.sequence_length} is more than model.positions={self.model.max_positions}"
             )
         if self.model.num_segments < 2 or not self.model.pooler:
             raise ValueError("model: to learn which segment is next takes segments=2 or more, and a pooler")
         if self.train.batch_tokens < 2 * self.masking.sequence_length:
             raise ValueError(
-                f"train.tokens={self.train.batch_tokens}: a batch has two sequences of masking.length="
+                f"train.batch_tokens={self.train.batch_tokens}: a batch has two sequences of masking.sequence_length="
                 f"{self.masking.sequence_length} or more"
             )
 

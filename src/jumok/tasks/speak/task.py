@@ -157,13 +157,13 @@ class SpeechRecipe:
     def __post_init__(self) -> None:
         if self.audio.n_mels <= NUM_COEFFICIENTS:
             raise ValueError(
-                f"sound.mels={self.audio.n_mels}: more than {NUM_COEFFICIENTS} are expected, for speech is "
+                f"audio.n_mels={self.audio.n_mels}: more than {NUM_COEFFICIENTS} are expected, for speech is "
                 "compared by as many cepstra"
             )
         linear = self.audio.num_bins if self.audio.linear_spectrogram else 0
         if (self.model.n_mels, self.model.linear_bins) != (self.audio.n_mels, linear):
             raise ValueError(
-                f"model.mels={self.model.n_mels} and model.linear={self.model.linear_bins}, but sound has "
+                f"model.n_mels={self.model.n_mels} and model.linear_bins={self.model.linear_bins}, but sound has "
                 f"{self.audio.n_mels} mels and {linear} frequencies (sound.linear: {self.audio.linear_spectrogram}): "
                 "give both the same"
             )
