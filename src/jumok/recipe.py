@@ -1,12 +1,12 @@
 """Recipes: everything that a training run depends on, in one YAML file.
 
-A recipe names a ``task`` and has the sections that this task knows (model, data, train, …). A recipe may
-begin from another one, ``base: transformer/multi30k-en-de``, and say only what differs. On the command line
-``key=value`` overrides follow, the key dotted and the value in YAML::
+A recipe names a ``task`` and has the sections of that task (model, data, train, …). A recipe can extend
+another one, ``base: transformer/multi30k-en-de``, and list only the differences. On the command line,
+``key=value`` overrides follow, with a dotted key and a value in YAML::
 
     jumok train transformer/multi30k-en-de train.max_steps=500 model.width=128
 
-What does not fit is told by its key, and a key that nobody knows with the nearest one that is known.
+Every error names the key that is wrong. The error for an unknown key suggests the nearest known one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import difflib
 import importlib.resources
 import re
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,105 +40,185 @@ __all__ = [
 ]
 
 YAML_SUFFIXES = (".yaml", ".yml")
-MAX_SIZE = 10_000_000  # of a model or a vocabulary
-MAX_BASE_DEPTH = 8  # deeper than this, recipes begin from each other in a circle
+MAX_SIZE = 10_000_000  # limit for sizes of models and vocabularies
+MAX_BASE_DEPTH = 8  # a longer chain of bases is a circle
 RecipeTree = dict[str, Any]
+
+# Keys of recipes of format 1 whose successor cannot be guessed from the spelling, for the error text alone.
+# A key has several successors where they differ by task.
+RENAMED_KEYS: dict[str, tuple[str, ...]] = {
+    "audio.floor": ("min_level_db",),
+    "audio.highest": ("f_max",),
+    "audio.loudness": ("target_level_db",),
+    "audio.lowest": ("f_min",),
+    "audio.window": ("win_length",),
+    "data.both_ways": ("symmetric_pairs",),
+    "data.documents": ("builtin_size",),
+    "data.file": ("audio_column",),
+    "data.gold": ("gold_alignments",),
+    "data.gold_flipped": ("gold_target_first",),
+    "data.joined": ("max_concatenated_pairs",),
+    "data.label": ("label_column",),
+    "data.long": ("on_overflow",),
+    "data.longest": ("max_tokens", "max_words", "max_seconds"),
+    "data.pairs": ("builtin_size",),
+    "data.picture": ("image_column",),
+    "data.pictures": ("images",),
+    "data.scenes": ("builtin_size",),
+    "data.tag": ("tag_column",),
+    "data.together": ("rows_per_document",),
+    "data.voices": ("builtin_size",),
+    "decode.longest": ("max_answer_tokens", "max_tokens"),
+    "decode.sharpen": ("magnitude_power",),
+    "decode.turns": ("griffin_lim_iterations",),
+    "evaluation.answers": ("answer_convention",),
+    "evaluation.best": ("select_by",),
+    "from": ("pretrained",),
+    "image_encoder.stage": ("feature_level",),
+    "image_encoder.tune": ("finetune_from_level",),
+    "masking.masked": ("mask_probability",),
+    "model.at_rest": ("inference_attention",),
+    "model.banks": ("conv_bank_size",),
+    "model.dropout": ("prenet_dropout",),
+    "model.drops_at_rest": ("prenet_dropout_at_inference",),
+    "model.expected": ("soft_probability",),
+    "model.factors": ("pair_width",),
+    "model.guided": ("guided_attention_loss",),
+    "model.guided_width": ("guided_attention_sigma",),
+    "model.hidden": ("mlp_width",),
+    "model.kind": ("type",),
+    "model.layers": ("decoder_layers",),
+    "model.longest": ("max_positions",),
+    "model.placed": ("alignment_loss",),
+    "model.positions": ("position_encoding",),
+    "model.prenet": ("prenet_widths",),
+    "model.refine": ("postnet_layers",),
+    "model.refine_width": ("postnet_width",),
+    "model.stop": ("stop_loss",),
+    "model.style.eager": ("large_init",),
+    "model.tied": ("tie_embeddings",),
+    "model.width": ("decoder_width",),
+    "score": ("evaluation",),
+    "scratch": ("random_init",),
+    "sound": ("audio",),
+    "text": ("tokenizer",),
+    "text.numbers": ("number_language",),
+    "tokenizer.bytes": ("byte_fallback",),
+    "tokenizer.characters": ("initial_alphabet",),
+    "tokenizer.documents": ("max_training_examples",),
+    "tokenizer.folder": ("pretrained",),
+    "tokenizer.joint": ("shared_vocabulary",),
+    "tokenizer.kind": ("type",),
+    "tokenizer.least": ("min_count",),
+    "tokenizer.pairs": ("max_training_examples",),
+    "tokenizer.plain": ("normalize",),
+    "tokenizer.texts": ("max_training_examples",),
+    "train.clip": ("max_grad_norm",),
+    "train.explode": ("divergence_factor",),
+    "train.steps": ("max_steps",),
+}
 
 
 def load(name: str, overrides: Sequence[str] = ()) -> Any:
-    """A recipe by name or file, with overrides: the task's own ``Recipe``, checked."""
+    """Load a recipe by name or file, apply overrides and validate it. Returns the task's ``Recipe``."""
     tree = read(find(name))
-    tree.pop("format", None)  # it may be a run's
+    tree.pop("format", None)  # present in the recipe of a run
     return parse(apply_overrides(tree, overrides), name)
 
 
 def get_run_folder(name: str) -> Path:
-    """Where a recipe's run goes unless told otherwise: no two recipes' runs lie in one another.
+    """Default folder of a recipe's run. The folders of two recipes are never nested.
 
-    >>> folder_of("bahdanau").as_posix(), folder_of("transformer/multi30k-en-de").as_posix()
+    >>> get_run_folder("bahdanau").as_posix(), get_run_folder("transformer/multi30k-en-de").as_posix()
     ('runs/bahdanau', 'runs/transformer-multi30k-en-de')
     """
     path = Path(name)
-    own = path.stem if path.suffix in YAML_SUFFIXES else name.removesuffix("/default").replace("/", "-")
-    return Path("runs") / own
+    run_name = path.stem if path.suffix in YAML_SUFFIXES else name.removesuffix("/default").replace("/", "-")
+    return Path("runs") / run_name
 
 
 def list_builtin() -> dict[str, Path]:
-    """All recipes that come with jumok, by name."""
+    """Paths of the built-in recipes by name."""
     root = Path(str(importlib.resources.files("jumok") / "recipes"))
     return {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
 
 
 def read_summary(path: Path) -> str:
-    """The first line of the comment at the head of a recipe."""
-    first = path.read_text(encoding="utf-8").partition("\n")[0]
-    return first.removeprefix("#").strip()
+    """Return the first line of the comment at the head of a recipe."""
+    first_line = path.read_text(encoding="utf-8").partition("\n")[0]
+    return first_line.removeprefix("#").strip()
 
 
 def find(name: str) -> Path:
-    """The file of a recipe: by path, by name, or by the name of a model alone, which means its default."""
-    known = list_builtin()
-    for spelled in (name, f"{name}/default"):
-        if spelled in known:
-            return known[spelled]
+    """Find the file of a recipe by path or by name. The name of a model means its default recipe."""
+    builtin = list_builtin()
+    for candidate in (name, f"{name}/default"):
+        if candidate in builtin:
+            return builtin[candidate]
     path = Path(name)
     if path.suffix in YAML_SUFFIXES:
         if path.is_file():
             return path
-        raise InputError(f"there is no file {name}; `jumok recipes` lists the recipes that come with jumok")
-    near = difflib.get_close_matches(name, [*known, *{one.split("/")[0] for one in known}], n=3, cutoff=0.4)
-    meant = f"; did you mean {' or '.join(near)}?" if near else "."
-    raise InputError(f"there is no recipe {name!r}{meant} `jumok recipes` lists them; a file ends in .yaml")
+        raise InputError(f"there is no file {name}; `jumok recipes` lists the built-in recipes")
+    models = {recipe_name.split("/")[0] for recipe_name in builtin}
+    matches = difflib.get_close_matches(name, [*builtin, *sorted(models)], n=3, cutoff=0.4)
+    suggestion = f"; did you mean {' or '.join(matches)}?" if matches else "."
+    raise InputError(
+        f"there is no recipe {name!r}{suggestion} `jumok recipes` lists the built-in recipes; "
+        "a recipe file ends in .yaml"
+    )
 
 
 def read(path: Path, depth: int = 0, *, forbid_base: bool = False) -> RecipeTree:
-    """The recipe in a file as plain data, with what it begins from filled in.
+    """Read the recipe in a file as plain data, merged into its base.
 
-    ``forbid_base`` refuses a recipe with a base: the recipe of a run has none, and may come from a stranger. No
-    error quotes the file, because a stranger's recipe could name any file as its base.
+    ``forbid_base`` rejects a recipe with a base: the recipe of a run has none, and the run may come from an
+    untrusted source. Errors never quote the file, because an untrusted recipe could name any file as base.
     """
     try:
         text = path.read_text(encoding="utf-8")
         tree = yaml.load(text, Loader=_StrictLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise InputError(f"{where}: this is not YAML: {getattr(error, 'problem', error)}") from None
+        location = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise InputError(f"{location}: this is not YAML: {getattr(error, 'problem', error)}") from None
     except RecursionError:
         raise InputError(f"{path}: this is not a recipe: its values are nested too deeply") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {error}") from None
     if not isinstance(tree, dict):
         raise InputError(
-            f"{path}: a recipe has sections, as in `model:` and `train:`; it holds {type(tree).__name__}"
+            f"{path}: a recipe has sections such as `model:` and `train:`; this file holds "
+            f"{type(tree).__name__}"
         )
     base = tree.pop("base", None)
     if base is None:
         return tree
     if forbid_base:
-        raise InputError(f"{path} has base: {base!r}; the recipe of a run spells out all of its settings")
+        raise InputError(f"{path} has base: {base!r}; the recipe of a run must contain all of its settings")
     if depth == MAX_BASE_DEPTH:
-        raise InputError(f"{path}: base: {base!r} leads through {depth} recipes; do they begin in a circle?")
-    beside = path.parent / str(base)
-    is_file = beside.suffix in YAML_SUFFIXES and beside.is_file()
-    return merge_trees(read(beside if is_file else find(str(base)), depth + 1), tree)
+        raise InputError(f"{path}: base: {base!r} is a chain of {depth} recipes; is it a circle?")
+    sibling = path.parent / str(base)
+    is_file = sibling.suffix in YAML_SUFFIXES and sibling.is_file()
+    return merge_trees(read(sibling if is_file else find(str(base)), depth + 1), tree)
 
 
 def merge_trees(base: RecipeTree, overrides: RecipeTree) -> RecipeTree:
-    """What ``overrides`` says, and what ``base`` says where ``overrides`` is silent, section by section.
+    """Merge ``overrides`` into ``base``, section by section.
 
-    Below the sections a value takes the place of the other as a whole, whatever it holds: of other labels,
-    none is a class any more. So does a model of another ``kind``: the settings of a GRU mean nothing to a
-    Transformer.
+    Within a section, a value replaces the base's value as a whole, even if both are mappings: new label names
+    replace all label names of the base. A ``model`` section with another ``type`` also replaces the whole
+    section, because the settings of a GRU mean nothing to a Transformer.
 
-    >>> merged({"data": {"train": "a", "labels": {"0": "bad"}}}, {"data": {"labels": {"no": "bad"}}})
-    {'data': {'train': 'a', 'labels': {'no': 'bad'}}}
+    >>> base = {"data": {"train": "a", "label_names": {"0": "bad"}}}
+    >>> merge_trees(base, {"data": {"label_names": {"no": "bad"}}})
+    {'data': {'train': 'a', 'label_names': {'no': 'bad'}}}
     """
     result = dict(base)
     for key, value in overrides.items():
         old = result.get(key)
         if not (isinstance(old, dict) and isinstance(value, dict)) or (
-            key == "model" and value.get("kind", old.get("kind")) != old.get("kind")
+            key == "model" and value.get("type", old.get("type")) != old.get("type")
         ):
             result[key] = value
         else:
@@ -147,175 +227,199 @@ def merge_trees(base: RecipeTree, overrides: RecipeTree) -> RecipeTree:
 
 
 def apply_overrides(tree: RecipeTree, overrides: Sequence[str]) -> RecipeTree:
-    """The recipe with ``key=value`` pairs from the command line.
+    """Apply ``key=value`` pairs from the command line to a recipe.
 
-    >>> overridden({"train": {"steps": 5}}, ["train.max_steps=7", "data.train=[a.en, a.de]"])
-    {'train': {'steps': 7}, 'data': {'train': ['a.en', 'a.de']}}
+    >>> apply_overrides({"train": {"max_steps": 5}}, ["train.max_steps=7", "data.train=[a.en, a.de]"])
+    {'train': {'max_steps': 7}, 'data': {'train': ['a.en', 'a.de']}}
     """
-    together: RecipeTree = {}
-    within: list[tuple[list[str], Any]] = []  # what changes one entry of a value, as in data.labels.0=bad
-    for one in overrides:
-        key, equals, text = one.partition("=")
+    sections: RecipeTree = {}
+    nested: list[tuple[list[str], Any]] = []  # overrides of an entry of a value, as in data.label_names.0=bad
+    for override in overrides:
+        key, equals, text = override.partition("=")
         keys = key.split(".")
         if not equals or not all(keys):
-            raise InputError(f"{one!r}: an override is key=value, as in train.max_steps=500")
+            raise InputError(f"{override!r}: an override is key=value, as in train.max_steps=500")
         try:
             value: Any = yaml.load(text, Loader=_StrictLoader)
         except yaml.YAMLError:
-            value = text  # a text with a colon or a bracket in it, say
+            value = text  # for example a text with a colon or a bracket
         if len(keys) > 2:
-            within.append((keys, value))
+            nested.append((keys, value))
         else:
-            together = merge_trees(
-                together, {keys[0]: value} if len(keys) == 1 else {keys[0]: {keys[1]: value}}
+            sections = merge_trees(
+                sections, {keys[0]: value} if len(keys) == 1 else {keys[0]: {keys[1]: value}}
             )
-    result = merge_trees(tree, together)
-    for keys, value in within:
+    result = merge_trees(tree, sections)
+    for keys, value in nested:
         result = _set_value(result, keys, value)
     return result
 
 
 def _set_value(tree: Any, keys: Sequence[str], value: Any) -> Any:
-    """The same with another value there."""
+    """Return a copy of ``tree`` with ``value`` at ``keys``."""
     if not keys:
         return value
-    known = tree if isinstance(tree, dict) else {}
-    return {**known, keys[0]: _set_value(known.get(keys[0]), keys[1:], value)}
+    entries = tree if isinstance(tree, dict) else {}
+    return {**entries, keys[0]: _set_value(entries.get(keys[0]), keys[1:], value)}
 
 
 def parse(tree: Mapping[str, Any], name: str = "this recipe") -> Any:
-    """The task's ``Recipe`` from plain data; all that does not fit is told at once."""
+    """Build the task's ``Recipe`` from plain data. The error lists everything that is wrong."""
     task = tree.get("task")
     if task not in tasks.TASK_NAMES:
         raise InputError(f"{name}: task: {task!r}; it is one of: {', '.join(tasks.TASK_NAMES)}")
     schema = _select_schema(tasks.get_task_module(task).Recipe, tree, name)
-    if large := list(_find_oversized(tree)):
-        raise InputError("\n".join([f"{name} does not fit:", *(f"  {line}" for line in large)]))
+    if oversized := list(_find_oversized(tree)):
+        raise _build_error(name, oversized)
     try:
         return pydantic.TypeAdapter(schema).validate_python(dict(tree))
     except pydantic.ValidationError as error:
-        lines = list(dict.fromkeys(_format_problem(problem, schema, tree) for problem in error.errors()))
-        raise InputError("\n".join([f"{name} does not fit:", *(f"  {line}" for line in lines)])) from None
+        problems = dict.fromkeys(_format_problem(problem, schema, tree) for problem in error.errors())
+        raise _build_error(name, problems) from None
+
+
+def _build_error(name: str, problems: Iterable[str]) -> InputError:
+    return InputError(
+        "\n".join([f"{name} is not a valid recipe:", *(f"  {problem}" for problem in problems)])
+    )
 
 
 def _find_oversized(tree: Mapping[str, Any]) -> Iterator[str]:
-    """Messages about sizes that no memory could hold."""
-    waiting = [(section, tree.get(section)) for section in ("model", "text")]
-    while waiting:
-        key, value = waiting.pop(0)
+    """Yield messages about sizes that no memory could hold."""
+    pending = [(section, tree.get(section)) for section in ("model", "tokenizer")]
+    while pending:
+        key, value = pending.pop(0)
         if isinstance(value, Mapping):
-            waiting += [(f"{key}.{inner}", one) for inner, one in value.items()]
+            pending += [(f"{key}.{inner_key}", inner_value) for inner_key, inner_value in value.items()]
         elif isinstance(value, int) and value > MAX_SIZE:
             yield f"{key}: {value} came; a size is at most {MAX_SIZE:,}"
 
 
 def _select_schema(schemas: Any, tree: Mapping[str, Any], name: str) -> Any:
-    """What a recipe must fit: the task's, or where it has several, that of the kind of model."""
+    """Return the recipe type of a task. A task with several has them by the type of the model."""
+    model = tree.get("model")
+    if isinstance(model, Mapping) and "type" not in model and "kind" in model:
+        raise _build_error(name, ["model.kind: there is no such key; did you mean model.type?"])
     if not isinstance(schemas, Mapping):
         return schemas
-    model = tree.get("model")
-    kind = model.get("kind") if isinstance(model, Mapping) else None
-    if kind is None:
+    model_type = model.get("type") if isinstance(model, Mapping) else None
+    if model_type is None:
         return next(iter(schemas.values()))
-    if kind not in schemas:
-        near = difflib.get_close_matches(str(kind), schemas, n=1, cutoff=0.5)
-        meant = f"; did you mean {near[0]}?" if near else ""
-        raise InputError(
-            f"{name} does not fit:\n  model.kind: {kind!r} came; it is one of {', '.join(schemas)}{meant}"
-        )
-    return schemas[kind]
+    if model_type not in schemas:
+        matches = difflib.get_close_matches(str(model_type), schemas, n=1, cutoff=0.5)
+        suggestion = f"; did you mean {matches[0]}?" if matches else ""
+        message = f"model.type: {model_type!r} came; it is one of {', '.join(schemas)}{suggestion}"
+        raise _build_error(name, [message])
+    return schemas[model_type]
 
 
 def to_dict(recipe: Any) -> RecipeTree:
-    """The recipe as plain data, every value spelled out: ``parse(to_dict(recipe)) == recipe``."""
-    found: RecipeTree = pydantic.TypeAdapter(type(recipe)).dump_python(recipe, mode="json", by_alias=True)
-    return found
+    """Return the recipe as plain data with every value included: ``parse(to_dict(recipe)) == recipe``."""
+    tree: RecipeTree = pydantic.TypeAdapter(type(recipe)).dump_python(recipe, mode="json")
+    return tree
 
 
 def to_yaml(recipe: Any, *, header: str = "") -> str:
-    """The recipe as YAML."""
+    """Return the recipe as YAML."""
     text: str = yaml.safe_dump(to_dict(recipe), sort_keys=False, allow_unicode=True, width=100)
     return header + text
 
 
 def iter_changes(before: RecipeTree, after: RecipeTree) -> Iterator[tuple[str, Any, Any]]:
-    """The dotted keys whose values differ, with both values; a missing one is None.
+    """Yield the dotted keys whose values differ, with both values. A missing value is None.
 
-    >>> list(changed({"train": {"steps": 5, "seed": 1}}, {"train": {"steps": 7, "seed": 1}}))
-    [('train.steps', 5, 7)]
+    >>> list(iter_changes({"train": {"max_steps": 5, "seed": 1}}, {"train": {"max_steps": 7, "seed": 1}}))
+    [('train.max_steps', 5, 7)]
     """
     for key in dict.fromkeys([*before, *after]):
         old, new = before.get(key), after.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
-            yield from ((f"{key}.{inner}", one, other) for inner, one, other in iter_changes(old, new))
+            for inner_key, old_value, new_value in iter_changes(old, new):
+                yield f"{key}.{inner_key}", old_value, new_value
         elif old != new:
             yield key, old, new
 
 
-# --------------------------------------------------------------------------------- telling what is wrong
+# --------------------------------------------------------------------------------------- error messages
 
 
 def _format_problem(problem: Any, schema: type, tree: Mapping[str, Any]) -> str:
-    """One line for one thing that pydantic found."""
+    """Return one line for one error of pydantic."""
     keys = _find_keys(problem["loc"], tree, missing=problem["type"] == "missing")
     dotted = ".".join(keys)
     if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         known = _list_field_names(schema, keys[:-1], tree)
-        near = difflib.get_close_matches(keys[-1], known, n=1, cutoff=0.5)
-        meant = f"did you mean {'.'.join([*keys[:-1], near[0]])}?" if near else f"known: {', '.join(known)}"
-        return f"{dotted}: there is no such key; {meant}"
+        suggestions = [".".join([*keys[:-1], name]) for name in _suggest_keys(keys, known)]
+        hint = f"did you mean {' or '.join(suggestions)}?" if suggestions else f"known: {', '.join(known)}"
+        return f"{dotted}: there is no such key; {hint}"
     if problem["type"] == "missing":
         return f"{dotted}: this is missing"
     if problem["type"].startswith("union_tag"):
         tags = problem["ctx"].get("expected_tags")
-        came = problem["input"].get("kind")
-        return f"{dotted}.kind: " + (f"{came!r} came; it is one of {tags}" if tags else "this is missing")
-    said = problem["msg"].removeprefix("Value error, ")
+        value = problem["input"].get("type")
+        return f"{dotted}.type: " + (f"{value!r} came; it is one of {tags}" if tags else "this is missing")
+    message = problem["msg"].removeprefix("Value error, ")
     if not dotted:
-        return str(said)
-    came = problem.get("input")
-    is_section = isinstance(came, Mapping) or dataclasses.is_dataclass(came)
-    return f"{dotted}: {said}" if is_section else f"{dotted}: {came!r} came; {said[0].lower()}{said[1:]}"
+        return str(message)
+    value = problem.get("input")
+    is_section = isinstance(value, Mapping) or dataclasses.is_dataclass(value)
+    if is_section:
+        return f"{dotted}: {message}"
+    return f"{dotted}: {value!r} came; {message[0].lower()}{message[1:]}"
+
+
+def _suggest_keys(keys: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return the known keys of a section that an unknown key may mean.
+
+    >>> _suggest_keys(["train", "clip"], ["warmup_steps", "max_grad_norm"])
+    ['max_grad_norm']
+    >>> _suggest_keys(["train", "warmup"], ["warmup_steps", "max_grad_norm"])
+    ['warmup_steps']
+    """
+    renamed = [name for name in RENAMED_KEYS.get(".".join(keys), ()) if name in known]
+    same_word = [name for name in known if keys[-1] in name.split("_")]
+    return renamed or same_word or difflib.get_close_matches(keys[-1], known, n=1, cutoff=0.6)
 
 
 def _find_keys(location: Sequence[str | int], tree: Mapping[str, Any], *, missing: bool) -> list[str]:
-    """The keys of the file on the way to an error; pydantic's path also names kinds and types."""
+    """Return the keys of the file that lead to an error. Pydantic's path also contains model types."""
     keys: list[str] = []
-    here: Any = tree
-    for place, part in enumerate(location):
-        known = part in here if isinstance(here, Mapping) else isinstance(part, int)
-        if known or (missing and place == len(location) - 1):
+    node: Any = tree
+    for depth, part in enumerate(location):
+        is_key = part in node if isinstance(node, Mapping) else isinstance(part, int)
+        if is_key or (missing and depth == len(location) - 1):
             keys.append(str(part))
-            here = here.get(part) if isinstance(here, Mapping) else None
+            node = node.get(part) if isinstance(node, Mapping) else None
     return keys
 
 
 def _list_field_names(schema: Any, keys: Sequence[str], tree: Any) -> list[str]:
-    """The names of the fields of the section at ``keys``."""
+    """Return the names of the fields of the section at ``keys``."""
     for key in keys:
         tree = tree.get(key, {}) if isinstance(tree, Mapping) else {}
         hint = typing.get_type_hints(schema)[key]
-        sections = [one for one in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(one)]
-        kind = tree.get("kind") if isinstance(tree, Mapping) else None
-        schema = next((one for one in sections if getattr(one, "kind", None) == kind), sections[0])
-    # A key that is a word of Python's, as ``from``, is a field with an underscore behind it.
-    return [field.name.removesuffix("_") for field in dataclasses.fields(schema)]
+        sections = [type_ for type_ in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(type_)]
+        section_type = tree.get("type") if isinstance(tree, Mapping) else None
+        schema = next(
+            (section for section in sections if getattr(section, "type", None) == section_type), sections[0]
+        )
+    return [field.name for field in dataclasses.fields(schema)]
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML in which a key comes once only, 1e-3 is a number, and ``no`` is Norwegian."""
+    """Safe YAML that rejects duplicate keys, reads 1e-3 as a number, and ``no`` as a text (Norwegian)."""
 
 
 def _construct_mapping(loader: _StrictLoader, node: yaml.MappingNode) -> RecipeTree:
-    found: RecipeTree = {}
+    mapping: RecipeTree = {}
     for key_node, value_node in node.value:
         key = str(loader.construct_object(key_node, deep=True))
-        if key in found:
+        if key in mapping:
             raise yaml.constructor.ConstructorError(
                 None, None, f"the key {key!r} comes twice", key_node.start_mark
             )
-        found[key] = loader.construct_object(value_node, deep=True)
-    return found
+        mapping[key] = loader.construct_object(value_node, deep=True)
+    return mapping
 
 
 def _construct_float(loader: _StrictLoader, node: yaml.ScalarNode) -> float:
@@ -326,8 +430,8 @@ _StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _c
 _StrictLoader.add_constructor("!exponent", _construct_float)
 BOOL_TAG = "tag:yaml.org,2002:bool"
 _StrictLoader.yaml_implicit_resolvers = {
-    first: [(tag, form) for tag, form in known if tag != BOOL_TAG]
-    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    first_character: [(tag, pattern) for tag, pattern in resolvers if tag != BOOL_TAG]
+    for first_character, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _StrictLoader.add_implicit_resolver(BOOL_TAG, re.compile(r"^(?:true|True|false|False)$"), list("tTfF"))
 _StrictLoader.add_implicit_resolver(

@@ -1,21 +1,21 @@
-"""A run is a folder: what `jumok train` makes and every later command starts from.
+"""A run is a folder that `jumok train` creates and that all other commands take.
 
 ::
 
-    runs/transformer/multi30k-en-de/
-        recipe.yaml          all settings, spelled out, and the number of this format
-        tokenizer.json       (two of them where the languages have vocabularies of their own)
-        model.json           the sizes of a BERT that it has from what it began from
-        labels.json          the names of its classes or tags, in their order
-        encoder.safetensors  the weights that the encoder of pictures began from
+    runs/transformer-multi30k-en-de/
+        recipe.yaml          all settings, and the number of this format
+        tokenizer.json       (two files if source and target have their own vocabularies)
+        model.json           the model sizes of a pretrained BERT
+        labels.json          the names of the classes or tags, in order
+        encoder.safetensors  the initial weights of the image encoder
         model.safetensors    the best weights so far
-        metrics.jsonl        a line for every few steps and every validation
-        state/               what resuming needs
-        data/                the tokenised training data, and what was held out of it
-        figures/, eval/      what `jumok eval` found
+        metrics.jsonl        one line every few steps and for every validation
+        state/               checkpoints for resuming
+        data/                the tokenized training data and the held-out data
+        figures/, eval/      results of `jumok eval`
 
-Nothing in it is a pickle, no file of it may be a link that leads out of it, and its recipe stands on its own:
-a run from a stranger can be loaded.
+A run contains no pickles, no symbolic links that lead out of the folder, and a recipe without a base. So it
+is safe to load a run from an untrusted source.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ from jumok.files import atomic_write, check_symlinks
 
 __all__ = ["FORMAT_VERSION", "Run", "lock_run_folder"]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 LOCK_FILE = ".lock"
-# These may differ when a run is resumed: how long to go on, where, and how it is shown; besides them all of
-# ``decode`` and ``score``, which come after training.
+# Settings of ``train`` that may change when a run is resumed: when to stop, where to run, what to display.
+# All of ``decode`` and ``evaluation`` may change too, since they are used after training.
 CHANGEABLE_TRAIN_KEYS = (
-    "epochs steps minutes patience log_every save_every tensorboard device prefetch accumulate compile graphs"
+    "max_epochs max_steps max_minutes patience log_every save_every tensorboard device "
+    "prefetch_batches accumulation_steps compile cuda_graphs"
 )
+CHANGEABLE_SECTIONS = ("decode.", "evaluation.")
 
 
 @dataclass(frozen=True)
@@ -52,32 +54,32 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
-        """A run that is there."""
+        """Open an existing run."""
         folder = Path(folder)
         path = folder / "recipe.yaml"
         if not folder.exists():
             raise InputError(f"there is no run {folder}{_suggest_runs(folder)}")
         if not path.is_file():
-            theirs = (folder / "config.json").is_file()
-            told = (
-                "`jumok train RECIPE from=…` makes one of this Hugging Face folder"
-                if theirs
-                else "`jumok train RECIPE` makes a run"
+            is_hugging_face = (folder / "config.json").is_file()
+            advice = (
+                "`jumok train RECIPE pretrained=…` trains a run from this Hugging Face folder"
+                if is_hugging_face
+                else "`jumok train RECIPE` creates a run"
             )
-            raise InputError(f"{folder} is no run: it has no recipe.yaml; {told}")
+            raise InputError(f"{folder} is not a run: it has no recipe.yaml; {advice}")
         check_symlinks(folder)
         tree = recipes.read(path, forbid_base=True)
-        found = tree.pop("format", None)
-        if found != FORMAT_VERSION:
+        version = tree.pop("format", None)
+        if version != FORMAT_VERSION:
             raise InputError(
-                f"{path} has format {found!r}, and this jumok reads format {FORMAT_VERSION}; "
-                "use the jumok that made it, or train again"
+                f"{path} has format {version!r}, and this version of jumok reads format {FORMAT_VERSION}; "
+                "train again with this version, or use the version that wrote it"
             )
         return cls(folder, recipes.parse(tree, str(path)))
 
     @classmethod
     def create_or_resume(cls, folder: str | Path, recipe: Any) -> Run:
-        """A new run, or, where the folder holds one, that run with its recipe as it may be changed."""
+        """Create a run, or resume the one in the folder if only changeable settings differ."""
         folder = Path(folder)
         path = folder / "recipe.yaml"
         run = cls(folder, recipe)
@@ -88,7 +90,7 @@ class Run:
             before, after = recipes.to_dict(cls.open(folder).recipe), recipes.to_dict(recipe)
             if run.has_checkpoint:
                 _refuse_changes(folder, before, after)
-            elif before != after:  # nothing was learned yet: what was made ready for it is made anew
+            elif before != after:  # training has not started, so the data can be prepared again
                 _remove_prepared_data(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as temporary:
@@ -99,35 +101,35 @@ class Run:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether there is a state to go on from."""
+        """Whether there is a checkpoint to resume from."""
         return any((self.folder / "state").glob("*/state.json"))
 
     @property
     def model_files(self) -> list[Path]:
-        """The files that a prediction depends on."""
+        """The files that predictions depend on."""
         names = ("recipe.yaml", "*.json", "*.safetensors")
         return sorted(path for name in names for path in self.folder.glob(name))
 
     @property
     def weights_path(self) -> Path:
-        """The best weights so far."""
+        """The path of the best weights so far."""
         path = self.folder / "model.safetensors"
         if not path.is_file():
-            raise InputError(f"{self.folder} has no model.safetensors yet: its training has hardly begun")
+            raise InputError(f"{self.folder} has no model.safetensors yet; wait for the first validation")
         return path
 
 
 def _is_main_process() -> bool:
-    """Whether this process sees to the folder: with torchrun, the first one does."""
+    """Whether this process writes to the folder. With torchrun, only the first one does."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def _check_not_foreign(folder: Path) -> None:
-    """Refuse a folder that holds something, but no run."""
+    """Raise an error if the folder holds something other than a run."""
     if (folder / "recipe.yaml").is_file() or not folder.exists():
         return
     if not folder.is_dir() or any(path.name != LOCK_FILE for path in folder.iterdir()):
-        raise InputError(f"{folder} is there and is no run; give another folder with --out")
+        raise InputError(f"{folder} exists and is not a run; give another folder with --out")
 
 
 def _refuse_changes(folder: Path, before: dict[str, Any], after: dict[str, Any]) -> None:
@@ -135,13 +137,13 @@ def _refuse_changes(folder: Path, before: dict[str, Any], after: dict[str, Any])
     changes = [
         change
         for change in recipes.iter_changes(before, after)
-        if change[0] not in allowed and not change[0].startswith(("decode.", "score."))
+        if change[0] not in allowed and not change[0].startswith(CHANGEABLE_SECTIONS)
     ]
     if changes:
-        told = "\n".join(f"  {key}: {old!r} then, {new!r} now" for key, old, new in changes)
+        lines = "\n".join(f"  {key}: {old!r} before, {new!r} now" for key, old, new in changes)
         raise InputError(
-            f"{folder} was begun with another recipe:\n{told}\n"
-            "Give these the values of then to resume it, or another folder with --out to begin anew."
+            f"{folder} was started with another recipe:\n{lines}\n"
+            "Restore these values to resume the run, or give another folder with --out to start a new one."
         )
 
 
@@ -152,19 +154,19 @@ def _remove_prepared_data(folder: Path) -> None:
 
 
 def _suggest_runs(folder: Path) -> str:
-    """The runs that are there, for a message."""
+    """List the existing runs for an error message."""
     for root in dict.fromkeys([folder.parent, Path("runs")]):
-        found = sorted(str(path.parent) for path in root.glob("*/recipe.yaml"))
-        if found:
-            return f"; there are: {', '.join(found[:8])}" + (", …" if len(found) > 8 else "")
-    return "; `jumok train RECIPE` makes one"
+        runs = sorted(str(path.parent) for path in root.glob("*/recipe.yaml"))
+        if runs:
+            return f"; there are: {', '.join(runs[:8])}" + (", …" if len(runs) > 8 else "")
+    return "; `jumok train RECIPE` creates one"
 
 
 @contextlib.contextmanager
 def lock_run_folder(folder: Path) -> Iterator[None]:
-    """Keep other processes from training in a run's folder, where files can be locked. It need not be there.
+    """Keep other processes from training in a run's folder, which is created if it does not exist.
 
-    With torchrun, the first process has the lock.
+    With torchrun, the first process holds the lock. File systems without locks are not protected.
     """
     try:
         import fcntl
@@ -180,7 +182,9 @@ def lock_run_folder(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InputError(f"another process is training in {folder}; wait for it, or give --out") from None
+            raise InputError(
+                f"another process is training in {folder}; wait for it, or give another folder with --out"
+            ) from None
         except OSError:  # a file system without locks
             pass
         yield

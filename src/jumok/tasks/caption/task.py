@@ -93,7 +93,7 @@ class CaptionDataConfig(SupervisedDataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("longest", "scenes"):
+        for name in ("max_words", "builtin_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: 1 or more is expected")
 
@@ -125,9 +125,9 @@ class CaptionEncoderConfig:
 
     def __post_init__(self) -> None:
         if self.image_size < 8:
-            raise ValueError(f"size={self.image_size}: 8 pixels or more are expected")
+            raise ValueError(f"image_size={self.image_size}: 8 pixels or more are expected")
         if self.finetune_from_level is not None and self.cache_folder is not None:
-            raise ValueError("cache: an encoder that learns has no features to keep; leave it out, or tune")
+            raise ValueError("cache_folder: an encoder that learns has no features to keep; leave out cache_folder or finetune_from_level")
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class CaptionDecodeConfig:
 
     def __post_init__(self) -> None:
         if self.beam_size < 1 or self.max_tokens < 1:
-            raise ValueError(f"beam={self.beam_size}, longest={self.max_tokens}: 1 or more is expected")
+            raise ValueError(f"beam_size={self.beam_size}, max_tokens={self.max_tokens}: 1 or more is expected")
         if self.length_penalty < 0:
             raise ValueError(f"length_penalty={self.length_penalty}: 0 or more is expected")
 
@@ -189,7 +189,7 @@ class CaptionRecipe:
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     task: Literal["caption"]
-    model: Annotated[CaptionerConfig | TransformerConfig, pydantic.Field(discriminator="kind")]
+    model: Annotated[CaptionerConfig | TransformerConfig, pydantic.Field(discriminator="type")]
     image_encoder: CaptionEncoderConfig = field(default_factory=CaptionEncoderConfig)
     data: CaptionDataConfig = field(default_factory=CaptionDataConfig)
     tokenizer: CaptionTokenizerConfig = field(default_factory=CaptionTokenizerConfig)
@@ -200,7 +200,7 @@ class CaptionRecipe:
     def __post_init__(self) -> None:
         if self.image_encoder.finetune_from_level is None and self.data.augmentation:
             raise ValueError(
-                "data.augment changes pictures, and of a frozen encoder each is seen once: set encoder.tune"
+                "data.augmentation changes pictures, and of a frozen encoder each is seen once: set image_encoder.finetune_from_level"
             )
 
 
@@ -266,7 +266,7 @@ class CaptionTask(SupervisedTask[CaptionExample]):
 
     @property
     def is_encoder_frozen(self) -> bool:
-        return self.recipe.encoder.tune is None
+        return self.recipe.image_encoder.finetune_from_level is None
 
     # What is read.
 
@@ -290,12 +290,12 @@ class CaptionTask(SupervisedTask[CaptionExample]):
             return
         fit = []
         for caption in example.captions:
-            count = len(self.recipe.text.prepared(caption).split())
-            if 0 < count <= self.recipe.data.longest:
+            count = len(self.recipe.tokenizer.preprocess(caption).split())
+            if 0 < count <= self.recipe.data.max_words:
                 fit.append(caption)
             else:
                 told = (
-                    f"{count} words, and data.longest is {self.recipe.data.longest}; it is {caption[:60]!r}"
+                    f"{count} words, and data.max_words is {self.recipe.data.max_words}; it is {caption[:60]!r}"
                 )
                 reason = "a caption of too many words" if count else "a caption without words"
                 yield InvalidExample(
@@ -315,10 +315,10 @@ class CaptionTask(SupervisedTask[CaptionExample]):
     # What reads it.
 
     def prepare(self, train: DatasetSplit[CaptionExample]) -> None:
-        prepared = self.recipe.text.prepared
+        prepared = self.recipe.tokenizer.preprocess
         lines = (prepared(caption) for one in train.examples for caption in one.captions)
-        Tokenizer.train(lines, self.recipe.text.vocabulary).save(self.run.folder / "tokenizer.json")
-        encoder: CaptionEncoderConfig = self.recipe.encoder
+        Tokenizer.train(lines, self.recipe.tokenizer.tokenizer_config).save(self.run.folder / "tokenizer.json")
+        encoder: CaptionEncoderConfig = self.recipe.image_encoder
         if encoder.weights is not None:  # the run has its own from now on
             save_weights(self._build_encoder(encoder.weights).net, self._encoder_weights_path)
 
@@ -327,7 +327,7 @@ class CaptionTask(SupervisedTask[CaptionExample]):
         return self.run.folder / "encoder.safetensors"
 
     def _build_encoder(self, weights: str | None) -> ImageEncoder:
-        config: CaptionEncoderConfig = self.recipe.encoder
+        config: CaptionEncoderConfig = self.recipe.image_encoder
         try:
             return ImageEncoder.from_name(
                 config.backbone,
@@ -336,7 +336,7 @@ class CaptionTask(SupervisedTask[CaptionExample]):
                 fine_tune_from_stage=config.finetune_from_level,
             )
         except ValueError as error:
-            raise InputError(f"encoder: {error}") from None
+            raise InputError(f"image_encoder: {error}") from None
 
     def build_model(self) -> tuple[ImageCaptioner, Tokenizer]:
         tokenizer = Tokenizer.load(self.run.folder / "tokenizer.json")
@@ -345,13 +345,13 @@ class CaptionTask(SupervisedTask[CaptionExample]):
             load_weights(encoder.net, self._encoder_weights_path)
         config = self.recipe.model
         try:
-            teller = MODEL_TYPES[config.kind](config, tokenizer.vocab_size, encoder.feature_width)
+            teller = MODEL_TYPES[config.type](config, tokenizer.vocab_size, encoder.feature_width)
         except ValueError as error:
             raise InputError(f"model: {error}") from None
         return ImageCaptioner(encoder, teller), tokenizer
 
     def init_weights(self, model: Any, tokenizer: Tokenizer) -> str | None:
-        weights = self.recipe.encoder.weights
+        weights = self.recipe.image_encoder.weights
         return None if weights is None else f"The encoder begins from {weights}"
 
     def get_feature_cache(self, encoder: ImageEncoder) -> ImageFeatureCache:
@@ -363,7 +363,7 @@ class CaptionTask(SupervisedTask[CaptionExample]):
         return self._feature_cache
 
     def _open_feature_cache(self, encoder: ImageEncoder) -> ImageFeatureCache:
-        config: CaptionEncoderConfig = self.recipe.encoder
+        config: CaptionEncoderConfig = self.recipe.image_encoder
         if not self.is_encoder_frozen:
             folder = self.run.folder / "data" / "pictures"
             return ImageFeatureCache.open(
@@ -389,7 +389,7 @@ class CaptionTask(SupervisedTask[CaptionExample]):
             max_tokens=settings.batch_tokens,
             seed=settings.seed,
             mix_lengths=not self.is_encoder_frozen,
-            fixed_shapes=common.resolve_batch_layout(self.run, ranks, packed=False)["alike"],
+            fixed_shapes=common.resolve_batch_layout(self.run, ranks, packed=False)["fixed_shapes"],
             image_names=[one.image.location for one in encoded],
         )
 
@@ -400,8 +400,8 @@ class CaptionTask(SupervisedTask[CaptionExample]):
         cache = self.get_feature_cache(model.encoder)
         rows = cache.row_indices(one.image for one in encoded)
         if not self.is_encoder_frozen:
-            return PixelInputs(cache.features, rows, self.recipe.data.augment)
-        places = CachedFeatureInputs(cache.features, rows, model.encoder.grid(self.recipe.encoder.size))
+            return PixelInputs(cache.features, rows, self.recipe.data.augmentation)
+        places = CachedFeatureInputs(cache.features, rows, model.encoder.compute_grid(self.recipe.image_encoder.image_size))
         size = len(rows) * cache.features[0].nbytes
         if device.type == "cuda" and size < MAX_GPU_MEMORY_FRACTION * torch.cuda.mem_get_info(device)[0]:
             return DeviceFeatureInputs.from_cached(places)
@@ -410,9 +410,9 @@ class CaptionTask(SupervisedTask[CaptionExample]):
     def describe_model(self, model: nn.Module, tokenizer: Tokenizer, num_examples: int) -> str:
         weights = sum(weight.numel() for weight in model.parameters()) / 1e6
         learning = sum(weight.numel() for weight in model.parameters() if weight.requires_grad) / 1e6
-        kind = self.recipe.model.kind
+        kind = self.recipe.model.type
         return (
-            f"{kind} on {self.recipe.encoder.backbone}: {weights:.1f} M weights, {learning:.1f} M of which "
+            f"{kind} on {self.recipe.image_encoder.backbone}: {weights:.1f} M weights, {learning:.1f} M of which "
             f"learn, vocabulary of {tokenizer.vocab_size:,}, {num_examples:,} captions"
         )
 

@@ -86,7 +86,7 @@ class TranslationRecipe:
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     task: Literal["translate"]
-    model: Annotated[TranslationModelConfig, pydantic.Field(discriminator="kind")]
+    model: Annotated[TranslationModelConfig, pydantic.Field(discriminator="type")]
     data: TranslationDataConfig = field(default_factory=TranslationDataConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     word_vectors: WordVectorsConfig = field(default_factory=WordVectorsConfig)
@@ -194,7 +194,7 @@ def _use_packing(recipe: TranslationRecipe, device: torch.device) -> bool:
     model, asked = recipe.model, recipe.data.packing
     if not isinstance(model, TransformerConfig):
         if asked is True:
-            raise InputError(f"data.packed: true, but a {model.type} model takes padded sentences: use auto")
+            raise InputError(f"data.packing: true, but a {model.type} model takes padded sentences: use auto")
         return False
     if asked == "auto":
         longest = recipe.data.max_tokens + 1  # with the token that begins or ends a sentence
