@@ -59,13 +59,13 @@ def evaluate(predictor: Any, split_name: str, console: Console) -> Evaluation:
     """Score a run on its test or validation data, show it, and keep it in the run's folder."""
     split = _load_split(predictor, split_name)
     with console.status(f"reading {len(split.examples):,} examples"):
-        found: Evaluation = predictor.judge(split.examples)
+        found: Evaluation = predictor.score_examples(split.examples)
     folder = predictor.run.folder
     _write_text(folder / "eval" / f"{split_name}.jsonl", "".join(f"{line}\n" for line in found.outputs))
     told = {
         "split": split_name,
-        "examples": len(split.examples),
-        "left_out": split.skipped.total,
+        "num_examples": len(split.examples),
+        "num_skipped": split.skipped.total,
         **found.metrics,
     }
     _write_text(folder / "eval" / f"{split_name}.json", json.dumps(told, ensure_ascii=False, indent=1) + "\n")
@@ -109,7 +109,7 @@ def compare(
                 f"{name} has other {split_name} data than {names[0]}; compare on the same examples"
             )
         with console.status(f"reading with {name}"):
-            found[name] = predictor.judge(examples)
+            found[name] = predictor.score_examples(examples)
     best = {one.select_by for one in found.values()}
     if len(best) > 1:
         raise InputError(f"these runs are judged by different figures: {', '.join(sorted(best))}")
@@ -127,12 +127,12 @@ def compare(
 def _load_split(predictor: Any, split_name: str) -> Any:
     if split_name not in ("valid", "test"):
         raise InputError(f"--split {split_name}: it is test or valid")
-    return predictor.split(split_name)
+    return predictor.load_split(split_name)
 
 
 def _drop_location(example: Any) -> Any:
     """An example without where it was read: the same data may lie in two places."""
-    return dataclasses.replace(example, where="")
+    return dataclasses.replace(example, location="")
 
 
 def _print_metrics(metrics: Mapping[str, Any], title: str, console: Console) -> None:

@@ -86,14 +86,14 @@ def resolve_held_out_fraction(
     """Which share of the data is held out for one split. It is written down, so that resuming agrees."""
     path = folder / "data" / "held_out.json"
     if path.is_file():
-        share = read_json(path, dict).get("share")
+        share = read_json(path, dict).get("fraction")
         if not isinstance(share, int | float):
-            raise InputError(f"{path} is damaged: expected a number as share")
+            raise InputError(f"{path} is damaged: expected a number as fraction")
         return float(share)
     many = count_examples()
     share = min(max_fraction, num_wanted / many)
     with atomic_write(path) as part:
-        part.write_text(json.dumps({unit: many, "share": share}), encoding="utf-8")
+        part.write_text(json.dumps({unit: many, "fraction": share}), encoding="utf-8")
     return share
 
 
@@ -129,7 +129,7 @@ def resolve_batch_layout(run: Run, ranks: DistributedRanks, packed: bool) -> dic
         return kept
     found = {
         "packed": packed,
-        "alike": cuda_graphs.should_use_cuda_graphs(run.recipe.train, ranks.device, ranks.world_size),
+        "fixed_shapes": cuda_graphs.should_use_cuda_graphs(run.recipe.train, ranks.device, ranks.world_size),
     }
     if ranks.is_main and not run.has_checkpoint:
         with atomic_write(path) as part:

@@ -59,7 +59,7 @@ OVERRIDABLE_FIELDS = (
     "dropout",
     "attention_dropout",
     "pooling",
-    "adversarial",
+    "adversarial_epsilon",
 )  # of ``model:``, where a model is taken over
 E = TypeVar("E")  # an example
 
@@ -75,7 +75,7 @@ class BertDataConfig(supervised.SupervisedDataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("stride", "longest"):
+        for name in ("window_stride", "max_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value}: 1 or more is expected")
@@ -102,36 +102,36 @@ class BertTask(SupervisedTask[E]):
 
     def resolve_max_tokens(self, config: BertConfig) -> int:
         """The most tokens that are read at once, [CLS] and [SEP] included."""
-        asked: int | None = self.recipe.data.longest
+        asked: int | None = self.recipe.data.max_tokens
         if asked is not None and asked > config.max_positions:
             raise InputError(
-                f"data.longest is {asked}, and the model has {config.max_positions} positions; "
-                "data.longest=null takes as many"
+                f"data.max_tokens is {asked}, and the model has {config.max_positions} positions; "
+                "data.max_tokens=null takes as many"
             )
         return asked or config.max_positions
 
     def prepare(self, train: DatasetSplit[E]) -> None:
         recipe, folder = self.recipe, self.run.folder
-        if recipe.from_ is None:
-            if recipe.scratch:
+        if recipe.pretrained is None:
+            if recipe.random_init:
                 raise InputError(
-                    "scratch: true takes over sizes and vocabulary, but from: is null, which begins with new "
-                    "weights anyway; leave scratch out, or name what to take them from"
+                    "random_init: true takes over sizes and vocabulary, but pretrained: is null, which begins with new "
+                    "weights anyway; leave random_init out, or name what to take them from"
                 )
             config = recipe.model
             pieces = self._build_tokenizer(train.examples)
             vocabulary = pieces.vocab_size
         else:
-            bert, pieces = load_pretrained_encoder(recipe.from_)
+            bert, pieces = load_pretrained_encoder(recipe.pretrained)
             chosen = {name: getattr(recipe.model, name) for name in OVERRIDABLE_FIELDS}
             config = replace(bert.config, pooler=True, **chosen)
             vocabulary = bert.word_embedding.num_embeddings
         self.resolve_max_tokens(config)  # told before anything is written
         pieces.save(folder)
-        supervised.write_json(folder / "model.json", {"vocabulary": vocabulary, **asdict(config)})
+        supervised.write_json(folder / "model.json", {"vocab_size": vocabulary, **asdict(config)})
 
     def _build_tokenizer(self, examples: Sequence[E]) -> WordPieceTokenizer:
-        text: WordPieceConfig = self.recipe.text
+        text: WordPieceConfig = self.recipe.tokenizer
         if text.pretrained is not None:
             return WordPieceTokenizer.load(Path(text.pretrained))
         texts = [one for example in examples[: text.max_training_examples] for one in self.get_texts(example)]
@@ -148,11 +148,11 @@ class BertTask(SupervisedTask[E]):
         return self.build_bert_model(config, vocabulary), pieces
 
     def init_weights(self, model: Any, tokenizer: WordPieceTokenizer) -> str | None:
-        if self.recipe.from_ is None or self.recipe.scratch:
+        if self.recipe.pretrained is None or self.recipe.random_init:
             return None
-        bert, _ = load_pretrained_encoder(self.recipe.from_)
-        new: list[str] = model.bert.begin_from(bert)
-        return f"New, as {self.recipe.from_} has none: {', '.join(new)}" if new else None
+        bert, _ = load_pretrained_encoder(self.recipe.pretrained)
+        new: list[str] = model.bert.copy_weights_from(bert)
+        return f"New, as {self.recipe.pretrained} has none: {', '.join(new)}" if new else None
 
     def build_dataset(
         self, encoded: Sequence[list[EncodedText]], model: Any, ranks: DistributedRanks
@@ -166,7 +166,7 @@ class BertTask(SupervisedTask[E]):
         return TextBatcher(
             self.batch_type,
             rows,
-            max_tokens=train.tokens,
+            max_tokens=train.batch_tokens,
             seed=train.seed,
             max_length=self.resolve_max_tokens(config),
             **layout,
@@ -174,7 +174,7 @@ class BertTask(SupervisedTask[E]):
 
     def describe_model(self, model: nn.Module, tokenizer: WordPieceTokenizer, num_examples: int) -> str:
         weights = sum(weight.numel() for weight in model.parameters())
-        origin = self.recipe.from_ if self.recipe.from_ and not self.recipe.scratch else "new weights"
+        origin = self.recipe.pretrained if self.recipe.pretrained and not self.recipe.random_init else "new weights"
         vocabulary = _load_model_spec(self.run.folder)[1]
         return f"bert: {weights / 1e6:.1f} M weights ({origin}), vocabulary of {vocabulary:,}, {num_examples:,} texts"
 
@@ -186,7 +186,7 @@ def _load_model_spec(folder: Path) -> tuple[BertConfig, int, WordPieceTokenizer]
         raise InputError(f"{folder} has no model.json yet: its training has hardly begun")
     told: dict[str, Any] = read_json(path, dict)
     try:
-        vocabulary = operator.index(told.pop("vocabulary"))
+        vocabulary = operator.index(told.pop("vocab_size"))
         config = pydantic.TypeAdapter(BertConfig).validate_python(told)
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"{path} does not describe a BERT: {error}") from None
@@ -194,7 +194,7 @@ def _load_model_spec(folder: Path) -> tuple[BertConfig, int, WordPieceTokenizer]
 
 
 def _use_packing(recipe: Any, config: BertConfig, rows: Sequence[EncodedText], device: torch.device) -> bool:
-    asked: Literal["auto"] | bool = recipe.data.packed
+    asked: Literal["auto"] | bool = recipe.data.packing
     if asked == "auto":
         longest = max((len(row.ids) for row in rows), default=0)
         return common.is_packing_fast(config, longest, recipe.train, device)

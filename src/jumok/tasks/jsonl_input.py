@@ -3,7 +3,7 @@
 ::
 
     {"id": 7, "text": "this is an example"}           →   this is an example
-    {"text": "He is old.", "pair": "He is young."}    →   He is old. ⇥ He is young.
+    {"text": "He is old.", "text_pair": "He is young."}    →   He is old. ⇥ He is young.
 
 What else an object has, such as a label, is not looked at; its ``id`` comes back with the answer.
 """
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 JsonObject = Mapping[str, Any]
-CLI_OPTIONS = {"beam": "--beam", "n_best": "--n-best", "alignments": "--alignments"}
+CLI_OPTIONS = {"beam_size": "--beam-size", "n_best": "--n-best", "alignments": "--alignments"}
 
 
 def parse_object(text: str) -> dict[str, Any]:
@@ -70,13 +70,13 @@ def make_text_reader(path: Path) -> Callable[[JsonObject], str]:
 
 
 def make_pair_reader(path: Path) -> Callable[[JsonObject], str]:
-    """One text or two: ``text``, ``pair``."""
+    """One text or two: ``text``, ``text_pair``."""
 
     def made(told: JsonObject) -> str:
-        if told.get("pair") is None:
+        if told.get("text_pair") is None:
             return get_text_field(told, "text")
         return (
-            f"{to_single_line(get_text_field(told, 'text'))}\t{to_single_line(get_text_field(told, 'pair'))}"
+            f"{to_single_line(get_text_field(told, 'text'))}\t{to_single_line(get_text_field(told, 'text_pair'))}"
         )
 
     return made

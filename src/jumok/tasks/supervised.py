@@ -6,7 +6,7 @@ A *use* says how examples are read, which model learns them and how that model r
               ►  examples  ►  what the model reads of each  ►  batches
 
 What was settled at the beginning (a vocabulary, the names of the classes in ``labels.json``) lies in the
-run's folder, and what was held out (``dataset/valid_split.jsonl``, ``dataset/test_split.jsonl``). So nothing later needs what
+run's folder, and what was held out (``data/valid.jsonl``, ``data/test.jsonl``). So nothing later needs what
 the run began from, but for data that the recipe names to validate or to test with.
 """
 
@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SupervisedDataConfig:
-    """What all ``dataset:`` sections have. How data is named is told in :mod:`jumok.dataset.sources`."""
+    """What all ``data:`` sections have. How data is named is told in :mod:`jumok.data.readers.formats`."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
@@ -75,7 +75,7 @@ class SupervisedDataConfig:
 
     def __post_init__(self) -> None:
         if self.held_out_size < 1:
-            raise ValueError(f"held_out={self.held_out_size}: 1 or more is expected")
+            raise ValueError(f"held_out_size={self.held_out_size}: 1 or more is expected")
 
 
 @dataclass(frozen=True)
@@ -131,13 +131,13 @@ class SupervisedTask(ABC, Generic[E]):
         """The examples of some data."""
 
     def log_skipped(self, examples: Iterable[T | InvalidExample]) -> Iterator[T | InvalidExample]:
-        """The same; what is left out is written down by name, all of it, in ``dataset/left_out.txt``."""
+        """The same; what is left out is written down by name, all of it, in ``data/skipped.txt``."""
         for one in examples:
             if isinstance(one, InvalidExample):
                 self._skipped_messages.setdefault(str(one))
             yield one
         if self._skipped_messages:
-            with atomic_write(self.run.folder / "data" / "left_out.txt") as part:
+            with atomic_write(self.run.folder / "data" / "skipped.txt") as part:
                 part.write_text("".join(f"{line}\n" for line in self._skipped_messages), encoding="utf-8")
 
     @abstractmethod
@@ -230,7 +230,7 @@ class SupervisedTask(ABC, Generic[E]):
         whole, skipped = self._train_data  # a run of an earlier version has kept nothing
         return DatasetSplit(
             split_name,
-            split_held_out(whole, self.get_split_key, self.recipe.data.held_out)[split_name],
+            split_held_out(whole, self.get_split_key, self.recipe.data.held_out_size)[split_name],
             skipped,
         )
 
@@ -295,7 +295,7 @@ def train(task: SupervisedTask[Any], console: Console) -> TrainingSummary:
         if ranks.is_main:
             _check_unchanged(run, data)
             for name in ("valid", "test"):
-                left_out = reader.split(name).skipped  # a flaw in it is told now, not after an hour
+                left_out = reader.load_split(name).skipped  # a flaw in it is told now, not after an hour
                 notes.append(f"Of the {name} data, {left_out}" if left_out.total else None)
         if not run.has_checkpoint:
             notes.append(task.init_weights(model, tokenizer))
@@ -344,8 +344,8 @@ class _SupervisedValidation:
     def __call__(self, model: nn.Module) -> ValidationReport:
         predictor = self.task.build_predictor(model, self.tokenizer)
         if self.split is None:
-            self.split = predictor.split("valid")
-        report: ValidationReport = predictor.report(self.split.examples)
+            self.split = predictor.load_split("valid")
+        report: ValidationReport = predictor.validate(self.split.examples)
         return report
 
 
@@ -363,7 +363,7 @@ def _prepare_run(task: SupervisedTask[Any]) -> str | None:
 
 def _check_unchanged(run: Run, dataset: FingerprintedDataset) -> None:
     """Refuse to go on with other data than the run began with."""
-    told = {"rows": len(dataset), "fingerprint": dataset.fingerprint}
+    told = {"num_rows": len(dataset), "fingerprint": dataset.fingerprint}
     if run.has_checkpoint and (before := _read_train_info(run)):
         if any(before.get(name, value) != value for name, value in told.items()):  # older runs tell less
             raise InputError(

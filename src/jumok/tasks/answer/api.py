@@ -54,7 +54,7 @@ class AnswerService:
         self.predictor, self.request_limits = predictor, request_limits
 
     def describe(self) -> dict[str, Any]:
-        return {"unanswerable": self.predictor.task.recipe.data.unanswerable}
+        return {"has_unanswerable": self.predictor.task.recipe.data.has_unanswerable}
 
     def estimate_tokens(self, request: AnswerRequest) -> int:
         self.request_limits.check_text("question", request.question)
@@ -83,3 +83,6 @@ def _build_response(prediction: AnswerPrediction) -> AnswerResponse:
         for answer, share in prediction.answers
     )
     return AnswerResponse(**first.model_dump(), alternatives=tuple(others))
+
+
+Service = AnswerService

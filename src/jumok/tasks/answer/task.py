@@ -53,11 +53,11 @@ from jumok.tasks.fine_tuning import (
     NBestOptions,
     PretrainedSource,
 )
-from jumok.tasks.jsonl_input import make_question_reader as objects_of
+from jumok.tasks.jsonl_input import make_question_reader as make_jsonl_reader
 from jumok.tasks.predictors import BertPredictor, Prediction
 from jumok.training import TrainConfig, TrainingSummary
 
-__all__ = ["AnswerRecipe", "NBestOptions", "compare", "evaluate", "load", "objects_of", "train"]
+__all__ = ["AnswerRecipe", "NBestOptions", "compare", "evaluate", "load", "make_jsonl_reader", "train"]
 
 QUESTIONS_PER_CHUNK = 256  # questions that are tokenised together
 MAX_CANDIDATES = 20  # of beginnings, and of ends, in each window, where several answers are asked for
@@ -81,7 +81,7 @@ class AnswerDecodeConfig:
 
     def __post_init__(self) -> None:
         if self.max_answer_tokens < 1:
-            raise ValueError(f"longest={self.max_answer_tokens}: 1 or more is expected")
+            raise ValueError(f"max_answer_tokens={self.max_answer_tokens}: 1 or more is expected")
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class AnswerTask(BertTask[AnswerExample]):
         self, data_source: DataSource, split_name: str
     ) -> Iterator[AnswerExample | InvalidExample]:
         return squad.read_answer_examples(
-            data_source, allow_unanswerable=self.recipe.data.unanswerable, split=split_name
+            data_source, allow_unanswerable=self.recipe.data.has_unanswerable, split=split_name
         )
 
     def get_split_key(self, example: AnswerExample) -> str:
@@ -246,14 +246,14 @@ class AnswerTask(BertTask[AnswerExample]):
         if room < min(len(context_pieces.ids), max_tokens // 4):
             told = f"{len(question_ids)} tokens, and {max_tokens} are read at once, with the text"
             return InvalidExample(example.location, "a question that is too long", told)
-        if len(context_pieces.ids) > room and self.recipe.data.long == "refuse":
+        if len(context_pieces.ids) > room and self.recipe.data.on_overflow == "refuse":
             told = f"{len(context_pieces.ids)} tokens, and {room} are read at once; {TOO_LONG_HINT}"
             return InvalidExample(example.location, "a text that is too long", told)
         return EncodedQuestion(
             example,
             question_ids,
             context_pieces,
-            make_windows(len(context_pieces.ids), max(room, 1), self.recipe.data.stride),
+            make_windows(len(context_pieces.ids), max(room, 1), self.recipe.data.window_stride),
         )
 
     def build_predictor(self, model: nn.Module, tokenizer: WordPieceTokenizer) -> AnswerPredictor:
@@ -294,11 +294,11 @@ class AnswerPrediction(Prediction):
     def format_lines(self, *, n_best: bool, as_json: bool) -> Iterator[str]:
         if as_json:
             told = [
-                {"text": one.text, "begin": one.start, "end": one.end, "probability": share}
+                {"answer": one.text, "start": one.start, "end": one.end, "probability": share}
                 for one, share in self.answers
             ]
             known = {"line": self.index, "question": self.question, **told[0]}
-            yield json.dumps(known | ({"others": told[1:]} if n_best else {}), ensure_ascii=False)
+            yield json.dumps(known | ({"alternatives": told[1:]} if n_best else {}), ensure_ascii=False)
             return
         for one, share in self.answers if n_best else self.answers[:1]:
             number = f"{self.index} ||| " if n_best else ""
@@ -352,16 +352,16 @@ class AnswerPredictor(BertPredictor):
 
     def encode_windows(self, text: str) -> list[EncodedText]:
         rows: list[EncodedText]
-        [rows] = self.check_encoded(self.task.rows([_parse_line(text, 0)], self.tokenizer, self.max_tokens))
+        [rows] = self.check_encoded(self.task.encode_rows([_parse_line(text, 0)], self.tokenizer, self.max_tokens))
         return rows
 
     def score_examples(self, examples: Sequence[AnswerExample]) -> Evaluation:
-        convention: AnswerConvention = self.task.recipe.score.answers
+        convention: AnswerConvention = self.task.recipe.evaluation.answer_convention
         said = [found[0] for found in self._predict_answers(examples, None, 1)]
         texts = [answer.text for answer, _ in said]
         gold = [[answer.text for answer in one.answers] for one in examples]
         score = score_answers(texts, gold, convention)
-        best = self.task.recipe.score.best
+        best = self.task.recipe.evaluation.select_by
         measure = is_exact_match if best == "exact" else answer_f1
         each = np.array(
             [
@@ -373,10 +373,10 @@ class AnswerPredictor(BertPredictor):
             json.dumps(
                 {
                     "id": one.id,
-                    "said": answer.text,
-                    "begin": answer.start,
+                    "prediction": answer.text,
+                    "start": answer.start,
                     "probability": share,
-                    "wanted": right,
+                    "target": right,
                 },
                 ensure_ascii=False,
             )
@@ -405,12 +405,12 @@ class AnswerPredictor(BertPredictor):
         is whole in no window is out of reach.
         """
         best = []
-        for one in self.check_encoded(self.task.asked(examples, self.tokenizer, self.max_tokens), None):
-            span = one.span
-            if span and not any(begin <= span[0] and span[1] < end for begin, end in one.parts):
+        for one in self.check_encoded(self.task.encode_questions(examples, self.tokenizer, self.max_tokens), None):
+            span = one.answer_span
+            if span and not any(begin <= span[0] and span[1] < end for begin, end in one.windows):
                 span = None
-            best.append(one.answer(*span).text if span else "")
-        score = score_answers(best, gold, self.task.recipe.score.answers)
+            best.append(one.build_answer(*span).text if span else "")
+        score = score_answers(best, gold, self.task.recipe.evaluation.answer_convention)
         return {"exact_reachable": score.exact_match, "f1_reachable": score.f1}
 
     def _predict_answers(
@@ -418,7 +418,7 @@ class AnswerPredictor(BertPredictor):
     ) -> Iterator[tuple[tuple[ContextSpan, float], ...]]:
         """The best answers to each question; ``first`` is the number of the first line."""
         encoded: list[EncodedQuestion] = self.check_encoded(
-            self.task.asked(questions, self.tokenizer, self.max_tokens), first_index
+            self.task.encode_questions(questions, self.tokenizer, self.max_tokens), first_index
         )
         rows = [_build_row(one, part, self.tokenizer) for one in encoded for part in one.windows]
         said = iter(self.compute_outputs(rows, self.model.logits))
@@ -435,7 +435,7 @@ class AnswerPredictor(BertPredictor):
                 for share, start, stop in self._find_best_spans(begin[inside], end[inside], n_best):
                     answer = one.build_answer(part.begin + start, part.begin + stop)
                     found[answer] = max(found.get(answer, 0.0), share)
-            if not found or self.task.recipe.data.unanswerable:
+            if not found or self.task.recipe.data.has_unanswerable:
                 found[ContextSpan("", 0)] = min(absent)  # it must be in none of the windows
             order = sorted(found.items(), key=lambda pair: -pair[1])
             yield tuple(order[:n_best])
@@ -444,7 +444,7 @@ class AnswerPredictor(BertPredictor):
         self, start_probabilities: NDArray[np.float64], end_probabilities: NDArray[np.float64], n_best: int
     ) -> list[tuple[float, int, int]]:
         """The likeliest spans of one window: how likely, the first piece, the last one."""
-        longest = self.task.recipe.decode.longest
+        longest = self.task.recipe.decode.max_answer_tokens
         if not len(start_probabilities):
             return []
         if n_best > 1:
@@ -502,3 +502,7 @@ def _parse_line(line: str, index: int) -> AnswerExample:
 
 def _build_question(question: str, context: str) -> AnswerExample:
     return AnswerExample(question.strip(), context, (), "", "", "")
+
+
+Recipe = AnswerRecipe
+Options = NBestOptions

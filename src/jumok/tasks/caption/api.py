@@ -48,7 +48,7 @@ class CaptionRequest(tasks_api.TaskRequest):
     @model_validator(mode="after")
     def _check_n_best(self) -> Self:
         if self.beam_size is not None and self.n_best > self.beam_size:
-            raise ValueError(f"n_best {self.n_best} needs a beam of as many; beam {self.beam_size} came")
+            raise ValueError(f"n_best {self.n_best} needs a beam of as many; beam_size {self.beam_size} came")
         return self
 
     @classmethod
@@ -94,15 +94,15 @@ class CaptionService:
         )
 
     def describe(self) -> dict[str, Any]:
-        known = {"beam": self._default_beam_size, "grid": list(self.predictor.grid_size)}
+        known = {"beam_size": self._default_beam_size, "grid_size": list(self.predictor.grid_size)}
         known |= {
-            "max_bytes": self.request_limits.max_image_bytes,
-            "max_pixels": self.request_limits.max_image_pixels,
+            "max_image_bytes": self.request_limits.max_image_bytes,
+            "max_image_pixels": self.request_limits.max_image_pixels,
         }
         return known | {"examples": self._examples}
 
     def estimate_tokens(self, request: CaptionRequest) -> int:
-        self.request_limits.check_maximum("beam", request.beam_size, self.request_limits.max_beam_size)
+        self.request_limits.check_maximum("beam_size", request.beam_size, self.request_limits.max_beam_size)
         self.request_limits.check_maximum("n_best", request.n_best, self.request_limits.max_beam_size)
         if (flaw := images.check_image(request.image, "image", self.image_limits)) is not None:
             raise (RequestTooLarge if flaw.reason in images.TOO_LARGE_REASONS else InputError)(str(flaw))
@@ -142,7 +142,7 @@ class CaptionService:
 
     @property
     def _default_beam_size(self) -> int:
-        beam: int = self.predictor.run.recipe.decode.beam
+        beam: int = self.predictor.run.recipe.decode.beam_size
         return beam
 
 
@@ -155,7 +155,7 @@ def _to_fields(prediction: CaptionPrediction) -> dict[str, Any]:
     known["words"] = list(prediction.words)
     if prediction.attention is not None:
         strongest = prediction.attention.flatten(1).argmax(1).tolist()
-        known["places"] = [divmod(at, prediction.attention.shape[2]) for at in strongest]
+        known["attention_peaks"] = [divmod(at, prediction.attention.shape[2]) for at in strongest]
     return known
 
 
@@ -170,3 +170,6 @@ def _build_examples(data_source: object) -> list[dict[str, str]]:
         image.fromarray(BuiltinScene(UNSEEN_SEED, number).decode()).save(file, "JPEG", quality=90)
         made.append({"image": base64.b64encode(file.getvalue()).decode()})
     return made
+
+
+Service = CaptionService

@@ -81,12 +81,12 @@ class CaptionPrediction(Prediction):
         """The name of the picture, a tab and the caption; in an n-best list, the score behind it."""
         for one in (self, *self.alternatives):
             if as_json:
-                known: dict[str, Any] = {"line": one.index, "picture": one.image_name, "caption": one.caption}
+                known: dict[str, Any] = {"line": one.index, "image": one.image_name, "caption": one.caption}
                 known |= {"score": one.score, "finished": one.finished, "words": list(one.words)}
                 if one.attention is not None:
                     rows, columns = one.attention.shape[1:]
                     strongest = one.attention.flatten(1).argmax(1).tolist()
-                    known |= {"grid": [rows, columns], "places": [divmod(at, columns) for at in strongest]}
+                    known |= {"grid_size": [rows, columns], "attention_peaks": [divmod(at, columns) for at in strongest]}
                 yield json.dumps(known, ensure_ascii=False)
             else:
                 fields = [one.image_name, one.caption, *([f"{one.score:.4f}"] if n_best else [])]
@@ -104,15 +104,15 @@ class CaptionPredictor(SupervisedPredictor):
     """A model that says what is in a picture.
 
     >>> reader = jumok.load("runs/captioner")  # doctest: +SKIP
-    >>> said = reader.describe("photo.jpg")  # doctest: +SKIP
-    >>> said.caption, said.weights.shape  # (words, rows, columns)  # doctest: +SKIP
+    >>> said = reader.caption("photo.jpg")  # doctest: +SKIP
+    >>> said.caption, said.attention.shape  # (words, rows, columns)  # doctest: +SKIP
     ('a small red circle left of a star', torch.Size([8, 6, 6]))
     """
 
     def __init__(self, task: Any, model: Any, tokenizer: Any, options: CaptionOptions | None = None) -> None:
         super().__init__(task, model, tokenizer)
         self.options = CaptionOptions() if options is None else options  # that evaluations use
-        self.preprocess_image = build_square_resize(task.recipe.encoder.size)
+        self.preprocess_image = build_square_resize(task.recipe.image_encoder.image_size)
         self._find_image = ImageFinder()
 
     def with_options(self, options: CaptionOptions) -> CaptionPredictor:
@@ -216,8 +216,8 @@ class CaptionPredictor(SupervisedPredictor):
     ) -> list[list[Hypothesis]]:
         """What a search finds for pictures, given their places: one hypothesis, or the best ones."""
         decode = self.run.recipe.decode
-        source, limit = features_as_tokens(features), decode.longest
-        beam = decode.beam if options.beam_size is None else options.beam_size
+        source, limit = features_as_tokens(features), decode.max_tokens
+        beam = decode.beam_size if options.beam_size is None else options.beam_size
         if options.sample:
             drawn = decoding.sample(
                 self.model,
@@ -243,7 +243,7 @@ class CaptionPredictor(SupervisedPredictor):
     def ids_to_text(self, ids: Sequence[int]) -> str:
         """A caption as one reads it: what was split off words to be counted is put back."""
         text: str = self.tokenizer.decode(ids)
-        for ending in captions.CONTRACTION_ENDINGS if self.run.recipe.text.plain else ():
+        for ending in captions.CONTRACTION_ENDINGS if self.run.recipe.tokenizer.normalize else ():
             text = text.replace(f" {ending}", ending)
         return text
 
@@ -256,7 +256,7 @@ class CaptionPredictor(SupervisedPredictor):
     @functools.cached_property
     def grid_size(self) -> tuple[int, int]:
         """The rows and columns of places."""
-        found: tuple[int, int] = self.model.encoder.grid(self.run.recipe.encoder.size)
+        found: tuple[int, int] = self.model.encoder.compute_grid(self.run.recipe.image_encoder.image_size)
         return found
 
     @torch.inference_mode()
@@ -265,12 +265,12 @@ class CaptionPredictor(SupervisedPredictor):
 
         Of a Transformer: in its last layer but one, in the mean of its heads.
         """
-        maps = self.model.maps(
+        maps = self.model.compute_attention_maps(
             CaptionBatch.from_sequences(features, self.grid_size, caption_ids).to(self.device)
         )
         weights = maps[max(0, len(maps) - 2)].weights.float().mean(1).cpu()  # (B, T, P)
         return [
-            _merge_to_words(one[: len(ids)], self.tokenizer.words_of(ids)).unflatten(-1, self.grid_size)
+            _merge_to_words(one[: len(ids)], self.tokenizer.word_ids_from_ids(ids)).unflatten(-1, self.grid_size)
             for one, ids in zip(weights, caption_ids, strict=True)
         ]
 
@@ -304,7 +304,7 @@ class CaptionPredictor(SupervisedPredictor):
         if target is None:
             ids = list(self.decode_captions(places, self.options)[0][0].ids)
         else:
-            [ids] = self.tokenizer.encode([self.run.recipe.text.prepared(target)])
+            [ids] = self.tokenizer.encode([self.run.recipe.tokenizer.preprocess(target)])
         if not ids:
             told = name or "the picture"
             raise InputError(f"{told}: nothing is said of it, so there are no words to look at")
@@ -318,12 +318,12 @@ class CaptionPredictor(SupervisedPredictor):
 
         batch = CaptionBatch.from_sequences(features, self.grid_size, [caption_ids]).to(self.device)
         loss = self.model.loss(batch).parts["nll"].item()
-        words = self.tokenizer.words_of(caption_ids)
+        words = self.tokenizer.word_ids_from_ids(caption_ids)
         layers = {
             one.name: torch.stack(
                 [_merge_to_words(head, words) for head in one.weights[0, :, : len(caption_ids)].cpu()]
             )
-            for one in self.model.maps(batch)
+            for one in self.model.compute_attention_maps(batch)
         }
         rows, columns = self.grid_size
         return ViewerData.from_weights(
@@ -348,14 +348,14 @@ class CaptionPredictor(SupervisedPredictor):
 
     def encode(self, examples: Iterable[CaptionExample]) -> Iterator[EncodedImage | InvalidExample]:
         """What is learned of pictures, once all that the model is given of them is on the disk."""
-        cache, prepared = self.task.cache(self.model.encoder), self.run.recipe.text.prepared
-        make = self._extract_frozen_features if self.task.is_frozen else np.stack
-        for one in self.task.noted(cache.filled(examples, self.preprocess_image, make)):
+        cache, prepared = self.task.get_feature_cache(self.model.encoder), self.run.recipe.tokenizer.preprocess
+        make = self._extract_frozen_features if self.task.is_encoder_frozen else np.stack
+        for one in self.task.log_skipped(cache.fill(examples, self.preprocess_image, make)):
             if isinstance(one, InvalidExample):
                 yield one
             else:
                 yield EncodedImage(
-                    one.picture, self.tokenizer.encode([prepared(text) for text in one.captions])
+                    one.image, self.tokenizer.encode([prepared(text) for text in one.captions])
                 )
 
     def _extract_frozen_features(self, images: list[NDArray[np.uint8]]) -> NDArray[Any]:
@@ -369,11 +369,11 @@ class CaptionPredictor(SupervisedPredictor):
         self, encoded: Sequence[EncodedImage]
     ) -> Iterator[tuple[Tensor, Sequence[EncodedImage]]]:
         """The places of pictures whose features or squares are on the disk, some at a time."""
-        cache = self.task.cache(self.model.encoder)
+        cache = self.task.get_feature_cache(self.model.encoder)
         for begin in range(0, len(encoded), IMAGES_PER_BATCH):
             some = encoded[begin : begin + IMAGES_PER_BATCH]
-            kept = cache.features[cache.rows(one.image for one in some)]
-            if self.task.is_frozen:
+            kept = cache.features[cache.row_indices(one.image for one in some)]
+            if self.task.is_encoder_frozen:
                 yield torch.from_numpy(kept).to(self.device, torch.float32), some
             else:
                 yield self.extract_features(list(kept)), some
@@ -383,14 +383,14 @@ class CaptionPredictor(SupervisedPredictor):
     @torch.inference_mode()
     def compute_loss(self, examples: Sequence[CaptionExample]) -> float:
         encoded = self.check_encoded(self.encode(examples), None)
-        given = self.task.given(encoded, self.model, torch.device("cpu"))
-        data = CaptionBatcher(given, [one.captions for one in encoded], max_tokens=MAX_BATCH_TOKENS, seed=0)
+        given = self.task.build_image_inputs(encoded, self.model, torch.device("cpu"))
+        data = CaptionBatcher(given, [one.caption_ids for one in encoded], max_tokens=MAX_BATCH_TOKENS, seed=0)
         return compute_mean_loss(self.model, data, self.device)
 
     def validate(self, examples: Sequence[CaptionExample]) -> ValidationReport:
         """For the training loop: by greedy search."""
         found = self.with_options(CaptionOptions(beam_size=1)).score_examples(examples)
-        loss, best = self.compute_loss(examples), self.run.recipe.score.best
+        loss, best = self.compute_loss(examples), self.run.recipe.evaluation.select_by
         numbers = {name: value for name, value in found.metrics.items() if isinstance(value, int | float)}
         return ValidationReport(
             {**numbers, "loss": loss, **self._measure_attention_health(examples[:NUM_HEALTH_EXAMPLES])},
@@ -405,7 +405,7 @@ class CaptionPredictor(SupervisedPredictor):
         (places, some), *_ = self._iterate_features(found)
         said = [one.caption_ids[0] for one in some]
         batch = CaptionBatch.from_sequences(places, self.grid_size, said).to(self.device)
-        weights = [one.weights for one in self.model.maps(batch)]
+        weights = [one.weights for one in self.model.compute_attention_maps(batch)]
         return compute_attention_health(weights, batch.target.lengths, [places.shape[1]] * len(some))
 
     def score_examples(self, examples: Sequence[CaptionExample]) -> Evaluation:
@@ -435,9 +435,9 @@ class CaptionPredictor(SupervisedPredictor):
             [
                 json.dumps(
                     {
-                        "picture": one.image.location,
-                        "said": text,
-                        "wanted": list(one.captions),
+                        "image": one.image.location,
+                        "prediction": text,
+                        "target": list(one.captions),
                         "cider_d": round(float(score), 4),
                     },
                     ensure_ascii=False,

@@ -49,7 +49,7 @@ from jumok.tasks import base as tasks_base
 from jumok.tasks import common, supervised
 from jumok.tasks.base import Evaluation
 from jumok.tasks.caption import inputs
-from jumok.tasks.caption.inputs import make_image_reader
+from jumok.tasks.caption.inputs import make_image_reader as make_jsonl_reader
 from jumok.tasks.caption.predictor import CaptionOptions, CaptionPredictor, EncodedImage
 from jumok.tasks.supervised import DatasetSplit, DataSource, SupervisedDataConfig, SupervisedTask
 from jumok.training import DistributedRanks, TrainConfig, TrainingSummary, load_weights, save_weights
@@ -61,7 +61,7 @@ __all__ = [
     "evaluate",
     "inputs",
     "load",
-    "make_image_reader",
+    "make_jsonl_reader",
     "train",
 ]
 
@@ -434,3 +434,7 @@ def _digest_weights(module: nn.Module) -> str:
         found.update(name.encode())
         found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()[:16]
+
+
+Recipe = CaptionRecipe
+Options = CaptionOptions

@@ -59,12 +59,12 @@ class ClassificationService:
 
     def describe(self) -> dict[str, Any]:
         data = self.predictor.run.recipe.data
-        known = {"labels": list(self.predictor.labels), "pairs": data.pair is not None}
+        known = {"labels": list(self.predictor.labels), "text_pairs": data.pair_column is not None}
         return known | {"examples": _build_examples(data.train)}
 
     def estimate_tokens(self, request: ClassificationRequest) -> int:
         self.request_limits.check_text("text", request.text)
-        self.request_limits.check_text("pair", request.text_pair or "")
+        self.request_limits.check_text("text_pair", request.text_pair or "")
         return self.predictor.count_tokens(request.text, request.text_pair)
 
     def get_batch_key(self, request: ClassificationRequest) -> Hashable:
@@ -103,3 +103,6 @@ def _build_response(prediction: ClassificationPrediction) -> ClassificationRespo
         return ClassificationResponse(value=prediction.value)
     classes = tuple(ClassProbability(label=label, probability=share) for label, share in prediction.classes)
     return ClassificationResponse(label=classes[0].label, probability=classes[0].probability, classes=classes)
+
+
+Service = ClassificationService

@@ -1,8 +1,8 @@
 """Debugging by attention: the errors a model was surest of, with the words it looked at; are these to trust?
 
 ``jumok eval`` writes all errors to ``eval/errors.jsonl``, the most confident first, shows a few, and makes a
-page of the worst, ``figures/errors.html``. ``--measure_faithfulness`` asks of some of the texts what becomes of the
-label when the words that were looked at are taken away (see :mod:`jumok.metrics.measure_faithfulness`).
+page of the worst, ``figures/errors.html``. ``--faithfulness`` asks of some of the texts what becomes of the
+label when the words that were looked at are taken away (see :mod:`jumok.metrics.faithfulness`).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def evaluate_faithfulness(
 ) -> Faithfulness:
     """Put a run's highlights to the test; the result is shown, and added to ``eval/<split_name>.json``."""
     check_can_highlight(predictor)
-    examples = predictor.split(split_name).examples
+    examples = predictor.load_split(split_name).examples
     if any(getattr(one, "pair", None) is not None for one in examples):
         raise InputError("--faithfulness: words are taken away from single texts; this model reads pairs")
     found, about = compute_faithfulness(
@@ -261,8 +261,8 @@ def _add_highlights(predictor: object, errors: Sequence[MisclassifiedText]) -> I
 def _format_error_line(error: MisclassifiedText) -> str:
     told: dict[str, Any] = {"text": error.text}
     if error.text_pair is not None:
-        told["pair"] = error.text_pair
-    told |= {"said": error.prediction, "wanted": error.label, "probability": round(error.probability, 6)}
+        told["text_pair"] = error.text_pair
+    told |= {"prediction": error.prediction, "target": error.label, "probability": round(error.probability, 6)}
     if error.document is not None:
         each = compute_word_weights(error.document)
         told["words"] = [

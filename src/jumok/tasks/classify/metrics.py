@@ -66,7 +66,7 @@ def score_classes(
     figures["confusion"] = found.confusion.tolist()
     deciding = "accuracy" if select_by == "auto" else select_by
     if deciding not in figures:
-        raise InputError(f"score.best is {deciding!r}; there are {', '.join(figures)}; see score.positive")
+        raise InputError(f"evaluation.select_by is {deciding!r}; there are {', '.join(figures)}; see evaluation.positive_label")
 
     def of(some: NDArray[np.int64]) -> float:
         part = score_classification(target_ids[some], said[some], label_names)
@@ -106,8 +106,8 @@ def format_output_line(
     """What was said of a sample, as a line of JSON."""
     told: dict[str, Any] = {"text": sample.text}
     if sample.pair is not None:
-        told["pair"] = sample.pair
-    told |= {"said": prediction, "wanted": target}
+        told["text_pair"] = sample.pair
+    told |= {"prediction": prediction, "target": target}
     if probability is not None:
         told["probability"] = round(probability, 6)
     return json.dumps(told, ensure_ascii=False)

@@ -50,7 +50,7 @@ BUILTIN_SEED = 1  # of the built-in data
 
 @dataclass(frozen=True)
 class ClassificationDataConfig(SupervisedDataConfig):
-    """What the ``config:`` sections of classification have. Columns are told as in :mod:`jumok.config.tables`."""
+    """What the ``data:`` sections of classification have. Columns are told as in :mod:`jumok.data.readers.tables`."""
 
     text_column: ColumnName = "text"
     pair_column: ColumnName | None = None  # the second text
@@ -63,19 +63,19 @@ class ClassificationDataConfig(SupervisedDataConfig):
     )
     regression: bool = False  # labels are numbers
     unescape_treebank: bool = False  # -lrb- is read as (, and so on: some data is from a treebank
-    builtin_size: int = 4000  # of the built-in data, see jumok.data.decisive
+    builtin_size: int = 4000  # of the built-in data, see jumok.data.builtin.decisive_words
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.regression and self.label_names is not None:
-            raise ValueError("regression has no classes: leave labels out")
+            raise ValueError("regression has no classes: leave label_names out")
         if self.builtin_size < 1:
-            raise ValueError(f"documents={self.builtin_size}: 1 or more is expected")
+            raise ValueError(f"builtin_size={self.builtin_size}: 1 or more is expected")
 
 
 @dataclass(frozen=True)
 class ClassificationEvaluationConfig:
-    """The ``score:`` section: the figure that decides which weights are best."""
+    """The ``evaluation:`` section: the figure that decides which weights are best."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
@@ -94,12 +94,12 @@ class ClassificationTask(SupervisedTask[ClassificationExample]):
 
     @property
     def input_example(self) -> str:
-        return "…" if self.recipe.data.pair is None else "… ||| …"
+        return "…" if self.recipe.data.pair_column is None else "… ||| …"
 
     @functools.cached_property
     def label_set(self) -> LabelSet:
         """The classes; one that stands for a number, in regression."""
-        said = self.recipe.data.labels
+        said = self.recipe.data.label_names
         return LabelSet.from_config(self.labels if said is None else said)
 
     @property
@@ -132,7 +132,7 @@ class ClassificationTask(SupervisedTask[ClassificationExample]):
     def get_texts(self, example: ClassificationExample) -> Iterable[str]:
         """One text or two, as a model gets them."""
         texts = [example.text] if example.pair is None else [example.text, example.pair]
-        return map(unescape_treebank, texts) if self.recipe.data.unescape else texts
+        return map(unescape_treebank, texts) if self.recipe.data.unescape_treebank else texts
 
     def collect_labels(self, examples: Sequence[ClassificationExample]) -> list[str]:
         data: ClassificationDataConfig = self.recipe.data
@@ -143,9 +143,9 @@ class ClassificationTask(SupervisedTask[ClassificationExample]):
             if data.label_names is None
             else LabelSet.from_config(data.label_names)
         )
-        positive = self.recipe.score.positive
+        positive = self.recipe.evaluation.positive_label
         if positive is not None and positive not in known.names:
-            raise InputError(f"score.positive is {positive!r}; the classes are {', '.join(known.names)}")
+            raise InputError(f"evaluation.positive_label is {positive!r}; the classes are {', '.join(known.names)}")
         return list(known.names)
 
     def get_target(self, example: ClassificationExample) -> int | float:
@@ -157,7 +157,7 @@ def _read_builtin(
     name: str, config: ClassificationDataConfig
 ) -> Iterator[ClassificationExample | InvalidExample]:
     if config.pair_column is not None or config.regression:
-        raise InputError(f"data: {name} are single texts with classes: leave pair and regression out")
+        raise InputError(f"data: {name} are single texts with classes: leave pair_column and regression out")
     for number, made in enumerate(
         decisive_words.generate_documents(BUILTIN_SEED, config.builtin_size, name), 1
     ):
@@ -205,7 +205,7 @@ class ClassificationPredictor(SupervisedPredictor):
 
     @property
     def labels(self) -> Sequence[str]:
-        return () if self.task.recipe.data.regression else self.task.known.names
+        return () if self.task.recipe.data.regression else self.task.label_set.names
 
     def classify(self, text: str, text_pair: str | None = None) -> ClassificationPrediction:
         """One text, or a pair; many of them by :meth:`predict`."""
@@ -254,19 +254,19 @@ class ClassificationPredictor(SupervisedPredictor):
     # ------------------------------------------------------------------------------------------------------
 
     def _build_sample(self, text: str, text_pair: str | None) -> ClassificationExample:
-        wants = self.task.recipe.data.pair is not None
+        wants = self.task.recipe.data.pair_column is not None
         if wants != (text_pair is not None):
             raise InputError(
                 "this model reads two texts" if wants else "this model reads one text, and two came"
             )
-        label = 0.0 if self.task.recipe.data.regression else self.task.known.written[0]  # not looked at
+        label = 0.0 if self.task.recipe.data.regression else self.task.label_set.raw_labels[0]  # not looked at
         return ClassificationExample(
             text.strip(), None if text_pair is None else text_pair.strip(), label, ""
         )
 
     def parse_line(self, line: str, index: int = 0) -> ClassificationExample:
         """A line as an example, whose label nobody looks at."""
-        if self.task.recipe.data.pair is None:
+        if self.task.recipe.data.pair_column is None:
             return self._build_sample(line, None)
         texts = split_pair(line)
         if len(texts) != 2:
@@ -286,7 +286,7 @@ class ClassificationPredictor(SupervisedPredictor):
                 yield ClassificationPrediction(number, line, value=float(said[0]))
             else:
                 order = np.argsort(-said, kind="stable")
-                names = self.task.known.names
+                names = self.task.label_set.names
                 yield ClassificationPrediction(
                     number, line, tuple((names[at], float(said[at])) for at in order)
                 )
@@ -300,10 +300,10 @@ class ClassificationPredictor(SupervisedPredictor):
             "pearson": pearson(truth, predictions),
             "root_mean_squared_error": math.sqrt(((truth - predictions) ** 2).mean()),
         }
-        asked = self.task.recipe.score.best
+        asked = self.task.recipe.evaluation.select_by
         best = "spearman" if asked == "auto" else asked
         if best not in figures:
-            raise InputError(f"score.best is {best!r}; of numbers there are spearman and pearson")
+            raise InputError(f"evaluation.select_by is {best!r}; of numbers there are spearman and pearson")
         measure = {"spearman": spearman, "pearson": pearson}[best]
         return Evaluation(
             figures,
@@ -322,9 +322,9 @@ class ClassificationPredictor(SupervisedPredictor):
     def _score_classes(
         self, examples: Sequence[ClassificationExample], probabilities: NDArray[np.float64]
     ) -> Evaluation:
-        known: LabelSet = self.task.known
+        known: LabelSet = self.task.label_set
         truth = np.array([known.index(one.label) for one in examples])
-        score: ClassificationEvaluationConfig = self.task.recipe.score
+        score: ClassificationEvaluationConfig = self.task.recipe.evaluation
         return classify_metrics.score_classes(
             examples,
             truth,

@@ -46,7 +46,7 @@ from jumok.tasks.classify.predictor import (
 )
 from jumok.tasks.classify.word_attention import WordAttentionTask
 from jumok.tasks.fine_tuning import TOO_LONG_HINT, BertDataConfig, BertTask, NBestOptions, PretrainedSource
-from jumok.tasks.jsonl_input import make_pair_reader as objects_of
+from jumok.tasks.jsonl_input import make_pair_reader as make_jsonl_reader
 from jumok.tasks.predictors import BertPredictor
 from jumok.training import TrainConfig, TrainingSummary
 
@@ -57,7 +57,7 @@ __all__ = [
     "compare",
     "evaluate",
     "load",
-    "objects_of",
+    "make_jsonl_reader",
     "train",
 ]
 
@@ -74,7 +74,7 @@ class BertClassificationDataConfig(ClassificationDataConfig, BertDataConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.symmetric_pairs and self.pair_column is None:
-            raise ValueError("both_ways: only pairs can be read so; name the second text with pair")
+            raise ValueError("symmetric_pairs: only pairs can be read so; name the second text with pair_column")
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class BertClassificationTask(ClassificationTask, BertTask[ClassificationExample]
                     yield found
                     continue
                 label = self.get_target(one)
-                if self.recipe.data.both_ways:
+                if self.recipe.data.symmetric_pairs:
                     found = [*found, *([second, first] for first, second in found)]
                 yield [EncodedText(*tokenizer.join_segments(*each), {"labels": label}) for each in found]
 
@@ -230,3 +230,7 @@ class BertClassificationPredictor(ClassificationPredictor, BertPredictor):
                 logits /= logits.sum(1, keepdims=True)
             found.append(logits.mean(0))
         return np.array(found)
+
+
+Recipe = RECIPE_TYPES
+Options = NBestOptions

@@ -5,7 +5,7 @@
     selfattentive    a text is one sequence of words; several hops look at it, each at words of its own
     hierarchical     a text is sentences of words; one look at the words of each, one at the sentences
 
-Texts of any length are read whole. The reader of a run says where it looked, ``highlight_texts(num_examples)``, and what
+Texts of any length are read whole. The reader of a run says where it looked, ``highlight_texts(texts)``, and what
 it would say of texts with some words taken away, ``predict_probabilities(…)``.
 """
 
@@ -135,27 +135,27 @@ class WordAttentionTask(ClassificationTask):
         texts = (
             self.tokenize_words(text).sentences for one in train.examples for text in self.get_texts(one)
         )
-        WordTokenizer.train(texts, self.recipe.text).save(self.run.folder)
+        WordTokenizer.train(texts, self.recipe.tokenizer).save(self.run.folder)
 
     def build_model(self) -> tuple[nn.Module, WordTokenizer]:
         self._check_recipe()
         words, config = WordTokenizer.load(self.run.folder), self.recipe.model
         if self.is_hierarchical:
             return HierarchicalAttentionNetwork(config, words.vocab_size, self.num_outputs), words
-        pairs = self.recipe.data.pair is not None
+        pairs = self.recipe.data.pair_column is not None
         return SelfAttentiveClassifier(
-            replace(config, pairs=pairs), words.vocab_size, self.num_outputs
+            replace(config, text_pairs=pairs), words.vocab_size, self.num_outputs
         ), words
 
     def _check_recipe(self) -> None:
-        pairs = self.recipe.data.pair is not None
+        pairs = self.recipe.data.pair_column is not None
         if self.is_hierarchical and pairs:
-            raise InputError("data.pair: a hierarchical model reads one text; selfattentive ones read pairs")
-        if getattr(self.recipe.model, "pairs", False) and not pairs:
-            raise InputError("model.pairs: true, but data.pair names no column of second texts")
+            raise InputError("data.pair_column: a hierarchical model reads one text; selfattentive ones read pairs")
+        if getattr(self.recipe.model, "text_pairs", False) and not pairs:
+            raise InputError("model.text_pairs: true, but data.pair_column names no column of second texts")
 
     def init_weights(self, model: Any, tokenizer: WordTokenizer) -> str | None:
-        path: str | None = self.recipe.vectors
+        path: str | None = self.recipe.word_vectors
         if path is None:
             return None
         words = tokenizer.ids_to_tokens(range(tokenizer.vocab_size))
@@ -166,7 +166,7 @@ class WordAttentionTask(ClassificationTask):
 
     def tokenize_words(self, text: str) -> SegmentedText:
         """A text as sentences of words."""
-        return segment_text(text, strip_markup=self.recipe.text.markup)
+        return segment_text(text, strip_markup=self.recipe.tokenizer.strip_markup)
 
     def join_sentences(self, texts: Sequence[Sequence[list[int]]]) -> list[list[int]]:
         """One text or two, in ids of their sentences, as the model reads them."""
@@ -180,7 +180,7 @@ class WordAttentionTask(ClassificationTask):
         train: TrainConfig = self.recipe.train
         if model.bigrams is not None and not self.run.has_checkpoint:
             model.bigrams.learn(itertools.chain.from_iterable(one.token_ids for one in encoded))
-        alike = common.resolve_batch_layout(self.run, ranks, packed=False)["alike"]
+        alike = common.resolve_batch_layout(self.run, ranks, packed=False)["fixed_shapes"]
         return self.build_batches(
             encoded, batch_tokens=train.batch_tokens, seed=train.seed, static_shapes=alike
         )
@@ -203,7 +203,7 @@ class WordAttentionTask(ClassificationTask):
                 seed=seed,
                 group_by_steps=True,
             )
-        if self.recipe.data.pair is not None:
+        if self.recipe.data.pair_column is not None:
             firsts, seconds = zip(*(one.token_ids for one in encoded), strict=True)
             return TextPairBatcher(
                 firsts, seconds, labels, max_tokens=batch_tokens, seed=seed, fixed_shapes=static_shapes
@@ -221,7 +221,7 @@ class WordAttentionTask(ClassificationTask):
 
     def describe_model(self, model: nn.Module, tokenizer: WordTokenizer, num_examples: int) -> str:
         weights = sum(weight.numel() for weight in model.parameters()) / 1e6
-        kind = self.recipe.model.kind
+        kind = self.recipe.model.type
         return (
             f"{kind}: {weights:.1f} M weights, vocabulary of {tokenizer.vocab_size:,}, {num_examples:,} texts"
         )
@@ -234,8 +234,8 @@ class WordAttentionPredictor(ClassificationPredictor):
     """A model that labels texts and tells what it looked at.
 
     >>> reader = jumok.load("runs/hierarchical-imdb")  # doctest: +SKIP
-    >>> [document] = reader.documents(["The plot is thin. I loved it."])  # doctest: +SKIP
-    >>> document.said[0], document.by_sentence()  # doctest: +SKIP
+    >>> [document] = reader.highlight_texts(["The plot is thin. I loved it."])  # doctest: +SKIP
+    >>> document.class_probabilities[0], document.sentence_weights  # doctest: +SKIP
     (('positive', 0.93), array([0.08, 0.92], dtype=float32))
     """
 
@@ -277,7 +277,7 @@ class WordAttentionPredictor(ClassificationPredictor):
             raise InputError("this model says a number of a text, and no probabilities")
         if not len(documents):
             return np.zeros((0, self.task.num_outputs))
-        pairs = self.task.recipe.data.pair is not None
+        pairs = self.task.recipe.data.pair_column is not None
         texts = [[[words] for words in one] if pairs else [one] for one in documents]
         for number, one in enumerate(texts, 1):
             if pairs and len(one) != 2:
@@ -424,7 +424,7 @@ class WordAttentionPredictor(ClassificationPredictor):
         self, batch: TextBatch
     ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32] | None]]:
         """For each text, the weights of its tokens ``(hops, batch_tokens)``, and of its sentences if it has any."""
-        maps = [one.weights.float().cpu().numpy() for one in self.model.maps(batch)]
+        maps = [one.weights.float().cpu().numpy() for one in self.model.compute_attention_maps(batch)]
         if isinstance(batch, DocumentBatch):
             of_words, of_sentences = (one[:, 0, 0] for one in maps)
             first = 0
@@ -435,7 +435,7 @@ class WordAttentionPredictor(ClassificationPredictor):
                 yield np.concatenate([share * row[:length] for share, row, length in rows])[None], within
                 first += size
             return
-        sides = [batch.tokens, *([] if len(maps) == 1 else [batch.seconds])]  # type: ignore[attr-defined]
+        sides = [batch.tokens, *([] if len(maps) == 1 else [batch.second_tokens])]  # type: ignore[attr-defined]
         for number in range(len(batch.example_indices)):
             halves = [
                 one[number, :, 0, : tokens.lengths[number]] / len(maps)

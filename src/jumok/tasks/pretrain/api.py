@@ -55,11 +55,11 @@ class FillMaskService:
         self.predictor, self.request_limits = predictor, request_limits
 
     def describe(self) -> dict[str, Any]:
-        return {"mask": self.predictor.tokenizer.special_tokens["mask"]}
+        return {"mask_token": self.predictor.tokenizer.special_tokens["mask"]}
 
     def estimate_tokens(self, request: FillMaskRequest) -> int:
         self.request_limits.check_text("text", request.text)
-        self.request_limits.check_text("pair", request.text_pair or "")
+        self.request_limits.check_text("text_pair", request.text_pair or "")
         self.request_limits.check_maximum("n_best", request.n_best, self.request_limits.max_n_best)
         return self.predictor.count_tokens(_build_line(request))
 
@@ -93,3 +93,6 @@ def _build_line(request: FillMaskRequest) -> str:
         if request.text_pair is None
         else f"{to_single_line(request.text)} ||| {to_single_line(request.text_pair)}"
     )
+
+
+Service = FillMaskService

@@ -41,11 +41,11 @@ class PretrainingDataConfig:
     packing: Literal["auto"] | bool = "auto"  # sequences end to end; auto: where a GPU can
 
     def __post_init__(self) -> None:
-        for name in ("held_out", "together"):
+        for name in ("held_out_size", "rows_per_document"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: 1 or more is expected")
         if self.rows_per_document > 1 and self.text_column is None:
-            raise ValueError("together counts rows of a table: name the column to read, as in text: review")
+            raise ValueError("rows_per_document counts rows of a table: name the column to read, as in text_column: review")
 
 
 @dataclass(frozen=True)

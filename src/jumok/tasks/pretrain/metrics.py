@@ -30,7 +30,7 @@ __all__ = ["PretrainingEvaluation", "build_held_out_dataset", "compare", "evalua
 
 MAX_BATCH_TOKENS = 16384  # in a batch
 MASKING_SEED = 0  # the same words are hidden in every judgement
-ACCURACY_CURVES = {"masked_accuracy": "hidden words", "next_accuracy": "next segment"}
+ACCURACY_CURVES = {"mlm_accuracy": "hidden words", "nsp_accuracy": "next segment"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class PretrainingEvaluation:
     @property
     def metrics(self) -> dict[str, float]:
         """Those that a validation tells."""
-        named = ("loss", "masked_accuracy", "next_accuracy", "perplexity")
+        named = ("loss", "mlm_accuracy", "nsp_accuracy", "perplexity")
         return {name: getattr(self, name) for name in named}
 
 
@@ -55,7 +55,7 @@ def build_held_out_dataset(run: Run, tokenizer: WordPieceTokenizer, split_name: 
     """The validation or test documents of a run as pairs with hidden words, the same ones every time."""
     texts = PretrainingData(run.recipe.data, run.folder).held_out_documents(split_name)
     store = prepare_document_store(run.folder / "data" / split_name, texts, tokenizer)
-    tokens = max(MAX_BATCH_TOKENS, 2 * run.recipe.masking.length)
+    tokens = max(MAX_BATCH_TOKENS, 2 * run.recipe.masking.sequence_length)
     return PretrainingBatcher(store, tokenizer, run.recipe.masking, max_tokens=tokens, seed=MASKING_SEED)
 
 

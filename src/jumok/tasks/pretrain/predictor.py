@@ -76,8 +76,8 @@ class FillMaskPrediction:
             raise InputError("--alignments: a model of one text makes no links between two")
         if as_json:
             words = [[{"word": word, "probability": p} for word, p in some] for some in self.mask_predictions]
-            known = {"line": self.index, "text": self.input, "filled": self.filled_text, "masks": words}
-            yield json.dumps({**known, "next": self.next_sentence_probability}, ensure_ascii=False)
+            known = {"line": self.index, "text": self.input, "filled_text": self.filled_text, "mask_predictions": words}
+            yield json.dumps({**known, "next_sentence_probability": self.next_sentence_probability}, ensure_ascii=False)
             return
         fields = [", ".join(f"{word} {p:.3f}" for word, p in some) for some in self.mask_predictions]
         if self.next_sentence_probability is not None:
@@ -94,7 +94,7 @@ class FillMaskPredictor:
     """A pretrained model with its tokenizer.
 
     >>> bert = jumok.load("runs/bert-wiki")  # doctest: +SKIP
-    >>> bert.fill("the capital of france is [MASK] .").words[0][0]  # doctest: +SKIP
+    >>> bert.fill("the capital of france is [MASK] .").mask_predictions[0][0]  # doctest: +SKIP
     ('paris', 0.41)
     """
 
@@ -172,9 +172,9 @@ class FillMaskPredictor:
         batch = PretrainingBatch.from_sequences(
             [ids for ids, _ in rows],
             [segments for _, segments in rows],
-            places=torch.tensor(places, dtype=torch.long),
+            masked_indices=torch.tensor(places, dtype=torch.long),
             labels=torch.zeros(len(places), dtype=torch.long),
-            next=torch.zeros(len(rows), dtype=torch.long),
+            next_sentence_labels=torch.zeros(len(rows), dtype=torch.long),
             count=len(places),
         )
         return batch.to(self.device)
@@ -252,7 +252,7 @@ class FillMaskPredictor:
     def export(self, format_name: str, folder: Path) -> None:
         """Write the model in another format: ``hf``, a folder with BERT's architecture."""
         if format_name != "hf":
-            raise InputError(f"--to {format_name}: hf is what a pretraining run can be exported to")
+            raise InputError(f"--format {format_name}: hf is what a pretraining run can be exported to")
         from jumok.export.bert import export_bert
 
         export_bert(self.model, self.tokenizer, folder)
@@ -261,7 +261,7 @@ class FillMaskPredictor:
 def _split_texts(line: str) -> list[str]:
     """The texts of a line, with ||| or a tab between them.
 
-    >>> _texts(" he opened the door ||| she left ")
+    >>> _split_texts(" he opened the door ||| she left ")
     ['he opened the door', 'she left']
     """
     line = line.strip()

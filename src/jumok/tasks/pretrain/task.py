@@ -21,7 +21,7 @@ from jumok.files import atomic_write, read_json
 from jumok.models.bert import Bert, BertConfig, BertPretrainingModel
 from jumok.run import Run
 from jumok.tasks import common
-from jumok.tasks.jsonl_input import make_pair_reader as objects_of
+from jumok.tasks.jsonl_input import make_pair_reader as make_jsonl_reader
 from jumok.tasks.pretrain.data import PretrainingData, PretrainingDataConfig
 from jumok.tasks.pretrain.metrics import build_held_out_dataset, compare, evaluate, score_model
 from jumok.tasks.pretrain.predictor import FillMaskOptions, FillMaskPredictor, compute_attention_maps
@@ -44,7 +44,7 @@ __all__ = [
     "compare",
     "evaluate",
     "load",
-    "objects_of",
+    "make_jsonl_reader",
     "train",
 ]
 
@@ -70,10 +70,10 @@ class PretrainingRecipe:
     def __post_init__(self) -> None:
         if self.masking.sequence_length > self.model.max_positions:
             raise ValueError(
-                f"masking.sequence_length={self.masking.sequence_length} is more than model.positions={self.model.max_positions}"
+                f"masking.sequence_length={self.masking.sequence_length} is more than model.max_positions={self.model.max_positions}"
             )
         if self.model.num_segments < 2 or not self.model.pooler:
-            raise ValueError("model: to learn which segment is next takes segments=2 or more, and a pooler")
+            raise ValueError("model: to learn which segment is next takes num_segments=2 or more, and a pooler")
         if self.train.batch_tokens < 2 * self.masking.sequence_length:
             raise ValueError(
                 f"train.batch_tokens={self.train.batch_tokens}: a batch has two sequences of masking.sequence_length="
@@ -136,9 +136,9 @@ def build_model(run: Run, tokenizer: WordPieceTokenizer) -> BertPretrainingModel
     """The model of a run, with new weights. What it began from may have more words than pieces."""
     path = run.folder / "model.json"
     told = read_json(path, dict) if path.is_file() else {}
-    vocabulary = told.get("vocabulary", tokenizer.vocab_size)
+    vocabulary = told.get("vocab_size", tokenizer.vocab_size)
     if not isinstance(vocabulary, int) or vocabulary < 1:
-        raise InputError(f"{path} is damaged: expected a number of words as vocabulary")
+        raise InputError(f"{path} is damaged: expected a number of words as vocab_size")
     return BertPretrainingModel(run.recipe.model, vocabulary)
 
 
@@ -163,7 +163,7 @@ def _prepare_data(run: Run, console: Console) -> None:
             else load_pretrained_encoder(recipe.pretrained)[0].word_embedding.num_embeddings
         )
         with atomic_write(run.folder / "model.json") as part:
-            part.write_text(json.dumps({"vocabulary": words}) + "\n", encoding="utf-8")
+            part.write_text(json.dumps({"vocab_size": words}) + "\n", encoding="utf-8")
     with console.status("tokenising the documents"):
         store = prepare_document_store(
             run.folder / "data" / "train", documents, pieces, replace=not run.has_checkpoint
@@ -193,7 +193,7 @@ def _init_from_pretrained(model: BertPretrainingModel, source: str) -> None:
     try:
         model.bert.copy_weights_from(found if isinstance(found, Bert) else found.bert)
     except ValueError as error:
-        raise InputError(f"from: {source}: {error}; give model: its sizes") from None
+        raise InputError(f"pretrained: {source}: {error}; give model: its sizes") from None
     if isinstance(found, BertPretrainingModel):
         for own, given in ((model.mlm_head, found.mlm_head), (model.nsp_head, found.nsp_head)):
             if own is not None and given is not None:
@@ -247,3 +247,7 @@ class _PretrainingValidation:
             told = (one if one == other else f"{one} ({other})" for one, other in pairs)
             lines += [f"  read          {' '.join(tokens)}", f"  said (wanted) {', '.join(told)}"]
         return lines
+
+
+Recipe = PretrainingRecipe
+Options = FillMaskOptions

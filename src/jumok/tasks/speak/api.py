@@ -46,7 +46,7 @@ class SpeechRequest(tasks_api.TaskRequest):
     @model_validator(mode="after")
     def _check_single_style(self) -> Self:
         if self.style_weights is not None and self.style_audio is not None:
-            raise ValueError("tokens and style_from came: a style is taken from one of them")
+            raise ValueError("style_weights and style_audio came: a style is taken from one of them")
         return self
 
     @classmethod
@@ -118,23 +118,23 @@ class SpeechService:
         usual = self.predictor.get_style_weights(SpeechOptions())
         tokens = [] if usual is None else [round(one, 4) for one in usual[0].mean(0).tolist()]
         known = {
-            "rate": self.predictor.audio.config.sample_rate,
-            "tokens": tokens,
-            "max_sound": self.request_limits.max_audio_bytes,
+            "sample_rate": self.predictor.audio.config.sample_rate,
+            "default_style_weights": tokens,
+            "max_audio_bytes": self.request_limits.max_audio_bytes,
         }
         examples = EXAMPLE_TEXTS if self.predictor.run.recipe.data.train == BUILTIN_DATASET else ()
         return known | {"examples": [{"text": text} for text in examples]}
 
     def estimate_tokens(self, request: SpeechRequest) -> int:
         self.request_limits.check_text("text", request.text, self.request_limits.max_speech_chars)
-        count, style = len(request.style_weights or ()), self.predictor.model.style
+        count, style = len(request.style_weights or ()), self.predictor.model.style_tokens
         if style is None and (request.style_weights is not None or request.style_audio is not None):
-            raise InputError("this voice has no style tokens: leave tokens and style_from out")
-        if request.style_weights is not None and count != style.config.tokens:
-            raise InputError(f"tokens: {count} weights came; this voice has {style.config.tokens}")
+            raise InputError("this voice has no style tokens: leave style_weights and style_audio out")
+        if request.style_weights is not None and count != style.config.num_tokens:
+            raise InputError(f"style_weights: {count} weights came; this voice has {style.config.num_tokens}")
         if request.style_audio is not None and len(request.style_audio) > self.audio_limits.max_bytes:
             raise RequestTooLarge(
-                str(audio.file_too_large("style_from", len(request.style_audio), self.audio_limits))
+                str(audio.file_too_large("style_audio", len(request.style_audio), self.audio_limits))
             )
         encode = self.predictor.tokenizer.encode
         return sum(len(encode(part)) for part in self.predictor.split_segments(request.text, "text"))
@@ -199,7 +199,10 @@ class SpeechService:
             return self.predictor.expand_style_weights(request.style_weights)
         if request.style_audio is None:
             return self.predictor.get_style_weights(SpeechOptions())
-        wave = self.predictor.audio.decode_waveform(request.style_audio, "style_from", self.audio_limits)
+        wave = self.predictor.audio.decode_waveform(request.style_audio, "style_audio", self.audio_limits)
         if isinstance(wave, InvalidExample):
             raise (RequestTooLarge if wave.reason == audio.TOO_LONG_REASON else InputError)(str(wave))
         return self.predictor.extract_style_weights(self.predictor.audio.mel_spectrogram(wave))
+
+
+Service = SpeechService

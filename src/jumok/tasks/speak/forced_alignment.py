@@ -122,7 +122,7 @@ def _pad_texts(texts: Sequence[Sequence[int]]) -> Tensor:
 def _align_uniformly(num_frames: int, num_states: int) -> FrameSymbols:
     """All states alike.
 
-    >>> _evenly(6, 3).tolist()
+    >>> _align_uniformly(6, 3).tolist()
     [0, 0, 1, 1, 2, 2]
     """
     return np.arange(num_frames) * num_states // num_frames

@@ -48,7 +48,7 @@ Mels = Sequence[NDArray[np.float32]]  # (T, M) each
 class SpeechJudge(nn.Module):
     """Convolutions over mels, the mean and the most over time, and a class.
 
-    >>> Judge(mels=40, classes=10)(torch.zeros(2, 33, 40), torch.tensor([33, 20])).shape
+    >>> SpeechJudge(num_mels=40, num_classes=10)(torch.zeros(2, 33, 40), torch.tensor([33, 20])).shape
     torch.Size([2, 10])
     """
 
@@ -163,7 +163,7 @@ def evaluate_with_judges(
     Speakers that the voice never heard are told apart from those it learned from: these are then taken from
     the validation data, unless the split has them.
     """
-    train = predictor.task.train().examples
+    train = predictor.task.train_split().examples
     learnable = [name for name in LABEL_FIELDS if _is_learnable([getattr(one, name) for one in train])]
     if not learnable:
         return {}
@@ -211,7 +211,7 @@ def _compute_accuracies(
     number = {name: at for at, name in enumerate(names)}
     wanted = np.array([number.get(getattr(one, label), -1) for one in examples])
     right = []
-    for seed in range(1, predictor.run.recipe.score.judges + 1):
+    for seed in range(1, predictor.run.recipe.evaluation.num_judges + 1):
         labels = [number[getattr(one, label)] for one in train]
         model = train_judge(train_mels, labels, seed=seed, device=predictor.device, num_steps=NUM_STEPS)
         right.append(
@@ -265,4 +265,4 @@ def _is_learnable(labels: Sequence[str]) -> bool:
 def _load_mels(predictor: SpeechPredictor, examples: Sequence[SpeechExample]) -> list[NDArray[np.float32]]:
     encoded = predictor.check_encoded(predictor.encode(examples), None)
     bands = predictor.audio.config.n_mels
-    return [np.asarray(predictor.task.cache[one.sound][:, :bands], np.float32) for one in encoded]
+    return [np.asarray(predictor.task.feature_cache[one.recording][:, :bands], np.float32) for one in encoded]

@@ -54,8 +54,8 @@ def score_speech(
     """The figures of some recordings; ``detailed``, also what styles do, which takes its time."""
     encoded = predictor.check_encoded(predictor.encode(examples), None)
     bands = predictor.audio.config.n_mels
-    mels = [np.asarray(predictor.task.cache[one.sound][:, :bands], np.float32) for one in encoded]
-    styles = None if predictor.model.style is None else predictor.extract_style_weights(*mels)
+    mels = [np.asarray(predictor.task.feature_cache[one.recording][:, :bands], np.float32) for one in encoded]
+    styles = None if predictor.model.style_tokens is None else predictor.extract_style_weights(*mels)
     pieces = list(predictor.synthesize_segments([one.text for one in examples], styles))
     spans = -predictor.audio.config.min_level_db
     apart = np.array(
@@ -79,7 +79,7 @@ def score_speech(
             tokens = measure_style_tokens(predictor, _select_texts(examples))
             figures["tokens"] = tokens
             drawings["tokens"] = functools.partial(_draw_token_effects, tokens)
-        if predictor.run.recipe.score.judges:
+        if predictor.run.recipe.evaluation.num_judges:
             figures |= speak_judges.evaluate_with_judges(predictor, examples, mels, styles)
         for number, one in enumerate(pieces[:NUM_FIGURES], 1):
             save_audio(_build_audio_path(predictor, number), one.waveform, predictor.audio.config.sample_rate)
@@ -201,7 +201,7 @@ def _measure_styles(
 def compute_concordance(values: Sequence[float], references: Sequence[float]) -> float:
     """The share of pairs that are in the right order; what is no number is in no order.
 
-    >>> in_order([90.0, 130.0, 120.0], [1.0, 2.0, 3.0])
+    >>> compute_concordance([90.0, 130.0, 120.0], [1.0, 2.0, 3.0])
     0.6666666666666666
     """
     pairs = [
@@ -218,12 +218,12 @@ def measure_style_tokens(predictor: SpeechPredictor, texts: Sequence[str]) -> li
     a voice would say what it never learned to. An interval holds the mean with 95 %, by how much what the
     token does differs from text to text; that the texts themselves differ, in length say, does not count.
     """
-    tokens = predictor.model.style.config.tokens
+    tokens = predictor.model.style_tokens.config.num_tokens
     rows: list[dict[str, Any]] = [{"token": str(number + 1)} for number in range(tokens)]
     said: list[list[Prosody]] = []
     for number in range(tokens):
         alone = predictor.expand_style_weights(torch.eye(tokens)[number].tolist())
-        weights = torch.lerp(predictor.model.style.usual, alone, TOKEN_FRACTION)
+        weights = torch.lerp(predictor.model.style_tokens.default_weights, alone, TOKEN_FRACTION)
         said.append(
             [_measure_prosody(predictor, one) for one in predictor.synthesize_segments(texts, weights)]
         )
@@ -237,7 +237,7 @@ def measure_style_tokens(predictor: SpeechPredictor, texts: Sequence[str]) -> li
 def estimate_effects(values: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
     """The mean of each row of values, and how far it may be off; a column is one text, and has its own level.
 
-    >>> [(round(mean, 2), round(off, 2)) for mean, off in effects([[1, 5, 9], [3, 7, 10.9]])]
+    >>> [(round(mean, 2), round(off, 2)) for mean, off in estimate_effects([[1, 5, 9], [3, 7, 10.9]])]
     [(5.0, 0.03), (6.97, 0.03)]
     """
     table = np.array(values, float)
@@ -268,7 +268,7 @@ def _measure_recordings(predictor: SpeechPredictor, examples: Sequence[SpeechExa
         found.append(
             (
                 measure_prosody(wave, predictor.audio.config.sample_rate),
-                len(predictor.tokenizer.spelled(one.text)),
+                len(predictor.tokenizer.spell(one.text)),
             )
         )
     return _average_prosody(found)

@@ -95,18 +95,18 @@ class SpeechPrediction(Prediction):
         known: dict[str, Any] = {"line": self.index, "text": self.input}
         known |= {
             "file": None if self.file is None else str(self.file),
-            "seconds": round(self.duration_seconds, 4),
+            "duration_seconds": round(self.duration_seconds, 4),
         }
         known |= {
-            "rate": self.sample_rate,
+            "sample_rate": self.sample_rate,
             "finished": self.finished,
-            "tokens": [round(x, 4) for x in self.style_weights],
+            "style_weights": [round(x, 4) for x in self.style_weights],
         }
-        known["parts"] = [one.text for one in self.segments]
-        known["left_out"] = list(self.unknown_characters)
+        known["segments"] = [one.text for one in self.segments]
+        known["unknown_characters"] = list(self.unknown_characters)
         known["diagonality"] = [round(one.diagonality, 4) for one in health]
         for name in ("skipped", "repeated"):
-            known[name] = [
+            known[f"{name}_symbols"] = [
                 piece.symbols[at]
                 for piece, one in zip(self.segments, health, strict=True)
                 for at in getattr(one, name)
@@ -117,7 +117,7 @@ class SpeechPrediction(Prediction):
 def parse_style_weights(text: str, num_tokens: int) -> list[float]:
     """The weights of so many style tokens, of which some are told: those that are not are 0.
 
-    >>> read_tokens("3=0.4, 1=-0.5", 4)
+    >>> parse_style_weights("3=0.4, 1=-0.5", 4)
     [-0.5, 0.0, 0.4, 0.0]
     """
     weights = [0.0] * num_tokens
@@ -129,11 +129,11 @@ def parse_style_weights(text: str, num_tokens: int) -> list[float]:
             number, weight = 0, math.nan
         if not 1 <= number <= num_tokens or not abs(weight) <= MAX_STYLE_WEIGHT:
             raise InputError(
-                f"--token {text}: {one.strip()!r} came; expected a number from 1 to {num_tokens} and how much of "
+                f"--style-weights {text}: {one.strip()!r} came; expected a number from 1 to {num_tokens} and how much of "
                 f"that token, from -{MAX_STYLE_WEIGHT} to {MAX_STYLE_WEIGHT}, as in 3=0.4,5=0.3"
             )
         if weights[number - 1]:
-            raise InputError(f"--token {text}: token {number} came twice")
+            raise InputError(f"--style-weights {text}: token {number} came twice")
         weights[number - 1] = weight
     return weights
 
@@ -141,7 +141,7 @@ def parse_style_weights(text: str, num_tokens: int) -> list[float]:
 def split_sentence(text: str, fits: Callable[[str], bool]) -> Iterator[str]:
     """A sentence in parts that fit, cut behind a comma if there is one, else at a space.
 
-    >>> list(parts("one two, three four five", lambda part: len(part) < 15))
+    >>> list(split_sentence("one two, three four five", lambda part: len(part) < 15))
     ['one two,', 'three four', 'five']
     """
     words = [part for word in text.split() for part in _split_word(word, fits)]

@@ -74,11 +74,11 @@ class SpeechOptions(PredictOptions):
         super().__post_init__()
         if (self.beam_size, self.n_best, self.sample) != (None, 1, False):
             raise InputError(
-                "--beam, --n-best and --sample are for models that write text; this one speaks, and "
-                "--style-from or --token say how"
+                "--beam-size, --n-best and --sample are for models that write text; this one speaks, and "
+                "--style-audio or --style-weights say how"
             )
         if self.style_audio is not None and self.style_weights is not None:
-            raise InputError("--style-from and --token came: a style is taken from one of them")
+            raise InputError("--style-audio and --style-weights came: a style is taken from one of them")
 
 
 class EncodedUtterance(NamedTuple):
@@ -93,8 +93,8 @@ class SpeechPredictor(SupervisedPredictor):
     """A model that says texts.
 
     >>> voice = jumok.load("runs/tacotron")  # doctest: +SKIP
-    >>> said = voice.say("forty two", token="3=0.4")  # doctest: +SKIP
-    >>> said.wave.shape, said.rate, said.pieces[0].alignment.shape  # doctest: +SKIP
+    >>> said = voice.speak("forty two", style_weights="3=0.4")  # doctest: +SKIP
+    >>> said.waveform.shape, said.sample_rate, said.segments[0].alignment.shape  # doctest: +SKIP
     ((14400,), 16000, torch.Size([18, 10]))
     """
 
@@ -109,7 +109,7 @@ class SpeechPredictor(SupervisedPredictor):
     ) -> None:
         super().__init__(task, model, tokenizer)
         self.options = SpeechOptions() if options is None else options  # that evaluations speak with
-        self.audio: AudioProcessor = task.sound
+        self.audio: AudioProcessor = task.audio
         self._detailed = detailed
 
     def with_options(self, options: SpeechOptions) -> SpeechPredictor:
@@ -167,7 +167,7 @@ class SpeechPredictor(SupervisedPredictor):
     ) -> SpeechPrediction:
         """What was said in several goes, with pauses between them."""
         rate, decode = self.audio.config.sample_rate, self.run.recipe.decode
-        pause = np.zeros(round(decode.pause * rate), np.float32)
+        pause = np.zeros(round(decode.pause_seconds * rate), np.float32)
         waves = [part for one in segments for part in (pause, one.waveform)][1:]
         signs = tuple(self.find_unknown_signs(text))
         return SpeechPrediction(
@@ -191,7 +191,7 @@ class SpeechPredictor(SupervisedPredictor):
         # An apostrophe stands inside a word, all else between words.
         plain = str.maketrans({one: "" if one == "'" else " " for one in signs})
         whole = [symbols.normalize(symbols.normalize(one).translate(plain)) for one in split_sentences(text)]
-        most = self.run.recipe.decode.symbols or self._size_limits["symbols"]
+        most = self.run.recipe.decode.max_symbols or self._size_limits["max_symbols"]
 
         def fits(part: str) -> bool:
             return len(symbols.encode(part)) <= most and not symbols.unknown_characters(part)
@@ -216,7 +216,7 @@ class SpeechPredictor(SupervisedPredictor):
         )
 
     def _find_unknown_characters(self, text: str) -> list[str]:
-        return [one for one in self.tokenizer.unknown(text) if one != " "]  # without it, word by word is said
+        return [one for one in self.tokenizer.unknown_characters(text) if one != " "]  # without it, word by word is said
 
     def synthesize_segments(
         self, texts: Sequence[str], style_weights: Tensor | None
@@ -232,22 +232,22 @@ class SpeechPredictor(SupervisedPredictor):
 
     @torch.inference_mode()
     def _synthesize_batch(self, texts: Sequence[str], style_weights: Tensor | None) -> list[SpeechSegment]:
-        style = None if style_weights is None else self.model.style_from(style_weights)
+        style = None if style_weights is None else self.model.mix_style(style_weights)
         ids = [self.tokenizer.encode(text) for text in texts]
         longest = self.get_max_frames(max(map(len, ids)))
-        said = self.model.say(Tokens.pad(ids).to(self.device), style=style, longest=longest)
-        spectra = said.mels if said.linear is None else said.linear
+        said = self.model.synthesize(Tokens.pad(ids).to(self.device), style=style, max_frames=longest)
+        spectra = said.mels if said.linear_spectrograms is None else said.linear_spectrograms
         found = []
         for number, text in enumerate(texts):
             limit = self.get_max_frames(len(ids[number]))  # its own, whatever it is said with
-            frames = min(said.frames[number], limit)
-            steps = -(-frames // self.run.recipe.model.reduction)
+            frames = min(said.mel_lengths[number], limit)
+            steps = -(-frames // self.run.recipe.model.reduction_factor)
             found.append(
                 SpeechSegment(
-                    (*self.tokenizer.spelled(text), END_SYMBOL),
+                    (*self.tokenizer.spell(text), END_SYMBOL),
                     _to_numpy(said.mels[number, :frames]),
                     said.alignments[number, :steps, : len(ids[number])].float().cpu(),
-                    said.cut[number] or said.frames[number] > limit,
+                    said.truncated[number] or said.mel_lengths[number] > limit,
                     functools.partial(self.invert_spectra, _to_numpy(spectra[number, :frames])),
                 )
             )
@@ -257,27 +257,27 @@ class SpeechPredictor(SupervisedPredictor):
         """The waveform of spectra ``(T, M)``."""
         decode = self.run.recipe.decode
         return self.audio.reconstruct_waveform(
-            spectra, num_iterations=decode.turns, magnitude_power=decode.sharpen
+            spectra, num_iterations=decode.griffin_lim_iterations, magnitude_power=decode.magnitude_power
         )
 
     def get_max_frames(self, num_symbols: int) -> int:
         """The frames after which a text of so many symbols is cut off."""
-        frames = math.ceil(MAX_DURATION_RATIO * float(self._size_limits["frames a symbol"]) * num_symbols)
+        frames = math.ceil(MAX_DURATION_RATIO * float(self._size_limits["max_frames_per_symbol"]) * num_symbols)
         return max(frames, round(MIN_LIMIT_SECONDS / self.audio.config.frame_seconds))
 
     @functools.cached_property
     def _size_limits(self) -> dict[str, Any]:
         path = self.run.folder / "sizes.json"
         found: dict[str, Any] = read_json(path, dict)
-        if not all(isinstance(found.get(name), int | float) for name in ("frames a symbol", "symbols")):
-            raise InputError(f"{path} is damaged: expected numbers as frames a symbol and symbols")
+        if not all(isinstance(found.get(name), int | float) for name in ("max_frames_per_symbol", "max_symbols")):
+            raise InputError(f"{path} is damaged: expected numbers as max_frames_per_symbol and max_symbols")
         return found
 
     # ----------------------------------------------------------------------------------------------- styles
 
     def get_style_weights(self, options: SpeechOptions) -> Tensor | None:
         """The weights of style tokens ``(1, H, N)`` that are asked for; None: the voice has no styles."""
-        tokens = self.model.style
+        tokens = self.model.style_tokens
         if tokens is None:
             if options.style_audio is not None or options.style_weights is not None:
                 raise InputError("this voice has no style tokens: train one whose recipe has model.style")
@@ -287,13 +287,13 @@ class SpeechPredictor(SupervisedPredictor):
                 self.audio.mel_spectrogram(self._read_reference(Path(options.style_audio)))
             )
         if options.style_weights is not None:
-            return self.expand_style_weights(parse_style_weights(options.style_weights, tokens.config.tokens))
-        usual: Tensor = tokens.usual
+            return self.expand_style_weights(parse_style_weights(options.style_weights, tokens.config.num_tokens))
+        usual: Tensor = tokens.default_weights
         return usual
 
     def _read_reference(self, path: Path) -> Waveform:
         if not path.is_file():
-            raise InputError(f"--style-from {path}: there is no such file; a recording is expected")
+            raise InputError(f"--style-audio {path}: there is no such file; a recording is expected")
         return self.audio.read_waveform(path)
 
     @torch.no_grad()
@@ -305,13 +305,13 @@ class SpeechPredictor(SupervisedPredictor):
                 torch.from_numpy(np.asarray(x, np.float32)) for x in mels[begin : begin + SEGMENTS_PER_BATCH]
             ]
             batch = SpeechBatch.from_sequences([[0]] * len(some), some).to(self.device)
-            found.append(self.model.style.weights(batch.mels, batch.mel_tokens))
+            found.append(self.model.style_tokens.weights(batch.mels, batch.mel_tokens))
         return torch.cat(found)
 
     def expand_style_weights(self, weights: Sequence[float]) -> Tensor:
         """The same weights for all heads, ``(1, H, N)``."""
         row = torch.tensor(weights, dtype=torch.float32, device=self.device)
-        return row.expand(1, self.model.style.config.heads, -1)
+        return row.expand(1, self.model.style_tokens.config.num_heads, -1)
 
     # -------------------------------------------------------------------------------------------- attention
 
@@ -367,7 +367,7 @@ class SpeechPredictor(SupervisedPredictor):
                 segment.mel,
                 frame_seconds=self.audio.config.frame_seconds,
                 wav_bytes=encode_wav(segment.waveform, self.audio.config.sample_rate),
-                frames_per_step=self.run.recipe.model.reduction,
+                frames_per_step=self.run.recipe.model.reduction_factor,
             ),
             style=style,
             resynthesize=None
@@ -388,7 +388,7 @@ class SpeechPredictor(SupervisedPredictor):
 
     def encode(self, examples: Iterable[SpeechExample]) -> Iterator[EncodedUtterance | InvalidExample]:
         """What is learned of recordings, once their spectra are on the disk."""
-        found: Iterator[EncodedUtterance | InvalidExample] = self.task.noted(
+        found: Iterator[EncodedUtterance | InvalidExample] = self.task.log_skipped(
             self._encode_recordings(examples)
         )
         return found
@@ -396,21 +396,21 @@ class SpeechPredictor(SupervisedPredictor):
     def _encode_recordings(
         self, examples: Iterable[SpeechExample]
     ) -> Iterator[EncodedUtterance | InvalidExample]:
-        cache, longest = self.task.cache, self.run.recipe.data.longest
-        for one in cache.filled(examples):
+        cache, longest = self.task.feature_cache, self.run.recipe.data.max_seconds
+        for one in cache.fill(examples):
             if isinstance(one, InvalidExample):
                 yield one
                 continue
-            seconds = cache.frames(one.sound) * self.audio.config.frame_seconds
+            seconds = cache.num_frames(one.audio) * self.audio.config.frame_seconds
             if seconds > longest:
-                told = f"{seconds:.1f} seconds, and data.longest is {longest:g}"
-                yield InvalidExample(f"{one.where} {one.sound.name}", "too long a recording", told)
+                told = f"{seconds:.1f} seconds, and data.max_seconds is {longest:g}"
+                yield InvalidExample(f"{one.location} {one.audio.name}", "too long a recording", told)
             else:
-                yield EncodedUtterance(self.tokenizer.encode(one.text), one.sound, self.task.manner(one))
+                yield EncodedUtterance(self.tokenizer.encode(one.text), one.audio, self.task.get_style_group(one))
 
     def build_batch(self, encoded: Sequence[EncodedUtterance]) -> SpeechBatch:
         """All of these at once, on the device."""
-        data = self.task.utterances(encoded, MAX_BATCH_FRAMES, 0, alike=False)
+        data = self.task.build_utterances(encoded, MAX_BATCH_FRAMES, 0, static_shapes=False)
         found: SpeechBatch = data.collate(range(len(encoded))).to(self.device)
         return found
 
@@ -423,7 +423,7 @@ class SpeechPredictor(SupervisedPredictor):
     def _compute_losses(self, examples: Sequence[SpeechExample]) -> dict[str, float]:
         encoded = self.check_encoded(self.encode(examples), None)
         return compute_mean_losses(
-            self.model, self.task.utterances(encoded, MAX_BATCH_FRAMES, 0, alike=False), self.device
+            self.model, self.task.build_utterances(encoded, MAX_BATCH_FRAMES, 0, static_shapes=False), self.device
         )
 
     def validate(self, examples: Sequence[SpeechExample]) -> ValidationReport:
@@ -431,7 +431,7 @@ class SpeechPredictor(SupervisedPredictor):
         losses = self._compute_losses(examples)
         told = {name: losses[name] for name in ("loss", "mel", "stop")}
         figures = told | self.measure_health(examples[:NUM_HEALTH_EXAMPLES])
-        best = self.run.recipe.score.best
+        best = self.run.recipe.evaluation.select_by
         if best in figures:
             return ValidationReport(figures, select_by=best, higher_is_better=False)
         return ValidationReport(figures, select_by=f"alignment/{best}", tie_breaker="loss")
@@ -441,19 +441,19 @@ class SpeechPredictor(SupervisedPredictor):
         """Of texts that the voice says by itself, each in the style of its recording."""
         batch = self.build_batch(self.check_encoded(self.encode(examples), None))
         style, figures = None, {}
-        if self.model.style is not None:
-            weights = self.model.style.weights(batch.mels, batch.mel_tokens)
-            style = self.model.style_from(weights)
+        if self.model.style_tokens is not None:
+            weights = self.model.style_tokens.weights(batch.mels, batch.mel_tokens)
+            style = self.model.mix_style(weights)
             figures = measure_style_health(weights)
             if len(examples) > 1:
-                own, other = (self.model.told(batch, style=one) for one in (style, style.roll(1, 0)))
+                own, other = (self.model.predict_teacher_forced(batch, style=one) for one in (style, style.roll(1, 0)))
                 figures["style/effect"] = measure_style_effect(own, other, batch.mel_lengths)
         longest = self.get_max_frames(max(batch.text.lengths))
-        said = self.model.say(batch.text, style=style, longest=longest)
+        said = self.model.synthesize(batch.text, style=style, max_frames=longest)
         found = average_alignment_health(
-            said.alignments.float(), said.steps, batch.text.lengths, has_end_symbol=True
+            said.alignments.float(), said.step_lengths, batch.text.lengths, has_end_symbol=True
         )
-        found["alignment/cut"] = sum(said.cut) / len(said.cut)
+        found["alignment/cut"] = sum(said.truncated) / len(said.truncated)
         return {"mcd": self._compute_distortion(said, batch), **found, **figures}
 
     def _compute_distortion(self, outputs: TacotronOutput, batch: SpeechBatch) -> float:

@@ -78,19 +78,24 @@ class SpeechDataConfig(SupervisedDataConfig):
         super().__post_init__()
         if self.builtin_size < 1 or not self.max_seconds > 0:
             raise ValueError(
-                f"voices={self.builtin_size}, longest={self.max_seconds}: more than 0 is expected"
+                f"builtin_size={self.builtin_size}, max_seconds={self.max_seconds}: more than 0 is expected"
             )
 
     @property
     def columns(self) -> SpeechColumns:
-        named = {name: getattr(self, name) for name in ("file", "text", "speaker", "emotion")}
+        named = {
+            "file": self.audio_column,
+            "text": self.text_column,
+            "speaker": self.speaker_column,
+            "emotion": self.emotion_column,
+        }
         chosen = {name: column for name, column in named.items() if column is not None}
         return SpeechColumns(**chosen, split=self.split_column, header=self.has_header)
 
 
 @dataclass(frozen=True)
 class SpeechTextConfig:
-    """The ``text_column:`` section."""
+    """The ``text:`` section."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
@@ -115,11 +120,11 @@ class SpeechDecodeConfig:
     def __post_init__(self) -> None:
         if (self.max_symbols is not None and self.max_symbols < 1) or self.griffin_lim_iterations < 1:
             raise ValueError(
-                f"symbols={self.max_symbols}, turns={self.griffin_lim_iterations}: 1 or more is expected"
+                f"max_symbols={self.max_symbols}, griffin_lim_iterations={self.griffin_lim_iterations}: 1 or more is expected"
             )
         if not self.pause_seconds >= 0 or not self.magnitude_power > 0:
             raise ValueError(
-                f"pause={self.pause_seconds}, sharpen={self.magnitude_power}: 0 or more, and more than 0"
+                f"pause_seconds={self.pause_seconds}, magnitude_power={self.magnitude_power}: 0 or more, and more than 0"
             )
 
 
@@ -136,7 +141,7 @@ class SpeechEvaluationConfig:
 
     def __post_init__(self) -> None:
         if self.num_judges < 0:
-            raise ValueError(f"judges={self.num_judges}: 0 or more is expected")
+            raise ValueError(f"num_judges={self.num_judges}: 0 or more is expected")
 
 
 @dataclass(frozen=True)
@@ -163,8 +168,8 @@ class SpeechRecipe:
         linear = self.audio.num_bins if self.audio.linear_spectrogram else 0
         if (self.model.n_mels, self.model.linear_bins) != (self.audio.n_mels, linear):
             raise ValueError(
-                f"model.n_mels={self.model.n_mels} and model.linear_bins={self.model.linear_bins}, but sound has "
-                f"{self.audio.n_mels} mels and {linear} frequencies (sound.linear: {self.audio.linear_spectrogram}): "
+                f"model.n_mels={self.model.n_mels} and model.linear_bins={self.model.linear_bins}, but audio has "
+                f"{self.audio.n_mels} mels and {linear} frequencies (audio.linear_spectrogram: {self.audio.linear_spectrogram}): "
                 "give both the same"
             )
 
@@ -224,9 +229,9 @@ class SpeechTask(SupervisedTask[SpeechExample]):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self.audio = AudioProcessor(self.recipe.sound)
+        self.audio = AudioProcessor(self.recipe.audio)
         self._feature_cache: SpectrogramCache | None = None
-        finds = " and finding where their symbols are spoken" if self.recipe.model.placed else ""
+        finds = " and finding where their symbols are spoken" if self.recipe.model.alignment_loss else ""
         self.dataset_message = f"listening to the recordings{finds}"
 
     @property
@@ -240,7 +245,7 @@ class SpeechTask(SupervisedTask[SpeechExample]):
     ) -> Iterator[SpeechExample | InvalidExample]:
         data: SpeechDataConfig = self.recipe.data
         if data_source == BUILTIN_DATASET:
-            rate = self.recipe.sound.rate
+            rate = self.recipe.audio.sample_rate
             return iter(
                 speech.make_builtin_examples(
                     BUILTIN_SEED, data.builtin_size, rate if rate in (8000, 16000) else 16000
@@ -264,11 +269,11 @@ class SpeechTask(SupervisedTask[SpeechExample]):
         return len({one.text for one in self.all_examples}) > MAX_REPEATED_TEXTS
 
     def collect_labels(self, examples: Sequence[SpeechExample]) -> list[str]:
-        for name in self.recipe.data.reference:
+        for name in self.recipe.data.style_reference:
             for one in examples:
                 if not getattr(one, name):
                     raise InputError(
-                        f"data.reference: {one.location} names no {name}; name the column with data.{name}, or "
+                        f"data.style_reference: {one.location} names no {name}; name the column with data.{name}, or "
                         "leave it out, and each recording has its style from itself"
                     )
         return []
@@ -276,7 +281,7 @@ class SpeechTask(SupervisedTask[SpeechExample]):
     # What reads it.
 
     def prepare(self, train: DatasetSplit[SpeechExample]) -> None:
-        symbols = SpeechSymbols.from_texts((one.text for one in train.examples), self.recipe.text.numbers)
+        symbols = SpeechSymbols.from_texts((one.text for one in train.examples), self.recipe.text.number_language)
         symbols.save(self.run.folder)
 
     def build_model(self) -> tuple[Tacotron, SpeechSymbols]:
@@ -294,7 +299,7 @@ class SpeechTask(SupervisedTask[SpeechExample]):
         """Where the spectra of recordings are kept."""
         if self._feature_cache is None:
             self._feature_cache = SpectrogramCache.open(
-                Path(self.recipe.data.cache or common.get_cache_folder()) / "sounds", self.audio
+                Path(self.recipe.data.cache_folder or common.get_cache_folder()) / "sounds", self.audio
             )
         return self._feature_cache
 
@@ -306,13 +311,13 @@ class SpeechTask(SupervisedTask[SpeechExample]):
     ) -> SpeechBatcher:
         if ranks.is_main and not self.run.has_checkpoint:
             self._write_size_limits(encoded)
-        alike = common.resolve_batch_layout(self.run, ranks, packed=False)["alike"]
-        manners = [one.style_group for one in encoded] if self.recipe.data.reference else None
-        places = self._load_forced_alignments(encoded, ranks) if self.recipe.model.placed else None
+        alike = common.resolve_batch_layout(self.run, ranks, packed=False)["fixed_shapes"]
+        manners = [one.style_group for one in encoded] if self.recipe.data.style_reference else None
+        places = self._load_forced_alignments(encoded, ranks) if self.recipe.model.alignment_loss else None
         settings = self.recipe.train
         return self.build_utterances(
             encoded,
-            settings.tokens,
+            settings.batch_tokens,
             settings.seed,
             static_shapes=alike,
             style_groups=manners,
@@ -323,7 +328,7 @@ class SpeechTask(SupervisedTask[SpeechExample]):
         self, encoded: Sequence[EncodedUtterance], ranks: DistributedRanks
     ) -> list[forced_alignment.FrameSymbols]:
         """Where in its text each frame is: found by one process when a run begins, and kept."""
-        path, mels = self.run.folder / "data" / "places.npy", self.recipe.sound.mels
+        path, mels = self.run.folder / "data" / "forced_alignments.npy", self.recipe.audio.n_mels
         if ranks.is_main and not (self.run.has_checkpoint and path.is_file()):
             sounds = [self.feature_cache[one.recording][:, :mels] for one in encoded]
             found = forced_alignment.align_recordings(
@@ -346,7 +351,7 @@ class SpeechTask(SupervisedTask[SpeechExample]):
 
     def get_style_group(self, example: SpeechExample) -> str:
         """What recordings share that have their styles from each other."""
-        return "\n".join(getattr(example, name) for name in self.recipe.data.reference)
+        return "\n".join(getattr(example, name) for name in self.recipe.data.style_reference)
 
     def build_utterances(
         self,
@@ -364,7 +369,7 @@ class SpeechTask(SupervisedTask[SpeechExample]):
             [self.feature_cache[one.recording] for one in encoded],
             max_frames=batch_frames,
             seed=seed,
-            n_mels=self.recipe.sound.mels,
+            n_mels=self.recipe.audio.n_mels,
             fixed_shapes=static_shapes,
             audio_names=[one.recording.location for one in encoded],
             style_groups=style_groups,
@@ -378,18 +383,18 @@ class SpeechTask(SupervisedTask[SpeechExample]):
         supervised.write_json(
             self.run.folder / "sizes.json",
             {
-                "symbols": int(symbols.max()),
-                "frames": int(frames.max()),
-                "frames a symbol": float((frames / symbols).max()),
+                "max_symbols": int(symbols.max()),
+                "max_frames": int(frames.max()),
+                "max_frames_per_symbol": float((frames / symbols).max()),
             },
         )
 
     def describe_model(self, model: nn.Module, tokenizer: SpeechSymbols, num_examples: int) -> str:
         weights = sum(weight.numel() for weight in model.parameters()) / 1e6
         style = self.recipe.model.style
-        tokens = "no style tokens" if style is None else f"{style.tokens} style tokens"
+        tokens = "no style tokens" if style is None else f"{style.num_tokens} style tokens"
         return (
-            f"{self.recipe.model.kind}: {weights:.1f} M weights, {tokens}, {tokenizer.vocab_size} symbols, "
+            f"{self.recipe.model.type}: {weights:.1f} M weights, {tokens}, {tokenizer.vocab_size} symbols, "
             f"{num_examples:,} recordings"
         )
 
@@ -399,3 +404,7 @@ def _make_path_absolute(recording: SpeechExample | InvalidExample) -> SpeechExam
     if isinstance(recording, InvalidExample) or not isinstance(recording.audio, AudioFile):
         return recording
     return replace(recording, audio=replace(recording.audio, path=recording.audio.path.absolute()))
+
+
+Recipe = SpeechRecipe
+Options = SpeechOptions

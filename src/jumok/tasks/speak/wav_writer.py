@@ -4,7 +4,7 @@
 
     --out speech.wav     one line, in this file (.wav, .flac or .ogg); what was there before is replaced
     --out speech         a folder, with 0001.wav, 0002.wav, … for the lines; none that is there is replaced,
-                         unless it is to be done --again
+                         unless it is to be done --overwrite
     (nothing)            speech.wav here, or speech-2.wav, … whichever is not there yet
 """
 
@@ -27,8 +27,8 @@ DEFAULT_STEM = "speech"
 class WavWriter:
     """Writes what was said.
 
-    >>> kept = Kept(Path("speech.wav"))  # doctest: +SKIP
-    >>> kept(voice.say("forty two")).file  # doctest: +SKIP
+    >>> writer = WavWriter(Path("speech.wav"))  # doctest: +SKIP
+    >>> writer(voice.speak("forty two")).file  # doctest: +SKIP
     PosixPath('speech.wav')
     """
 
@@ -82,7 +82,7 @@ class WavWriter:
     def _check_free(self, path: Path) -> Path:
         if path.exists() and not self.overwrite:
             raise InputError(
-                f"{path} is there already, and is left as it is; give another folder with --out, or --again "
+                f"{path} is there already, and is left as it is; give another folder with --out, or --overwrite "
                 "to replace it"
             )
         return path

@@ -78,3 +78,6 @@ class TaggingService:
 
     def build_viewer_data(self, request: TaggingRequest, response: TaggingResponse) -> list[ViewerData]:
         return self.predictor.build_viewer_data(request.text)
+
+
+Service = TaggingService

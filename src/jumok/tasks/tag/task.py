@@ -215,10 +215,10 @@ class TaggingTask(BertTask[TaggingExample]):
     ) -> list[TokenWindow] | InvalidExample:
         """What of a sentence is read at once."""
         room = max_tokens - 2
-        if len(pieces.ids) > room and self.recipe.data.long == "refuse":
+        if len(pieces.ids) > room and self.recipe.data.on_overflow == "refuse":
             told = f"{len(pieces.ids) + 2} tokens, and {max_tokens} are read at once; {TOO_LONG_HINT}"
             return InvalidExample(location, "a sentence that is too long", told)
-        return make_windows(len(pieces.ids), room, self.recipe.data.stride)
+        return make_windows(len(pieces.ids), room, self.recipe.data.window_stride)
 
     def build_predictor(self, model: nn.Module, tokenizer: WordPieceTokenizer) -> TaggingPredictor:
         return TaggingPredictor(self, model, tokenizer)
@@ -264,9 +264,9 @@ class TaggingPrediction(Prediction):
             begin, end = self.spans[first][0], self.spans[last - 1][1]
             share = float(np.prod(self.probabilities[first:last]))
             yield {
-                "kind": kind,
+                "type": kind,
                 "text": self.input[begin:end],
-                "begin": begin,
+                "start": begin,
                 "end": end,
                 "probability": share,
             }
@@ -289,7 +289,7 @@ class TaggingPredictor(BertPredictor):
 
     >>> reader = jumok.load("runs/bert-conll2003")  # doctest: +SKIP
     >>> reader.tag("Ekeus heads for Baghdad .").entities[1]  # doctest: +SKIP
-    Entity(kind='LOC', begin=3, end=4)
+    Entity(type='LOC', start=3, end=4)
     """
 
     @property
@@ -333,7 +333,7 @@ class TaggingPredictor(BertPredictor):
         words = tuple(WORD_PATTERN.findall(text))
         rows: list[EncodedText]
         [rows] = self.check_encoded(
-            self.task.rows([TaggingExample(words, ("O",) * len(words), "")], self.tokenizer, self.max_tokens)
+            self.task.encode_rows([TaggingExample(words, ("O",) * len(words), "")], self.tokenizer, self.max_tokens)
         )
         return rows
 
@@ -346,9 +346,9 @@ class TaggingPredictor(BertPredictor):
             "recall": score.overall.recall,
             "accuracy": score.accuracy,
         }
-        figures["kinds"] = [
+        figures["types"] = [
             {
-                "kind": kind,
+                "type": kind,
                 "precision": one.precision,
                 "recall": one.recall,
                 "f1": one.f1,
@@ -362,7 +362,7 @@ class TaggingPredictor(BertPredictor):
             return EntityScore(*each[some].sum(0).tolist()).f1
 
         outputs = [
-            json.dumps({"words": one.words, "said": tags, "wanted": one.tags}, ensure_ascii=False)
+            json.dumps({"words": one.words, "prediction": tags, "target": one.tags}, ensure_ascii=False)
             for one, tags in zip(examples, said, strict=True)
         ]
         samples = [
@@ -379,19 +379,19 @@ class TaggingPredictor(BertPredictor):
         self, sentences: Sequence[TaggingExample], first_index: int | None
     ) -> Iterator[tuple[tuple[str, ...], tuple[float, ...]]]:
         """The likeliest tag of each word, and how likely it is; ``first_index`` is the number of the first line."""
-        located = [found for _, found in self.task.located(sentences, self.tokenizer)]
-        rows = self.check_encoded(self.task.rows(sentences, self.tokenizer, self.max_tokens), first_index)
+        located = [found for _, found in self.task.locate_pieces(sentences, self.tokenizer)]
+        rows = self.check_encoded(self.task.encode_rows(sentences, self.tokenizer, self.max_tokens), first_index)
         said = iter(
             self.compute_outputs(
                 [row for some in rows for row in some], lambda batch: [self.model.logits(batch)]
             )
         )
         for sentence, pieces, some in zip(sentences, located, rows, strict=True):
-            parts = self.task.windows(pieces, self.max_tokens, "")
+            parts = self.task.split_windows(pieces, self.max_tokens, "")
             logits = [next(said)[0].double().softmax(-1).numpy() for _ in some]
             # A word of which no piece is left, as a control character has none, is no entity.
             tags, shares = ["O"] * len(sentence.words), [1.0] * len(sentence.words)
-            labels = label_first_pieces(pieces.words, range(len(sentence.words)))
+            labels = label_first_pieces(pieces.word_ids, range(len(sentence.words)))
             for at, word in enumerate(labels):
                 if word != IGNORE:
                     window = find_central_window(at, parts)
@@ -413,3 +413,7 @@ def _mark_entities(words: Sequence[str], tags: Sequence[str]) -> str:
         shown[begin] = f"[{shown[begin]}"
         shown[end - 1] = f"{shown[end - 1]}]({kind})"
     return " ".join(shown)
+
+
+Recipe = TaggingRecipe
+Options = NBestOptions

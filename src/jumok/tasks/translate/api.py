@@ -35,7 +35,7 @@ class TranslationRequest(tasks_api.TaskRequest):
     @model_validator(mode="after")
     def _check_n_best(self) -> Self:
         if self.beam_size is not None and self.n_best > self.beam_size:
-            raise ValueError(f"n_best {self.n_best} needs a beam of as many; beam {self.beam_size} came")
+            raise ValueError(f"n_best {self.n_best} needs a beam of as many; beam_size {self.beam_size} came")
         return self
 
 
@@ -72,12 +72,12 @@ class TranslationService:
         self.predictor, self.request_limits = predictor, request_limits
 
     def describe(self) -> dict[str, Any]:
-        known = {"beam": self.predictor.decode_config.beam_size, "maps": self.predictor.has_attention}
+        known = {"beam_size": self.predictor.decode_config.beam_size, "has_attention_maps": self.predictor.has_attention}
         return known | {"examples": _build_examples(self.predictor.run.recipe.data.train)}
 
     def estimate_tokens(self, request: TranslationRequest) -> int:
         self.request_limits.check_text("text", request.text)
-        self.request_limits.check_maximum("beam", request.beam_size, self.request_limits.max_beam_size)
+        self.request_limits.check_maximum("beam_size", request.beam_size, self.request_limits.max_beam_size)
         self.request_limits.check_maximum("n_best", request.n_best, self.request_limits.max_beam_size)
         if request.alignments:
             self.predictor.check_has_attention()
@@ -121,7 +121,7 @@ def _build_examples(data_source: object) -> list[dict[str, str]]:
 
 
 def _to_fields(prediction: TranslationPrediction) -> dict[str, Any]:
-    names = ("text", "score", "finished", "source_words", "words", "links")
+    names = ("translation", "score", "finished", "source_words", "target_words", "alignment")
     return {name: getattr(prediction, name) for name in names}
 
 
@@ -139,3 +139,6 @@ class _TranslationListener:
 
     def on_tokens(self, sentence: int, target_ids: Sequence[int]) -> None:
         self.listener.on_partial(sentence, self.predictor.ids_to_text(target_ids))
+
+
+Service = TranslationService

@@ -87,9 +87,9 @@ class AlignmentJob:
     def _get_symmetrization(self, aligner: WordAligner) -> Symmetrization:
         name = self.symmetrization or "together"
         if name not in SYMMETRIZATIONS:
-            raise InputError(f"symmetry {name!r} came; it is one of {', '.join(SYMMETRIZATIONS)}")
+            raise InputError(f"symmetrization {name!r} came; it is one of {', '.join(SYMMETRIZATIONS)}")
         if self.symmetrization not in (None, "none") and aligner.backward is None:
-            raise InputError(f"--symmetry {name} makes one of two directions; name the other: --reverse RUN")
+            raise InputError(f"--symmetrization {name} makes one of two directions; name the other: --reverse-run RUN")
         return SYMMETRIZATIONS[name]
 
     def _check_pairs(
@@ -110,7 +110,7 @@ class AlignmentJob:
             word_alignments.read_alignments(path, num_pairs=num_pairs),
             aligner.forward.run.recipe.data,
         )
-        turned = self.gold_target_first or (self.gold_alignments == data.gold and data.gold_flipped)
+        turned = self.gold_target_first or (self.gold_alignments == data.gold_alignments and data.gold_target_first)
         return [one.swap_sides() for one in right] if turned else right
 
     def _check_gold_pairs(
@@ -144,7 +144,7 @@ class AlignmentJob:
                 raise InputError(
                     f"{path}: pair {index + 1} has a link from word {link[0]} to word {link[1]}, counted "
                     f"from 0, and its sentences have {sizes[0]} and {sizes[1]} words; if links are written "
-                    "target first, say --gold-flipped; otherwise they are those of other pairs"
+                    "target first, give --gold-target-first; otherwise they are those of other pairs"
                 )
 
     def _report_score(
@@ -182,10 +182,10 @@ def parse_view_filter(layer: str, head: str, shift: bool | None) -> AlignmentVie
     """From words of the command line."""
     heads: int | Literal["auto", "mean"]
     heads = (
-        "auto" if head == "auto" else "mean" if head == "mean" else _parse_index("head", head, "auto or mean")
+        "auto" if head == "auto" else "mean" if head == "mean" else _parse_index("alignment-head", head, "auto or mean")
     )
     return AlignmentViewFilter(
-        None if layer == "auto" else _parse_index("layer", layer, "auto"), heads, shift
+        None if layer == "auto" else _parse_index("alignment-layer", layer, "auto"), heads, shift
     )
 
 

@@ -63,20 +63,20 @@ class TranslationDataConfig:
     packing: Literal["auto"] | bool = "auto"  # sentences end to end; auto: where the model and a GPU can
 
     def __post_init__(self) -> None:
-        for name in ("longest", "held_out", "pairs", "joined"):
+        for name in ("max_tokens", "held_out_size", "builtin_size", "max_concatenated_pairs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: 1 or more is expected")
         if self.preprocessing != "none" and not (
             isinstance(self.source, str) and isinstance(self.target, str)
         ):
             raise ValueError(
-                f"prepare={self.preprocessing!r} needs the languages: source and target name them, as in source: en"
+                f"preprocessing={self.preprocessing!r} needs the languages: source and target name them, as in source: en"
             )
 
 
 @dataclass(frozen=True)
 class TranslationSplit:
-    """Pairs to validate or test with. ``word_alignments`` are the gold ones of each, where there are any."""
+    """Pairs to validate or test with. ``gold_alignments`` are the gold ones of each, where there are any."""
 
     name: str
     examples: list[TranslationExample]

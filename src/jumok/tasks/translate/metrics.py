@@ -59,15 +59,15 @@ class TranslationEvaluation:
         found: dict[str, Any] = {name: _to_dict(one) for name, one in named.items() if one is not None}
         found |= {
             "perplexity": self.perplexity,
-            "sentences": len(self.predictions),
-            "cut_off": self.num_truncated,
+            "num_examples": len(self.predictions),
+            "num_truncated": self.num_truncated,
         }
         found["bleu_by_length"] = [{**_to_dict(one), "label": one.label} for one in self.bleu_by_length]
         if self.alignment_score is not None:
             found["alignment"] = {
                 **_to_dict(self.alignment_score),
-                "of": self.alignment_split,
-                "by": self.alignment_view,
+                "split": self.alignment_split,
+                "view": self.alignment_view,
             }
         return found
 
@@ -83,7 +83,7 @@ def score_split(
     pairs = split.examples
     translations = list(predictor.predict([pair.source for pair in pairs], options))
     said, references = [one.translation for one in translations], [pair.target for pair in pairs]
-    lower = predictor.run.recipe.data.prepare == "moses-lower"
+    lower = predictor.run.recipe.data.preprocessing == "moses-lower"
     lengths = [len(pair.source.split()) for pair in pairs]
     return TranslationEvaluation(
         predictions=translations,
@@ -114,10 +114,10 @@ def evaluate(
     _write_text(
         folder / "eval" / f"{split_name}.txt", "".join(f"{one.translation}\n" for one in found.predictions)
     )
-    asked = {**dataclasses.asdict(options), "beam": options.beam_size or predictor.decode_config.beam_size}
+    asked = {**dataclasses.asdict(options), "beam_size": options.beam_size or predictor.decode_config.beam_size}
     told = {
         "split": split_name,
-        "search": asked,
+        "options": asked,
         "decode": _to_dict(predictor.decode_config),
         **found.to_dict(),
     }
@@ -192,15 +192,15 @@ def _build_comparison_table(
 
 def build_bleu(run: Run) -> Bleu:
     """As the recipe says, or else as the language wants it."""
-    asked, data = run.recipe.score.bleu, run.recipe.data
+    asked, data = run.recipe.evaluation.bleu_tokenizer, run.recipe.data
     tokens = metrics.choose_bleu_tokenization(str(data.target)) if asked == "auto" else asked
-    return Bleu(tokens, lowercase=data.prepare != "none")
+    return Bleu(tokens, lowercase=data.preprocessing != "none")
 
 
 def _load_split(predictor: TranslationPredictor, split_name: str) -> TranslationSplit:
     if split_name not in ("valid", "test"):
         raise InputError(f"--split {split_name}: it is test or valid")
-    found: TranslationSplit = getattr(predictor.data, split_name)()
+    found: TranslationSplit = getattr(predictor.data, f"{split_name}_split")()
     return found
 
 
@@ -239,9 +239,9 @@ def _score_alignment(predictor: TranslationPredictor, split: TranslationSplit) -
     aligned = aligner.align(pairs, chosen)
     found = [next(aligned).links if fit else frozenset() for fit in fits]
     return {
-        "links": score_alignment(found, gold.gold_alignments),
-        "links_of": gold.name,
-        "links_by": str(chosen),
+        "alignment_score": score_alignment(found, gold.gold_alignments),
+        "alignment_split": gold.name,
+        "alignment_view": str(chosen),
     }
 
 

@@ -47,23 +47,23 @@ MAX_BATCH_TOKENS = 8192  # source tokens times hypotheses in a batch
 
 @dataclass(frozen=True)
 class TranslationDecodeConfig:
-    """The ``decode_config:`` section: how to search, and which attention tells the word links."""
+    """The ``decode:`` section: how to search, and which attention tells the word links."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     beam_size: int = 5
     length_penalty: float = 1.0
     coverage_penalty: float = 0.0  # how much leaving source words out counts against a translation
-    # The attention that links are read from. None: `eval` chooses it, as `with_attention` does; `run` takes the last
+    # The attention that links are read from. None: `eval` chooses it, as `jumok align` does; `run` takes the last
     # layer but one, plain.
     alignment_layer: int | None = None
     alignment_shift: bool | None = None  # the links of a word from the step after it, at which it is read
 
     def __post_init__(self) -> None:
         if self.beam_size < 1:
-            raise ValueError(f"beam={self.beam_size}: 1 or more is expected")
+            raise ValueError(f"beam_size={self.beam_size}: 1 or more is expected")
         if self.length_penalty < 0 or self.coverage_penalty < 0:
-            raise ValueError("length_penalty and coverage are 0 or more")
+            raise ValueError("length_penalty and coverage_penalty are 0 or more")
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,9 @@ class TranslationPrediction:
                 known |= {
                     "finished": one.finished,
                     "source_words": one.source_words,
-                    "words": one.target_words,
+                    "target_words": one.target_words,
                 }
-                known |= {} if one.alignment is None else {"links": pharaoh}
+                known |= {} if one.alignment is None else {"alignment": pharaoh}
                 yield json.dumps({"line": one.index, **known}, ensure_ascii=False)
             elif n_best:
                 fields = [
@@ -128,7 +128,7 @@ class TranslationPredictor:
     """A model with its tokenizers.
 
     >>> translator = jumok.load("runs/bahdanau")  # doctest: +SKIP
-    >>> translator.translate("this is an example sentence").text  # doctest: +SKIP
+    >>> translator.translate("this is an example sentence").translation  # doctest: +SKIP
     '이것은 예문이다'
     """
 
@@ -147,7 +147,7 @@ class TranslationPredictor:
     @property
     def max_source_tokens(self) -> int | None:
         """How many tokens a text may have, EOS included; None: any number."""
-        found: int | None = getattr(self.model, "longest", None)
+        found: int | None = getattr(self.model, "max_length", None)
         return found
 
     @property
@@ -349,7 +349,7 @@ class TranslationPredictor:
         if first.stop < len(pairs):
             batch = self.build_batch(pairs[first])
         with torch.inference_mode():
-            return self.model.maps(batch), batch
+            return self.model.compute_attention_maps(batch), batch
 
     def build_batch(self, pairs: Sequence[TranslationExample]) -> Seq2SeqBatch:
         """Pairs of texts as the model takes them, padded."""
@@ -398,7 +398,7 @@ class TranslationPredictor:
         self, source_ids: Sequence[Sequence[int]], target_ids: Sequence[Sequence[int]]
     ) -> Tensor:
         """The layer that tells links best, its heads averaged, ``(B, Q, K)``, with EOS and padding."""
-        maps = self.model.maps(Seq2SeqBatch.from_sequences(source_ids, target_ids).to(self.device))
+        maps = self.model.compute_attention_maps(Seq2SeqBatch.from_sequences(source_ids, target_ids).to(self.device))
         if not maps:
             raise InputError(
                 "this model has no attention (a fixed context), so there are no links and no map"
@@ -408,7 +408,7 @@ class TranslationPredictor:
             layer = max(0, len(maps) - 2)
         if not -len(maps) <= layer < len(maps):
             raise InputError(
-                f"decode.align_layer is {layer}, and the model has {len(maps)} layers, from 0 on"
+                f"decode.alignment_layer is {layer}, and the model has {len(maps)} layers, from 0 on"
             )
         weights: Tensor = maps[layer].weights.float().mean(1)
         return weights
@@ -419,7 +419,7 @@ class TranslationPredictor:
 
         self.check_has_attention()
         if prediction.attention is None:
-            raise InputError("this translation was made without its map: translate with align=True")
+            raise InputError("this translation was made without its map: translate with with_attention=True")
         return draw_heat_map(
             prediction.attention, prediction.target_words, prediction.source_words, path, title=title
         )
@@ -456,7 +456,7 @@ class TranslationPredictor:
     def export(self, format_name: str, folder: Path) -> None:
         """Write the model in another format: ``hf``, a Marian folder."""
         if format_name != "hf":
-            raise InputError(f"--to {format_name}: hf is what a translation run can be exported to")
+            raise InputError(f"--format {format_name}: hf is what a translation run can be exported to")
         from jumok.export.marian import export_marian
 
         target = None if self.tokenizers.is_shared else self.tokenizers.target.backend

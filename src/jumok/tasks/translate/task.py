@@ -249,3 +249,7 @@ class _TranslationValidation:
         return ValidationReport(
             figures, select_by="bleu", tie_breaker="perplexity", chance_level=CHANCE_BLEU, samples=samples
         )
+
+
+Recipe = TranslationRecipe
+Options = TranslationOptions

@@ -58,7 +58,7 @@ class AlignmentViewFilter:
 
     @classmethod
     def from_recipe(cls, decode_config: TranslationDecodeConfig, num_layers: int) -> AlignmentViewFilter:
-        """What ``decode_config:`` of a recipe says; a layer, of so many, may be counted from the end."""
+        """What ``decode:`` of a recipe says; a layer, of so many, may be counted from the end."""
         layer = decode_config.alignment_layer
         if layer is None:
             return cls(shift=decode_config.alignment_shift)
@@ -115,8 +115,8 @@ class WordAlignment:
 class WordAligner:
     """Links by a model and, if there is one, by a model of the other direction.
 
-    >>> aligner = Aligner(jumok.load("runs/en-fr"), jumok.load("runs/fr-en"))  # doctest: +SKIP
-    >>> chosen = aligner.choose(pairs)  # doctest: +SKIP
+    >>> aligner = WordAligner(jumok.load("runs/en-fr"), jumok.load("runs/fr-en"))  # doctest: +SKIP
+    >>> chosen = aligner.select_views(pairs)  # doctest: +SKIP
     >>> [found.links for found in aligner.align(pairs, chosen)]  # doctest: +SKIP
     """
 
@@ -197,7 +197,7 @@ class WordAligner:
     def find_length_problem(self, pair: TranslationExample) -> InvalidExample | None:
         """Why a pair cannot be aligned, if a model's learned positions do not reach far enough."""
         for translator, one in ((self.forward, pair), (self.backward, reverse_pair(pair))):
-            longest = None if translator is None else getattr(translator.model, "longest", None)
+            longest = None if translator is None else getattr(translator.model, "max_length", None)
             if translator is None or longest is None:
                 continue
             sides = (
@@ -252,7 +252,7 @@ def read_attention(
         batch = Seq2SeqBatch.from_sequences(
             [text.token_ids for text in given[part]], [text.token_ids for text in said[part]]
         )
-        maps = predictor.model.maps(batch.to(predictor.device))
+        maps = predictor.model.compute_attention_maps(batch.to(predictor.device))
         weights = torch.stack([one.weights.float() for one in maps]).cpu()  # (L, B, H, Q + 1, K)
         for row, n in enumerate(order[part]):
             x, y = texts[n], others[n]
@@ -281,7 +281,7 @@ class _AlignmentText:
         words = text.split()
         owners = _map_preprocessed_words(words, len(prepared.split()), prepare)
         ids = tokenizer.encode([prepared])[0]
-        return cls(ids, [owners[n] for n in tokenizer.words(prepared)], len(words))
+        return cls(ids, [owners[n] for n in tokenizer.word_ids_from_text(prepared)], len(words))
 
 
 def _map_preprocessed_words(
@@ -289,7 +289,7 @@ def _map_preprocessed_words(
 ) -> Sequence[int]:
     """For each word of the prepared text the number of the word that it came from.
 
-    >>> _owners(["l'eau", "bout."], 4, lambda text: text.replace("'", " ").replace(".", " ."))
+    >>> _map_preprocessed_words(["l'eau", "bout."], 4, lambda text: text.replace("'", " ").replace(".", " ."))
     [0, 0, 1, 1]
     """
     if num_preprocessed == len(words):
