@@ -1,0 +1,81 @@
+"""``jumok eval`` and ``jumok compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jumok.cli.options import (
+    CLASSIFICATION,
+    INPUT_OUTPUT,
+    BeamSizeOption,
+    DeviceOption,
+    RunArgument,
+    SplitOption,
+)
+from jumok.cli.terminal import build_console
+from jumok.errors import InputError
+
+__all__ = ["compare", "evaluate"]
+
+
+def evaluate(
+    run: RunArgument,
+    split: SplitOption = "test",
+    beam_size: BeamSizeOption = None,
+    faithfulness: Annotated[
+        bool,
+        typer.Option(
+            "--faithfulness",
+            help="Also measure the faithfulness of the word highlights of an attention classifier.",
+            rich_help_panel=CLASSIFICATION,
+        ),
+    ] = False,
+    device: DeviceOption = "auto",
+) -> None:
+    """Evaluate a run on its test data. Figures and predictions are written to the run folder."""
+    from jumok.run import Run
+    from jumok.tasks import get_task_module
+    from jumok.tasks.classify import error_analysis
+
+    opened_run = Run.open(run)
+    task = get_task_module(opened_run.recipe.task)
+    predictor, console = task.load(opened_run, device), build_console()
+    if faithfulness:
+        error_analysis.check_can_highlight(predictor)
+    task.evaluate(predictor, split, task.Options(beam_size=beam_size), console)
+    if faithfulness:
+        error_analysis.evaluate_faithfulness(predictor, split, console)
+
+
+def compare(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", help="Run folders. The first is compared with each of the others."),
+    ],
+    split: SplitOption = "test",
+    out: Annotated[
+        Path, typer.Option(help="Folder for the figure and the table.", rich_help_panel=INPUT_OUTPUT)
+    ] = Path("runs/compare"),
+    beam_size: BeamSizeOption = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Compare runs on the same test data.
+
+    Reports scores with confidence intervals, significance tests, and scores by length.
+    """
+    from jumok.run import Run
+    from jumok.tasks import get_task_module
+
+    opened_runs = [Run.open(run) for run in runs]
+    if len(opened_runs) < 2:
+        raise InputError("compare needs two or more runs; one was given")
+    task_names = {run.recipe.task for run in opened_runs}
+    if len(task_names) > 1:
+        raise InputError(
+            f"these runs have different tasks ({', '.join(sorted(task_names))}); compare runs of one task"
+        )
+    task = get_task_module(task_names.pop())
+    task.compare(opened_runs, split, task.Options(beam_size=beam_size), out, device, build_console())

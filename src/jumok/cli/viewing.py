@@ -1,0 +1,138 @@
+"""``jumok look``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jumok.cli.options import (
+    INPUT_OUTPUT,
+    NETWORK,
+    VIEW,
+    DeviceOption,
+    StyleAudioOption,
+    StyleWeightsOption,
+)
+from jumok.errors import InputError
+from jumok.files import check_not_input
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jumok.look.viewer.viewer_data import ViewerData
+
+__all__ = ["look"]
+
+
+def look(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Run folder or Hugging Face folder.")],
+    text: Annotated[str, typer.Argument(metavar="INPUT", help="Input text, a text file, or an image.")],
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Target text. Defaults to the model's own prediction.", rich_help_panel=INPUT_OUTPUT
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write an .html file or a figure instead of starting the viewer.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
+    ] = None,
+    layer: Annotated[
+        str | None,
+        typer.Option(help="With --out: name of the layer. * matches any characters.", rich_help_panel=VIEW),
+    ] = None,
+    head: Annotated[
+        int | None,
+        typer.Option(min=0, help="With --out: attention head, counted from 0.", rich_help_panel=VIEW),
+    ] = None,
+    knock_out: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Compare with the model without a head (LAYER:1) or an edge (LAYER:8-2, LAYER:1:8-2). May "
+            "be repeated.",
+            rich_help_panel=VIEW,
+        ),
+    ] = None,
+    whole_words: Annotated[
+        bool,
+        typer.Option("--whole-words", help="Merge subword tokens into words.", rich_help_panel=VIEW),
+    ] = False,
+    style_audio: StyleAudioOption = None,
+    style_weights: StyleWeightsOption = None,
+    port: Annotated[int, typer.Option(help="Port to listen on.", rich_help_panel=NETWORK)] = 8765,
+    browser: Annotated[
+        bool, typer.Option(help="Open the viewer in a browser.", rich_help_panel=NETWORK)
+    ] = True,
+    device: DeviceOption = "auto",
+) -> None:
+    """Show a model's attention in the browser, an HTML file or a figure."""
+    from jumok.look.viewer import page, view_writer
+    from jumok.look.viewer.word_merging import merge_into_words
+
+    if out is not None:
+        check_not_input(out, [text, *model.glob("*"), *([style_audio] if style_audio is not None else [])])
+    if out is None and (layer is not None or head is not None):
+        raise InputError("--layer and --head need --out; in the viewer, select the layer and the head there")
+    views = _capture_views(
+        model,
+        text,
+        target,
+        knock_out=knock_out or (),
+        style_audio=style_audio,
+        style_weights=style_weights,
+        device=device,
+    )
+    if whole_words:
+        views = [merge_into_words(view) for view in views]
+    if out is not None:
+        print(f"written to {view_writer.save_view(views, out, layer, head)}")
+    else:
+        page.serve(views, port=port, open_browser=browser)
+
+
+def _capture_views(
+    model: Path,
+    text: str,
+    target: str | None,
+    *,
+    knock_out: Sequence[str],
+    style_audio: str | None,
+    style_weights: str | None,
+    device: str,
+) -> list[ViewerData]:
+    """Run a model and capture its attention: one view, or two if heads or edges are knocked out."""
+    from jumok.inference import line_io
+    from jumok.look.viewer import huggingface_model
+    from jumok.look.viewer.comparison import parse_ablations
+    from jumok.run import Run
+    from jumok.tasks import get_task_module
+
+    ablations = parse_ablations(knock_out)
+    if huggingface_model.is_huggingface_folder(model):
+        if style_audio is not None or style_weights is not None:
+            raise InputError(
+                "--style-audio and --style-weights need a run of the task speak; "
+                f"{model} is a Hugging Face folder"
+            )
+        return huggingface_model.capture_huggingface_model(
+            model, line_io.read_text(text), target, ablations=ablations, device=device
+        )
+    if model.is_dir() and not (model / "recipe.yaml").is_file():
+        raise InputError(
+            f"{model} has neither a recipe.yaml, as a run of `jumok train` has, nor a config.json, as a folder "
+            "written by save_pretrained has; give one of these"
+        )
+    run = Run.open(model)
+    task = get_task_module(run.recipe.task)
+    text = getattr(task, "inputs", line_io).read_text(text)
+    options = task.Options(style_audio=style_audio, style_weights=style_weights)
+    predictor = task.load(run, device)
+    if options != task.Options():
+        predictor = predictor.with_options(options)
+    views: list[ViewerData] = predictor.build_viewer_data(text, target, ablations=ablations)
+    return views
