@@ -197,7 +197,7 @@ def test_the_losses_of_fine_tuning_are_those_of_transformers(tmp_path: Any, kind
 
 def test_the_losses_of_spans_and_pretraining_are_those_of_transformers(tmp_path: Any) -> None:
     theirs, ours = pair(tmp_path / "spans", "BertForQuestionAnswering")
-    batch = AnswerBatch.from_sequences([IDS[2]], [SEGMENTS[2]], allowed=[[True] * 11], starts=[4], ends=[7])
+    batch = AnswerBatch.from_sequences([IDS[2]], [SEGMENTS[2]], answer_mask=[[True] * 11], starts=[4], ends=[7])
     wanted = theirs(batch.tokens.ids, token_type_ids=batch.segments,
                     start_positions=batch.starts, end_positions=batch.ends).loss  # fmt: skip
     near(ours.loss(batch).total, wanted)
@@ -222,7 +222,7 @@ def masked_batch(packed: bool) -> PretrainingBatch:
     # The second token of the first text, and two of the third.
     places = [1, 10, 14] if packed else [1, 24, 28]
     return PretrainingBatch.from_sequences(
-        IDS, SEGMENTS, packed=packed, places=places, labels=[9, 17, 4], next=[0, 1, 1]
+        IDS, SEGMENTS, packed=packed, masked_indices=places, labels=[9, 17, 4], next_sentence_labels=[0, 1, 1]
     )
 
 
@@ -242,7 +242,7 @@ def batches(packed: bool) -> list[tuple[Any, Any]]:
         (small(BertTagger, 3), TaggingBatch.from_sequences(IDS, labels=tags, **of)),
         (
             small(BertSpanExtractor),
-            AnswerBatch.from_sequences(IDS, allowed=allowed, starts=[3, 0, 5], ends=[3, 0, 9], **of),
+            AnswerBatch.from_sequences(IDS, answer_mask=allowed, starts=[3, 0, 5], ends=[3, 0, 9], **of),
         ),
     ]
 
@@ -353,7 +353,7 @@ def test_losses_of_a_model_that_knows_nothing() -> None:
     assert float(loss.total) == pytest.approx(3 * math.log(WORDS) + 3 * math.log(2))
 
     two = PretrainingBatch.from_sequences(
-        IDS[:2], packed=True, places=[1, 2, 3], labels=[4, 5, IGNORE], next=[1, IGNORE]
+        IDS[:2], packed=True, masked_indices=[1, 2, 3], labels=[4, 5, IGNORE], next_sentence_labels=[1, IGNORE]
     )
     loss = untrained(small(BertPretrainingModel)).loss(two)
     assert loss.count == 2
@@ -366,7 +366,7 @@ def test_losses_of_a_model_that_knows_nothing() -> None:
 
     # Of the first text three places may hold a beginning or an end, of the second only one.
     spans = AnswerBatch.from_sequences(
-        IDS[:2], allowed=[[1, 0, 1, 1, 0], [1, 0, 0]], starts=[2, 0], ends=[3, 0], packed=True
+        IDS[:2], answer_mask=[[1, 0, 1, 1, 0], [1, 0, 0]], starts=[2, 0], ends=[3, 0], packed=True
     )
     assert float(untrained(small(BertSpanExtractor)).loss(spans).total) == pytest.approx(math.log(3))
 

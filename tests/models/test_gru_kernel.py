@@ -297,7 +297,7 @@ def test_without_gradients_nothing_is_kept_for_them(monkeypatch: pytest.MonkeyPa
 
 def documents() -> DocumentBatch:
     rows = [[7, 8, 9, 3], [5], [4, 6], [9, 9, 2]]
-    return DocumentBatch.from_sequences(rows, sentences=[[0, 1, 3], [2]], labels=[2, 0])
+    return DocumentBatch.from_sequences(rows, sentence_indices=[[0, 1, 3], [2]], labels=[2, 0])
 
 
 @runs_kernels

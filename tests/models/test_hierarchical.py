@@ -44,7 +44,7 @@ def batch_of(documents: Any = DOCUMENTS, labels: Any = LABELS, **more: Any) -> D
     sentences = [sentence for document in documents for sentence in document]
     numbers = iter(range(len(sentences)))
     nested = [[next(numbers) for _ in document] for document in documents]
-    return DocumentBatch.from_sequences(sentences, sentences=nested, labels=labels, **more)
+    return DocumentBatch.from_sequences(sentences, sentence_indices=nested, labels=labels, **more)
 
 
 def gradients(model: nn.Module, batch: DocumentBatch) -> dict[str, Tensor]:
@@ -220,7 +220,7 @@ def test_the_pool_of_sentences_has_any_order(layout: str) -> None:
     order = [3, 0, 6, 1, 5, 2, 4]
     numbers = [[order.index(n) for n in run] for run in ([0, 1], [2], [3, 4, 5, 6])]
     shuffled = DocumentBatch.from_sequences(
-        [sentences[n] for n in order], sentences=numbers, labels=LABELS, packed=layout == "packed"
+        [sentences[n] for n in order], sentence_indices=numbers, labels=LABELS, packed=layout == "packed"
     )
     shuffled = shuffled.with_static_shapes() if layout == "alike" else shuffled
     torch.testing.assert_close(model.logits(shuffled), model.logits(batch), **EXACT)

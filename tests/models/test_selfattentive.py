@@ -51,7 +51,7 @@ def texts(labels: Any = (2, 0, 4), **more: Any) -> ClassificationBatch:
 
 
 def pairs(labels: Any = (2, 0, 4), **more: Any) -> TextPairBatch:
-    return TextPairBatch.from_sequences(FIRST, seconds=SECOND, labels=labels, **more)
+    return TextPairBatch.from_sequences(FIRST, second_tokens=SECOND, labels=labels, **more)
 
 
 def gradients(model: nn.Module, batch: ClassificationBatch) -> dict[str, Tensor]:
@@ -261,10 +261,10 @@ def test_padding_changes_nothing(cell: str, alike: bool, lengths: list[tuple[int
     ]
     labels = [n % CLASSES for n in range(len(lengths))]
     one_by_one = [
-        TextPairBatch.from_sequences([a], seconds=[b], labels=[c])
+        TextPairBatch.from_sequences([a], second_tokens=[b], labels=[c])
         for a, b, c in zip(*rows, labels, strict=True)
     ]
-    batch = TextPairBatch.from_sequences(rows[0], seconds=rows[1], labels=labels)
+    batch = TextPairBatch.from_sequences(rows[0], second_tokens=rows[1], labels=labels)
     wide = [Tokens.pad(side, min_length=max(map(len, side)) + wider) for side in rows]
     batch = dataclasses.replace(batch, tokens=wide[0], second_tokens=wide[1])
     batch = batch.with_static_shapes() if alike else batch
@@ -308,7 +308,7 @@ def test_alike_batches_need_nothing_of_the_host() -> None:
     model = small(pairs=True)
     mine = pairs().with_static_shapes()
     others = TextPairBatch.from_sequences(
-        FIRST[::-1], seconds=SECOND[::-1], labels=[1, IGNORE, 3]
+        FIRST[::-1], second_tokens=SECOND[::-1], labels=[1, IGNORE, 3]
     ).with_static_shapes()
     assert mine.graph_key == others.graph_key
     new: list[Tensor] = []

@@ -1,0 +1,1 @@
+"""Batches: token sequences, labelled texts, images with captions, and speech."""

@@ -1,12 +1,11 @@
-"""Pictures with captions to learn from: the batch that models take that say what they see.
+"""Batches of images with captions: the input of captioning models.
 
-A picture is a grid of *places*, row by row, each with a vector that a convolutional net made of what is
-there::
+An image is a grid of positions in row-major order, each with a feature vector from a convolutional network::
 
-    grid (2, 3)      0 1 2       places    (B, 6, F)
+    grid (2, 3)      0 1 2       features    (B, 6, F)
                      3 4 5
 
-Shapes: ``B`` pictures, ``P`` places of each, ``F`` features of a place, ``T`` words of the longest caption.
+Shapes: ``B`` images, ``P`` grid positions, ``F`` features of a position, ``T`` words of the longest caption.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ __all__ = ["CaptionBatch", "ImageFeatureTable", "features_as_tokens"]
 
 
 class ImageFeatureTable:
-    """The places of all pictures of a data set ``(N, P, F)``, to be told by number.
+    """Features ``(N, P, F)`` of all images of a data set, selected by index.
 
-    They move to the device that first asks for some, and stay there: what a frozen encoder makes of a few
-    thousand pictures fits on a GPU, and no step waits for any of it.
+    The table moves to the device of the first indices and stays there. A frozen encoder's features of a few
+    thousand images fit on a GPU, so no training step waits for a copy.
 
-    >>> Known(torch.arange(12.0).reshape(3, 2, 2)).places(torch.tensor([2, 0]))
+    >>> ImageFeatureTable(torch.arange(12.0).reshape(3, 2, 2)).select(torch.tensor([2, 0]))
     tensor([[[ 8.,  9.],
              [10., 11.]],
     <BLANKLINE>
@@ -40,7 +39,7 @@ class ImageFeatureTable:
         self._features = features
 
     def select(self, indices: Tensor) -> Tensor:
-        """Those of the pictures of these numbers ``(B,)``: ``(B, P, F)``."""
+        """Return the features ``(B, P, F)`` of the images with these indices ``(B,)``."""
         if self._features.device != indices.device:
             self._features = self._features.to(indices.device)
         return self._features.index_select(0, indices)
@@ -48,45 +47,44 @@ class ImageFeatureTable:
 
 @dataclass(frozen=True, eq=False)
 class CaptionBatch:
-    """Pictures, and a caption of each. A picture with several captions comes once for each.
+    """Images with one caption each. An image with several captions is repeated.
 
-    ``target`` is what a decoder is given, ``labels`` (like the ids) what it should say at each step::
+    ``target`` is the decoder's input and ``labels``, of the same shape, its expected output::
 
-        told     <s>  v1 … vm
-        labels    v1 … vm </s>       IGNORE where told is padding
+        target   <s>  v1 … vm
+        labels    v1 … vm </s>       IGNORE at padding
 
-    Before an encoder has looked at a picture, its pixels ``(B, 3, height, width)`` stand for its places, and
-    the grid is that of the pixels. Where the places of all pictures are ``feature_table``, the numbers of pictures
-    ``(B,)`` stand for their places.
+    ``features`` has one of three forms: feature vectors ``(B, P, F)``; pixels ``(B, 3, height, width)`` that
+    an encoder has yet to read, with the grid of the pixels; or indices ``(B,)`` into ``feature_table``.
     """
 
     features: Tensor  # (B, P, F)
     grid: tuple[int, int]  # height · width = P
     target: Tokens
     labels: Tensor
-    count: int  # labels that count
-    example_indices: tuple[int, ...] = ()  # the numbers of the examples in their data set
+    count: int  # number of labels that are not IGNORE
+    example_indices: tuple[int, ...] = ()  # indices of the examples in their data set
     feature_table: ImageFeatureTable | None = None
 
     def __post_init__(self) -> None:
         if (self.feature_table is None) != (self.features.dim() > 1):
             raise ValueError(
-                f"places of shape {tuple(self.features.shape)} came; expected (pictures, places, features), or "
-                "pixels, or the numbers of pictures along with what is known"
+                f"features have shape {tuple(self.features.shape)}; expected (images, positions, features), or "
+                "pixels, or indices of images together with a feature_table"
             )
-        places = self.grid[0] * self.grid[1]
+        positions = self.grid[0] * self.grid[1]
         if self.feature_table is None:
             rows, columns = self.features.shape[-2:]
-            places = rows * columns if self.has_pixels else rows
-        if self.grid[0] * self.grid[1] != places:
+            positions = rows * columns if self.has_pixels else rows
+        if self.grid[0] * self.grid[1] != positions:
             raise ValueError(
-                f"places of shape {tuple(self.features.shape)} came with a grid of {self.grid[0]} × "
-                f"{self.grid[1]}; a grid has as many cells as there are places, {places} here"
+                f"features have shape {tuple(self.features.shape)}, but the grid is {self.grid[0]} × "
+                f"{self.grid[1]}; a grid has one cell for each of the {positions} positions"
             )
         if len(self.features) != len(self.target.lengths):
             raise ValueError(
-                f"{len(self.features)} pictures came with {len(self.target.lengths)} captions; one of each is "
-                "expected: a picture with several captions is repeated"
+                f"there are {len(self.features)} images but {len(self.target.lengths)} captions; expected one "
+                "caption per image: repeat an image that has several"
             )
 
     @classmethod
@@ -99,38 +97,38 @@ class CaptionBatch:
         *,
         min_length: int = 0,
     ) -> CaptionBatch:
-        """From plain token ids, without special tokens; ``to`` as in ``Tokens.padded``.
+        """Build a batch from captions without special tokens; ``min_length`` is that of :meth:`Tokens.pad`.
 
-        >>> batch = Captions.of(torch.zeros(2, 6, 5), (2, 3), [[7, 8], [9]])
-        >>> batch.told.ids, batch.labels, batch.count
+        >>> batch = CaptionBatch.from_sequences(torch.zeros(2, 6, 5), (2, 3), [[7, 8], [9]])
+        >>> batch.target.ids, batch.labels, batch.count
         (tensor([[2, 7, 8],
                 [2, 9, 0]]), tensor([[   7,    8,    3],
                 [   9,    3, -100]]), 5)
         """
         labels = Tokens.pad([[*caption, EOS] for caption in captions], min_length, fill=IGNORE).ids
-        told = Tokens.pad([[BOS, *caption] for caption in captions], min_length)
-        return cls(features, grid, told, labels, sum(told.lengths), tuple(example_indices))
+        target = Tokens.pad([[BOS, *caption] for caption in captions], min_length)
+        return cls(features, grid, target, labels, sum(target.lengths), tuple(example_indices))
 
     @property
     def has_pixels(self) -> bool:
-        """Whether these are pixels, which an encoder has yet to look at."""
+        """Whether ``features`` holds pixels, which an encoder has yet to read."""
         return self.features.dim() == 4
 
     @property
     def source(self) -> Tokens:
-        """The places as a search and the Transformer take them: see :func:`features_as_tokens`."""
+        """The features as the source of a search or a Transformer: see :func:`features_as_tokens`."""
         return features_as_tokens(self.features)
 
     @property
     def seq2seq_batch(self) -> Seq2SeqBatch:
-        """The same as source and target."""
+        """The same batch with the features as its source."""
         return Seq2SeqBatch(self.source, self.target, self.labels, self.count, self.example_indices)
 
     @property
     def graph_key(self) -> Hashable | None:
-        """As that of :class:`~jumok.batch.Tokens`, together with the shape of the places."""
-        told = self.target.graph_key
-        return None if told is None else (self.features.shape, self.grid, told)
+        """The target's :attr:`~jumok.batches.tokens.Tokens.graph_key` and the shape of the features."""
+        key = self.target.graph_key
+        return None if key is None else (self.features.shape, self.grid, key)
 
     def with_static_shapes(self) -> CaptionBatch:
         """The same batch with a :attr:`graph_key`."""
@@ -138,14 +136,15 @@ class CaptionBatch:
 
     def to(self, device: torch.device | str) -> CaptionBatch:
         on_gpu = torch.device(device).type == "cuda"
-        places, labels = (x.to(device, non_blocking=on_gpu) for x in (self.features, self.labels))
-        return replace(self, features=places, target=self.target.to(device), labels=labels)
+        features, labels = (x.to(device, non_blocking=on_gpu) for x in (self.features, self.labels))
+        return replace(self, features=features, target=self.target.to(device), labels=labels)
 
 
 def features_as_tokens(features: Tensor) -> Tokens:
-    """Pictures as the source of a search: "sequences" whose ids are the vectors of places ``(B, P, F)``.
+    """Wrap image features ``(B, P, F)`` as the source of a search: sequences whose "ids" are vectors.
 
     >>> from jumok.decoding.greedy import greedy
-    >>> greedy(model, source_of(places))  # doctest: +SKIP
+    >>> greedy(model, features_as_tokens(features))  # doctest: +SKIP
+
     """
     return Tokens(features, (features.shape[1],) * len(features))

@@ -1,8 +1,8 @@
-"""What goes into a model, and what comes out of one: the types that data makes and models take.
+"""Token sequences, source–target batches, losses and attention maps: the types that models take and return.
 
-Sequences come in one of two layouts. *Padded*: a row each, filled up at the right. *Packed*: all of them end
-to end in a single row, so that no token is computed for padding. A model need not care: it asks the tokens
-for masks and positions, and these say the same in both::
+Sequences have one of two layouts. *Padded*: one row per sequence, padded on the right. *Packed*: all
+sequences concatenated in a single row, so that nothing is computed for padding. Models work with either,
+because they get masks and positions from the tokens::
 
     padded                      packed
 
@@ -10,7 +10,7 @@ for masks and positions, and these say the same in both::
     b b · ·
     c c c c
 
-Shapes: ``B`` sequences, ``L`` tokens of the longest; a packed row has ``(1, T)``, T all tokens.
+Shapes: ``B`` sequences, ``L`` tokens of the longest; a packed row is ``(1, T)`` with T tokens in total.
 """
 
 from __future__ import annotations
@@ -41,46 +41,44 @@ __all__ = [
     "round_up_size",
 ]
 
-# Every vocabulary of ours begins with these.
+# Every vocabulary of jumok begins with these.
 SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
 PAD, UNK, BOS, EOS = range(len(SPECIAL_TOKENS))
-IGNORE = -100  # a label that does not count: what ``F.cross_entropy`` takes for one
+IGNORE = -100  # label that does not count: the default ``ignore_index`` of ``F.cross_entropy``
 
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """Several sequences of token ids, padded or packed.
+    """Sequences of token ids, padded or packed.
 
-    ``ids`` is ``(B, L)``, or ``(1, T)`` if packed; ``lengths`` (on the host) has one number a sequence, in
-    this order.
+    ``ids`` is ``(B, L)``, or ``(1, T)`` if packed. ``lengths`` (on the host) has one number per sequence, in
+    the same order.
 
-    >>> Tokens.padded([[7, 8, 9], [5]]).ids
+    >>> Tokens.pad([[7, 8, 9], [5]]).ids
     tensor([[7, 8, 9],
             [5, 0, 0]])
     >>> packed = Tokens.pack([[7, 8, 9], [5]])
-    >>> packed.ids, packed.positions, packed.edges
+    >>> packed.ids, packed.positions, packed.cu_seqlens
     (tensor([[7, 8, 9, 5]]), tensor([[0, 1, 2, 0]]), tensor([0, 3, 4], dtype=torch.int32))
 
-    Tokens are *alike* if their :attr:`graph_key` is the same. Then a model launches the same kernels for them, and
-    what differs lies in tensors: packed tokens have ``cu_seqlens`` and ``positions``, and padded ones may have
-    their lengths as ``device_lengths``. So a CUDA graph recorded with the ones serves the others.
+    A model launches the same kernels for all tokens with the same :attr:`graph_key`: they differ only in the
+    contents of tensors (``cu_seqlens`` and ``positions`` of packed tokens, ``device_lengths`` of padded
+    ones). A CUDA graph recorded with one batch can therefore be replayed with another.
     """
 
     ids: Tensor
     lengths: tuple[int, ...]
     packed: bool = False
-    # Of packed tokens:
-    cu_seqlens: Tensor | None = None  # (sequences + 1,), where each begins, and the end
-    positions: Tensor | None = None  # (1, T), where each token stands in its own sequence
-    max_length: int = 0  # the length of the longest, or more
-    # Of padded tokens that are alike to others:
-    device_lengths: Tensor | None = (
-        None  # (B,), the lengths once more, on the device of the ids; all are at least 1
-    )
+    # Packed tokens only:
+    cu_seqlens: Tensor | None = None  # (sequences + 1,): start of each sequence, then the end of the last
+    positions: Tensor | None = None  # (1, T): position of each token in its own sequence
+    max_length: int = 0  # upper bound of the lengths
+    # Padded tokens with static shapes only:
+    device_lengths: Tensor | None = None  # (B,): the lengths on the device of the ids, all at least 1
 
     @classmethod
     def pad(cls, sequences: Sequence[Sequence[int]], min_length: int = 0, fill: int = PAD) -> Tokens:
-        """One row a sequence, filled up at the right to the longest one, or ``to``."""
+        """Pad each sequence on the right to the longest one, or to ``min_length`` if that is longer."""
         lengths = tuple(map(len, sequences))
         ids = torch.full((len(sequences), max(min_length, *lengths, 0)), fill)
         for row, sequence in zip(ids, sequences, strict=True):
@@ -89,7 +87,7 @@ class Tokens:
 
     @classmethod
     def pack(cls, sequences: Sequence[Sequence[int]], min_tokens: int = 0, fill: int = PAD) -> Tokens:
-        """All in one row. If they fall short of ``to`` tokens, one more sequence of ``fill`` fills it."""
+        """Concatenate all sequences. If there are fewer than ``min_tokens`` tokens, append a sequence of ``fill``."""
         lengths = [len(sequence) for sequence in sequences]
         missing = max(0, min_tokens - sum(lengths))
         ids = torch.tensor([*itertools.chain.from_iterable(sequences), *[fill] * missing])
@@ -97,32 +95,36 @@ class Tokens:
 
     @classmethod
     def from_packed_ids(cls, ids: Tensor, lengths: Sequence[int], max_length: int = 0) -> Tokens:
-        """Packed tokens from their ids ``(T,)``; ``max_length`` is the most that a sequence has, or more."""
+        """Build packed tokens from concatenated ids ``(T,)``; ``max_length`` may be larger than all lengths."""
         ends = np.cumsum(lengths)
-        begins = ends - lengths
-        positions = torch.from_numpy(np.arange(len(ids)) - np.repeat(begins, lengths))
-        edges = torch.from_numpy(np.append(begins, len(ids)).astype(np.int32))
-        most = max(max_length, *lengths, 0)
-        return cls(ids[None], tuple(lengths), True, edges, positions[None], most)
+        starts = ends - lengths
+        positions = torch.from_numpy(np.arange(len(ids)) - np.repeat(starts, lengths))
+        cu_seqlens = torch.from_numpy(np.append(starts, len(ids)).astype(np.int32))
+        max_length = max(max_length, *lengths, 0)
+        return cls(ids[None], tuple(lengths), True, cu_seqlens, positions[None], max_length)
 
     def to(self, device: torch.device | str) -> Tokens:
-        there = [
+        cu_seqlens, positions, device_lengths = (
             x if x is None else _move_to_device(x, device)
             for x in (self.cu_seqlens, self.positions, self.device_lengths)
-        ]
-        edges, positions, counts = there
-        ids = _move_to_device(self.ids, device)
-        return replace(self, ids=ids, cu_seqlens=edges, positions=positions, device_lengths=counts)
+        )
+        return replace(
+            self,
+            ids=_move_to_device(self.ids, device),
+            cu_seqlens=cu_seqlens,
+            positions=positions,
+            device_lengths=device_lengths,
+        )
 
     def with_static_shapes(self) -> Tokens:
-        """The same tokens with a :attr:`graph_key`, in which no length of a single sequence counts."""
+        """The same tokens with a :attr:`graph_key` that does not depend on single lengths."""
         if self.packed:
             return self
         return replace(self, device_lengths=_move_to_device(torch.tensor(self.lengths), self.ids.device))
 
     @property
     def graph_key(self) -> Hashable | None:
-        """All that decides which kernels a model launches. None: the length of every single sequence does."""
+        """What determines the kernels that a model launches. None if every single length does."""
         if self.cu_seqlens is not None:
             return self.ids.shape, len(self.cu_seqlens), self.max_length
         if self.device_lengths is None and self.mask is not None:
@@ -130,18 +132,18 @@ class Tokens:
         return self.ids.shape, self.mask is None
 
     @functools.cached_property
-    @torch.inference_mode(False)  # what is first asked for in inference may be used in training
+    @torch.inference_mode(False)  # the cached value may be used in training later
     def valid_mask(self) -> Tensor:
-        """``(B, L)``, True where a token belongs to a sequence; a packed row is full."""
+        """``(B, L)``, False at padding. All True for a packed row."""
         if self.packed:
             return torch.ones(self.ids.shape, dtype=torch.bool, device=self.ids.device)
-        places = torch.arange(self.ids.shape[1], device=self.ids.device)
-        return places < self.lengths_tensor[:, None]
+        positions = torch.arange(self.ids.shape[1], device=self.ids.device)
+        return positions < self.lengths_tensor[:, None]
 
     @functools.cached_property
     @torch.inference_mode(False)
     def lengths_tensor(self) -> Tensor:
-        """The lengths on the device, ``(B,)``."""
+        """Lengths ``(B,)`` on the device of the ids."""
         return (
             _move_to_device(torch.tensor(self.lengths), self.ids.device)
             if self.device_lengths is None
@@ -150,7 +152,7 @@ class Tokens:
 
     @functools.cached_property
     def mask(self) -> Mask | None:
-        """For attention among these tokens, or, if padded, from anywhere to them. None: nothing is barred."""
+        """Mask for self-attention, or if padded, for attention from any queries. None if nothing is masked."""
         if self.cu_seqlens is not None:
             return masks.packed(self.cu_seqlens, self.max_length)
         if self.device_lengths is not None:
@@ -159,34 +161,38 @@ class Tokens:
 
     @functools.cached_property
     def causal_mask(self) -> Mask:
-        """For attention among these tokens, each to itself and what came before it."""
-        # Padding is at the right, where no real token looks; what padding itself sees, nobody reads.
+        """Mask for causal self-attention: each token attends to itself and to earlier tokens."""
+        # Padding is on the right, where no valid token attends. Outputs at padding are never used.
         return self.mask & masks.causal() if self.packed and self.mask is not None else masks.causal()
 
     def cross_attention_mask(self, queries: Tokens) -> Mask | None:
-        """For attention of other tokens to these: each sequence to the one of the same number."""
+        """Mask for attention from ``queries`` to these tokens: sequence n attends to sequence n."""
         if self.cu_seqlens is None:
             return self.mask
-        asking = queries.cu_seqlens, queries.max_length
-        return masks.packed(self.cu_seqlens, self.max_length, cu_seqlens_q=asking[0], max_seqlen_q=asking[1])
+        return masks.packed(
+            self.cu_seqlens,
+            self.max_length,
+            cu_seqlens_q=queries.cu_seqlens,
+            max_seqlen_q=queries.max_length,
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Seq2SeqBatch:
-    """Source and target sequences, to learn from.
+    """Source and target sequences.
 
-    ``target`` is what a decoder is given, ``labels`` (of the same shape) what it should say at each place::
+    ``target`` is the decoder's input and ``labels``, of the same shape, its expected output::
 
         source   w1 … wn </s>
         target   <s>  v1 … vm
-        labels    v1 … vm </s>       IGNORE where the target is padding
+        labels    v1 … vm </s>       IGNORE at padding
     """
 
     source: Tokens
     target: Tokens
     labels: Tensor
-    count: int  # labels that count
-    example_indices: tuple[int, ...] = ()  # the numbers of the examples in their data set
+    count: int  # number of labels that are not IGNORE
+    example_indices: tuple[int, ...] = ()  # indices of the examples in their data set
 
     @classmethod
     def from_sequences(
@@ -198,37 +204,39 @@ class Seq2SeqBatch:
         packed: bool = False,
         min_lengths: tuple[int, int] = (0, 0),
     ) -> Seq2SeqBatch:
-        """From plain token ids, without special tokens; ``to`` as in ``pad`` and ``pack``, a side each.
+        """Build a batch from token ids without special tokens.
 
-        >>> pairs = Pairs.of([[7, 8]], [[9]])
-        >>> pairs.source.ids, pairs.target.ids, pairs.labels
+        ``min_lengths`` are the ``min_length`` of :meth:`Tokens.pad`, or the ``min_tokens`` of
+        :meth:`Tokens.pack`, of the source and of the target.
+
+        >>> batch = Seq2SeqBatch.from_sequences([[7, 8]], [[9]])
+        >>> batch.source.ids, batch.target.ids, batch.labels
         (tensor([[7, 8, 3]]), tensor([[2, 9]]), tensor([[9, 3]]))
         """
-        make = Tokens.pack if packed else Tokens.pad
-        filled = [[*source, EOS] for source in sources], [[*target, EOS] for target in targets]
-        if packed and any(
-            min_lengths
-        ):  # a sequence that fills up is on both sides or on none, so that they match
+        lay_out = Tokens.pack if packed else Tokens.pad
+        source_rows = [[*source, EOS] for source in sources]
+        label_rows = [[*target, EOS] for target in targets]
+        if packed and any(min_lengths):  # both sides get a filling sequence, or neither, so that they match
             min_lengths = (
-                max(min_lengths[0], sum(map(len, filled[0])) + 1),
-                max(min_lengths[1], sum(map(len, filled[1])) + 1),
+                max(min_lengths[0], sum(map(len, source_rows)) + 1),
+                max(min_lengths[1], sum(map(len, label_rows)) + 1),
             )
         return cls(
-            source=make(filled[0], min_lengths[0]),
-            target=make([[BOS, *target] for target in targets], min_lengths[1]),
-            labels=make(filled[1], min_lengths[1], fill=IGNORE).ids,
+            source=lay_out(source_rows, min_lengths[0]),
+            target=lay_out([[BOS, *target] for target in targets], min_lengths[1]),
+            labels=lay_out(label_rows, min_lengths[1], fill=IGNORE).ids,
             count=sum(len(target) + 1 for target in targets),
             example_indices=tuple(example_indices),
         )
 
     @property
     def graph_key(self) -> Hashable | None:
-        """As that of :class:`Tokens`, of both sides."""
-        forms = self.source.graph_key, self.target.graph_key
-        return None if None in forms else forms
+        """The :attr:`Tokens.graph_key` of both sides."""
+        keys = self.source.graph_key, self.target.graph_key
+        return None if None in keys else keys
 
     def with_static_shapes(self) -> Seq2SeqBatch:
-        """The same pairs with a :attr:`graph_key`."""
+        """The same batch with a :attr:`graph_key`."""
         return replace(self, source=self.source.with_static_shapes(), target=self.target.with_static_shapes())
 
     def to(self, device: torch.device | str) -> Seq2SeqBatch:
@@ -242,18 +250,18 @@ class Seq2SeqBatch:
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """What training makes smaller: the sum over ``count`` places. ``parts`` are further sums, to be told."""
+    """The training loss, summed over ``count`` labels. ``parts`` are further sums for the metrics log."""
 
-    total: Tensor  # a number, with its graph
+    total: Tensor  # scalar with a graph
     count: int
-    parts: dict[str, Tensor] = field(default_factory=dict)  # without graph
+    parts: dict[str, Tensor] = field(default_factory=dict)  # scalars without a graph
 
 
 @dataclass(frozen=True, eq=False)
 class LayerAttention:
-    """Where one attention of a model looked: weights ``(B, H, Q, K)``, the rows of each sequence padded.
+    """Attention weights ``(B, H, Q, K)`` of one layer for padded sequences.
 
-    Row t belongs to the step that says label t. ``name`` is the module's, as in ``named_modules()``.
+    Query t is the step that predicts label t. ``name`` is the layer's name in ``named_modules()``.
     """
 
     name: str
@@ -261,9 +269,9 @@ class LayerAttention:
 
 
 def round_up_size(value: int, min_size: int) -> int:
-    """The smallest of ``min_size`` · 1, 1½, 2, 3, 4, 6, 8, … that is not below the number.
+    """Return the smallest of ``min_size`` · 1, 1½, 2, 3, 4, 6, 8, … that is at least ``value``.
 
-    >>> [rounded(number, 32) for number in (1, 32, 33, 49, 65, 97)]
+    >>> [round_up_size(value, 32) for value in (1, 32, 33, 49, 65, 97)]
     [32, 32, 48, 64, 96, 128]
     """
     size = min_size
@@ -275,5 +283,6 @@ def round_up_size(value: int, min_size: int) -> int:
 
 
 def _move_to_device(x: Tensor, device: torch.device | str) -> Tensor:
-    """On the device; to a GPU without waiting."""
+    """Move ``x`` to the device, asynchronously if it is a GPU."""
+
     return x.to(device, non_blocking=torch.device(device).type == "cuda")

@@ -190,17 +190,17 @@ def build_probe_batch(model: EncoderModel, lengths: Sequence[int]) -> Any:
             return TextBatch.from_sequences(rows, segments)
         places = [number * max(lengths) + length - 1 for number, length in enumerate(lengths)]
         return PretrainingBatch.from_sequences(
-            rows, segments, places=places, labels=places, next=[0] * len(rows)
+            rows, segments, masked_indices=places, labels=places, next_sentence_labels=[0] * len(rows)
         )
     labels = [0] * len(rows)
     if isinstance(
         model, HierarchicalAttentionNetwork
     ):  # the first document has all sentences but one, the last one that
         sentences = [[*range(len(rows) - 1)], [len(rows) - 1]] if len(rows) > 2 else [[0, 1], [1]]
-        return DocumentBatch.from_sequences(rows, sentences=sentences, labels=[0, 0])
+        return DocumentBatch.from_sequences(rows, sentence_indices=sentences, labels=[0, 0])
     if model.config.text_pairs:
         seconds = [row(number + 5, length + 2) for number, length in enumerate(reversed(lengths))]
-        return TextPairBatch.from_sequences(rows, seconds=seconds, labels=labels)
+        return TextPairBatch.from_sequences(rows, second_tokens=seconds, labels=labels)
     return ClassificationBatch.from_sequences(rows, labels=labels)
 
 

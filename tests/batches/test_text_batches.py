@@ -17,11 +17,11 @@ FIRST = [[7, 8, 9], [5], [4, 6]]
 
 
 def pairs(seconds: Any = ((4,), (6, 7, 5), (8, 9)), **more: Any) -> TextPairBatch:
-    return TextPairBatch.from_sequences(FIRST, seconds=seconds, labels=[2, IGNORE, 0], **more)
+    return TextPairBatch.from_sequences(FIRST, second_tokens=seconds, labels=[2, IGNORE, 0], **more)
 
 
 def documents(sentences: Any = ((0, 1), (2,)), **more: Any) -> DocumentBatch:
-    return DocumentBatch.from_sequences(FIRST, sentences=sentences, labels=[2, 0], **more)
+    return DocumentBatch.from_sequences(FIRST, sentence_indices=sentences, labels=[2, 0], **more)
 
 
 def test_the_examples_in_the_docstrings() -> None:
@@ -29,7 +29,7 @@ def test_the_examples_in_the_docstrings() -> None:
 
 
 def test_pairs_are_two_texts_and_a_label() -> None:
-    batch = pairs(index=(5, 3, 1))
+    batch = pairs(example_indices=(5, 3, 1))
     assert batch.tokens.ids.tolist() == [[7, 8, 9], [5, PAD, PAD], [4, 6, PAD]]
     assert batch.second_tokens.ids.tolist() == [[4, PAD, PAD], [6, 7, 5], [8, 9, PAD]]
     assert batch.second_tokens.lengths == (1, 3, 2)
@@ -52,26 +52,26 @@ def test_all_tokens_are_packed_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "like_it", "unlike"),
+    ("first", "like_it", "unlike"),
     [
         (pairs(), pairs([[4, 5], [6], [7, 8, 9]]), pairs([[4], [5], [6, 7]])),
         (documents(), documents([[0], [1, 2]]), documents([[0, 1, 2], [1]])),
     ],
     ids=["pairs", "documents"],
 )
-def test_the_form_is_that_of_both(one: Any, like_it: Any, unlike: Any) -> None:
-    assert one.form is None
-    assert one.alike().form == like_it.alike().form != unlike.alike().form
-    second = "seconds" if isinstance(one, TextPairBatch) else "sentences"
+def test_the_form_is_that_of_both(first: Any, like_it: Any, unlike: Any) -> None:
+    assert first.graph_key is None
+    assert first.with_static_shapes().graph_key == like_it.with_static_shapes().graph_key != unlike.with_static_shapes().graph_key
+    second = "second_tokens" if isinstance(first, TextPairBatch) else "sentence_indices"
     for name in ("tokens", second):  # with one of them alone there is none
-        assert replace(one, **{name: getattr(one, name).alike()}).form is None
-    assert one.alike().form != replace(one, labels=one.labels[:1]).alike().form
+        assert replace(first, **{name: getattr(first, name).with_static_shapes()}).graph_key is None
+    assert first.with_static_shapes().graph_key != replace(first, labels=first.labels[:1]).with_static_shapes().graph_key
 
 
 @pytest.mark.parametrize("batch", [pairs(), documents()], ids=["pairs", "documents"])
 def test_every_tensor_is_moved_and_changed(batch: Any) -> None:
-    batch = batch.alike()
-    second = "seconds" if isinstance(batch, TextPairBatch) else "sentences"
+    batch = batch.with_static_shapes()
+    second = "second_tokens" if isinstance(batch, TextPairBatch) else "sentence_indices"
     gone = batch.to("meta")
     assert type(gone) is type(batch)
     met: list[Tensor] = []
