@@ -1,15 +1,15 @@
-"""The state of a run on the disk: all that the next process needs to go on as if nothing had happened.
+"""Checkpoints: everything that a process needs to resume a run with identical results.
 
 ::
 
-    state/00001200/state.json              where the run stands (Standing)
+    state/00001200/state.json              the training state (TrainState)
                    model.safetensors       the weights
-                   optimizer.safetensors   what the optimiser remembers, by the names of the parameters
-    state/validated/00001000.safetensors   weights at the last validations, to be averaged at the end
+                   optimizer.safetensors   the state of the optimizer, by parameter name
+    state/snapshots/00001000.safetensors   weights at the last validations, averaged at the end
 
-A state is written under another name, synced and renamed; the one before is removed after that. So whenever
-the process is killed, the newest folder with a proper name is whole. Random numbers are not in it, since each
-step has a seed of its own (``learner.reseed``). Nothing here is a pickle.
+A checkpoint is written under a temporary name, synced and renamed; then the previous one is removed. So the
+newest folder is complete whenever the process is killed. The state of random number generators is not saved,
+because each step has its own seed (``learner.reseed``). There are no pickles.
 """
 
 from __future__ import annotations
@@ -31,113 +31,114 @@ from jumok.training.report import BestValidation
 
 __all__ = ["CheckpointManager", "TrainState"]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+SNAPSHOTS = "snapshots"
 
 
 @dataclass
 class TrainState:
-    """Where a run stands after ``step`` steps."""
+    """State of a run after ``step`` steps."""
 
     step: int = 0
     epoch: int = 0
-    epoch_step: int = 0  # how many batches of this epoch are done
+    epoch_step: int = 0  # number of batches of this epoch that are done
     seconds: float = 0.0
-    num_labels: int = 0  # trained on so far
-    unlogged_seconds: float = 0.0  # seconds of steps not logged yet, without validation and saving
-    last_validation_step: int = 0  # the step of the last validation
+    num_labels: int = 0  # number of labels trained on so far
+    unlogged_seconds: float = 0.0  # time of the steps that are not logged yet, without validation and saving
+    last_validation_step: int = 0
     num_bad_validations: int = 0  # validations since the best one
     best: BestValidation | None = None
-    snapshot_steps: list[int] = field(default_factory=list)  # the steps whose weights are to be averaged
-    loss_part_names: list[str] = field(default_factory=list)  # the names of the further sums in a row
-    unlogged_rows: list[list[float]] = field(default_factory=list)  # one for each step not logged yet
+    snapshot_steps: list[int] = field(default_factory=list)  # steps whose weights are averaged at the end
+    loss_part_names: list[str] = field(default_factory=list)  # names of the loss components in a row
+    unlogged_rows: list[list[float]] = field(default_factory=list)  # one row per step that is not logged yet
     loss_trend: LossTrend = field(default_factory=LossTrend)
-    metrics_bytes: int = 0  # bytes of metrics.jsonl
-    stop_reason: str | None = None  # why training ended, when it did
+    metrics_bytes: int = 0  # size of metrics.jsonl
+    stop_reason: str | None = None  # None: training has not ended
 
     @property
     def current_epoch(self) -> int:
-        """The epoch of the last step, the first being 1."""
+        """The epoch of the last step, counted from 1."""
         return self.epoch + 1 if self.epoch_step or not self.step else self.epoch
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> TrainState:
+        """Build the state from what ``dataclasses.asdict`` returned."""
         best = saved["best"] and BestValidation(**saved["best"])
-        return cls(**{**saved, "best": best, "trend": LossTrend(**saved["trend"])})
+        return cls(**{**saved, "best": best, "loss_trend": LossTrend(**saved["loss_trend"])})
 
 
 class CheckpointManager:
-    """The ``state_folder`` folder of a run."""
+    """Reads and writes the checkpoints in the ``state`` folder of a run."""
 
     def __init__(self, run_folder: Path) -> None:
         self.folder = run_folder / "state"
-        self.last_saved_step: int | None = None  # the step of the newest state
+        self.last_saved_step: int | None = None  # step of the newest checkpoint
 
     def find_newest(self) -> Path | None:
-        """The newest state that is whole; None: there is none yet."""
+        """Return the newest complete checkpoint. None: there is none."""
         states = [path for path in self.folder.glob("*") if re.fullmatch(r"\d{8,}", path.name)]
-        faults = []
+        problems = []
         for path in sorted(states, key=lambda path: int(path.name), reverse=True):
-            fault = _find_damage(path)
-            if fault is None:
+            problem = _find_damage(path)
+            if problem is None:
                 return path
-            faults.append(fault)
-        if faults:
+            problems.append(problem)
+        if problems:
             raise InputError(
-                f"the saved state of this run is damaged: {'; '.join(faults)}. "
-                f"To begin anew, remove {self.folder}"
+                f"the checkpoint of this run is damaged: {'; '.join(problems)}. "
+                f"Remove {self.folder} to start again"
             )
         return None
 
     def load(self) -> tuple[TrainState, dict[str, Tensor], dict[str, Tensor]] | None:
-        """Where the run stands, its weights, and what the optimiser remembers; None: nothing is saved."""
+        """Load the training state, the weights and the state of the optimizer. None: there is no checkpoint."""
         path = self.find_newest()
         if path is None:
             return None
         saved = json.loads((path / "state.json").read_text())
         if saved["format"] != FORMAT_VERSION:
             raise InputError(
-                f"{path} has format {saved['format']}; this version of jumok reads {FORMAT_VERSION}"
+                f"{path} has format {saved['format']}, and this version of jumok reads format {FORMAT_VERSION}; "
+                "train again with this version, or resume with the version that wrote it"
             )
-        self.last_saved_step = saved["standing"]["step"]
+        self.last_saved_step = saved["state"]["step"]
         model, optimizer = (
             weights.read_safetensors(path / f"{name}.safetensors") for name in ("model", "optimizer")
         )
-        return TrainState.from_dict(saved["standing"]), model, optimizer
+        return TrainState.from_dict(saved["state"]), model, optimizer
 
     def save(self, state: TrainState, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
-        """Write a state; then remove those before it."""
+        """Write a checkpoint and remove the previous ones."""
         path = self._state_path(state.step)
-        if (
-            self.last_saved_step == state.step
-        ):  # no step since the last one: weights and optimiser are the same
+        if self.last_saved_step == state.step:  # the weights and the optimizer have not changed
             self._write_json(state, path)
         else:
-            with atomic_write(path) as part:
-                part.mkdir()
-                weights.write_safetensors(model, part / "model.safetensors")
-                weights.write_safetensors(optimizer, part / "optimizer.safetensors")
-                self._write_json(state, part)
+            with atomic_write(path) as temporary:
+                temporary.mkdir()
+                weights.write_safetensors(model, temporary / "model.safetensors")
+                weights.write_safetensors(optimizer, temporary / "optimizer.safetensors")
+                self._write_json(state, temporary)
             self.last_saved_step = state.step
         self.remove_stale(state)
 
     def snapshot_path(self, step: int) -> Path:
-        """Where the weights of a validated step are."""
-        return self.folder / "validated" / f"{step:08}.safetensors"
+        """Return the path of the weights of a validated step."""
+        return self.folder / SNAPSHOTS / f"{step:08}.safetensors"
 
     def find_snapshots(self, state: TrainState) -> tuple[list[Path], list[str]]:
-        """The weights to be averaged: the files that are whole, and the names of those that are lost."""
+        """Return the weight files to average that are complete, and the names of the damaged ones."""
         files = [self.snapshot_path(step) for step in state.snapshot_steps]
-        whole = [path for path in files if weights.is_complete(path)]
-        return whole, [str(path) for path in files if path not in whole]
+        complete = [path for path in files if weights.is_complete(path)]
+        return complete, [str(path) for path in files if path not in complete]
 
     def remove_stale(self, state: TrainState) -> None:
-        """Remove what the newest state no longer needs. What an older one needs is removed only now."""
-        (self.folder / "validated").mkdir(parents=True, exist_ok=True)
+        """Remove the files that the newest checkpoint does not need. Call this after it is written."""
+        (self.folder / SNAPSHOTS).mkdir(parents=True, exist_ok=True)
         keep = {self._state_path(state.step), *map(self.snapshot_path, state.snapshot_steps)}
-        for path in [*self.folder.glob("[0-9]*"), *self.folder.glob("validated/[0-9]*")]:
+        for path in [*self.folder.glob("[0-9]*"), *self.folder.glob(f"{SNAPSHOTS}/[0-9]*")]:
             if path not in keep:
                 remove_atomically(path)
-        for folder in (self.folder, self.folder / "validated", self._state_path(state.step)):
+        for folder in (self.folder, self.folder / SNAPSHOTS, self._state_path(state.step)):
             remove_partial_files(folder)
 
     def _state_path(self, step: int) -> Path:
@@ -145,13 +146,13 @@ class CheckpointManager:
 
     def _write_json(self, state: TrainState, folder: Path) -> None:
         sizes = {path.name: path.stat().st_size for path in sorted(folder.glob("*.safetensors"))}
-        saved = {"format": FORMAT_VERSION, "standing": asdict(state), "files": sizes}
-        with atomic_write(folder / "state.json") as part:
-            part.write_text(json.dumps(saved, indent=1))
+        saved = {"format": FORMAT_VERSION, "state": asdict(state), "files": sizes}
+        with atomic_write(folder / "state.json") as temporary:
+            temporary.write_text(json.dumps(saved, indent=1))
 
 
 def _find_damage(state_folder: Path) -> str | None:
-    """What is wrong with the files of a state; None: nothing."""
+    """Describe what is wrong with the files of a checkpoint. None: nothing."""
     try:
         files = json.loads((state_folder / "state.json").read_text())["files"]
     except (OSError, ValueError, KeyError) as error:
@@ -160,5 +161,5 @@ def _find_damage(state_folder: Path) -> str | None:
         path = state_folder / name
         size = path.stat().st_size if path.exists() else 0
         if size != files.get(name):
-            return f"{path} has {size} bytes, {files.get(name)} were written"
+            return f"{path} has {size} bytes instead of {files.get(name)}"
     return None

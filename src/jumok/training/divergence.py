@@ -1,4 +1,4 @@
-"""Losses that are not finite, or grow far beyond what they were: found out, and told with what to try."""
+"""Detection of losses that are not finite or that explode, with advice in the error message."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from jumok.training.config import TrainConfig
 
 __all__ = ["DivergenceError", "LossTrend"]
 
-MAX_HIGH_STEPS = 50  # steps in a row that a loss must be too high, to be more than a bad patch
-AVERAGING_STEPS = 100  # steps that the usual loss is averaged over, about
-MAX_SHOWN = 8  # losses and examples in a message
+MAX_HIGH_STEPS = 50  # consecutive steps with a high loss that count as divergence
+AVERAGING_STEPS = 100  # time constant of the running mean of the loss
+MAX_SHOWN = 8  # losses and examples in the error message
 
 
 class DivergenceError(JumokError):
-    """Training came to a loss that is not finite, or that exploded. What was saved before is still there."""
+    """The loss is not finite, or it exploded. Earlier checkpoints are kept."""
 
     def __init__(self, message: str, step: int, examples: Sequence[int] = ()) -> None:
         super().__init__(message)
@@ -27,18 +27,18 @@ class DivergenceError(JumokError):
 
 @dataclass
 class LossTrend:
-    """How the losses went, step by step; a part of a run's state."""
+    """Running statistics of the loss. They are a part of the training state."""
 
     first_loss: float | None = None
-    running_mean: float = 0.0  # the running average of losses that were not too high
-    num_high_steps: int = 0  # steps in a row whose loss was too high
+    running_mean: float = 0.0  # running mean of the losses that were not too high
+    num_high_steps: int = 0  # consecutive steps with a high loss
     recent_losses: list[float] = field(default_factory=list)
 
     def update(self, loss: float, gradient_norm: float, divergence_factor: float) -> str | None:
-        """Take in one step's loss and gradient norm. What is wrong, in words; None: nothing.
+        """Record the loss and gradient norm of one step. Returns a description of the problem, or None.
 
-        Too high is a loss of over ``divergence_factor`` times the usual one that is also above the very first: a model
-        that does worse than untrained, not one whose tiny loss became a little less tiny.
+        A loss is too high if it exceeds ``divergence_factor`` times the running mean and also the loss of the
+        first step: such a model is worse than an untrained one.
         """
         if not math.isfinite(loss) or not math.isfinite(gradient_norm):
             return (
@@ -55,8 +55,8 @@ class LossTrend:
             self.num_high_steps += 1
             if self.num_high_steps >= MAX_HIGH_STEPS:
                 return (
-                    f"the loss exploded: {loss:.4g}, and for {MAX_HIGH_STEPS} steps over {divergence_factor:g} times "
-                    f"the {self.running_mean:.4g} that was usual"
+                    f"the loss exploded: it is {loss:.4g}, and for {MAX_HIGH_STEPS} steps it was over "
+                    f"{divergence_factor:g} times its mean of {self.running_mean:.4g}"
                 )
         else:
             self.num_high_steps = 0
@@ -72,22 +72,22 @@ def format_divergence(
     config: TrainConfig,
     checkpoint_message: str,
 ) -> str:
-    """The whole message: what happened, where, what is kept, and what to try."""
+    """Return the error message: the problem, the step and its examples, the checkpoint, and advice."""
     lines = [f"step {step}: {problem}."]
     if trend.recent_losses:
-        lines.append(f"The losses before: {', '.join(f'{loss:.4g}' for loss in trend.recent_losses)}.")
+        lines.append(f"The last losses: {', '.join(f'{loss:.4g}' for loss in trend.recent_losses)}.")
     if examples:
         shown = ", ".join(map(str, examples[:MAX_SHOWN])) + (", …" if len(examples) > MAX_SHOWN else "")
-        lines.append(f"The batch had {len(examples)} examples, with the numbers {shown}.")
+        lines.append(f"The batch has {len(examples)} examples, with the indices {shown}.")
     advice = [f"learning_rate={config.learning_rate / 3:.1g}"]
     if config.warmup_steps < 4000:
-        advice.append(f"warmup={max(500, 2 * config.warmup_steps)}")
+        advice.append(f"warmup_steps={max(500, 2 * config.warmup_steps)}")
     if not config.max_grad_norm:
-        advice.append("clip=1.0")
+        advice.append("max_grad_norm=1.0")
     if config.precision != "float32":
         advice.append("precision=float32")
     lines += [
         checkpoint_message,
-        f"What may help, in a new run: {', '.join(advice)}; and a look at these examples.",
+        f"In a new run, try {', '.join(advice)}, and inspect these examples.",
     ]
     return "\n".join(lines)
