@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
+from jumok.attention import plan_cache
+from jumok.attention.caching import BoundedCache
+
 sys.path.insert(0, str(Path(__file__).parent))  # for what some tests share in a file of their own
 
 
@@ -27,3 +30,9 @@ def _plain(
 def plain() -> Callable[..., Tensor]:
     """``plain(query, key, value, allowed=None, bias=0)``, for numbers of ordinary size."""
     return _plain
+
+
+@pytest.fixture(autouse=True)
+def empty_plan_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test may replace what the choice of a path depends on: no plan serves another test."""
+    monkeypatch.setattr(plan_cache, "_unmasked_plans", BoundedCache(plan_cache.MAX_PLANS))

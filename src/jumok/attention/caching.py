@@ -23,6 +23,16 @@ class BoundedCache:
     def contains(self, key: Hashable) -> bool:
         return key in self._entries
 
+    def get(self, key: Hashable) -> Any:
+        """The stored result, or None."""
+        return self._entries.get(key)
+
+    def replace(self, key: Hashable, result: Any) -> None:
+        """Store another result under a key that may be known."""
+        with self._lock:
+            self._entries.pop(key, None)
+        self.get_or_compute(key, lambda: result)
+
     def get_or_compute(self, key: Hashable, compute: Callable[[], T], *, store: bool = True) -> T:
         """What ``compute`` gives, from the first time on; what is made now is kept if ``store``."""
         found = self._entries.get(key, self)
