@@ -3,8 +3,8 @@
     python bench/align.py RUN REVERSE [--gold NAME] [--section views|links|eflomal|all] [--out file.json]
 
 RUN and REVERSE are models of the two directions, such as `jumok train transformer/hansards-en-fr` and -fr-en
-make. Both align the sentences with gold links that --gold or else RUN's recipe (data.gold) names, and the
-alignment error rate (AER) tells how good they are. Nothing but the scores is taken from the gold links.
+make. Both align the sentences with manual alignments that --gold or the recipe of RUN (data.gold_alignments)
+names, and are scored by the alignment error rate (AER). The manual alignments are used for scores only.
 
 views    the AER of every layer, its heads averaged, plain and shifted, beside what views are chosen by:
          agreement of the directions, consistency of the links
@@ -46,15 +46,15 @@ from jumok.tasks.translate.word_alignment import (
 )
 
 CHOSEN_BY = ("error_rate", "agreement", "consistency")  # and how good it is
-NAMES = ("forth", "back", "together", *LINK_HEURISTICS)
-Found = dict[str, list[AlignmentLinks]]  # by name: of all pairs
+METHODS = ("forward", "backward", *(name for name in SYMMETRIZATIONS if name != "none"))
+LinksByMethod = dict[str, list[AlignmentLinks]]  # of all pairs
 READINGS = {
     "plain": AlignmentViewFilter(shift=False),
     "shifted": AlignmentViewFilter(shift=True),
     "chosen": AlignmentViewFilter(),
 }
 READINGS |= {
-    f"{name}, means": AlignmentViewFilter(head="mean", shift=asked.shift) for name, asked in READINGS.items()
+    f"{name}, means": AlignmentViewFilter(head="mean", shift=views.shift) for name, views in READINGS.items()
 }
 
 
@@ -66,8 +66,8 @@ class Work:
     pairs: list[TranslationExample]
     gold: list[GoldAlignment]
 
-    def scores(self, found: Found) -> dict[str, dict[str, Any]]:
-        return {name: asdict(score_alignment(links, self.gold)) for name, links in found.items()}
+    def scores(self, links_by_method: LinksByMethod) -> dict[str, dict[str, Any]]:
+        return {name: asdict(score_alignment(links, self.gold)) for name, links in links_by_method.items()}
 
 
 def work_of(run: Path, reverse: Path, gold_name: str | None, device: str) -> Work:
@@ -79,7 +79,7 @@ def work_of(run: Path, reverse: Path, gold_name: str | None, device: str) -> Wor
     if gold is None:  # the built-in sentences have links too
         gold = texts.test_split()
     if gold.gold_alignments is None:
-        raise SystemExit(f"the recipe of {run} names no gold links (data.gold): give --gold")
+        raise SystemExit(f"the recipe of {run} names no gold alignments (data.gold_alignments): give --gold")
     return Work(aligner, gold.examples, gold.gold_alignments)
 
 
@@ -88,51 +88,54 @@ def work_of(run: Path, reverse: Path, gold_name: str | None, device: str) -> Wor
 
 def measure_views(report: Report, work: Work) -> None:
     """What every view gives, and what it would be chosen by."""
-    forth, back = work.aligner.forward, work.aligner.backward
-    assert back is not None
-    turned_pairs = [reverse_pair(pair) for pair in work.pairs]
-    ours, theirs = read_attention(forth, work.pairs, _seen), read_attention(back, turned_pairs, _seen)
+    forward, backward = work.aligner.forward, work.aligner.backward
+    assert backward is not None
+    reversed_pairs = [reverse_pair(pair) for pair in work.pairs]
+    ours, theirs = (
+        read_attention(forward, work.pairs, _get_picks),
+        read_attention(backward, reversed_pairs, _get_picks),
+    )
     both = compute_agreement([picks for _, picks in ours], [picks for _, picks in theirs])
-    for which, seen, pairs, agree in (
-        ("forth", ours, work.pairs, both.max(1).values),
-        ("back", theirs, turned_pairs, both.max(0).values),
+    for direction, captured, pairs, agree in (
+        ("forward", ours, work.pairs, both.max(1).values),
+        ("backward", theirs, reversed_pairs, both.max(0).values),
     ):
         consistent = compute_consistency(
-            [picks for _, picks in seen], [(one.source.split(), one.target.split()) for one in pairs]
+            [picks for _, picks in captured], [(pair.source.split(), pair.target.split()) for pair in pairs]
         )
-        known = list_alignment_views(*seen[0][0])
-        for number, view in enumerate(known):
-            found = [build_links(picks[number]) for _, picks in seen]
-            right = found if which == "forth" else [swap_links(links) for links in found]
-            row = report.row("views", str(view), which, view=asdict(view))
+        views = list_alignment_views(*captured[0][0])
+        for number, view in enumerate(views):
+            links = [build_links(picks[number]) for _, picks in captured]
+            links = links if direction == "forward" else [swap_links(pair_links) for pair_links in links]
+            row = report.row("views", str(view), direction, view=asdict(view))
             more = {"agreement": float(agree[number]), "consistency": float(consistent[number])}
-            row["ways"]["attention"] = {**more, **work.scores({"links": right})["links"]}
+            row["ways"]["attention"] = {**more, **work.scores({"links": links})["links"]}
     report.save()
 
 
-def _seen(looked: Any) -> tuple[Any, torch.Tensor]:
-    return looked.weights.shape[:2], looked.picks()
+def _get_picks(attention: Any) -> tuple[Any, torch.Tensor]:
+    return attention.weights.shape[:2], attention.picks()
 
 
 def measure_links(report: Report, work: Work) -> None:
     """Links as `jumok align` makes them, by views chosen on these very pairs."""
-    for name, asked in READINGS.items():
+    for name, views in READINGS.items():
         row = report.row("links", name)
         try:
-            chosen = work.aligner.select_views(work.pairs, asked)
+            chosen = work.aligner.select_views(work.pairs, views)
             maps = [
-                (one, other)
-                for one, other in work.aligner.compute_maps(work.pairs, chosen)
-                if other is not None
+                (forward, backward)
+                for forward, backward in work.aligner.compute_maps(work.pairs, chosen)
+                if backward is not None
             ]
         except Exception as error:
             report.failed(row, "attention", r.short(error))
             continue
-        found = {name: [symmetry(*pair) for pair in maps] for name, symmetry in SYMMETRIZATIONS.items()}
-        found |= {"forth": found.pop("none"), "back": [swap_links(argmax_links(back)) for _, back in maps]}
-        row["ways"] |= work.scores(found)
+        links = {name: [symmetrize(*pair) for pair in maps] for name, symmetrize in SYMMETRIZATIONS.items()}
+        links |= {"forward": links.pop("none"), "backward": [swap_links(argmax_links(m)) for _, m in maps]}
+        row["ways"] |= work.scores(links)
         report.note(row, chosen=str(chosen))
-        report.say(f"{name}: {chosen.forward}; back: {chosen.backward}")
+        report.say(f"{name}: {chosen.forward}; backward: {chosen.backward}")
 
 
 def measure_eflomal(report: Report, work: Work) -> None:
@@ -152,7 +155,7 @@ def measure_eflomal(report: Report, work: Work) -> None:
         sides[0].append(same_words(pair.source, texts.preprocess(pair.source, "source")))
         sides[1].append(same_words(pair.target, texts.preprocess(pair.target, "target")))
     with tempfile.TemporaryDirectory() as folder:
-        names = [str(Path(folder, name)) for name in ("forth", "back")]
+        names = [str(Path(folder, name)) for name in ("forward", "backward")]
         began = time.perf_counter()
         try:
             eflomal.Aligner().align(*sides, links_filename_fwd=names[0], links_filename_rev=names[1])
@@ -160,10 +163,10 @@ def measure_eflomal(report: Report, work: Work) -> None:
             report.failed(row, "eflomal", r.short(error))
             return
         took = time.perf_counter() - began
-        forth, back = (read(Path(name), len(work.pairs)) for name in names)
-    pairs = list(zip(forth, back, strict=True))
-    made = {name: [combine(*pair) for pair in pairs] for name, combine in LINK_HEURISTICS.items()}
-    row["ways"] |= work.scores({"forth": forth, "back": back, **made})
+        forward, backward = (read_links(Path(name), len(work.pairs)) for name in names)
+    pairs = list(zip(forward, backward, strict=True))
+    combined = {name: [combine(*pair) for pair in pairs] for name, combine in LINK_HEURISTICS.items()}
+    row["ways"] |= work.scores({"forward": forward, "backward": backward, **combined})
     report.note(row, seconds=took, pairs=len(sides[0]))
 
 
@@ -176,7 +179,7 @@ def same_words(text: str, prepared: str) -> str:
     return prepared if len(prepared.split()) == len(text.split()) else text
 
 
-def read(path: Path, count: int) -> list[AlignmentLinks]:
+def read_links(path: Path, count: int) -> list[AlignmentLinks]:
     """The last lines of a file of links."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1][-count:]
     return [frozenset(tuple(map(int, link.split("-"))) for link in line.split()) for line in lines]  # type: ignore[misc]
@@ -194,24 +197,24 @@ SECTIONS: dict[str, Callable[[Report, Work], None]] = {
 
 def show_views(rows: Sequence[Row]) -> None:
     """Layer by layer; heads one by one are in the JSON."""
-    for which in ("forth", "back"):
+    for direction in ("forward", "backward"):
         lines = [
             [row["case"], *(row["ways"]["attention"][name] for name in CHOSEN_BY)]
             for row in rows
-            if row["pass"] == which and row["view"]["head"] is None
+            if row["pass"] == direction and row["view"]["head"] is None
         ]
         if lines:
-            r.table(f"views, {which}", ["view", *CHOSEN_BY], lines)
+            r.table(f"views, {direction}", ["view", *CHOSEN_BY], lines)
 
 
 def show_links(rows: Sequence[Row]) -> None:
     lines = [
-        [row["case"], *(r.get(row["ways"], name, "error_rate") for name in NAMES)]
+        [row["case"], *(r.get(row["ways"], name, "error_rate") for name in METHODS)]
         for row in rows
-        if "forth" in row["ways"]
+        if "forward" in row["ways"]
     ]
     if lines:
-        r.table("alignment error rate", ["", *NAMES], lines)
+        r.table("alignment error rate", ["", *METHODS], lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -230,8 +233,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     work = work_of(chosen.run, chosen.reverse, chosen.gold, chosen.device)
     recipe = work.aligner.forward.run.recipe
     report.head |= {"runs": [chosen.run.name, chosen.reverse.name], "model": asdict(recipe.model)}
-    report.head |= {"gold": chosen.gold or recipe.data.gold, "sentences": len(work.pairs)}
-    report.say(f"{recipe.model.kind}, {len(work.pairs)} pairs with gold links")
+    report.head |= {"gold": chosen.gold or recipe.data.gold_alignments, "sentences": len(work.pairs)}
+    report.say(f"{recipe.model.type}, {len(work.pairs)} pairs with gold links")
     for name in SECTIONS if chosen.section == "all" else [chosen.section]:
         SECTIONS[name](report, work)
     show_views([row for row in report.rows if row["section"] == "views"])

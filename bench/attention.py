@@ -1,7 +1,8 @@
 """How fast is attention? Ours, eager PyTorch and compiled PyTorch, side by side in one run.
 
-    python bench/attention.py [--section additive|dot|step|all] [--quick] [--out file.json]
+    python bench/attention.py [--section overhead|additive|dot|step|all] [--quick] [--out file.json]
 
+overhead   calls so small that the host's time is what counts, beside the same calls of plain PyTorch
 additive   many queries at once with Bahdanau's score: v · tanh(W s + U h) for all pairs, softmax, mix
 dot        scaled dot-product attention, plain and with structured masks, beside PyTorch's own kernels
 step       one query at a time over prepared keys, as in an RNN decoder
@@ -78,6 +79,64 @@ def path(*arguments: Any, **more: Any) -> str:
         return str(jumok.explain(*arguments, **more)).splitlines()[0]
     except Exception as error:
         return r.short(error)
+
+
+# ----------------------------------------------------------------------------------------- overhead
+
+SMALL = (2, 4, 8, 16)  # batch, heads, length, width of a head
+
+
+def overhead(report: Report, plan: Plan) -> None:
+    """Each call is repeated many times in turns with its peer; the time is the least of all repeats."""
+    batch, heads, length, width = SMALL
+    query, key, value = (plan.random(*SMALL) for _ in range(3))
+    mask = jumok.masks.padding([length - 3, length])
+    allowed = mask.to_dense(1, length, plan.device)[:, None].contiguous()
+    score = plan.additive(width, width, width)
+    states, keys, values = (plan.random(batch, n, width) for n in (1, length, length))
+    prepared = score.prepare(keys)
+    x = plan.random(batch, length, heads * width)
+    ours = jumok.MultiHead(heads * width, heads).to(plan.device, plan.dtype)
+    theirs = torch.nn.MultiheadAttention(heads * width, heads, batch_first=True).to(plan.device, plan.dtype)
+    attention, step = F.scaled_dot_product_attention, functools.partial(plain_steps, [states[:, 0]])
+    cases: dict[str, dict[str, Run]] = {
+        "attend": {
+            "ours": lambda: jumok.attend(query, key, value),
+            "plain": lambda: attention(query, key, value),
+        },
+        "attend, padding": {
+            "ours": lambda: jumok.attend(query, key, value, mask=mask),
+            "plain": lambda: attention(query, key, value, attn_mask=allowed),
+        },
+        "additive step": {
+            "ours": lambda: jumok.attend(states, prepared, values, score=score),
+            "plain": lambda: step(prepared.keys, values, None, score.query.weight, score.v),
+        },
+        "MultiHead": {
+            "ours": lambda: ours(x),
+            "plain": lambda: theirs(x, x, x, need_weights=False),
+        },
+    }
+    for grad in (True, False):
+        for case, ways in cases.items():
+            ours.train(grad), theirs.train(grad)  # PyTorch has a faster way for inference
+            row = report.row("overhead", case, "training" if grad else "inference")
+            with torch.set_grad_enabled(grad):
+                for way, ms in r.least_in_turns(ways, repeats=5 if plan.quick else 40).items():
+                    row["ways"][way] = {"ms": ms}
+            told = ", ".join(f"{way} {1e3 * r.get(row['ways'], way):.1f} µs" for way in ways)
+            report.say(f"overhead  {case}  {row['pass']}: {told}")
+            report.save()
+
+
+def overhead_tables(rows: list[Row]) -> None:
+    lines = []
+    for row in rows:
+        ours, plain = (1e3 * r.get(row["ways"], way) for way in ("ours", "plain"))
+        row["ratios"] = {"plain": ratio(ours, plain)}
+        lines.append([row["case"], row["pass"], ours, plain, ours - plain])
+    title = f"Overhead, {' x '.join(map(str, SMALL))}: µs of one call on the host, ours and plain PyTorch"
+    r.table(title, ["case", "pass", "ours", "plain", "difference"], lines)
 
 
 # ------------------------------------------------------------------------------- additive, many queries
@@ -529,7 +588,12 @@ def dot_tables(rows: list[Row]) -> None:
 # -------------------------------------------------------------------------------------------------- main
 
 # In this order: what compiles longest comes last, and leaves out what does not fit into the time.
-SECTIONS = {"additive": (additive, additive_tables), "dot": (dot, dot_tables), "step": (step, step_tables)}
+SECTIONS = {
+    "overhead": (overhead, overhead_tables),
+    "additive": (additive, additive_tables),
+    "dot": (dot, dot_tables),
+    "step": (step, step_tables),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 import report as r
 import torch
-from drawn import Text
 from numpy.typing import NDArray
+from random_text import Text
 from report import Report, Row, Run, ratio
 from torch import Tensor, nn
 from training import Plan, start_of, weights
@@ -72,18 +72,18 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class RandomTexts:
     """Texts of random words, end to end, with some hidden."""
 
     lengths: Ints  # (N,)
     ids: Ints  # (T,)
     segments: Ints  # (T,)
-    places: Ints  # (M,), among T
+    masked_indices: Ints  # (M,), among T
     labels: Ints  # (M,)
-    next: Ints  # (N,)
+    next_sentence_labels: Ints  # (N,)
 
     @classmethod
-    def of(cls, size: Size, batches: int) -> list[Drawn]:
+    def draw(cls, size: Size, batches: int) -> list[RandomTexts]:
         """Batches that all have the same lengths, evenly spaced, each in an order of its own.
 
         So they are of one form, and hide equally many words.
@@ -91,10 +91,12 @@ class Drawn:
         chance = np.random.default_rng(0)
         lengths = evenly(size.shortest, size.longest, size.texts)
         said = words(batches * int(lengths.sum()), size.vocabulary)
-        return [cls._of(size, chance.permutation(lengths), ids, chance) for ids in np.split(said, batches)]
+        return [
+            cls._draw_batch(size, chance.permutation(lengths), ids, chance) for ids in np.split(said, batches)
+        ]
 
     @classmethod
-    def _of(cls, size: Size, lengths: Ints, ids: Ints, chance: np.random.Generator) -> Drawn:
+    def _draw_batch(cls, size: Size, lengths: Ints, ids: Ints, chance: np.random.Generator) -> RandomTexts:
         ends = np.cumsum(lengths)
         begins = ends - lengths
         middle = begins + lengths // 2
@@ -104,12 +106,12 @@ class Drawn:
         segments = np.arange(len(ids)) > np.repeat(middle, lengths)
         bits = chance.integers(0, 1 << 63, len(ids), np.uint64)
         wanted = np.maximum(1, np.rint(lengths * 0.15)).astype(np.int64)
-        places = choose_masked_tokens(bits, lengths, wanted, can)
-        labels, drawn = ids[places], chance.random(len(places))
-        other = chance.integers(MASK + 1, size.vocabulary, len(places))
-        ids[places] = np.where(drawn < 0.8, MASK, np.where(drawn < 0.9, other, labels))
+        masked = choose_masked_tokens(bits, lengths, wanted, can)
+        labels, share = ids[masked], chance.random(len(masked))
+        other = chance.integers(MASK + 1, size.vocabulary, len(masked))
+        ids[masked] = np.where(share < 0.8, MASK, np.where(share < 0.9, other, labels))
         follows = chance.integers(0, 2, len(lengths))
-        return cls(lengths, ids, segments.astype(np.int64), places, labels, follows)
+        return cls(lengths, ids, segments.astype(np.int64), masked, labels, follows)
 
     def packed(self) -> PretrainingBatch:
         """End to end, filled up as the batches of `jumok train` are."""
@@ -119,9 +121,11 @@ class Drawn:
         return PretrainingBatch(
             tokens=tokens,
             segments=torch.from_numpy(pad_array(self.segments, length, 0))[None],
-            masked_indices=torch.from_numpy(pad_array(self.places, room, 0)),
+            masked_indices=torch.from_numpy(pad_array(self.masked_indices, room, 0)),
             labels=torch.from_numpy(pad_array(self.labels, room, IGNORE)),
-            next_sentence_labels=torch.from_numpy(pad_array(self.next, len(tokens.lengths), IGNORE)),
+            next_sentence_labels=torch.from_numpy(
+                pad_array(self.next_sentence_labels, len(tokens.lengths), IGNORE)
+            ),
             count=count,
         )
 
@@ -129,13 +133,13 @@ class Drawn:
         """A row each, with a form."""
         shape = len(self.lengths), int(self.lengths.max())
         begins = np.cumsum(self.lengths) - self.lengths
-        row = np.searchsorted(begins, self.places, side="right") - 1
+        row = np.searchsorted(begins, self.masked_indices, side="right") - 1
         return PretrainingBatch(
             tokens=pad_sequences(self.ids, self.lengths, shape, PAD, PAD).with_static_shapes(),
             segments=pad_sequences(self.segments, self.lengths, shape, 0, 0).ids,
-            masked_indices=torch.from_numpy(row * shape[1] + self.places - begins[row]),
+            masked_indices=torch.from_numpy(row * shape[1] + self.masked_indices - begins[row]),
             labels=torch.from_numpy(self.labels),
-            next_sentence_labels=torch.from_numpy(self.next),
+            next_sentence_labels=torch.from_numpy(self.next_sentence_labels),
             count=len(self.labels),
         )
 
@@ -172,7 +176,7 @@ class Inputs:
         )
 
     @property
-    def form(self) -> Hashable:
+    def graph_key(self) -> Hashable:
         return tuple(x.shape for x in self.named.values())
 
     def to(self, device: torch.device) -> Inputs:
@@ -282,12 +286,12 @@ def pretraining_size(plan: Plan) -> tuple[BertConfig, Size]:
 
 def pretraining(report: Report, plan: Plan) -> None:
     published, size = pretraining_size(plan)
-    drawn = Drawn.of(size, plan.batches)
+    texts = RandomTexts.draw(size, plan.batches)
     hold = pin_memory if plan.on_gpu else lambda batch: batch
-    packed = [hold(batch.packed()) for batch in drawn]
-    padded = [hold(batch.padded()) for batch in drawn]
-    inputs = [hold(Inputs.of(batch.padded())) for batch in drawn]
-    tokens = int(sum(batch.lengths.sum() for batch in drawn))
+    packed = [hold(batch.packed()) for batch in texts]
+    padded = [hold(batch.padded()) for batch in texts]
+    inputs = [hold(Inputs.of(batch.padded())) for batch in texts]
+    tokens = int(sum(batch.lengths.sum() for batch in texts))
     computed = {"packed": packed, "padded": padded}
     real = {name: tokens / sum(b.tokens.ids.numel() for b in batches) for name, batches in computed.items()}
 
@@ -476,7 +480,7 @@ def inference(report: Report, plan: Plan) -> None:
             ours: Any = load_bert(folder, plan.device.type).model
             ours = ours.to(plan.device, dtype).eval()
             theirs = load_peer("BertModel", folder, dtype).to(plan.device).eval()
-            shape = f"{ours.config.layers} layers of {ours.config.width}"
+            shape = f"{ours.config.num_layers} layers of {ours.config.width}"
             for name, lengths in mixes(longest, texts).items():
                 chance = np.random.default_rng(0)
                 orders = [chance.permutation(lengths) for _ in range(many)]

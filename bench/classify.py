@@ -32,7 +32,7 @@ import numpy as np
 import report as r
 import tfidf
 import torch
-from padded import Block, Padded
+from padded_network import Block, PaddedNetwork
 from report import Report, Row, Run, ratio
 from reviews import Reviews, reviews
 from torch import Tensor, nn
@@ -109,7 +109,7 @@ def check(plan: Plan, ours: HierarchicalAttentionNetwork, texts: Reviews) -> dic
                 with torch.no_grad():
                     for parameter in moved.parameters():
                         parameter += 0.1 * torch.randn_like(parameter)
-            theirs = Padded.like(moved, packed).to(plan.device)
+            theirs = PaddedNetwork.like(moved, packed).to(plan.device)
             with torch.inference_mode():
                 told[name] = float((moved.logits(batch) - theirs(block)).abs().max())
     finally:
@@ -209,7 +209,7 @@ def learning(plan: Plan, start: HierarchicalAttentionNetwork, data: DocumentBatc
 def learning_padded(
     plan: Plan, start: HierarchicalAttentionNetwork, texts: Reviews, chosen: Chosen, packed: bool
 ) -> Run:
-    model = Padded.like(start, packed).to(plan.device).train()
+    model = PaddedNetwork.like(start, packed).to(plan.device).train()
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=DECAY, fused=True
     )
@@ -333,7 +333,7 @@ def read_in_turn(
     blocks = [Block.of(some.documents, some.labels).to(plan.device) for some in somes]
 
     def their(packed: bool) -> list[Run]:
-        model = Padded.like(ours, packed).to(plan.device)
+        model = PaddedNetwork.like(ours, packed).to(plan.device)
         return [functools.partial(model, block) for block in blocks]
 
     calls = {"padded, packed GRU": their(True), "padded": their(False)}
@@ -419,7 +419,7 @@ def baselines(
     report: Report, plan: Plan, runs: Sequence[Path] = (), only: Sequence[str] = tuple(tfidf.TASKS)
 ) -> None:
     """TF-IDF on each of the data sets that are found; and what runs of ours came to."""
-    beside = tfidf.beside(runs)
+    beside = tfidf.load_scores(runs)
     for name, make in tfidf.TASKS.items():
         if name not in only:
             continue

@@ -30,8 +30,8 @@ from typing import Any
 
 import report as r
 import torch
-from drawn import Text
-from peers import load_ctranslate2, load_marian
+from peer_models import load_ctranslate2, load_marian
+from random_text import Text
 from report import Report, Row, ratio
 
 import jumok
@@ -105,7 +105,9 @@ def work_of_recipe(plan: Plan) -> Work:
     from jumok import recipe
 
     told = recipe.load(RECIPE)
-    return random_work(told.model, Text(1000 if plan.device.type == "cuda" else 64, 6, 32, told.text.size))
+    return random_work(
+        told.model, Text(1000 if plan.device.type == "cuda" else 64, 6, 32, told.tokenizer.vocab_size)
+    )
 
 
 def work_of_run(folder: Path, report: Report) -> Work:
@@ -114,15 +116,15 @@ def work_of_run(folder: Path, report: Report) -> Work:
     if not isinstance(translator.model, Transformer):
         raise SystemExit(f"{folder} is no Transformer: only that can be exported to transformers")
     try:
-        examples = translator.texts.test().examples
-        prepared = [translator.texts.prepared(one.source, "source") for one in examples]
+        examples = translator.data.test_split().examples
+        prepared = [translator.data.preprocess(one.source, "source") for one in examples]
     except (JumokError, OSError) as error:
         report.say(f"no test sentences, they are drawn instead: {r.short(error)[:60]} …")
-        vocabulary = translator.tokenizers.source.size
+        vocabulary = translator.tokenizers.source.vocab_size
         return Work(translator.model, sorted(Text(1000, 6, 32, vocabulary).draw(1)[0][0], key=len))
     ids = translator.tokenizers.source.encode(prepared)
     order = sorted((n for n in range(len(ids)) if ids[n]), key=lambda n: len(ids[n]))
-    references = [translator.texts.prepared(examples[n].target, "target") for n in order]
+    references = [translator.data.preprocess(examples[n].target, "target") for n in order]
 
     def bleu(said: Said) -> float:
         from jumok.metrics.translation import Bleu, choose_bleu_tokenization

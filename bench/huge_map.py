@@ -14,7 +14,7 @@ Numbers = NDArray[np.float32]
 
 
 class HugeMap:
-    """A source of the viewer (see ``jumok.look.scene.Source``) for ``length`` queries and keys."""
+    """Weights of ``length`` queries and keys, a `jumok.look.viewer.viewer_data.WeightSource`."""
 
     def __init__(self, length: int, heads: int = 4) -> None:
         random = np.random.default_rng(7)
@@ -31,7 +31,7 @@ class HugeMap:
         ]
         self.shares = np.array(shares)[np.arange(heads) % 4]
 
-    def map(self, head: int, rows: slice, cols: slice, size: int) -> Numbers:
+    def pooled_map(self, head: int, rows: slice, cols: slice, size: int) -> Numbers:
         tall, wide = _edges(rows, size), _edges(cols, size)
         height = np.diff(tall)
         looks = min(8, int(height.max()))  # queries looked at in a cell: with more, the mean hardly changes
@@ -46,7 +46,7 @@ class HugeMap:
             np.float32
         )
 
-    def received(self, head: int, rows: slice) -> Numbers:
+    def received_weight(self, head: int, rows: slice) -> Numbers:
         queries = np.linspace(rows.start, rows.stop - 1, min(64, rows.stop - rows.start)).astype(int)[:, None]
         mean = np.diff(self._upto(head, queries, np.arange(self.length + 1)[None])).mean(0)
         return (mean * (rows.stop - rows.start)).astype(np.float32)

@@ -56,19 +56,19 @@ class Layer:
         )
         return found[0], found[1].reshape(self.query.shape[:3]) if with_sums else None
 
-    def kept(self, sums: Tensor | None) -> CapturedAttention:
+    def capture(self, sums: Tensor | None) -> CapturedAttention:
         scale, diagonal = self.query.shape[-1] ** -0.5, 0 if self.causal else None
         return CapturedAttention(self.query, self.key, scale=scale, diagonal=diagonal, lse=sums)
 
     def watched(self, size: int) -> tuple[Tensor, Tensor]:
         """The forward, and the maps of all heads."""
         if not self.on_gpu:
-            return self.forward(), statistics.compute_pooled_map(self.kept(None), head=None, size=size)
+            return self.forward(), statistics.compute_pooled_map(self.capture(None), head=None, size=size)
         out, sums = self.by_cudnn(with_sums=True)
-        return out, statistics.compute_pooled_map(self.kept(sums), head=None, size=size)
+        return out, statistics.compute_pooled_map(self.capture(sums), head=None, size=size)
 
 
-def made(chosen: argparse.Namespace, causal: bool) -> Layer:
+def build_layer(chosen: argparse.Namespace, causal: bool) -> Layer:
     device = torch.device(chosen.device)
     shape = (3, 1, chosen.heads, chosen.tokens, chosen.width)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -80,7 +80,7 @@ def made(chosen: argparse.Namespace, causal: bool) -> Layer:
 
 def costs(report: Report, chosen: argparse.Namespace) -> None:
     for causal in (False, True):
-        layer = made(chosen, causal)
+        layer = build_layer(chosen, causal)
         case = (
             f"{chosen.tokens:,} tokens, {chosen.heads} heads of {chosen.width}{', causal' if causal else ''}"
         )
@@ -104,20 +104,22 @@ def maps(report: Report, row: Row, layer: Layer, size: int) -> None:
         row, {"forward": layer.forward, "forward + maps": functools.partial(layer.watched, size)}
     )
     sums = layer.by_cudnn(with_sums=True)[1] if layer.on_gpu else None
-    kept = layer.kept(sums)
+    captured = layer.capture(sums)
     if sums is None:
-        statistics.compute_pooled_map(kept, head=None, size=8)  # and the sums are known
-    report.measure(row, "maps", functools.partial(statistics.compute_pooled_map, kept, head=None, size=size))
+        statistics.compute_pooled_map(captured, head=None, size=8)  # and the sums are known
     report.measure(
-        row, "sums unknown", lambda: statistics.compute_pooled_map(layer.kept(None), head=None, size=size)
+        row, "maps", functools.partial(statistics.compute_pooled_map, captured, head=None, size=size)
     )
-    report.note(row, **errors(layer, kept, size))
+    report.measure(
+        row, "sums unknown", lambda: statistics.compute_pooled_map(layer.capture(None), head=None, size=size)
+    )
+    report.note(row, **errors(layer, captured, size))
     r.tidy(report.device)
 
 
-def errors(layer: Layer, kept: CapturedAttention, size: int) -> dict[str, float]:
+def errors(layer: Layer, captured: CapturedAttention, size: int) -> dict[str, float]:
     """Against float64, in the first, the middle and the last row of cells of the first and the last head."""
-    maps = statistics.compute_pooled_map(kept, head=None, size=size).double()
+    maps = statistics.compute_pooled_map(captured, head=None, size=size).double()
     length, cells = layer.query.shape[2], maps.shape[1]
     across = PoolingAxis(length, maps.shape[2], maps.device)
     worst, off = 0.0, 0.0
@@ -125,15 +127,15 @@ def errors(layer: Layer, kept: CapturedAttention, size: int) -> dict[str, float]
         for cell in (0, cells // 2, cells - 1):
             rows = slice(cell * length // cells, (cell + 1) * length // cells)
             query, key = layer.query[0, head, rows].double(), layer.key[0, head].double()
-            scores = query @ key.mT * kept.scale
+            scores = query @ key.mT * captured.scale
             if layer.causal:
                 last = torch.arange(rows.start, rows.stop, device=scores.device)[:, None]
                 scores.masked_fill_(torch.arange(length, device=scores.device) > last, -torch.inf)
             exact = across.pool(scores.softmax(-1), 1, slice(0, length)).mean(0)
             there = exact > 1e-12
             worst = max(worst, ((maps[head, cell] - exact).abs() / exact)[there].max().item())
-            if kept.lse is not None:
-                off = max(off, (kept.lse[0, head, rows] - scores.logsumexp(-1)).abs().max().item())
+            if captured.lse is not None:
+                off = max(off, (captured.lse[0, head, rows] - scores.logsumexp(-1)).abs().max().item())
     return {"worst_cell": worst, "worst_sum": off}
 
 
@@ -150,8 +152,10 @@ def rectangles(tokens: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 
 
 def tile(report: Report, row: Row, layer: Layer, rows: tuple[int, int], cols: tuple[int, int]) -> None:
-    kept = layer.kept(layer.by_cudnn(with_sums=True)[1] if layer.on_gpu else None)
-    report.measure(row, "tile", lambda: statistics.compute_pooled_map(kept, rows=rows, cols=cols, size=TILE))
+    captured = layer.capture(layer.by_cudnn(with_sums=True)[1] if layer.on_gpu else None)
+    report.measure(
+        row, "tile", lambda: statistics.compute_pooled_map(captured, rows=rows, cols=cols, size=TILE)
+    )
 
 
 def tables(rows: Sequence[Row]) -> None:
@@ -195,20 +199,21 @@ def tune(report: Report, chosen: argparse.Namespace) -> None:
         by_warp._replace(num_polynomials=0),
         by_warp._replace(num_polynomials=2),
     ]
-    layer = made(chosen, chosen.causal)
+    layer = build_layer(chosen, chosen.causal)
     mask = {"diagonal": 0 if layer.causal else None, "scale": chosen.width**-0.5}
     query, key = layer.query[0], layer.key[0]
     row = report.row("tune", f"{chosen.tokens:,} tokens, {chosen.heads} heads", f"size {chosen.size}")
     report.measure(row, "sums of rows", lambda: compute_row_lse(query, key, **mask))
     sums = compute_row_lse(query, key, **mask)
-    cells = (min(chosen.size, chosen.tokens),) * 2
+    output_size = (min(chosen.size, chosen.tokens),) * 2
     right: Tensor | None = None
     for blocks in cuts:
-        name = f"{blocks.queries}×{blocks.keys}, {blocks.warps} warps, {blocks.stages} stages"
-        name += f", unroll {blocks.unroll}, {blocks.max_registers} registers, {blocks.num_polynomials}/4 polynomials"
+        name = f"{blocks.queries}×{blocks.keys}, {blocks.num_warps} warps, {blocks.num_stages} stages"
+        name += f", unroll {blocks.unroll}, {blocks.max_registers} registers"
+        name += f", {blocks.num_polynomials}/4 polynomials"
         name += f", {blocks.target_programs} programs{', by warp' * blocks.sum_per_warp}"
         run: Run = functools.partial(
-            compute_pooled_maps, query, key, sums, cells=cells, blocks=blocks, **mask
+            compute_pooled_maps, query, key, sums, output_size=output_size, blocks=blocks, **mask
         )
         way = report.measure(row, name, run)
         if "error" not in way:

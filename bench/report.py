@@ -235,6 +235,25 @@ def _clocked(run: Run) -> float:
     return took
 
 
+def least_in_turns(ways: Mapping[str, Run], *, repeats: int, calls: int = 200) -> dict[str, float]:
+    """The least milliseconds that the host needs for one call of each way.
+
+    The ways take turns, and a repeat is many calls: what else the machine does falls on all of them alike.
+    """
+    least = dict.fromkeys(ways, math.inf)
+    for repeat in range(repeats + 1):
+        for way, run in ways.items():
+            start = time.perf_counter()
+            for _ in range(calls):
+                run()
+            took = time.perf_counter() - start
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if repeat:  # the first warms up
+                least[way] = min(least[way], 1e3 * took / calls)
+    return least
+
+
 def _affordable(once: float, repeats: int, seconds: float) -> int:
     return max(min(5, repeats), min(repeats, int(seconds / max(once, 1e-9))))
 

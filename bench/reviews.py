@@ -1,4 +1,4 @@
-"""Documents to measure with: IMDB's reviews where they are found, else drawn ones of like lengths.
+"""Documents to measure with: IMDB's reviews where they are found, else random ones of similar lengths.
 
 The numbers of sentences in a document and of words in a sentence are drawn from log-normal distributions,
 whose parameters are those of the logarithms of the real numbers in IMDB's training data. Words are drawn by
@@ -49,12 +49,12 @@ class Reviews:
 
 
 def reviews(split: str, many: int | None = None) -> Reviews:
-    """Those of a split, in the order of the file, or drawn where there is none; or ``many`` small ones."""
+    """The reviews of a split in file order, or random ones if there is no file; or ``many`` small ones."""
     path = data_folder() / "imdb" / f"{split}.jsonl.gz"
     if many is not None:
-        return drawn(many, 97, most=(9, 31))
+        return random_reviews(many, 97, most=(9, 31))
     if not path.is_file():
-        return drawn(25_000, 30_000)
+        return random_reviews(25_000, 30_000)
     texts, labels = [], []
     with gzip.open(path, "rt", encoding="utf-8", newline="\n") as lines:
         for line in lines:
@@ -69,7 +69,7 @@ def reviews(split: str, many: int | None = None) -> Reviews:
     return Reviews(f"IMDB {split}", documents, labels, len(SPECIAL_TOKENS) + len(known))
 
 
-def drawn(many: int, vocabulary: int, most: tuple[int, int] = MOST) -> Reviews:
+def random_reviews(many: int, vocabulary: int, most: tuple[int, int] = MOST) -> Reviews:
     chance = np.random.default_rng(0)
 
     def numbers(mean: float, deviation: float, most: int, count: int) -> np.ndarray:
@@ -82,4 +82,4 @@ def drawn(many: int, vocabulary: int, most: tuple[int, int] = MOST) -> Reviews:
     every = [words.tolist() for words in np.split(said, np.cumsum(of_sentences)[:-1])]
     ends = np.cumsum(of_documents).tolist()
     documents = [every[end - count : end] for end, count in zip(ends, of_documents.tolist(), strict=True)]
-    return Reviews("drawn", documents, chance.integers(0, 2, many).tolist(), vocabulary)
+    return Reviews("random", documents, chance.integers(0, 2, many).tolist(), vocabulary)

@@ -3,9 +3,9 @@
     python bench/serving.py [RUN] [--section speed|overload|all] [--quick] [--out file.json]
 
 RUN is any run of a Transformer. Without one, it is a Transformer of base size (Vaswani 2017: width 512, 6 + 6
-layers, 8 heads, 2048 inside) whose weights are set by hand so that it says its source again (bench/echo.py):
-as long as translations are, and nothing to train. All ways translate the same sentences with a beam of 4, on
-the same cores; so does the load generator.
+layers, 8 heads, 2048 inside) whose weights are set by hand so that it repeats its source (echo_model.py). Its
+outputs are as long as translations, and nothing has to be trained. All ways translate the same sentences
+with a beam of 4 on the same cores, which the load generator uses too.
 
 speed     sentences a second: PyTorch, one text at a time; the server, asked by 32 clients at once, with the
           engines torch and ctranslate2 (int8); CTranslate2 itself (int8), given batches of as many sentences
@@ -29,11 +29,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import echo
-import load
+import echo_model
+import load_generator
 import report as r
 import torch
-from load import Answer, Client
+from load_generator import Answer, Client
 from report import Report, Row, ratio
 from rich.console import Console
 
@@ -46,8 +46,8 @@ from jumok.tasks.translate.predictor import TranslationOptions, TranslationPredi
 from jumok.training import save_weights
 
 BEAM = 4
-BASE = {"width": 512, "heads": 8, "feed_forward": 2048, "encoder_layers": 6, "decoder_layers": 6}
-TINY = {"width": 16, "heads": 2, "feed_forward": 32, "encoder_layers": 1, "decoder_layers": 1}
+BASE = {"width": 512, "num_heads": 8, "feed_forward_width": 2048, "encoder_layers": 6, "decoder_layers": 6}
+TINY = {"width": 16, "num_heads": 2, "feed_forward_width": 32, "encoder_layers": 1, "decoder_layers": 1}
 ALONE, TORCH, CT2 = "torch, one at a time", "server, torch", "server, ctranslate2"
 ENGINE, DIRECT = "ctranslate2 by jumok, no server", "ctranslate2 itself"
 TIMES = 4  # as much as can be done: an overload
@@ -65,22 +65,22 @@ class Plan:
 
     @property
     def bodies(self) -> list[bytes]:
-        return [load.body_of(text, BEAM) for text in self.texts]
+        return [load_generator.encode_body(text, BEAM) for text in self.texts]
 
 
-def echoing(folder: Path, sizes: dict[str, int], vocabulary: int) -> Run:
-    """A run of this size that says its source again."""
+def build_echo_run(folder: Path, sizes: dict[str, int], vocabulary: int) -> Run:
+    """A run of this size that repeats its source."""
     tree: dict[str, Any] = {
         "task": "translate",
-        "model": {"kind": "transformer", **sizes, "dropout": 0.0, "norm": "pre", "tie": "all"},
-        "data": {"pairs": 2 * vocabulary, "held_out": 20},
-        "text": {"size": vocabulary},
-        "train": {"epochs": None, "steps": 1, "tokens": 256, "warmup": 1, "validate_every": 1},
+        "model": {"type": "transformer", **sizes, "dropout": 0.0, "norm": "pre", "tie_embeddings": "all"},
+        "data": {"builtin_size": 2 * vocabulary, "held_out_size": 20},
+        "tokenizer": {"vocab_size": vocabulary},
+        "train": {"max_epochs": None, "max_steps": 1, "batch_tokens": 256, "warmup_steps": 1},
     }
-    tree["train"] |= {"average": 0, "tensorboard": False, "device": "cpu"}
+    tree["train"] |= {"validate_every": 1, "average_checkpoints": 0, "tensorboard": False, "device": "cpu"}
     run = Run.create_or_resume(folder, recipe.parse(tree))
     translate_task.train(run, Console(quiet=True))  # for its tokenizers
-    save_weights(echo.taught(translate_task.load(run, "cpu").model), run.weights_path)
+    save_weights(echo_model.set_echo_weights(translate_task.load(run, "cpu").model), run.weights_path)
     return run
 
 
@@ -96,7 +96,7 @@ def measure_speed(report: Report, plan: Plan) -> None:
     _timed(report, row, ALONE, len(some), lambda: [list(alone.predict([one], search)) for one in some])
     for way, name in ((TORCH, "torch"), (CT2, "ctranslate2")):
         try:
-            with load.serving(plan.run.folder, name) as server:
+            with load_generator.serving(plan.run.folder, name) as server:
                 _note(report, row, way, **asyncio.run(_served(server, plan)))
         except Exception as error:
             report.failed(row, way, r.short(error))
@@ -133,8 +133,8 @@ def _describe(report: Report, row: Row, translator: TranslationPredictor, plan: 
 
 def _tokens(translator: Any, texts: Sequence[str]) -> list[list[str]]:
     source = translator.tokenizers.source
-    prepared = [translator.texts.prepared(text, "source") for text in texts]
-    return [source.pieces(ids) for ids in source.encode(prepared)]
+    prepared = [translator.data.preprocess(text, "source") for text in texts]
+    return [source.ids_to_tokens(ids) for ids in source.encode(prepared)]
 
 
 def _directly(engine: Any, tokens: list[list[str]]) -> Any:
@@ -150,24 +150,25 @@ def _timed(report: Report, row: Row, way: str, count: int, work: Callable[[], An
     _note(report, row, way, sentences_s=count / seconds, seconds=seconds)
 
 
-async def _served(server: load.Server, plan: Plan) -> dict[str, float]:
+async def _served(server: load_generator.Server, plan: Plan) -> dict[str, float]:
     client = Client(server.port)
-    await load.closed_loop(client, plan.bodies[: 2 * plan.clients], plan.clients)  # to warm up
+    await load_generator.closed_loop(client, plan.bodies[: 2 * plan.clients], plan.clients)  # to warm up
     before = await client.metrics()
-    found, seconds = await load.closed_loop(client, plan.bodies, plan.clients)
+    found, seconds = await load_generator.closed_loop(client, plan.bodies, plan.clients)
     after = await client.metrics()
     client.close()
     wrong = collections.Counter(one.status for one in found if one.status != 200)
     if wrong:
         raise RuntimeError(f"the server answered {dict(wrong)}")
-    batches = _grown(before, after, "jumok_batch_requests_count")
+    batches = _grown(before, after, "jumok_batch_size_count")
     times = [one.seconds for one in found]
     return {
         "sentences_s": len(found) / seconds,
-        "tokens_s": _grown(before, after, "jumok_tokens_total") / seconds,
+        "tokens_s": _grown(before, after, "jumok_processed_tokens_total") / seconds,
         "seconds": seconds,
         "in_a_batch": len(found) / batches,
-        "busy": _grown(before, after, "jumok_batch_seconds_sum") / seconds,  # the share that the model works
+        "busy": _grown(before, after, "jumok_batch_duration_seconds_sum")
+        / seconds,  # the share that the model works
         "p50_s": statistics.median(times),
         "p99_s": quantile(times, 0.99),
         "mib": server.mib,
@@ -192,12 +193,12 @@ def measure_overload(report: Report, plan: Plan) -> None:
     way, engine = (CT2, "ctranslate2") if _has_ctranslate2() else (TORCH, "torch")
     known = next((one["ways"].get(way, {}) for one in report.rows if one["section"] == "speed"), {})
     if "tokens_s" not in known:
-        with load.serving(plan.run.folder, engine) as server:
+        with load_generator.serving(plan.run.folder, engine) as server:
             known = asyncio.run(_served(server, plan))
     queue = max(plan.clients * BEAM * 16, int(known["tokens_s"] * plan.hold))
     batch = min(4096, queue)
-    options = ("--max-queue", str(queue), "--max-batch", str(batch), "--timeout", "600")
-    with load.serving(plan.run.folder, engine, *options) as server:
+    options = ("--max-queue-tokens", str(queue), "--max-batch-tokens", str(batch), "--timeout", "600")
+    with load_generator.serving(plan.run.folder, engine, *options) as server:
         found = asyncio.run(_overloaded(server, plan, known["sentences_s"] * TIMES))
     # What the queue holds is done at the speed it has; and a request may just have missed a batch.
     promise = (queue + batch) / found["tokens_s"]
@@ -210,11 +211,11 @@ def _has_ctranslate2() -> bool:
     return importlib.util.find_spec("ctranslate2") is not None
 
 
-async def _overloaded(server: load.Server, plan: Plan, each_second: float) -> dict[str, Any]:
+async def _overloaded(server: load_generator.Server, plan: Plan, each_second: float) -> dict[str, Any]:
     client = Client(server.port)
-    await load.closed_loop(client, plan.bodies[: 2 * plan.clients], plan.clients)
+    await load_generator.closed_loop(client, plan.bodies[: 2 * plan.clients], plan.clients)
     before, began = await client.metrics(), time.perf_counter()
-    found, mib = await load.open_loop(client, server, plan.bodies, each_second, plan.seconds)
+    found, mib = await load_generator.open_loop(client, server, plan.bodies, each_second, plan.seconds)
     after, took = await client.metrics(), time.perf_counter() - began
     good = await client.ask(plan.bodies[0])
     client.close()
@@ -224,7 +225,7 @@ async def _overloaded(server: load.Server, plan: Plan, each_second: float) -> di
     return {
         "asked_s": each_second,
         "sentences_s": len(taken) / took,
-        "tokens_s": _grown(before, after, "jumok_tokens_total") / took,
+        "tokens_s": _grown(before, after, "jumok_processed_tokens_total") / took,
         "statuses": dict(sorted(collections.Counter(one.status for one in found).items())),
         "p50_s": statistics.median(taken),
         "p99_s": quantile(taken, 0.99),
@@ -299,15 +300,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.run is not None:
         run = Run.open(chosen.run)
     elif chosen.quick:
-        run = echoing(r.RESULTS / "serving-tiny", TINY, 400)
+        run = build_echo_run(r.RESULTS / "serving-tiny", TINY, 400)
     else:
-        run = echoing(r.RESULTS / "serving-base", BASE, 8000)
+        run = build_echo_run(r.RESULTS / "serving-base", BASE, 8000)
     count, clients, seconds = chosen.sentences, chosen.clients, chosen.seconds
     if chosen.quick:
         count, clients, seconds = 24, 4, min(seconds, 2.0)
     texts = [pair.english for pair in itertools.islice(english_korean.generate_pairs(77, count), count)]
     plan = Plan(run, texts, clients, seconds, min(chosen.hold, seconds))
-    report.head |= {"model": asdict(run.recipe.model), "beam": BEAM}
+    report.head |= {"model": asdict(run.recipe.model), "beam_size": BEAM}
     for name in SECTIONS if chosen.section == "all" else [chosen.section]:
         SECTIONS[name](report, plan)
     show(report.rows)

@@ -100,13 +100,13 @@ class Sizes:
 
 def sizes(plan: Plan) -> Sizes:
     known = recipe.load(RECIPE)
-    train = dataclasses.replace(known.train, schedule="constant", warmup=0)
+    train = dataclasses.replace(known.train, schedule="constant", warmup_steps=0)
     if plan.quick:
         return Sizes(SMALL, train, 150, 12, SHORT)
-    return Sizes(known.model, train, *((train.tokens, 1024) if plan.on_gpu else (1200, 64)))
+    return Sizes(known.model, train, *((train.batch_tokens, 1024) if plan.on_gpu else (1200, 64)))
 
 
-def utterances(sizes: Sizes, *, alike: bool) -> SpeechBatcher:
+def utterances(sizes: Sizes, *, static_shapes: bool) -> SpeechBatcher:
     """Drawn; the same each time."""
     chance = np.random.default_rng(0)
     fewest = FEWEST if sizes.symbols == SYMBOLS else 2
@@ -118,7 +118,7 @@ def utterances(sizes: Sizes, *, alike: bool) -> SpeechBatcher:
     spectra = [chance.random((many, sizes.model.n_mels), np.float32) for many in frames.tolist()]
     places = [np.arange(long) * many // long for long, many in zip(frames, symbols, strict=True)]
     return SpeechBatcher(
-        texts, spectra, max_frames=sizes.frames, seed=1, fixed_shapes=alike, frame_symbols=places
+        texts, spectra, max_frames=sizes.frames, seed=1, fixed_shapes=static_shapes, frame_symbols=places
     )
 
 
@@ -222,7 +222,7 @@ class Way:
 def training(report: Report, plan: Plan) -> None:
     size = sizes(plan)
     ours = network(size.model)
-    batches = {alike: utterances(size, alike=alike) for alike in (False, True)}
+    batches = {static: utterances(size, static_shapes=static) for static in (False, True)}
     # The same utterances for all: some batches, from short to long ones.
     every = sorted(batches[True].batches(0), key=lambda index: int(batches[True].lengths[index].max()))
     chosen = [every[int((at + 0.5) * len(every) / plan.batches)] for at in range(plan.batches)]
@@ -232,8 +232,8 @@ def training(report: Report, plan: Plan) -> None:
     row["frames"] = int(sum(each.sum() for each in lengths))
     row["steps"] = int(sum(-(-each.max() // size.model.reduction_factor) for each in lengths))
     row["real"] = {
-        name: row["frames"] / sum(batches[alike].collate(index).mels.shape[:2].numel() for index in chosen)
-        for name, alike in (("alike", True), ("as long as the longest", False))
+        name: row["frames"] / sum(batches[static].collate(index).mels.shape[:2].numel() for index in chosen)
+        for name, static in (("static shapes", True), ("as long as the longest", False))
     }
     row["weights"] = {
         name: sum(parameter.numel() for parameter in model.parameters())
@@ -353,11 +353,11 @@ def training_tables(rows: list[Row]) -> None:
 def synthesis(report: Report, plan: Plan) -> None:
     """On the CPU, whatever the device."""
     known = recipe.load(RECIPE)
-    config = dataclasses.replace(SMALL, n_mels=known.sound.mels) if plan.quick else known.model
-    model, sound = network(config).eval(), AudioProcessor(known.sound)
+    config = dataclasses.replace(SMALL, n_mels=known.audio.n_mels) if plan.quick else known.model
+    model, sound = network(config).eval(), AudioProcessor(known.audio)
     nn.init.zeros_(model.decoder.stop_projection.weight)
     nn.init.constant_(model.decoder.stop_projection.bias, -1.0)  # it never says that this was the last frame
-    before, turns = torch.get_num_threads(), 2 if plan.quick else known.decode.turns
+    before, turns = torch.get_num_threads(), 2 if plan.quick else known.decode.griffin_lim_iterations
     symbols = round(SHORT[0] if plan.quick else SYMBOLS[0])
     frames = round(symbols * float(np.exp(PACE[0])))
 
@@ -368,7 +368,9 @@ def synthesis(report: Report, plan: Plan) -> None:
 
     def hear(mels: list[Any]) -> list[Any]:
         return [
-            sound.reconstruct_waveform(each, num_iterations=turns, magnitude_power=known.decode.sharpen)
+            sound.reconstruct_waveform(
+                each, num_iterations=turns, magnitude_power=known.decode.magnitude_power
+            )
             for each in mels
         ]
 

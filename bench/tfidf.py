@@ -159,12 +159,12 @@ def errors(shares: np.ndarray, ratings: np.ndarray, right: np.ndarray) -> dict[s
 # ---------------------------------------------------------------------------------------------- our runs
 
 
-def beside(runs: Sequence[Path]) -> list[dict[str, Any]]:
+def load_scores(runs: Sequence[Path]) -> list[dict[str, Any]]:
     """What `jumok eval` found of runs on their test data, and which task they are of."""
-    return [_told(run) for run in runs]
+    return [_load_run_scores(run) for run in runs]
 
 
-def _told(run: Path) -> dict[str, Any]:
+def _load_run_scores(run: Path) -> dict[str, Any]:
     path = run / "eval" / "test.json"
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not there: jumok eval {run} writes it")
@@ -181,5 +181,5 @@ def _task(run: Path) -> str:
         data = (yaml.safe_load(recipe.read_text(encoding="utf-8")) or {}).get("data") or {}
         train = str(data.get("train", "")).split("/")[0]
         if train in TASKS:
-            return "imdb-ratings" if train == "imdb" and "rating" in str(data.get("label")) else train
+            return "imdb-ratings" if train == "imdb" and "rating" in str(data.get("label_column")) else train
     return next((name for name in sorted(TASKS, key=len, reverse=True) if name in named), "unknown")

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 import report as r
 import torch
-from drawn import Sides, Text
-from peers import Loop, Step, load_marian, marian_loss
+from peer_models import Loop, Step, load_marian, marian_loss
+from random_text import Sides, Text
 from report import Report, Row, Run, ratio
 from torch import Tensor, nn
 
@@ -177,7 +177,7 @@ def transformer_size(plan: Plan) -> tuple[TransformerConfig, Text]:
 def transformer(report: Report, plan: Plan) -> None:
     config, text = transformer_size(plan)
     drawn = text.draw(plan.batches)
-    packed = packed_alike(plan, drawn)
+    packed = pack_with_equal_shapes(plan, drawn)
     padded = [plan.batch(sides) for sides in drawn]
     fixed = [plan.batch(sides, to=(text.longest, text.longest)) for sides in drawn]
     torch.manual_seed(0)
@@ -235,7 +235,7 @@ def transformer(report: Report, plan: Plan) -> None:
                 measure(report, row, way)
 
 
-def packed_alike(plan: Plan, drawn: Sequence[Sides]) -> list[Seq2SeqBatch]:
+def pack_with_equal_shapes(plan: Plan, drawn: Sequence[Sides]) -> list[Seq2SeqBatch]:
     """Packed as `jumok train` does it, and both sides of all batches of one length: compiled once."""
     totals = [sum(len(sentence) + 1 for sentence in side) for sides in drawn for side in sides]
     fillers = (max(totals) - min(totals)) // KERNEL_BLOCK + 2  # so that none is longer than LEAST

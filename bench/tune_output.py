@@ -2,8 +2,8 @@
 
     python bench/tune_output.py
 
-For whoever changes `jumok.models.output_loss` or its kernel. Beside plain PyTorch: several sizes of the pieces
-that are worked on at a time (the constant AT_ONCE_BY_KERNEL), and several blocks of the kernel.
+For whoever changes `models/layers/output_loss.py` or its kernel. Compares plain PyTorch, several chunk sizes
+(the constant MAX_LOGITS_BY_KERNEL), and several block sizes of the kernel.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python bench/tune_short.py
 
-For whoever changes `jumok.attention.kernels.short_sequences`. All times are milliseconds a call, in a CUDA graph of
-many calls, so without launches. The first table is `attend` and the whole of `MultiHead`, the second the
-kernels alone. FlashAttention has no dropout here: beside ours with dropout it runs without.
+For whoever changes `jumok.attention.kernels.short_sequences`. All times are milliseconds a call, in a CUDA
+graph of many calls, so without launches. The first table is `attend` and the whole of `MultiHead`, the second
+the kernels alone. FlashAttention has no dropout here: beside ours with dropout it runs without.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class PaddedLevel(nn.Module):
         return (weights[:, None] @ states).squeeze(1)
 
 
-class Padded(nn.Module):
+class PaddedNetwork(nn.Module):
     """The network, with the sizes of ``config``."""
 
     def __init__(self, config: HierarchicalConfig, vocabulary: int, classes: int, packed: bool) -> None:
@@ -89,7 +89,7 @@ class Padded(nn.Module):
         self.output = nn.Linear(2 * config.width, classes)
 
     @classmethod
-    def like(cls, ours: HierarchicalAttentionNetwork, packed: bool) -> Padded:
+    def like(cls, ours: HierarchicalAttentionNetwork, packed: bool) -> PaddedNetwork:
         """With the same sizes and weights; padding is a vector of zeros."""
         model = cls(ours.config, ours.embedding.num_embeddings, ours.output.out_features, packed)
         model.load_state_dict(ours.state_dict())

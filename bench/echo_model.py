@@ -22,11 +22,13 @@ SURE = 12.5  # how far the logit of the right word is ahead: the others share ab
 
 
 @torch.no_grad()
-def taught(model: Transformer) -> Transformer:
+def set_echo_weights(model: Transformer) -> Transformer:
     """Set the weights of a model with norms before its sublayers and one embedding for all."""
     config = model.config
     if (config.norm, config.tie_embeddings) != ("pre", "all"):
-        raise ValueError(f"norm={config.norm}, tie={config.tie_embeddings} came; expected pre and all")
+        raise ValueError(
+            f"norm={config.norm}, tie_embeddings={config.tie_embeddings} came; expected pre and all"
+        )
     width, turning = config.width, config.width // config.num_heads
     for layer in (*model.encoder, *model.decoder):
         for linear in (layer.attention.merge, layer.feed_forward.narrow):

@@ -61,8 +61,8 @@ def serving(run: Path, engine: str, *options: str) -> Iterator[Server]:
             process.terminate()
 
 
-def body_of(text: str, beam: int) -> bytes:
-    return json.dumps({"text": text, "beam": beam}).encode()
+def encode_body(text: str, beam_size: int) -> bytes:
+    return json.dumps({"text": text, "beam_size": beam_size}).encode()
 
 
 @dataclass
