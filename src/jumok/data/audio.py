@@ -119,8 +119,8 @@ class AudioConfig:
     def for_sample_rate(cls, sample_rate: int, n_mels: int = 80) -> AudioConfig:
         """The usual times at another rate: 12.5 ms from frame to frame, of 50 ms each.
 
-        >>> config = SoundConfig.at(8000)
-        >>> config.fft, config.hop, config.window
+        >>> config = AudioConfig.for_sample_rate(8000)
+        >>> config.n_fft, config.hop_length, config.win_length
         (512, 100, 400)
         """
         window = max(1, round(sample_rate / 20))

@@ -89,10 +89,10 @@ def measure_alignment_health(
     ``has_end_symbol`` says that the last symbol stands for the end of the text: it has no sound, and who stops without
     having looked there has skipped nothing.
 
-    >>> print(alignment_health(torch.eye(4)))
+    >>> print(measure_alignment_health(torch.eye(4)))
     diagonality 1.00, coverage 1.00, entropy 0.00, 0 skipped, 0 repeated
     >>> stuck = torch.tensor([[1.0, 0.0, 0.0]] * 3)
-    >>> alignment_health(stuck).skipped, alignment_health(stuck, ends=True).skipped
+    >>> measure_alignment_health(stuck).skipped, measure_alignment_health(stuck, has_end_symbol=True).skipped
     ((1, 2), (1,))
     """
     if alignment.dim() != 2 or 0 in alignment.shape:
@@ -144,7 +144,7 @@ def average_alignment_health(
     "whole" is the share of utterances that were read, with nothing skipped or repeated; "skipped" and
     "repeated" are shares of all symbols. ``has_end_symbol`` is as in :func:`measure_alignment_health`.
 
-    >>> figures = alignments_health(torch.eye(3)[None], steps=[3], symbols=[3])
+    >>> figures = average_alignment_health(torch.eye(3)[None], step_counts=[3], symbol_counts=[3])
     >>> figures["alignment/diagonality"], figures["alignment/whole"]
     (1.0, 1.0)
     """
@@ -181,7 +181,7 @@ def measure_style_health(weights: Tensor) -> dict[str, float]:
     style/tokens    how many tokens are in use, at most N: exp of the entropy of the mean weights
     ==============  ===========================================================================
 
-    >>> style_health(torch.eye(2)[:, None])  # two utterances, each with a token of its own
+    >>> measure_style_health(torch.eye(2)[:, None])  # two utterances, each with a token of its own
     {'style/entropy': 0.0, 'style/spread': 0.5, 'style/tokens': 2.0}
     """
     if weights.dim() != 3 or 0 in weights.shape:
@@ -207,7 +207,7 @@ def measure_style_effect(own_style: Tensor, other_style: Tensor, frame_counts: S
     of another; ``frame_counts`` says how many are real.
 
     >>> own = torch.tensor([[[1.0], [3.0]]])  # 1 away from their mean
-    >>> style_effect(own, own + 0.25, frames=[2])
+    >>> measure_style_effect(own, own + 0.25, frame_counts=[2])
     0.25
     """
     if own_style.shape != other_style.shape or own_style.dim() != 3 or len(own_style) != len(frame_counts):
@@ -229,8 +229,8 @@ def diagnose_attention(diagonality: Sequence[float], progress: float) -> str | N
 
     ``diagonality`` are the figures so far, one an evaluation. None: there is nothing to say, or not yet.
 
-    >>> attention_alarm([0.38, 0.41], done=0.2)
-    >>> attention_alarm([0.38, 0.41, 0.40], done=0.5)[:31]
+    >>> diagnose_attention([0.38, 0.41], progress=0.2)
+    >>> diagnose_attention([0.38, 0.41, 0.40], progress=0.5)[:31]
     'attention never became diagonal'
     """
     figures = [figure for figure in diagonality if not math.isnan(figure)]
@@ -250,8 +250,8 @@ def diagnose_style(figures: dict[str, float], progress: float) -> str | None:
 
     ``figures`` are those of :func:`measure_style_health`; "style/effect", if it is there, is :func:`measure_style_effect`.
 
-    >>> style_alarm({"style/spread": 0.3, "style/tokens": 4.0}, done=0.5)
-    >>> style_alarm({"style/spread": 0.001, "style/tokens": 9.9}, done=0.5)[:23]
+    >>> diagnose_style({"style/spread": 0.3, "style/tokens": 4.0}, progress=0.5)
+    >>> diagnose_style({"style/spread": 0.001, "style/tokens": 9.9}, progress=0.5)[:23]
     'style tokens do nothing'
     """
     spread, effect = figures.get("style/spread", math.nan), figures.get("style/effect", math.nan)

@@ -26,7 +26,7 @@ def attention_hit_rates(documents: Sequence[DocumentAttention]) -> dict[str, flo
     - ``attention_precision``: the share of them that decide;
     - ``sentence_hits``: the share of documents in which the sentence with most weight has a decisive word.
 
-    >>> rates = hit_rates([(np.array([0.1, 0.2, 0.6, 0.1], np.float32), [2], [0, 2, 4])])
+    >>> rates = attention_hit_rates([(np.array([0.1, 0.2, 0.6, 0.1], np.float32), [2], [0, 2, 4])])
     >>> rates["attention_hits"], rates["attention_hits_by_chance"], rates["sentence_hits_by_chance"]
     (1.0, 0.25, 0.5)
     """

@@ -47,7 +47,7 @@ def bootstrap_models(
 
     >>> right = {"one": np.array([1, 1, 0, 1]), "other": np.array([1, 0, 0, 1])}
     >>> models = {name: (lambda some, x=x: float(x[some].mean())) for name, x in right.items()}
-    >>> [(one.name, one.value) for one in resampled(models, 4, samples=100)]
+    >>> [(one.name, one.value) for one in bootstrap_models(models, 4, num_samples=100)]
     [('one', 0.75), ('other', 0.5)]
     """
     if not figures or num_examples < 1:

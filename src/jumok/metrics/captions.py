@@ -96,7 +96,7 @@ def tokenize_caption(text: str) -> list[str]:
 
     Hyphens stay inside a word, and contractions are split as the Penn Treebank does.
 
-    >>> words("A dog's ball, in mid-air: it doesn't fall!")
+    >>> tokenize_caption("A dog's ball, in mid-air: it doesn't fall!")
     ['a', 'dog', "'s", 'ball', 'in', 'mid-air', 'it', 'does', "n't", 'fall']
     """
     text = DROPPED_PUNCTUATION.sub(" ", text.lower().replace("’", "'"))

@@ -45,7 +45,7 @@ class PerClassScore:
 class ClassificationScore:
     """What labels came to. ``confusion[i, j]`` is how often a text of class i was given label j.
 
-    >>> found = classification([0, 0, 1, 1, 1], [0, 1, 1, 1, 0], ["bad", "good"])
+    >>> found = score_classification([0, 0, 1, 1, 1], [0, 1, 1, 1, 0], ["bad", "good"])
     >>> found.accuracy, found.f1("good"), found.confusion.tolist()
     (0.6, 0.6666666666666666, [[1, 1], [1, 2]])
     """

@@ -45,7 +45,7 @@ def spearman(first: ArrayLike, second: ArrayLike) -> float:
 def average_ranks(values: ArrayLike) -> NDArray[np.float64]:
     """The place of each number in their order, from 1 on; equal ones share the mean of their places.
 
-    >>> ranks([20, 10, 20, 70]).tolist()
+    >>> average_ranks([20, 10, 20, 70]).tolist()
     [2.5, 1.0, 2.5, 4.0]
     """
     _, which, counts = np.unique(np.asarray(values, np.float64), return_inverse=True, return_counts=True)

@@ -140,7 +140,7 @@ def measure_faithfulness(
     >>> def bag(texts):  # each "good" is worth 0.2
     ...     good = np.array([sum(text, []).count("good") for text in texts])
     ...     return np.stack([0.5 - 0.2 * good, 0.5 + 0.2 * good], axis=1)
-    >>> found = faithfulness([[["a", "good", "film"]]], [[0.1, 0.8, 0.1]], bag, shares=[0.1])
+    >>> found = measure_faithfulness([[["a", "good", "film"]]], [[0.1, 0.8, 0.1]], bag, shares=[0.1])
     >>> drop = found.shares[0].comprehensiveness.probability
     >>> round(drop.attended, 2), drop.random < 0.2
     (0.2, True)

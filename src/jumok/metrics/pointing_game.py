@@ -44,8 +44,8 @@ def score_pointing(
     them inside the box counts, so that a flat map does as well as chance, and not as its first cell.
 
     >>> weights = torch.tensor([[[0.7, 0.3], [0.0, 0.0]], [[0.0, 0.2], [0.2, 0.6]]])  # two words, 2 × 2 cells
-    >>> pointing([weights], [[(0, 0, 48, 48), None]], size=(96, 96))
-    Pointing(accuracy=1.0, chance=0.25, count=1)
+    >>> score_pointing([weights], [[(0, 0, 48, 48), None]], image_size=(96, 96))
+    PointingScore(accuracy=1.0, chance=0.25, count=1)
     """
     if len(maps) != len(boxes) or min(image_size) < 1:
         raise InputError(

@@ -59,8 +59,8 @@ def score_answers(
 ) -> AnswerScore:
     """Of one answer to each question, and all that people gave. If they gave none, "" is right.
 
-    >>> answer_score(["the Eiffel tower", "1889"], [["Eiffel Tower"], ["in 1889", "1890"]], "squad")
-    AnswerScore(exact=0.5, f1=0.8333333333333333, count=2)
+    >>> score_answers(["the Eiffel tower", "1889"], [["Eiffel Tower"], ["in 1889", "1890"]], "squad")
+    AnswerScore(exact_match=0.5, f1=0.8333333333333333, count=2)
     """
     if len(predictions) != len(gold) or not predictions:
         raise InputError(f"{len(predictions)} answers to {len(gold)} questions: one to each is needed")
@@ -75,7 +75,7 @@ def score_answers(
 def select_gold_answers(gold: Sequence[str], convention: AnswerConvention) -> list[str]:
     """The answers of people that an answer is compared with; if there are none, "" is right.
 
-    >>> gold_answers(["the", "The cat"], "squad"), gold_answers(["!"], "squad")
+    >>> select_gold_answers(["the", "The cat"], "squad"), select_gold_answers(["!"], "squad")
     (['The cat'], [''])
     """
     if convention == "squad":
@@ -86,7 +86,7 @@ def select_gold_answers(gold: Sequence[str], convention: AnswerConvention) -> li
 def is_exact_match(prediction: str, gold: str, convention: AnswerConvention) -> bool:
     """Whether it is the answer.
 
-    >>> is_exact("《태백산맥》", "태백산맥", "korquad"), is_exact("《태백산맥》", "태백산맥", "jaquad")
+    >>> is_exact_match("《태백산맥》", "태백산맥", "korquad"), is_exact_match("《태백산맥》", "태백산맥", "jaquad")
     (True, False)
     """
     if convention == "jaquad":
@@ -97,7 +97,7 @@ def is_exact_match(prediction: str, gold: str, convention: AnswerConvention) -> 
 def answer_f1(prediction: str, gold: str, convention: AnswerConvention) -> float:
     """F1 of the units of two answers.
 
-    >>> overlap("서울에서", "서울", "korquad")
+    >>> answer_f1("서울에서", "서울", "korquad")
     0.6666666666666666
     """
     one, other = _split_units(prediction, convention), _split_units(gold, convention)

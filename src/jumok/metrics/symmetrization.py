@@ -47,10 +47,10 @@ def product_links(forward: Tensor, backward: Tensor) -> AlignmentLinks:
     ``forward`` is ``(target words, source words)``, ``backward`` the opposite.
 
     >>> import torch
-    >>> from jumok.metrics.symmetry import together
+    >>> from jumok.metrics.symmetrization import product_links
     >>> forth = torch.tensor([[0.6, 0.4], [0.6, 0.4]])  # both target words rather look at the first
     >>> back = torch.tensor([[0.9, 0.1], [0.1, 0.9]])  # the other model knows better
-    >>> sorted(together(forth, back))
+    >>> sorted(product_links(forth, back))
     [(0, 0), (1, 1)]
     """
     return mutual_argmax_links(forward * backward.T)

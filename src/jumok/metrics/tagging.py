@@ -52,9 +52,9 @@ class TaggingScore:
 def score_tags(targets: Iterable[Sequence[str]], predictions: Iterable[Sequence[str]]) -> TaggingScore:
     """From the tags of each sentence.
 
-    >>> found = tag_score([["B-PER", "I-PER", "O"]], [["B-PER", "O", "B-LOC"]])
-    >>> found.whole, round(found.accuracy, 2)
-    (EntityScore(right=0, said=2, true=1), 0.33)
+    >>> found = score_tags([["B-PER", "I-PER", "O"]], [["B-PER", "O", "B-LOC"]])
+    >>> found.overall, round(found.accuracy, 2)
+    (EntityScore(num_correct=0, num_predicted=2, num_gold=1), 0.33)
     """
     right, given, true = Counter[str](), Counter[str](), Counter[str]()
     words = alike = 0

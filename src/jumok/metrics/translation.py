@@ -125,7 +125,7 @@ def choose_bleu_tokenization(language: str) -> BleuTokenization:
 
     Korean and Japanese need a word splitter; without one, characters stand for words.
 
-    >>> tokenization_of("de"), tokenization_of("zh")
+    >>> choose_bleu_tokenization("de"), choose_bleu_tokenization("zh")
     ('13a', 'zh')
     """
     splitters: dict[str, BleuTokenization] = {"ko": "ko-mecab", "ja": "ja-mecab", "zh": "zh"}

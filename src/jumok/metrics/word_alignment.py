@@ -42,9 +42,9 @@ def pool_to_words(
     out.) So rows still add up to 1, less what went to pieces of no word.
 
     >>> import torch
-    >>> from jumok.metrics.alignment import to_words
+    >>> from jumok.metrics.word_alignment import pool_to_words
     >>> weights = torch.tensor([[0.1, 0.2, 0.7], [0.3, 0.4, 0.3]])
-    >>> to_words(weights, target=[0, 0], source=[0, 0, 1])
+    >>> pool_to_words(weights, target_word_ids=[0, 0], source_word_ids=[0, 0, 1])
     tensor([[0.5000, 0.5000]])
     """
     if weights.shape[-2:] != (len(target_word_ids), len(source_word_ids)):
@@ -63,8 +63,8 @@ def argmax_links(weights: Tensor, *, min_weight: float = 0.0) -> AlignmentLinks:
     Of equals, it is the first; a row of zeros has none.
 
     >>> import torch
-    >>> from jumok.metrics.alignment import strongest
-    >>> sorted(strongest(torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.0, 0.0]])))
+    >>> from jumok.metrics.word_alignment import argmax_links
+    >>> sorted(argmax_links(torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.0, 0.0]])))
     [(0, 0), (1, 1)]
     """
     _check_map(weights)
@@ -101,7 +101,7 @@ def swap_links(links: AlignmentLinks) -> AlignmentLinks:
 def format_links(links: AlignmentLinks) -> str:
     """In the Pharaoh format, by source word.
 
-    >>> write_links(frozenset({(1, 2), (0, 0)}))
+    >>> format_links(frozenset({(1, 2), (0, 0)}))
     '0-0 1-2'
     """
     return " ".join(f"{source}-{target}" for source, target in sorted(links))

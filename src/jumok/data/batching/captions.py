@@ -44,7 +44,7 @@ class CaptionBatcher:
     The number of an example in a batch is epoch · EPOCH + its number in the data where pictures look other at
     every epoch, and else just the latter.
 
-    >>> data = Described(given, [[[7, 8], [9]], [[7]]], tokens=64, seed=1)  # doctest: +SKIP
+    >>> data = CaptionBatcher(given, [[[7, 8], [9]], [[7]]], max_tokens=64, seed=1)  # doctest: +SKIP
     >>> data.collate([0, 2]).labels  # doctest: +SKIP
     tensor([[   7,    8,    3],
             [   7,    3, -100]])

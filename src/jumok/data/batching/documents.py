@@ -62,11 +62,11 @@ class DocumentBatcher:
     word gets one unknown word, and a document without a sentence one such sentence. ``group_by_steps``: a batch has
     documents that take about equally many steps to read, where otherwise they have equally many words.
 
-    >>> data = Nested([[[7, 8, 9], [5]], [[4, 6]], []], labels=[2, 0, 1], tokens=100, seed=1)
+    >>> data = DocumentBatcher([[[7, 8, 9], [5]], [[4, 6]], []], labels=[2, 0, 1], max_tokens=100, seed=1)
     >>> batch = data.collate([1, 0])
     >>> batch.tokens.ids, batch.tokens.lengths
     (tensor([[4, 6, 7, 8, 9, 5]]), (2, 3, 1))
-    >>> batch.sentences.ids, batch.sentences.lengths, batch.labels
+    >>> batch.sentence_indices.ids, batch.sentence_indices.lengths, batch.labels
     (tensor([[0, 1, 2]]), (1, 2), tensor([0, 2]))
     """
 

@@ -97,7 +97,7 @@ def plan_batches(
     """All examples, each in one batch, by the lengths of their two sides.
 
     >>> lengths = np.array([3, 9, 4, 8, 3], np.int32)
-    >>> sorted(sorted(batch.tolist()) for batch in batches(lengths, lengths, tokens=20, seed=1, epoch=0))
+    >>> sorted(sorted(batch.tolist()) for batch in plan_batches(lengths, lengths, max_tokens=20, seed=1, epoch=0))
     [[0, 2, 4], [1, 3]]
     """
     if max_tokens < 1:
@@ -183,7 +183,7 @@ def divide_batch(
     there are fewer examples than parts, the last parts are empty.
 
     >>> lengths = np.array([7, 2, 5, 4], np.int32)
-    >>> [part.tolist() for part in divide(np.arange(4, dtype=np.uint32), lengths, lengths, 2)]
+    >>> [part.tolist() for part in divide_batch(np.arange(4, dtype=np.uint32), lengths, lengths, 2)]
     [[0, 1], [2, 3]]
     """
     if num_parts < 1:
@@ -198,7 +198,7 @@ def divide_batch(
 class TranslationBatcher:
     """A store as batches to learn from: what the training loop asks for.
 
-    >>> data = PairData(store, tokens=4096, seed=1)             # doctest: +SKIP
+    >>> data = TranslationBatcher(store, max_tokens=4096, seed=1)             # doctest: +SKIP
     >>> for index in data.batches(epoch=0):                     # doctest: +SKIP
     ...     pairs = data.collate(index)
 
@@ -240,6 +240,11 @@ class TranslationBatcher:
 
     def __len__(self) -> int:
         return len(self.store)
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the examples."""
+        return self.store.fingerprint
 
     def batches(self, epoch: int) -> BatchPlan:
         """The batches of an epoch, in order."""
@@ -327,7 +332,7 @@ def pad_sequences(
 def round_up_lengths(lengths: Any) -> Any:
     """Lengths, or one, rounded up to one of 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, …
 
-    >>> stepped(np.array([1, 4, 13, 33, 65]))
+    >>> round_up_lengths(np.array([1, 4, 13, 33, 65]))
     array([ 4,  4, 16, 40, 80])
     """
     lengths = np.asarray(lengths)

@@ -93,9 +93,9 @@ class MaskingConfig:
     def __post_init__(self) -> None:
         if self.sequence_length < NUM_SPECIAL_TOKENS + 2:
             raise ValueError(
-                f"length={self.sequence_length}: {NUM_SPECIAL_TOKENS + 2} or more is expected, for two words"
+                f"sequence_length={self.sequence_length}: {NUM_SPECIAL_TOKENS + 2} or more is expected, for two words"
             )
-        for name in ("short", "masked"):
+        for name in ("short_sequence_probability", "mask_probability"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)}: a share from 0 to 1 is expected")
 
@@ -107,8 +107,8 @@ class MaskingConfig:
 class CounterRng:
     """Random numbers that are a function of what they are drawn for, in any order.
 
-    >>> chance = Chance(seed=1, epoch=0)
-    >>> bool((chance(np.arange(9), WORD)[5:] == chance(np.arange(5, 9), WORD)).all())
+    >>> chance = CounterRng(seed=1, epoch=0)
+    >>> bool((chance(np.arange(9), STREAM_RANDOM_WORD)[5:] == chance(np.arange(5, 9), STREAM_RANDOM_WORD)).all())
     True
     """
 
@@ -250,9 +250,9 @@ def choose_masked_tokens(
     Args:
         bits: ``(T,)``, chance: the words with the lowest are taken.
         lengths: ``(N,)``, of the sequences that lie end to end.
-        wanted: ``(N,)``, how many tokens to take of each.
-        can: ``(T,)``, which may be taken.
-        begins: ``(T,)``, which tokens begin a word; None: each is one. A word is taken as a whole, or, if it
+        num_masked: ``(N,)``, how many tokens to take of each.
+        is_maskable: ``(T,)``, which may be taken.
+        starts_word: ``(T,)``, which tokens begin a word; None: each is one. A word is taken as a whole, or, if it
             has more tokens than are still wanted, not at all.
     """
     sequence = np.repeat(np.arange(len(lengths)), lengths)
@@ -359,6 +359,15 @@ class PretrainingBatcher:
             self.length_multiple // config.sequence_length + 2
         )  # sequences; so none is too long
         self._latest_epoch: tuple[int, _PretrainingEpochBatches] | None = None
+
+    def __len__(self) -> int:
+        """The number of documents."""
+        return len(self.store)
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the documents."""
+        return self.store.fingerprint
 
     def batches(self, epoch: int) -> _PretrainingEpochBatches:
         """The batches of an epoch, in order; each an array of the numbers of pairs."""

@@ -44,9 +44,9 @@ class SpeechBatcher:
     ``frame_symbols`` has ``(T,)`` of each: the number of the symbol that each frame is of.
 
     >>> spectra = [np.full((frames, 5), 0.5, np.float16) for frames in (7, 3, 2)]
-    >>> data = Utterances([[8, 9, 3], [8, 3], [3]], spectra, frames=14, seed=1)
+    >>> data = SpeechBatcher([[8, 9, 3], [8, 3], [3]], spectra, max_frames=14, seed=1)
     >>> batch = data.collate([1, 0])
-    >>> batch.text.ids, batch.mels.shape, batch.frames, batch.count
+    >>> batch.text.ids, batch.mels.shape, batch.mel_lengths, batch.count
     (tensor([[8, 3, 0],
             [8, 9, 3]]), torch.Size([2, 7, 5]), (3, 7), 10)
     """
@@ -181,7 +181,7 @@ def _next_with_same_style(style_groups: NDArray[np.int64], num_rows: int) -> tor
     """For each row the next that is spoken alike, after the last the first; of one alone, and of any row more
     than there are utterances, itself.
 
-    >>> _next_alike(np.array([4, 2, 4, 4, 1]), 6)
+    >>> _next_with_same_style(np.array([4, 2, 4, 4, 1]), 6)
     tensor([2, 1, 3, 0, 4, 5])
     """
     found = torch.arange(num_rows)

@@ -35,9 +35,9 @@ class TextPairBatcher:
     is longer. A text without a token gets an unknown one. Batches may be *alike*, as in
     :class:`~jumok.data.plan_batches.PairData`.
 
-    >>> data = Paired([[7, 8], [5]], [[4], [6, 9]], labels=[1, 0], tokens=100, seed=1)
+    >>> data = TextPairBatcher([[7, 8], [5]], [[4], [6, 9]], labels=[1, 0], max_tokens=100, seed=1)
     >>> batch = data.collate([1, 0])
-    >>> batch.tokens.ids.tolist(), batch.seconds.ids.tolist(), batch.labels.tolist()
+    >>> batch.tokens.ids.tolist(), batch.second_tokens.ids.tolist(), batch.labels.tolist()
     ([[5, 0], [7, 8]], [[6, 9], [4, 0]], [0, 1])
     """
 

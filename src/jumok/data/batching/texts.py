@@ -38,8 +38,8 @@ __all__ = ["EncodedText", "TextBatcher"]
 class EncodedText:
     """One text as a model reads it, with [CLS] and [SEP]; and marks by name, of each token or of the text.
 
-    >>> Row([2, 7, 8, 3], [0, 0, 0, 0], {"labels": 1})
-    Row(ids=[2, 7, 8, 3], segments=[0, 0, 0, 0], marks={'labels': 1})
+    >>> EncodedText([2, 7, 8, 3], [0, 0, 0, 0], {"labels": 1})
+    EncodedText(ids=[2, 7, 8, 3], segments=[0, 0, 0, 0], annotations={'labels': 1})
     """
 
     ids: list[int]
@@ -143,8 +143,8 @@ class TextBatcher:
         labels = self.token_annotations.get("labels")
         count = len(numbers) if labels is None else int((labels[places] != IGNORE).sum())
         segments = self._lay_out_like(tokens, self.segments[places], lengths, 0)
-        if "allowed" in marks:
-            marks["allowed"] = marks["allowed"].bool()
+        if "answer_mask" in marks:
+            marks["answer_mask"] = marks["answer_mask"].bool()
         return self.batch_type(
             tokens=tokens, segments=segments, count=count, example_indices=tuple(numbers.tolist()), **marks
         )
@@ -175,4 +175,4 @@ def _concatenate(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
 
 def _pad_value(name: str) -> int:
     """Of a mark where there is no text: no answer may lie there, and no label counts."""
-    return 0 if name == "allowed" else IGNORE
+    return 0 if name == "answer_mask" else IGNORE

@@ -133,7 +133,7 @@ class SyntheticUtterance:
 def number_to_words(number: int) -> str:
     """A number below a hundred.
 
-    >>> in_words(42)
+    >>> number_to_words(42)
     'forty two'
     """
     if not 0 <= number < 100:

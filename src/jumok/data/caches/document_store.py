@@ -72,6 +72,11 @@ class DocumentStore:
             raise IndexError(f"document {index} of {len(self)}")
         return [self.sentences[n] for n in range(*self.documents[index : index + 2].tolist())]
 
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the documents and the tokenizer that the store was made from."""
+        return str((token_store.read_metadata(self.path) or {}).get("fingerprint", ""))
+
     def __reduce__(self) -> tuple[Callable[[Path], DocumentStore], tuple[Path]]:
         return DocumentStore.open, (self.path,)  # another process maps the files, and copies nothing
 

@@ -99,6 +99,11 @@ class TokenStore:
             raise IndexError(f"example {index} of {len(self)}")
         return self.source[index], self.target[index]
 
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the corpus, the tokenizers and the settings that the store was made from."""
+        return str((read_metadata(self.path) or {}).get("fingerprint", ""))
+
     def __reduce__(self) -> tuple[Callable[[Path], TokenStore], tuple[Path]]:
         return TokenStore.open, (self.path,)  # another process maps the files, and copies nothing
 
@@ -181,7 +186,7 @@ def _write_examples(
     limit = float("inf") if max_tokens is None else max_tokens
     with contextlib.ExitStack() as stack:
         writers = [
-            stack.enter_context(open_sequence_writer(folder, side, getattr(tokenizers, side).size))
+            stack.enter_context(open_sequence_writer(folder, side, getattr(tokenizers, side).vocab_size))
             for side in SIDES
         ]
         for some in _iter_chunks(corpus.read(skipped)):

@@ -62,8 +62,8 @@ class ClassificationExample:
 class LabelSet:
     """The classes, numbered in this order: as the data writes them, and as they are called.
 
-    >>> labels = Labels.named({"0": "bad", "1": "good"})
-    >>> labels.number("1"), labels.names[1]
+    >>> labels = LabelSet.from_config({"0": "bad", "1": "good"})
+    >>> labels.index("1"), labels.names[1]
     (1, 'good')
     """
 
@@ -142,7 +142,7 @@ def read_classification_examples(
 def unescape_treebank(text: str) -> str:
     """A text as people write it, where it comes from a treebank.
 
-    >>> unescaped("-lrb- a -rrb- lovely film")
+    >>> unescape_treebank("-lrb- a -rrb- lovely film")
     '( a ) lovely film'
     """
     for escape, sign in TREEBANK_ESCAPES.items():

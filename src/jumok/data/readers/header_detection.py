@@ -24,7 +24,7 @@ USUAL_COLUMN_NAMES = frozenset(USUAL_NAMES_TEXT.split())
 def look_like_column_names(first_row: Sequence[str], requested: Sequence[str]) -> bool:
     """Whether the cells are usual names of columns, or much like the names ``requested``.
 
-    >>> are_names(["en", "ko"], wanted=[]), are_names(["dog", "개"], wanted=["english", "korean"])
+    >>> look_like_column_names(["en", "ko"], requested=[]), look_like_column_names(["dog", "개"], requested=["english", "korean"])
     (True, False)
     """
     if not _are_single_words(first_row) or len(set(first_row)) < len(first_row):
@@ -41,7 +41,7 @@ def look_like_column_names(first_row: Sequence[str], requested: Sequence[str]) -
 def differs_from_rows(first_row: Sequence[str], rows: Iterable[Sequence[str]]) -> bool:
     """Whether the cells of the first of a table's ``rows`` are a word each, as in none of the others.
 
-    >>> stands_out(["ours", "theirs"], [["ours", "theirs"], *[["a dog", "ein Hund"]] * 10])
+    >>> differs_from_rows(["ours", "theirs"], [["ours", "theirs"], *[["a dog", "ein Hund"]] * 10])
     True
     """
     if not _are_single_words(first_row) or len(set(first_row)) < len(first_row):

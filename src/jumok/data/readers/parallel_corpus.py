@@ -68,7 +68,7 @@ T = TypeVar("T")
 class SkippedExamples:
     """How many examples were left out, by reason, and where the first of each was.
 
-    >>> skipped = Skipped()
+    >>> skipped = SkippedExamples()
     >>> for line in (7, 9):
     ...     skipped.add(Flaw(f"my.tsv:{line}", "an empty target"))
     >>> print(skipped)
@@ -116,7 +116,7 @@ class ParallelCorpus:
     def from_pairs(cls, name: str, generate: Callable[[], Iterable[tuple[str, str]]]) -> ParallelCorpus:
         """Of pairs that a function makes, always the same ones; ``name`` says all that they depend on.
 
-        >>> corpus = Corpus.made("squares", lambda: ((f"{n} times {n}", str(n * n)) for n in range(3)))
+        >>> corpus = ParallelCorpus.from_pairs("squares", lambda: ((f"{n} times {n}", str(n * n)) for n in range(3)))
         >>> list(corpus)[2]
         Example(source='2 times 2', target='4', where='squares:3')
         """

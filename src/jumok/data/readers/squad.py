@@ -150,7 +150,7 @@ def find_piece_span(char_span: CharSpan, offsets: Sequence[CharSpan]) -> CharSpa
 
     None: no piece has any of them (they were control characters, say).
 
-    >>> pieces_of((4, 9), [(0, 3), (4, 7), (7, 10)])
+    >>> find_piece_span((4, 9), [(0, 3), (4, 7), (7, 10)])
     (1, 2)
     """
     begin, end = char_span
@@ -166,8 +166,8 @@ def extract_answer(
     A piece of decomposed text (NFD) spans only the first code point of its last letter. So the answer reaches
     to the next of the ``boundaries`` between graphemes, those of the context.
 
-    >>> text_of("the blue house", [(0, 3), (4, 8), (9, 14)], 1, 2, range(15))
-    Answer(text='blue house', start=4)
+    >>> extract_answer("the blue house", [(0, 3), (4, 8), (9, 14)], 1, 2, range(15))
+    ContextSpan(text='blue house', start=4)
     """
     begin = boundaries[bisect_right(boundaries, offsets[first_piece][0]) - 1]
     end = boundaries[bisect_left(boundaries, offsets[last_piece][1])]

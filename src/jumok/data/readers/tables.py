@@ -116,7 +116,7 @@ def read_column_names(path: Path) -> Sequence[str]:
 def normalize_split_name(name: str) -> str:
     """One name for the same split.
 
-    >>> split_name("dev"), split_name("Training"), split_name("test")
+    >>> normalize_split_name("dev"), normalize_split_name("Training"), normalize_split_name("test")
     ('val', 'train', 'test')
     """
     name = name.strip().lower()

@@ -154,8 +154,8 @@ class Entity(NamedTuple):
 def extract_entities(tags: Sequence[str]) -> list[Entity]:
     """The entities of one sentence.
 
-    >>> entities(["I-PER", "I-PER", "B-PER", "O"])
-    [Entity(kind='PER', begin=0, end=2), Entity(kind='PER', begin=2, end=3)]
+    >>> extract_entities(["I-PER", "I-PER", "B-PER", "O"])
+    [Entity(type='PER', begin=0, end=2), Entity(type='PER', begin=2, end=3)]
     """
     found: list[Entity] = []
     going: str | None = None  # the kind of the entity at hand, which began at ``begin``
@@ -175,7 +175,7 @@ def extract_entities(tags: Sequence[str]) -> list[Entity]:
 def convert_to_iob2(tags: Sequence[str]) -> list[str]:
     """The same entities, each beginning with ``B-``.
 
-    >>> iob2(["I-PER", "I-PER", "B-PER", "O", "I-LOC"])
+    >>> convert_to_iob2(["I-PER", "I-PER", "B-PER", "O", "I-LOC"])
     ['B-PER', 'I-PER', 'B-PER', 'O', 'B-LOC']
     """
     written = ["O"] * len(tags)
@@ -187,7 +187,7 @@ def convert_to_iob2(tags: Sequence[str]) -> list[str]:
 def make_iob2_labels(entity_types: Sequence[str]) -> list[str]:
     """All tags for entities of these kinds.
 
-    >>> labels_of(["PER", "LOC"])
+    >>> make_iob2_labels(["PER", "LOC"])
     ['O', 'B-PER', 'I-PER', 'B-LOC', 'I-LOC']
     """
     return ["O", *(f"{mark}-{kind}" for kind in entity_types for mark in "BI")]
@@ -198,7 +198,7 @@ def label_first_pieces(word_ids: Sequence[int | None], labels: Sequence[int]) ->
 
     ``word_ids`` has the number of each piece's word; None is a piece of no word.
 
-    >>> first_pieces([None, 0, 0, 1, None], [3, 5])
+    >>> label_first_pieces([None, 0, 0, 1, None], [3, 5])
     [-100, 3, -100, 5, -100]
     """
     before: int | None = None

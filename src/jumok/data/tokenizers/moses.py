@@ -31,7 +31,7 @@ class MosesTools(NamedTuple):
 def tokenize(line: str, language: str) -> str:
     """A line as tokens with a space between them.
 
-    >>> prepare("Two dogs' owner said: “Sit!”", "en")
+    >>> tokenize("Two dogs' owner said: “Sit!”", "en")
     'two dogs &apos; owner said : &quot; sit ! &quot;'
     """
     tools = _get_tools(language)
@@ -42,7 +42,7 @@ def tokenize(line: str, language: str) -> str:
 def detokenize(line: str, language: str) -> str:
     r"""Plain text from the tokens of ``tokenize``, signs back at their words.
 
-    >>> detokenise("two dogs &apos; owner said : &quot; sit ! &quot;", "en")
+    >>> detokenize("two dogs &apos; owner said : &quot; sit ! &quot;", "en")
     'two dogs\' owner said: "sit!"'
     """
     return str(_get_tools(language).detokenizer.detokenize(line.split()))

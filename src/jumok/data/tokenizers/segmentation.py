@@ -63,7 +63,7 @@ JOINING_CHARACTER_REGEX = regex.compile(r"[^\p{GCB=Other}\p{GCB=LV}\p{GCB=LVT}\p
 def find_grapheme_boundaries(text: str) -> Sequence[int]:
     """Where the graphemes of a text begin and end: what a reader takes for one character is never cut.
 
-    >>> list(grapheme_boundaries("e\u0301t"))  # é in two code points, and t
+    >>> list(find_grapheme_boundaries("e\u0301t"))  # é in two code points, and t
     [0, 2, 3]
     """
     if JOINING_CHARACTER_REGEX.search(text) is None:

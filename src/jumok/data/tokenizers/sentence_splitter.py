@@ -63,9 +63,9 @@ NEXT_WORD = re.compile(
 def split_sentences(text: str) -> list[str]:
     """The sentences of a text, without white space around them.
 
-    >>> sentences('Dr. King spoke. "It was 3.5 km." He left.')
+    >>> split_sentences('Dr. King spoke. "It was 3.5 km." He left.')
     ['Dr. King spoke.', '"It was 3.5 km."', 'He left.']
-    >>> sentences("나는 갔다. 그는 왔다.")
+    >>> split_sentences("나는 갔다. 그는 왔다.")
     ['나는 갔다.', '그는 왔다.']
     """
     found = []

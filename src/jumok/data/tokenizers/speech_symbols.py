@@ -167,7 +167,7 @@ class SpeechSymbols:
 def decompose_hangul(text: str) -> str:
     """Hangul syllables taken apart, and nothing else.
 
-    >>> [unicodedata.name(one).rpartition(" ")[2] for one in jamo("친")]
+    >>> [unicodedata.name(one).rpartition(" ")[2] for one in decompose_hangul("친")]
     ['CHIEUCH', 'I', 'NIEUN']
     """
     return HANGUL_SYLLABLES.sub(lambda found: unicodedata.normalize("NFD", found[0]), text)
@@ -184,9 +184,9 @@ def compose_hangul(text: str) -> str:
 def expand_numbers(text: str, language: NumberLanguage) -> str:
     """Numbers in digits as words.
 
-    >>> read_out("1,042 cats, 3.14 and the 22nd", "en")
+    >>> expand_numbers("1,042 cats, 3.14 and the 22nd", "en")
     'one thousand forty two cats, three point one four and the twenty second'
-    >>> read_out("2024년 3.5", "ko")
+    >>> expand_numbers("2024년 3.5", "ko")
     '이천이십사년 삼점오'
     """
     if language == "en":

@@ -64,9 +64,9 @@ CONTRACTION_PATTERNS = {
 def normalize_spelling(line: str, language: str) -> str:
     """A line as words with a space between them; contractions are known of English and French.
 
-    >>> prepare("L'usage n'est pas répandu: du jamais-vu!", "fr")
+    >>> normalize_spelling("L'usage n'est pas répandu: du jamais-vu!", "fr")
     'le usage ne est pas repandu : de le jamais - vu !'
-    >>> prepare("Mr. Brown didn't pay $98,355.", "en")
+    >>> normalize_spelling("Mr. Brown didn't pay $98,355.", "en")
     'mr. brown did not pay $ 98,355 .'
     """
     text = unicodedata.normalize("NFC", line).lower().translate(CHARACTER_REPLACEMENTS).replace("''", '"')

@@ -45,7 +45,7 @@ class Tokenizer:
 
     >>> tokenizer = Tokenizer.train(["the dog", "the cat"] * 2, TextConfig("words", size=50))
     >>> ids = tokenizer.encode(["the dog"])[0]
-    >>> tokenizer.pieces(ids), tokenizer.decode(ids)
+    >>> tokenizer.ids_to_tokens(ids), tokenizer.decode(ids)
     (['▁the', '▁dog'], 'the dog')
     """
 

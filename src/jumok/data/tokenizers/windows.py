@@ -32,10 +32,10 @@ class TokenWindow(NamedTuple):
 def make_windows(length: int, max_length: int, stride: int) -> list[TokenWindow]:
     """Windows of at most ``max_length`` pieces over ``length`` of them, which together cover all.
 
-    >>> windows(9, room=5, stride=2)
-    [Window(begin=0, end=5), Window(begin=2, end=7), Window(begin=4, end=9)]
-    >>> windows(4, room=5, stride=2)
-    [Window(begin=0, end=4)]
+    >>> make_windows(9, max_length=5, stride=2)
+    [TokenWindow(begin=0, end=5), TokenWindow(begin=2, end=7), TokenWindow(begin=4, end=9)]
+    >>> make_windows(4, max_length=5, stride=2)
+    [TokenWindow(begin=0, end=4)]
     """
     if max_length < 1 or stride < 1:
         raise InputError(f"windows of {max_length} pieces every {stride}: both must be 1 or more")
@@ -49,7 +49,7 @@ def make_windows(length: int, max_length: int, stride: int) -> list[TokenWindow]
 def find_central_window(piece: int, windows: Sequence[TokenWindow]) -> int:
     """The number of the window in which a piece is farthest from both ends; of equal ones, the first.
 
-    >>> [central(piece, windows(9, room=5, stride=2)) for piece in range(9)]
+    >>> [find_central_window(piece, make_windows(9, max_length=5, stride=2)) for piece in range(9)]
     [0, 0, 0, 0, 1, 1, 2, 2, 2]
     """
     there = range(

@@ -83,8 +83,8 @@ class SegmentedText:
 def segment_text(text: str, *, strip_markup: bool = False) -> SegmentedText:
     """A text divided into sentences and words. Nothing but white space is lost, and ``strip_markup`` if asked.
 
-    >>> one = written("A dull start. I laughed!")
-    >>> one.sentences, one.before
+    >>> one = segment_text("A dull start. I laughed!")
+    >>> one.sentences, one.spaces
     ([('A', 'dull', 'start', '.'), ('I', 'laughed', '!')], ('', ' ', ' ', '', ' ', ' ', ''))
     """
     words: list[str] = []
@@ -123,8 +123,8 @@ def _decode_reference(match: re.Match[str]) -> str:
 class WordTokenizer:
     """From sentences of words to token ids.
 
-    >>> words = Words.train([[["a", "dull", "start"], ["a", "dull", "end"]]], WordsConfig(size=100))
-    >>> words.encode([[["A", "dull", "day"], []]]), words.pieces([4, 5])
+    >>> words = WordTokenizer.train([[["a", "dull", "start"], ["a", "dull", "end"]]], WordTokenizerConfig(vocab_size=100))
+    >>> words.encode([[["A", "dull", "day"], []]]), words.ids_to_tokens([4, 5])
     ([[[5, 6, 1]]], ['▁', '▁a'])
     """
 

@@ -85,11 +85,11 @@ class WordPieceEncoding:
 class WordPieceTokenizer:
     """Text to token ids and back.
 
-    >>> pieces = WordPieces.train(["the cat sat", "the cats sat"], size=100)
+    >>> pieces = WordPieceTokenizer.train(["the cat sat", "the cats sat"], vocab_size=100)
     >>> ids = pieces.encode(["The cat"])[0]
-    >>> pieces.tokens(ids), pieces.decode(ids)
+    >>> pieces.ids_to_tokens(ids), pieces.decode(ids)
     (['the', 'cat'], 'the cat')
-    >>> pieces.located("a cat").spans
+    >>> pieces.encode_with_offsets("a cat").offsets
     [(0, 1), (2, 5)]
     """
 
@@ -266,7 +266,7 @@ class WordPieceTokenizer:
     ) -> tuple[list[int], list[int]]:
         """One or two sequences of ids as BERT reads them, and the segment of each.
 
-        >>> WordPieces.train(["a b"], size=100).joined([7], [8, 9])
+        >>> WordPieceTokenizer.train(["a b"], vocab_size=100).join_segments([7], [8, 9])
         ([2, 7, 3, 8, 9, 3], [0, 0, 0, 1, 1, 1])
         """
         ids = [self.cls_id, *first, self.sep_id]

@@ -273,7 +273,7 @@ def _build_row(question: EncodedQuestion, window: TokenWindow, tokenizer: WordPi
         and question.answer_span[1] < window.end
     ):
         start, end = (question.context_offset + place - window.begin for place in question.answer_span)
-    return EncodedText(ids, segments, {"allowed": allowed, "starts": start, "ends": end})
+    return EncodedText(ids, segments, {"answer_mask": allowed, "starts": start, "ends": end})
 
 
 # ------------------------------------------------------------------------------------------------- at work
@@ -428,7 +428,7 @@ class AnswerPredictor(BertPredictor):
             absent = []  # how likely it is that the answer is not in each window
             for part in one.windows:
                 starts, ends = (x.double().numpy() for x in next(said))
-                allowed = np.array(next(numbered).annotations["allowed"])
+                allowed = np.array(next(numbered).annotations["answer_mask"])
                 begin, end = (_masked_softmax(x[: len(allowed)], allowed) for x in (starts, ends))
                 absent.append(float(begin[0] * end[0]))
                 inside = slice(one.context_offset, one.context_offset + part.end - part.begin)

@@ -127,9 +127,9 @@ def make_splits(
 ) -> SentenceSplits:
     """Three sets, of which no two have a sentence in common.
 
-    >>> data = splits(train=5, valid=2, test=3)
-    >>> len(data.train), [split_of(pair.english) for pair in data.valid]
-    (5, [<Split.VALID: 'valid'>, <Split.VALID: 'valid'>])
+    >>> data = make_splits(train=5, valid=2, test=3)
+    >>> len(data.train), [assign_split(pair.english) for pair in data.valid]
+    (5, [<SentenceSplit.VALID: 'valid'>, <SentenceSplit.VALID: 'valid'>])
     """
     return SentenceSplits(
         SentencePairs(SentenceSplit.TRAIN, seed, train, max_words),

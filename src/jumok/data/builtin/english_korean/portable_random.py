@@ -14,8 +14,8 @@ T = TypeVar("T")
 class PortableRandom:
     """Draws from a seed. Of ``random.Random``, only ``random()`` is promised to stay: nothing else is used.
 
-    >>> dice = Dice(7)
-    >>> [dice.pick("abc") for _ in range(8)]
+    >>> dice = PortableRandom(7)
+    >>> [dice.choice("abc") for _ in range(8)]
     ['a', 'a', 'b', 'a', 'b', 'b', 'a', 'b']
     """
 
