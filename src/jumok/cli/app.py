@@ -7,6 +7,7 @@ they run, so that ``jumok --help`` is fast.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import typer
 
@@ -29,7 +30,7 @@ OUT_OF_MEMORY_MESSAGES = (
     "storage size calculation overflowed",
 )
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., None]] = {
     "train": training.train,
     "run": inference.predict,
     "eval": evaluation.evaluate,
@@ -41,7 +42,7 @@ COMMANDS = {
     "export": conversion.export,
     "convert": conversion.convert,
 }
-DATA_COMMANDS = {"get": training.get_dataset}
+DATA_COMMANDS: dict[str, Callable[..., None]] = {"get": training.get_dataset}
 
 
 def _build_app() -> typer.Typer:

@@ -37,17 +37,19 @@ def evaluate(
 ) -> None:
     """Evaluate a run on its test data. Figures and predictions are written to the run folder."""
     from jumok.run import Run
-    from jumok.tasks import get_task_module
-    from jumok.tasks.classify import error_analysis
+    from jumok.tasks import base, build_task
 
     opened_run = Run.open(run)
-    task = get_task_module(opened_run.recipe.task)
-    predictor, console = task.load(opened_run, device), build_console()
-    if faithfulness:
-        error_analysis.check_can_highlight(predictor)
-    task.evaluate(predictor, split, task.Options(beam_size=beam_size), console)
-    if faithfulness:
-        error_analysis.evaluate_faithfulness(predictor, split, console)
+    options = build_task(opened_run).options_type.from_command_line(beam_size=beam_size)
+    predictor, console = base.load_predictor(opened_run, device), build_console()
+    if not faithfulness:
+        base.evaluate(predictor, split, options, console)
+        return
+    from jumok.tasks.classify import error_analysis
+
+    error_analysis.check_can_highlight(predictor)
+    base.evaluate(predictor, split, options, console)
+    error_analysis.evaluate_faithfulness(predictor, split, console)
 
 
 def compare(
@@ -67,7 +69,7 @@ def compare(
     Reports scores with confidence intervals, significance tests, and scores by length.
     """
     from jumok.run import Run
-    from jumok.tasks import get_task_module
+    from jumok.tasks import base, build_task
 
     opened_runs = [Run.open(run) for run in runs]
     if len(opened_runs) < 2:
@@ -77,5 +79,5 @@ def compare(
         raise InputError(
             f"these runs have different tasks ({', '.join(sorted(task_names))}); compare runs of one task"
         )
-    task = get_task_module(task_names.pop())
-    task.compare(opened_runs, split, task.Options(beam_size=beam_size), out, device, build_console())
+    options = build_task(opened_runs[0]).options_type.from_command_line(beam_size=beam_size)
+    base.compare(opened_runs, split, options, out, device, build_console())

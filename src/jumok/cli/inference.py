@@ -70,33 +70,41 @@ def predict(
         ),
     ] = False,
     n_best: Annotated[
-        int,
-        typer.Option(min=1, help="Number of predictions per line, best first.", rich_help_panel=INPUT_OUTPUT),
-    ] = 1,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Number of predictions per line, best first. Defaults to 1.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
+    ] = None,
     beam_size: BeamSizeOption = None,
     sample: Annotated[
-        bool,
+        bool | None,
         typer.Option("--sample", help="Sample instead of searching.", rich_help_panel=TEXT_GENERATION),
-    ] = False,
+    ] = None,
     temperature: Annotated[
-        float, typer.Option(help="Sampling temperature.", rich_help_panel=TEXT_GENERATION)
-    ] = 1.0,
+        float | None,
+        typer.Option(help="Sampling temperature. Defaults to 1.", rich_help_panel=TEXT_GENERATION),
+    ] = None,
     top_k: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=0,
-            help="Sample from the k most probable tokens. 0 means all tokens.",
+            help="Sample from the k most probable tokens. 0, the default, means all tokens.",
             rich_help_panel=TEXT_GENERATION,
         ),
-    ] = 0,
+    ] = None,
     top_p: Annotated[
-        float,
+        float | None,
         typer.Option(
-            help="Sample from the smallest set of tokens with this total probability.",
+            help="Sample from the smallest set of tokens with this total probability. Defaults to 1.",
             rich_help_panel=TEXT_GENERATION,
         ),
-    ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Random seed for sampling.", rich_help_panel=TEXT_GENERATION)] = 1,
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Random seed for sampling. Defaults to 1.", rich_help_panel=TEXT_GENERATION),
+    ] = None,
     style_audio: StyleAudioOption = None,
     style_weights: StyleWeightsOption = None,
     engine: Annotated[
@@ -114,7 +122,7 @@ def predict(
     """
     from jumok.inference import batch_inference
     from jumok.run import Run
-    from jumok.tasks import get_task_module
+    from jumok.tasks import build_task
 
     opened_run = Run.open(run)
     if attention_map is not None:
@@ -123,7 +131,7 @@ def predict(
         check_image_path(attention_map)
     job = batch_inference.InferenceJob(
         opened_run,
-        get_task_module(opened_run.recipe.task).Options(
+        build_task(opened_run).options_type.from_command_line(
             beam_size=beam_size,
             n_best=n_best,
             sample=sample,

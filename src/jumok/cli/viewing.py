@@ -110,7 +110,7 @@ def _capture_views(
     from jumok.look.viewer import huggingface_model
     from jumok.look.viewer.comparison import parse_ablations
     from jumok.run import Run
-    from jumok.tasks import get_task_module
+    from jumok.tasks import base, build_task
 
     ablations = parse_ablations(knock_out)
     if huggingface_model.is_huggingface_folder(model):
@@ -124,15 +124,12 @@ def _capture_views(
         )
     if model.is_dir() and not (model / "recipe.yaml").is_file():
         raise InputError(
-            f"{model} has neither a recipe.yaml, as a run of `jumok train` has, nor a config.json, as a folder "
-            "written by save_pretrained has; give one of these"
+            f"{model} has neither a recipe.yaml, as a run of `jumok train` has, nor a config.json, as a "
+            "folder written by save_pretrained has; give one of these"
         )
     run = Run.open(model)
-    task = get_task_module(run.recipe.task)
-    text = getattr(task, "inputs", line_io).read_text(text)
-    options = task.Options(style_audio=style_audio, style_weights=style_weights)
-    predictor = task.load(run, device)
-    if options != task.Options():
-        predictor = predictor.with_options(options)
-    views: list[ViewerData] = predictor.build_viewer_data(text, target, ablations=ablations)
-    return views
+    task = build_task(run)
+    options = task.options_type.from_command_line(style_audio=style_audio, style_weights=style_weights)
+    text = task.read_text(text)
+    predictor = base.load_predictor(run, device)
+    return predictor.build_viewer_data(text, target, options=options, ablations=ablations)

@@ -1,1 +1,1 @@
-"""Models behind an HTTP API: see :mod:`.app`."""
+"""HTTP server for trained models: see :mod:`.app`."""

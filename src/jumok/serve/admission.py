@@ -1,7 +1,8 @@
-"""Admission control: whether there is room for a request, decided by its path alone, before its body is read.
+"""Admission control: decides from the path alone whether the server has room for a request.
 
-An overloaded server must spend almost no time on the requests that it refuses, because the event loop and the
-models share one interpreter. So a full queue is detected here, and not after parsing and tokenizing.
+An overloaded server must spend almost no time on the requests that it rejects, because the event loop and the
+models share one interpreter. A full queue is therefore detected here, before the body is read, parsed and
+tokenized.
 """
 
 from __future__ import annotations
@@ -9,21 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from jumok.serve.batcher import Batcher, OverloadedError, ServerClosingError
+from jumok.serve.batcher import Batcher
+from jumok.serve.errors import OverloadedError, ServerClosingError
 
-__all__ = ["AdmissionControl", "TaskRoute"]
+__all__ = ["OTHER_PATHS_LABEL", "AdmissionControl", "TaskRoute"]
+
+OTHER_PATHS_LABEL = "other"  # label of all unknown paths in the metrics
 
 
 @dataclass(frozen=True)
 class TaskRoute:
-    """What is known of a task's path: the largest body, and the queues of the models that may answer."""
+    """A path of a task: the maximum size of a request body, and the batchers of the models of the task."""
 
     max_body_bytes: int
     batchers: Sequence[Batcher]
 
 
 class AdmissionControl:
-    """Counts the requests in progress, and refuses those beyond the limits."""
+    """Counts the running requests and rejects those beyond the limits."""
 
     def __init__(
         self,
@@ -34,24 +38,24 @@ class AdmissionControl:
     ) -> None:
         self.routes, self.max_requests = routes, max_requests
         self.num_running = 0
-        self._is_estimator_full = is_estimator_full  # whether too many requests wait to be measured
+        self._is_estimator_full = is_estimator_full  # whether too many requests wait to be tokenized
         self._count_refusal = count_refusal
-        self._batchers = [queue for route in routes.values() for queue in route.batchers]
+        self._batchers = [batcher for route in routes.values() for batcher in route.batchers]
 
     def check_capacity(self, path: str) -> None:
-        """Raise Overloaded or Closed if a request to this path cannot be taken now."""
+        """Raise OverloadedError or ServerClosingError if a request to this path cannot be accepted now."""
         route = self.routes.get(path)
-        queues = self._batchers if route is None else route.batchers
+        batchers = self._batchers if route is None else route.batchers
         if self.num_running >= self.max_requests:
-            raise OverloadedError(min(queue.estimate_retry_after() for queue in queues))
+            raise OverloadedError(min(batcher.estimate_retry_after() for batcher in batchers))
         if route is None:
             return
         if self._is_estimator_full():
-            raise OverloadedError(min(queue.estimate_retry_after() for queue in queues))
+            raise OverloadedError(min(batcher.estimate_retry_after() for batcher in batchers))
         refusal: OverloadedError | ServerClosingError | None = None
-        for queue in queues:  # the body names the model
+        for batcher in batchers:  # the body, which is not read yet, selects the model
             try:
-                queue.check_capacity()
+                batcher.check_capacity()
             except (OverloadedError, ServerClosingError) as error:
                 refusal = error
             else:
@@ -60,5 +64,5 @@ class AdmissionControl:
             raise refusal
 
     def count_refusal(self, path: str) -> None:
-        """For the metrics: a request was refused without having been routed."""
-        self._count_refusal(path if path in self.routes else "none")
+        """Count a request that was rejected before it was routed."""
+        self._count_refusal(path if path in self.routes else OTHER_PATHS_LABEL)

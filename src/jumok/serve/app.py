@@ -1,22 +1,22 @@
-"""Models behind an HTTP API: a FastAPI app, whose requests and responses are the tasks' own schemas.
+"""The HTTP API: a FastAPI app whose requests and responses have the schemas of the tasks.
 
 ::
 
-    GET  /                                               a page to use it by hand (see jumok.serve.page)
-    POST /translate  /classify  /tag  /answer  /fill     a JSON object in, one out; many clients share batches
-    POST /caption                                        the same with a picture in it; or the picture alone
-    POST /speak  /speak/stream                           a text in, a recording of it out
-    POST /translate/stream                               the same as server-sent events, while it is made
-    POST /attend/translate  …                            the answer, and the address of a page of its maps
-    GET  /look/NAME/                                     that page, with its tiles (see jumok.look.page)
+    GET  /                                                   web page (see jumok.serve.web_page)
+    POST /translate  /classify  /tag  /answer  /fill-mask    JSON request and response; computed in batches
+    POST /caption                                            the same; the body may also be an image file
+    POST /speak  /speak/stream                               the response contains audio, or is a WAV file
+    POST /translate/stream                                   server-sent events while the response is computed
+    POST /attend/translate  …                                the response, and the URL of its attention page
+    GET  /look/NAME/                                         attention page (see jumok.look.viewer.page)
     GET  /models  /openapi.json  /health  /ready  /metrics
 
-Whatever is refused is answered with ``{"error": …}``: 4xx what was wrong with the request; 503 with
-Retry-After, at once, when there is too much to do; 504 when an answer took too long. No path, code or pickle
-is ever taken from a request.
+Errors are ``{"error": …}`` with a status: 4xx if the request is wrong; 503 with Retry-After, immediately, if
+the server is overloaded; 504 if the request timed out. The server never reads a path, code or pickle from a
+request.
 """
 
-# Annotations are evaluated here: FastAPI reads the schemas of requests from them.
+# Without `from __future__ import annotations`: FastAPI reads the schemas of requests from the annotations.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -37,34 +37,39 @@ from jumok.inference.engines import RunChangedError
 from jumok.serve import request_parsing, web_page
 from jumok.serve.admission import AdmissionControl, TaskRoute
 from jumok.serve.attention_pages import AttentionPages
-from jumok.serve.batcher import OverloadedError, RequestTimeoutError, ServerClosingError
-from jumok.serve.limits import RequestGuard, ServerLimits
-from jumok.serve.metrics import CLIENT_CLOSED_REQUEST, MetricsMiddleware, ServerMetrics
-from jumok.serve.request_handler import (
-    INTERNAL_ERROR_MESSAGE,
+from jumok.serve.errors import (
     ClientDisconnectedError,
-    RequestHandler,
-    ServedModel,
-    SizeEstimator,
+    OverloadedError,
+    RequestTimeoutError,
+    ServerClosingError,
 )
-from jumok.serve.responses import ResponseMiddleware, build_error_response, build_overload_response
+from jumok.serve.limits import ServerLimits
+from jumok.serve.metrics import CLIENT_CLOSED_REQUEST, MetricsMiddleware, ServerMetrics
+from jumok.serve.request_guard import RequestGuard
+from jumok.serve.request_handler import INTERNAL_ERROR_MESSAGE, RequestHandler
+from jumok.serve.responses import (
+    JSON_MEDIA_TYPE,
+    ResponseMiddleware,
+    build_error_response,
+    build_overload_response,
+)
+from jumok.serve.served_model import ServedModel, SizeEstimator
 from jumok.tasks.api import RequestTooLarge, TaskService, format_request_error
 
 __all__ = ["SHUTDOWN_MARGIN_SECONDS", "build_app"]
 
-JSON_MEDIA_TYPE = "application/json"
 BINARY_SCHEMA = {"type": "string", "format": "binary"}
-SHUTDOWN_MARGIN_SECONDS = 0.3  # seconds at the end of a shutdown, for refusals and for threads to end
+SHUTDOWN_MARGIN_SECONDS = 0.3  # of shutdown_timeout, to reject requests and to stop the threads
 
 
 class ErrorResponse(BaseModel):
-    """What was wrong, in words."""
+    """An error message."""
 
     error: str
 
 
 class ModelInfo(BaseModel):
-    """A model that is served."""
+    """A served model. The keys of ``metadata`` depend on the task."""
 
     name: str
     task: str
@@ -72,15 +77,18 @@ class ModelInfo(BaseModel):
 
 
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorResponse, "description": "No JSON."},
-    401: {"model": ErrorResponse, "description": "The token is missing or wrong."},
-    404: {"model": ErrorResponse, "description": "There is no model of this name."},
-    408: {"model": ErrorResponse, "description": "The request did not come in time."},
-    413: {"model": ErrorResponse, "description": "The request asks for more than this server gives."},
-    415: {"model": ErrorResponse, "description": "The body is of another kind than is read here."},
-    422: {"model": ErrorResponse, "description": "A field is wrong, or the text cannot be read."},
-    503: {"model": ErrorResponse, "description": "Too much to do; Retry-After says when to try again."},
-    504: {"model": ErrorResponse, "description": "The answer took too long."},
+    400: {"model": ErrorResponse, "description": "The body is not valid JSON."},
+    401: {"model": ErrorResponse, "description": "The bearer token is missing or wrong."},
+    404: {"model": ErrorResponse, "description": "There is no model with this name."},
+    408: {"model": ErrorResponse, "description": "The request body arrived too slowly."},
+    413: {"model": ErrorResponse, "description": "The request exceeds a limit of this server."},
+    415: {"model": ErrorResponse, "description": "Unsupported media type."},
+    422: {"model": ErrorResponse, "description": "A field is invalid, or the input cannot be read."},
+    503: {
+        "model": ErrorResponse,
+        "description": "The server is overloaded; Retry-After gives the time to wait.",
+    },
+    504: {"model": ErrorResponse, "description": "The request timed out."},
 }
 
 
@@ -91,139 +99,156 @@ def build_app(
     auth_token: str | None = None,
     allowed_hosts: Sequence[str] | None = None,
 ) -> FastAPI:
-    """Services by the names of their models. Only requests to these ``allowed_hosts`` are answered; None: to any."""
-    limits, measures = limits or ServerLimits(), ServerMetrics()
-    models = [ServedModel.from_service(name, service, limits, measures) for name, service in services.items()]
+    """Build the app that serves these services, by model name.
+
+    ``allowed_hosts`` are the accepted values of the Host header; None accepts all.
+    """
+    limits, metrics = limits or ServerLimits(), ServerMetrics()
+    models = [ServedModel.from_service(name, service, limits, metrics) for name, service in services.items()]
     estimator = SizeEstimator()
-    looks = AttentionPages(limits.max_attention_pages, limits.attention_page_lifetime)
+    attention_pages = AttentionPages(limits.max_attention_pages, limits.attention_page_lifetime)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         for model in models:
             model.batcher.start()
         yield
-        # Every job has a request that waits for it, and the server has waited for all requests: whatever is
-        # computed now, nobody gets.
+        # The server has already waited for all requests, and each job belongs to a request. So nobody waits
+        # for the jobs that are still running.
         await asyncio.gather(
             *(asyncio.to_thread(model.batcher.close, SHUTDOWN_MARGIN_SECONDS / 2) for model in models)
         )
         estimator.close()
 
-    made = FastAPI(
+    app = FastAPI(
         title="jumok",
         version=jumok.__version__,
         lifespan=lifespan,
-        docs_url=None,  # these pages load scripts from elsewhere
+        docs_url=None,  # these pages load scripts from other servers
         redoc_url=None,
     )
-    _add_status_endpoints(made, models, measures)
-    tasks = dict.fromkeys(model.service.endpoint for model in models)
+    _add_status_endpoints(app, models, metrics)
     routes: dict[str, TaskRoute] = {}
-    for task in tasks:
-        some = {model.name: model for model in models if model.service.endpoint == task}
-        desk = RequestHandler(some, limits, estimator)
-        routes |= dict.fromkeys(_add_task_endpoints(made, desk, looks), _build_task_route(desk))
-    made.mount("/look", looks)
-    web_page.add_page_routes(made)
-    _add_exception_handlers(made)
+    for endpoint in dict.fromkeys(model.service.endpoint for model in models):
+        task_models = {model.name: model for model in models if model.service.endpoint == endpoint}
+        handler = RequestHandler(task_models, limits, estimator)
+        paths = _add_task_endpoints(app, handler, attention_pages)
+        routes |= dict.fromkeys(paths, _build_task_route(handler))
+    app.mount("/look", attention_pages)
+    web_page.add_page_routes(app)
+    _add_exception_handlers(app)
     admission = AdmissionControl(
-        routes, limits.max_requests, lambda: estimator.is_full, measures.count_refusal
+        routes, limits.max_requests, lambda: estimator.is_full, metrics.count_refusal
     )
-    made.state.admission = admission  # the protocol asks it before it parses a request
-    made.add_middleware(RequestGuard, limits=limits, admission=admission, auth_token=auth_token)
+    app.state.admission = admission  # LimitedHttpProtocol uses it before it parses a request
+    app.add_middleware(RequestGuard, limits=limits, admission=admission, auth_token=auth_token)
     if allowed_hosts is not None:
-        made.add_middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts), www_redirect=False)
-    made.add_middleware(MetricsMiddleware, metrics=measures, known_paths=routes.keys())
-    made.add_middleware(ResponseMiddleware)
-    return made
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts), www_redirect=False)
+    app.add_middleware(MetricsMiddleware, metrics=metrics, known_paths=routes.keys())
+    app.add_middleware(ResponseMiddleware)
+    return app
 
 
 def _build_task_route(handler: RequestHandler) -> TaskRoute:
     limits = handler.limits
-    most = (
-        handler.service.request_type.most_bytes(limits.request_limits)
-        if limits.max_body_bytes is None
-        else limits.max_body_bytes
-    )
-    return TaskRoute(most, [model.batcher for model in handler.models.values()])
+    max_body_bytes = limits.max_body_bytes
+    if max_body_bytes is None:
+        max_body_bytes = handler.service.request_type.max_bytes(limits.request_limits)
+    return TaskRoute(max_body_bytes, [model.batcher for model in handler.models.values()])
 
 
 # ---------------------------------------------------------------------------------------------- endpoints
 
 
 def _add_task_endpoints(app: FastAPI, handler: RequestHandler, attention_pages: AttentionPages) -> list[str]:
-    """Add the endpoints of one task; gives their paths."""
+    """Add the endpoints of one task, and return their paths."""
     service = handler.service
-    schema, response, task = service.request_type, service.response_type, service.endpoint
-    attended = create_model(
-        f"Attended{response.__name__}",
+    request_type, response_type = service.request_type, service.response_type
+    attention_response_type = create_model(
+        f"{response_type.__name__}WithAttention",
         __base__=BaseModel,
-        prediction=(response, ...),
-        look=(str, ...),
-        seconds=(float, ...),
+        prediction=(response_type, ...),
+        attention_url=(str, ...),
+        expires_in_seconds=(float, ...),
     )
-    attended.__doc__ = "The answer; the address of a page of its maps, and how long that is kept."
+    attention_response_type.__doc__ = "The response, and the URL of its attention page."
 
-    async def answer(request: Request, asked: schema) -> Response:  # type: ignore[valid-type]
-        found = await handler.respond(request, asked)
-        if response.media is not None and response.media in request.headers.get("accept", ""):
-            return Response(found.body, media_type=response.media)
-        return _build_json_response(found)
+    async def predict(request: Request, payload: request_type) -> Response:  # type: ignore[valid-type]
+        response = await handler.respond(request, payload)
+        media_type = response_type.media_type
+        if media_type is not None and media_type in request.headers.get("accept", ""):
+            return Response(response.body, media_type=media_type)
+        return _build_json_response(response)
 
-    async def attend(request: Request, asked: schema) -> Response:  # type: ignore[valid-type]
-        prediction, scenes = await handler.respond_with_attention(request, asked)
+    async def attend(request: Request, payload: request_type) -> Response:  # type: ignore[valid-type]
+        prediction, viewer_data = await handler.respond_with_attention(request, payload)
         root = request.scope.get("root_path", "")
-        look = f"{root}/look/{attention_pages.add(scenes)}/"
         return _build_json_response(
-            attended(prediction=prediction, look=look, seconds=attention_pages.lifetime)
+            attention_response_type(
+                prediction=prediction,
+                attention_url=f"{root}/look/{attention_pages.add(viewer_data)}/",
+                expires_in_seconds=attention_pages.lifetime,
+            )
         )
 
-    async def stream(request: Request, asked: schema) -> Response:  # type: ignore[valid-type]
+    async def stream(request: Request, payload: request_type) -> Response:  # type: ignore[valid-type]
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(
-            await handler.stream_events(request, asked), media_type="text/event-stream", headers=headers
+            await handler.stream_events(request, payload), media_type="text/event-stream", headers=headers
         )
 
-    class ReadingRoute(APIRoute):
-        """FastAPI describes the route by the signature of its endpoint; the request is read by us."""
+    class RequestParsingRoute(APIRoute):
+        """Reads requests with ``request_parsing``. FastAPI only describes the endpoint by its signature."""
 
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             async def handle(request: Request) -> Response:
-                asked = await request_parsing.read_request(
-                    request, schema, handler.limits.request_limits, handler.estimator.executor
+                payload = await request_parsing.read_request(
+                    request, request_type, handler.limits.request_limits, handler.estimator.executor
                 )
-                found: Response = await self.endpoint(request, asked)
-                return found
+                response: Response = await self.endpoint(request, payload)
+                return response
 
             return handle
 
-    # The thing itself as the body, such as a picture. No other media types are let through, so that a page
-    # from elsewhere cannot send what a browser sends without asking first (a form, plain text).
-    kinds = {kind: {"schema": BINARY_SCHEMA} for kind in schema.bodies}
+    # Media types of bodies that are a file, such as an image. Other types are rejected, so that a foreign web
+    # page cannot send a request without a CORS preflight (a form, or plain text).
+    file_content = {media_type: {"schema": BINARY_SCHEMA} for media_type in request_type.body_media_types}
     paths: list[str] = []
 
-    def add(path: str, does: Any, says: str, **more: Any) -> None:
-        name = path.strip("/").replace("/", "_")
+    def add_route(path: str, endpoint: Any, summary: str, **options: Any) -> None:
         paths.append(path)
         app.router.add_api_route(
             path,
-            does,
+            endpoint,
             methods=["POST"],
-            summary=says,
-            operation_id=name,
-            responses=ERROR_RESPONSES | more.pop("responses", {}),
-            openapi_extra={"requestBody": {"content": kinds}} if kinds else None,
-            route_class_override=ReadingRoute,
-            **more,
+            summary=summary,
+            operation_id=path.strip("/").replace("/", "_").replace("-", "_"),
+            responses=ERROR_RESPONSES | options.pop("responses", {}),
+            openapi_extra={"requestBody": {"content": file_content}} if file_content else None,
+            route_class_override=RequestParsingRoute,
+            **options,
         )
 
-    other = {} if response.media is None else {200: {"content": {response.media: {"schema": BINARY_SCHEMA}}}}
-    add(f"/{task}", answer, service.summary, response_model=response, responses=other)
-    add(f"/attend/{task}", attend, f"{service.summary} With a page of its maps.", response_model=attended)
+    path, summary = f"/{service.endpoint}", service.summary
+    file_response: dict[int | str, dict[str, Any]] = {}
+    if response_type.media_type is not None:
+        file_response = {200: {"content": {response_type.media_type: {"schema": BINARY_SCHEMA}}}}
+    add_route(path, predict, summary, response_model=response_type, responses=file_response)
+    add_route(
+        f"/attend{path}",
+        attend,
+        f"{summary} With the URL of an attention page.",
+        response_model=attention_response_type,
+    )
     if service.supports_streaming:
-        says = f"{service.summary} Events: text, so far, or part; at the end done, the answer, or error."
-        events: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
-        add(f"/{task}/stream", stream, says, response_class=StreamingResponse, responses=events)
+        event_response: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+        add_route(
+            f"{path}/stream",
+            stream,
+            f"{summary} Events: text (all text so far) or segment, then done (the response) or error.",
+            response_class=StreamingResponse,
+            responses=event_response,
+        )
     return paths
 
 
@@ -231,78 +256,82 @@ def _build_json_response(response: BaseModel) -> Response:
     return Response(response.model_dump_json(), media_type=JSON_MEDIA_TYPE)
 
 
-def _add_status_endpoints(app: FastAPI, models: Sequence[ServedModel], server_metrics: ServerMetrics) -> None:
-    """How the server is."""
+def _add_status_endpoints(app: FastAPI, models: Sequence[ServedModel], metrics: ServerMetrics) -> None:
+    """Add the endpoints that describe the models and the state of the server."""
 
-    @app.get("/models", summary="What is served.", operation_id="models")
-    async def listed() -> list[ModelInfo]:
+    @app.get("/models", summary="List the models.", operation_id="models")
+    async def list_models() -> list[ModelInfo]:
         return [
             ModelInfo(name=model.name, task=model.service.endpoint, metadata=model.service.describe())
             for model in models
         ]
 
-    busy: dict[int | str, dict[str, Any]] = {503: ERROR_RESPONSES[503]}
+    unavailable: dict[int | str, dict[str, Any]] = {503: ERROR_RESPONSES[503]}
 
-    @app.get("/health", summary="Whether the server works.", operation_id="health", responses=busy)
-    async def health() -> Response:
-        dead = [model.name for model in models if not model.batcher.is_alive]
-        if dead:
-            return build_error_response(503, f"the worker of {', '.join(dead)} has ended; restart the server")
+    @app.get("/health", summary="Whether the server works.", operation_id="health", responses=unavailable)
+    async def check_health() -> Response:
+        dead_models = [model.name for model in models if not model.batcher.is_alive]
+        if dead_models:
+            return build_error_response(
+                503, f"the worker of {', '.join(dead_models)} has stopped; restart the server"
+            )
         return JSONResponse({"status": "ok"})
 
-    @app.get("/ready", summary="Whether there is room for a request.", operation_id="ready", responses=busy)
-    async def ready() -> Response:
+    @app.get(
+        "/ready", summary="Whether there is room for a request.", operation_id="ready", responses=unavailable
+    )
+    async def check_ready() -> Response:
         for model in models:
             model.batcher.check_capacity()
         return JSONResponse({"status": "ready"})
 
     @app.get(
         "/metrics",
-        summary="Figures for Prometheus.",
+        summary="Prometheus metrics.",
         operation_id="metrics",
         response_class=PlainTextResponse,
     )
-    async def metrics() -> Response:
-        return Response(generate_latest(server_metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    async def collect_metrics() -> Response:
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
-# ------------------------------------------------------------------------------------------------ refusals
+# -------------------------------------------------------------------------------------------------- errors
 
 
 def _add_exception_handlers(app: FastAPI) -> None:
-    """Every error as a status and a few words."""
+    """Map each exception to a status and a message."""
 
     @app.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> Response:
+    async def handle_http_error(request: Request, error: HTTPException) -> Response:
         return build_error_response(error.status_code, str(error.detail), **(error.headers or {}))
 
     @app.exception_handler(RequestTooLarge)
-    async def too_much(request: Request, error: RequestTooLarge) -> Response:
+    async def handle_too_large(request: Request, error: RequestTooLarge) -> Response:
         return build_error_response(413, format_request_error(error))
 
     @app.exception_handler(InputError)
-    async def unreadable(request: Request, error: InputError) -> Response:
+    async def handle_invalid_input(request: Request, error: InputError) -> Response:
         return build_error_response(422, format_request_error(error))
 
     @app.exception_handler(RunChangedError)
-    async def changed(request: Request, error: RunChangedError) -> Response:
+    async def handle_changed_run(request: Request, error: RunChangedError) -> Response:
         return build_error_response(500, str(error))
 
     @app.exception_handler(ServerClosingError)
     @app.exception_handler(OverloadedError)
-    async def overloaded(request: Request, error: OverloadedError | ServerClosingError) -> Response:
+    async def handle_overload(request: Request, error: OverloadedError | ServerClosingError) -> Response:
         return build_overload_response(error)
 
     @app.exception_handler(RequestTimeoutError)
-    async def late(request: Request, error: RequestTimeoutError) -> Response:
+    async def handle_timeout(request: Request, error: RequestTimeoutError) -> Response:
         if error.has_started:
             return build_error_response(504, str(error))
-        return build_error_response(503, str(error), **{"Retry-After": str(error.retry_after)})
+        return build_overload_response(error)
 
     @app.exception_handler(ClientDisconnectedError)
-    async def left(request: Request, error: ClientDisconnectedError) -> Response:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)  # nobody reads it; it is counted
+    async def handle_disconnect(request: Request, error: ClientDisconnectedError) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)  # for the metrics; nobody receives it
 
     @app.exception_handler(Exception)
-    async def broken(request: Request, error: Exception) -> Response:
+    async def handle_internal_error(request: Request, error: Exception) -> Response:
         return build_error_response(500, INTERNAL_ERROR_MESSAGE)

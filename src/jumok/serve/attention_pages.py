@@ -1,6 +1,6 @@
-"""Pages of what models looked at: the viewer, for the last few requests that asked for it.
+"""Attention pages: viewers of the latest requests to ``/attend/…``.
 
-Each has a name that nobody can guess, so that its address is all that is needed to see it.
+Each page has a random name that cannot be guessed, so that its URL is enough to open it.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from jumok.serve.responses import build_error_response
 
 __all__ = ["AttentionPages"]
 
-TILE_CACHE_BYTES = 8 << 20  # tiles of each page
+TILE_CACHE_BYTES = 8 << 20  # per page
 
 
 class AttentionPages:
-    """An ASGI app to mount: ``NAME/`` is a viewer's page, with all that belongs to it."""
+    """An ASGI app to mount. ``NAME/`` is a viewer page with all its files."""
 
     def __init__(self, max_pages: int, lifetime: float) -> None:
         self.max_pages, self.lifetime = max_pages, lifetime
-        self._pages: OrderedDict[str, tuple[float, ASGIApp]] = OrderedDict()
+        self._pages: OrderedDict[str, tuple[float, ASGIApp]] = OrderedDict()  # name -> (expiry, app)
 
-    def add(self, scenes: Sequence[ViewerData]) -> str:
-        """Keep these for a while; gives the name of their page."""
+    def add(self, viewer_data: Sequence[ViewerData]) -> str:
+        """Add a page and return its name. The page expires after ``lifetime`` seconds."""
         name = secrets.token_urlsafe(16)
         self._pages[name] = (
             time.monotonic() + self.lifetime,
-            page.build_app(scenes, cache_bytes=TILE_CACHE_BYTES),
+            page.build_app(viewer_data, cache_bytes=TILE_CACHE_BYTES),
         )
         self._remove_expired()
         return name
@@ -50,7 +50,10 @@ class AttentionPages:
         root = scope.get("root_path", "")
         name = scope["path"].removeprefix(root).strip("/").partition("/")[0]
         if name not in self._pages:
-            told = f"there is no such page (any more): the last {self.max_pages} are kept, {self.lifetime:g} s each"
-            await build_error_response(404, told)(scope, receive, send)
+            message = (
+                "this page does not exist or has expired; the server keeps the last "
+                f"{self.max_pages} pages for {self.lifetime:g} s"
+            )
+            await build_error_response(404, message)(scope, receive, send)
             return
         await self._pages[name][1]({**scope, "root_path": f"{root}/{name}"}, receive, send)

@@ -1,4 +1,4 @@
-"""The server's HTTP connections: uvicorn's protocol, with limits on time and number, and refusals in JSON."""
+"""HTTP connections: the protocol of uvicorn, with timeouts, a connection limit, and errors in JSON."""
 
 from __future__ import annotations
 
@@ -14,38 +14,37 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jumok.serve.admission import AdmissionControl
-from jumok.serve.batcher import OverloadedError, ServerClosingError
-from jumok.serve.responses import SECURITY_HEADERS
+from jumok.serve.errors import OverloadedError, ServerClosingError
+from jumok.serve.responses import JSON_MEDIA_TYPE, SECURITY_HEADERS
 
 __all__ = ["LimitedHttpProtocol"]
 
 CONTENT_LENGTH_PATTERN = re.compile(rb"\ncontent-length:([^\r]*)", re.IGNORECASE)
-# Headers that change how a request is read, and lines that parsers divide differently.
+# Headers that change how a request is parsed, and line endings that parsers treat differently.
 UNUSUAL_HEADER_PATTERN = re.compile(
     rb"(?<!\r)\n|\n[ \t]|\ncontent-length[ \t]|\n(?:transfer-encoding|connection|expect|upgrade)[ \t]*:",
     re.IGNORECASE,
 )
-MAX_FAST_REFUSAL_BODY_BYTES = 1 << 20  # bytes of a refused body that are discarded at most
+MAX_FAST_REFUSAL_BODY_BYTES = 1 << 20  # of a rejected body that is read and discarded
 TOO_MANY_CONNECTIONS_MESSAGE = "too many connections; try again in 1 s"
 
 
 class LimitedHttpProtocol(H11Protocol):
-    """Closes connections on which no request head arrives in time, or whose client reads no response.
+    """Closes connections that send no request head in time, or whose client does not read the response.
 
     Beyond ``max_connections``, the connection that has been idle for longest is closed. If all are busy, the
-    new one is refused. Neither is logged, as a flood would fill the log.
+    new connection is rejected. Neither is logged, because a flood of connections would fill the log.
 
-    When the server is overloaded, requests are refused here, before their HTTP is parsed. This takes a third
-    of the time that a refusal by the app takes.
+    If the server is overloaded, requests are rejected here, before their HTTP is parsed. This takes a third
+    of the time that a rejection by the app takes.
     """
 
     io_timeout = 10.0
     max_connections = 4096
     admission: AdmissionControl | None = None
-    idle_connections: ClassVar[
-        dict[LimitedHttpProtocol, None]
-    ] = {}  # connections without a request, the oldest first
-    _bytes_to_discard = 0  # bytes of a refused body that have not arrived yet; they are discarded
+    # Connections without a request, longest idle first.
+    idle_connections: ClassVar[dict[LimitedHttpProtocol, None]] = {}
+    _bytes_to_discard = 0  # of a rejected body, not received yet
     _request_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
 
@@ -53,20 +52,20 @@ class LimitedHttpProtocol(H11Protocol):
     def with_limits(
         cls, io_timeout: float, max_connections: int, admission: AdmissionControl | None
     ) -> type[Self]:
-        """The protocol of one server."""
+        """Create the protocol class of one server."""
         limits: dict[str, Any] = {
-            "seconds": io_timeout,
+            "io_timeout": io_timeout,
             "max_connections": max_connections,
             "admission": admission,
-            "idle": {},
+            "idle_connections": {},
         }
-        return type("Prompt", (cls,), limits)
+        return type(cls.__name__, (cls,), limits)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         with contextlib.suppress(OSError):
-            # asyncio does this only for sockets that name their protocol. Without it, the second part of a
-            # response waits 40 ms for the acknowledgement of the first.
+            # asyncio sets this option only for sockets that name their protocol. Without it, the second part
+            # of a response waits 40 ms for the acknowledgement of the first.
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self.connections) > self.max_connections and not self._close_oldest_idle():
             self._refuse(503, TOO_MANY_CONNECTIONS_MESSAGE, ("retry-after", "1"))
@@ -90,7 +89,7 @@ class LimitedHttpProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY:  # a refused one still sends
+        if self.conn.their_state is h11.SEND_BODY:  # the client still sends a rejected body
             self._update_timers()
         else:
             self._update_idle()
@@ -112,9 +111,9 @@ class LimitedHttpProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn for a request that is not valid HTTP, perhaps in the middle of its body."""
+        """Reject a request that is not valid HTTP. uvicorn calls this, possibly in the middle of a body."""
         if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # whatever the app still writes is dropped
+            self.cycle.disconnected = True  # further output of the app is dropped
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._refuse(400, "the request is not valid HTTP")
@@ -128,9 +127,9 @@ class LimitedHttpProtocol(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _refuse(self, status: int, message: str, *headers: tuple[str, str]) -> None:
-        """Write a refusal and close the connection."""
+        """Write an error response and close the connection."""
         body = json.dumps({"error": message}).encode()
-        fields = [*SECURITY_HEADERS.items(), *headers, ("content-type", "application/json")]
+        fields = [*SECURITY_HEADERS.items(), *headers, ("content-type", JSON_MEDIA_TYPE)]
         fields += [("content-length", str(len(body))), ("connection", "close")]
         for event in (
             h11.Response(status_code=status, headers=fields, reason=HTTPStatus(status).phrase),
@@ -141,7 +140,7 @@ class LimitedHttpProtocol(H11Protocol):
         self.transport.close()
 
     def _build_fast_refusal(self, data: bytes) -> bytes | None:
-        """The response to a request that must be refused, if its whole head is here and is a usual one."""
+        """Build the response to a request that must be rejected, if its head is complete and not unusual."""
         if self.admission is None or not data.startswith(b"POST ") or not self._is_between_requests:
             return None
         path = data[5 : data.find(b" ", 5)].decode("latin-1")
@@ -151,11 +150,13 @@ class LimitedHttpProtocol(H11Protocol):
         except ServerClosingError:
             return None
         except OverloadedError as error:
-            message, retry = str(error), error.retry_after
+            message, retry_after = str(error), error.retry_after
         head, end, body = data.partition(b"\r\n\r\n")
-        usual = head.partition(b"\r\n")[0].endswith(b" HTTP/1.1") and not UNUSUAL_HEADER_PATTERN.search(head)
+        is_usual = head.partition(b"\r\n")[0].endswith(b" HTTP/1.1") and not UNUSUAL_HEADER_PATTERN.search(
+            head
+        )
         lengths = [value.strip(b" ") for value in CONTENT_LENGTH_PATTERN.findall(head)]
-        if not end or not usual or len(lengths) != 1 or not re.fullmatch(rb"\d{1,9}", lengths[0]):
+        if not end or not is_usual or len(lengths) != 1 or not re.fullmatch(rb"\d{1,9}", lengths[0]):
             return None
         length = int(lengths[0])
         if not len(body) <= length <= MAX_FAST_REFUSAL_BODY_BYTES:
@@ -165,30 +166,31 @@ class LimitedHttpProtocol(H11Protocol):
         content = json.dumps({"error": message}).encode()
         headers = [
             *SECURITY_HEADERS.items(),
-            ("content-type", "application/json"),
+            ("content-type", JSON_MEDIA_TYPE),
             ("content-length", len(content)),
         ]
-        lines = "".join(f"{name}: {value}\r\n" for name, value in [*headers, ("retry-after", retry)])
+        lines = "".join(f"{name}: {value}\r\n" for name, value in [*headers, ("retry-after", retry_after)])
         date = b"".join(b"%s: %s\r\n" % pair for pair in self.server_state.default_headers)
         return b"HTTP/1.1 503 Service Unavailable\r\n%s%s\r\n%s" % (date, lines.encode(), content)
 
     @property
     def _is_between_requests(self) -> bool:
-        """Whether no part of a request has arrived."""
-        idle = self.conn.our_state is h11.IDLE and self.conn.their_state is h11.IDLE
-        return idle and not self._is_busy and not self.conn.trailing_data[0]
+        """Whether no part of a request has been received."""
+        is_idle = self.conn.our_state is h11.IDLE and self.conn.their_state is h11.IDLE
+        return is_idle and not self._is_busy and not self.conn.trailing_data[0]
 
     def _start_keep_alive_timer(self) -> None:
         """Wait for the next request, as uvicorn does after a response."""
         self._unset_keepalive_if_required()
-        wait = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
-        self.timeout_keep_alive_task = wait
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
         if self._request_timer is not None:
             self._request_timer.cancel()
             self._request_timer = None
 
     def _close_oldest_idle(self) -> bool:
-        """Close the connection that has been idle for longest; False if there is none."""
+        """Close the connection that has been idle for longest. Return False if there is none."""
         oldest = next(iter(self.idle_connections), None)
         if oldest is None:
             return False

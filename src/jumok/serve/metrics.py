@@ -1,4 +1,4 @@
-"""What is counted and timed, for Prometheus. Each app has a registry of its own."""
+"""Prometheus metrics of a server. Each app has its own registry."""
 
 from __future__ import annotations
 
@@ -8,72 +8,81 @@ from collections.abc import Callable, Collection
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["MetricsMiddleware", "ServerMetrics"]
+from jumok.serve.admission import OTHER_PATHS_LABEL
+
+__all__ = ["CLIENT_CLOSED_REQUEST", "MetricsMiddleware", "ServerMetrics"]
 
 DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-CLIENT_CLOSED_REQUEST = 499  # the client closed the connection before it had its answer
+CLIENT_CLOSED_REQUEST = 499  # status of a request whose client disconnected before the response
 
 
 class ServerMetrics:
-    """The figures of one server."""
+    """The metrics of one server."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.http_requests = Counter(
-            "jumok_requests", "Requests answered.", ["path", "status"], registry=self.registry
+            "jumok_http_requests", "Number of HTTP requests.", ["path", "status"], registry=self.registry
         )
         self.request_duration = Histogram(
-            "jumok_request_seconds",
-            "From the head of a request to the end of its answer.",
+            "jumok_http_request_duration_seconds",
+            "Time from the request head to the end of the response.",
             ["path"],
             buckets=DURATION_BUCKETS,
             registry=self.registry,
         )
         self.batch_size = Histogram(
-            "jumok_batch_requests",
-            "Requests answered together; its count is that of batches.",
+            "jumok_batch_size",
+            "Number of requests per batch.",
             ["model"],
             buckets=BATCH_SIZE_BUCKETS,
             registry=self.registry,
         )
         self.batch_duration = Histogram(
-            "jumok_batch_seconds",
-            "Work on a batch.",
+            "jumok_batch_duration_seconds",
+            "Time to compute a batch.",
             ["model"],
             buckets=DURATION_BUCKETS,
             registry=self.registry,
         )
-        self.processed_tokens = Counter("jumok_tokens", "Tokens computed.", ["model"], registry=self.registry)
-        self._pending_tokens = Gauge("jumok_queue_tokens", "Tokens held.", ["model"], registry=self.registry)
+        self.processed_tokens = Counter(
+            "jumok_processed_tokens", "Number of tokens processed.", ["model"], registry=self.registry
+        )
+        self._pending_tokens = Gauge(
+            "jumok_pending_tokens",
+            "Number of tokens in the queue and in progress.",
+            ["model"],
+            registry=self.registry,
+        )
         self._queued_requests = Gauge(
-            "jumok_queue_requests", "Requests in the queue.", ["model"], registry=self.registry
+            "jumok_queued_requests", "Number of requests in the queue.", ["model"], registry=self.registry
         )
 
     def build_batch_callback(self, model: str) -> Callable[[int, int, float], None]:
-        """What a model's batcher calls after every batch."""
+        """Build the function that the batcher of a model calls after every batch."""
 
-        def computed(requests: int, tokens: int, seconds: float) -> None:
-            self.batch_size.labels(model).observe(requests)
+        def record_batch(num_requests: int, num_tokens: int, seconds: float) -> None:
+            self.batch_size.labels(model).observe(num_requests)
             self.batch_duration.labels(model).observe(seconds)
-            self.processed_tokens.labels(model).inc(tokens)
+            self.processed_tokens.labels(model).inc(num_tokens)
 
-        return computed
+        return record_batch
 
     def count_refusal(self, path: str) -> None:
-        """Count a request that was refused before it was routed, because the server is overloaded."""
+        """Count a request that was rejected before it was routed, because the server is overloaded."""
         self.http_requests.labels(path, "503").inc()
 
     def track_queue(
         self, model: str, pending_tokens: Callable[[], float], num_queued: Callable[[], float]
     ) -> None:
-        """Tell what a model's queue holds whenever it is asked for."""
+        """Read the state of a model's queue whenever the metrics are collected."""
         self._pending_tokens.labels(model).set_function(pending_tokens)
         self._queued_requests.labels(model).set_function(num_queued)
 
 
 class MetricsMiddleware:
-    """Counts and times every request by its route, those to other paths than ``known_paths`` together."""
+    """Counts and times all requests by route. Paths other than routes and ``known_paths`` share a label."""
 
     def __init__(self, app: ASGIApp, metrics: ServerMetrics, known_paths: Collection[str]) -> None:
         self.app, self.metrics, self.known_paths = app, metrics, known_paths
@@ -82,27 +91,27 @@ class MetricsMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        begun, status = time.perf_counter(), 500
+        start_time, status = time.perf_counter(), 500
 
-        async def sent(message: Message) -> None:
+        async def send_and_record_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self.app(scope, receive, sent)
+            await self.app(scope, receive, send_and_record_status)
         finally:
             path = _find_route_label(scope, self.known_paths)
             self.metrics.http_requests.labels(path, str(status)).inc()
-            self.metrics.request_duration.labels(path).observe(time.perf_counter() - begun)
+            self.metrics.request_duration.labels(path).observe(time.perf_counter() - start_time)
 
 
 def _find_route_label(scope: Scope, known_paths: Collection[str]) -> str:
-    """Of few: what comes from requests alone would be a series each."""
+    """Find the label of a request. The set of labels is finite: clients cannot create new time series."""
     route = scope.get("route")
     if route is not None:
         return str(route.path)
-    if scope["path"] in known_paths:  # refused before it was routed
+    if scope["path"] in known_paths:  # rejected before it was routed
         return str(scope["path"])
-    return "/look" if scope["path"].startswith("/look/") else "none"
+    return "/look" if scope["path"].startswith("/look/") else OTHER_PATHS_LABEL

@@ -1,4 +1,4 @@
-"""Runs, loaded and served until somebody stops it."""
+"""Load runs and serve them until the server is stopped."""
 
 from __future__ import annotations
 
@@ -22,31 +22,36 @@ from jumok.run import Run
 from jumok.serve.app import SHUTDOWN_MARGIN_SECONDS, build_app
 from jumok.serve.http_protocol import LimitedHttpProtocol
 from jumok.serve.limits import ServerLimits
-from jumok.tasks import api as tasks_api
+from jumok.tasks import get_service_type
 from jumok.tasks.api import RequestLimits, TaskService
 
 __all__ = ["build_uvicorn_config", "load_services", "serve"]
 
-BACKLOG = 512  # connections that may wait to be accepted, and are accepted at once
-NUM_RESERVED_FILES = 128  # open files that are no connections
-SWITCH_INTERVAL_SECONDS = 0.0005  # seconds
+BACKLOG = 512  # connections that wait to be accepted
+NUM_RESERVED_FILES = 128  # open files other than connections
+SWITCH_INTERVAL_SECONDS = 0.0005
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
 def load_services(
     runs: Sequence[str], request_limits: RequestLimits, device: str = "auto", engine: str = "torch"
 ) -> dict[str, TaskService[Any, Any]]:
-    """The models of runs, by name: one that is given, as in ``name=runs/folder``, or that of the folder."""
+    """Load the services of runs, by name.
+
+    A run is a folder, or ``name=folder``. The default name is that of the folder.
+    """
     engines.check_engine(engine)
-    found: dict[str, TaskService[Any, Any]] = {}
-    for given in runs:
-        name, folder = _parse_run_argument(given)
-        if name in found:
-            raise InputError(f"two runs have the name {name}; give one of them another, as in other={folder}")
+    services: dict[str, TaskService[Any, Any]] = {}
+    for argument in runs:
+        name, folder = _parse_run_argument(argument)
+        if name in services:
+            raise InputError(
+                f"two runs have the name {name}; give one of them another name, for example other={folder}"
+            )
         run = Run.open(folder)
-        made = tasks_api.get_api_module(run.recipe.task).Service
-        found[name] = made(engines.load_predictor(run, engine, device), request_limits)
-    return found
+        service_type = get_service_type(run.recipe.task)
+        services[name] = service_type(engines.load_predictor(run, engine, device), request_limits)
+    return services
 
 
 def _parse_run_argument(argument: str) -> tuple[str, Path]:
@@ -66,44 +71,48 @@ def serve(
     engine: str = "torch",
     device: str = "auto",
 ) -> None:
-    """Serve runs until SIGTERM or Ctrl+C, and finish then what was taken."""
+    """Serve runs until SIGTERM or Ctrl+C. Running requests are finished before the server stops."""
     limits = _fit_open_file_limit(limits or ServerLimits())
     if auth_token is not None and not auth_token.strip():
         raise InputError(
-            "--token is empty, or JUMOK_TOKEN is; leave the option out, or unset the variable, to let "
-            "everybody in"
+            "the token in --auth-token or JUMOK_AUTH_TOKEN is empty; to serve without a token, remove the "
+            "option and unset the variable"
         )
     services = load_services(runs, limits.request_limits, device, engine)
-    local = _is_loopback(host)
-    if not local and auth_token is None:
-        print(f"jumok: whoever reaches {host} may use this; --token … asks for a token", file=sys.stderr)
-    # Without a token a page from elsewhere could have its own name point here, and ask in a reader's browser.
-    made = build_app(
+    is_local = _is_loopback(host)
+    if not is_local and auth_token is None:
+        print(
+            f"jumok: anyone who can reach {host} can use this server; --auth-token requires a token",
+            file=sys.stderr,
+        )
+    # Without a token, the Host header must name this machine. Otherwise a foreign web page could point its
+    # own host name here (DNS rebinding) and send requests from the browser of a local user.
+    app = build_app(
         services,
         limits,
         auth_token=auth_token,
-        allowed_hosts=LOOPBACK_HOSTS if local and auth_token is None else None,
+        allowed_hosts=LOOPBACK_HOSTS if is_local and auth_token is None else None,
     )
     with _open_socket(host, port) as sock:
-        at = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
+        url = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
         for name, service in services.items():
-            print(f"{at}/{service.endpoint}   {name}", flush=True)
-        print(f"{at}/   a page for all of them", flush=True)
-        # Said to a person at a terminal about one text. Here nobody knows whose text it was, and each warning
-        # would be remembered, so as not to be said twice.
+            print(f"{url}/{service.endpoint}   {name}", flush=True)
+        print(f"{url}/   web page", flush=True)
+        # These warnings concern one text of one user. The server's log is not the place for them, and Python
+        # would remember each of them to suppress duplicates.
         warnings.filterwarnings("ignore", category=UserWarning)
-        # A model's thread releases the GIL at every operation, and waits up to this long to get it back from
-        # a busy event loop. With Python's default of 5 ms, an overload leaves the model little time.
+        # The thread of a model releases the GIL at every operation, and waits up to this long to get it back
+        # from a busy event loop. With Python's default of 5 ms, an overload leaves the model little time.
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-        # Modules and models stay until the end. Without this, each full garbage collection would traverse
-        # them, and stop all threads for 0.1 to 0.2 s.
+        # Modules and models live as long as the process. Without this, each full garbage collection would
+        # traverse them and stop all threads for 0.1 to 0.2 s.
         gc.collect()
         gc.freeze()
-        uvicorn.Server(build_uvicorn_config(made, limits)).run(sockets=[sock])
+        uvicorn.Server(build_uvicorn_config(app, limits)).run(sockets=[sock])
 
 
 def build_uvicorn_config(app: FastAPI, limits: ServerLimits) -> uvicorn.Config:
-    """How the app is run."""
+    """Build the configuration of uvicorn."""
     return uvicorn.Config(
         app,
         http=LimitedHttpProtocol.with_limits(
@@ -115,20 +124,20 @@ def build_uvicorn_config(app: FastAPI, limits: ServerLimits) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         backlog=BACKLOG,
-        timeout_graceful_shutdown=max(0.0, limits.shutdown_timeout - SHUTDOWN_MARGIN_SECONDS),  # type: ignore[arg-type]  # seconds, any
+        timeout_graceful_shutdown=max(0.0, limits.shutdown_timeout - SHUTDOWN_MARGIN_SECONDS),  # type: ignore[arg-type]  # float works
     )
 
 
 def _fit_open_file_limit(limits: ServerLimits) -> ServerLimits:
-    """Raise the limit on open files as far as needed and allowed; fit the number of connections to it."""
+    """Raise the limit on open files as far as allowed, and lower the number of connections to fit it."""
     try:
         import resource
     except ModuleNotFoundError:  # Windows has no such limit
         return limits
-    wanted = limits.max_connections + BACKLOG + NUM_RESERVED_FILES
+    num_files = limits.max_connections + BACKLOG + NUM_RESERVED_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < num_files:
+        soft = num_files if hard == resource.RLIM_INFINITY else min(num_files, hard)
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -143,7 +152,7 @@ def _open_socket(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
-        raise InputError(f"--host {host} --port {port}: {error}; another port may be free") from None
+        raise InputError(f"cannot listen on --host {host} --port {port}: {error}; try another port") from None
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,7 +1,8 @@
-"""The page at the root of a server: every model with a form, its answer, and the viewer below it.
+"""The web page at the root of a server: a form for each model, its response, and the attention viewer below.
 
-Plain ES modules and a style sheet of ours, joined with those of the viewer: nothing is built or comes from
-elsewhere. What is typed goes to this server only; what a link holds stands behind its #, and is sent nowhere.
+The page consists of plain ES modules and a style sheet, joined with those of the viewer. There is no build
+step, and nothing is loaded from other servers. Inputs are sent only to this server. Links keep the input in
+the URL fragment (after #), which browsers do not send.
 """
 
 from __future__ import annotations
@@ -21,8 +22,18 @@ from jumok.look.viewer import assets
 __all__ = ["PAGE_PATHS", "add_page_routes"]
 
 PAGE_PATHS = ("/", "/page.js", "/page.css")
-# Each imports only what stands before it, as with the viewer's own.
-SCRIPT_MODULES = ("server", "fields", "photo", "results", "link", "tasks", "trouble", "desk", "boot_serve")
+# The modules are joined in this order, so each imports only modules before it.
+SCRIPT_MODULES = (
+    "api_client",
+    "fields",
+    "image_field",
+    "results",
+    "share_link",
+    "tasks",
+    "error_message",
+    "model_panel",
+    "main",
+)
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data: blob:; "
     "media-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -35,13 +46,13 @@ PAGE_HEADERS = {
 
 
 def read_static_file(name: str) -> str:
-    """One of our files."""
+    """Read a static file of the page."""
     return (files("jumok.serve") / "static" / name).read_text(encoding="utf-8")
 
 
 @functools.cache
 def build_script() -> str:
-    """All of the page, and the viewer, as one ES module."""
+    """Join the modules of the viewer and of the page into one ES module."""
     return assets.join_scripts(
         [*assets.read_scripts(), *(read_static_file(f"{name}.js") for name in SCRIPT_MODULES)]
     )
@@ -49,14 +60,14 @@ def build_script() -> str:
 
 @functools.cache
 def build_style_sheet() -> str:
-    """The style sheets."""
+    """Join the style sheets of the page and of the viewer."""
     return read_static_file("page.css") + assets.build_style_sheet()
 
 
 def add_page_routes(app: FastAPI) -> None:
-    """Put the page into an app."""
-    for path, given in zip(PAGE_PATHS, (_serve_page, _serve_script, _serve_style_sheet), strict=True):
-        app.add_api_route(path, given, methods=["GET", "HEAD"], include_in_schema=False)
+    """Add the routes of the page to an app."""
+    for path, endpoint in zip(PAGE_PATHS, (_serve_page, _serve_script, _serve_style_sheet), strict=True):
+        app.add_api_route(path, endpoint, methods=["GET", "HEAD"], include_in_schema=False)
 
 
 async def _serve_script(request: Request) -> Response:
@@ -74,10 +85,10 @@ async def _serve_page(request: Request) -> Response:
 
 
 def _build_file_response(request: Request, text: str, media_type: str) -> Response:
-    """A browser that has it asks each time whether it is still the same: then it gets it only once."""
-    mark = f'"{hashlib.sha256(text.encode()).hexdigest()[:16]}"'
-    headers = {"ETag": mark, "Vary": "Accept-Encoding", **PAGE_HEADERS}
-    if request.headers.get("if-none-match") == mark:
+    """Build a response with an ETag: a browser revalidates its copy, and gets 304 if it is current."""
+    etag = f'"{hashlib.sha256(text.encode()).hexdigest()[:16]}"'
+    headers = {"ETag": etag, "Vary": "Accept-Encoding", **PAGE_HEADERS}
+    if request.headers.get("if-none-match") == etag:
         return Response(status_code=304, headers=headers)
     if "gzip" in request.headers.get("accept-encoding", ""):
         return Response(
@@ -104,7 +115,7 @@ PAGE_TEMPLATE = """<!doctype html>
 <a href="{base}/openapi.json">API</a>
 </header>
 <main id="page"></main>
-<noscript>This page is made by a script; allow it to run. The API needs none: see openapi.json.</noscript>
+<noscript>This page needs JavaScript. The API does not: see openapi.json.</noscript>
 <script type="module" src="{base}/page.js"></script>
 </body>
 </html>
