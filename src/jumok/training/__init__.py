@@ -1,4 +1,4 @@
-"""Training: one loop for all models, which can be killed at any moment and goes on to the same numbers."""
+"""Training: one loop for all models. It resumes after any interruption with identical results."""
 
 from jumok.training.attention_health import compute_attention_health, find_alarms
 from jumok.training.config import TrainConfig

@@ -93,19 +93,20 @@ def _find_dead_heads(metrics: Mapping[str, float], progress: float) -> str | Non
         (uniform, "attend to all keys equally"), (single_key, "always attend to the same key")
     )
     return (
-        f"attention has no effect: {fraction:.0%} of the heads {symptom}, with {progress:.0%} of the training "
-        "done. Try a lower train.learning_rate, more train.warmup_steps, fewer heads or layers, or more data"
+        f"attention has no effect: {fraction:.0%} of the heads {symptom}, with {progress:.0%} of the "
+        "training done. Try a lower train.learning_rate, more train.warmup_steps, fewer heads or layers, or more data"
     )
 
 
 def _compute_head_statistics(
     weights: Tensor, query_lengths: Sequence[int], key_lengths: Sequence[int]
 ) -> Tensor:
-    """Compute entropy, maximum weight, coverage and the largest share of one key for each head: ``(H, 4)``."""
+    """Compute entropy, maximum weight, coverage and the largest share of one key per head: ``(H, 4)``."""
     if weights.dim() != 4 or not len(weights) == len(query_lengths) == len(key_lengths):
         raise InputError(
-            f"compute_attention_health: a map {tuple(weights.shape)} came with {len(query_lengths)} query lengths "
-            f"and {len(key_lengths)} key lengths; expected (batch, heads, queries, keys) and one length per row"
+            f"compute_attention_health: a map {tuple(weights.shape)} came with {len(query_lengths)} query "
+            f"lengths and {len(key_lengths)} key lengths; expected (batch, heads, queries, keys) and one "
+            "length per row"
         )
     num_queries, num_keys = (
         torch.tensor(lengths, device=weights.device) for lengths in (query_lengths, key_lengths)

@@ -91,15 +91,15 @@ class CheckpointManager:
         return None
 
     def load(self) -> tuple[TrainState, dict[str, Tensor], dict[str, Tensor]] | None:
-        """Load the training state, the weights and the state of the optimizer. None: there is no checkpoint."""
+        """Load the training state, the weights and the optimizer state. None: there is no checkpoint."""
         path = self.find_newest()
         if path is None:
             return None
         saved = json.loads((path / "state.json").read_text())
         if saved["format"] != FORMAT_VERSION:
             raise InputError(
-                f"{path} has format {saved['format']}, and this version of jumok reads format {FORMAT_VERSION}; "
-                "train again with this version, or resume with the version that wrote it"
+                f"{path} has format {saved['format']}, and this version of jumok reads format "
+                f"{FORMAT_VERSION}; train again with this version, or resume with the version that wrote it"
             )
         self.last_saved_step = saved["state"]["step"]
         model, optimizer = (

@@ -1,6 +1,6 @@
-"""A model with all that makes it learn: its loss over all processes, its optimiser, one step at a time.
+"""Training steps of a model: its loss over all processes, its gradients and its optimizer.
 
-Nothing here waits for the GPU: what a step came to stays on the device, as a row of numbers.
+Nothing here waits for the GPU: the metrics of a step stay on the device, as a row of numbers.
 """
 
 from __future__ import annotations
@@ -30,116 +30,124 @@ from jumok.training.schedule import compute_lr_factor
 
 __all__ = ["ROW_COLUMNS", "Learner", "reseed"]
 
-ROW_COLUMNS = ("total", "count", "norm")  # of a row; the model's further sums follow
+ROW_COLUMNS = ("total", "count", "norm")  # columns of a row; the components of the loss follow
 
 
 def reseed(device: torch.device, seed: int, step: int, rank: int) -> None:
-    """Begin the random numbers (dropout) of one step in one process: a function of these numbers only.
+    """Seed the random numbers (dropout) of one step in one process, as a function of these numbers only.
 
-    Seeded anew, a step does not depend on what was drawn before it, by a validation, say. It comes out the
-    same again, and no state of a generator needs to be saved for that.
+    So a step does not depend on what was drawn before it, for example by a validation. It is reproducible
+    without saving the state of a generator.
     """
-    mixed = int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0])
-    # Not torch.manual_seed: where there is no GPU, it puts down a traceback at each call, and keeps them all.
-    torch.default_generator.manual_seed(mixed)
+    step_seed = int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0])
+    # Not torch.manual_seed: without a GPU it stores a traceback at each call, and never frees them.
+    torch.default_generator.manual_seed(step_seed)
     if device.type == "cuda":
         with torch.cuda.device(device):
-            torch.cuda.manual_seed(mixed)
+            torch.cuda.manual_seed(step_seed)
 
 
 class Learner:
-    """``last_step`` is the number of the last step, for the schedules that end there."""
+    """A model with its optimizer.
+
+    ``last_step`` is the number of the last step, for the schedules that end there.
+    """
 
     def __init__(
         self, model: nn.Module, config: TrainConfig, ranks: DistributedRanks, last_step: int | None
     ) -> None:
         self.config, self.ranks, self.last_step = config, ranks, last_step
         self.model = model.to(ranks.device).train()
-        # What is in shards cannot be validated by one process alone: the first keeps a whole model for it.
-        sharded = config.parallel == "fsdp" and ranks.world_size > 1
-        self._eval_copy = copy.deepcopy(model).cpu() if sharded and ranks.is_main else None
+        # One process cannot validate a sharded model, so the first one keeps a complete copy.
+        is_sharded = config.parallel == "fsdp" and ranks.world_size > 1
+        self._eval_copy = copy.deepcopy(model).cpu() if is_sharded and ranks.is_main else None
         self.loss_module = parallelize(model, ranks, config.parallel)
-        recorded = cuda_graphs.should_use_cuda_graphs(config, ranks.device, ranks.world_size)
-        self.optimizer = build_optimizer(model, config, ranks.device if recorded else None)
+        use_graphs = cuda_graphs.should_use_cuda_graphs(config, ranks.device, ranks.world_size)
+        self.optimizer = build_optimizer(model, config, ranks.device if use_graphs else None)
         self._gradients = (
             cuda_graphs.CudaGraphGradients(self._forward_backward, model.parameters(), ranks.device)
-            if recorded
+            if use_graphs
             else None
         )
         self._graphed_update = (
-            cuda_graphs.CudaGraphCallable(self._update_weights, ranks.device) if recorded else None
+            cuda_graphs.CudaGraphCallable(self._update_weights, ranks.device) if use_graphs else None
         )
-        self.loss_part_names: list[str] = []  # the names of the model's further sums, from the first step on
+        self.loss_part_names: list[str] = []  # components of the loss, known after the first step
         self.is_compiled = config.compile is True or (
-            config.compile == "auto" and supports_compile(ranks.device) and getattr(model, "compiles", True)
+            config.compile == "auto"
+            and supports_compile(ranks.device)
+            and getattr(model, "supports_compile", True)
         )
-        if self.is_compiled:  # a model with a way of its own to compile itself knows best
+        if self.is_compiled:  # a model may override ``compile``
             (self.loss_module if type(model).compile is nn.Module.compile else model).compile()
-        low = select_autocast_dtype(config, ranks.device)
-        self._autocast = torch.autocast(ranks.device.type, low, enabled=low is not None)
-        self._loss_scaler = LossScaler(ranks.device) if low == torch.float16 else None
-        # From the first step on that is not finite this is 1, and the optimiser changes nothing any more.
+        dtype = select_autocast_dtype(config, ranks.device)
+        self._autocast = torch.autocast(ranks.device.type, dtype, enabled=dtype is not None)
+        self._loss_scaler = LossScaler(ranks.device) if dtype == torch.float16 else None
+        # 1 from the first step that is not finite; then the optimizer changes nothing any more.
         self._has_diverged = torch.zeros((), device=ranks.device)
-        self._skip_update = torch.zeros((), device=ranks.device)  # 1: the optimiser skips this step
-        self._loss = torch.zeros((), dtype=torch.float64, device=ranks.device)  # of the batch at hand
+        self._skip_update = torch.zeros((), device=ranks.device)  # 1: the optimizer skips this step
+        self._loss = torch.zeros((), dtype=torch.float64, device=ranks.device)  # loss of the current batch
         self.optimizer.found_inf = self._skip_update  # type: ignore[attr-defined]
 
     def compute_learning_rate(self, step: int, time_fraction: float = 0.0) -> float:
-        """The learning rate of step ``step``, the first of which is 1, with such a share of time spent."""
+        """Return the learning rate of a step (counted from 1). See :func:`.schedule.compute_lr_factor`."""
         return self.config.learning_rate * compute_lr_factor(self.config, step, self.last_step, time_fraction)
 
     def step(self, step_batches: StepBatches, step: int, time_fraction: float = 0.0) -> Tensor:
-        """Learn from one batch. A row of the sums over all processes, as ``ROW_COLUMNS`` and ``loss_part_names`` say."""
+        """Train on one batch.
+
+        Returns a row of sums over all processes, with the columns ``ROW_COLUMNS`` and ``loss_part_names``.
+        """
         ranks = self.ranks
         reseed(ranks.device, self.config.seed, step, ranks.rank)
-        own = sum(batch.count * weight for batch, weight in step_batches.micro_batches)
-        count = torch.full((), own, dtype=torch.float64, device=ranks.device)
-        count = ranks.all_reduce_sum(count).clamp(min=1)
+        local_labels = sum(batch.count * weight for batch, weight in step_batches.micro_batches)
+        num_labels = torch.full((), local_labels, dtype=torch.float64, device=ranks.device)
+        num_labels = ranks.all_reduce_sum(num_labels).clamp(min=1)
         set_learning_rate(self.optimizer, self.compute_learning_rate(step, time_fraction))
         if self._gradients is not None and self._graphed_update is not None:
             ((batch, weight),) = step_batches.micro_batches
-            whole = self._gradients(batch, weight / max(1, own))
-            self._loss.copy_(whole[0])
+            losses = self._gradients(batch, weight / max(1, local_labels))
+            self._loss.copy_(losses[0])
             norm = self._graphed_update()
         else:
-            whole = self._accumulate_gradients(step_batches, count)
-            self._loss.copy_(whole[0])
+            losses = self._accumulate_gradients(step_batches, num_labels)
+            self._loss.copy_(losses[0])
             norm = self._update_weights()
             self.optimizer.zero_grad()
-        return torch.cat([whole[:1], count[None], norm[None], whole[1:]])
+        return torch.cat([losses[:1], num_labels[None], norm[None], losses[1:]])
 
     def _update_weights(self) -> Tensor:
-        """Change the weights by their gradients, if those are finite; the length of the gradient.
+        """Update the weights if the gradient is finite. Returns the norm of the gradient.
 
-        With loss scaling, a gradient that is not finite is an overflow, and has length 0: the step is
-        skipped. But if even an unscaled gradient is not finite, training has diverged.
+        With loss scaling, a gradient that is not finite is an overflow: the step is skipped, and the norm is
+        0. If even an unscaled gradient is not finite, training has diverged.
         """
-        scale = self._loss_scaler
-        factor = None if scale is None else scale.scale
-        norm = clip_gradients(self.model.parameters(), self.config.max_grad_norm, factor).double()
-        finite = torch.isfinite(norm)
-        fault = ~finite if factor is None else ~finite & (factor <= 1)
-        self._has_diverged += (~torch.isfinite(self._loss) | fault) & (self._has_diverged == 0)
-        self._skip_update.copy_((self._has_diverged > 0) | ~finite)
+        scaler = self._loss_scaler
+        scale = None if scaler is None else scaler.scale
+        norm = clip_gradients(self.model.parameters(), self.config.max_grad_norm, scale).double()
+        is_finite = torch.isfinite(norm)
+        diverges = ~is_finite if scale is None else ~is_finite & (scale <= 1)
+        self._has_diverged += (~torch.isfinite(self._loss) | diverges) & (self._has_diverged == 0)
+        self._skip_update.copy_((self._has_diverged > 0) | ~is_finite)
         self.optimizer.step()
-        if scale is None:
+        if scaler is None:
             return norm
-        scale.update(overflow=~finite)
-        return norm.masked_fill(~(finite | fault), 0.0)
+        scaler.update(overflow=~is_finite)
+        return norm.masked_fill(~(is_finite | diverges), 0.0)
 
     def _accumulate_gradients(self, step_batches: StepBatches, num_labels: Tensor) -> Tensor:
-        """The gradients of one part after the other, over all processes; the sums of their losses."""
-        ranks, turns = self.ranks, len(step_batches.micro_batches)
-        sums = []
-        for turn, (batch, weight) in enumerate(step_batches.micro_batches, 1):
-            with set_gradient_sync(self.loss_module, enabled=turn == turns):
-                # DDP and FSDP take the mean over the processes, where the sum is meant.
-                row = self._forward_backward(batch.to(ranks.device), weight * ranks.world_size / num_labels)
-            sums.append(row * weight)
-        return ranks.all_reduce_sum(torch.stack(sums).sum(0))
+        """Accumulate the gradients of all micro-batches and processes. Returns the sums of the losses."""
+        ranks, num_micro_batches = self.ranks, len(step_batches.micro_batches)
+        losses = []
+        for number, (batch, weight) in enumerate(step_batches.micro_batches, 1):
+            with set_gradient_sync(self.loss_module, enabled=number == num_micro_batches):
+                # DDP and FSDP average over the processes; here the sum is needed.
+                scale = weight * ranks.world_size / num_labels
+                losses.append(self._forward_backward(batch.to(ranks.device), scale) * weight)
+        return ranks.all_reduce_sum(torch.stack(losses).sum(0))
 
     def _forward_backward(self, batch: TrainingBatch, scale: Tensor) -> Tensor:
-        """The gradients of a batch's loss, times ``scale``; a row of the loss and its parts."""
+        """Compute the gradients of ``scale * loss``. Returns the loss and its components, unscaled."""
         with self._autocast:
             total, parts = self.loss_module(batch)
         if self._loss_scaler is not None:
@@ -152,33 +160,33 @@ class Learner:
 
     @property
     def capture_error(self) -> str | None:
-        """Why steps are no longer recorded, though they were to be."""
+        """Why CUDA graphs are not used, although they were requested."""
         if self._gradients is None or self._graphed_update is None:
             return None
         return self._gradients.capture_error or self._graphed_update.capture_error
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """The weights, whole, in the first process; nothing in the others, which must call this too."""
+        """Return all weights in the first process, and nothing in the others, which must call this too."""
         return gather_to_main(weights.get_weights(self.model), self.ranks)
 
     def gather_optimizer_state(self) -> dict[str, Tensor]:
-        """What the optimiser remembers; as :meth:`gather_weights`."""
-        scale = {} if self._loss_scaler is None else self._loss_scaler.state_dict()
-        return gather_to_main(get_optimizer_state(self.optimizer, self.model) | scale, self.ranks)
+        """Return the state of the optimizer, as :meth:`gather_weights` does."""
+        scaler_state = {} if self._loss_scaler is None else self._loss_scaler.state_dict()
+        return gather_to_main(get_optimizer_state(self.optimizer, self.model) | scaler_state, self.ranks)
 
     def restore(
         self, model_weights: Mapping[str, Tensor], optimizer_state: Mapping[str, Tensor], source: str
     ) -> None:
-        """Go on from what :meth:`gather_weights` and :meth:`get_optimizer_state` gave, in every process."""
+        """Restore the results of :meth:`gather_weights` and :meth:`gather_optimizer_state`."""
         weights.set_weights(self.model, model_weights, source)
-        named = {name: tensor for name, tensor in optimizer_state.items() if "/" in name}
-        load_optimizer_state(self.optimizer, self.model, named)
+        parameter_state = {name: tensor for name, tensor in optimizer_state.items() if "/" in name}
+        load_optimizer_state(self.optimizer, self.model, parameter_state)
         if self._loss_scaler is not None:
             self._loss_scaler.load_state_dict(optimizer_state)
 
     @contextlib.contextmanager
     def use_eval_model(self, model_weights: Mapping[str, Tensor]) -> Iterator[nn.Module]:
-        """A whole model with these weights, in eval mode; for the first process only."""
+        """Yield a complete model with these weights in eval mode. Use it in the first process only."""
         model = self.model if self._eval_copy is None else self._eval_copy.to(self.ranks.device)
         weights.set_weights(model, model_weights)
         model.eval()

@@ -1,8 +1,8 @@
-"""The optimiser: made from the settings, and its numbers by name, to be saved and restored.
+"""Optimizers: construction, gradient clipping, and their state by name for checkpoints.
 
-Always PyTorch's fused ones. They are the fastest, on a CPU too, and they look at ``found_inf``, a flag on the
-device: where it is set, nothing changes, neither weights nor moments. So a gradient that is not finite never
-reaches the weights, and nobody waits for the GPU to find out.
+All are PyTorch's fused optimizers. They are the fastest, also on a CPU, and they skip the update if
+``found_inf`` is set, a flag on the device. So a gradient that is not finite never reaches the weights, and
+the host does not wait for the GPU to find out.
 """
 
 from __future__ import annotations
@@ -30,26 +30,27 @@ __all__ = [
 def build_optimizer(
     model: nn.Module, config: TrainConfig, graph_device: torch.device | None = None
 ) -> Optimizer:
-    """Over the parameters that learn; weight decay for matrices only, not for biases and norms.
+    """Build the optimizer. Weight decay applies to matrices only, not to biases and norms.
 
-    Its steps can be recorded as a CUDA graph if ``graph_device`` says on which device: the learning rate, which
-    changes from step to step, is then there as well.
+    With ``graph_device``, its steps can be captured as a CUDA graph: the learning rate, which changes from
+    step to step, is then a tensor on that device.
     """
-    learned = [p for p in model.parameters() if p.requires_grad]
-    if not learned:
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    if not trainable:
         raise InputError("nothing to train: the model has no parameters that require a gradient")
-    matrices, vectors = [p for p in learned if p.dim() > 1], [p for p in learned if p.dim() <= 1]
+    matrices, vectors = [p for p in trainable if p.dim() > 1], [p for p in trainable if p.dim() <= 1]
     groups = [
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    rate: float | Tensor = config.learning_rate
+    learning_rate: float | Tensor = config.learning_rate
     if graph_device is not None:
-        rate = torch.tensor(rate, device=graph_device)
+        learning_rate = torch.tensor(learning_rate, device=graph_device)
     if config.optimizer == "sgd":
-        return FusedSGD(groups, rate, momentum=config.momentum, fused=True)
-    kind = AdamW if config.optimizer == "adamw" else Adam
-    return kind(groups, rate, config.betas, config.eps, fused=True, capturable=graph_device is not None)
+        return FusedSGD(groups, learning_rate, momentum=config.momentum, fused=True)
+    adam = AdamW if config.optimizer == "adamw" else Adam
+    is_captured = graph_device is not None
+    return adam(groups, learning_rate, config.betas, config.eps, fused=True, capturable=is_captured)
 
 
 class FusedSGD(SGD):
@@ -62,10 +63,11 @@ class FusedSGD(SGD):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update the parameters."""
         for group in self.param_groups:
-            learned = [p for p in group["params"] if p.grad is not None]
-            for dtype in {p.dtype for p in learned}:
-                self._step_group([p for p in learned if p.dtype == dtype], group)
+            parameters = [p for p in group["params"] if p.grad is not None]
+            for dtype in {p.dtype for p in parameters}:
+                self._step_group([p for p in parameters if p.dtype == dtype], group)
 
     def _step_group(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         buffers: list[Tensor] = []
@@ -90,12 +92,12 @@ class FusedSGD(SGD):
 
 
 def _get_local_shard(x: Tensor) -> Tensor:
-    """What this process holds of a tensor."""
+    """Return the shard of a tensor that this process holds."""
     return x.to_local() if isinstance(x, DTensor) else x
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
-    """The learning rate from now on, kept wherever the optimiser has it."""
+    """Set the learning rate, in place if it is a tensor."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(learning_rate)
@@ -104,36 +106,36 @@ def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
 
 
 def get_optimizer_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """All that the optimiser remembers, as ``what/parameter``: ``exp_avg/encoder.weight``."""
+    """Return the state of the optimizer by names such as ``exp_avg/encoder.weight``."""
     return {
-        f"{what}/{name}": value
+        f"{key}/{name}": value
         for name, parameter in model.named_parameters()
-        for what, value in optimizer.state.get(parameter, {}).items()
-        if isinstance(value, Tensor)  # SGD without momentum remembers None
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)  # it is None for SGD without momentum
     }
 
 
 def load_optimizer_state(optimizer: Optimizer, model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """The counterpart of :func:`get_optimizer_state`; sharded parameters take their share."""
+    """Restore what :func:`get_optimizer_state` returned. Sharded parameters take their shards."""
     parameters = dict(model.named_parameters())
-    _check_parameter_names({key.partition("/")[2] for key in state}, parameters)
+    _check_parameter_names({full_name.partition("/")[2] for full_name in state}, parameters)
     optimizer.state.clear()
-    for key, value in state.items():
-        what, _, name = key.partition("/")
+    for full_name, value in state.items():
+        key, _, name = full_name.partition("/")
         parameter = parameters[name]
         if isinstance(parameter, DTensor) and value.shape == parameter.shape:
             mesh, placements = parameter.device_mesh, parameter.placements
             value = distribute_tensor(value.to(parameter.device), mesh, placements, src_data_rank=None)
         elif value.shape == parameter.shape:
-            # It must lie in memory as the parameter does: a fused step goes through both in one line.
+            # The memory layout must be that of the parameter: a fused step treats both as flat arrays.
             value = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
-        optimizer.state[parameter][what] = value.to(parameter.device, copy=True)
+        optimizer.state[parameter][key] = value.to(parameter.device, copy=True)
 
 
 def _check_parameter_names(names: Iterable[str], parameters: Mapping[str, nn.Parameter]) -> None:
     if unknown := sorted(set(names) - set(parameters)):
         raise InputError(
-            f"the optimiser's state was saved by another model: this one has no {', '.join(unknown[:5])}"
+            f"the state of the optimizer belongs to another model: this one has no {', '.join(unknown[:5])}"
         )
 
 
@@ -141,14 +143,16 @@ def _check_parameter_names(names: Iterable[str], parameters: Mapping[str, nn.Par
 def clip_gradients(
     parameters: Iterable[nn.Parameter], max_norm: float, loss_scale: Tensor | None = None
 ) -> Tensor:
-    """The length of the whole gradient, on the device. It is then cut to ``max_norm``; 0: left as it is.
+    """Divide the gradients by ``loss_scale`` and clip their total norm to ``max_norm`` (0: no clipping).
 
-    Before that, the gradient is divided by ``loss_scale``.
+    Returns the norm before clipping, on the device.
     """
-    learned = [p for p in parameters if p.grad is not None]
+    trainable = [p for p in parameters if p.grad is not None]
     if loss_scale is not None:
-        torch._foreach_mul_([_get_local_shard(p.grad) for p in learned if p.grad is not None], 1 / loss_scale)
-    norm = nn.utils.get_total_norm([p.grad for p in learned if p.grad is not None])
+        torch._foreach_mul_(
+            [_get_local_shard(p.grad) for p in trainable if p.grad is not None], 1 / loss_scale
+        )
+    norm = nn.utils.get_total_norm([p.grad for p in trainable if p.grad is not None])
     if max_norm:
-        nn.utils.clip_grads_with_norm_(learned, max_norm, norm)
+        nn.utils.clip_grads_with_norm_(trainable, max_norm, norm)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

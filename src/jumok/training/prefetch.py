@@ -1,4 +1,4 @@
-"""The batches of a run, in order, made ready in a thread of their own while the step before them runs."""
+"""The batches of a run in order, prepared in a background thread while the previous step runs."""
 
 from __future__ import annotations
 
@@ -26,48 +26,49 @@ __all__ = [
     "prefetch_items",
 ]
 
-ExampleIndices = npt.NDArray[np.integer[Any]]  # the numbers of examples in their data set
+ExampleIndices = npt.NDArray[np.integer[Any]]  # indices of examples in their data set
 T = TypeVar("T")
 
 
 class TrainingBatch(Protocol):
-    """What a model's ``loss`` takes."""
+    """Input of a model's ``loss``."""
 
     @property
     def count(self) -> int:
-        """How many places the loss is a sum over."""
+        """Number of labels that the loss is a sum over."""
 
     @property
     def graph_key(self) -> Hashable | None:
-        """Batches of the same form launch the same kernels; None: like no other. See :mod:`.graphs`."""
+        """Batches with equal keys launch the same kernels. None: no CUDA graph. See :mod:`.cuda_graphs`."""
 
-    def to(self, device: torch.device, /) -> Self: ...
+    def to(self, device: torch.device, /) -> Self:
+        """Copy the batch to a device."""
 
 
 class TrainingDataset(Protocol):
-    """Where batches come from. All three are pure functions, called in a thread of their own."""
+    """Provides batches. All three methods are pure functions, called in a background thread."""
 
     def batches(self, epoch: int) -> Sequence[ExampleIndices]:
-        """The batches of an epoch, in order: the same in every process and every time it is asked."""
+        """Return the batches of an epoch in order. All processes and calls get the same."""
 
     def divide(self, index: ExampleIndices, num_parts: int) -> Sequence[ExampleIndices]:
-        """One batch in so many parts of about the same work; some are empty if there are fewer examples."""
+        """Split a batch into parts of similar size. Some are empty if there are too few examples."""
 
     def collate(self, index: ExampleIndices) -> TrainingBatch:
-        """The examples themselves."""
+        """Build the batch of these examples."""
 
 
 @dataclass(frozen=True)
 class StepBatches:
-    """What one process does in one step: its parts of the batch.
+    """The micro-batches of one process in one step.
 
-    A part has a weight: 1, or 0 if there is nothing to do. All processes must take equally many turns, since
-    they talk to each other in each; so one without work takes any example, and it does not count.
+    Each has a weight of 1, or 0 if there is nothing to do. All processes must run the same number of
+    micro-batches, because they communicate in each. A process without examples takes any one with weight 0.
     """
 
     epoch: int
-    epoch_step: int  # in the epoch, from 0 on
-    next_position: tuple[int, int]  # epoch and position of the work to follow
+    epoch_step: int  # index of the batch in the epoch
+    next_position: tuple[int, int]  # epoch and epoch_step of the next step
     micro_batches: list[tuple[TrainingBatch, int]]
 
 
@@ -78,10 +79,10 @@ def iter_step_batches(
     epoch: int = 0,
     epoch_step: int = 0,
 ) -> Iterator[StepBatches]:
-    """The work of all steps from there on, without end."""
+    """Yield the batches of all steps from this position on, without end."""
     on_gpu = ranks.device.type == "cuda"
 
-    def collated(index: ExampleIndices) -> TrainingBatch:
+    def collate(index: ExampleIndices) -> TrainingBatch:
         batch = data.collate(index)
         return pin_memory(batch) if on_gpu else batch
 
@@ -89,65 +90,65 @@ def iter_step_batches(
         batches = data.batches(epoch)
         if not len(batches):
             raise InputError(f"there is nothing to train on: epoch {epoch + 1} has no batches")
-        for at in range(epoch_step, len(batches)):
-            index = batches[at]
-            own = data.divide(index, ranks.world_size * accumulation_steps)[ranks.rank :: ranks.world_size]
-            parts = [(collated(part), 1) if len(part) else (collated(index[:1]), 0) for part in own]
-            following = (epoch, at + 1) if at + 1 < len(batches) else (epoch + 1, 0)
-            yield StepBatches(epoch, at, following, parts)
+        for position in range(epoch_step, len(batches)):
+            index = batches[position]
+            parts = data.divide(index, ranks.world_size * accumulation_steps)[ranks.rank :: ranks.world_size]
+            micro_batches = [(collate(part), 1) if len(part) else (collate(index[:1]), 0) for part in parts]
+            next_position = (epoch, position + 1) if position + 1 < len(batches) else (epoch + 1, 0)
+            yield StepBatches(epoch, position, next_position, micro_batches)
         epoch, epoch_step = epoch + 1, 0
 
 
 def prefetch_items(items: Iterator[T], depth: int) -> Generator[T]:
-    """The same items, up to ``depth`` of them made in advance by a thread; an error comes in its turn.
+    """Yield the same items, up to ``depth`` of them computed in advance by a thread. Errors keep their order.
 
-    >>> list(ahead(iter("abc"), depth=2))
+    >>> list(prefetch_items(iter("abc"), depth=2))
     ['a', 'b', 'c']
     """
     if depth == 0:
         yield from items
         return
-    ready: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(depth)
-    done = threading.Event()
+    results: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(depth)
+    is_closed = threading.Event()
 
     def put(item: T | None, error: BaseException | None = None) -> None:
-        while not done.is_set():
+        while not is_closed.is_set():
             with contextlib.suppress(queue.Full):
-                ready.put((item, error), timeout=0.1)
+                results.put((item, error), timeout=0.1)
                 return
 
-    def make() -> None:
+    def produce() -> None:
         try:
             for item in items:
                 put(item)
-                if done.is_set():
+                if is_closed.is_set():
                     return
             put(None, StopIteration())
-        except BaseException as error:  # whatever it is, the loop is who should know
+        except BaseException as error:  # the consumer raises it
             put(None, error)
 
-    thread = threading.Thread(target=make, name="prefetch", daemon=True)
+    thread = threading.Thread(target=produce, name="prefetch", daemon=True)
     thread.start()
     try:
         while True:
-            item, error = ready.get()
+            item, error = results.get()
             if isinstance(error, StopIteration):
                 return
             if error is not None:
                 raise error
-            yield item  # type: ignore[misc]  # None only comes with an error
+            yield item  # type: ignore[misc]  # an item is None only with an error
     finally:
-        done.set()
-        thread.join(timeout=5)  # it ends after the item at hand; a very slow one is not waited for
+        is_closed.set()
+        thread.join(timeout=5)  # it ends after the current item; do not wait for a slow one
 
 
 def pin_memory(batch: Any) -> Any:
-    """A batch in pinned memory, from which a GPU copies while it computes."""
+    """Copy a batch to pinned memory, from which a GPU copies while it computes."""
     return map_tensors(batch, Tensor.pin_memory)
 
 
 def map_tensors(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """A batch with its tensors changed, however deep they are in dataclasses, tuples, lists and dicts."""
+    """Apply a function to all tensors of a batch, nested in dataclasses, tuples, lists and dicts."""
     if isinstance(batch, Tensor):
         return function(batch)
     if is_dataclass(batch) and not isinstance(batch, type):

@@ -1,17 +1,17 @@
-"""The learning rate of each step, as a share of the highest one: pure functions of how far a run has come.
+"""Learning rate schedules: the learning rate of each step as a fraction of its peak.
 
 ===============  ============================================================================================
-constant         the highest
-inverse_sqrt     falls as 1/√step: the schedule of the Transformer's paper ("Noam"), whose ``width**-0.5`` is
-                 ``learning_rate * warmup**0.5`` here
-linear           falls in a straight line, to 0 at the end
-cosine           falls along half a wave, to 0 at the end
+constant         the peak
+inverse_sqrt     decays as 1/√step. This is the schedule of the Transformer paper ("Noam"), whose
+                 ``width**-0.5`` is ``learning_rate * warmup_steps**0.5`` here
+linear           decays linearly to 0 at the end
+cosine           decays along half a cosine wave to 0 at the end
 ===============  ============================================================================================
 
-All begin with a warm-up, a straight line up from 0; ``warmup=0`` leaves it out. The end is behind the last
-step, or where ``minutes`` are over, whichever is nearer: so a run that the clock stops has still learned with
-a rate near 0. On a faster machine its numbers come out otherwise; it would stop elsewhere there anyway. Where
-the epochs end before the warm-up would, it is shortened to a tenth of them (:func:`shorten_warmup`).
+All schedules begin with a linear warm-up from 0; ``warmup_steps=0`` disables it. The end is after the last
+step or after ``max_minutes``, whichever comes first, so a run with a time limit also ends with a learning
+rate near 0. Its results depend on the speed of the machine. If the epochs end before the warm-up, the warm-up
+is shortened to a tenth of the steps (:func:`shorten_warmup`).
 """
 
 from __future__ import annotations
@@ -24,61 +24,61 @@ from jumok.training.config import TrainConfig
 
 __all__ = ["compute_last_step", "compute_lr_factor", "shorten_warmup"]
 
-MAX_COUNTED_EPOCHS = 64  # epochs whose steps are counted
+MAX_COUNTED_EPOCHS = 64  # beyond these, the number of steps is extrapolated
 
 
 def compute_lr_factor(
     config: TrainConfig, step: int, last_step: int | None, time_fraction: float = 0.0
 ) -> float:
-    """What share of ``config.learning_rate`` step number ``step`` (the first is 1) of ``last_step`` has.
+    """Return the learning rate of a step (counted from 1) as a fraction of ``config.learning_rate``.
 
-    ``time_fraction`` is the share of ``config.minutes`` that is over.
+    ``time_fraction`` is the elapsed fraction of ``config.max_minutes``.
 
-    >>> settings = Settings(schedule="linear", warmup=2, steps=6)
-    >>> [share(settings, step, last=6) for step in range(1, 7)]
+    >>> config = TrainConfig(schedule="linear", warmup_steps=2, max_steps=6)
+    >>> [compute_lr_factor(config, step, last_step=6) for step in range(1, 7)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
-    >>> share(settings, 3, last=6, spent=0.75)
+    >>> compute_lr_factor(config, 3, last_step=6, time_fraction=0.75)
     0.25
     """
-    warmup = config.warmup_steps
-    if step <= warmup:
-        return step / warmup
+    warmup_steps = config.warmup_steps
+    if step <= warmup_steps:
+        return step / warmup_steps
     if config.schedule == "constant":
         return 1.0
     if config.schedule == "inverse_sqrt":
-        return math.sqrt(max(warmup, 1) / step)
+        return math.sqrt(max(warmup_steps, 1) / step)
     if last_step is None and config.max_minutes is None:
         raise ValueError(f"the {config.schedule} schedule needs to know where it ends")
-    # Counted from 0, so that the last step still learns something. Whoever trains longer than planned: not.
-    by_steps = 0.0 if last_step is None else (step - 1 - warmup) / max(last_step - warmup, 1)
-    done = min(max(by_steps, time_fraction), 1.0)
-    return 1 - done if config.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    # Steps count from 0 here, so that the rate of the last step is above 0. Steps beyond the last one get 0.
+    step_fraction = 0.0 if last_step is None else (step - 1 - warmup_steps) / max(last_step - warmup_steps, 1)
+    progress = min(max(step_fraction, time_fraction), 1.0)
+    return 1 - progress if config.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
 
 
 def compute_last_step(config: TrainConfig, count_epoch_steps: Callable[[int], int]) -> int | None:
-    """The number of the last step; None: only time or patience will tell.
+    """Return the number of the last step. None: it depends on time or patience.
 
-    ``count_epoch_steps`` says how many steps an epoch has, the first of which is 0: chance may make some longer. Of
-    very many epochs it is asked for some, and the rest taken to be like these.
+    ``count_epoch_steps`` returns the number of steps of an epoch (counted from 0), which may differ between
+    epochs. Beyond ``MAX_COUNTED_EPOCHS`` the number is extrapolated.
 
-    >>> last_step(Settings(epochs=3), lambda epoch: 5 + epoch)
+    >>> compute_last_step(TrainConfig(max_epochs=3), lambda epoch: 5 + epoch)
     18
     """
     if config.max_epochs is None:
         return config.max_steps
-    counted, steps = min(config.max_epochs, MAX_COUNTED_EPOCHS), 0
-    for epoch in range(counted):
-        steps += count_epoch_steps(epoch)
-        if config.max_steps is not None and steps >= config.max_steps:
+    counted_epochs, num_steps = min(config.max_epochs, MAX_COUNTED_EPOCHS), 0
+    for epoch in range(counted_epochs):
+        num_steps += count_epoch_steps(epoch)
+        if config.max_steps is not None and num_steps >= config.max_steps:
             return config.max_steps
-    whole = -(-steps * config.max_epochs // counted)
-    return whole if config.max_steps is None else min(config.max_steps, whole)
+    total = -(-num_steps * config.max_epochs // counted_epochs)
+    return total if config.max_steps is None else min(config.max_steps, total)
 
 
 def shorten_warmup(config: TrainConfig, last_step: int | None) -> TrainConfig:
-    """The same, with a warm-up that ends before the training, where the number of epochs ends it.
+    """Return a config whose warm-up ends before the training, if the number of epochs limits the training.
 
-    How many steps an epoch has is for the data to say, and a recipe's warm-up was chosen for other data.
+    An epoch of other data than the recipe's may have far fewer steps.
     """
     if last_step is None or last_step > config.warmup_steps or last_step == config.max_steps:
         return config

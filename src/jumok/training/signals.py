@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the step is finished, the state saved, and only then the process ends."""
+"""Ctrl-C and SIGTERM: training finishes the step, saves a checkpoint and then stops."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ __all__ = ["SignalHandler", "TrainingInterrupted"]
 
 
 class TrainingInterrupted(JumokError):
-    """Training was asked to stop, and has saved its state. ``exit_status`` is what a command should exit with."""
+    """Training was interrupted and has saved a checkpoint. ``exit_status`` is for the command."""
 
     def __init__(self, signal_number: int, step: int) -> None:
         name = "Ctrl-C" if signal_number == signal.SIGINT else signal.Signals(signal_number).name
         super().__init__(
-            f"stopped by {name} after step {step}, and saved: the same command goes on from there"
+            f"stopped by {name} after step {step}; a checkpoint is saved, and the same command resumes"
         )
         self.signal_number = signal_number
-        self.exit_status = 128 + signal_number  # 130 and 143, as shells say it
+        self.exit_status = 128 + signal_number  # 130 and 143, the convention of shells
         self.step = step
 
 
 class ImmediateInterrupt(KeyboardInterrupt):
-    """Raised by the signal itself where there is no need to wait. No ``except Exception`` stops it."""
+    """Raised by the signal handler in ``raise_immediately``. ``except Exception`` does not catch it."""
 
 
 class SignalHandler:
-    """While entered, the first SIGINT or SIGTERM is only noted; a second one does what it always did.
+    """A context in which the first SIGINT or SIGTERM is only recorded. A second one has its usual effect.
 
-    Signals belong to the main thread: in any other, nothing is changed and nothing noted.
+    Python handles signals in the main thread. In any other thread this context does nothing.
     """
 
     def __init__(self) -> None:
-        self.caught_signal = 0  # the signal's number
+        self.caught_signal = 0  # its number; 0: none
         self._raises_immediately = False
         self._previous_handlers: dict[int, Any] = {}
 
     @contextlib.contextmanager
     def raise_immediately(self) -> Iterator[None]:
-        """In here a signal raises :class:`ImmediateInterrupt`: for work that can be dropped and done again."""
+        """A context in which a signal raises :class:`ImmediateInterrupt`, for work that can be repeated."""
         self._raises_immediately = True
         try:
             if self.caught_signal:
@@ -68,13 +68,13 @@ class SignalHandler:
     def __enter__(self) -> SignalHandler:
         if threading.current_thread() is threading.main_thread():
             self._previous_handlers = {
-                # None is a handler that Python did not set, and cannot set again.
+                # None means a handler that Python did not install and cannot restore.
                 number: signal.signal(number, self._handle_signal) or signal.SIG_DFL
                 for number in (signal.SIGINT, signal.SIGTERM)
             }
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._restore_handlers()

@@ -1,7 +1,7 @@
-"""A model's weights as names and tensors, and as a safetensors file.
+"""Weights of a model as tensors by name, and as a safetensors file.
 
-A tensor that a model uses under two names (tied embeddings) is kept once, under the first of them. Reading
-goes through the model, whose own tying restores the second.
+A tensor with two names (tied embeddings) is stored once, under the first of them. The model itself restores
+the second, because the weights are copied into its tensors.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ __all__ = [
 
 
 def get_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, each tensor once; the model's own, not copies."""
-    found: dict[str, Tensor] = {}
+    """Return the parameters and buffers by name, each tensor once, without copying them."""
+    tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if isinstance(tensor, Tensor) and id(tensor) not in seen:
             seen.add(id(tensor))
-            found[name] = tensor.detach()
-    return found
+            tensors[name] = tensor.detach()
+    return tensors
 
 
 @torch.no_grad()
 def set_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: str = "these weights") -> None:
-    """Write ``tensors`` into the model, all of them or, if they do not fit, none. Shards take their share."""
-    own = get_weights(model)
-    wrong = [f"{name} is missing" for name in own if name not in tensors]
-    wrong += [f"{name} is of no use here" for name in tensors if name not in own]
-    wrong += [
-        f"{name} is {tuple(tensors[name].shape)}, {tuple(tensor.shape)} is expected"
-        for name, tensor in own.items()
+    """Copy ``tensors`` into the model. If they do not fit, raise an error and change nothing."""
+    model_tensors = get_weights(model)
+    problems = [f"{name} is missing" for name in model_tensors if name not in tensors]
+    problems += [f"{name} is unexpected" for name in tensors if name not in model_tensors]
+    problems += [
+        f"{name} has shape {tuple(tensors[name].shape)} instead of {tuple(tensor.shape)}"
+        for name, tensor in model_tensors.items()
         if name in tensors and tensors[name].shape != tensor.shape
     ]
-    if wrong:
-        more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise InputError(f"{source} are of another model: {'; '.join(wrong[:5])}{more}")
-    for name, tensor in own.items():
-        new = tensors[name].to(tensor.device)
+    if problems:
+        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise InputError(f"{source} belong to another model: {'; '.join(problems[:5])}{more}")
+    for name, tensor in model_tensors.items():
+        value = tensors[name].to(tensor.device)
         if isinstance(tensor, DTensor):
-            new = distribute_tensor(new, tensor.device_mesh, tensor.placements, src_data_rank=None)
-        tensor.copy_(new)
+            value = distribute_tensor(value, tensor.device_mesh, tensor.placements, src_data_rank=None)
+        tensor.copy_(value)
 
 
 def save_weights(model: nn.Module, path: Path) -> None:
-    """Write a safetensors file; whoever reads ``path`` meanwhile finds the old one or the new one, whole."""
+    """Write the weights to a safetensors file, atomically."""
     write_safetensors(get_weights(model), path)
 
 
@@ -75,34 +75,34 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 def write_safetensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Tensors to a safetensors file."""
-    with atomic_write(path) as part:
-        part.touch()
-        mode = part.stat().st_mode
-        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    """Write tensors to a safetensors file, atomically."""
+    with atomic_write(path) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         try:
-            save_file(plain, part, metadata={"format": "pt"})
-        except SafetensorError as error:  # a full disk, for example, which it reports only in words
+            save_file(contiguous, temporary, metadata={"format": "pt"})
+        except SafetensorError as error:  # for example a full disk, which is only reported as text
             match = re.search(r"os error (\d+)", str(error))
             if match is None:
                 raise
             code = int(match[1])
             raise OSError(code, os.strerror(code)) from error
-        part.chmod(mode)  # who may read it is for the user's umask to say, not for safetensors
+        temporary.chmod(mode)  # the permissions follow the user's umask
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """What :func:`write_safetensors` wrote."""
+    """Read the tensors of a safetensors file."""
     try:
         return load_file(path)
     except FileNotFoundError:
-        raise InputError(f"{path} is not there") from None
+        raise InputError(f"there is no file {path}") from None
     except SafetensorError as error:
-        raise InputError(f"{path} is not a whole safetensors file ({error})") from error
+        raise InputError(f"{path} is not a complete safetensors file ({error})") from error
 
 
 def is_complete(path: Path) -> bool:
-    """Whether :func:`read_safetensors` will find a file that is not cut short; it is not read for that."""
+    """Whether a safetensors file exists and is not truncated. Only its header is read."""
     try:
         with safe_open(path, "pt"):
             return True
@@ -111,7 +111,7 @@ def is_complete(path: Path) -> bool:
 
 
 def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """The mean of several files' tensors, computed in float64; of whole numbers, those of the last file."""
+    """Average the tensors of several files in float64. Integer tensors are those of the last file."""
     sums = {name: tensor.double() for name, tensor in read_safetensors(paths[0]).items()}
     for path in paths[1:]:
         for name, tensor in read_safetensors(path).items():
