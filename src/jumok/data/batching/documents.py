@@ -1,19 +1,18 @@
-"""Documents of sentences of token ids, with a label each, as batches: what a hierarchical model learns from.
+"""Batches of documents with one label each, for hierarchical models. A document is a list of sentences.
 
-A batch has as many documents as its budget of words allows, of like size, so that their sentences are about
-equally many. The words of all sentences lie in a row, and so do the sentences of all documents: nothing is
-filled up.
+The words of all sentences of a batch are packed, and so are the sentences of all documents; there is no
+padding::
 
-What takes time on a GPU are the steps, one after the other, of which a batch has as many as the longest of
-its sentences has words, and the longest of its documents sentences: a single long sentence makes all others
-wait. So documents can also come together *by steps*, those that need equally many. Of IMDB's reviews, batches
-of 65,536 words then take 117 steps on average, and by size 298. ::
-
-    documents    a a a / b      c c / d d d / e       a document, its sentences divided by /
+    documents    a a a / b      c c / d d d / e       two documents; / separates sentences
     tokens       a a a b c c d d d e                  sentences of 3, 1, 2, 3, 1 words
     sentences    0 1 2 3 4                            documents of 2, 3 sentences
 
-All of it is held in memory, 4 bytes a word: data that people have labelled is small.
+A batch contains as many documents of similar size as its budget of words allows. Time on a GPU, however,
+depends on the number of sequential steps: the words of the longest sentence or the sentences of the longest
+document. A single long sentence makes all others wait. ``group_by_steps`` therefore groups documents by their
+number of steps. With 65,536 words per batch, IMDB takes 117 steps per batch on average, instead of 298.
+
+All documents are held in memory, at 4 bytes per word: labelled data is small.
 """
 
 from __future__ import annotations
@@ -24,17 +23,18 @@ from itertools import chain
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from jumok.batches.text import DocumentBatch, label_mask
 from jumok.batches.tokens import UNK, Tokens
 from jumok.data.batching.length_batching import (
     BatchPlan,
+    EpochLengths,
     IndexArray,
     LengthArray,
-    divide_batch,
+    LengthBatcher,
+    SequenceLayout,
+    expand_ranges,
     fingerprint_arrays,
-    plan_batches,
 )
 from jumok.errors import InputError
 
@@ -45,25 +45,23 @@ TokenizedDocument = Sequence[Sequence[int]]  # sentences of token ids
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RaggedDocuments(DocumentBatch):
-    """Documents that are read by the lengths of all their sentences, which no two batches have in common.
-
-    So, although they are packed, there is no form by which they would be alike to others.
-    """
+    """Documents whose kernels depend on the length of every sentence: no CUDA graph fits two batches."""
 
     @property
     def graph_key(self) -> None:
         return None
 
 
-class DocumentBatcher:
-    """Documents with a label each, the number of a class or any number: what the training loop asks for.
+class DocumentBatcher(LengthBatcher[DocumentBatch]):
+    """Documents with a label each, a class index or a number.
 
-    ``max_tokens`` is how many words a batch has at most, unless a single document has more. A sentence without a
-    word gets one unknown word, and a document without a sentence one such sentence. ``group_by_steps``: a batch has
-    documents that take about equally many steps to read, where otherwise they have equally many words.
+    ``max_tokens`` limits the words of a batch, unless a single document has more. An empty sentence becomes one
+    unknown word, and an empty document one such sentence. ``group_by_steps`` groups documents by the number of
+    sequential steps that they take instead of by their number of words.
 
-    >>> data = DocumentBatcher([[[7, 8, 9], [5]], [[4, 6]], []], labels=[2, 0, 1], max_tokens=100, seed=1)
-    >>> batch = data.collate([1, 0])
+    >>> documents = [[[7, 8, 9], [5]], [[4, 6]], []]
+    >>> batcher = DocumentBatcher(documents, labels=[2, 0, 1], max_tokens=100, seed=1)
+    >>> batch = batcher.collate([1, 0])
     >>> batch.tokens.ids, batch.tokens.lengths
     (tensor([[4, 6, 7, 8, 9, 5]]), (2, 3, 1))
     >>> batch.sentence_indices.ids, batch.sentence_indices.lengths, batch.labels
@@ -82,91 +80,75 @@ class DocumentBatcher:
         group_by_steps: bool = False,
     ) -> None:
         if not documents:
-            raise InputError("there is nothing to learn from: no document is left")
+            raise InputError("there are no documents to train on")
         if len(documents) != len(labels):
             raise InputError(
-                f"{len(documents)} documents came with {len(labels)} labels; each document has one"
+                f"there are {len(documents)} documents and {len(labels)} labels; expected one label per document"
             )
         if max_tokens < 1:
-            raise InputError(f"tokens={max_tokens}: a batch needs a budget of at least one token")
-        self.max_tokens, self.seed, self.group_by_steps = max_tokens, seed, group_by_steps
-        given = np.asarray(labels)
-        self.labels = torch.from_numpy(given.astype(np.float32 if given.dtype.kind == "f" else np.int64))
+            raise InputError(f"max_tokens={max_tokens}: a batch needs a budget of at least one token")
+        super().__init__(SequenceLayout(max_tokens), seed=seed)
+        self.group_by_steps = group_by_steps
+        values = np.asarray(labels)
+        self.labels = torch.from_numpy(values.astype(np.float32 if values.dtype.kind == "f" else np.int64))
 
-        nothing = (UNK,)
-        every = [document if len(document) else (nothing,) for document in documents]
-        sentences = [sentence if len(sentence) else nothing for sentence in chain.from_iterable(every)]
+        unknown = (UNK,)
+        nonempty = [document if len(document) else (unknown,) for document in documents]
+        sentences = [sentence if len(sentence) else unknown for sentence in chain.from_iterable(nonempty)]
         self._token_ids = np.fromiter(chain.from_iterable(sentences), np.int32)
-        self._sentence_lengths = np.fromiter(map(len, sentences), np.int64)  # the words of each
-        self._document_sizes = np.fromiter(map(len, every), np.int64)  # the sentences of each
-        ends = np.cumsum(self._document_sizes)
-        self._sentence_offsets = ends - self._document_sizes
+        self._sentence_lengths = np.fromiter(map(len, sentences), np.int64)  # words per sentence
+        self._document_sizes = np.fromiter(map(len, nonempty), np.int64)  # sentences per document
+        self._sentence_offsets = np.cumsum(self._document_sizes) - self._document_sizes
         self.lengths: LengthArray = np.add.reduceat(self._sentence_lengths, self._sentence_offsets).astype(
             np.int32
-        )
-        longest = np.maximum.reduceat(self._sentence_lengths, self._sentence_offsets)
-        self._num_steps = np.maximum(longest, self._document_sizes)  # whichever level has more decides
+        )  # words per document
         self._token_offsets = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
-        self._latest_epoch: tuple[int, BatchPlan] | None = (
-            None  # asked for again, the same need not be made again
-        )
+        longest_sentence = np.maximum.reduceat(self._sentence_lengths, self._sentence_offsets)
+        self._num_steps = np.maximum(longest_sentence, self._document_sizes)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     @property
     def fingerprint(self) -> str:
-        """Another one for other documents, or for other labels."""
+        """Identifies the documents and the labels."""
         return fingerprint_arrays(
             self._token_ids, self._sentence_lengths, self._document_sizes, self.labels.numpy()
         )
 
-    def batches(self, epoch: int) -> BatchPlan:
-        """The batches of an epoch, in order."""
-        latest = self._latest_epoch
-        if latest is None or latest[0] != epoch:
-            latest = self._latest_epoch = (epoch, self._plan_epoch(epoch))
-        return latest[1]
+    def epoch_lengths(self, epoch: int) -> EpochLengths:
+        return EpochLengths(self.lengths, self.lengths)
+
+    def example_lengths(self, index: IndexArray) -> tuple[LengthArray, LengthArray]:
+        lengths = self.lengths[index]
+        return lengths, lengths
 
     def _plan_epoch(self, epoch: int) -> BatchPlan:
         if not self.group_by_steps:
-            return plan_batches(
-                self.lengths, self.lengths, max_tokens=self.max_tokens, seed=self.seed, epoch=epoch
-            )
-        chance = np.random.default_rng([self.seed, epoch])
-        order = chance.permutation(len(self))
-        order = order[np.argsort(self._num_steps[order], kind="stable")]  # chance decides among equals
+            return super()._plan_epoch(epoch)
+        rng = np.random.default_rng([self.seed, epoch])
+        order = rng.permutation(len(self))
+        order = order[np.argsort(self._num_steps[order], kind="stable")]  # random among equals
         ends = np.cumsum(self.lengths[order], dtype=np.int64)
         bounds = [0]
         while bounds[-1] < len(order):
             before = ends[bounds[-1]] - self.lengths[order[bounds[-1]]]
-            fits = int(np.searchsorted(ends, before + self.max_tokens, side="right"))
-            bounds.append(max(bounds[-1] + 1, fits))
-        return BatchPlan(order, np.array(bounds, np.int64), chance.permutation(len(bounds) - 1))
-
-    def divide(self, index: IndexArray, num_parts: int) -> list[IndexArray]:
-        """A batch in parts of like work."""
-        return divide_batch(index, self.lengths, self.lengths, num_parts)
+            stop = int(np.searchsorted(ends, before + self.layout.budget, side="right"))
+            bounds.append(max(bounds[-1] + 1, stop))
+        return BatchPlan(order, np.array(bounds, np.int64), rng.permutation(len(bounds) - 1))
 
     def collate(self, index: Sequence[int] | IndexArray) -> DocumentBatch:
-        """The documents of these numbers as a model takes them."""
-        numbers = np.asarray(index, np.int64)
-        words = self._token_ids[_expand_ranges(self._token_offsets[numbers], self.lengths[numbers])]
-        sizes = self._document_sizes[numbers]
-        lengths = self._sentence_lengths[_expand_ranges(self._sentence_offsets[numbers], sizes)]
-        labels = self.labels[torch.from_numpy(numbers)]
-        ids = torch.from_numpy(words.astype(np.int64))
+        indices = np.asarray(index, np.int64)
+        token_positions = expand_ranges(self._token_offsets[indices], self.lengths[indices])
+        ids = torch.from_numpy(self._token_ids[token_positions].astype(np.int64))
+        sizes = self._document_sizes[indices]
+        lengths = self._sentence_lengths[expand_ranges(self._sentence_offsets[indices], sizes)]
+        labels = self.labels[torch.from_numpy(indices)]
         return RaggedDocuments(
             tokens=Tokens.from_packed_ids(ids, lengths.tolist()),
             sentence_indices=Tokens.from_packed_ids(torch.arange(len(lengths)), sizes.tolist()),
             segments=torch.zeros_like(ids)[None],
             labels=labels,
             count=int(label_mask(labels).sum()),
-            example_indices=tuple(numbers.tolist()),
+            example_indices=tuple(indices.tolist()),
         )
-
-
-def _expand_ranges(starts: NDArray[np.int64], lengths: IndexArray) -> IndexArray:
-    """The numbers of some runs, each from where it begins and as long as it is, one after the other."""
-    before: IndexArray = np.cumsum(lengths, dtype=np.int64) - lengths
-    return np.arange(lengths.sum()) + np.repeat(starts - before, lengths)

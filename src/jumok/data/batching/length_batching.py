@@ -1,43 +1,51 @@
-"""Which examples are learned from together, and in what order.
+"""Batches of examples of similar length, in an order that depends only on the seed and the epoch.
 
-The order is a pure function of seed and epoch: a run that was stopped finds its place by counting batches.
-The examples are shuffled, cut into windows, and within a window
+A run that was interrupted therefore finds its place again by counting batches; no other state is saved. The
+examples of an epoch are shuffled and divided into windows. Within a window
 
-- *padded*: sorted by length, so that a batch has examples of like length and little padding; the batches
-  are shuffled again afterwards;
-- *packed*: left in the order of chance. Sequences lie end to end and need no like lengths.
+- *padded* batches are cut from the examples sorted by length, so that there is little padding. The batches are
+  then shuffled again;
+- *packed* batches are cut from the examples in shuffled order. Sequences are concatenated, so their lengths
+  need not be similar.
 
-A batch takes as many examples as its budget allows: neither side has more than ``max_tokens`` places, padding,
-begin and end of sentence included. Only an example that is longer all by itself makes a larger batch.
+A batch contains as many examples as its budget allows: neither side has more than ``max_tokens`` tokens,
+including padding, BOS and EOS. Only a single example that is longer by itself exceeds the budget.
 
-Memory: 4 bytes an example for the order and 8 for its lengths, 1.2 GB at 100 million, whatever their length.
+:class:`LengthBatcher` implements this once. A subclass supplies the lengths of its examples and collates them.
+
+Memory: 4 bytes per example for the order and 8 for its lengths, which is 1.2 GB for 100 million examples.
 """
 
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, overload
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
-from jumok.batches.tokens import BOS, EOS, IGNORE, PAD, Seq2SeqBatch, Tokens, round_up_size
-from jumok.data.caches.token_store import TokenColumn, TokenStore
+from jumok.batches.tokens import PAD, Tokens, round_up_size
 from jumok.errors import InputError
 
 __all__ = [
+    "EPOCH_STRIDE",
     "KERNEL_BLOCK",
     "BatchPlan",
+    "ConcatenatedSequences",
+    "EpochLengths",
     "IndexArray",
     "LengthArray",
-    "TranslationBatcher",
+    "LengthBatcher",
+    "SequenceLayout",
     "divide_batch",
+    "expand_ranges",
     "fingerprint_arrays",
-    "gather_sequences",
     "pack_sequences",
     "pad_array",
     "pad_sequences",
@@ -47,20 +55,24 @@ __all__ = [
 
 IndexArray = NDArray[np.integer[Any]]
 LengthArray = NDArray[np.int32]
-FlatSequences = tuple[
-    NDArray[np.int64], NDArray[np.int64]
-]  # the ids of many sequences end to end, and the length of each
-KERNEL_BLOCK = 64  # tokens: a block of queries or keys, for the kernels of attention
-SORT_WINDOW = 1 << 17  # examples that are sorted together: enough for like lengths, few enough for chance
+IntArray = NDArray[np.int64]
+FlatSequences = tuple[IntArray, IntArray]  # the ids of many sequences, concatenated, and the length of each
+B = TypeVar("B")
+KERNEL_BLOCK = 64  # tokens: the block size of the attention kernels
+SORT_WINDOW = 1 << 17  # examples sorted together: enough for similar lengths, few enough to stay random
+EPOCH_STRIDE = 1 << 40  # where examples differ between epochs, their index is epoch · EPOCH_STRIDE + index
+
+
+# ------------------------------------------------------------------------------------------- order of examples
 
 
 @dataclass(frozen=True, eq=False)
 class BatchPlan(Sequence[IndexArray]):
-    """The batches of one epoch, each an array of example numbers, cut from the order only when asked for."""
+    """The batches of one epoch. Each is an array of example indices, cut from the order on access."""
 
     order: IndexArray  # all examples
-    bounds: NDArray[np.int64]  # where batches begin in it, and the end
-    batch_order: IndexArray  # the batches in the order in which they come
+    bounds: NDArray[np.int64]  # start of each batch in ``order``, then the end of the last
+    batch_order: IndexArray  # the order in which the batches come
 
     def __len__(self) -> int:
         return len(self.batch_order)
@@ -76,15 +88,6 @@ class BatchPlan(Sequence[IndexArray]):
         return self.order[self.bounds[batch] : self.bounds[batch + 1]]
 
 
-def fingerprint_arrays(*arrays: NDArray[Any]) -> str:
-    """Of all that is learned from and of its order: another one where anything differs."""
-    found = hashlib.sha256()
-    for array in arrays:
-        found.update(f"{array.dtype.str} {array.shape} ".encode())
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()
-
-
 def plan_batches(
     source_lengths: LengthArray,
     target_lengths: LengthArray,
@@ -94,92 +97,94 @@ def plan_batches(
     epoch: int,
     packed: bool = False,
 ) -> BatchPlan:
-    """All examples, each in one batch, by the lengths of their two sides.
+    """Divide all examples into batches, by the lengths of their two sides.
 
     >>> lengths = np.array([3, 9, 4, 8, 3], np.int32)
-    >>> sorted(sorted(batch.tolist()) for batch in plan_batches(lengths, lengths, max_tokens=20, seed=1, epoch=0))
+    >>> plan = plan_batches(lengths, lengths, max_tokens=20, seed=1, epoch=0)
+    >>> sorted(sorted(batch.tolist()) for batch in plan)
     [[0, 2, 4], [1, 3]]
     """
     if max_tokens < 1:
-        raise InputError(f"tokens={max_tokens}: a batch needs a budget of at least one token")
+        raise InputError(f"max_tokens={max_tokens}: a batch needs a budget of at least one token")
     if source_lengths.shape != target_lengths.shape or source_lengths.ndim != 1:
         raise InputError(
-            f"lengths of {source_lengths.shape} sources and {target_lengths.shape} targets: they must be as many"
+            f"there are lengths of {source_lengths.shape} sources and {target_lengths.shape} targets; expected "
+            "the same number of both"
         )
-    chance = np.random.default_rng([seed, epoch])
+    rng = np.random.default_rng([seed, epoch])
     order: IndexArray = np.arange(
         len(source_lengths), dtype=np.uint32 if len(source_lengths) < 1 << 32 else np.uint64
     )
-    chance.shuffle(order)
-    begins: list[int] = []
-    for begin in range(0, len(order), SORT_WINDOW):
-        window = order[begin : begin + SORT_WINDOW]
+    rng.shuffle(order)
+    starts: list[int] = []
+    for window_start in range(0, len(order), SORT_WINDOW):
+        window = order[window_start : window_start + SORT_WINDOW]
         if packed:
             cuts = list(_cut_packed(source_lengths[window], target_lengths[window], max_tokens))
         else:
             by_length, cuts = _sort_by_length(source_lengths[window], target_lengths[window], max_tokens)
             window[:] = window[by_length]
-        begins += (begin + cut for cut in cuts)
-    turn: IndexArray = np.arange(len(begins), dtype=np.uint32)
+        starts += (window_start + cut for cut in cuts)
+    batch_order: IndexArray = np.arange(len(starts), dtype=np.uint32)
     if not packed:
-        chance.shuffle(turn)
-    return BatchPlan(order, np.array([*begins, len(order)], np.int64), turn)
+        rng.shuffle(batch_order)
+    return BatchPlan(order, np.array([*starts, len(order)], np.int64), batch_order)
 
 
 def _sort_by_length(
     source_lengths: LengthArray, target_lengths: LengthArray, max_tokens: int
 ) -> tuple[NDArray[np.intp], list[int]]:
-    """An order by length, and where batches begin in it: of two orders the one with less padding.
+    """Sort examples by length and cut batches: of two sort orders, the one with less padding.
 
-    One is by target length, and within one such length by source length, up in the one, down in the next: so
-    the source does not jump where the target grows by one. The other, better if a batch spans many lengths,
-    is by the longer side.
+    The first order is by target length and then by source length, ascending for one target length and
+    descending for the next, so that the source length does not jump where the target length grows by one. The
+    second order is by the longer side. It is better if a batch spans many lengths.
     """
     longer, shorter = np.maximum(source_lengths, target_lengths), np.minimum(source_lengths, target_lengths)
     up_and_down = np.where(target_lengths % 2, source_lengths, -source_lengths)
-    tried = []
+    candidates = []
     for order in (np.lexsort((up_and_down, target_lengths)), np.lexsort((shorter, longer))):
         cuts = list(_cut_padded(longer[order], max_tokens))
-        rows = np.diff([*cuts, len(order)])
-        places = sum(
-            int((np.maximum.reduceat(side[order], cuts) * rows).sum())
+        num_rows = np.diff([*cuts, len(order)])
+        padded_size = sum(
+            int((np.maximum.reduceat(side[order], cuts) * num_rows).sum())
             for side in (source_lengths, target_lengths)
         )
-        tried.append((places, order, cuts))
-    _, order, cuts = min(tried, key=lambda one: one[0])
+        candidates.append((padded_size, order, cuts))
+    _, order, cuts = min(candidates, key=lambda candidate: candidate[0])
     return order, cuts
 
 
 def _cut_padded(longer_lengths: LengthArray, max_tokens: int) -> Iterator[int]:
-    """Where batches begin, if every row takes as many places as the longest."""
-    begin = 0
-    while begin < len(longer_lengths):
-        yield begin
-        ahead = longer_lengths[begin : begin + max_tokens].astype(np.int64)
-        places = np.maximum.accumulate(ahead) * np.arange(1, len(ahead) + 1)
-        begin += max(1, int(np.searchsorted(places, max_tokens, side="right")))
+    """Where batches start if every row is padded to the longest."""
+    start = 0
+    while start < len(longer_lengths):
+        yield start
+        lengths = longer_lengths[start : start + max_tokens].astype(np.int64)
+        padded_sizes = np.maximum.accumulate(lengths) * np.arange(1, len(lengths) + 1)
+        start += max(1, int(np.searchsorted(padded_sizes, max_tokens, side="right")))
 
 
 def _cut_packed(source_lengths: LengthArray, target_lengths: LengthArray, max_tokens: int) -> Iterator[int]:
-    """Where batches begin, if all rows lie end to end."""
+    """Where batches start if all sequences are concatenated."""
     ends = [np.cumsum(side, dtype=np.int64) for side in (source_lengths, target_lengths)]
-    begin, before = 0, [0, 0]
-    while begin < len(source_lengths):
-        yield begin
-        fits = min(
-            int(np.searchsorted(end, taken + max_tokens, side="right"))
-            for end, taken in zip(ends, before, strict=True)
+    start, before = 0, [0, 0]
+    while start < len(source_lengths):
+        yield start
+        stop = min(
+            int(np.searchsorted(end, num_before + max_tokens, side="right"))
+            for end, num_before in zip(ends, before, strict=True)
         )
-        begin = max(begin + 1, fits)
-        before = [int(end[begin - 1]) for end in ends]
+        start = max(start + 1, stop)
+        before = [int(end[start - 1]) for end in ends]
 
 
 def divide_batch(
     index: IndexArray, source_lengths: LengthArray, target_lengths: LengthArray, num_parts: int
 ) -> list[IndexArray]:
-    """A batch in so many parts of like work, for as many processes and steps of accumulation.
+    """Divide a batch into parts of similar cost, for several processes and accumulation steps.
 
-    The numbers of examples differ by one at most, and the tokens by no more than the longest example has. If
+    The numbers of examples differ by at most one, and the numbers of tokens by at most the longest example. If
     there are fewer examples than parts, the last parts are empty.
 
     >>> lengths = np.array([7, 2, 5, 4], np.int32)
@@ -187,150 +192,125 @@ def divide_batch(
     [[0, 1], [2, 3]]
     """
     if num_parts < 1:
-        raise InputError(f"a batch cannot be divided into {num_parts} parts")
-    # Dealt out by length, the longest first, back and forth: 0 1 2 2 1 0 0 1 2 …
+        raise InputError(f"num_parts={num_parts}: expected 1 or more parts of a batch")
+    # Deal the examples out, the longest first, back and forth: 0 1 2 2 1 0 0 1 2 …
     longest_first = index[np.argsort(-(source_lengths[index] + target_lengths[index]), kind="stable")]
     turn = np.arange(len(index)) % (2 * num_parts)
-    dealt = np.minimum(turn, 2 * num_parts - 1 - turn)
-    return [longest_first[dealt == part] for part in range(num_parts)]
+    part_of_example = np.minimum(turn, 2 * num_parts - 1 - turn)
+    return [longest_first[part_of_example == part] for part in range(num_parts)]
 
 
-class TranslationBatcher:
-    """A store as batches to learn from: what the training loop asks for.
+# ------------------------------------------------------------------------------------------- layout of a batch
 
-    >>> data = TranslationBatcher(store, max_tokens=4096, seed=1)             # doctest: +SKIP
-    >>> for index in data.batches(epoch=0):                     # doctest: +SKIP
-    ...     pairs = data.collate(index)
 
-    The same sizes come again and again, so that what was compiled or recorded for one batch serves others:
+@dataclass(frozen=True)
+class SequenceLayout:
+    """How the sequences of a batch become tensors, and how many of them fit.
 
-    ``packed``: a batch is one row of sequences end to end, and its length a multiple of 1/32 of ``max_tokens``.
-    What is missing is filled by sequences that do not count, equally many on both sides.
+    Both kinds make the same shapes recur, so that what was compiled or recorded for one batch serves others:
 
-    ``fixed_shapes``: padded sentences have one of a few lengths (:func:`round_up_lengths`), and a batch as many rows as its
-    budget allows; some of them may be empty sentences that do not count.
+    ``packed``: a batch is a single row of concatenated sequences. Its length is a multiple of 1/32 of
+    ``max_tokens``, filled up with sequences that do not count, none longer than ``filler_length``.
+
+    ``fixed_shapes``: padded sequences have one of a few lengths (:func:`round_up_lengths`), and a batch has as
+    many rows as its budget allows. Some rows may be fillers that do not count.
     """
 
-    def __init__(
-        self,
-        store: TokenStore,
-        *,
-        max_tokens: int,
-        seed: int,
-        packed: bool = False,
-        fixed_shapes: bool = False,
-    ) -> None:
-        if max_tokens < 2:
-            raise InputError(f"tokens={max_tokens}: a batch needs a budget of at least two tokens")
-        self.store, self.max_tokens, self.seed, self.packed, self.fixed_shapes = (
-            store,
-            max_tokens,
-            seed,
-            packed,
-            fixed_shapes,
-        )
-        # As they will be in a batch, with an end or a begin of sentence.
-        self.source_lengths: LengthArray = store.source.lengths + np.int32(1)
-        self.target_lengths: LengthArray = store.target.lengths + np.int32(1)
-        self.length_multiple = max(KERNEL_BLOCK, max_tokens // 32)
-        self.num_fillers = self.length_multiple // KERNEL_BLOCK + 2  # so that none is longer than LEAST
-        self._latest_epoch: tuple[int, BatchPlan] | None = (
-            None  # asked for again, the same need not be made again
-        )
-
-    def __len__(self) -> int:
-        return len(self.store)
+    max_tokens: int
+    packed: bool = False
+    fixed_shapes: bool = False
+    filler_length: int = KERNEL_BLOCK
 
     @property
-    def fingerprint(self) -> str:
-        """Identifies the examples."""
-        return self.store.fingerprint
+    def length_multiple(self) -> int:
+        """The length of a packed row is a multiple of this."""
+        return max(KERNEL_BLOCK, self.max_tokens // 32)
 
-    def batches(self, epoch: int) -> BatchPlan:
-        """The batches of an epoch, in order."""
-        latest = self._latest_epoch
-        if latest is None or latest[0] != epoch:
-            budget = max(1, self.max_tokens - self.num_fillers) if self.packed else self.max_tokens
-            source, target = self.source_lengths, self.target_lengths
-            if self.fixed_shapes and not self.packed:
-                source, target = round_up_lengths(source), round_up_lengths(target)
-            made = plan_batches(
-                source, target, max_tokens=budget, seed=self.seed, epoch=epoch, packed=self.packed
-            )
-            latest = self._latest_epoch = (epoch, made)
-        return latest[1]
+    @property
+    def num_fillers(self) -> int:
+        """The number of fillers of a packed row: enough that none is longer than ``filler_length``."""
+        return self.length_multiple // self.filler_length + 2
 
-    def divide(self, index: IndexArray, num_parts: int) -> list[IndexArray]:
-        """A batch in parts of like work; see :func:`divide_batch`."""
-        return divide_batch(index, self.source_lengths, self.target_lengths, num_parts)
+    @property
+    def budget(self) -> int:
+        """The tokens that are left for examples."""
+        return max(1, self.max_tokens - self.num_fillers) if self.packed else self.max_tokens
 
-    def collate(self, index: Sequence[int] | IndexArray) -> Seq2SeqBatch:
-        """The examples of these numbers as a model takes them: what ``Seq2SeqBatch.of`` makes, only faster."""
-        numbers = np.asarray(index, np.int64)
-        source, target = (gather_sequences(side, numbers) for side in (self.store.source, self.store.target))
-        sides = _append_eos(*source), _prepend_bos(*target), _append_eos(*target)
-        make = self._collate_packed if self.packed else self._collate_padded
-        given, told, labels = make(*sides)
-        count = int(sides[2][1].sum())
-        return Seq2SeqBatch(given, told, labels, count, example_indices=tuple(numbers.tolist()))
-
-    def _collate_packed(
-        self, source: FlatSequences, target: FlatSequences, labels: FlatSequences
-    ) -> tuple[Tokens, Tokens, Tensor]:
-        """Source and target in a row each, and the labels of the second."""
-        given, told = (
-            pack_sequences(*side, self.length_multiple, self.num_fillers) for side in (source, target)
+    def round_up(self, lengths: LengthArray) -> LengthArray:
+        """The lengths that count for the budget."""
+        rounded: LengthArray = (
+            round_up_lengths(lengths) if self.fixed_shapes and not self.packed else lengths
         )
-        return given, told, torch.from_numpy(pad_array(labels[0], told.ids.shape[1], IGNORE))[None]
+        return rounded
 
-    def _collate_padded(
-        self, source: FlatSequences, target: FlatSequences, labels: FlatSequences
-    ) -> tuple[Tokens, Tokens, Tensor]:
-        """The same in as many rows as there are sentences, or more."""
-        widths = [int(lengths.max(initial=0)) for _, lengths in (source, target)]
-        rows = len(source[1])
-        if self.fixed_shapes:
-            widths = [int(round_up_lengths(np.array(width))) for width in widths]
-            rows = max(rows, self.max_tokens // max(widths))
+    def width(self, lengths: IntArray) -> int:
+        """The width of the rows that hold sequences of these lengths."""
+        longest = int(lengths.max(initial=0))
+        return int(round_up_lengths(np.array(longest))) if self.fixed_shapes else longest
 
-        def square(sequences: FlatSequences, width: int, fill: int, filler: int) -> Tokens:
-            tokens = pad_sequences(*sequences, (rows, width), fill, filler)
-            return tokens.with_static_shapes() if self.fixed_shapes else tokens
+    def num_rows(self, num_examples: int, width: int) -> int:
+        """The number of rows of this width, fillers included."""
+        if not self.fixed_shapes or self.packed:
+            return num_examples
+        return max(num_examples, self.max_tokens // width)
 
-        given, told = square(source, widths[0], PAD, EOS), square(target, widths[1], PAD, BOS)
-        return given, told, square(labels, widths[1], IGNORE, IGNORE).ids
+    def shape(self, lengths: IntArray) -> tuple[int, int]:
+        """The rows and the width of a padded batch of sequences of these lengths."""
+        width = self.width(lengths)
+        return self.num_rows(len(lengths), width), width
+
+    def arrange(
+        self,
+        ids: IntArray,
+        lengths: IntArray,
+        shape: tuple[int, int] | None = None,
+        pad_id: int = PAD,
+        filler_id: int = PAD,
+    ) -> Tokens:
+        """Sequences as one packed row, or as padded rows of ``shape`` (by default that of :meth:`shape`)."""
+        if self.packed:
+            return pack_sequences(ids, lengths, self.length_multiple, self.num_fillers)
+        tokens = pad_sequences(ids, lengths, shape or self.shape(lengths), pad_id, filler_id)
+        return tokens.with_static_shapes() if self.fixed_shapes else tokens
+
+    def arrange_like(self, tokens: Tokens, values: IntArray, lengths: IntArray, pad_value: int) -> Tensor:
+        """One value per token, in the same arrangement as the tokens."""
+        rows, width = tokens.ids.shape
+        if self.packed:
+            return torch.from_numpy(pad_array(values, width, pad_value))[None]
+        return pad_sequences(values, lengths, (rows, width), pad_value, pad_value).ids
 
 
-def pack_sequences(
-    ids: NDArray[np.int64], lengths: NDArray[np.int64], multiple: int, num_fillers: int
-) -> Tokens:
-    """Sequences end to end, and behind them so many that do not count, up to a multiple of a length.
+def pack_sequences(ids: IntArray, lengths: IntArray, multiple: int, num_fillers: int) -> Tokens:
+    """Concatenate sequences, and append fillers up to a multiple of a length.
 
-    Empty ones make the number of sequences one of a few, too.
+    Empty sequences at the end make the number of sequences one of a few, too.
     """
-    whole = -(-(len(ids) + num_fillers) // multiple) * multiple
-    cuts = np.linspace(len(ids), whole, num_fillers + 1).astype(np.int64)
-    sequences = len(lengths) + num_fillers
-    empty = np.zeros(round_up_size(sequences, KERNEL_BLOCK) - sequences, np.int64)
-    every = np.concatenate([lengths, np.diff(cuts), empty])
-    longest = round_up_size(int(lengths.max(initial=0)), KERNEL_BLOCK)
-    return Tokens.from_packed_ids(torch.from_numpy(pad_array(ids, whole, PAD)), every.tolist(), longest)
+    total = -(-(len(ids) + num_fillers) // multiple) * multiple
+    cuts = np.linspace(len(ids), total, num_fillers + 1).astype(np.int64)
+    num_sequences = len(lengths) + num_fillers
+    empty = np.zeros(round_up_size(num_sequences, KERNEL_BLOCK) - num_sequences, np.int64)
+    all_lengths = np.concatenate([lengths, np.diff(cuts), empty])
+    max_length = round_up_size(int(lengths.max(initial=0)), KERNEL_BLOCK)
+    return Tokens.from_packed_ids(
+        torch.from_numpy(pad_array(ids, total, PAD)), all_lengths.tolist(), max_length
+    )
 
 
 def pad_sequences(
-    ids: NDArray[np.int64], lengths: NDArray[np.int64], shape: tuple[int, int], pad_value: int, filler_id: int
+    ids: IntArray, lengths: IntArray, shape: tuple[int, int], pad_value: int, filler_id: int
 ) -> Tokens:
-    """Sequences in rows, filled up at the right; rows that are left over hold one ``filler_id`` each."""
-    rows, width = shape
-    more = rows - len(lengths)
-    lengths = np.concatenate([lengths, np.ones(more, np.int64)])
-    square = np.full(shape, pad_value)
-    square[np.arange(width) < lengths[:, None]] = np.concatenate([ids, np.full(more, filler_id)])
-    return Tokens(torch.from_numpy(square), tuple(lengths.tolist()))
+    """Put each sequence into a row, padded on the right. Each remaining row holds one ``filler_id``."""
+    num_rows, width = shape
+    num_fillers = num_rows - len(lengths)
+    lengths = np.concatenate([lengths, np.ones(num_fillers, np.int64)])
+    padded = np.full(shape, pad_value)
+    padded[np.arange(width) < lengths[:, None]] = np.concatenate([ids, np.full(num_fillers, filler_id)])
+    return Tokens(torch.from_numpy(padded), tuple(lengths.tolist()))
 
 
 def round_up_lengths(lengths: Any) -> Any:
-    """Lengths, or one, rounded up to one of 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, …
+    """Round lengths up to one of 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, …
 
     >>> round_up_lengths(np.array([1, 4, 13, 33, 65]))
     array([ 4,  4, 16, 40, 80])
@@ -341,25 +321,113 @@ def round_up_lengths(lengths: Any) -> Any:
     return -(-lengths // step) * step
 
 
-def pad_array(values: NDArray[np.int64], length: int, pad_value: int) -> NDArray[np.int64]:
-    """The same numbers, and so many more that there are ``to`` of them."""
+def pad_array(values: IntArray, length: int, pad_value: int) -> IntArray:
+    """Append ``pad_value`` until there are ``length`` values."""
     return np.concatenate([values, np.full(length - len(values), pad_value)])
 
 
-def gather_sequences(column: TokenColumn, indices: NDArray[np.int64]) -> FlatSequences:
-    """The token ids of some examples."""
-    begins = column.offsets[indices].astype(np.int64)
-    lengths = column.offsets[indices + 1].astype(np.int64) - begins
-    before = np.cumsum(lengths) - lengths
-    places = np.arange(lengths.sum()) + np.repeat(begins - before, lengths)
-    return column.ids[places].astype(np.int64), lengths
+def expand_ranges(starts: IndexArray, lengths: IndexArray) -> IndexArray:
+    """The numbers of several ranges, one range after the other.
+
+    >>> expand_ranges(np.array([7, 2]), np.array([3, 2]))
+    array([7, 8, 9, 2, 3])
+    """
+    before: IndexArray = np.cumsum(lengths, dtype=np.int64) - lengths
+    return np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
 
 
-def _append_eos(ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> FlatSequences:
-    """The same sequences, each with EOS behind it."""
-    return np.insert(ids, np.cumsum(lengths), EOS), lengths + 1
+class ConcatenatedSequences:
+    """Sequences of numbers, concatenated in memory."""
+
+    def __init__(
+        self, sequences: Sequence[Sequence[int]], dtype: DTypeLike, length_dtype: DTypeLike = np.int32
+    ) -> None:
+        self.lengths: NDArray[Any] = np.fromiter(map(len, sequences), length_dtype)
+        self.ids: NDArray[Any] = np.fromiter(chain.from_iterable(sequences), dtype)
+        self.offsets: IntArray = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
+
+    def positions(self, indices: IndexArray) -> IndexArray:
+        """Where the numbers of some sequences are in ``ids``."""
+        return expand_ranges(self.offsets[indices], self.lengths[indices])
+
+    def take(self, indices: IndexArray) -> FlatSequences:
+        """The ids and the lengths of some sequences."""
+        return self.ids[self.positions(indices)].astype(np.int64), self.lengths[indices].astype(np.int64)
 
 
-def _prepend_bos(ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> FlatSequences:
-    """The same sequences, each with BOS before it."""
-    return np.insert(ids, np.cumsum(lengths) - lengths, BOS), lengths + 1
+# ------------------------------------------------------------------------------------------------- the batcher
+
+
+class EpochLengths(NamedTuple):
+    """The lengths of all examples of an epoch, as they count for the budget. All are ``(N,)``."""
+
+    source: LengthArray
+    target: LengthArray
+    indices: IndexArray | None = None  # the indices that ``collate`` gets; None: 0 … N - 1
+
+
+class LengthBatcher(ABC, Generic[B]):
+    """Batches of examples of similar length, as the training loop takes them.
+
+    >>> for index in batcher.batches(epoch=0):                  # doctest: +SKIP
+    ...     batch = batcher.collate(index)
+    """
+
+    unit: str = "tokens"  # what the ``count`` of a batch counts
+
+    def __init__(self, layout: SequenceLayout, *, seed: int) -> None:
+        self.layout, self.seed = layout, seed
+        self._latest_plan: tuple[int, BatchPlan] | None = None  # with its epoch
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of examples."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Identifies the examples: a run resumes only with the same ones."""
+
+    @abstractmethod
+    def epoch_lengths(self, epoch: int) -> EpochLengths:
+        """The lengths by which the examples of an epoch are divided into batches."""
+
+    @abstractmethod
+    def example_lengths(self, index: IndexArray) -> tuple[LengthArray, LengthArray]:
+        """The lengths of some examples, source and target, by which :meth:`divide` balances the cost."""
+
+    @abstractmethod
+    def collate(self, index: Sequence[int] | IndexArray) -> B:
+        """Build the batch of these examples."""
+
+    def batches(self, epoch: int) -> BatchPlan:
+        """The batches of an epoch, in order. The plan of the latest epoch is cached."""
+        if self._latest_plan is None or self._latest_plan[0] != epoch:
+            self._latest_plan = (epoch, self._plan_epoch(epoch))
+        return self._latest_plan[1]
+
+    def _plan_epoch(self, epoch: int) -> BatchPlan:
+        source, target, indices = self.epoch_lengths(epoch)
+        plan = plan_batches(
+            source,
+            target,
+            max_tokens=self.layout.budget,
+            seed=self.seed,
+            epoch=epoch,
+            packed=self.layout.packed,
+        )
+        return plan if indices is None else replace(plan, order=indices[plan.order])
+
+    def divide(self, index: IndexArray, num_parts: int) -> list[IndexArray]:
+        """Divide a batch into parts of similar cost; see :func:`divide_batch`."""
+        source, target = self.example_lengths(index)
+        return [index[part] for part in divide_batch(np.arange(len(index)), source, target, num_parts)]
+
+
+def fingerprint_arrays(*arrays: NDArray[Any]) -> str:
+    """A hash of the contents, dtypes and shapes of arrays, in this order."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype.str} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

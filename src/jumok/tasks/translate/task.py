@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from jumok.data.batching.length_batching import TranslationBatcher
+from jumok.data.batching.translation import TranslationBatcher
 from jumok.data.caches.token_store import TokenStore, prepare_token_store
 from jumok.data.readers import word_vectors
 from jumok.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig, TokenizerPair
