@@ -210,10 +210,10 @@ for path in sorted(
 # | | |
 # | --- | --- |
 # | several copies | `jumok serve RUN` on each machine, all alike, behind a load balancer that asks `/ready`; nothing is shared between them |
-# | an honest “no” | each copy holds at most `--max-queue` tokens of work; beyond, 503 with `Retry-After`, at once. Retry elsewhere, or later |
-# | batches that fill | requests wait `--max-wait` milliseconds for others; the busier, the fuller, the cheaper |
+# | an honest “no” | each copy holds at most `--max-queue-tokens` tokens of work; beyond, 503 with `Retry-After`, at once. Retry elsewhere, or later |
+# | batches that fill | requests wait `--max-batch-delay-ms` milliseconds for others; the busier, the fuller, the cheaper |
 # | figures | `/metrics` for Prometheus: scale by `jumok_queue_tokens`, not by CPU load |
-# | deploys without loss | SIGTERM: no new requests, those taken are finished within `--grace` seconds |
+# | deploys without loss | SIGTERM: no new requests, those taken are finished within `--shutdown-timeout` seconds |
 # | TLS, accounts, limits for each client | a proxy in front: jumok has one token, and no TLS |
 # | smaller answers | a smaller model, greedy search, or an [export](export.md) to an engine made for serving |
 #

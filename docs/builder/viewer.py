@@ -25,7 +25,7 @@ def build(into: Path) -> None:
     names = ("minilm.html", "review.html")
     if not (stamp.is_file() and json.loads(stamp.read_text())["key"] == key):
         (into / "viewer").mkdir(parents=True, exist_ok=True)
-        _jumok("look", str(_folder()), TEXT, "--words", "--out", str(into / "viewer" / names[0]))
+        _jumok("look", str(_folder()), TEXT, "--whole-words", "--out", str(into / "viewer" / names[0]))
         run = BUILD / "runs" / key
         _jumok("train", "hierarchical", "train.tensorboard=false", "train.device=cpu", "--out", str(run))
         _jumok("look", str(run), REVIEW, "--device", "cpu", "--out", str(into / "viewer" / names[1]))
