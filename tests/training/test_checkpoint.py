@@ -71,7 +71,9 @@ def test_a_file_that_is_not_whole_is_told(tmp_path: Path, damage: str) -> None:
         path.write_bytes(path.read_bytes()[:-10])
     else:
         path.write_text("hello")
-    with pytest.raises(InputError, match=r"model.safetensors is not (there|a whole safetensors file)"):
+    with pytest.raises(
+        InputError, match=r"no file .*model.safetensors|model.safetensors is not a complete safetensors file"
+    ):
         load_weights(Toy(), path)
 
 
@@ -80,7 +82,7 @@ def test_names_that_do_not_fit_are_told_and_nothing_is_changed() -> None:
     before = model.inner.weight.clone()
     tensors = {name: tensor + 1 for name, tensor in get_weights(model).items()}
     tensors["nobody"] = tensors.pop("read.bias")
-    with pytest.raises(InputError, match=r"read.bias is missing; nobody is of no use here"):
+    with pytest.raises(InputError, match=r"read.bias is missing; nobody is unexpected"):
         set_weights(model, tensors)
     assert torch.equal(model.inner.weight, before)
 
@@ -125,7 +127,7 @@ def test_leftovers_are_taken_away(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------- a whole run
 
-SETTINGS = quick(steps=8, save_every=4, validate_every=2, average=2, schedule="constant")
+SETTINGS = quick(max_steps=8, save_every=4, validate_every=2, average_checkpoints=2, schedule="constant")
 
 
 @pytest.fixture
@@ -135,7 +137,9 @@ def run(tmp_path: Path) -> Path:
 
 
 def go_on(run: Path, steps: int = 12) -> None:
-    longer = quick(steps=steps, save_every=4, validate_every=2, average=2, schedule="constant")
+    longer = quick(
+        max_steps=steps, save_every=4, validate_every=2, average_checkpoints=2, schedule="constant"
+    )
     train(Toy(0.3, seed=4), PointData(), longer, run, validate=judge)
 
 
@@ -147,8 +151,8 @@ def test_only_what_is_needed_is_kept(run: Path) -> None:
         "state/00000008/model.safetensors",
         "state/00000008/optimizer.safetensors",
         "state/00000008/state.json",
-        "state/validated/00000006.safetensors",
-        "state/validated/00000008.safetensors",
+        "state/snapshots/00000006.safetensors",
+        "state/snapshots/00000008.safetensors",
     ]
     keys = read_safetensors(run / "state/00000008/optimizer.safetensors").keys()
     assert "exp_avg/inner.weight" in keys
@@ -175,13 +179,13 @@ def test_a_newer_state_that_is_not_whole_is_passed_over(run: Path, damage: str) 
         damaged.mkdir()
     go_on(run)
     (only,) = (run / "state").glob("0*")
-    assert json.loads((only / "state.json").read_text())["standing"]["step"] == 12
+    assert json.loads((only / "state.json").read_text())["state"]["step"] == 12
     assert [line["step"] for line in lines(run, "train")] == list(range(1, 13))
 
 
 def test_a_run_with_no_whole_state_is_not_begun_anew_by_itself(run: Path) -> None:
     (run / "state" / "00000008" / "model.safetensors").unlink()
-    with pytest.raises(InputError, match=r"damaged: .*model.safetensors has 0 bytes, \d+ were written"):
+    with pytest.raises(InputError, match=r"damaged: .*model.safetensors has 0 bytes instead of \d+"):
         go_on(run)
     assert (run / "model.safetensors").exists()
 
@@ -202,16 +206,16 @@ def test_weights_to_be_averaged_that_are_lost_end_no_run(run: Path, cut: bool) -
     """The mean is that of those that are left."""
     scores = itertools.count()
     for steps, lost, told, averaged in (
-        (12, (8,), "the mean is that of 3.", 3),  # of 6, 10, 12
-        (14, (10, 12), "there is no mean to try.", 0),
+        (12, (8,), "averaging 3.", 3),  # of 6, 10, 12
+        (14, (10, 12), "nothing is averaged.", 0),
     ):
         for step in lost:
-            path = run / "state" / "validated" / f"{step:08}.safetensors"
+            path = run / "state" / "snapshots" / f"{step:08}.safetensors"
             path.write_bytes(path.read_bytes()[:-1])
             if not cut:
                 path.unlink()
         file = io.StringIO()
-        settings = quick(steps=steps, validate_every=2, average=4, schedule="constant")
+        settings = quick(max_steps=steps, validate_every=2, average_checkpoints=4, schedule="constant")
         summary = train(
             Toy(0.3),
             PointData(),
@@ -222,13 +226,15 @@ def test_weights_to_be_averaged_that_are_lost_end_no_run(run: Path, cut: bool) -
         )
         assert summary.best is not None
         assert (summary.best.step, summary.best.num_averaged) == (steps, averaged)
-        (line,) = (one for one in file.getvalue().splitlines() if "lost" in one)
+        (line,) = (one for one in file.getvalue().splitlines() if "damaged" in one)
         assert line.endswith(told)
         assert all(f"{step:08}.safetensors" in line for step in lost)
 
 
-def test_a_later_format_is_refused(run: Path) -> None:
+def test_another_format_is_refused(run: Path) -> None:
     path = run / "state" / "00000008" / "state.json"
-    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(InputError, match="has format 2; this version of jumok reads 1"):
+    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
+    with pytest.raises(
+        InputError, match="has format 1, and this version of jumok reads format 2; train again"
+    ):
         go_on(run)

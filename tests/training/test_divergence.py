@@ -39,9 +39,9 @@ def test_what_is_not_finite_never_reaches_the_weights(
 ) -> None:
     how = {"optimizer": optimizer, "momentum": 0.5 if optimizer == "sgd" else 0.0, "weight_decay": 0.1}
     good = Toy()
-    train(good, PointData(), quick(steps=6, **how), tmp_path / "good")
+    train(good, PointData(), quick(max_steps=6, **how), tmp_path / "good")
     bad = Bad(at=7, value=value)
-    settings = quick(steps=20, save_every=4, log_every=log_every, **how)
+    settings = quick(max_steps=20, save_every=4, log_every=log_every, **how)
     with pytest.raises(DivergenceError) as found:
         train(bad, PointData(), settings, tmp_path / "bad")
     assert found.value.step == 7
@@ -52,24 +52,31 @@ def test_what_is_not_finite_never_reaches_the_weights(
 
 
 def test_the_message_tells_what_where_and_what_to_try(tmp_path: Path) -> None:
-    settings = quick(steps=20, save_every=4, clip=0.0, validate_every=2, average=0)
+    settings = quick(max_steps=20, save_every=4, max_grad_norm=0.0, validate_every=2, average_checkpoints=0)
     with pytest.raises(DivergenceError) as found:
         train(Bad(at=7), PointData(), settings, tmp_path, validate=judge)
     message = str(found.value)
     losses = [line["loss"] for line in lines(tmp_path, "train")]
     assert message.startswith("step 7: the loss or its gradient is not finite: loss nan, gradient norm nan.")
     assert ", ".join(f"{loss:.4g}" for loss in losses[:6]) in message
-    assert "The batch had 7 examples, with the numbers " + str(found.value.examples)[1:-1] in message
-    assert f"the state of step 6 in {tmp_path / 'state'}" in message
-    for advice in ("learning_rate=0.003", "warmup=500", "clip=1.0", "precision=float32"):
+    assert "The batch has 7 examples, with the indices " + str(found.value.examples)[1:-1] in message
+    assert f"The checkpoint of step 6 is in {tmp_path / 'state'}" in message
+    for advice in ("learning_rate=0.003", "warmup_steps=500", "max_grad_norm=1.0", "precision=float32"):
         assert advice in message
 
 
 def test_the_last_good_state_and_the_best_weights_stay(tmp_path: Path) -> None:
-    settings = quick(steps=6, save_every=3, validate_every=6, average=0, schedule="constant")
+    settings = quick(max_steps=6, save_every=3, validate_every=6, average_checkpoints=0, schedule="constant")
     train(Toy(), PointData(), settings, tmp_path, validate=judge)
     before = state(tmp_path)
-    longer = quick(steps=50, save_every=100, log_every=7, average=0, validate_every=50, schedule="constant")
+    longer = quick(
+        max_steps=50,
+        save_every=100,
+        log_every=7,
+        average_checkpoints=0,
+        validate_every=50,
+        schedule="constant",
+    )
     with pytest.raises(DivergenceError):
         train(Bad(at=3), PointData(), longer, tmp_path, validate=judge)
     assert same(state(tmp_path), before)
@@ -88,7 +95,7 @@ def test_a_bad_step_just_before_a_save_or_a_validation_is_not_saved(tmp_path: Pa
     def validate(model: nn.Module) -> None:
         raise AssertionError("a model that is not well is not validated")
 
-    settings = quick(steps=20, save_every=4, validate_every=4, log_every=100)
+    settings = quick(max_steps=20, save_every=4, validate_every=4, log_every=100)
     with pytest.raises(DivergenceError):
         train(Bad(at=4), PointData(), settings, tmp_path, validate=validate)  # type: ignore[arg-type]
     (saved,) = (tmp_path / "state").glob("0*")
@@ -109,11 +116,13 @@ class Exploding(Toy):
 
 
 def test_a_loss_that_explodes_is_caught_unless_one_says_otherwise(tmp_path: Path) -> None:
-    settings = quick(steps=MAX_HIGH_STEPS + 20, log_every=10)
-    with pytest.raises(DivergenceError, match=f"exploded.*for {MAX_HIGH_STEPS} steps over 5 times") as found:
+    settings = quick(max_steps=MAX_HIGH_STEPS + 20, log_every=10)
+    with pytest.raises(
+        DivergenceError, match=f"exploded.*for {MAX_HIGH_STEPS} steps it was over 5 times"
+    ) as found:
         train(Exploding(at=11), PointData(), settings, tmp_path / "caught")
     assert found.value.step == 10 + MAX_HIGH_STEPS
-    calm = quick(steps=MAX_HIGH_STEPS + 20, log_every=10, explode=0.0)
+    calm = quick(max_steps=MAX_HIGH_STEPS + 20, log_every=10, divergence_factor=0.0)
     assert train(Exploding(at=11), PointData(), calm, tmp_path / "let").num_steps == MAX_HIGH_STEPS + 20
 
 

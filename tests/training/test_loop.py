@@ -48,28 +48,40 @@ class TwoPoints(PointData):
 @pytest.mark.parametrize(
     ("changes", "weight"),
     [
-        ({"optimizer": "sgd", "learning_rate": 0.1, "clip": 0.0}, 1.0),
-        ({"optimizer": "sgd", "learning_rate": 0.1, "clip": 5.0}, 0.5),  # the gradient cut to half
-        ({"optimizer": "sgd", "learning_rate": 0.1, "clip": 20.0}, 1.0),
-        ({"optimizer": "sgd", "learning_rate": 0.1, "clip": 0.0, "steps": 2}, 1.5),  # slope −5 at w = 1
-        ({"optimizer": "sgd", "learning_rate": 0.1, "clip": 0.0, "warmup": 4}, 0.25),
-        # With momentum ½: 1, then slope −5 + ½ · −10.
-        ({"optimizer": "sgd", "learning_rate": 0.1, "clip": 0.0, "momentum": 0.5, "steps": 2}, 2.0),
+        ({"optimizer": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0}, 1.0),
+        ({"optimizer": "sgd", "learning_rate": 0.1, "max_grad_norm": 5.0}, 0.5),  # the gradient cut to half
+        ({"optimizer": "sgd", "learning_rate": 0.1, "max_grad_norm": 20.0}, 1.0),
         (
-            {"optimizer": "adam", "learning_rate": 0.1, "clip": 0.0},
+            {"optimizer": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "max_steps": 2},
+            1.5,
+        ),  # slope −5 at w = 1
+        ({"optimizer": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "warmup_steps": 4}, 0.25),
+        # With momentum ½: 1, then slope −5 + ½ · −10.
+        (
+            {"optimizer": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "momentum": 0.5, "max_steps": 2},
+            2.0,
+        ),
+        (
+            {"optimizer": "adam", "learning_rate": 0.1, "max_grad_norm": 0.0},
             0.1,
         ),  # as long as the rate
-        ({"optimizer": "adam", "learning_rate": 0.1, "clip": 0.0, "eps": 10.0}, 0.05),  # 10 / (10 + 10)
-        ({"optimizer": "sgd", "learning_rate": 0.1, "clip": 0.0, "accumulate": 2}, 1.0),
-        ({"optimizer": "sgd", "learning_rate": 0.1, "clip": 0.0, "accumulate": 3}, 1.0),  # one part is empty
+        (
+            {"optimizer": "adam", "learning_rate": 0.1, "max_grad_norm": 0.0, "eps": 10.0},
+            0.05,
+        ),  # 10 / (10 + 10)
+        ({"optimizer": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "accumulation_steps": 2}, 1.0),
+        (
+            {"optimizer": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "accumulation_steps": 3},
+            1.0,
+        ),  # one part is empty
     ],
 )
 def test_the_first_steps_by_hand(tmp_path: Path, changes: dict[str, Any], weight: float) -> None:
     model = Line()
-    train(model, TwoPoints(), quick(**{"steps": 1, "schedule": "constant", **changes}), tmp_path)
+    train(model, TwoPoints(), quick(**{"max_steps": 1, "schedule": "constant", **changes}), tmp_path)
     assert model.w.item() == pytest.approx(weight, abs=1e-7)
     first = lines(tmp_path, "train")[0]
-    assert (first["loss"], first["tokens"]) == (10.0, 2)
+    assert (first["loss"], first["num_labels"]) == (10.0, 2)
     assert first["gradient_norm"] == 10.0  # before it is cut
 
 
@@ -83,7 +95,7 @@ def test_weight_decay_shrinks_matrices_only(tmp_path: Path) -> None:
 def test_a_frozen_parameter_stays_and_a_frozen_model_is_refused(tmp_path: Path) -> None:
     model = Toy()
     model.read.bias.requires_grad_(False).fill_(0.25)
-    train(model, PointData(), quick(steps=3, optimizer="adamw", weight_decay=0.1), tmp_path)
+    train(model, PointData(), quick(max_steps=3, optimizer="adamw", weight_decay=0.1), tmp_path)
     assert model.read.bias.tolist() == [0.25, 0.25]
     with pytest.raises(InputError, match="nothing to train"):
         train(Toy().requires_grad_(False), PointData(), quick(), tmp_path / "frozen")
@@ -94,21 +106,21 @@ def test_the_parts_of_a_batch_add_up_to_the_whole_of_it(tmp_path: Path) -> None:
     for accumulate in (1, 2, 5):  # the last batch of an epoch has one example: parts of it are empty
         model = Toy().double()
         data = PointData(dtype=torch.float64)
-        train(model, data, quick(accumulate=accumulate), tmp_path / str(accumulate))
+        train(model, data, quick(accumulation_steps=accumulate), tmp_path / str(accumulate))
         weights.append(torch.cat([p.flatten() for p in model.parameters()]).detach())
     torch.testing.assert_close(weights[1], weights[0], rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(weights[2], weights[0], rtol=1e-10, atol=1e-10)
 
 
 def test_what_is_logged(tmp_path: Path) -> None:
-    train(Toy(), PointData(), quick(steps=13, log_every=4), tmp_path / "each 4")
-    train(Toy(), PointData(), quick(steps=13, log_every=1), tmp_path / "each")
+    train(Toy(), PointData(), quick(max_steps=13, log_every=4), tmp_path / "each 4")
+    train(Toy(), PointData(), quick(max_steps=13, log_every=1), tmp_path / "each")
     four, one = lines(tmp_path / "each 4", "train"), lines(tmp_path / "each", "train")
     assert [line["step"] for line in four] == [4, 8, 12, 13]
     assert [line["epoch"] for line in four] == [1, 2, 3, 3]  # 5 batches each
     assert [line["epoch"] for line in one] == [1] * 5 + [2] * 5 + [3] * 3
-    assert one[-1]["tokens"] == four[-1]["tokens"]
-    new = [b["tokens"] - a["tokens"] for a, b in itertools.pairwise([{"tokens": 0}, *one])]
+    assert one[-1]["num_labels"] == four[-1]["num_labels"]
+    new = [b["num_labels"] - a["num_labels"] for a, b in itertools.pairwise([{"num_labels": 0}, *one])]
     mean = sum(line["loss"] * count for line, count in zip(one[:4], new, strict=False)) / sum(new[:4])
     assert four[0]["loss"] == pytest.approx(mean, rel=1e-12)
     assert four[0]["gradient_norm"] == pytest.approx(sum(line["gradient_norm"] for line in one[:4]) / 4)
@@ -121,7 +133,7 @@ def test_what_is_logged(tmp_path: Path) -> None:
         "nll",
         "learning_rate",
         "gradient_norm",
-        "tokens",
+        "num_labels",
     }
 
 
@@ -145,7 +157,7 @@ def test_the_best_weights_are_kept_and_patience_ends(tmp_path: Path) -> None:
         return values(model)  # type: ignore[no-any-return]
 
     model = Toy()
-    settings = quick(steps=100, validate_every=2, patience=3, average=0)
+    settings = quick(max_steps=100, validate_every=2, patience=3, average_checkpoints=0)
     summary = train(model, PointData(), settings, tmp_path, validate=validate)
     assert summary.stop_reason == "3 validations in a row were no better"
     assert (summary.num_steps, summary.num_epochs) == (10, 2)
@@ -157,20 +169,24 @@ def test_the_best_weights_are_kept_and_patience_ends(tmp_path: Path) -> None:
     assert torch.equal(read_safetensors(tmp_path / "model.safetensors")["read.weight"], seen[1])
     told = [line["score"] for line in lines(tmp_path, "validation")]
     assert told == [1.0, 3.0, 2.0, 3.0, None]  # JSON knows no NaN
-    assert [line["best"] for line in lines(tmp_path, "validation")] == [True, True, False, False, False]
+    assert [line["is_best"] for line in lines(tmp_path, "validation")] == [True, True, False, False, False]
 
 
 def test_lower_may_be_better(tmp_path: Path) -> None:
     validate = scripted([3.0, 1.0, 2.0], higher_is_better=False)
     summary = train(
-        Toy(), PointData(), quick(steps=3, validate_every=1, average=0), tmp_path, validate=validate
+        Toy(),
+        PointData(),
+        quick(max_steps=3, validate_every=1, average_checkpoints=0),
+        tmp_path,
+        validate=validate,
     )
     assert summary.best is not None
     assert (summary.best.step, summary.best.value) == (2, 1.0)
 
 
 def test_validation_at_the_end_of_each_epoch_and_of_the_run(tmp_path: Path) -> None:
-    train(Toy(), PointData(), quick(steps=12, average=0), tmp_path, validate=judge)
+    train(Toy(), PointData(), quick(max_steps=12, average_checkpoints=0), tmp_path, validate=judge)
     assert [line["step"] for line in lines(tmp_path, "validation")] == [5, 10, 12]
 
 
@@ -183,14 +199,14 @@ def test_the_average_by_hand(tmp_path: Path) -> None:
         return ValidationReport({"score": [5.0, 1.0, 2.0, 3.0, 6.0][len(seen) - 1]}, "score")
 
     model = Toy()
-    settings = quick(steps=8, validate_every=2, average=3)
+    settings = quick(max_steps=8, validate_every=2, average_checkpoints=3)
     summary = train(model, PointData(), settings, tmp_path / "better", validate=better_when_averaged)
     mean = (seen[1] + seen[2] + seen[3]) / 3
     torch.testing.assert_close(seen[4], mean)
     assert torch.equal(model.read.weight, seen[4])
     assert summary.best is not None
     assert (summary.best.value, summary.best.num_averaged) == (6.0, 3)
-    assert [line["event"] for line in lines(tmp_path / "better")][-1] == "average"
+    assert [line["event"] for line in lines(tmp_path / "better")][-1] == "averaged_weights"
 
     model, seen = Toy(), []
     worse = scripted([5.0, 1.0, 2.0, 3.0, 4.0])
@@ -202,9 +218,21 @@ def test_the_average_by_hand(tmp_path: Path) -> None:
 def test_averaging_leaves_the_state_alone(tmp_path: Path) -> None:
     """A run that ended with an average goes on from its last weights, not from their mean."""
     plain, averaged = tmp_path / "plain", tmp_path / "averaged"
-    train(Toy(), PointData(), quick(steps=9), plain)
-    train(Toy(), PointData(), quick(steps=5, validate_every=2, average=2), averaged, validate=judge)
-    train(Toy(), PointData(), quick(steps=9, validate_every=2, average=2), averaged, validate=judge)
+    train(Toy(), PointData(), quick(max_steps=9), plain)
+    train(
+        Toy(),
+        PointData(),
+        quick(max_steps=5, validate_every=2, average_checkpoints=2),
+        averaged,
+        validate=judge,
+    )
+    train(
+        Toy(),
+        PointData(),
+        quick(max_steps=9, validate_every=2, average_checkpoints=2),
+        averaged,
+        validate=judge,
+    )
     a, b = state(plain), state(averaged)
     assert same(*({n: x for n, x in s.items() if not n.startswith("best")} for s in (a, b)))
 
@@ -217,14 +245,14 @@ def test_without_validation_the_newest_weights_are_the_best(tmp_path: Path) -> N
     load_weights(other, tmp_path / "model.safetensors")
     assert torch.equal(other.read.weight, model.read.weight)
     with pytest.raises(InputError, match="patience needs a validation"):
-        train(Toy(), PointData(), quick(steps=None), tmp_path / "endless")
+        train(Toy(), PointData(), quick(max_steps=None), tmp_path / "endless")
 
 
 def test_a_validation_that_fails_loses_no_step(tmp_path: Path) -> None:
     def failing(model: nn.Module) -> ValidationReport:
         raise MemoryError("too long a sentence")
 
-    settings = quick(steps=6, validate_every=4, save_every=100, average=0)
+    settings = quick(max_steps=6, validate_every=4, save_every=100, average_checkpoints=0)
     with pytest.raises(MemoryError):
         train(Toy(0.3), PointData(), settings, tmp_path / "failed", validate=failing)
     assert (tmp_path / "failed" / "state" / "00000004").exists()
@@ -238,15 +266,15 @@ def test_figures_may_be_numbers_of_any_kind(tmp_path: Path) -> None:
     def odd(model: nn.Module) -> ValidationReport:
         return ValidationReport({"a": np.float32(0.5), "b": torch.tensor(2), "c": 3}, "a")  # type: ignore[dict-item]
 
-    summary = train(Toy(), PointData(), quick(steps=2), tmp_path, validate=odd)
+    summary = train(Toy(), PointData(), quick(max_steps=2), tmp_path, validate=odd)
     assert summary.best is not None
     assert summary.best.metrics == {"a": 0.5, "b": 2.0, "c": 3.0}
 
 
 def test_a_report_names_its_figures() -> None:
-    with pytest.raises(ValueError, match="best='blue' is not one of the figures: bleu"):
+    with pytest.raises(ValueError, match="select_by='blue' is not one of the metrics: bleu"):
         ValidationReport({"bleu": 1.0}, "blue")
-    with pytest.raises(ValueError, match="tie='loss' is not one of the figures: bleu"):
+    with pytest.raises(ValueError, match="tie_breaker='loss' is not one of the metrics: bleu"):
         ValidationReport({"bleu": 1.0}, "bleu", tie_breaker="loss")
 
 
@@ -326,20 +354,20 @@ def test_a_score_that_stays_the_same_throws_nothing_away(tmp_path: Path) -> None
     """Patience, the best weights and the mean of weights go by the loss then."""
     seen: list[torch.Tensor] = []
     model = Toy()
-    settings = quick(steps=100, validate_every=2, patience=2, average=0)
+    settings = quick(max_steps=100, validate_every=2, patience=2, average_checkpoints=0)
     validate = still_nothing([9.0, 8.0, 8.5, 7.0, 7.0, 7.5], seen)
     summary = train(model, PointData(), settings, tmp_path / "plain", validate=validate)
     assert (summary.num_steps, summary.stop_reason) == (12, "2 validations in a row were no better")
     assert summary.best is not None
     assert (summary.best.step, summary.best.value) == (8, 0.0)
     assert torch.equal(model.read.weight, seen[3])
-    told = [line["best"] for line in lines(tmp_path / "plain", "validation")]
+    told = [line["is_best"] for line in lines(tmp_path / "plain", "validation")]
     assert told == [True, True, False, True, False, False]
 
     for mean, kept in ((6.0, 2), (7.5, 0)):
         seen.clear()
         folder = tmp_path / f"mean {mean}"
-        settings = quick(steps=6, validate_every=2, average=2)
+        settings = quick(max_steps=6, validate_every=2, average_checkpoints=2)
         validate = still_nothing([9.0, 8.0, 7.0, mean], seen)
         summary = train(model := Toy(), PointData(), settings, folder, validate=validate)
         assert summary.best is not None
@@ -350,7 +378,7 @@ def test_a_score_that_stays_the_same_throws_nothing_away(tmp_path: Path) -> None
 def test_a_broken_run_remembers_the_figure_that_tells_apart(tmp_path: Path) -> None:
     """The loss that is to be beaten was found before the break."""
     losses = {2: 3.0, 4: 1.0, 6: 2.0, 8: 0.5, 10: 0.75, 12: 0.6}
-    settings = quick(steps=12, validate_every=2, save_every=3, average=3)
+    settings = quick(max_steps=12, validate_every=2, save_every=3, average_checkpoints=3)
 
     def validate(broken: list[int], folder: Path) -> Any:
         def found(model: nn.Module) -> ValidationReport:
@@ -367,7 +395,7 @@ def test_a_broken_run_remembers_the_figure_that_tells_apart(tmp_path: Path) -> N
         with pytest.raises(MemoryError):
             train(Toy(0.3), PointData(), settings, broken, validate=validate([step], broken))
     train(Toy(0.3), PointData(), settings, broken, validate=validate([], broken))
-    assert [line["best"] for line in lines(whole, "validation")] == [True, True, False, True, False, False]
+    assert [line["is_best"] for line in lines(whole, "validation")] == [True, True, False, True, False, False]
     assert lines(broken) == lines(whole)
     assert same(state(broken), state(whole))
 
@@ -376,7 +404,7 @@ def test_a_broken_run_remembers_the_figure_that_tells_apart(tmp_path: Path) -> N
 
 
 def test_a_finished_run_is_left_as_it_is_and_a_longer_one_goes_on(tmp_path: Path) -> None:
-    settings = quick(steps=7, schedule="constant")
+    settings = quick(max_steps=7, schedule="constant")
     first = train(Toy(0.3), PointData(), settings, tmp_path / "a")
     before = state(tmp_path / "a"), lines(tmp_path / "a")
     model = Toy(0.3, seed=4)
@@ -386,7 +414,7 @@ def test_a_finished_run_is_left_as_it_is_and_a_longer_one_goes_on(tmp_path: Path
     assert lines(tmp_path / "a") == before[1]
     assert torch.equal(model.read.weight, before[0]["best: read.weight"])
 
-    longer = quick(steps=17, schedule="constant")
+    longer = quick(max_steps=17, schedule="constant")
     train(Toy(0.3, seed=4), PointData(), longer, tmp_path / "a")
     train(Toy(0.3), PointData(), longer, tmp_path / "b")
     assert same(state(tmp_path / "a"), state(tmp_path / "b"))
@@ -394,7 +422,7 @@ def test_a_finished_run_is_left_as_it_is_and_a_longer_one_goes_on(tmp_path: Path
 
 
 def test_a_shortened_warm_up_is_the_same_for_a_run_that_goes_on(tmp_path: Path) -> None:
-    settings = quick(steps=None, epochs=8, warmup=500, schedule="linear", save_every=3)
+    settings = quick(max_steps=None, max_epochs=8, warmup_steps=500, schedule="linear", save_every=3)
     train(Toy(0.3), PointData(), settings, tmp_path / "whole")
     rates = [one["learning_rate"] / settings.learning_rate for one in lines(tmp_path / "whole", "train")]
     assert rates[:5] == pytest.approx([0.25, 0.5, 0.75, 1, 1])  # of 40 steps, 4
@@ -411,9 +439,9 @@ def _pulled(model: nn.Module) -> ValidationReport:
 
 
 def test_epochs_and_minutes_end_a_run(tmp_path: Path) -> None:
-    summary = train(Toy(), PointData(), quick(steps=None, epochs=2), tmp_path / "epochs")
+    summary = train(Toy(), PointData(), quick(max_steps=None, max_epochs=2), tmp_path / "epochs")
     assert (summary.num_steps, summary.num_epochs, summary.stop_reason) == (10, 2, "all 2 epochs are done")
-    timed = quick(steps=None, minutes=0.005)
+    timed = quick(max_steps=None, max_minutes=0.005)
     summary = train(Toy(), PointData(), timed, tmp_path / "minutes")
     assert summary.seconds >= 0.3
     assert summary.num_steps > 1
@@ -423,7 +451,7 @@ def test_epochs_and_minutes_end_a_run(tmp_path: Path) -> None:
 
 
 def test_the_clock_takes_a_schedule_to_its_end(tmp_path: Path) -> None:
-    timed = quick(steps=10**9, minutes=0.01, schedule="linear", warmup=0, log_every=10)
+    timed = quick(max_steps=10**9, max_minutes=0.01, schedule="linear", warmup_steps=0, log_every=10)
     summary = train(Toy(), PointData(), timed, tmp_path / "run")
     assert 10 < summary.num_steps < 10**9
     logged = lines(tmp_path / "run", "train")
@@ -433,7 +461,7 @@ def test_the_clock_takes_a_schedule_to_its_end(tmp_path: Path) -> None:
 
 
 def test_metrics_are_cut_to_what_the_state_knows(tmp_path: Path) -> None:
-    settings = quick(steps=10, save_every=4, schedule="constant")
+    settings = quick(max_steps=10, save_every=4, schedule="constant")
     train(Toy(0.3), PointData(), settings, tmp_path / "whole")
 
     class Stop(PointData):
@@ -443,7 +471,7 @@ def test_metrics_are_cut_to_what_the_state_knows(tmp_path: Path) -> None:
             return super().collate(index)
 
     count = itertools.count()
-    broken = quick(steps=10, save_every=4, schedule="constant", prefetch=0)
+    broken = quick(max_steps=10, save_every=4, schedule="constant", prefetch_batches=0)
     with pytest.raises(RuntimeError, match="the power went"):
         train(Toy(0.3), Stop(), broken, tmp_path / "broken")
     metrics = tmp_path / "broken" / "metrics.jsonl"
@@ -463,7 +491,7 @@ def test_a_step_depends_on_no_random_number_drawn_elsewhere(tmp_path: Path) -> N
         return judge(model)
 
     often, never = tmp_path / "often", tmp_path / "never"
-    train(Toy(0.5), PointData(), quick(validate_every=1, average=0), often, validate=drawing)
+    train(Toy(0.5), PointData(), quick(validate_every=1, average_checkpoints=0), often, validate=drawing)
     torch.rand(3)
     train(Toy(0.5), PointData(), quick(), never)
     assert lines(often, "train") == lines(never, "train")
@@ -475,7 +503,7 @@ def test_seeding_each_step_leaves_nothing_behind(tmp_path: Path) -> None:
     """``torch.manual_seed`` without a GPU keeps a traceback of each call: a long run would eat the memory."""
     queued = getattr(torch.cuda, "_queued_calls", [])
     before = len(queued)
-    train(Toy(0.3), PointData(), quick(prefetch=0), tmp_path)
+    train(Toy(0.3), PointData(), quick(prefetch_batches=0), tmp_path)
     assert len(queued) < before + 11
 
 
@@ -486,7 +514,7 @@ def test_tensorboard_files_are_written(tmp_path: Path) -> None:
         report = judge(model)
         return ValidationReport(report.metrics, report.select_by, samples=["<b>a</b> → b"])
 
-    settings = quick(tensorboard=True, steps=4, validate_every=2, average=0)
+    settings = quick(tensorboard=True, max_steps=4, validate_every=2, average_checkpoints=0)
     train(Toy(), PointData(), settings, tmp_path, validate=with_samples)
     seen = board.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     losses = [event.value for event in seen.Scalars("train/loss")]
@@ -506,7 +534,7 @@ def test_low_precision_is_for_products_the_weights_stay_float32(tmp_path: Path, 
 
     kinds: set[torch.dtype] = set()
     model = Watched()
-    train(model, PointData(), quick(steps=2, precision=precision), tmp_path)
+    train(model, PointData(), quick(max_steps=2, precision=precision), tmp_path)
     low = {"bf16": torch.bfloat16, "fp16": torch.float16}
     assert kinds == {low.get(precision, torch.float32)}
     assert model.inner.weight.dtype == torch.float32
@@ -519,7 +547,7 @@ def test_a_model_may_compile_itself(tmp_path: Path, wish: Any, times: int) -> No
             calls.append(args)
 
     calls: list[Any] = []
-    train(Own(), PointData(), quick(steps=2, compile=wish), tmp_path)
+    train(Own(), PointData(), quick(max_steps=2, compile=wish), tmp_path)
     assert len(calls) == times  # "auto" is for GPUs
 
 
@@ -529,7 +557,7 @@ def test_a_model_may_compile_itself(tmp_path: Path, wish: Any, times: int) -> No
 def test_a_step_never_waits_for_the_gpu(optimizer: str) -> None:
     ranks = DistributedRanks(device=torch.device("cuda", 0))
     learner = Learner(
-        Toy(0.3), quick(optimizer=optimizer, compile=False, accumulate=2), ranks, last_step=None
+        Toy(0.3), quick(optimizer=optimizer, compile=False, accumulation_steps=2), ranks, last_step=None
     )
     stream = iter_step_batches(PointData(), ranks, accumulation_steps=2)
     rows = [learner.step(next(stream), 1)]
@@ -570,7 +598,7 @@ class Broken(PointData):
 def test_an_error_in_the_data_comes_with_its_own_words(tmp_path: Path, prefetch: int) -> None:
     before = threading.active_count()
     with pytest.raises(InputError, match=r"^example 13 is not well$"):
-        train(Toy(), Broken(), quick(prefetch=prefetch), tmp_path)
+        train(Toy(), Broken(), quick(prefetch_batches=prefetch), tmp_path)
     assert threading.active_count() == before
     at = [13 in index for index in PointData().batches(0)].index(True)
     assert len(lines(tmp_path, "train")) == at  # every batch before it was used
@@ -587,19 +615,21 @@ class Empty(PointData):
 
 
 def test_a_single_example_trains(tmp_path: Path) -> None:
-    summary = train(Toy(), PointData(length=1), quick(steps=None, epochs=3, accumulate=2), tmp_path)
+    summary = train(
+        Toy(), PointData(length=1), quick(max_steps=None, max_epochs=3, accumulation_steps=2), tmp_path
+    )
     assert (summary.num_steps, summary.num_labels) == (3, 3)
 
 
 def test_weights_of_another_model_are_refused_whole(tmp_path: Path) -> None:
-    train(Toy(), PointData(), quick(steps=2), tmp_path)
+    train(Toy(), PointData(), quick(max_steps=2), tmp_path)
     other = Toy()
     other.read = nn.Linear(3, 7)
     before = other.inner.weight.clone()
-    with pytest.raises(InputError, match=r"read.weight is \(2, 3\), \(7, 3\) is expected"):
-        train(other, PointData(), quick(steps=4), tmp_path)
+    with pytest.raises(InputError, match=r"read.weight has shape \(2, 3\) instead of \(7, 3\)"):
+        train(other, PointData(), quick(max_steps=4), tmp_path)
     assert torch.equal(other.inner.weight, before)
-    assert json.loads((tmp_path / "state" / "00000002" / "state.json").read_text())["standing"]["step"] == 2
+    assert json.loads((tmp_path / "state" / "00000002" / "state.json").read_text())["state"]["step"] == 2
 
 
 @pytest.fixture(autouse=True)
@@ -618,7 +648,7 @@ def test_alarms_are_sounded_once_and_stand_in_the_summary(tmp_path: Path) -> Non
             {"loss": 1.0, "alignment/diagonality": 0.1}, select_by="loss", higher_is_better=False
         )
 
-    settings = quick(steps=10, validate_every=2, patience=0, average=0)
+    settings = quick(max_steps=10, validate_every=2, patience=0, average_checkpoints=0)
     summary = train(Toy(), PointData(), settings, tmp_path, validate=never_diagonal, console=console)
     [alarm] = summary.alarms
     assert alarm.startswith("attention never became diagonal: its diagonality was at most 0.10, with 100%")

@@ -35,7 +35,7 @@ def test_a_step_after_it_was_brought_back_is_the_same(layout: torch.memory_forma
     stepped(model, optimizer, 2)
     stepped(other, resumed, 2)
     assert torch.equal(model.weight, other.weight)
-    with pytest.raises(InputError, match="another model: this one has no bias, weight"):
+    with pytest.raises(InputError, match="belongs to another model: this one has no bias, weight"):
         load_optimizer_state(resumed, nn.Tanh(), saved)
 
 

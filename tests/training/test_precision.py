@@ -103,7 +103,7 @@ def test_a_scaled_gradient_is_unscaled_before_it_is_clipped() -> None:
     found: list[dict[str, Tensor]] = []
     for scaled in (False, True):
         learner = Learner(
-            Toy().double(), quick(precision="float32", clip=0.5), DistributedRanks(), last_step=None
+            Toy().double(), quick(precision="float32", max_grad_norm=0.5), DistributedRanks(), last_step=None
         )
         if scaled:
             learner._loss_scaler = LossScaler(CPU)
@@ -118,10 +118,10 @@ def test_a_scaled_gradient_is_unscaled_before_it_is_clipped() -> None:
 @pytest.mark.usefixtures("from_1024")
 def test_training_resumes_with_identical_results(tmp_path: Path) -> None:
     """The scale is part of the state: without it, the second half would skip two steps again."""
-    how: dict[str, Any] = {"precision": "fp16", "average": 0}
+    how: dict[str, Any] = {"precision": "fp16", "average_checkpoints": 0}
     train(Overflowing(), PointData(), quick(**how), tmp_path / "whole", validate=judge)
     for steps in (4, 11):
-        train(Overflowing(), PointData(), quick(steps=steps, **how), tmp_path / "halves", validate=judge)
+        train(Overflowing(), PointData(), quick(max_steps=steps, **how), tmp_path / "halves", validate=judge)
     whole, halves = state(tmp_path / "whole"), state(tmp_path / "halves")
     assert "loss_scale" in str(list(whole))
     assert same(*({n: x for n, x in s.items() if not n.startswith("best")} for s in (whole, halves)))
@@ -132,7 +132,7 @@ def test_training_resumes_with_identical_results(tmp_path: Path) -> None:
 
 def test_a_run_may_go_on_in_another_precision(tmp_path: Path) -> None:
     for steps, kind in enumerate(("fp16", "float32", "fp16"), 3):
-        train(Toy(), PointData(), quick(steps=steps, precision=kind), tmp_path)
+        train(Toy(), PointData(), quick(max_steps=steps, precision=kind), tmp_path)
 
 
 def test_a_gradient_that_is_never_finite_is_divergence(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_gradient_that_is_never_finite_is_divergence(tmp_path: Path) -> None:
         limit = 0.0
 
     with pytest.raises(DivergenceError, match="not finite") as caught:
-        train(Broken(), PointData(), quick(steps=30, precision="fp16"), tmp_path)
+        train(Broken(), PointData(), quick(max_steps=30, precision="fp16"), tmp_path)
     assert caught.value.step == 17  # at 65536 / 2¹⁶ = 1
 
 
@@ -158,9 +158,9 @@ def test_a_loss_that_is_not_finite_is_divergence_at_once(tmp_path: Path) -> None
 @pytest.mark.gpu
 @pytest.mark.parametrize("graphs", [True, False])
 def test_float16_learns_on_a_gpu(graphs: bool, tmp_path: Path) -> None:
-    how: dict[str, Any] = {"precision": "fp16", "compile": False, "steps": 40}
+    how: dict[str, Any] = {"precision": "fp16", "compile": False, "max_steps": 40}
     train(Toy(), PointData(), quick(device="cpu", **how), tmp_path / "cpu")
-    train(Toy(), PointData(), quick(device="cuda", graphs=graphs, **how), tmp_path / "cuda")
+    train(Toy(), PointData(), quick(device="cuda", cuda_graphs=graphs, **how), tmp_path / "cuda")
     cpu, gpu = (lines(tmp_path / device, "train") for device in ("cpu", "cuda"))
     for name in ("loss", "gradient_norm"):  # the same steps are skipped
         assert [line[name] for line in gpu] == pytest.approx([line[name] for line in cpu], rel=0.05)

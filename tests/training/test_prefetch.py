@@ -89,7 +89,7 @@ def test_every_tensor_of_a_batch_is_reached() -> None:
     assert torch.equal(changed.pairs.source.ids, pairs.source.ids + 100)
     assert torch.equal(changed.pairs.labels, pairs.labels + 100)
     assert changed.pairs.source.lengths == pairs.source.lengths
-    assert (changed.pairs.index, changed.pairs.count, changed.word) == ((3, 1), 5, "word")
+    assert (changed.pairs.example_indices, changed.pairs.count, changed.word) == ((3, 1), 5, "word")
     assert changed.more[0].tolist() == [101, 101]
     assert changed.names["x"].tolist() == [101] * 3
     assert np.array_equal(pairs.labels[0, :1], [5])  # what came is as it was

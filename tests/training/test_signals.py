@@ -33,11 +33,9 @@ class Stopping(PointData):
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_the_run_goes_on_to_the_bit(tmp_path: Path, number: int, status: int) -> None:
-    settings = quick(prefetch=0, save_every=100, log_every=3)
+    settings = quick(prefetch_batches=0, save_every=100, log_every=3)
     before = [signal.getsignal(handler) for handler in HANDLERS]
-    with pytest.raises(
-        TrainingInterrupted, match="after step 5, and saved: the same command goes on"
-    ) as stop:
+    with pytest.raises(TrainingInterrupted, match="after step 5; a checkpoint is saved") as stop:
         train(Toy(0.3), Stopping(5, number), settings, tmp_path / "broken")
     assert (stop.value.exit_status, stop.value.signal_number, stop.value.step) == (status, number, 5)
     assert [signal.getsignal(handler) for handler in HANDLERS] == before
@@ -49,7 +47,7 @@ def test_a_signal_saves_and_the_run_goes_on_to_the_bit(tmp_path: Path, number: i
 
 
 def test_a_validation_is_not_waited_for_and_is_done_again(tmp_path: Path) -> None:
-    settings = quick(steps=6, validate_every=3, average=2)
+    settings = quick(max_steps=6, validate_every=3, average_checkpoints=2)
     ended = []
 
     def slow(model: nn.Module) -> ValidationReport:
@@ -68,7 +66,7 @@ def test_a_validation_is_not_waited_for_and_is_done_again(tmp_path: Path) -> Non
 
 
 def test_a_signal_while_the_average_is_validated_saves_no_average(tmp_path: Path) -> None:
-    settings = quick(steps=6, validate_every=3, average=2)
+    settings = quick(max_steps=6, validate_every=3, average_checkpoints=2)
     calls = []
 
     def last_is_slow(model: nn.Module) -> ValidationReport:
@@ -88,7 +86,7 @@ def test_a_signal_while_the_average_is_validated_saves_no_average(tmp_path: Path
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     before = [signal.getsignal(handler) for handler in HANDLERS]
     with pytest.raises(KeyboardInterrupt):
-        train(Toy(), Stopping(5, signal.SIGINT, times=2), quick(prefetch=0, save_every=100), tmp_path)
+        train(Toy(), Stopping(5, signal.SIGINT, times=2), quick(prefetch_batches=0, save_every=100), tmp_path)
     assert not (tmp_path / "state" / "00000005").exists()
     assert [signal.getsignal(handler) for handler in HANDLERS] == before
 
@@ -110,7 +108,7 @@ def test_handlers_are_restored_after_an_error_too() -> None:
 def test_another_thread_trains_without_handlers(tmp_path: Path) -> None:
     summaries = []
     thread = threading.Thread(
-        target=lambda: summaries.append(train(Toy(), PointData(), quick(steps=3), tmp_path))
+        target=lambda: summaries.append(train(Toy(), PointData(), quick(max_steps=3), tmp_path))
     )
     thread.start()
     thread.join()

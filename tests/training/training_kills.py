@@ -26,7 +26,13 @@ from training_toy import PointData, Toy, judge, lines, quick, same, state
 from jumok.training import train
 
 SETTINGS = quick(
-    steps=17, schedule="cosine", validate_every=4, save_every=3, average=3, log_every=2, accumulate=2
+    max_steps=17,
+    schedule="cosine",
+    validate_every=4,
+    save_every=3,
+    average_checkpoints=3,
+    log_every=2,
+    accumulation_steps=2,
 )
 CALLS = ("fsync", "replace", "unlink", "rmdir")  # whatever changes the disk for good
 

@@ -31,15 +31,15 @@ from jumok.training import (
 DATA = {"length": 29, "size": 7, "dtype": torch.float64}  # batches of 7, 7, 7, 7 and 1
 CASES: dict[str, TrainConfig] = {
     "ddp": quick(),
-    "ddp in turns": quick(accumulate=2),
-    "ddp with sgd": quick(optimizer="sgd", momentum=0.9, clip=0.0),
+    "ddp in turns": quick(accumulation_steps=2),
+    "ddp with sgd": quick(optimizer="sgd", momentum=0.9, max_grad_norm=0.0),
     "fsdp": quick(parallel="fsdp"),
     "fsdp with sgd": quick(parallel="fsdp", optimizer="sgd", momentum=0.9, weight_decay=0.01),
     "fsdp with plain sgd": quick(parallel="fsdp", optimizer="sgd"),
     # Products stay float64 here, but the loss is scaled.
     "ddp in float16": quick(precision="fp16"),
     "fsdp in float16": quick(parallel="fsdp", precision="fp16", optimizer="sgd"),
-    "fsdp in turns": quick(parallel="fsdp", accumulate=2, weight_decay=0.01, optimizer="adamw"),
+    "fsdp in turns": quick(parallel="fsdp", accumulation_steps=2, weight_decay=0.01, optimizer="adamw"),
 }
 
 
@@ -57,13 +57,13 @@ def cases(folder: Path, ranks: DistributedRanks) -> None:
     for name, settings in CASES.items():
         run(name, settings)
     for kind in ("ddp", "fsdp"):  # stopped and gone on
-        run(f"{kind} again", quick(steps=4, parallel=kind))
+        run(f"{kind} again", quick(max_steps=4, parallel=kind))
         model = run(f"{kind} again", quick(parallel=kind))
         alike(model, ranks)
-    run("half", quick(steps=6))  # to be finished by one process
+    run("half", quick(max_steps=6))  # to be finished by one process
 
     try:
-        run("signal", quick(steps=50, log_every=4), Signalled(ranks))
+        run("signal", quick(max_steps=50, log_every=4), Signalled(ranks))
     except TrainingInterrupted as stop:
         (folder / f"interrupted {ranks.rank}").write_text(f"{stop.exit_status} {stop.step}")
     try:

@@ -19,7 +19,7 @@ from jumok.batches.tokens import Loss
 from jumok.training import TrainConfig, ValidationReport
 from jumok.training.weights import read_safetensors
 
-TIMES = {"seconds", "tokens/s"}  # figures that no two runs share
+TIMES = {"seconds", "labels_per_second"}  # figures that no two runs share
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Points:
     index: tuple[int, ...]
 
     @property
-    def form(self) -> Hashable:
+    def graph_key(self) -> Hashable:
         return self.x.shape, self.count
 
     def to(self, device: torch.device) -> Points:
@@ -98,7 +98,7 @@ def judge(model: nn.Module, data: PointData | None = None) -> ValidationReport:
 
 def quick(**changes: Any) -> TrainConfig:
     """Settings for a test: a few steps, each of them logged."""
-    usual: dict[str, Any] = {"steps": 11, "warmup": 0, "learning_rate": 0.01, "log_every": 1}
+    usual: dict[str, Any] = {"max_steps": 11, "warmup_steps": 0, "learning_rate": 0.01, "log_every": 1}
     return TrainConfig(**{**usual, "tensorboard": False, "device": "cpu", **changes})
 
 

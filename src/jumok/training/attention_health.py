@@ -94,7 +94,8 @@ def _find_dead_heads(metrics: Mapping[str, float], progress: float) -> str | Non
     )
     return (
         f"attention has no effect: {fraction:.0%} of the heads {symptom}, with {progress:.0%} of the "
-        "training done. Try a lower train.learning_rate, more train.warmup_steps, fewer heads or layers, or more data"
+        "training done. Try a lower train.learning_rate, more train.warmup_steps, fewer heads or layers, or "
+        "more data"
     )
 
 

@@ -1,9 +1,9 @@
 """Distributed training with DDP or FSDP.
 
 ``torchrun --nproc-per-node 2 -m jumok train …`` starts the same command twice and sets environment variables
-by which the processes find each other. Each trains on its own part of every batch. With *DDP* each process holds
-all weights, and gradients are summed. With *FSDP* the weights, gradients and optimizer state are sharded, and
-gathered layer by layer when needed. Both are PyTorch's implementations.
+by which the processes find each other. Each trains on its own part of every batch. With *DDP* each process
+holds all weights, and gradients are summed. With *FSDP* the weights, gradients and optimizer state are
+sharded, and gathered layer by layer when needed. Both are PyTorch's implementations.
 """
 
 from __future__ import annotations

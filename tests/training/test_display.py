@@ -10,9 +10,10 @@ from rich.console import Console
 from torch import nn
 from training_toy import PointData, Toy, judge, quick
 
+from jumok.progress import format_duration
 from jumok.training import ValidationReport, train
 from jumok.training.checkpoint import TrainState
-from jumok.training.display import TrainingDisplay, format_duration
+from jumok.training.display import TrainingDisplay
 
 
 def console(terminal: bool = False, width: int = 80) -> tuple[Console, io.StringIO]:
@@ -29,7 +30,7 @@ def with_samples(model: nn.Module) -> ValidationReport:
 
 def test_plain_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
     shown, file = console()
-    settings = quick(steps=6, log_every=3, validate_every=6, average=0)
+    settings = quick(max_steps=6, log_every=3, validate_every=6, average_checkpoints=0)
     train(Toy(), PointData(), settings, tmp_path, validate=with_samples, console=shown)
     text = file.getvalue().splitlines()
     assert text[0].startswith("epoch 1 · step 3/6 · loss ")
@@ -43,7 +44,7 @@ def test_plain_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
     assert text[6].strip() == "[/oops]"
     assert text[7] == "Finished: all 6 steps are done."
     assert text[8].startswith("Best: error ")
-    assert text[9].startswith("6 steps, 1 whole epochs, ")
+    assert text[9].startswith("6 steps, 1 complete epochs, ")
     assert str(tmp_path) in "".join(text[10:])
     assert all(len(line) <= 80 for line in text[:10])
 
@@ -74,25 +75,26 @@ def test_a_sample_that_is_longer_than_a_line_stays_below_its_label() -> None:
 
 
 def test_going_on_and_being_finished_are_told(tmp_path: Path) -> None:
-    train(Toy(), PointData(), quick(steps=2), tmp_path)
+    train(Toy(), PointData(), quick(max_steps=2), tmp_path)
     shown, file = console()
-    train(Toy(), PointData(), quick(steps=3), tmp_path, console=shown)
-    assert file.getvalue().startswith("Going on after step 2.\n")
+    train(Toy(), PointData(), quick(max_steps=3), tmp_path, console=shown)
+    assert file.getvalue().startswith("Resuming after step 2.\n")
     shown, file = console()
-    train(Toy(), PointData(), quick(steps=3), tmp_path, console=shown)
-    assert file.getvalue() == "This run is finished already: all 3 steps are done.\n"
+    train(Toy(), PointData(), quick(max_steps=3), tmp_path, console=shown)
+    assert file.getvalue() == "This run is already finished: all 3 steps are done.\n"
 
 
 def test_a_warm_up_longer_than_the_training_is_told(tmp_path: Path) -> None:
     def told(name: str, **changes: Any) -> str:
         shown, file = console(width=200)
-        train(Toy(), PointData(), quick(warmup=70, **changes), tmp_path / name, console=shown)
+        train(Toy(), PointData(), quick(warmup_steps=70, **changes), tmp_path / name, console=shown)
         return file.getvalue().splitlines()[0]
 
-    short = "The training has 20 steps, and train.warmup is 70: the warm-up is shortened to 2, a tenth."
-    assert told("short", steps=None, epochs=4) == short
-    assert "never comes to its highest" in told("given", steps=7)
-    assert told("long", steps=71).startswith("epoch 1")
+    assert told("short", max_steps=None, max_epochs=4) == (
+        "The training has 20 steps, and train.warmup_steps is 70: the warm-up is shortened to 2 steps, a tenth."
+    )
+    assert "never reaches its peak" in told("given", max_steps=7)
+    assert told("long", max_steps=71).startswith("epoch 1")
 
 
 class Uneven(PointData):
@@ -104,7 +106,7 @@ class Uneven(PointData):
 
 def test_no_step_is_behind_the_last(tmp_path: Path) -> None:
     shown, file = console()
-    summary = train(Toy(), Uneven(), quick(steps=None, epochs=3), tmp_path, console=shown)
+    summary = train(Toy(), Uneven(), quick(max_steps=None, max_epochs=3), tmp_path, console=shown)
     assert summary.num_steps == 14
     assert "epoch 3 · step 14/14 · " in file.getvalue()
 
@@ -118,9 +120,9 @@ def test_without_a_console_nothing_is_shown(tmp_path: Path, capsys: pytest.Captu
 def test_the_bar_fits_the_terminal(width: int) -> None:
     shown, file = console(terminal=True, width=width)
     standing = TrainState(step=12_345, epoch=11, epoch_step=3, seconds=3000.0)
-    display = TrainingDisplay(shown, quick(steps=100_000), 100_000, TrainState())
+    display = TrainingDisplay(shown, quick(max_steps=100_000), 100_000, TrainState())
     with display:
-        figures = {"loss": 2.3456, "tokens/s": 123_456.7, "learning_rate": 7.12e-4}
+        figures = {"loss": 2.3456, "labels_per_second": 123_456.7, "learning_rate": 7.12e-4}
         display.show_train_metrics(standing, figures)
         display.advance(standing)
         display._progress_bar.refresh()  # type: ignore[union-attr]
@@ -134,20 +136,22 @@ def test_the_bar_fits_the_terminal(width: int) -> None:
 
 def test_what_is_counted_has_its_name() -> None:
     shown, file = console(terminal=False, width=120)
-    display = TrainingDisplay(shown, quick(steps=10), 10, TrainState(), unit="hidden words")
-    display.show_train_metrics(TrainState(step=1), {"loss": 2.0, "tokens/s": 31.0, "learning_rate": 1e-3})
+    display = TrainingDisplay(shown, quick(max_steps=10), 10, TrainState(), unit="hidden words")
+    display.show_train_metrics(
+        TrainState(step=1), {"loss": 2.0, "labels_per_second": 31.0, "learning_rate": 1e-3}
+    )
     assert "31 hidden words/s" in file.getvalue()
 
 
 def test_time_left_is_that_of_the_nearest_bound() -> None:
     standing = TrainState(step=100, seconds=50.0)
-    both = TrainingDisplay(None, quick(steps=1000, minutes=2.0), 1000, TrainState())
+    both = TrainingDisplay(None, quick(max_steps=1000, max_minutes=2.0), 1000, TrainState())
     assert both._estimate_seconds_left(standing) == 70.0
-    steps = TrainingDisplay(None, quick(steps=1000), 1000, TrainState())
+    steps = TrainingDisplay(None, quick(max_steps=1000), 1000, TrainState())
     assert steps._estimate_seconds_left(standing) == 450.0
-    resumed = TrainingDisplay(None, quick(steps=1000), 1000, TrainState(step=80, seconds=30.0))
+    resumed = TrainingDisplay(None, quick(max_steps=1000), 1000, TrainState(step=80, seconds=30.0))
     assert resumed._estimate_seconds_left(standing) == 900.0  # by the speed of this session
-    open_end = TrainingDisplay(None, quick(steps=None), None, TrainState())
+    open_end = TrainingDisplay(None, quick(max_steps=None), None, TrainState())
     assert open_end._estimate_seconds_left(standing) is None
     assert both.compute_progress(standing) == pytest.approx(50 / 120)
 
@@ -167,6 +171,6 @@ def test_a_missing_tensorboard_is_one_line(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     shown, file = console()
-    train(Toy(), PointData(), quick(steps=1, tensorboard=True), tmp_path, console=shown)
-    assert file.getvalue().splitlines()[0] == 'No TensorBoard files: pip install "jumok[train]" brings it.'
+    train(Toy(), PointData(), quick(max_steps=1, tensorboard=True), tmp_path, console=shown)
+    assert file.getvalue().startswith("TensorBoard is not installed: pip install")
     assert not (tmp_path / "tensorboard").exists()

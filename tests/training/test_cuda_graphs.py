@@ -27,7 +27,8 @@ MODELS: dict[str, tuple[type[nn.Module], Any]] = {
     "luong": (
         Seq2Seq,
         Seq2SeqConfig(
-            cell="lstm", num_layers=2, width=16, embedding_width=8, dropout=0.0, attention_score="general", attention_query="current",
+            cell="lstm", num_layers=2, width=16, embedding_width=8, dropout=0.0,
+            attention_score="general", attention_query="current",
             readout="tanh",
         ),
     ),
@@ -169,7 +170,7 @@ def test_when_steps_are_recorded() -> None:
     assert not cuda_graphs.should_use_cuda_graphs(TrainConfig(max_steps=1), gpu, 2)
     assert not cuda_graphs.should_use_cuda_graphs(TrainConfig(max_steps=1, accumulation_steps=2), gpu, 1)
     assert not cuda_graphs.should_use_cuda_graphs(TrainConfig(max_steps=1, cuda_graphs=False), gpu, 1)
-    with pytest.raises(InputError, match="on a GPU only"):
+    with pytest.raises(InputError, match="needs a GPU"):
         cuda_graphs.should_use_cuda_graphs(TrainConfig(max_steps=1, cuda_graphs=True), CPU, 1)
 
 

@@ -13,22 +13,25 @@ from jumok.training.schedule import MAX_COUNTED_EPOCHS, compute_last_step, compu
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"steps": 0}, "steps=0: more than 0"),
-        ({"epochs": -1}, "epochs=-1"),
-        ({"minutes": float("nan")}, "minutes=nan"),
+        ({"max_steps": 0}, "max_steps=0: more than 0"),
+        ({"max_epochs": -1}, "max_epochs=-1"),
+        ({"max_minutes": float("nan")}, "max_minutes=nan"),
         ({"patience": 0}, "nothing ends the training"),
         ({"learning_rate": 0.0}, "learning_rate=0.0"),
         ({"learning_rate": float("nan")}, "learning_rate=nan"),
         ({"betas": (0.9, 1.0)}, "betas="),
         ({"momentum": 1.0}, "momentum=1.0"),
-        ({"clip": -1.0}, "clip=-1.0"),
-        ({"explode": 0.5}, "explode=0.5: 0, or more than 1"),
-        ({"accumulate": 0}, "accumulate=0"),
+        ({"max_grad_norm": -1.0}, "max_grad_norm=-1.0"),
+        ({"divergence_factor": 0.5}, "divergence_factor=0.5: 0, or more than 1"),
+        ({"accumulation_steps": 0}, "accumulation_steps=0"),
         ({"log_every": 0}, "log_every=0"),
         ({"seed": -1}, "seed=-1"),
         ({"device": "gpu"}, "device='gpu': auto, cpu, cuda"),
-        ({"schedule": "cosine"}, "set steps, epochs or minutes"),
-        ({"schedule": "linear", "steps": 100, "warmup": 100}, "warmup=100 must end before steps=100"),
+        ({"schedule": "cosine"}, "set max_steps, max_epochs or max_minutes"),
+        (
+            {"schedule": "linear", "max_steps": 100, "warmup_steps": 100},
+            "warmup_steps=100 must be less than max_steps=100",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], says: str) -> None:
@@ -38,15 +41,15 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], says: str) -> Non
 
 def test_a_recipe_is_validated_by_pydantic() -> None:
     adapter = TypeAdapter(TrainConfig)
-    settings = adapter.validate_python({"steps": "7", "betas": [0.8, 0.9], "compile": True})
+    settings = adapter.validate_python({"max_steps": "7", "betas": [0.8, 0.9], "compile": True})
     assert (settings.max_steps, settings.betas, settings.compile) == (7, (0.8, 0.9), True)
     assert adapter.validate_python({}) == TrainConfig()
     with pytest.raises(ValidationError, match="learning_rte"):
         adapter.validate_python({"learning_rte": 0.1})
     with pytest.raises(ValidationError, match="schedule"):
         adapter.validate_python({"schedule": "noam"})
-    with pytest.raises(ValidationError, match="clip=-1"):
-        adapter.validate_python({"clip": -1})
+    with pytest.raises(ValidationError, match="max_grad_norm=-1"):
+        adapter.validate_python({"max_grad_norm": -1})
 
 
 def shares(last: int | None = None, steps: int = 8, **changes: Any) -> list[float]:
@@ -55,15 +58,24 @@ def shares(last: int | None = None, steps: int = 8, **changes: Any) -> list[floa
 
 
 def test_every_schedule_by_hand() -> None:
-    assert shares(schedule="constant", warmup=4) == [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
-    assert shares(schedule="constant", warmup=0) == [1] * 8
+    assert shares(schedule="constant", warmup_steps=4) == [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
+    assert shares(schedule="constant", warmup_steps=0) == [1] * 8
     # √(2/3), √(2/4), …
-    assert shares(schedule="inverse_sqrt", warmup=2) == [0.5, 1, 0.8165, 0.7071, 0.6325, 0.5774, 0.5345, 0.5]
-    assert shares(schedule="linear", warmup=3, last=8) == [0.3333, 0.6667, 1, 1, 0.8, 0.6, 0.4, 0.2]
-    assert shares(schedule="linear", warmup=0, last=8)[0] == 1
+    assert shares(schedule="inverse_sqrt", warmup_steps=2) == [
+        0.5,
+        1,
+        0.8165,
+        0.7071,
+        0.6325,
+        0.5774,
+        0.5345,
+        0.5,
+    ]
+    assert shares(schedule="linear", warmup_steps=3, last=8) == [0.3333, 0.6667, 1, 1, 0.8, 0.6, 0.4, 0.2]
+    assert shares(schedule="linear", warmup_steps=0, last=8)[0] == 1
     half = [round((1 + math.cos(math.pi * x)) / 2, 4) for x in (0, 1 / 4, 1 / 2, 3 / 4)]
     assert half == [1.0, 0.8536, 0.5, 0.1464]
-    assert shares(schedule="cosine", warmup=4, last=8) == [0.25, 0.5, 0.75, 1, *half]
+    assert shares(schedule="cosine", warmup_steps=4, last=8) == [0.25, 0.5, 0.75, 1, *half]
 
 
 def test_the_papers_schedule_is_inverse_sqrt() -> None:
@@ -103,11 +115,11 @@ def test_a_schedule_ends_where_the_minutes_do_if_that_is_nearer() -> None:
 @pytest.mark.parametrize(
     ("changes", "last"),
     [
-        ({"steps": 70}, 70),
-        ({"epochs": 3}, 15),
-        ({"steps": 7, "epochs": 3}, 7),
-        ({"steps": 70, "epochs": 3}, 15),
-        ({"minutes": 3.0}, None),
+        ({"max_steps": 70}, 70),
+        ({"max_epochs": 3}, 15),
+        ({"max_steps": 7, "max_epochs": 3}, 7),
+        ({"max_steps": 70, "max_epochs": 3}, 15),
+        ({"max_minutes": 3.0}, None),
     ],
 )
 def test_the_last_step_is_the_nearest_bound(changes: dict[str, Any], last: int | None) -> None:

@@ -17,10 +17,10 @@ def test_by_hand() -> None:
     figures = compute_attention_health([weights], query_lengths=[2], key_lengths=[3])
     entropy = 1.5 * math.log(2)  # ½ log 2 + 2 · ¼ log 4, and 0 for the second
     assert figures["attention/entropy"] == pytest.approx(entropy / math.log(3) / 2)
-    assert figures["attention/peak"] == pytest.approx(0.75)
+    assert figures["attention/max_weight"] == pytest.approx(0.75)
     assert figures["attention/coverage"] == pytest.approx((1 + 0.25 + 0.25) / 3)  # 1.5 is no more than 1
-    assert figures["attention/uniform"] == 0
-    assert figures["attention/stuck"] == 0  # the first key has ¾ of all weight
+    assert figures["attention/uniform_heads"] == 0
+    assert figures["attention/single_key_heads"] == 0  # the first key has ¾ of all weight
 
 
 def test_the_examples_in_the_docstrings() -> None:
@@ -33,34 +33,41 @@ def test_heads_that_never_look_elsewhere_are_stuck() -> None:
     stuck = torch.zeros(1, 1, 2, 2)
     stuck[..., 1] = 1.0
     assert (
-        compute_attention_health([torch.cat([stuck, SHARP], 1)], query_lengths=[2])["attention/stuck"] == 0.5
+        compute_attention_health([torch.cat([stuck, SHARP], 1)], query_lengths=[2])[
+            "attention/single_key_heads"
+        ]
+        == 0.5
     )
     one_query = compute_attention_health([stuck[:, :, :1]], query_lengths=[1], key_lengths=[2])
-    assert one_query["attention/stuck"] == 0  # one look is no habit
+    assert one_query["attention/single_key_heads"] == 0  # one look is no habit
 
 
 def test_alarms_come_late_enough_and_say_what_is_wrong() -> None:
-    healthy = {"attention/uniform": 0.5, "attention/stuck": 0.5, "alignment/diagonality": 0.9}
-    healthy |= {"style/spread": 0.3, "style/effect": 0.2}
+    healthy = {
+        "attention/uniform_heads": 0.5,
+        "attention/single_key_heads": 0.5,
+        "alignment/diagonality": 0.9,
+    }
+    healthy |= {"style/diversity": 0.3, "style/effect": 0.2}
     assert find_alarms([], 1.0) == []
     assert find_alarms([healthy], 1.0) == []
-    ill = {"attention/uniform": 0.25, "attention/stuck": 0.75, "alignment/diagonality": 0.3}
-    ill |= {"style/spread": 0.3, "style/effect": 0.001}
+    ill = {"attention/uniform_heads": 0.25, "attention/single_key_heads": 0.75, "alignment/diagonality": 0.3}
+    ill |= {"style/diversity": 0.3, "style/effect": 0.001}
     assert find_alarms([ill], 0.2) == []
     diagonal, style, heads = find_alarms([ill], 0.5)
     assert diagonal.startswith("attention never became diagonal: its diagonality was at most 0.30")
     assert style.startswith("style tokens do nothing: whatever the style is")
-    assert heads.startswith("attention does nothing: 75% of the heads look at one and the same place")
+    assert heads.startswith("attention has no effect: 75% of the heads always attend to the same key")
     assert [one.partition(":")[0] for one in find_alarms([healthy, ill], 0.5)] == [
         "style tokens do nothing",
-        "attention does nothing",
+        "attention has no effect",
     ]  # it was diagonal before
     assert find_alarms([{"loss": 1.0}], 1.0) == []
 
 
 def test_heads_that_do_nothing_are_counted_over_all_layers() -> None:
     figures = compute_attention_health([torch.cat([UNIFORM, SHARP], 1), SHARP, SHARP], query_lengths=[2])
-    assert figures["attention/uniform"] == 0.25
+    assert figures["attention/uniform_heads"] == 0.25
     assert figures["attention/entropy"] == pytest.approx(0.25)
 
 
@@ -72,7 +79,7 @@ def test_padding_is_not_looked_at() -> None:
     padded[0, :, :2, :5], padded[1] = short[0], long[0]
     both = compute_attention_health([padded], query_lengths=[2, 7], key_lengths=[5, 11])
     a, b = compute_attention_health([short], [2], [5]), compute_attention_health([long], [7], [11])
-    name = "attention/peak"  # a mean over queries
+    name = "attention/max_weight"  # a mean over queries
     assert both[name] == pytest.approx((2 * a[name] + 7 * b[name]) / 9)
     name = "attention/coverage"  # a mean over keys
     assert both[name] == pytest.approx((5 * a[name] + 11 * b[name]) / 16)
@@ -85,7 +92,7 @@ def test_a_single_key_leaves_no_choice_and_says_nothing() -> None:
     figures = compute_attention_health([weights], query_lengths=[2, 2], key_lengths=[1, 2])
     assert figures["attention/entropy"] == pytest.approx(1.0)
     only = compute_attention_health([weights[:1]], query_lengths=[2], key_lengths=[1])
-    assert (only["attention/entropy"], only["attention/uniform"]) == (0.0, 0.0)
+    assert (only["attention/entropy"], only["attention/uniform_heads"]) == (0.0, 0.0)
 
 
 def test_no_maps_no_figures() -> None:
@@ -99,7 +106,7 @@ def test_half_precision_maps_do() -> None:
 
 
 def test_wrong_shapes_are_refused() -> None:
-    with pytest.raises(InputError, match=r"a map \(2, 2\) came with 1 lengths of queries"):
+    with pytest.raises(InputError, match=r"a map \(2, 2\) came with 1 query lengths"):
         compute_attention_health([torch.eye(2)], [2])
-    with pytest.raises(InputError, match="2 lengths of queries"):
+    with pytest.raises(InputError, match="2 query lengths"):
         compute_attention_health([SHARP], [2, 2])
