@@ -146,12 +146,12 @@ def test_segments_and_mask_may_be_left_out(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "logits"),
     [
-        ("BertForPreTraining", {"words": "prediction_logits", "next": "seq_relationship_logits"}),
-        ("BertForMaskedLM", {"words": "logits"}),
-        ("BertForNextSentencePrediction", {"next": "logits"}),
+        ("BertForPreTraining", {"word_logits": "prediction_logits", "next_sentence_logits": "seq_relationship_logits"}),
+        ("BertForMaskedLM", {"word_logits": "logits"}),
+        ("BertForNextSentencePrediction", {"next_sentence_logits": "logits"}),
         ("BertForSequenceClassification", {"logits": "logits"}),
         ("BertForTokenClassification", {"logits": "logits"}),
-        ("BertForQuestionAnswering", {"starts": "start_logits", "ends": "end_logits"}),
+        ("BertForQuestionAnswering", {"start_logits": "start_logits", "end_logits": "end_logits"}),
     ],
 )
 def test_the_logits_of_each_head_are_those_of_transformers(
@@ -212,7 +212,7 @@ def test_the_losses_of_spans_and_pretraining_are_those_of_transformers(tmp_path:
     ).loss  # fmt: skip
     loss = ours.loss(masked)
     near(loss.total / loss.count, wanted)
-    near((loss.parts["masked"] + loss.parts["next"]) / loss.count, wanted)
+    near((loss.parts["masked_lm"] + loss.parts["next_sentence"]) / loss.count, wanted)
 
 
 # -------------------------------------------------------------------------------- padded and packed
@@ -266,7 +266,7 @@ def test_labels_that_do_not_count_and_what_fills_a_row_up_change_nothing(number:
     longer = TextBatch.from_sequences([*IDS, [1, 1], [1]], packed=True)
     fill = torch.tensor([float("nan") if number == 2 else IGNORE])
     more: dict[str, Tensor] = {}
-    for name, x in batch._tensors().items():
+    for name, x in batch._tensor_fields().items():
         if x.dim() == 1:
             label = torch.zeros(1, dtype=x.dtype) if name == "places" else fill.to(x.dtype)
             more[name] = torch.cat([x, label])
@@ -323,7 +323,7 @@ def test_padding_is_not_computed() -> None:
 def test_the_head_of_words_is_computed_at_masked_places_only() -> None:
     model = small(BertPretrainingModel)
     seen: list[Any] = []
-    model.words.transform.register_forward_hook(lambda _, args, out: seen.append(out.shape))
+    model.mlm_head.transform.register_forward_hook(lambda _, args, out: seen.append(out.shape))
     model.loss(masked_batch(packed=True))
     assert seen == [(3, 14)]
     words, following = model.logits(masked_batch(packed=True))
@@ -348,8 +348,8 @@ def test_losses_of_a_model_that_knows_nothing() -> None:
     loss = untrained(small(BertPretrainingModel)).loss(masked_batch(packed=True))
     # Three hidden words at log 23 each; the mean of "next?", log 2, as if it were told for each of the three.
     assert loss.count == 3
-    assert float(loss.parts["masked"]) == pytest.approx(3 * math.log(WORDS))
-    assert float(loss.parts["next"]) == pytest.approx(3 * math.log(2))
+    assert float(loss.parts["masked_lm"]) == pytest.approx(3 * math.log(WORDS))
+    assert float(loss.parts["next_sentence"]) == pytest.approx(3 * math.log(2))
     assert float(loss.total) == pytest.approx(3 * math.log(WORDS) + 3 * math.log(2))
 
     two = PretrainingBatch.from_sequences(
@@ -357,7 +357,7 @@ def test_losses_of_a_model_that_knows_nothing() -> None:
     )
     loss = untrained(small(BertPretrainingModel)).loss(two)
     assert loss.count == 2
-    assert float(loss.parts["next"]) == pytest.approx(2 * math.log(2))  # of one text, for two words
+    assert float(loss.parts["next_sentence"]) == pytest.approx(2 * math.log(2))  # of one text, for two words
 
     loss = untrained(small(BertClassifier, 1)).loss(
         ClassificationBatch.from_sequences(IDS, labels=[1.0, -2.0, float("nan")])
@@ -413,9 +413,9 @@ def test_what_does_not_fit_together_is_told() -> None:
     ids = torch.zeros(2, 5, dtype=torch.long)
     with pytest.raises(ValueError, match=r"input_ids\[None\]"):
         small()(ids[0])
-    with pytest.raises(ValueError, match="attention_mask of shape"):
+    with pytest.raises(ValueError, match="attention_mask has shape"):
         small()(ids, attention_mask=torch.ones(2, 4))
-    with pytest.raises(ValueError, match="input_ids holds numbers from 0 to 23; this model takes 0 to 22"):
+    with pytest.raises(ValueError, match="input_ids holds numbers from 0 to 23; expected 0 to 22"):
         small()(ids + torch.tensor([0, 0, WORDS, 0, 0]))
     with pytest.raises(ValueError, match=r"token_type_ids holds numbers from 0 to 2; .* 0 to 1"):
         small()(ids, ids + 2 * torch.eye(5, dtype=torch.long)[:2])
@@ -423,9 +423,9 @@ def test_what_does_not_fit_together_is_told() -> None:
         small()(ids, attention_mask=torch.tensor([[0.0, 0, 0, 0, -1e4]] * 2))
     with pytest.raises(ValueError, match="pooler=False"):
         small(BertClassifier, 2, pooler=False)
-    with pytest.raises(ValueError, match="does not divide"):
+    with pytest.raises(ValueError, match="is not divisible"):
         BertConfig(width=10, num_heads=4)
-    with pytest.raises(ValueError, match="no head for hidden words"):
+    with pytest.raises(ValueError, match="no masked-LM head"):
         BertPretrainingModel(SMALL, WORDS, with_mlm_head=False).loss(masked_batch(packed=True))
 
 
@@ -452,5 +452,5 @@ def test_a_model_begins_from_another() -> None:
     assert new.bert.copy_weights_from(old.bert) == ["pooler.weight", "pooler.bias"]
     ids = torch.tensor([IDS[0]])
     torch.testing.assert_close(new(ids).hidden, old(ids).hidden)
-    with pytest.raises(ValueError, match=r"layers 3.*cannot begin from one of .*layers 2"):
-        new.bert.copy_weights_from(small(layers=2))
+    with pytest.raises(ValueError, match=r"num_layers=3.*cannot start from one with .*num_layers=2"):
+        new.bert.copy_weights_from(small(num_layers=2))

@@ -99,8 +99,8 @@ class Oracle:
             yield from self._own(ours.attention, theirs.self_attn)
             yield from self._fed(ours.feed_forward, theirs)
         for ours, theirs in zip(self.model.decoder, self.decoder.layers, strict=True):
-            yield from self._own(ours.attention, theirs.self_attn)
-            width, cross = self.config.width, ours.source_attention
+            yield from self._own(ours.self_attention, theirs.self_attn)
+            width, cross = self.config.width, ours.cross_attention
             for part in ("weight", "bias"):
                 query, rest = getattr(theirs.multihead_attn, f"in_proj_{part}").split([width, 2 * width])
                 yield getattr(cross.project_query, part), query
@@ -181,7 +181,7 @@ def _both(ours: Any, theirs: Any) -> Iterator[tuple[Tensor, Tensor]]:
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("tie", ["none", "target", "all"])
 def test_equal_to_the_layers_of_torch(norm: str, activation: str, tie: str) -> None:
-    model = small(norm=norm, activation=activation, tie=tie)
+    model = small(norm=norm, activation=activation, tie_embeddings=tie)
     oracle = Oracle(model)
     batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
     loss = model.loss(batch)
@@ -454,7 +454,7 @@ def test_maps_are_where_the_steps_looked(norm: str) -> None:
 
 def test_smoothing_and_dropout_are_for_training_only() -> None:
     batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
-    model = small(smoothing=0.3)
+    model = small(label_smoothing=0.3)
     loss = model.loss(batch)
     assert not torch.isclose(loss.total, loss.parts["nll"])
     assert not loss.parts["nll"].requires_grad
@@ -547,11 +547,11 @@ def test_it_learns_to_copy() -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"width": 10, "heads": 3}, "width=10"),
-        ({"heads": 0}, "heads=0"),
+        ({"width": 10, "num_heads": 3}, "width=10"),
+        ({"num_heads": 0}, "num_heads=0"),
         ({"decoder_layers": 0}, "decoder_layers=0"),
         ({"dropout": 1.0}, "dropout=1.0"),
-        ({"smoothing": -0.1}, "smoothing=-0.1"),
+        ({"label_smoothing": -0.1}, "label_smoothing=-0.1"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(changes: dict[str, Any], named: str) -> None:
@@ -565,10 +565,10 @@ def test_tying_all_needs_one_vocabulary() -> None:
 
 
 def test_tied_embeddings_are_one_parameter() -> None:
-    counts = {tie: sum(p.numel() for p in small(tie=tie).parameters()) for tie in ("none", "target", "all")}
+    counts = {tie: sum(p.numel() for p in small(tie_embeddings=tie).parameters()) for tie in ("none", "target", "all")}
     assert counts["none"] - counts["target"] == TARGET * 14
     assert counts["target"] - counts["all"] == SOURCE * 14
-    model = small(tie="all")
+    model = small(tie_embeddings="all")
     assert model.source_embedding is model.target_embedding
     twin = copy.deepcopy(model)
     assert twin.output.weight is twin.target_embedding.weight

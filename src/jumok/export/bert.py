@@ -42,19 +42,19 @@ MODEL_NAMES = {
     "word_embedding": "embeddings.word_embeddings",
     "segment_embedding": "embeddings.token_type_embeddings",
     "position.table": "embeddings.position_embeddings",
-    "entry.norm": "embeddings.LayerNorm",
+    "input_layer.norm": "embeddings.LayerNorm",
     "pooler": "pooler.dense",
 }
 LAYER_NAMES = {
     "attention.merge": "attention.output.dense",
-    "feed_forward.join_attention.norm": "attention.output.LayerNorm",
+    "feed_forward.attention_residual.norm": "attention.output.LayerNorm",
     "feed_forward.widen": "intermediate.dense",
     "feed_forward.narrow": "output.dense",
-    "feed_forward.join.norm": "output.LayerNorm",
+    "feed_forward.residual.norm": "output.LayerNorm",
 }
 QKV_NAMES = ("attention.self.query", "attention.self.key", "attention.self.value")  # attention.project
-MLM_HEAD_NAMES = {"words": "cls.predictions", "words.transform": "cls.predictions.transform.dense",
-            "words.norm": "cls.predictions.transform.LayerNorm"}  # fmt: skip
+MLM_HEAD_NAMES = {"mlm_head": "cls.predictions", "mlm_head.transform": "cls.predictions.transform.dense",
+            "mlm_head.norm": "cls.predictions.transform.LayerNorm"}  # fmt: skip
 NSP_HEAD, CLASSIFIER_HEAD, QA_HEAD = "cls.seq_relationship", "classifier", "qa_outputs"
 # The output layer of the words has the embedding's weights and another name for its bias.
 TIED_TENSORS = {"cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
@@ -417,7 +417,7 @@ def _get_hf_names(weight_name: str, model: nn.Module) -> tuple[str, ...]:
     part, _, kind = weight_name.removeprefix("bert.").rpartition(".")  # kind: weight or bias
     heads = {
         **MLM_HEAD_NAMES,
-        "next": NSP_HEAD,
+        "nsp_head": NSP_HEAD,
         "output": QA_HEAD if isinstance(model, BertSpanExtractor) else CLASSIFIER_HEAD,
     }
     if part in MODEL_NAMES or part in heads:

@@ -28,8 +28,7 @@ from jumok.batches.tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from jumok.data.tokenizers.tokenizer import TokenizerPair
 from jumok.errors import InputError, JumokError, MissingExtra
 from jumok.export.export_folder import check_replaceable, create_export_folder
-from jumok.models.layers.residual import FeedForward
-from jumok.models.transformer import Transformer, TransformerInputLayer
+from jumok.models.transformer import FeedForward, Transformer, TransformerInputLayer
 from jumok.run import Run
 
 __all__ = [

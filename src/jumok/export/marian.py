@@ -26,8 +26,7 @@ from jumok.attention.heads import MultiHead
 from jumok.batches.tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from jumok.errors import InputError
 from jumok.export.export_folder import check_replaceable, create_export_folder, write_json
-from jumok.models.layers.residual import FeedForward, ResidualNorm
-from jumok.models.transformer import Transformer
+from jumok.models.transformer import FeedForward, ResidualNorm, Transformer
 from jumok.training.weights import write_safetensors
 
 __all__ = ["export_marian"]

@@ -46,7 +46,7 @@ from jumok.models.layers.hard_attention import (
     one_hot_argmax,
     reinforce_loss,
 )
-from jumok.models.layers.label_losses import upcast
+from jumok.models.layers.precision import upcast
 from jumok.models.layers.output_loss import linear_cross_entropy, select_labelled
 from jumok.models.layers.recurrent import HiddenState, RecurrentStepper, build_rnn
 from jumok.models.layers.source_sharing import reorder_sources

@@ -42,7 +42,8 @@ from jumok.batches.text import ClassificationBatch, TextBatch, TextPairBatch, la
 from jumok.batches.tokens import PAD, LayerAttention, Loss, Tokens
 from jumok.models.layers.adversarial_training import adversarial_loss
 from jumok.models.layers.bigram_embedding import BigramEmbedding
-from jumok.models.layers.label_losses import label_loss, upcast
+from jumok.models.layers.label_losses import label_loss
+from jumok.models.layers.precision import upcast
 from jumok.models.layers.recurrent import build_rnn, run_rnn_on_tokens
 from jumok.models.layers.word_dropout import drop_words
 

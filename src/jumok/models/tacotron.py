@@ -35,7 +35,7 @@ from torch.nn import functional as F
 from jumok.batches.speech import SpeechBatch, frames_as_tokens
 from jumok.batches.tokens import LayerAttention, Loss, Tokens
 from jumok.models.layers.cbhg import CBHG
-from jumok.models.layers.label_losses import upcast
+from jumok.models.layers.precision import upcast
 from jumok.models.layers.monotonic_attention import guided_attention_loss
 from jumok.models.layers.postnet import LinearPostnet, MelPostnet
 from jumok.models.layers.style_tokens import StyleConfig, StyleTokens

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jumok.models.layers.label_losses import upcast
+from jumok.models.layers.precision import upcast
 from jumok.models.layers.recurrent import HiddenState, RecurrentModule, RecurrentStepper, build_rnn, run_rnn
-from jumok.models.layers.residual import build_module_list as in_order
+from jumok.models.layers.module_list import build_module_list as in_order
 from jumok.models.layers.tacotron_attention import TacotronAlignment, TacotronAttention, TacotronMemory
 
 __all__ = ["PreNet", "TacotronDecoder", "TacotronDecoderOutput", "TacotronDecoderState"]

@@ -1,60 +1,68 @@
-"""The Transformer (Vaswani 2017): attention and feed-forward layers, in an encoder and a decoder.
+"""The Transformer (Vaswani 2017): an encoder and a decoder of attention and feed-forward sublayers.
 
 ::
 
-    source ─ embed ─┬─ attend to all ─ feed forward ─┬─ encoded
-                    └────────── × layers ────────────┘     │
+    source ─ embed ─┬─ self-attention ─ feed-forward ─┬─ memory
+                    └─────────── × layers ────────────┘    │
                                                            │
-    target ─ embed ─┬─ attend to the past ─ attend to the source ─ feed forward ─┬─ logits
-                    └───────────────────── × layers ─────────────────────────────┘
+    target ─ embed ─┬─ causal self-attention ─ cross-attention ─ feed-forward ─┬─ logits
+                    └────────────────────── × layers ──────────────────────────┘
 
-Around each of these steps there is a residual connection with a layer norm (:class:`ResidualNorm`). Training,
-decoding and maps walk through the same layers; they differ only in how the layers' attention is called.
+Each sublayer has a residual connection and a layer norm::
+
+    post-norm    x = norm(x + dropout(sublayer(x)))        as in the paper
+    pre-norm     x = x + dropout(sublayer(norm(x)))        with one more norm after the last layer
+
+In the code both read ``x, normed = residual(x, sublayer(normed))``, where ``normed`` is the input of the next
+sublayer (see :class:`ResidualNorm`). This way ``torch.compile`` fuses each sum with the norm that follows, and
+all that lies between two attentions is one compiled block.
 
 Shapes: ``B`` sequences (1 if packed), ``L`` tokens, ``N`` rows while decoding, ``D`` width.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from jumok.attention.compiled_block import CompiledBlock, compile_blocks
 from jumok.attention.heads import MultiHead
 from jumok.attention.kv_cache import KVCache
+from jumok.attention.masks import Mask
 from jumok.attention.positions import SinusoidalPositions
 from jumok.batches.tokens import LayerAttention, Loss, Seq2SeqBatch, Tokens
+from jumok.models.layers.config_checks import check_heads, check_ranges
+from jumok.models.layers.module_list import build_module_list
 from jumok.models.layers.output_loss import linear_cross_entropy, select_labelled
-from jumok.models.layers.residual import (
-    CompiledBlock,
-    FeedForward,
-    ResidualNorm,
-    ResidualStream,
-    Sublayer,
-    TransformerEncoderLayer,
-    build_module_list,
-    compile_blocks,
-    get_positions,
-    to_autocast_dtype,
-)
+from jumok.models.layers.precision import to_autocast_dtype
 from jumok.models.layers.source_sharing import reorder_sources
 
-__all__ = ["Transformer", "TransformerConfig", "TransformerState"]
+__all__ = [
+    "ACTIVATIONS",
+    "FeedForward",
+    "ResidualNorm",
+    "Transformer",
+    "TransformerConfig",
+    "TransformerEncoderLayer",
+    "TransformerState",
+    "get_positions",
+]
 
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """The sizes of a :class:`Transformer` and how it learns.
+    """Configuration of a :class:`Transformer`.
 
-    ``norm`` says where the layer norms stand: "post", after each residual sum as in the paper, or "pre",
-    before each sublayer, which lets deep models train without warm-up. ``tie_embeddings`` says which embeddings are one:
-    "none", "target" (target words and output layer), or "all" (source words too, with a joint vocabulary).
+    ``norm`` is the position of the layer norms: "post", after each residual sum as in the paper, or "pre",
+    before each sublayer, which lets deep models train without warm-up. ``tie_embeddings`` says which embeddings
+    share one weight: "none", "target" (target embedding and output layer), or "all" (the source embedding too,
+    which needs a joint vocabulary).
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -68,28 +76,135 @@ class TransformerConfig:
     activation: Literal["relu", "gelu", "swish"] = "relu"
     norm: Literal["post", "pre"] = "post"
     tie_embeddings: Literal["none", "target", "all"] = "target"
-    dropout: float = 0.1  # of what a sublayer gives, and of the embeddings
-    attention_dropout: float = 0.0  # of attention weights; slow in packed sentences of over 128 tokens
-    activation_dropout: float = 0.0  # inside feed-forward
-    label_smoothing: float = 0.1  # of the labels, in training
-    layer_norm_eps: ClassVar[float] = 1e-5  # of the layer norms
+    dropout: float = 0.1  # of sublayer outputs and embeddings
+    attention_dropout: float = 0.0  # of attention weights; slow for packed sequences of over 128 tokens
+    activation_dropout: float = 0.0  # of the hidden units of feed-forward layers
+    label_smoothing: float = 0.1  # in training only
+    layer_norm_eps: ClassVar[float] = 1e-5
 
     def __post_init__(self) -> None:
-        for name in ("width", "heads", "feed_forward", "encoder_layers", "decoder_layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: 1 or more is expected")
-        if self.width % self.num_heads:
-            raise ValueError(f"width={self.width} does not divide into heads={self.num_heads}; change one")
-        for name in ("dropout", "attention_dropout", "activation_dropout", "smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: a share from 0 to below 1 is expected")
+        check_ranges(
+            self,
+            positive=("width", "num_heads", "feed_forward_width", "encoder_layers", "decoder_layers"),
+            fraction=("dropout", "attention_dropout", "activation_dropout", "label_smoothing"),
+        )
+        check_heads(self.width, self.num_heads)
 
 
-# --------------------------------------------------------------------------------------- layers
+# ---------------------------------------------------------------------------- layers, shared with BERT
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_new": _gelu_tanh,
+    "swish": F.silu,
+}
+
+ResidualStream = tuple[Tensor, Tensor]  # x, and normed: the input of the next sublayer; both (B, L, D)
+
+
+class TransformerLayerConfig(Protocol):
+    """The fields of a model's config that its layers read."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def feed_forward_width(self) -> int: ...
+    @property
+    def activation(self) -> str: ...
+    @property
+    def norm(self) -> str:
+        """The position of the layer norms, "post" or "pre"; see :class:`ResidualNorm`."""
+
+    @property
+    def layer_norm_eps(self) -> float:
+        """The number added to the variance in a layer norm."""
+
+    @property
+    def dropout(self) -> float: ...
+    @property
+    def attention_dropout(self) -> float: ...
+    @property
+    def activation_dropout(self) -> float: ...
+
+
+class ResidualNorm(CompiledBlock):
+    """Adds a sublayer's output to the residual stream, and normalizes the sum for the next sublayer.
+
+    With post-norm the stream continues from the norm. With pre-norm it continues from the sum. ::
+
+        post   x ──┬──────────── + ─ norm ─┬─ x          pre   x ──┬──────────── + ──┬── x
+                   └─ sublayer ──┘         └─ normed               └─ sublayer ──┘   └─ norm ─ normed
+    """
+
+    def __init__(self, config: TransformerLayerConfig) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(config.dropout)
+        self.norm = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
+        self.is_pre_norm = config.norm == "pre"
+
+    def forward(self, x: Tensor, sublayer_output: Tensor) -> ResidualStream:
+        total = x + self.dropout(sublayer_output)
+        normed = self.norm(total)
+        return total if self.is_pre_norm else normed, to_autocast_dtype(normed)
+
+
+class FeedForward(CompiledBlock):
+    """The residual connection of the attention before it, and the feed-forward sublayer with its own.
+
+    The sublayer is ``narrow(dropout(activation(widen(x))))``, applied to each token separately.
+    """
+
+    def __init__(self, config: TransformerLayerConfig) -> None:
+        super().__init__()
+        self.attention_residual = ResidualNorm(config)
+        self.widen = nn.Linear(config.width, config.feed_forward_width)
+        self.dropout = nn.Dropout(config.activation_dropout)
+        self.narrow = nn.Linear(config.feed_forward_width, config.width)
+        self.residual = ResidualNorm(config)
+        self.activation = ACTIVATIONS[config.activation]
+        for layer in (self.widen, self.narrow):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor, attention_output: Tensor) -> ResidualStream:
+        x, normed = self.attention_residual(x, attention_output)
+        hidden = self.dropout(self.activation(self.widen(normed)))
+        return self.residual(x, self.narrow(hidden))  # type: ignore[no-any-return]
+
+
+class TransformerEncoderLayer(nn.Module):
+    """Self-attention, then feed-forward."""
+
+    def __init__(self, config: TransformerLayerConfig) -> None:
+        super().__init__()
+        self.attention = MultiHead(config.width, config.num_heads, dropout=config.attention_dropout)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, x: Tensor, normed: Tensor, mask: Mask | None) -> ResidualStream:
+        attended = self.attention(normed, mask=mask)
+        return self.feed_forward(x, attended)  # type: ignore[no-any-return]
+
+
+def get_positions(tokens: Tokens) -> Tensor:
+    """Position of each token in its sequence, ``(L,)`` or, if packed, ``(1, L)``."""
+    if tokens.positions is not None:
+        return tokens.positions
+    return torch.arange(tokens.ids.shape[1], device=tokens.ids.device)
+
+
+# ---------------------------------------------------------------------- layers of the Transformer only
 
 
 class TransformerInputLayer(CompiledBlock):
-    """Words with their positions: the residual stream x, and what the first sublayer is given."""
+    """``dropout(√D · embedding + position)``, with a norm for the first sublayer if norms are "pre"."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -105,7 +220,7 @@ class TransformerInputLayer(CompiledBlock):
 
 
 class TransformerDecoderLayer(nn.Module):
-    """Attention to the past, attention to the source, then feed-forward. The caller says how to attend."""
+    """Causal self-attention, cross-attention to the memory, then feed-forward."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -116,14 +231,44 @@ class TransformerDecoderLayer(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def forward(
-        self, x: Tensor, normed: Tensor, self_attend: Sublayer, cross_attend: Sublayer
-    ) -> ResidualStream:
-        x, normed = self.self_attention_residual(x, self_attend(normed))
-        return self.feed_forward(x, cross_attend(normed))  # type: ignore[no-any-return]
+        self,
+        x: Tensor,
+        normed: Tensor,
+        memory: Tensor | KVCache,
+        *,
+        mask: Mask | None = None,
+        memory_mask: Mask | None = None,
+        cache: KVCache | None = None,
+        rows_per_source: int = 1,
+    ) -> tuple[Tensor, Tensor, KVCache | None]:
+        """Return the residual stream after the layer, and the cache with the new tokens.
+
+        Args:
+            x: The residual stream ``(B, L, D)``.
+            normed: The input of self-attention ``(B, L, D)``.
+            memory: The encoder's output ``(B, S, D)``, or its keys and values from ``cross_attention.prepare``.
+            mask: Mask of self-attention. With a cache, causal by default.
+            memory_mask: Mask of cross-attention.
+            cache: Keys and values of earlier tokens. None if ``x`` holds whole sequences.
+            rows_per_source: The number of neighbouring rows of ``x`` that share a row of the memory.
+        """
+        if cache is None:
+            attended = self.self_attention(normed, mask=mask)
+        else:
+            attended, cache = self.self_attention.step(normed, cache, mask=mask)
+        x, normed = self.self_attention_residual(x, attended)
+        if rows_per_source == 1:
+            attended = self.cross_attention(normed, memory, mask=memory_mask)
+        else:  # rows that share a source are several queries to it
+            queries = normed.view(-1, rows_per_source * normed.shape[1], normed.shape[2])
+            attended = self.cross_attention(queries, memory, mask=memory_mask).view_as(normed)
+        x, normed = self.feed_forward(x, attended)
+
+        return x, normed, cache
 
 
 class TransformerOutputLayer(CompiledBlock):
-    """Logits over the target's words, and their loss."""
+    """Logits over the target vocabulary, and their loss."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -142,42 +287,45 @@ class TransformerOutputLayer(CompiledBlock):
 
 @dataclass(frozen=True, eq=False)
 class TransformerState:
-    """How far decoding has come, for N rows.
+    """Decoding state of N rows.
 
-    Neighbouring rows that continue the same source share its keys and values: ``source`` has N / ``rows_per_source``
-    rows (see :mod:`jumok.models.sharing`).
+    Neighbouring rows that continue the same source share its keys and values: ``source_caches`` have
+    N / ``rows_per_source`` rows (see :mod:`jumok.models.layers.source_sharing`).
     """
 
-    self_caches: tuple[KVCache, ...]  # keys and values of the words so far, for each layer
-    source_caches: tuple[KVCache, ...]  # those of the source
+    self_caches: tuple[KVCache, ...]  # for each layer, keys and values of the target so far
+    source_caches: tuple[KVCache, ...]  # for each layer, keys and values of the source
     rows_per_source: int = 1
 
     def reorder(self, index: Tensor, sources: Sequence[int] | None = None) -> TransformerState:
-        """The rows ``index``, in that order; a row may come twice or never.
+        """Return the state of the rows ``index``, in that order. Rows may be repeated or left out.
 
-        ``sources``: the sources that go on, equally many rows of each, side by side. Then the source's keys
-        are copied only if these change, and no GPU is waited for. Without, each row gets its own.
+        ``sources``: the sources that remain, with equally many neighbouring rows each. If they are given, the
+        source caches are copied only if the sources change, without waiting for a GPU. Otherwise each row gets
+        its own source.
         """
-        said, source = self.self_caches, self.source_caches
-        rows, shared = reorder_sources(index, sources, self.rows_per_source)
-        if rows != list(range(len(source[0].lengths))):
-            source = tuple(cache.reorder(torch.tensor(rows, dtype=torch.long)) for cache in source)
-        elif shared == self.rows_per_source == 1:
-            return self  # each row stays where it is
-        if said[0].buffer is not None:  # before the first step, nothing was said
-            index = index.to(said[0].key.device)
-            said = tuple(cache.reorder(index) for cache in said)
-        return TransformerState(said, source, shared)
+        self_caches, source_caches = self.self_caches, self.source_caches
+        source_rows, rows_per_source = reorder_sources(index, sources, self.rows_per_source)
+        if source_rows != list(range(len(source_caches[0].lengths))):
+            source_index = torch.tensor(source_rows, dtype=torch.long)
+            source_caches = tuple(cache.reorder(source_index) for cache in source_caches)
+        elif rows_per_source == self.rows_per_source == 1:
+            return self  # no row moves
+        if self_caches[0].buffer is not None:  # empty before the first step
+            index = index.to(self_caches[0].key.device)
+            self_caches = tuple(cache.reorder(index) for cache in self_caches)
+        return TransformerState(self_caches, source_caches, rows_per_source)
 
 
 # ------------------------------------------------------------------------------------ the model
 
 
 class Transformer(nn.Module):
-    """Translates by attention alone. Batches may be padded or packed.
+    """Transformer for translation. Batches may be padded or packed.
 
-    >>> model = Transformer(TransformerConfig(width=8, heads=2, feed_forward=16), 11, 13).eval()
-    >>> batch = Pairs.of([[5, 6], [7]], [[8], [9, 10, 11]])
+    >>> config = TransformerConfig(width=8, num_heads=2, feed_forward_width=16)
+    >>> model = Transformer(config, source_vocab_size=11, target_vocab_size=13).eval()
+    >>> batch = Seq2SeqBatch.from_sequences([[5, 6], [7]], [[8], [9, 10, 11]])
     >>> model.loss(batch).count
     6
     >>> state = model.start(batch.source)
@@ -193,153 +341,139 @@ class Transformer(nn.Module):
         super().__init__()
         if config.tie_embeddings == "all" and source_vocab_size != target_vocab_size:
             raise ValueError(
-                f"tie='all' needs one vocabulary for both sides, and there are {source_vocab_size} source "
-                f"words and {target_vocab_size} target words; make a joint one, or use tie='target'"
+                f"tie_embeddings='all' needs a joint vocabulary, but there are {source_vocab_size} source "
+                f"words and {target_vocab_size} target words; build a joint one, or use "
+                "tie_embeddings='target'"
             )
         self.config = config
-        width = config.width
+        tie, width = config.tie_embeddings, config.width
         self.target_embedding = _build_embedding(target_vocab_size, width)
         self.source_embedding = (
-            self.target_embedding
-            if config.tie_embeddings == "all"
-            else _build_embedding(source_vocab_size, width)
+            self.target_embedding if tie == "all" else _build_embedding(source_vocab_size, width)
         )
-        self.source_input_layer, self.target_input_layer = (
-            TransformerInputLayer(config),
-            TransformerInputLayer(config),
-        )
+        self.source_input_layer = TransformerInputLayer(config)
+        self.target_input_layer = TransformerInputLayer(config)
         self.encoder = build_module_list(
             TransformerEncoderLayer(config) for _ in range(config.encoder_layers)
         )
         self.decoder = build_module_list(
             TransformerDecoderLayer(config) for _ in range(config.decoder_layers)
         )
-        tied = (
-            self.target_embedding
-            if config.tie_embeddings != "none"
-            else _build_embedding(target_vocab_size, width)
+        output_embedding = (
+            self.target_embedding if tie != "none" else _build_embedding(target_vocab_size, width)
         )
-        self.output = TransformerOutputLayer(tied.weight)
+        self.output = TransformerOutputLayer(output_embedding.weight)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """``torch.compile`` all that lies between the attentions: see :func:`compile_blocks`."""
+        """Apply ``torch.compile`` to all that lies between the attentions: see :func:`compile_blocks`."""
         compile_blocks(self, *args, **kwargs)
 
-    # ------------------------------------------------------------------------------- training
-
-    def loss(self, batch: Seq2SeqBatch) -> Loss:
-        """Cross-entropy summed over the labels that count, smoothed in training; "nll" is the plain one."""
-        encoded, mask = self.encode(batch.source), batch.source.cross_attention_mask(batch.target)
-
-        def to_source(layer: TransformerDecoderLayer) -> Sublayer:
-            return functools.partial(layer.cross_attention, source=encoded, mask=mask)
-
-        hidden, labels = select_labelled(self._decode_target(batch.target, to_source), batch)
-        total, plain = self.output(hidden, labels, self.config.label_smoothing if self.training else 0.0)
-        return Loss(total, batch.count, {"nll": plain})
-
     def encode(self, source: Tokens) -> Tensor:
-        """``(B, L, D)``"""
-        x, given = self.source_input_layer(self.source_embedding(source.ids), get_positions(source))
+        """Encode the source as the decoder's memory ``(B, S, D)``."""
+        x, normed = self.source_input_layer(self.source_embedding(source.ids), get_positions(source))
         for layer in self.encoder:
-            x, given = layer(x, given, source.mask)
-        return given  # type: ignore[no-any-return]
-
-    def _decode_target(
-        self, target: Tokens, build_cross_attend: Callable[[TransformerDecoderLayer], Sublayer]
-    ) -> Tensor:
-        """``(B, L, D)``: the decoder's output if it is told the target."""
-        to_past = (functools.partial(layer.self_attention, mask=target.causal_mask) for layer in self.decoder)
-        return self.decode(target.ids, get_positions(target), to_past, map(build_cross_attend, self.decoder))
-
-    # ------------------------------------------------------------------------------- decoding
+            x, normed = layer(x, normed, source.mask)
+        return normed  # type: ignore[no-any-return]
 
     def decode(
         self,
         ids: Tensor,
         positions: Tensor,
-        self_attentions: Iterable[Sublayer],
-        cross_attentions: Iterable[Sublayer],
-    ) -> Tensor:
-        """``(B, L, D)``: for each of the tokens ``(B, L)``, what the output layer says the next word from.
+        memory: Tensor | Sequence[KVCache],
+        *,
+        mask: Mask | None = None,
+        memory_mask: Mask | None = None,
+        caches: Sequence[KVCache] | None = None,
+        rows_per_source: int = 1,
+    ) -> tuple[Tensor, tuple[KVCache, ...]]:
+        """Return the input ``(B, L, D)`` of the output layer for target tokens, and the caches with them.
 
-        ``positions`` are their positions; ``to_past`` and ``to_source`` say for each layer how it attends.
+        Args:
+            ids: Target tokens ``(B, L)``.
+            positions: Their positions, broadcast to ``(B, L)``.
+            memory: The encoder's output ``(B, S, D)``, or its keys and values for each layer.
+            mask: Mask of self-attention. With caches, causal by default.
+            memory_mask: Mask of cross-attention.
+            caches: For each layer, keys and values of earlier tokens. None if ``ids`` are whole sequences.
+            rows_per_source: The number of neighbouring rows that share a row of the memory.
         """
-        x, given = self.target_input_layer(self.target_embedding(ids), positions)
-        for layer, past, source in zip(self.decoder, self_attentions, cross_attentions, strict=True):
-            x, given = layer(x, given, past, source)
-        return given  # type: ignore[no-any-return]
+        x, normed = self.target_input_layer(self.target_embedding(ids), positions)
+        new_caches = []
+        for number, layer in enumerate(self.decoder):
+            x, normed, cache = layer(
+                x,
+                normed,
+                memory if isinstance(memory, Tensor) else memory[number],
+                mask=mask,
+                memory_mask=memory_mask,
+                cache=None if caches is None else caches[number],
+                rows_per_source=rows_per_source,
+            )
+            if cache is not None:
+                new_caches.append(cache)
+        return normed, tuple(new_caches)
+
+    def loss(self, batch: Seq2SeqBatch) -> Loss:
+        """Cross-entropy summed over the labels, smoothed in training. "nll" is the one without smoothing."""
+        target = batch.target
+        hidden, _ = self.decode(
+            target.ids,
+            get_positions(target),
+            self.encode(batch.source),
+            mask=target.causal_mask,
+            memory_mask=batch.source.cross_attention_mask(target),
+        )
+        hidden, labels = select_labelled(hidden, batch)
+        smoothing = self.config.label_smoothing if self.training else 0.0
+        total, nll = self.output(hidden, labels, smoothing)
+        return Loss(total, batch.count, {"nll": nll})
 
     def start(self, source: Tokens) -> TransformerState:
-        """Encode the source, padded, and work out its keys and values once for all steps."""
+        """Encode the padded source, and compute its keys and values once for all steps."""
         _check_padded("start", source)
-        encoded = self.encode(source)
-        prepared = (layer.cross_attention.prepare(encoded, source.lengths) for layer in self.decoder)
-        return TransformerState((KVCache(),) * len(self.decoder), tuple(prepared))
+        memory = self.encode(source)
+        source_caches = (layer.cross_attention.prepare(memory, source.lengths) for layer in self.decoder)
+        return TransformerState((KVCache(),) * len(self.decoder), tuple(source_caches))
 
     def step(self, state: TransformerState, ids: Tensor) -> tuple[Tensor, TransformerState]:
-        """The logits ``(N, V)`` of the next words; ``ids`` ``(N,)`` are those said last, BOS at first."""
-        place = torch.full((1,), state.self_caches[0].max_length, device=ids.device)
-        past = [
-            _CachedSelfAttention(layer.self_attention, cache)
-            for layer, cache in zip(self.decoder, state.self_caches, strict=True)
-        ]
-        to_source = (
-            functools.partial(_attend_shared_source, layer.cross_attention, source, state.rows_per_source)
-            for layer, source in zip(self.decoder, state.source_caches, strict=True)
+        """Return the logits ``(N, V)`` of the next words. ``ids`` ``(N,)`` are the last ones, BOS at first."""
+        position = torch.full((1,), state.self_caches[0].max_length, device=ids.device)
+        hidden, caches = self.decode(
+            ids[:, None],
+            position,
+            state.source_caches,
+            caches=state.self_caches,
+            rows_per_source=state.rows_per_source,
         )
-        given = self.decode(ids[:, None], place, past, to_source)
-        said = tuple(one.cache for one in past)
-        return self.output.logits(given[:, 0]), TransformerState(
-            said, state.source_caches, state.rows_per_source
-        )
+        state = TransformerState(caches, state.source_caches, state.rows_per_source)
+        return self.output.logits(hidden[:, 0]), state
 
     @torch.no_grad()
     def compute_attention_maps(self, batch: Seq2SeqBatch) -> list[LayerAttention]:
-        """Where each decoder layer looks in the source, ``(B, H, target, source)``. The batch is padded."""
-        _check_padded("maps", batch.source, batch.target)
-        encoded, mask = self.encode(batch.source), batch.source.mask
-        seen: list[Tensor] = []
-
-        def to_source(layer: TransformerDecoderLayer) -> Sublayer:
-            def look(x: Tensor) -> Tensor:
-                seen.append(layer.cross_attention.weights(x, encoded, mask=mask))
-                return layer.cross_attention(x, encoded, mask=mask)  # type: ignore[no-any-return]
-
-            return look
-
-        self._decode_target(batch.target, to_source)
-        return [
-            LayerAttention(f"decoder.{number}.source_attention", found) for number, found in enumerate(seen)
-        ]
-
-
-class _CachedSelfAttention:
-    """Attention of one new word to those before it; afterwards ``cache`` holds it too."""
-
-    def __init__(self, attention: MultiHead, cache: KVCache) -> None:
-        self.attention, self.cache = attention, cache
-
-    def __call__(self, x: Tensor) -> Tensor:
-        out, self.cache = self.attention.step(x, self.cache)
-        return out
-
-
-def _attend_shared_source(
-    attention: MultiHead, source_cache: KVCache, rows_per_source: int, x: Tensor
-) -> Tensor:
-    """Attention to the source: rows that share one are so many queries to it."""
-    return attention(x.view(-1, rows_per_source, x.shape[-1]), source_cache).view_as(x)  # type: ignore[no-any-return]
+        """Cross-attention weights ``(B, H, target, source)`` of each decoder layer. The batch must be padded."""
+        source, target = batch.source, batch.target
+        _check_padded("compute_attention_maps", source, target)
+        memory = self.encode(source)
+        x, normed = self.target_input_layer(self.target_embedding(target.ids), get_positions(target))
+        maps = []
+        for number, layer in enumerate(self.decoder):
+            attended = layer.self_attention(normed, mask=target.causal_mask)
+            x, normed = layer.self_attention_residual(x, attended)
+            weights = layer.cross_attention.weights(normed, memory, mask=source.mask)
+            maps.append(LayerAttention(f"decoder.{number}.cross_attention", weights))
+            attended = layer.cross_attention(normed, memory, mask=source.mask)
+            x, normed = layer.feed_forward(x, attended)
+        return maps
 
 
 def _build_embedding(vocab_size: int, width: int) -> nn.Embedding:
-    table = nn.Embedding(vocab_size, width)
-    nn.init.normal_(table.weight, std=width**-0.5)
-    return table
+    embedding = nn.Embedding(vocab_size, width)
+    nn.init.normal_(embedding.weight, std=width**-0.5)
+    return embedding
 
 
-def _check_padded(method_name: str, *tokens: Tokens) -> None:
-    if any(one.packed for one in tokens):
+def _check_padded(method_name: str, *sides: Tokens) -> None:
+    if any(tokens.packed for tokens in sides):
         raise ValueError(
-            f"Transformer.{method_name} takes padded tokens, and packed ones came; see Tokens.padded"
+            f"Transformer.{method_name} needs padded tokens, but these are packed; build them with Tokens.pad"
         )

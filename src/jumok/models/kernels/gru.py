@@ -42,7 +42,7 @@ from torch import Tensor
 from jumok.attention.gpu_support import get_max_shared_memory
 from jumok.attention.kernels.additive import disable_compile, forbid_double_backward, launch_options, tanh
 from jumok.models.layers.ragged_layout import PackedSteps
-from jumok.models.layers.residual import to_autocast_dtype
+from jumok.models.layers.precision import to_autocast_dtype
 
 GruParameters = tuple[Tensor, Tensor, Tensor, Tensor]  # weight_ih, weight_hh, bias_ih, bias_hh, as in nn.GRU
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from jumok.batches.text import label_mask
 from jumok.batches.tokens import Loss
-from jumok.models.layers.label_losses import upcast
+from jumok.models.layers.precision import upcast
 
 __all__ = ["adversarial_loss"]
 

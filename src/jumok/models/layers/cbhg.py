@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jumok.batches.tokens import Tokens
-from jumok.models.layers.label_losses import upcast
+from jumok.models.layers.precision import upcast
 from jumok.models.layers.recurrent import build_rnn, run_rnn_on_tokens
-from jumok.models.layers.residual import build_module_list
+from jumok.models.layers.module_list import build_module_list
 
 __all__ = ["CBHG", "MaskedBatchNorm", "MaskedConvNorm"]
 

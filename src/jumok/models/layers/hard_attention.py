@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from jumok.models.layers.label_losses import upcast
+from jumok.models.layers.precision import upcast
 
 __all__ = [
     "HardAttentionSampler",

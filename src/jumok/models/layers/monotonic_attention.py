@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from jumok.attention.gpu_support import triton_unsupported_reason
-from jumok.models.layers.label_losses import upcast
+from jumok.models.layers.precision import upcast
 
 __all__ = ["forward_attention", "guided_attention_loss"]
 

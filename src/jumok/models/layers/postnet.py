@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from jumok.batches.tokens import Tokens
 from jumok.models.layers.cbhg import CBHG, MaskedConvNorm
-from jumok.models.layers.residual import build_module_list
+from jumok.models.layers.module_list import build_module_list
 
 __all__ = ["LinearPostnet", "MelPostnet"]
 

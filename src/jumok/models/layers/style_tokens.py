@@ -31,9 +31,9 @@ from jumok.attention import core
 from jumok.attention.heads import MultiHead
 from jumok.batches.tokens import Tokens
 from jumok.models.layers.cbhg import MaskedBatchNorm
-from jumok.models.layers.label_losses import upcast
+from jumok.models.layers.precision import upcast
 from jumok.models.layers.recurrent import build_rnn, run_rnn_on_tokens
-from jumok.models.layers.residual import build_module_list
+from jumok.models.layers.module_list import build_module_list
 
 __all__ = ["ReferenceEncoder", "StyleConfig", "StyleTokens"]
 

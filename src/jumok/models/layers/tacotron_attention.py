@@ -25,7 +25,7 @@ from jumok.attention.mask_types import Mask, PaddingMask
 from jumok.attention.prepared_keys import PreparedKeys
 from jumok.attention.scores import Additive, LocationSensitive, Score
 from jumok.models.layers.deferred_linear import DeferredLinear
-from jumok.models.layers.label_losses import upcast
+from jumok.models.layers.precision import upcast
 from jumok.models.layers.monotonic_attention import forward_attention
 
 __all__ = ["TacotronAlignment", "TacotronAttention", "TacotronMemory"]

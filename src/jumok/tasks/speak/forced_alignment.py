@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from jumok.batches.tokens import PAD, Tokens
 from jumok.data.readers.text_files import import_optional
 from jumok.metrics.cepstral_distortion import mel_cepstra
-from jumok.models.layers.residual import build_module_list
+from jumok.models.layers.module_list import build_module_list
 
 __all__ = ["FrameSymbols", "align_recordings"]
 

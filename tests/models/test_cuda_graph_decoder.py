@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 from jumok import decoding
 from jumok.batches.tokens import BOS, EOS, Tokens, round_up_size
 from jumok.decoding import constraints
-from jumok.models.layers import cuda_graph_decoder
-from jumok.models.layers.cuda_graph_decoder import CudaGraphDecoder, CudaGraphSize
+from jumok.models import cuda_graph_decoder
+from jumok.models.cuda_graph_decoder import CudaGraphDecoder, CudaGraphSize
 from jumok.models.transformer import Transformer, TransformerConfig
 
 SOURCE, TARGET = 23, 29  # words
@@ -44,7 +44,7 @@ def small(norm: Any = "post") -> Transformer:
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """The smallest sizes so small that a few words and sentences go beyond them."""
-    for name, size in {"SOURCES": 2, "WORDS": 2, "PLACES": 2}.items():
+    for name, size in {"MIN_SOURCES": 2, "MIN_SOURCE_LENGTH": 2, "MIN_TARGET_LENGTH": 2}.items():
         monkeypatch.setattr(cuda_graph_decoder, name, size)
 
 
@@ -421,7 +421,7 @@ def spent(fast: CudaGraphDecoder) -> Iterator[Callable[[], Any]]:
 
 def test_a_state_is_used_once() -> None:
     for use in spent(CudaGraphDecoder(small())):
-        with pytest.raises(ValueError, match="spent"):
+        with pytest.raises(ValueError, match="no longer valid"):
             use()
 
 
@@ -429,7 +429,7 @@ def test_a_refused_call_spends_nothing() -> None:
     model = small()
     fast = CudaGraphDecoder(model)
     state = fast.start(Tokens.pad(SOURCES))
-    with pytest.raises(ValueError, match=r"shape \(4,\) came; expected one for each of the 5 rows"):
+    with pytest.raises(ValueError, match=r"shape \(4,\); expected one id for each of the 5 rows"):
         fast.step(state, torch.full((4,), BOS))
     with pytest.raises(ValueError, match="3 rows came with 2 sources"):
         state.reorder(torch.arange(3), [0, 1])

@@ -1,0 +1,15 @@
+"""Typed lists of modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+__all__ = ["build_module_list"]
+
+
+def build_module_list(modules: Iterable[nn.Module]) -> Any:
+    """Build an ``nn.ModuleList`` that can be annotated with the type of its modules, such as ``list[nn.Linear]``."""
+    return nn.ModuleList(modules)

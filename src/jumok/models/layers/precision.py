@@ -1,0 +1,22 @@
+"""Conversions between the dtypes of mixed precision."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["to_autocast_dtype", "upcast"]
+
+
+def to_autocast_dtype(x: Tensor) -> Tensor:
+    """Convert ``x`` to autocast's dtype if autocast is on.
+
+    The next matrix product would do the same. Inside a compiled block the conversion is fused and costs nothing.
+    """
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+
+
+def upcast(x: Tensor) -> Tensor:
+    """Convert ``x`` to float32, unless it has a higher precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
