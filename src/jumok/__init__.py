@@ -1,4 +1,4 @@
-"""jumok (주목, Korean for *attention*): attention models for PyTorch that you can read, trust and look at."""
+"""jumok (주목, Korean for *attention*): attention models for PyTorch that you can read, trust and inspect."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 try:
     __version__ = version("jumok")
-except PackageNotFoundError:  # used from a source tree
+except PackageNotFoundError:  # not installed: imported from a source tree
     __version__ = "0+source"
 
-# Loaded when first asked for, so that `jumok --help` does not wait for torch.
+# Imported on first access, so that `jumok --help` does not wait for torch.
 _LAZY_MODULES = {
     "KVCache": "jumok.attention.kv_cache",
     "MultiHead": "jumok.attention.heads",
@@ -41,10 +41,10 @@ _LAZY_MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _LAZY_MODULES:
         raise AttributeError(f"module 'jumok' has no attribute {name!r}")
-    home = importlib.import_module(_LAZY_MODULES[name])
-    found = getattr(home, name, None) or importlib.import_module(f"{_LAZY_MODULES[name]}.{name}")
-    globals()[name] = found
-    return found
+    module = importlib.import_module(_LAZY_MODULES[name])
+    value = getattr(module, name, None) or importlib.import_module(f"{_LAZY_MODULES[name]}.{name}")
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
@@ -52,18 +52,18 @@ def __dir__() -> list[str]:
 
 
 def load(folder: str | Path, device: str = "auto") -> Any:
-    """The trained model of a run, or the BERT of a Hugging Face folder: it has ``.model`` and ``.tokenizer``.
+    """Load the trained model of a run or the BERT of a Hugging Face folder, as ``.model`` and ``.tokenizer``.
 
     >>> translator = jumok.load("runs/bahdanau")  # doctest: +SKIP
-    >>> translator.translate("this is an example sentence").text  # doctest: +SKIP
+    >>> translator.translate("this is an example sentence").translation  # doctest: +SKIP
     '이것은 예문이다'
     >>> bert = jumok.load("all-MiniLM-L6-v2")  # doctest: +SKIP
-    >>> ids, segments = bert.tokenizer.joined(*bert.tokenizer.encode(["one text"]))  # doctest: +SKIP
+    >>> ids, segments = bert.tokenizer.join_segments(*bert.tokenizer.encode(["one text"]))  # doctest: +SKIP
     >>> bert.model(torch.tensor([ids])).hidden.shape  # doctest: +SKIP
     torch.Size([1, 4, 384])
     """
     from jumok.run import Run
-    from jumok.tasks import get_task_module
+    from jumok.tasks.base import load_predictor
 
     folder = Path(folder)
     if (folder / "config.json").is_file() and not (folder / "recipe.yaml").is_file():
@@ -71,7 +71,7 @@ def load(folder: str | Path, device: str = "auto") -> Any:
 
         return load_bert(folder, device)
     run = Run.open(folder)
-    return get_task_module(run.recipe.task).load(run, device)
+    return load_predictor(run, device)
 
 
 __all__ = [

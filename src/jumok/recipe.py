@@ -120,7 +120,7 @@ RENAMED_KEYS: dict[str, tuple[str, ...]] = {
 
 
 def load(name: str, overrides: Sequence[str] = ()) -> Any:
-    """Load a recipe by name or file, apply overrides and validate it. Returns the task's ``Recipe``."""
+    """Load a recipe by name or file, apply overrides and validate it. Returns the task's recipe."""
     tree = read(find(name))
     tree.pop("format", None)  # present in the recipe of a run
     return parse(apply_overrides(tree, overrides), name)
@@ -264,11 +264,11 @@ def _set_value(tree: Any, keys: Sequence[str], value: Any) -> Any:
 
 
 def parse(tree: Mapping[str, Any], name: str = "this recipe") -> Any:
-    """Build the task's ``Recipe`` from plain data. The error lists everything that is wrong."""
+    """Build the recipe of a task from plain data. The error lists everything that is wrong."""
     task = tree.get("task")
     if task not in tasks.TASK_NAMES:
         raise InputError(f"{name}: task: {task!r}; it is one of: {', '.join(tasks.TASK_NAMES)}")
-    schema = _select_schema(tasks.get_task_module(task).Recipe, tree, name)
+    schema = _select_schema(tasks.get_recipe_types(task), tree, name)
     if oversized := list(_find_oversized(tree)):
         raise _build_error(name, oversized)
     try:
@@ -295,22 +295,20 @@ def _find_oversized(tree: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key}: {value} came; a size is at most {MAX_SIZE:,}"
 
 
-def _select_schema(schemas: Any, tree: Mapping[str, Any], name: str) -> Any:
-    """Return the recipe type of a task. A task with several has them by the type of the model."""
+def _select_schema(recipe_types: Mapping[str, type], tree: Mapping[str, Any], name: str) -> Any:
+    """Return the recipe class for the type of the model. Without a model type, it is the first one."""
     model = tree.get("model")
     if isinstance(model, Mapping) and "type" not in model and "kind" in model:
         raise _build_error(name, ["model.kind: there is no such key; did you mean model.type?"])
-    if not isinstance(schemas, Mapping):
-        return schemas
     model_type = model.get("type") if isinstance(model, Mapping) else None
     if model_type is None:
-        return next(iter(schemas.values()))
-    if model_type not in schemas:
-        matches = difflib.get_close_matches(str(model_type), schemas, n=1, cutoff=0.5)
+        return next(iter(recipe_types.values()))
+    if model_type not in recipe_types:
+        matches = difflib.get_close_matches(str(model_type), recipe_types, n=1, cutoff=0.5)
         suggestion = f"; did you mean {matches[0]}?" if matches else ""
-        message = f"model.type: {model_type!r} came; it is one of {', '.join(schemas)}{suggestion}"
+        message = f"model.type: {model_type!r} came; it is one of {', '.join(recipe_types)}{suggestion}"
         raise _build_error(name, [message])
-    return schemas[model_type]
+    return recipe_types[model_type]
 
 
 def to_dict(recipe: Any) -> RecipeTree:
