@@ -1,4 +1,7 @@
-"""Small runs of every task, and servers that are stopped after a test."""
+"""Small runs of every task, and servers that are stopped after a test.
+
+The fixtures import the tasks themselves, so that tests with an echo service need none of them.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +16,22 @@ from rich.console import Console
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tasks")]
 
-import tasks_labelled
-import tasks_small
-from serve_running import Echo, Running
+from running_server import Echo, RunningServer
 
 import jumok
 from jumok import recipe
 from jumok.run import Run
 from jumok.serve.limits import ServerLimits
-from jumok.tasks import api as tasks_api
+from jumok.tasks import build_task, get_service_type
 from jumok.tasks.api import RequestLimits
-from jumok.tasks.classify import task as classify_task
-from jumok.tasks.pretrain import task as pretrain_task
 
 COUNTING = "one two three four five six . seven eight nine ten eleven twelve ."
 BERT = [
     "model.width=16",
-    "model.layers=2",
+    "model.num_layers=2",
     "model.num_heads=2",
     "model.feed_forward_width=32",
-    "model.positions=64",
+    "model.max_positions=64",
 ]
 BERT += [
     "masking.sequence_length=32",
@@ -53,7 +52,7 @@ BERT += ["train.validate_every=3", "train.tensorboard=false"]
 WORDS = [
     "model.embedding_width=8",
     "model.width=8",
-    "model.attention=8",
+    "model.attention_width=8",
     "data.held_out_size=9",
     "train.device=cpu",
 ]
@@ -68,6 +67,11 @@ WORDS += [
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A run of each task by the name of its endpoint. They have learned next to nothing."""
+    import tasks_labelled
+    import tasks_small
+
+    from jumok.tasks import base
+
     root, chance = tmp_path_factory.mktemp("runs"), random.Random(1)
     made = {"translate": tasks_small.trained(root / "translate", "transformer")}
     reviews = [tasks_labelled.review(chance) for _ in range(60)]
@@ -79,23 +83,26 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     articles = [[tasks_labelled.question(chance, most) for most in (3, 40)] for _ in range(20)]
     data: dict[str, tuple[str, dict[str, Any]]] = {
         "classify": ("classify", {"train": table}),
-        "pairs": ("classify", {"train": pairs, "pair": "other"}),
-        "tag": ("tag", {"train": tags, "scheme": "iob1"}),
-        "answer": ("answer", {"train": tasks_labelled.squad(root / "squad.json", articles), "stride": 16}),
+        "pairs": ("classify", {"train": pairs, "pair_column": "other"}),
+        "tag": ("tag", {"train": tags, "tag_scheme": "iob1"}),
+        "answer": (
+            "answer",
+            {"train": tasks_labelled.squad(root / "squad.json", articles), "window_stride": 16},
+        ),
     }
     for name, (task, named) in data.items():
         made[name] = tasks_labelled.trained(
-            root / name, task, {"held_out": 9, **named}, train={"epochs": 1, "tokens": 1024}
+            root / name, task, {"held_out_size": 9, **named}, train={"max_epochs": 1, "batch_tokens": 1024}
         )
     lines = [" ".join(chance.sample(COUNTING.split(), 9)) for _ in range(300)]
     text = "\n\n".join("\n".join(lines[n : n + 5]) for n in range(0, 300, 5))
     (root / "text.txt").write_text(text, encoding="utf-8")
     words = recipe.load("hierarchical/default", [*WORDS, "data.builtin_size=90"])
     made["words"] = Run.create_or_resume(root / "words", words)
-    classify_task.train(made["words"], Console(quiet=True))
+    base.train(build_task(made["words"]), Console(quiet=True))
     run = Run.create_or_resume(root / "fill", recipe.load("bert", [*BERT, f"data.train={root / 'text.txt'}"]))
-    pretrain_task.train(run, Console(quiet=True))
-    made["fill"] = run
+    base.train(build_task(run), Console(quiet=True))
+    made["fill-mask"] = run
     return {name: run.folder for name, run in made.items()}
 
 
@@ -109,14 +116,11 @@ def predictors(runs: dict[str, Path]) -> dict[str, Any]:
 def services(predictors: dict[str, Any]) -> dict[str, Any]:
     """The same, to be served."""
     tasks = {name: name for name in predictors} | {
-        "fill": "pretrain",
+        "fill-mask": "pretrain",
         "pairs": "classify",
         "words": "classify",
     }
-    return {
-        name: tasks_api.get_api_module(tasks[name]).Service(one, RequestLimits())
-        for name, one in predictors.items()
-    }
+    return {name: get_service_type(tasks[name])(one, RequestLimits()) for name, one in predictors.items()}
 
 
 @pytest.fixture(scope="session")
@@ -135,7 +139,7 @@ def captioner(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture(scope="session")
 def caption_service(captioner: Any) -> Any:
     """The same, to be served."""
-    return tasks_api.get_api_module("caption").Service(captioner, RequestLimits())
+    return get_service_type("caption")(captioner, RequestLimits())
 
 
 @pytest.fixture(scope="session")
@@ -155,16 +159,16 @@ def voice(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture(scope="session")
 def speak_service(voice: Any) -> Any:
     """The same, to be served."""
-    return tasks_api.get_api_module("speak").Service(voice, RequestLimits())
+    return get_service_type("speak")(voice, RequestLimits())
 
 
 @pytest.fixture
 def serving() -> Iterator[Any]:
     """Starts servers, and stops them after the test."""
-    some: list[Running] = []
+    some: list[RunningServer] = []
 
-    def start(services: Mapping[str, Any], limits: ServerLimits | None = None, **more: Any) -> Running:
-        some.append(Running(services, limits or ServerLimits(), **more))
+    def start(services: Mapping[str, Any], limits: ServerLimits | None = None, **more: Any) -> RunningServer:
+        some.append(RunningServer(services, limits or ServerLimits(), **more))
         return some[-1]
 
     yield start

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from serve_running import Echo
+from running_server import Echo
 from starlette.testclient import TestClient
 
 from jumok.inference.engines import RunChangedError
@@ -34,30 +34,35 @@ def test_translate(client: TestClient, predictors: dict[str, Any]) -> None:
     assert got.status_code == 200
     wanted = predictors["translate"].translate(TEXT)
     told = got.json()
-    assert told["text"] == wanted.text
-    assert told["words"] == wanted.words
+    assert told["translation"] == wanted.translation
+    assert told["target_words"] == wanted.target_words
     assert told["source_words"] == TEXT.split()
     assert told["score"] == pytest.approx(wanted.score)
     assert told["finished"] == wanted.finished
-    assert told["links"] == [list(link) for link in wanted.links]
-    assert told["others"] == []
+    assert told["alignment"] == [list(link) for link in wanted.alignment]
+    assert told["alternatives"] == []
     plain = client.post("/translate", json={"text": TEXT}).json()
-    assert plain == told | {"links": None, "score": pytest.approx(told["score"])}
+    assert plain == told | {"alignment": None, "score": pytest.approx(told["score"])}
 
 
 def test_translate_with_a_beam_and_a_list(client: TestClient, predictors: dict[str, Any]) -> None:
-    got = client.post("/translate", json={"text": TEXT, "beam": 3, "n_best": 2}).json()
+    got = client.post("/translate", json={"text": TEXT, "beam_size": 3, "n_best": 2}).json()
     wanted = predictors["translate"].translate(TEXT, TranslationOptions(beam_size=3, n_best=2))
-    assert [got["text"], *(one["text"] for one in got["others"])] == [wanted.text, wanted.others[0].text]
-    greedy = client.post("/translate", json={"text": TEXT, "beam": 1}).json()
-    assert greedy["text"] == predictors["translate"].translate(TEXT, TranslationOptions(beam_size=1)).text
+    assert [got["translation"], *(one["translation"] for one in got["alternatives"])] == [
+        wanted.translation,
+        wanted.alternatives[0].translation,
+    ]
+    greedy = client.post("/translate", json={"text": TEXT, "beam_size": 1}).json()
+    assert greedy["translation"] == (
+        predictors["translate"].translate(TEXT, TranslationOptions(beam_size=1)).translation
+    )
 
 
 @pytest.mark.parametrize("beam", [1, 3])
 def test_a_translation_is_told_while_it_is_made(
     client: TestClient, predictors: dict[str, Any], beam: int
 ) -> None:
-    with client.stream("POST", "/translate/stream", json={"text": TEXT, "beam": beam}) as got:
+    with client.stream("POST", "/translate/stream", json={"text": TEXT, "beam_size": beam}) as got:
         assert got.headers["content-type"].startswith("text/event-stream")
         blocks = "".join(got.iter_text()).strip().split("\n\n")
     events = [
@@ -65,9 +70,9 @@ def test_a_translation_is_told_while_it_is_made(
     ]
     assert [name for name, _ in events] == ["event: text"] * (len(events) - 1) + ["event: done"]
     wanted = predictors["translate"].translate(TEXT, TranslationOptions(beam_size=beam))
-    assert events[-1][1]["text"] == wanted.text
+    assert events[-1][1]["translation"] == wanted.translation
     if beam == 1:
-        assert all(wanted.text.startswith(told["text"].strip()) for _, told in events)
+        assert all(wanted.translation.startswith(told["text"].strip()) for _, told in events[:-1])
 
 
 def test_classify(client: TestClient, predictors: dict[str, Any]) -> None:
@@ -83,13 +88,13 @@ def test_classify(client: TestClient, predictors: dict[str, Any]) -> None:
 
 
 def test_classify_a_pair_with_the_model_of_that_name(client: TestClient, predictors: dict[str, Any]) -> None:
-    asked = {"text": "the sad\tstory", "pair": "a happy ||| film", "model": "pairs"}
+    asked = {"text": "the sad\tstory", "text_pair": "a happy ||| film", "model": "pairs"}
     got = client.post("/classify", json=asked).json()
-    wanted = predictors["pairs"].classify(asked["text"], asked["pair"])
+    wanted = predictors["pairs"].classify(asked["text"], asked["text_pair"])
     assert (got["label"], got["probability"]) == (wanted.label, pytest.approx(wanted.classes[0][1]))
     alone = client.post("/classify", json={"text": "x", "model": "pairs"})
     assert (alone.status_code, alone.json()["error"]) == (422, "this model reads two texts")
-    both = client.post("/classify", json={"text": "x", "pair": "y"})
+    both = client.post("/classify", json={"text": "x", "text_pair": "y"})
     assert (both.status_code, both.json()["error"]) == (422, "this model reads one text, and two came")
 
 
@@ -98,35 +103,37 @@ def test_tag(client: TestClient, predictors: dict[str, Any]) -> None:
     got = client.post("/tag", json={"text": text}).json()
     wanted = predictors["tag"].tag(text)
     assert (got["words"], got["tags"]) == (list(wanted.words), list(wanted.tags))
-    assert [one["kind"] for one in got["entities"]] == [one.kind for one in wanted.entities]
-    assert all(text[one["begin"] : one["end"]] == one["text"] for one in got["entities"])
+    assert [one["type"] for one in got["entities"]] == [one.type for one in wanted.entities]
+    assert all(text[one["start"] : one["end"]] == one["text"] for one in got["entities"])
 
 
 def test_answer(client: TestClient, predictors: dict[str, Any]) -> None:
     question, context = "who?", 'the {"film"} was\tAnna lives in Seoul ||| ' + "a very long story " * 20
     got = client.post("/answer", json={"question": question, "context": context, "n_best": 3}).json()
     wanted = predictors["answer"].answer(question, context, 3)
-    spans = [got, *got["others"]]
-    assert [(one["text"], one["begin"]) for one in spans] == [
+    spans = [got, *got["alternatives"]]
+    assert [(one["answer"], one["start"]) for one in spans] == [
         (one.text, one.start) for one, _ in wanted.answers
     ]
     assert [one["probability"] for one in spans] == pytest.approx([share for _, share in wanted.answers])
-    assert all(context[one["begin"] : one["end"]] == one["text"] for one in spans)
+    assert all(context[one["start"] : one["end"]] == one["answer"] for one in spans)
 
 
 def test_fill(client: TestClient, predictors: dict[str, Any]) -> None:
-    got = client.post("/fill", json={"text": "one [MASK] three\nfour [MASK]", "n_best": 2}).json()
-    wanted = predictors["fill"].fill("one [MASK] three four [MASK]", 2)
-    assert got["filled"] == wanted.filled
-    assert [[one["word"] for one in some] for some in got["masks"]] == [
+    got = client.post("/fill-mask", json={"text": "one [MASK] three\nfour [MASK]", "n_best": 2}).json()
+    wanted = predictors["fill-mask"].fill("one [MASK] three four [MASK]", 2)
+    assert got["filled_text"] == wanted.filled_text
+    assert [[one["word"] for one in some] for some in got["mask_predictions"]] == [
         [word for word, _ in some] for some in wanted.words
     ]
-    assert got["next"] is None
-    pair = client.post("/fill", json={"text": "one two", "pair": "three four"}).json()
-    assert pair["next"] == pytest.approx(predictors["fill"].fill("one two ||| three four").next)
-    single = client.post("/fill", json={"text": "one [MASK]", "n_best": 1}).json()
-    assert [len(some) for some in single["masks"]] == [1]
-    hidden = client.post("/fill", json={"text": "one two"})
+    assert got["next_sentence_probability"] is None
+    pair = client.post("/fill-mask", json={"text": "one two", "text_pair": "three four"}).json()
+    assert pair["next_sentence_probability"] == pytest.approx(
+        predictors["fill-mask"].fill("one two ||| three four").next_sentence_probability
+    )
+    single = client.post("/fill-mask", json={"text": "one [MASK]", "n_best": 1}).json()
+    assert [len(some) for some in single["mask_predictions"]] == [1]
+    hidden = client.post("/fill-mask", json={"text": "one two"})
     assert hidden.status_code == 422
     assert hidden.json()["error"].startswith("the text hides no word: write [MASK]")
 
@@ -139,13 +146,13 @@ def test_classify_by_a_model_of_words(client: TestClient, predictors: dict[str, 
 
 
 BODIES = {
-    "translate": {"text": TEXT, "beam": 1},
+    "translate": {"text": TEXT, "beam_size": 1},
     "classify": {"text": "the film was nice"},
-    "pairs": {"text": "the film", "pair": "was nice", "model": "pairs"},
+    "pairs": {"text": "the film", "text_pair": "was nice", "model": "pairs"},
     "words": {"text": "The soup was awful.", "model": "words"},
     "tag": {"text": "Anna was in Paris"},
     "answer": {"question": "who?", "context": "Anna lives in Seoul"},
-    "fill": {"text": "one [MASK] three"},
+    "fill-mask": {"text": "one [MASK] three"},
 }
 
 
@@ -157,30 +164,33 @@ def test_attend_gives_the_answer_and_a_page_of_its_maps(client: TestClient, name
     told = got.json()
     plain = client.post(f"/{task}", json=BODIES[name]).json()
     assert set(told["prediction"]) == set(plain)
-    assert told["prediction"].get("text") == plain.get("text")
-    page = client.get(told["look"])
+    assert told["prediction"].get("translation") == plain.get("translation")
+    page = client.get(told["attention_url"])
     assert page.headers["content-type"].startswith("text/html")
     if name == "translate":  # the maps are of what was said
-        assert told["prediction"]["text"] in client.get(f"{told['look']}manifest.json").json()["title"]
-    assert f"{told['look']}viewer.js" in page.text
-    manifest = client.get(f"{told['look']}manifest.json").json()
+        assert (
+            told["prediction"]["translation"]
+            in client.get(f"{told['attention_url']}manifest.json").json()["title"]
+        )
+    assert f"{told['attention_url']}viewer.js" in page.text
+    manifest = client.get(f"{told['attention_url']}manifest.json").json()
     rows, cols = manifest["scenes"][0]["layers"][0]["shape"]
     asked = {"layer": 0, "head": 0, "rows": f"0,{rows}", "cols": f"0,{cols}"}
-    weights = unpack(client.get(f"{told['look']}tiles", params={**asked, "what": "weights"}).content)
+    weights = unpack(client.get(f"{told['attention_url']}tiles", params={**asked, "what": "weights"}).content)
     assert weights.shape == (rows, cols)
     assert np.allclose(weights.sum(1), 1, atol=1e-4)
-    assert client.get(f"{told['look']}tiles", params={**asked, "layer": 99}).status_code == 400
+    assert client.get(f"{told['attention_url']}tiles", params={**asked, "layer": 99}).status_code == 400
 
 
 def test_only_the_last_pages_are_kept(services: dict[str, Any]) -> None:
     with TestClient(build_app({"tag": services["tag"]}, ServerLimits(max_attention_pages=2))) as client:
-        pages = [client.post("/attend/tag", json={"text": "Anna"}).json()["look"] for _ in range(3)]
+        pages = [client.post("/attend/tag", json={"text": "Anna"}).json()["attention_url"] for _ in range(3)]
         assert len(set(pages)) == 3
         assert [client.get(page).status_code for page in pages] == [404, 200, 200]
         assert client.get("/look/../../etc/passwd").status_code == 404
         assert "error" in client.get("/look/").json()
     with TestClient(build_app({"tag": services["tag"]}, ServerLimits(attention_page_lifetime=-1))) as client:
-        page = client.post("/attend/tag", json={"text": "Anna"}).json()["look"]
+        page = client.post("/attend/tag", json={"text": "Anna"}).json()["attention_url"]
         assert client.get(page).status_code == 404
 
 
@@ -189,7 +199,7 @@ def test_too_long_to_look_at(services: dict[str, Any]) -> None:
         assert client.post("/attend/tag", json={"text": "Anna " * 5}).status_code == 200
         got = client.post("/attend/tag", json={"text": "Anna " * 50})
         assert got.status_code == 413
-        assert "20 are taken at most" in got.json()["error"]
+        assert "the maximum is 20" in got.json()["error"]
 
 
 # ------------------------------------------------------------------------------------------ how it is
@@ -198,11 +208,11 @@ def test_too_long_to_look_at(services: dict[str, Any]) -> None:
 def test_what_is_served(client: TestClient) -> None:
     told = {one["name"]: one for one in client.get("/models").json()}
     tasks = {name: one["task"] for name, one in told.items()}
-    same = {name: name for name in ("translate", "classify", "tag", "answer", "fill")}
+    same = {name: name for name in ("translate", "classify", "tag", "answer", "fill-mask")}
     assert tasks == same | {"pairs": "classify", "words": "classify"}
-    assert told["classify"]["about"] == {"labels": ["0", "1"], "pairs": False, "examples": []}
+    assert told["classify"]["metadata"] == {"labels": ["0", "1"], "text_pairs": False, "examples": []}
     for name in ("words", "translate"):  # of built-in data
-        task, examples = told[name]["task"], told[name]["about"]["examples"]
+        task, examples = told[name]["task"], told[name]["metadata"]["examples"]
         assert len(examples) == 3
         assert client.post(f"/{task}", json={**examples[0], "model": name}).status_code == 200
     assert client.get("/health").json() == {"status": "ok"}
@@ -211,7 +221,7 @@ def test_what_is_served(client: TestClient) -> None:
 
 def test_the_description_has_every_schema(client: TestClient) -> None:
     told = client.get("/openapi.json").json()
-    for task in ("translate", "classify", "tag", "answer", "fill"):
+    for task in ("translate", "classify", "tag", "answer", "fill-mask"):
         for path in (f"/{task}", f"/attend/{task}"):
             asked = told["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
             schema = told["components"]["schemas"][asked["$ref"].rpartition("/")[2]]
@@ -230,14 +240,14 @@ def test_figures_count(services: dict[str, Any]) -> None:
         client.post("/tag", json={"text": 1})
         client.get("/nowhere")
         lines = client.get("/metrics").text.splitlines()
-    assert 'jumok_requests_total{path="/tag",status="200"} 3.0' in lines
-    assert 'jumok_requests_total{path="/tag",status="422"} 1.0' in lines
-    assert 'jumok_requests_total{path="none",status="404"} 1.0' in lines
-    assert 'jumok_requests_total{path="/look",status="404"} 1.0' in lines
-    assert 'jumok_batch_requests_count{model="tag"} 3.0' in lines
-    assert 'jumok_batch_requests_sum{model="tag"} 3.0' in lines
-    assert 'jumok_queue_tokens{model="tag"} 0.0' in lines
-    assert 'jumok_tokens_total{model="tag"} 9.0' in lines  # [CLS] Anna [SEP]
+    assert 'jumok_http_requests_total{path="/tag",status="200"} 3.0' in lines
+    assert 'jumok_http_requests_total{path="/tag",status="422"} 1.0' in lines
+    assert 'jumok_http_requests_total{path="other",status="404"} 1.0' in lines
+    assert 'jumok_http_requests_total{path="/look",status="404"} 1.0' in lines
+    assert 'jumok_batch_size_count{model="tag"} 3.0' in lines
+    assert 'jumok_batch_size_sum{model="tag"} 3.0' in lines
+    assert 'jumok_pending_tokens{model="tag"} 0.0' in lines
+    assert 'jumok_processed_tokens_total{model="tag"} 9.0' in lines  # [CLS] Anna [SEP]
 
 
 # ------------------------------------------------------------------------------------------- refusals
@@ -246,15 +256,15 @@ def test_figures_count(services: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        (b"", 422, "required"),
-        (b"{", 400, "no JSON"),
-        (b'{"text": "a"', 400, "no JSON"),
+        (b"", 422, "the request body is empty"),
+        (b"{", 400, "not valid JSON"),
+        (b'{"text": "a"', 400, "not valid JSON"),
         (b"\xff\xfe\xfa", 400, ""),
         (b'{"text": "\xff"}', 400, ""),
         (b"[" * 40_000, 400, ""),
         (b"[" * 100_000, 413, "100,000 commas and brackets"),
         (b'{"text": ' + b"[" * 40_000 + b"]" * 40_000 + b"}", 400, ""),
-        (b'{"beam": ' + b"9" * 5000 + b', "text": "a"}', 400, ""),
+        (b'{"beam_size": ' + b"9" * 5000 + b', "text": "a"}', 400, ""),
         (b"null", 422, ""),
         (b"[]", 422, ""),
         (b'"text"', 422, ""),
@@ -269,20 +279,20 @@ def test_figures_count(services: dict[str, Any]) -> None:
         (b'{"text": "\\u009f"}', 422, "U+009F"),
         (b'{"text": "\\ud800"}', 422, "surrogate"),
         (b'{"text": "a", "\\udfff": 1}', 422, "string"),
-        (b'{"text": "a", "model": "\\ud800"}', 404, "there are: translate"),
-        (b'{"text": "a", "model": "../../etc/passwd"}', 404, "there are: translate"),
+        (b'{"text": "a", "model": "\\ud800"}', 404, "the models are: translate"),
+        (b'{"text": "a", "model": "../../etc/passwd"}', 404, "the models are: translate"),
         (b'{"text": "a", "model": 7}', 422, "model"),
         (b'{"text": "a", "path": "/etc/passwd"}', 422, "path"),
-        (b'{"text": "a", "beam": 0}', 422, "beam"),
-        (b'{"text": "a", "beam": -1}', 422, "beam"),
-        (b'{"text": "a", "beam": "4"}', 422, "beam"),
-        (b'{"text": "a", "beam": 2.0}', 422, "beam"),
-        (b'{"text": "a", "beam": true}', 422, "beam"),
-        (b'{"text": "a", "beam": NaN}', 422, "beam"),
-        (b'{"text": "a", "beam": 1e400}', 422, "beam"),
-        (b'{"text": "a", "beam": 11}', 413, "beam is 11; this server takes 10"),
-        (b'{"text": "a", "beam": 99999999999999999999}', 413, "beam"),
-        (b'{"text": "a", "beam": 2, "n_best": 3}', 422, "n_best 3 needs a beam of as many"),
+        (b'{"text": "a", "beam_size": 0}', 422, "beam"),
+        (b'{"text": "a", "beam_size": -1}', 422, "beam"),
+        (b'{"text": "a", "beam_size": "4"}', 422, "beam"),
+        (b'{"text": "a", "beam_size": 2.0}', 422, "beam"),
+        (b'{"text": "a", "beam_size": true}', 422, "beam"),
+        (b'{"text": "a", "beam_size": NaN}', 422, "beam"),
+        (b'{"text": "a", "beam_size": 1e400}', 422, "beam"),
+        (b'{"text": "a", "beam_size": 11}', 413, "beam_size is 11; this server takes 10"),
+        (b'{"text": "a", "beam_size": 99999999999999999999}', 413, "beam"),
+        (b'{"text": "a", "beam_size": 2, "n_best": 3}', 422, "n_best 3 needs a beam of as many"),
         (b'{"text": "a", "n_best": 5000}', 413, "n_best"),
         (b'{"text": "a", "alignments": 1}', 422, "alignments"),
         (b'{"text": "' + b"a " * 15_000 + b'"}', 413, "30,000 characters; this server takes 20,000"),
@@ -325,7 +335,7 @@ def test_other_methods_and_places(client: TestClient) -> None:
 )
 def test_whatever_is_a_character_is_answered(client: TestClient, text: str) -> None:
     bodies: list[tuple[str, dict[str, Any]]] = [
-        ("translate", {"text": text, "beam": 1}),
+        ("translate", {"text": text, "beam_size": 1}),
         ("classify", {"text": text}),
         ("classify", {"text": text, "pair": text, "model": "pairs"}),
         ("tag", {"text": text}),
@@ -365,7 +375,7 @@ def test_head_is_answered_as_get_is(client: TestClient) -> None:
 
 
 def test_no_answer_is_stored_or_guessed_at(client: TestClient) -> None:
-    look = client.post("/attend/tag", json={"text": "Anna"}).json()["look"]
+    look = client.post("/attend/tag", json={"text": "Anna"}).json()["attention_url"]
     answers = [client.get(path) for path in ("/health", "/models", "/openapi.json", "/metrics", "/nowhere")]
     answers += [client.post("/tag", json={"text": text}) for text in ("Anna", 1, "x" * 30_000)]
     answers += [client.post("/translate/stream", json={"text": "we walk"}), client.put("/tag")]
@@ -392,7 +402,7 @@ def test_weights_that_were_replaced_are_not_shown(echo: Echo) -> None:
 
 
 def test_who_has_no_token_is_not_let_in(echo: Echo) -> None:
-    with TestClient(build_app({"echo": echo}, auth_token="a b§c")) as client:
+    with TestClient(build_app({"echo": echo}, auth_auth_token="a b§c")) as client:
         for headers in (
             {},
             {"Authorization": "Bearer wrong"},

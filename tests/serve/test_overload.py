@@ -18,13 +18,14 @@ from typing import Any
 import httpx2
 import pytest
 import uvicorn
-from serve_running import Echo, Running, until
+from running_server import Echo, RunningServer, until
 from test_batcher import run
-from test_rude import HEAD, figure, waiting
+from test_http_protocol import HEAD, figure, waiting
 
 from jumok.serve import server
 from jumok.serve.admission import AdmissionControl, TaskRoute
-from jumok.serve.batcher import TIME_SLICE_SECONDS, Batcher, BatchJob, OverloadedError
+from jumok.serve.batcher import TIME_SLICE_SECONDS, Batcher, BatchJob
+from jumok.serve.errors import OverloadedError
 from jumok.serve.limits import ServerLimits
 from jumok.tasks.api import RequestLimits, RequestTooLarge
 from jumok.tasks.translate.api import TranslationRequest
@@ -44,9 +45,9 @@ def head(length: int, path: str = "/echo", more: str = "") -> bytes:
 
 
 @pytest.fixture
-def full(serving: Any, echo: Echo) -> Running:
+def full(serving: Any, echo: Echo) -> RunningServer:
     """A server whose queue is full."""
-    running: Running = serving({"echo": echo}, ServerLimits(max_queue_tokens=50))
+    running: RunningServer = serving({"echo": echo}, ServerLimits(max_queue_tokens=50))
     echo.open.clear()
     threads = ThreadPoolExecutor(5)
     for _ in range(5):
@@ -68,7 +69,7 @@ def answer(connection: Any) -> tuple[str, dict[str, str], dict[str, Any]]:
     return first, headers, json.loads(body)
 
 
-def test_a_full_queue_refuses_before_the_body_comes(full: Running, echo: Echo) -> None:
+def test_a_full_queue_refuses_before_the_body_comes(full: RunningServer, echo: Echo) -> None:
     with full.connected(head(100)) as no_body:
         first, headers, said = answer(no_body)
         assert first.startswith("HTTP/1.1 503")
@@ -83,7 +84,7 @@ def test_a_full_queue_refuses_before_the_body_comes(full: Running, echo: Echo) -
 
 
 @pytest.mark.parametrize("more", ["", "Connection: close\r\n", "X-Other: 1\r\n", "Expect: 100-continue\r\n"])
-def test_a_refusal_is_the_same_in_one_piece_and_in_many(full: Running, more: str) -> None:
+def test_a_refusal_is_the_same_in_one_piece_and_in_many(full: RunningServer, more: str) -> None:
     first_part, last = head(len(BODY), more=more)[:-1], b"\n" + BODY  # the head's end and the body together:
     with full.connected(first_part + last) as at_once, full.connected() as slowly:
         for byte in first_part:  # once the head is there, the answer may come and the connection be closed
@@ -99,16 +100,16 @@ def test_a_refusal_is_the_same_in_one_piece_and_in_many(full: Running, more: str
     assert {"x-content-type-options", "cache-control", "retry-after", "date"} <= answers[0][1]
 
 
-def test_refusals_are_counted_and_other_paths_answered(full: Running) -> None:
+def test_refusals_are_counted_and_other_paths_answered(full: RunningServer) -> None:
     for _ in range(3):
         assert http.post(f"{full.url}/echo", json={"text": "more"}).status_code == 503
-    assert figure(full, 'jumok_requests_total{path="/echo",status="503"}') == 3
+    assert figure(full, 'jumok_http_requests_total{path="/echo",status="503"}') == 3
     assert http.post(f"{full.url}/nowhere", json={}).status_code == 404
     assert http.get(f"{full.url}/models").status_code == 200
     assert http.get(f"{full.url}/ready").status_code == 503
 
 
-def test_a_request_with_two_lengths_is_not_taken_for_one(full: Running) -> None:
+def test_a_request_with_two_lengths_is_not_taken_for_one(full: RunningServer) -> None:
     strange = head(len(BODY), more=f"Content-Length: {len(BODY) + 9}\r\n") + BODY
     chunked = head(len(BODY), more="Transfer-Encoding: chunked\r\n") + BODY
     for sent in (strange, chunked):
@@ -119,7 +120,7 @@ def test_a_request_with_two_lengths_is_not_taken_for_one(full: Running) -> None:
         assert answer(one)[0].startswith("HTTP/1.1 400")
 
 
-def test_a_bare_newline_ends_a_header_as_in_h11(full: Running) -> None:
+def test_a_bare_newline_ends_a_header_as_in_h11(full: RunningServer) -> None:
     chunked = head(50, more="X-Other: 1\nTransfer-Encoding: chunked\r\n") + b"3\r\nabc\r\n0\r\n\r\n"
     with full.connected(chunked) as one:
         assert answer(one)[0].startswith("HTTP/1.1 503")
@@ -128,7 +129,7 @@ def test_a_bare_newline_ends_a_header_as_in_h11(full: Running) -> None:
 
 
 def queue(**more: Any) -> Batcher:
-    return Batcher(**{"tokens": 10, "most": 100, **more})
+    return Batcher(**{"max_batch_tokens": 10, "max_queue_tokens": 100, **more})
 
 
 def test_who_is_admitted() -> None:
@@ -157,7 +158,7 @@ def test_who_is_admitted() -> None:
         admission.check_capacity("/a")
     admission.count_refusal("/a")
     admission.count_refusal("/../x")
-    assert counted == ["/a", "none"]
+    assert counted == ["/a", "other"]
 
 
 def test_a_queue_with_room_for_less_than_the_usual_request_is_full() -> None:
@@ -189,7 +190,9 @@ def test_small_requests_are_tokenized_on_the_event_loop(
     serving: Any, echo: Echo, monkeypatch: Any, characters: int, thread: str
 ) -> None:
     threads = []
-    monkeypatch.setattr(echo, "size", lambda asked: threads.append(threading.current_thread()) or 1)
+    monkeypatch.setattr(
+        echo, "estimate_tokens", lambda asked: threads.append(threading.current_thread()) or 1
+    )
     running = serving({"echo": echo})
     assert http.post(f"{running.url}/echo", json={"text": "x" * characters}).status_code == 200
     assert ["event loop" if one is running.thread else one.name for one in threads] == [thread]
@@ -214,19 +217,19 @@ def test_a_full_garbage_collection_does_not_traverse_the_models(monkeypatch: Any
 
 def test_a_translation_has_a_limit_of_work(services: Any) -> None:
     service = type(services["translate"])(
-        services["translate"].translator, RequestLimits(max_decode_tokens=400)
+        services["translate"].predictor, RequestLimits(max_decode_tokens=400)
     )
     text = "we walk " * 30
-    tokens = service.translator.length(text)
+    tokens = service.predictor.count_tokens(text)
     assert 134 <= tokens <= 200
-    assert service.size(TranslationRequest(text=text, beam_size=2)) == 2 * tokens
+    assert service.estimate_tokens(TranslationRequest(text=text, beam_size=2)) == 2 * tokens
     with pytest.raises(
         RequestTooLarge, match=rf"{tokens * 3} tokens of work \({tokens} source tokens .*; 400 are"
     ):
-        service.size(TranslationRequest(text=text, beam_size=3))
+        service.estimate_tokens(TranslationRequest(text=text, beam_size=3))
     words = TranslationRequest(text="a " * 9_990, beam_size=1)
     with pytest.raises(RequestTooLarge, match=r"tokens of work"):
-        type(service)(service.translator, RequestLimits()).size(words)
+        type(service)(service.predictor, RequestLimits()).size(words)
 
 
 class Steps:
@@ -292,21 +295,21 @@ def test_a_long_one_gets_its_share_of_the_time() -> None:
 
 def test_a_short_text_is_translated_within_a_long_one(serving: Any, services: Any, monkeypatch: Any) -> None:
     service = services["translate"]
-    steps, usual = [0], type(service.translator.model).step
+    steps, usual = [0], type(service.predictor.model).step
 
     def step(self: Any, state: Any, ids: Any) -> Any:
         steps[0] += 1
         time.sleep(0.005)
         return usual(self, state, ids)
 
-    alone = service.translator.translate("we walk").text
-    monkeypatch.setattr(type(service.translator.model), "step", step)
+    alone = service.predictor.translate("we walk").translation
+    monkeypatch.setattr(type(service.predictor.model), "step", step)
     running = serving({"translate": service}, ServerLimits(max_batch_delay=0))
-    body = json.dumps({"text": "the king sleeps " * 200, "beam": 1}).encode()
+    body = json.dumps({"text": "the king sleeps " * 200, "beam_size": 1}).encode()
     with running.connected(head(len(body), "/translate") + body):
         until(lambda: steps[0] > 2)
         got = http.post(f"{running.url}/translate", json={"text": "we walk"}).json()
-        assert got["text"] == alone
+        assert got["translation"] == alone
         assert waiting(running) > 400  # the long one still goes on
 
 
@@ -316,7 +319,7 @@ def test_a_short_text_is_translated_within_a_long_one(serving: Any, services: An
 class Timed(Echo):
     """Takes 50 ms for a batch of five: a hundred requests a second, whatever else the machine does."""
 
-    def predict(self, asked: Any, audience: Any) -> list[Any]:
+    def predict(self, asked: Any, listener: Any) -> list[Any]:
         time.sleep(0.05)
         return [self.Said(text=one.text) for one in asked]
 
@@ -373,7 +376,7 @@ def test_nothing_is_left_of_an_overload(serving: Any, echo: Echo) -> None:
     threads = threading.active_count()
     asyncio.run(offered(running.port, 300, 3))
     until(lambda: not running.server.server_state.connections)
-    assert running.app.state.admission.running == 0
+    assert running.app.state.admission.num_running == 0
     assert waiting(running) == 0
     until(lambda: threading.active_count() <= threads + 1)
     assert len(list(Path("/proc/self/fd").iterdir())) < 200

@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from serve_running import Echo, Running, until
+from running_server import Echo, RunningServer, until
 from typer.testing import CliRunner
 
 from jumok.cli import app as cli_app
@@ -40,12 +40,12 @@ def _closed() -> Iterator[None]:
     http.close()
 
 
-def figures(running: Running) -> dict[str, float]:
+def figures(running: RunningServer) -> dict[str, float]:
     lines = http.get(f"{running.url}/metrics").text.splitlines()
     return {name: float(value) for name, _, value in (one.rpartition(" ") for one in lines if one[0] != "#")}
 
 
-def in_the_background(running: Running, texts: list[str]) -> list[Any]:
+def in_the_background(running: RunningServer, texts: list[str]) -> list[Any]:
     """Futures of requests, each in a thread of its own."""
     threads = ThreadPoolExecutor(len(texts))
     return [threads.submit(http.post, f"{running.url}/echo", json={"text": text}) for text in texts]
@@ -68,11 +68,13 @@ def test_many_requests_are_answered_in_few_batches_as_one_by_one(serving: Any, s
     texts = [SENTENCES[n % 4] for n in range(32)]
 
     def ask(text: str) -> tuple[str, list[str]]:
-        said = http.post(f"{running.url}/translate", json={"text": text, "beam": 2}).json()["text"]
+        said = http.post(f"{running.url}/translate", json={"text": text, "beam_size": 2}).json()[
+            "translation"
+        ]
         return said, http.post(f"{running.url}/tag", json={"text": text}).json()["tags"]
 
     def count(model: str, kind: str) -> float:
-        return figures(running)[f'jumok_batch_requests_{kind}{{model="{model}"}}']
+        return figures(running)[f'jumok_batch_size_{kind}{{model="{model}"}}']
 
     alone = {text: ask(text) for text in set(texts)}
     for model in ("translate", "tag"):
@@ -84,14 +86,14 @@ def test_many_requests_are_answered_in_few_batches_as_one_by_one(serving: Any, s
         until(lambda model=model: count(model, "sum") == 4 + 32)
         after = figures(running)
         assert count(model, "count") <= 4 + 20
-        assert after[f'jumok_queue_tokens{{model="{model}"}}'] == 0
+        assert after[f'jumok_pending_tokens{{model="{model}"}}'] == 0
 
 
 def test_too_many_are_refused_at_once_and_the_queue_stays_within_its_bound(serving: Any, echo: Echo) -> None:
     running = serving({"echo": echo}, ServerLimits(max_queue_tokens=50))
     echo.open.clear()
     taken = in_the_background(running, ["x" * 10] * 5)
-    until(lambda: figures(running)['jumok_queue_tokens{model="echo"}'] == 50)
+    until(lambda: figures(running)['jumok_pending_tokens{model="echo"}'] == 50)
     for _ in range(20):
         begun = time.monotonic()
         got = http.post(f"{running.url}/echo", json={"text": "more"})
@@ -101,7 +103,7 @@ def test_too_many_are_refused_at_once_and_the_queue_stays_within_its_bound(servi
         assert "queue is full" in got.json()["error"]
     assert http.get(f"{running.url}/ready").status_code == 503
     assert http.get(f"{running.url}/health").status_code == 200
-    assert figures(running)['jumok_queue_tokens{model="echo"}'] == 50
+    assert figures(running)['jumok_pending_tokens{model="echo"}'] == 50
     echo.open.set()
     assert [one.result().status_code for one in taken] == [200] * 5
     assert http.get(f"{running.url}/ready").status_code == 200
@@ -151,13 +153,13 @@ def test_a_client_that_leaves_is_not_computed(serving: Any, echo: Echo) -> None:
     assert echo.working.wait(5)
     body = json.dumps({"text": "Left"}).encode()
     with running.connected(head(len(body)) + body):
-        until(lambda: figures(running)['jumok_queue_requests{model="echo"}'] == 1)
-    until(lambda: figures(running)['jumok_queue_requests{model="echo"}'] == 0)
-    assert figures(running)['jumok_queue_tokens{model="echo"}'] == len("first")
+        until(lambda: figures(running)['jumok_queued_requests{model="echo"}'] == 1)
+    until(lambda: figures(running)['jumok_queued_requests{model="echo"}'] == 0)
+    assert figures(running)['jumok_pending_tokens{model="echo"}'] == len("first")
     echo.open.set()
     assert first.result().status_code == 200
     assert echo.batches == [["first"]]
-    until(lambda: figures(running).get('jumok_requests_total{path="/echo",status="499"}') == 1)
+    until(lambda: figures(running).get('jumok_http_requests_total{path="/echo",status="499"}') == 1)
 
 
 @pytest.mark.parametrize("path", ["/echo", "/echo/stream"])
@@ -167,7 +169,7 @@ def test_work_for_a_client_that_has_left_is_put_down(serving: Any, echo: Echo, p
     body = json.dumps({"text": "x" * 999}).encode()
     with running.connected(head(len(body), path) + body):
         assert echo.working.wait(5)
-    until(lambda: figures(running)['jumok_queue_tokens{model="echo"}'] == 0)
+    until(lambda: figures(running)['jumok_pending_tokens{model="echo"}'] == 0)
     assert (echo.letters, echo.finished) == (0, [])
     echo.open.set()
     assert http.post(f"{running.url}/echo", json={"text": "next"}).json() == {"text": "next"}
@@ -175,19 +177,19 @@ def test_work_for_a_client_that_has_left_is_put_down(serving: Any, echo: Echo, p
 
 def test_a_translation_stops_between_two_words(serving: Any, services: Any, monkeypatch: Any) -> None:
     service = services["translate"]
-    steps, slowly = [0], type(service.translator.model).step
+    steps, slowly = [0], type(service.predictor.model).step
 
     def step(self: Any, state: Any, ids: Any) -> Any:
         steps[0] += 1
         time.sleep(0.02)
         return slowly(self, state, ids)
 
-    monkeypatch.setattr(type(service.translator.model), "step", step)
+    monkeypatch.setattr(type(service.predictor.model), "step", step)
     running = serving({"translate": service})
-    body = json.dumps({"text": "the king sleeps " * 30, "beam": 1}).encode()
+    body = json.dumps({"text": "the king sleeps " * 30, "beam_size": 1}).encode()
     with running.connected(head(len(body), "/translate") + body):
         until(lambda: steps[0] > 2)
-    until(lambda: figures(running)['jumok_queue_tokens{model="translate"}'] == 0)
+    until(lambda: figures(running)['jumok_pending_tokens{model="translate"}'] == 0)
     assert steps[0] < 40  # of more than two hundred
 
 
@@ -227,7 +229,7 @@ def test_slow_and_half_sent_requests_end(serving: Any, echo: Echo) -> None:
         for one in (half_a_body, no_body):
             said = answer_of(one)
             assert said.startswith("HTTP/1.1 408")
-            assert "not there after 0.3 s" in said
+            assert "not complete after 0.3 s" in said
     assert time.monotonic() - begun < 3
     with running.connected(head(1001)) as announced:  # not a byte of it is waited for
         assert answer_of(announced).startswith("HTTP/1.1 413")
@@ -253,7 +255,7 @@ def test_slow_and_half_sent_requests_end(serving: Any, echo: Echo) -> None:
 
 def test_who_does_not_take_an_answer_is_left_alone(serving: Any) -> None:
     class Long(Echo):
-        def predict(self, asked: Any, audience: Any) -> list[Any]:
+        def predict(self, asked: Any, listener: Any) -> list[Any]:
             return [self.Said(text="x" * 30_000_000)]
 
     running = serving({"echo": Long()}, ServerLimits(body_timeout=0.3))
@@ -275,7 +277,7 @@ def test_a_slow_body_may_take_longer_as_long_as_it_comes(serving: Any, echo: Ech
     with running.connected(head(len(body)) + body[:200]) as too_slowly:
         said = answer_of(too_slowly)
         assert said.startswith("HTTP/1.1 408")
-        assert "400 bytes a second or more, and 200 bytes came" in said
+        assert "400 bytes per second or faster, and 200 bytes were received" in said
 
 
 # -------------------------------------------------------------------------------------------- connections
@@ -337,7 +339,7 @@ def test_open_files_limit_connections(
 
 def test_maps_take_no_threads_from_others(serving: Any, services: Any, monkeypatch: Any) -> None:
     running = serving({"tag": services["tag"]})
-    look = http.post(f"{running.url}/attend/tag", json={"text": "Anna"}).json()["look"]
+    look = http.post(f"{running.url}/attend/tag", json={"text": "Anna"}).json()["attention_url"]
     opened, computing = threading.Event(), page._TileCache.get_or_compute
     monkeypatch.setattr(
         page._TileCache, "get_or_compute", lambda *given: opened.wait(20) and computing(*given)
@@ -360,7 +362,7 @@ def test_what_was_taken_is_finished_before_the_end(serving: Any, echo: Echo) -> 
     running = serving({"echo": echo}, ServerLimits(max_batch_delay=0))
     echo.open.clear()
     taken = in_the_background(running, ["first", "Second", "third"])
-    until(lambda: figures(running)['jumok_queue_tokens{model="echo"}'] == 16)
+    until(lambda: figures(running)['jumok_pending_tokens{model="echo"}'] == 16)
     running.server.should_exit = True
     time.sleep(0.3)
     with pytest.raises(httpx2.ConnectError):
@@ -392,7 +394,7 @@ def test_what_does_not_end_in_time_is_given_up(serving: Any, echo: Echo) -> None
 
 def test_the_command(runs: dict[str, Path], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "jumok", "serve", f"ours={runs['translate']}", str(runs["tag"])]
-    environment = {**os.environ, "JUMOK_TOKEN": "secret", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "JUMOK_AUTH_TOKEN": "secret", "OMP_NUM_THREADS": "1"}
     with (tmp_path / "errors").open("w+") as errors:
         process = subprocess.Popen(
             [*command, "--port", "0", "--device", "cpu"],
@@ -450,8 +452,8 @@ def test_what_cannot_be_served(runs: dict[str, Path], tmp_path: Path) -> None:
         port = str(taken.getsockname()[1])
         got = CliRunner().invoke(cli_app.app, ["serve", str(runs["tag"]), "--port", port, "--device", "cpu"])
         assert isinstance(got.exception, InputError)
-        assert "another port may be free" in str(got.exception)
-    got = CliRunner().invoke(cli_app.app, ["serve", str(runs["tag"]), "--token", " "])
-    assert "--token is empty" in str(got.exception)
-    got = CliRunner().invoke(cli_app.app, ["serve", str(runs["tag"])], env={"JUMOK_TOKEN": ""})
-    assert "JUMOK_TOKEN is" in str(got.exception)
+        assert "try another port" in str(got.exception)
+    got = CliRunner().invoke(cli_app.app, ["serve", str(runs["tag"]), "--auth-token", " "])
+    assert "--auth-token or JUMOK_AUTH_TOKEN is empty" in str(got.exception)
+    got = CliRunner().invoke(cli_app.app, ["serve", str(runs["tag"])], env={"JUMOK_AUTH_TOKEN": ""})
+    assert "JUMOK_AUTH_TOKEN is empty" in str(got.exception)

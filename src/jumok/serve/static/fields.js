@@ -1,25 +1,29 @@
-// What one fills in: texts, numbers, files. A field has `el`, `value` (undefined: nothing), `fill(value)`, which takes
-// what a link or an example has, and `missing()`, which tells what is needed and not there.
+// Form fields: texts, numbers, files. A field has `el`, `value` (undefined if it is empty or has its default),
+// `fill(value)` for the values of a link or an example, and `reportMissing()`, which points out a required value.
 
-import { make } from "../../look/static/dom.js";
+import { make } from "../../look/viewer/static/dom.js";
 
-let fields = 0; // each has a number, for its label
+let numFields = 0; // for unique ids
+
+function createFieldId() {
+  numFields += 1;
+  return `field-${numFields}`;
+}
 
 export class TextField {
-  /** `long`: several lines; `optional`: it may be empty. */
-  constructor(name, label, { long = true, optional = false, hint = "", placeholder = "" } = {}) {
+  /** `multiline`: a text area; `optional`: the text may be empty. */
+  constructor(name, label, { multiline = true, optional = false, hint = "", placeholder = "" } = {}) {
     Object.assign(this, { name, optional });
-    fields += 1;
-    const id = `field-${fields}`;
-    this.input = make(long ? "textarea" : "input", {
+    const id = createFieldId();
+    this.input = make(multiline ? "textarea" : "input", {
       ...{ id, name, class: "pg-input", dir: "auto", placeholder, autocomplete: "off", spellcheck: "true" },
-      ...(long ? { rows: "4" } : { type: "text", enterkeyhint: "go" }),
+      ...(multiline ? { rows: "4" } : { type: "text", enterkeyhint: "go" }),
       ...(hint ? { aria: { describedby: `${id}-hint` } } : {}),
     });
     this.el = make("div", { class: "pg-field" }, [
       make("label", { for: id, text: label }),
       this.input,
-      hint ? make("p", { class: "pg-soft", id: `${id}-hint`, text: hint }) : null,
+      hint ? make("p", { class: "pg-muted", id: `${id}-hint`, text: hint }) : null,
     ]);
   }
 
@@ -31,38 +35,33 @@ export class TextField {
     this.input.value = value ?? "";
   }
 
-  missing() {
+  reportMissing() {
     if (this.optional || this.value !== undefined) return false;
     this.input.focus();
     return true;
   }
-
-  focus() {
-    this.input.focus({ preventScroll: true });
-  }
 }
 
 export class NumberField {
-  constructor(name, label, usual, most = 100) {
-    Object.assign(this, { name, usual });
-    fields += 1;
-    const id = `field-${fields}`;
-    this.input = make("input", { id, name, type: "number", class: "pg-input pg-number", min: "1", max: `${most}` });
-    this.input.value = `${usual}`;
+  constructor(name, label, defaultValue, max = 100) {
+    Object.assign(this, { name, defaultValue });
+    const id = createFieldId();
+    this.input = make("input", { id, name, type: "number", class: "pg-input pg-number", min: "1", max: `${max}` });
+    this.input.value = `${defaultValue}`;
     this.el = make("div", { class: "pg-field pg-inline" }, [make("label", { for: id, text: label }), this.input]);
   }
 
   get value() {
     const number = this.input.valueAsNumber;
-    return Number.isNaN(number) || number === this.usual ? undefined : number;
+    return Number.isNaN(number) || number === this.defaultValue ? undefined : number;
   }
 
   fill(value) {
     const number = Number(value);
-    this.input.value = `${Number.isInteger(number) && number > 0 ? number : this.usual}`;
+    this.input.value = `${Number.isInteger(number) && number > 0 ? number : this.defaultValue}`;
   }
 
-  missing() {
+  reportMissing() {
     if (this.input.checkValidity()) return false;
     this.input.closest("details").open = true;
     this.input.reportValidity();
@@ -70,46 +69,47 @@ export class NumberField {
   }
 }
 
-/** How much of each style token; `usual` has as many numbers as there are tokens. */
+/** The weights of the style tokens, one slider each. */
 export class StyleField {
-  constructor(name, label, usual) {
-    Object.assign(this, { name, usual, optional: true });
-    this.sliders = usual.map((weight, n) => {
-      const label = `Token ${n + 1}`,
+  constructor(name, label, defaultWeights) {
+    Object.assign(this, { name, defaultWeights, optional: true });
+    this.sliders = defaultWeights.map((weight, index) => {
+      const label = `Token ${index + 1}`,
         input = make("input", { type: "range", min: "0", max: "1", step: "0.01", aria: { label } });
       input.value = `${weight}`;
-      input.addEventListener("input", () => (this.isMoved = true));
+      input.addEventListener("input", () => (this.isChanged = true));
       return input;
     });
-    const reset = make("button", { type: "button", class: "pg-button", text: "As usual", onclick: () => this.fill() });
+    const reset = make("button", { type: "button", class: "pg-button", text: "Reset", onclick: () => this.fill() });
     this.el = make("fieldset", { class: "pg-style" }, [
       make("legend", { text: label }),
-      ...this.sliders.map((input, n) => make("label", {}, [make("span", { text: `${n + 1}` }), input])),
+      ...this.sliders.map((input, index) => make("label", {}, [make("span", { text: `${index + 1}` }), input])),
       reset,
     ]);
   }
 
   get value() {
-    return this.isMoved ? this.sliders.map((input) => input.valueAsNumber) : undefined;
+    return this.isChanged ? this.sliders.map((input) => input.valueAsNumber) : undefined;
   }
 
   fill(value) {
     const weights = value?.toString().split(",").map(Number) ?? [];
-    this.isMoved = weights.length === this.usual.length && weights.every(Number.isFinite);
-    this.sliders.forEach((input, n) => (input.value = `${(this.isMoved ? weights : this.usual)[n]}`));
+    this.isChanged = weights.length === this.defaultWeights.length && weights.every(Number.isFinite);
+    this.sliders.forEach((input, index) => {
+      input.value = `${(this.isChanged ? weights : this.defaultWeights)[index]}`;
+    });
   }
 
-  missing() {
+  reportMissing() {
     return false;
   }
 }
 
-/** A recording. */
-export class SoundField {
-  constructor(name, label, most) {
-    Object.assign(this, { name, most, optional: true, isShared: false, what: "recording" });
-    fields += 1;
-    const id = `field-${fields}`;
+/** An audio file. */
+export class AudioField {
+  constructor(name, label) {
+    Object.assign(this, { name, optional: true, isShared: false, contentName: "recording" });
+    const id = createFieldId();
     this.input = make("input", { id, name, type: "file", class: "pg-input", accept: "audio/*,.wav,.flac,.ogg" });
     this.input.addEventListener("change", () => (this.ready = this.read()));
     this.el = make("div", { class: "pg-field" }, [make("label", { for: id, text: label }), this.input]);
@@ -117,7 +117,7 @@ export class SoundField {
 
   async read() {
     const [file] = this.input.files;
-    this.data = file ? await coded(file) : undefined;
+    this.data = file ? await encodeBase64(file) : undefined;
   }
 
   get value() {
@@ -126,13 +126,13 @@ export class SoundField {
 
   fill() {}
 
-  missing() {
+  reportMissing() {
     return false;
   }
 }
 
-/** The bytes of a file in base64. */
-export function coded(blob) {
+/** Encode the bytes of a file as base64. */
+export function encodeBase64(blob) {
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result.slice(reader.result.indexOf(",") + 1));

@@ -1,188 +1,200 @@
-// Answers, to be read: bars for what is likely, marks in the text for what was found. Texts are set as texts.
+// Elements for responses: bars for probabilities, marks in the input text. All texts are inserted as text, not HTML.
 
-import { make, word } from "../../look/static/dom.js";
-import { percentOf } from "../../look/static/telling.js";
+import { make, word } from "../../look/viewer/static/dom.js";
+import { percentOf } from "../../look/viewer/static/telling.js";
 
-const HUES = 8; // colours of entities; a ninth kind has that of the first
+const NUM_ENTITY_COLOURS = 8; // a ninth entity type has the colour of the first
 
-/** Places in an answer count Unicode characters, as Python does; those of JavaScript are halves of some. */
-function parted(text, spans) {
-  const letters = [...text],
+/** Split a text at spans, which are rendered by `render`. Offsets count Unicode characters, as in Python. */
+function splitAtSpans(text, spans) {
+  const characters = [...text],
     parts = [];
-  let at = 0;
-  for (const { begin, end, dress } of spans) {
-    if (begin < at) continue; // within the one before
-    parts.push(letters.slice(at, begin).join(""), dress(letters.slice(begin, end).join("")));
-    at = end;
+  let position = 0;
+  for (const { start, end, render } of spans) {
+    if (start < position) continue; // overlaps the previous span
+    parts.push(characters.slice(position, start).join(""), render(characters.slice(start, end).join("")));
+    position = end;
   }
-  return [...parts, letters.slice(at).join("")];
+  return [...parts, characters.slice(position).join("")];
 }
 
-/** Rows of { name, share } with a bar each, the first the best unless they are `even`; `pick(n)` makes them buttons. */
-function bars(rows, { label, pick = null, even = false } = {}) {
-  const row = ({ name, share }, n) => {
+/** Rows of { name, probability } with bars. `onSelect(index)` makes them buttons; `isRanked`: the first is the best. */
+function createBars(rows, { label, onSelect = null, isRanked = true } = {}) {
+  const createRow = ({ name, probability }, index) => {
     const track = make("span", { class: "pg-track", aria: { hidden: "true" } }, [
-      make("span", { class: "pg-fill", css: { width: `${Math.max(0, Math.min(1, share)) * 100}%` } }),
+      make("span", { class: "pg-fill", css: { width: `${Math.max(0, Math.min(1, probability)) * 100}%` } }),
     ]);
-    const cells = [word(name || "(no answer)", { class: "pg-bar-name" }), track, number(percentOf(share))];
-    if (!pick) return make("li", { class: "pg-bar" }, cells);
-    const button = make("button", { type: "button", class: "pg-bar", aria: { pressed: `${n === 0}` } }, cells);
+    const cells = [word(name || "(no answer)", { class: "pg-bar-name" }), track, createNumber(percentOf(probability))];
+    if (!onSelect) return make("li", { class: "pg-bar" }, cells);
+    const button = make("button", { type: "button", class: "pg-bar", aria: { pressed: `${index === 0}` } }, cells);
     button.addEventListener("click", () => {
       for (const other of button.closest("ol").querySelectorAll("button"))
         other.setAttribute("aria-pressed", `${other === button}`);
-      pick(n);
+      onSelect(index);
     });
     return make("li", {}, [button]);
   };
-  return make("ol", { class: even ? "pg-bars pg-even" : "pg-bars", aria: { label } }, rows.map(row));
+  return make("ol", { class: isRanked ? "pg-bars" : "pg-bars pg-unranked", aria: { label } }, rows.map(createRow));
 }
 
-function number(text) {
+function createNumber(text) {
   return make("span", { class: "pg-number-text", text });
 }
 
-/** Large, and Korean is not broken within its words. */
-export function saidLarge(parts, more = "") {
-  const korean = parts.some((part) => /[\uac00-\ud7a3]/.test(part.textContent ?? part));
-  return make("p", { class: `pg-said${korean ? " pg-korean" : ""}${more}`, dir: "auto" }, parts);
+/** A large text. Korean text is not broken within words. */
+function renderLarge(parts, extraClass = "") {
+  const isKorean = parts.some((part) => /[\uac00-\ud7a3]/.test(part.textContent ?? part));
+  return make("p", { class: `pg-prediction${isKorean ? " pg-korean" : ""}${extraClass}`, dir: "auto" }, parts);
 }
 
-function said(text) {
-  return saidLarge([word(text)]);
+function renderLargeText(text) {
+  return renderLarge([word(text)]);
 }
 
-/** A list of what was nearly said, with scores. */
-function listed(all, name) {
-  if (all.length < 2) return null;
-  const row = (one) =>
+/** An n-best list with scores. */
+function renderAlternatives(predictions, textKey) {
+  if (predictions.length < 2) return null;
+  const createRow = (prediction) =>
     make("li", {}, [
-      word(one[name] || "(nothing)"),
-      number(one.score.toFixed(2).replace("-0.00", "0.00").replace("-", "−")),
+      word(prediction[textKey] || "(empty)"),
+      createNumber(prediction.score.toFixed(2).replace("-0.00", "0.00").replace("-", "−")),
     ]);
   return make("div", {}, [
-    make("h3", { text: "The best, with their scores" }),
-    make("ol", { class: "pg-list" }, all.map(row)),
+    make("h3", { text: "Best predictions and their scores" }),
+    make("ol", { class: "pg-list" }, predictions.map(createRow)),
   ]);
 }
 
-function cutOff(answer) {
-  return answer.finished ? null : make("p", { class: "pg-soft", text: "It was cut off at the length limit." });
+function renderUnfinished(response) {
+  return response.finished ? null : make("p", { class: "pg-muted", text: "Cut off at the length limit." });
 }
 
-/** A text so far. */
-export function heardText(place, { text }) {
-  place.replaceChildren(saidLarge([word(text)], " pg-half"));
+/** The text of a streamed response so far. */
+export function renderPartialText(container, { text }) {
+  container.replaceChildren(renderLarge([word(text)], " pg-partial"));
 }
 
-export function showTranslation(answer) {
-  return [said(answer.text || "(nothing)"), cutOff(answer), listed([answer, ...answer.others], "text")];
-}
-
-export function showCaption(answer) {
-  return [said(answer.caption || "(nothing)"), cutOff(answer), listed([answer, ...answer.others], "caption")];
-}
-
-export function showClasses(answer) {
-  if (answer.value !== null) return [said(`${Number(answer.value.toPrecision(4))}`)];
-  const rows = answer.classes.map(({ label, probability }) => ({ name: label, share: probability }));
-  return [said(answer.label), bars(rows, { label: "Classes and how likely they are" })];
-}
-
-export function showEntities(answer, asked, about) {
-  const { entities } = answer,
-    names = [...(about.labels ?? []), ...entities.map((one) => one.kind)];
-  const kinds = [...new Set(names.map((name) => name.replace(/^[BI]-/, "")).filter((name) => name !== "O"))];
-  const spans = entities.map(({ begin, end, kind, probability }) => ({
-    begin,
-    end,
-    dress: (text) =>
-      make("mark", { class: `pg-mark pg-kind-${kinds.indexOf(kind) % HUES}`, title: percentOf(probability) }, [
-        word(text),
-        make("span", { class: "pg-kind", text: kind }),
-      ]),
-  }));
-  const rows = entities.map(({ text, kind, probability }) => ({ name: `${text} · ${kind}`, share: probability }));
+function renderGeneratedText(response, textKey) {
   return [
-    make("p", { class: "pg-text", dir: "auto" }, parted(asked.text, spans)),
-    rows.length
-      ? bars(rows, { label: "Entities and how sure the model is", even: true })
-      : make("p", { class: "pg-soft", text: "No entities were found." }),
+    renderLargeText(response[textKey] || "(empty)"),
+    renderUnfinished(response),
+    renderAlternatives([response, ...response.alternatives], textKey),
   ];
 }
 
-function marked(text) {
-  return make("mark", { class: "pg-mark pg-kind-0" }, [word(text)]);
+export function renderTranslation(response) {
+  return renderGeneratedText(response, "translation");
 }
 
-export function showAnswers(answer, asked) {
-  const all = [answer, ...answer.others];
-  const text = make("p", { class: "pg-text", dir: "auto" });
-  const mark = ({ begin, end }) =>
-    text.replaceChildren(
-      ...parted(
-        asked.context,
-        end > begin ? [{ begin, end, dress: marked }] : [],
-      ),
-    );
-  mark(answer);
-  const rows = all.map(({ text: name, probability }) => ({ name, share: probability }));
-  const pick = all.length > 1 ? (n) => mark(all[n]) : null;
-  return [said(answer.text || "The text has no answer."), bars(rows, { label: "Answers", pick }), text];
+export function renderCaption(response) {
+  return renderGeneratedText(response, "caption");
 }
 
-export function showWords(answer, asked, about) {
-  const parts = asked.text.split(about.mask ?? "[MASK]"),
-    best = answer.masks.map(([first]) => first?.word ?? "");
-  const filled = parts.flatMap((part, n) =>
-    n ? [marked(best[n - 1] ?? ""), part] : [part],
+export function renderClasses(response) {
+  if (response.value !== null) return [renderLargeText(`${Number(response.value.toPrecision(4))}`)];
+  const rows = response.classes.map(({ label, probability }) => ({ name: label, probability }));
+  return [renderLargeText(response.label), createBars(rows, { label: "Classes and their probabilities" })];
+}
+
+export function renderEntities(response, request, metadata) {
+  const { entities } = response,
+    labels = [...(metadata.labels ?? []), ...entities.map(({ type }) => type)];
+  const types = [...new Set(labels.map((label) => label.replace(/^[BI]-/, "")).filter((label) => label !== "O"))];
+  const spans = entities.map(({ start, end, type, probability }) => ({
+    start,
+    end,
+    render: (text) => {
+      const colour = types.indexOf(type) % NUM_ENTITY_COLOURS;
+      return make("mark", { class: `pg-mark pg-type-${colour}`, title: percentOf(probability) }, [
+        word(text),
+        make("span", { class: "pg-type", text: type }),
+      ]);
+    },
+  }));
+  const rows = entities.map(({ text, type, probability }) => ({ name: `${text} · ${type}`, probability }));
+  return [
+    make("p", { class: "pg-text", dir: "auto" }, splitAtSpans(request.text, spans)),
+    rows.length
+      ? createBars(rows, { label: "Entities and their probabilities", isRanked: false })
+      : make("p", { class: "pg-muted", text: "No entities were found." }),
+  ];
+}
+
+function createMark(text) {
+  return make("mark", { class: "pg-mark pg-type-0" }, [word(text)]);
+}
+
+export function renderAnswers(response, request) {
+  const answers = [response, ...response.alternatives];
+  const context = make("p", { class: "pg-text", dir: "auto" });
+  const markAnswer = ({ start, end }) => {
+    const spans = end > start ? [{ start, end, render: createMark }] : [];
+    context.replaceChildren(...splitAtSpans(request.context, spans));
+  };
+  markAnswer(response);
+  const rows = answers.map(({ answer, probability }) => ({ name: answer, probability }));
+  const onSelect = answers.length > 1 ? (index) => markAnswer(answers[index]) : null;
+  return [
+    renderLargeText(response.answer || "The text has no answer."),
+    createBars(rows, { label: "Answers", onSelect }),
+    context,
+  ];
+}
+
+export function renderFilledMasks(response, request, metadata) {
+  const parts = request.text.split(metadata.mask_token ?? "[MASK]"),
+    { mask_predictions: masks, next_sentence_probability: nextProbability } = response,
+    bestWords = masks.map(([first]) => first?.word ?? "");
+  const filledText = parts.flatMap((part, index) =>
+    index ? [createMark(bestWords[index - 1] ?? ""), part] : [part],
   );
-  const lists = answer.masks.map((words, n) =>
+  const lists = masks.map((words, index) =>
     make("div", {}, [
-      answer.masks.length > 1 ? make("h3", { text: `Word ${n + 1}` }) : null,
-      bars(
-        words.map((one) => ({ name: one.word, share: one.probability })),
-        { label: `Words for mask ${n + 1}` },
+      masks.length > 1 ? make("h3", { text: `Word ${index + 1}` }) : null,
+      createBars(
+        words.map((candidate) => ({ name: candidate.word, probability: candidate.probability })),
+        { label: `Words for mask ${index + 1}` },
       ),
     ]),
   );
   const next =
-    answer.next === null
+    nextProbability === null
       ? null
       : make("div", {}, [
           make("h3", { text: "Does the second text follow the first?" }),
-          bars([{ name: "it follows", share: answer.next }], { label: "How likely it is that it follows" }),
+          createBars([{ name: "follows", probability: nextProbability }], { label: "Next sentence probability" }),
         ]);
-  return [saidLarge(filled), ...lists, next];
+  return [renderLarge(filledText), ...lists, next];
 }
 
-/** A sound to listen to. */
-function player(audio, label) {
-  const bytes = Uint8Array.from(atob(audio), (letter) => letter.charCodeAt(0)),
-    address = URL.createObjectURL(new Blob([bytes], { type: "audio/wav" }));
-  return make("audio", { controls: true, preload: "auto", src: address, aria: { label } });
+function createPlayer(audio, label) {
+  const bytes = Uint8Array.from(atob(audio), (character) => character.charCodeAt(0)),
+    url = URL.createObjectURL(new Blob([bytes], { type: "audio/wav" }));
+  return make("audio", { controls: true, preload: "auto", src: url, aria: { label } });
 }
 
-/** The parts of a speech, one after the other, as they come. */
-export function heardPart(place, { text, audio }) {
-  const list = place.querySelector("ol") ?? make("ol", { class: "pg-parts", aria: { label: "Parts" } });
-  if (!list.isConnected) place.replaceChildren(list);
-  list.append(make("li", {}, [word(text), player(audio, text)]));
+/** Append a segment of streamed speech. */
+export function renderSegment(container, { text, audio }) {
+  const list = container.querySelector("ol") ?? make("ol", { class: "pg-segments", aria: { label: "Segments" } });
+  if (!list.isConnected) container.replaceChildren(list);
+  list.append(make("li", {}, [word(text), createPlayer(audio, text)]));
 }
 
-/** The whole of it, above the parts that were heard: nobody who listens to one of them is interrupted. */
-export function showSpeech(answer, asked, about, place) {
-  const whole = player(answer.audio, "The whole text"),
-    parts = place.querySelector("ol");
+/** The complete speech above its segments. The list of segments is kept, so that their playback continues. */
+export function renderSpeech(response, request, metadata, container) {
+  const player = createPlayer(response.audio, "The whole text"),
+    segments = container.querySelector("ol"),
+    { duration_seconds: duration, sample_rate: sampleRate, unknown_characters: unknown } = response;
   return [
-    whole,
+    player,
     make("div", { class: "pg-row" }, [
-      make("span", { class: "pg-soft", text: `${answer.seconds.toFixed(1)} s at ${answer.rate} samples a second` }),
-      make("a", { href: whole.src, download: "speech.wav", text: "Save as speech.wav" }),
+      make("span", { class: "pg-muted", text: `${duration.toFixed(1)} s at ${sampleRate} Hz` }),
+      make("a", { href: player.src, download: "speech.wav", text: "Save as speech.wav" }),
     ]),
-    answer.finished ? null : make("p", { class: "pg-soft", text: "Some of it was cut off: it would not have ended." }),
-    answer.left_out.length
-      ? make("p", { class: "pg-soft", text: `Left out, for the voice does not know it: ${answer.left_out.join(" ")}` })
+    renderUnfinished(response),
+    unknown.length
+      ? make("p", { class: "pg-muted", text: `Skipped unknown characters: ${unknown.join(" ")}` })
       : null,
-    answer.parts.length > 1 ? parts : null,
+    response.segments.length > 1 ? segments : null,
   ];
 }

@@ -1,98 +1,103 @@
-// The tasks: what each one asks for, and how its answer is shown.
+// The tasks: the form fields of their requests, and how their responses are shown.
 
-import { NumberField, SoundField, StyleField, TextField } from "./fields.js";
-import { PictureField } from "./photo.js";
+import { AudioField, NumberField, StyleField, TextField } from "./fields.js";
+import { ImageField } from "./image_field.js";
 import {
-  heardPart,
-  heardText,
-  showAnswers,
-  showCaption,
-  showClasses,
-  showEntities,
-  showSpeech,
-  showTranslation,
-  showWords,
+  renderAnswers,
+  renderCaption,
+  renderClasses,
+  renderEntities,
+  renderFilledMasks,
+  renderPartialText,
+  renderSegment,
+  renderSpeech,
+  renderTranslation,
 } from "./results.js";
 
-const nBest = (usual = 1) => new NumberField("n_best", "How many to list", usual);
-const beam = (about) => new NumberField("beam", "Beam", about.beam);
+const createBestField = (defaultValue = 1) => new NumberField("n_best", "Number of predictions", defaultValue);
+const createBeamField = (metadata) => new NumberField("beam_size", "Beam size", metadata.beam_size);
 
-// `fields(about, events)` are filled in, `options(about)` too, if one likes; `heard(place, what)` shows what comes
-// while an answer is made, `show(answer, asked, about, place)` the answer; `said(answer)` is for those who listen.
+// `metadata` is that of /models. `fields(metadata, events)` are required unless they are `optional`, and
+// `options(metadata)` are not. `renderPartial(container, data)` shows an event of a stream,
+// `render(response, request, metadata, container)` returns the elements of the response, and
+// `announcement(response)` is the text for screen readers.
 export const TASKS = {
   translate: {
-    verb: "Translate",
-    does: "translates",
+    action: "Translate",
+    description: "translates",
     fields: () => [new TextField("text", "Text")],
-    options: (about) => [beam(about), nBest()],
-    heard: heardText,
-    show: showTranslation,
-    said: (answer) => answer.text,
+    options: (metadata) => [createBeamField(metadata), createBestField()],
+    renderPartial: renderPartialText,
+    render: renderTranslation,
+    announcement: (response) => response.translation,
   },
   classify: {
-    verb: "Classify",
-    does: "labels texts",
-    fields: ({ pairs }) =>
-      pairs
-        ? [new TextField("text", "First text"), new TextField("pair", "Second text")]
+    action: "Classify",
+    description: "classifies texts",
+    fields: (metadata) =>
+      metadata.text_pairs
+        ? [new TextField("text", "First text"), new TextField("text_pair", "Second text")]
         : [new TextField("text", "Text")],
     options: () => [],
-    show: showClasses,
-    said: (answer) => answer.label ?? `${answer.value}`,
+    render: renderClasses,
+    announcement: (response) => response.label ?? `${response.value}`,
   },
   tag: {
-    verb: "Find entities",
-    does: "finds entities",
+    action: "Find entities",
+    description: "finds entities",
     fields: () => [new TextField("text", "Text")],
     options: () => [],
-    show: showEntities,
-    said: ({ entities }) => entities.map(({ text, kind }) => `${text}: ${kind}`).join(", ") || "no entities",
+    render: renderEntities,
+    announcement: ({ entities }) => entities.map(({ text, type }) => `${text}: ${type}`).join(", ") || "no entities",
   },
   answer: {
-    verb: "Answer",
-    does: "answers questions",
+    action: "Answer",
+    description: "answers questions",
     fields: () => [
-      new TextField("context", "Text that has the answer"),
-      new TextField("question", "Question", { long: false }),
+      new TextField("context", "Text that contains the answer"),
+      new TextField("question", "Question", { multiline: false }),
     ],
-    options: () => [nBest()],
-    show: showAnswers,
-    said: (answer) => answer.text || "no answer",
+    options: () => [createBestField()],
+    render: renderAnswers,
+    announcement: ({ answer }) => answer || "no answer",
   },
-  fill: {
-    verb: "Fill in",
-    does: "fills in hidden words",
-    fields: ({ mask = "[MASK]" }) => [
-      new TextField("text", "Text", { hint: `Write ${mask} where a word is hidden.` }),
-      new TextField("pair", "Second text, if you like: does it follow the first?", { optional: true, long: false }),
+  "fill-mask": {
+    action: "Fill masks",
+    description: "fills masked words",
+    fields: ({ mask_token: mask = "[MASK]" }) => [
+      new TextField("text", "Text", { hint: `Write ${mask} in place of each word to predict.` }),
+      new TextField("text_pair", "Second text (optional): does it follow the first?", {
+        optional: true,
+        multiline: false,
+      }),
     ],
-    options: () => [nBest(5)],
-    show: showWords,
-    said: (answer) => answer.filled,
+    options: () => [createBestField(5)],
+    render: renderFilledMasks,
+    announcement: (response) => response.filled_text,
   },
   caption: {
-    verb: "Describe",
-    does: "describes pictures",
-    fields: (about, events) => [
-      new PictureField("image", "Picture", { most: about.max_bytes, pixels: about.max_pixels, ...events }),
+    action: "Describe",
+    description: "describes images",
+    fields: ({ max_image_bytes: maxBytes, max_image_pixels: maxPixels }, { onChange }) => [
+      new ImageField("image", "Image", { maxBytes, maxPixels, onChange }),
     ],
-    options: (about) => [beam(about), nBest()],
-    show: showCaption,
-    said: (answer) => answer.caption,
+    options: (metadata) => [createBeamField(metadata), createBestField()],
+    render: renderCaption,
+    announcement: (response) => response.caption,
   },
   speak: {
-    verb: "Speak",
-    does: "speaks",
+    action: "Speak",
+    description: "speaks",
     fields: () => [new TextField("text", "Text")],
-    options: ({ tokens = [], max_sound: most }) =>
-      tokens.length
+    options: ({ default_style_weights: weights = [] }) =>
+      weights.length
         ? [
-            new StyleField("tokens", "Style tokens", tokens),
-            new SoundField("style_from", "or the style of a recording", most),
+            new StyleField("style_weights", "Style tokens", weights),
+            new AudioField("style_audio", "or the style of a recording"),
           ]
         : [],
-    heard: heardPart,
-    show: showSpeech,
-    said: ({ seconds }) => `${seconds.toFixed(1)} seconds of speech`,
+    renderPartial: renderSegment,
+    render: renderSpeech,
+    announcement: ({ duration_seconds: duration }) => `${duration.toFixed(1)} seconds of speech`,
   },
 };

@@ -18,7 +18,7 @@ from jumok.data.builtin.scenes import draw_scene
 from jumok.look.viewer.tiles import unpack
 from jumok.serve.app import build_app
 from jumok.serve.limits import ServerLimits
-from jumok.tasks import api as tasks_api
+from jumok.tasks import get_service_type
 from jumok.tasks.api import RequestLimits
 from jumok.tasks.caption.predictor import CaptionOptions
 
@@ -58,38 +58,38 @@ def client(caption_service: Any) -> Iterator[TestClient]:
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
 def test_a_picture_in_json_or_alone(client: TestClient, captioner: Any, kind: str) -> None:
     data = file_of(SCENE, kind)
-    wanted = captioner.describe(data)
+    wanted = captioner.caption(data)
     got = client.post("/caption", json={"image": coded(data), "alignments": True})
     assert got.status_code == 200, got.text
     told = got.json()
     assert (told["caption"], told["words"]) == (wanted.caption, list(wanted.words))
     assert (told["score"], told["finished"]) == (pytest.approx(wanted.score), wanted.finished)
-    assert tuple(told["grid"]) == captioner.grid
-    strongest = wanted.weights.flatten(1).argmax(1).tolist()
-    assert [row * told["grid"][1] + column for row, column in told["places"]] == strongest
+    assert tuple(told["grid_size"]) == captioner.grid
+    strongest = wanted.attention.flatten(1).argmax(1).tolist()
+    assert [row * told["grid_size"][1] + column for row, column in told["attention_peaks"]] == strongest
     alone = client.post("/caption", content=data, headers={"Content-Type": f"image/{kind.lower()}"})
-    assert alone.json() == told | {"places": None, "score": pytest.approx(told["score"])}
+    assert alone.json() == told | {"attention_peaks": None, "score": pytest.approx(told["score"])}
 
 
 def test_several_captions(client: TestClient, captioner: Any) -> None:
-    got = client.post("/caption", json={"image": coded(GOOD), "beam": 4, "n_best": 3}).json()
-    wanted = captioner.describe(GOOD, CaptionOptions(beam_size=4, n_best=3))
-    said = [got["caption"], *(one["caption"] for one in got["others"])]
-    assert said == [wanted.caption, *(one.caption for one in wanted.others)]
+    got = client.post("/caption", json={"image": coded(GOOD), "beam_size": 4, "n_best": 3}).json()
+    wanted = captioner.caption(GOOD, CaptionOptions(beam_size=4, n_best=3))
+    said = [got["caption"], *(one["caption"] for one in got["alternatives"])]
+    assert said == [wanted.caption, *(one.caption for one in wanted.alternatives)]
     assert len(said) == 3
 
 
 def test_where_it_looked(client: TestClient, captioner: Any) -> None:
     for more in ({"json": {"image": coded(GOOD)}}, {"content": GOOD, "headers": PNG}):
         told = client.post("/attend/caption", **more).json()
-        manifest = client.get(f"{told['look']}manifest.json").json()
+        manifest = client.get(f"{told['attention_url']}manifest.json").json()
         assert manifest["title"] == told["prediction"]["caption"]
         [one] = manifest["scenes"]
         assert one["picture"]["grid"] == list(captioner.grid)
         rows, cols = one["layers"][0]["shape"]
         assert cols == captioner.grid[0] * captioner.grid[1]
         asked = {"layer": 0, "head": 0, "rows": f"0,{rows}", "cols": f"0,{cols}", "what": "weights"}
-        weights = unpack(client.get(f"{told['look']}tiles", params=asked).content)
+        weights = unpack(client.get(f"{told['attention_url']}tiles", params=asked).content)
         assert np.allclose(weights.sum(1), 1, atol=1e-4)
 
 
@@ -109,18 +109,20 @@ def test_turned_and_see_through_pictures_and_large_ones(client: TestClient, capt
         file_of(SCENE[..., 0]),
     ):
         got = client.post("/caption", content=data, headers=PNG)
-        assert got.json()["caption"] == captioner.describe(data).caption
+        assert got.json()["caption"] == captioner.caption(data).caption
     assert client.post("/caption", content=file.getvalue(), headers=PNG).json()["caption"] == (
-        captioner.describe(SCENE).caption
+        captioner.caption(SCENE).caption
     )
 
 
 def test_the_work_is_places_times_hypotheses(captioner: Any, caption_service: Any) -> None:
-    asked = caption_service.Request
+    asked = caption_service.request_type
     places = captioner.grid[0] * captioner.grid[1]
-    assert caption_service.size(asked(image=GOOD, beam=2)) == 2 * places
-    assert caption_service.size(asked(image=GOOD)) == captioner.run.recipe.decode.beam * places
-    assert caption_service.size(asked(image=GOOD, n_best=7)) == 7 * places
+    assert caption_service.estimate_tokens(asked(image=GOOD, beam_size=2)) == 2 * places
+    assert (
+        caption_service.estimate_tokens(asked(image=GOOD)) == captioner.run.recipe.decode.beam_size * places
+    )
+    assert caption_service.estimate_tokens(asked(image=GOOD, n_best=7)) == 7 * places
 
 
 def test_one_that_is_broken_takes_nobody_along(caption_service: Any) -> None:
@@ -158,7 +160,7 @@ def in_a_thread(made: Any) -> Any:
 @pytest.mark.parametrize(
     ("data", "status", "said"),
     [
-        (b"", 422, "the request is empty"),
+        (b"", 422, "the request body is empty"),
         (b"GIF89a" + bytes(40), 422, "no picture in PNG, JPEG or WebP"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", 422, "no picture in PNG, JPEG or WebP"),
         (b"%PDF-1.7", 422, "no picture"),
@@ -225,10 +227,10 @@ def test_whatever_is_changed_in_a_file(client: TestClient, kind: str) -> None:
         ({"image": coded(GOOD)[:-2]}, 422, "image: it is no base64"),
         ({"image": "\ud800"}, 422, "image: it is no base64"),
         ({"image": coded(GOOD), "path": "/etc/passwd"}, 422, "path"),
-        ({"image": coded(GOOD), "model": "../see"}, 404, "there are: see"),
-        ({"image": coded(GOOD), "beam": 11}, 413, "beam is 11; this server takes 10"),
-        ({"image": coded(GOOD), "beam": 0}, 422, "beam"),
-        ({"image": coded(GOOD), "beam": 1, "n_best": 2}, 422, "n_best 2 needs a beam of as many"),
+        ({"image": coded(GOOD), "model": "../see"}, 404, "the models are: see"),
+        ({"image": coded(GOOD), "beam_size": 11}, 413, "beam_size is 11; this server takes 10"),
+        ({"image": coded(GOOD), "beam_size": 0}, 422, "beam"),
+        ({"image": coded(GOOD), "beam_size": 1, "n_best": 2}, 422, "n_best 2 needs a beam of as many"),
         ({"image": coded(GOOD), "n_best": 10**30}, 413, "n_best"),
     ],
     ids=lambda value: repr(value)[:30] if isinstance(value, dict) else "",
@@ -252,10 +254,10 @@ def test_what_a_page_from_elsewhere_could_send_is_not_read(client: TestClient, k
 
 
 def test_limits_are_those_of_the_server(captioner: Any) -> None:
-    service = tasks_api.get_api_module("caption").Service(
+    service = get_service_type("caption")(
         captioner, RequestLimits(max_image_bytes=len(GOOD), max_image_pixels=96 * 96)
     )
-    limits = ServerLimits(request_limits=service.bounds)
+    limits = ServerLimits(request_limits=service.request_limits)
     with TestClient(build_app({"see": service}, limits), raise_server_exceptions=False) as client:
         assert client.post("/caption", content=GOOD, headers=PNG).status_code == 200
         assert client.post("/caption", content=GOOD + b"\0", headers=PNG).status_code == 413
@@ -312,9 +314,9 @@ def test_much_at_once_is_not_kept(caption_service: Any) -> None:
 
 def test_what_is_told_of_it(client: TestClient, captioner: Any, tmp_path: Path) -> None:
     [told] = client.get("/models").json()
-    assert (told["task"], told["about"]["grid"]) == ("caption", list(captioner.grid))
-    assert told["about"]["max_pixels"] == 24_000_000
-    for example in told["about"]["examples"]:
+    assert (told["task"], told["metadata"]["grid_size"]) == ("caption", list(captioner.grid))
+    assert told["metadata"]["max_image_pixels"] == 24_000_000
+    for example in told["metadata"]["examples"]:
         assert client.post("/caption", json=example).status_code == 200
     described = client.get("/openapi.json").json()["paths"]["/caption"]["post"]["requestBody"]["content"]
     assert set(described) == {"application/json", "image/png", "image/jpeg", "image/webp"}

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 import tasks_numbers
 import tasks_small
-from serve_running import Running
+from running_server import RunningServer
 from tasks_numbers import sentences
 from typer.testing import CliRunner
 
@@ -44,61 +44,69 @@ def quick() -> CTranslate2TranslationPredictor:
 
 
 @pytest.fixture
-def running(quick: CTranslate2TranslationPredictor, serving: Any) -> Running:
+def running(quick: CTranslate2TranslationPredictor, serving: Any) -> RunningServer:
     return serving(
         {"numbers": TranslationService(quick, RequestLimits())}, ServerLimits(max_batch_delay=0.05)
     )  # type: ignore[no-any-return]
 
 
 def test_many_are_answered_together_as_one_by_one(
-    running: Running, quick: CTranslate2TranslationPredictor
+    running: RunningServer, quick: CTranslate2TranslationPredictor
 ) -> None:
     texts = [english for english, _ in sentences(24, seed=7)]
     expected = [one.translation for one in quick.predict(texts, quick_search(2))]
 
     def ask(text: str) -> str:
-        said: str = http.post(f"{running.url}/translate", json={"text": text, "beam": 2}).json()["text"]
+        said: str = http.post(f"{running.url}/translate", json={"text": text, "beam_size": 2}).json()[
+            "translation"
+        ]
         return said
 
     with ThreadPoolExecutor(24) as threads:
         assert list(threads.map(ask, texts)) == expected
     figures = http.get(f"{running.url}/metrics").text
-    [batches] = re.findall(r'jumok_batch_requests_count\{model="numbers"\} ([\d.]+)', figures)
+    [batches] = re.findall(r'jumok_batch_size_count\{model="numbers"\} ([\d.]+)', figures)
     assert float(batches) <= 12
+
+
+def _text(data: dict[str, Any]) -> str:
+    """The text of an event: so far, or at the end."""
+    text: str = data["translation"] if "translation" in data else data["text"]
+    return text
 
 
 def quick_search(beam: int) -> Any:
     return ctranslate2_engine.TranslationOptions(beam_size=beam)
 
 
-def test_a_greedy_translation_is_streamed(running: Running) -> None:
-    asked = {"text": "one two three four", "beam": 1}
+def test_a_greedy_translation_is_streamed(running: RunningServer) -> None:
+    asked = {"text": "one two three four", "beam_size": 1}
     with http.stream("POST", f"{running.url}/translate/stream", json=asked) as events:
-        said = [json.loads(line[6:])["text"] for line in events.iter_lines() if line.startswith("data: ")]
+        said = [_text(json.loads(line[6:])) for line in events.iter_lines() if line.startswith("data: ")]
     assert said[-1] == "eins zwei drei vier"
     assert len(said) >= 2
     assert all(said[-1].startswith(text) for text in said)
 
 
-def test_a_beam_is_told_when_it_is_done(running: Running) -> None:
-    asked = {"text": "one two three four", "beam": 3}
+def test_a_beam_is_told_when_it_is_done(running: RunningServer) -> None:
+    asked = {"text": "one two three four", "beam_size": 3}
     with http.stream("POST", f"{running.url}/translate/stream", json=asked) as events:
-        said = [json.loads(line[6:])["text"] for line in events.iter_lines() if line.startswith("data: ")]
+        said = [_text(json.loads(line[6:])) for line in events.iter_lines() if line.startswith("data: ")]
     assert said == ["eins zwei drei vier"]
 
 
-def test_links_and_maps_are_there_too(running: Running) -> None:
-    asked = {"text": "one two three", "alignments": True, "n_best": 2, "beam": 3}
+def test_links_and_maps_are_there_too(running: RunningServer) -> None:
+    asked = {"text": "one two three", "alignments": True, "n_best": 2, "beam_size": 3}
     found = http.post(f"{running.url}/translate", json=asked).json()
-    assert found["text"] == "eins zwei drei"
-    assert {target for _, target in found["links"]} == {0, 1, 2}
-    assert len(found["others"]) == 1
+    assert found["translation"] == "eins zwei drei"
+    assert {target for _, target in found["alignment"]} == {0, 1, 2}
+    assert len(found["alternatives"]) == 1
     seen = http.post(f"{running.url}/attend/translate", json={"text": "one two three"}).json()
-    assert seen["prediction"]["text"] == "eins zwei drei"
-    assert http.get(f"{running.url}{seen['look']}").status_code == 200
+    assert seen["prediction"]["translation"] == "eins zwei drei"
+    assert http.get(f"{running.url}{seen['attention_url']}").status_code == 200
 
 
-def test_a_text_that_is_too_long_for_it_is_an_error_of_the_client(running: Running) -> None:
+def test_a_text_that_is_too_long_for_it_is_an_error_of_the_client(running: RunningServer) -> None:
     answer = http.post(f"{running.url}/translate", json={"text": "a " * 4096})
     assert answer.status_code == 422
     assert "4095 at most" in answer.text
@@ -125,4 +133,4 @@ def test_the_command_takes_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["serve", str(run.folder), "--port", "0", "--engine", "ctranslate2", "--device", "cpu"]
     CliRunner().invoke(cli_app.app, words)
     [service] = loaded[0].values()
-    assert isinstance(service.translator, CTranslate2TranslationPredictor)
+    assert isinstance(service.predictor, CTranslate2TranslationPredictor)

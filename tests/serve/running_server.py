@@ -26,7 +26,7 @@ def until(said: Any, seconds: float = 10.0) -> None:
         time.sleep(0.002)
 
 
-class Running:
+class RunningServer:
     """A server that listens on a free port of this machine."""
 
     def __init__(self, services: Mapping[str, Any], limits: ServerLimits, **more: Any) -> None:
@@ -61,7 +61,8 @@ class Echo:
     class Said(tasks_api.TaskResponse):
         text: str
 
-    task, says, streams, Request, Response = "echo", "Say it again.", True, Asked, Said
+    endpoint, summary, supports_streaming = "echo", "Repeat a text.", True
+    request_type, response_type = Asked, Said
 
     def __init__(self) -> None:
         self.open = threading.Event()  # closed: work stops at the first letter
@@ -72,16 +73,16 @@ class Echo:
         self.stubborn = False  # goes on for those who have left
         self.working = threading.Event()
 
-    def about(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         return {}
 
-    def size(self, asked: Asked) -> int:
+    def estimate_tokens(self, asked: Asked) -> int:
         return len(asked.text)
 
-    def alike(self, asked: Asked) -> Any:
+    def get_batch_key(self, asked: Asked) -> Any:
         return asked.text[0].isupper()
 
-    def predict(self, asked: Sequence[Asked], audience: Any) -> list[Said]:
+    def predict(self, asked: Sequence[Asked], listener: Any) -> list[Said]:
         texts = [one.text for one in asked]
         self.batches.append(texts)
         if any("broken" in text for text in texts):
@@ -91,14 +92,14 @@ class Echo:
         self.working.set()
         for end in range(1, max(map(len, texts)) + 1):
             while not self.open.wait(0.005):
-                if not self.stubborn and all(audience.gone(n) for n in range(len(texts))):
+                if not self.stubborn and all(listener.is_cancelled(n) for n in range(len(texts))):
                     return [self.Said(text="")] * len(texts)
             self.letters += 1
             for n, text in enumerate(texts):
-                if audience.hears(n) and end <= len(text):
-                    audience.heard(n, text[:end])
+                if listener.is_streaming(n) and end <= len(text):
+                    listener.on_partial(n, text[:end])
         self.finished += texts
         return [self.Said(text=text) for text in texts]
 
-    def look(self, asked: Asked, answer: Said) -> list[Any]:
+    def build_viewer_data(self, asked: Asked, answer: Said) -> list[Any]:
         raise jumok.InputError("line 1: there is nothing to look at")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serve_running import Running
+from running_server import RunningServer
 
 from jumok.data.builtin.scenes import draw_scene
 from jumok.serve.limits import ServerLimits
@@ -25,8 +25,8 @@ ADDRESS = "http://localhost:8000"
 
 
 @pytest.fixture(scope="module")
-def running(services: dict[str, Any], caption_service: Any, speak_service: Any) -> Iterator[Running]:
-    one = Running({**services, "see": caption_service, "voice": speak_service}, ServerLimits())
+def running(services: dict[str, Any], caption_service: Any, speak_service: Any) -> Iterator[RunningServer]:
+    one = RunningServer({**services, "see": caption_service, "voice": speak_service}, ServerLimits())
     yield one
     one.stop()
 
@@ -47,7 +47,7 @@ def test_there_is_one_of_each_for_every_task() -> None:
         "classify",
         "tag",
         "answer",
-        "fill",
+        "fill-mask",
         "caption",
         "speak",
         "speak/stream",
@@ -59,7 +59,7 @@ def test_there_is_one_of_each_for_every_task() -> None:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 @pytest.mark.parametrize("text", [text for kind, text in BLOCKS if kind == "sh"])
-def test_curl(running: Running, text: str) -> None:
+def test_curl(running: RunningServer, text: str) -> None:
     assert ADDRESS in text
     command = text.replace(ADDRESS, running.url)
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=20, check=True)
@@ -72,7 +72,7 @@ def test_curl(running: Running, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [text for kind, text in BLOCKS if kind == "python"])
-def test_python(running: Running, text: str) -> None:
+def test_python(running: RunningServer, text: str) -> None:
     assert ADDRESS in text
     assert len(text.splitlines()) <= 12
     said = io.StringIO()

@@ -20,7 +20,7 @@ import httpx2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serve_running import until
+from running_server import until
 
 schemathesis = pytest.importorskip("schemathesis")
 
@@ -48,7 +48,18 @@ class Server:
 @pytest.fixture(scope="module")
 def server(runs: dict[str, Path]) -> Iterator[Server]:
     """All runs, served by the command."""
-    words = [sys.executable, "-m", "jumok", "serve", "--port", "0", "--device", "cpu", "--max-wait", "0"]
+    words = [
+        sys.executable,
+        "-m",
+        "jumok",
+        "serve",
+        "--port",
+        "0",
+        "--device",
+        "cpu",
+        "--max-batch-delay-ms",
+        "0",
+    ]
     named = [f"{name}={folder}" for name, folder in runs.items()]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen([*words, *named], stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -78,7 +89,7 @@ def bombard(server: Server, count: int) -> None:
     def test(case: Any, text: str | None) -> None:
         nonlocal sent
         if text is not None and isinstance(case.body, dict):
-            said = [name for name in case.body if name in ("text", "pair", "question", "context")]
+            said = [name for name in case.body if name in ("text", "text_pair", "question", "context")]
             case.body |= dict.fromkeys(said[:1], text)
         case.call_and_validate(checks=checks)
         sent += 1
@@ -107,6 +118,6 @@ def test_ten_thousand_leave_nothing_behind(server: Server) -> None:
     until(lambda: server.holds()[0] <= threads and server.holds()[1] <= files)  # connections take their leave
     assert server.holds()[2] < before + 32
     told = httpx2.get(f"{server.url}/metrics", verify=False).text
-    found = set(re.findall(r'jumok_requests_total{path="([^"]+)",status="(\d+)"}', told))
-    tasks = ("translate", "translate/stream", "classify", "tag", "answer", "fill", "attend/tag")
+    found = set(re.findall(r'jumok_http_requests_total{path="([^"]+)",status="(\d+)"}', told))
+    tasks = ("translate", "translate/stream", "classify", "tag", "answer", "fill-mask", "attend/tag")
     assert {(f"/{task}", status) for task in tasks for status in ("200", "422")} <= found

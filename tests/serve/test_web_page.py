@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
-from serve_running import Echo, Running
+from running_server import Echo, RunningServer
 from starlette.testclient import TestClient
 
 from jumok.data.builtin.scenes import draw_scene
@@ -19,7 +19,7 @@ from jumok.look.viewer import assets
 from jumok.serve import web_page
 from jumok.serve.app import build_app
 from jumok.serve.limits import ServerLimits
-from jumok.tasks import api as tasks_api
+from jumok.tasks import get_service_type
 from jumok.tasks.api import RequestLimits
 
 Open = Callable[..., Any]
@@ -37,14 +37,14 @@ def png(pixels: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def running(services: dict[str, Any], caption_service: Any) -> Iterator[Running]:
-    one = Running({**services, "see": caption_service}, ServerLimits())
+def running(services: dict[str, Any], caption_service: Any) -> Iterator[RunningServer]:
+    one = RunningServer({**services, "see": caption_service}, ServerLimits())
     yield one
     one.stop()
 
 
 @pytest.fixture
-def opened(browser: Any, running: Running) -> Iterator[Open]:
+def opened(browser: Any, running: RunningServer) -> Iterator[Open]:
     """Opens the page at a link; at the end it must have nothing to complain of."""
     windows: list[Any] = []
     complaints: list[str] = []
@@ -53,7 +53,7 @@ def opened(browser: Any, running: Running) -> Iterator[Open]:
         if EXPECTED not in text and "willReadFrequently" not in text:
             complaints.append(text)
 
-    def go(link: str = "", at: Running | None = None, before: Any = None, **options: Any) -> Any:
+    def go(link: str = "", at: RunningServer | None = None, before: Any = None, **options: Any) -> Any:
         context = browser.new_context(**{"viewport": {"width": 1100, "height": 800}, **options})
         context.set_default_timeout(15_000)
         windows.append(context)
@@ -80,8 +80,8 @@ def ask(shown: Any, verb: str, **texts: str) -> None:
 
 
 def said(shown: Any) -> str:
-    shown.wait_for_selector(".pg-out[aria-busy=false] .pg-answer > *")
-    return str(shown.inner_text(".pg-answer > :first-child"))
+    shown.wait_for_selector(".pg-output[aria-busy=false] .pg-response > *")
+    return str(shown.inner_text(".pg-response > :first-child"))
 
 
 def looked(shown: Any) -> dict[str, Any]:
@@ -112,12 +112,12 @@ def test_translate(opened: Open, predictors: dict[str, Any]) -> None:
     with shown.expect_request("**/translate/stream"):
         ask(shown, "Translate", Text="we walk in busan")
     wanted = predictors["translate"].translate("we walk in busan")
-    assert said(shown) == wanted.text
-    assert shown.inner_text("[role=status][aria-live]") == wanted.text
+    assert said(shown) == wanted.translation
+    assert shown.inner_text("[role=status][aria-live]") == wanted.translation
     assert looked(shown)["title"].startswith("we walk in busan")
     # Again, with a list of some: one viewer, of this answer.
     shown.get_by_text("Options").click()
-    ask(shown, "Translate", Text="the king sleeps", Beam="3", How_many_to_list="3")
+    ask(shown, "Translate", Text="the king sleeps", Beam_size="3", Number_of_predictions="3")
     shown.wait_for_selector(".pg-list")
     assert shown.locator(".pg-list li").count() == 3
     shown.wait_for_function("() => document.querySelector('.jm-title')?.textContent.startsWith('the king')")
@@ -127,24 +127,24 @@ def test_translate(opened: Open, predictors: dict[str, Any]) -> None:
 def test_text_is_shown_while_it_is_made(opened: Open) -> None:
     """Half of an answer stands there, in grey, until it is whole; and it can be stopped."""
     echo = Echo()
-    echo.task = "translate"  # type: ignore[misc]
-    echo.about = lambda: {"beam": 1, "maps": False}  # type: ignore[method-assign]
-    slow = Running({"slow": echo}, ServerLimits())
+    echo.endpoint = "translate"  # type: ignore[misc]
+    echo.describe = lambda: {"beam_size": 1, "has_attention_maps": False}  # type: ignore[method-assign]
+    slow = RunningServer({"slow": echo}, ServerLimits())
     try:
         shown = opened("", at=slow)
         shown.evaluate("""() => { globalThis.heard = []; new MutationObserver(() => { const half =
-            document.querySelector('.pg-half'); if (half) heard.push(half.textContent); }).observe(
+            document.querySelector('.pg-partial'); if (half) heard.push(half.textContent); }).observe(
             document.body, { childList: true, subtree: true }); }""")
         echo.open.clear()
         ask(shown, "Translate", Text="abc")
         shown.get_by_role("button", name="Stop").click()
-        assert not shown.locator(".pg-out[aria-busy=true]").count()
+        assert not shown.locator(".pg-output[aria-busy=true]").count()
         echo.open.set()
         assert "attention" in shown.inner_text(".pg-check")
         # Slowly enough to be seen.
         echo.predict = _letters  # type: ignore[method-assign,assignment]
         ask(shown, "Translate", Text="def")
-        shown.wait_for_selector(".pg-answer")
+        shown.wait_for_selector(".pg-response")
         shown.wait_for_function("() => heard.includes('d')")
         shown.wait_for_function("() => heard.includes('de')")
     finally:
@@ -152,11 +152,11 @@ def test_text_is_shown_while_it_is_made(opened: Open) -> None:
         slow.stop()
 
 
-def _letters(asked: Any, audience: Any) -> list[Any]:
+def _letters(asked: Any, listener: Any) -> list[Any]:
     import time
 
     for end in range(1, 4):
-        audience.heard(0, asked[0].text[:end])
+        listener.on_partial(0, asked[0].text[:end])
         time.sleep(0.15)
     return [Echo.Said(text=asked[0].text)]
 
@@ -189,27 +189,27 @@ def test_tag(opened: Open, predictors: dict[str, Any]) -> None:
     ask(shown, "Find entities", Text=text)
     said(shown)
     wanted = [one["text"] for one in predictors["tag"].tag(text).found()]
-    assert shown.locator(".pg-answer mark bdi").all_inner_texts() == wanted
-    assert "No entities" in shown.inner_text(".pg-answer") or wanted
+    assert shown.locator(".pg-response mark bdi").all_inner_texts() == wanted
+    assert "No entities" in shown.inner_text(".pg-response") or wanted
     looked(shown)
 
 
 def test_answer(opened: Open, predictors: dict[str, Any]) -> None:
     context = "Anna lives in Seoul with a cat"
     shown = opened("#model=answer")
-    ask(shown, "Answer", Text_that_has_the_answer=context, Question="who?")
+    ask(shown, "Answer", Text_that_contains_the_answer=context, Question="who?")
     wanted = predictors["answer"].answer("who?", context).answers[0][0].text
     assert said(shown) == (wanted or "The text has no answer.")
-    assert shown.locator(".pg-answer mark").all_inner_texts() == ([wanted] if wanted else [])
+    assert shown.locator(".pg-response mark").all_inner_texts() == ([wanted] if wanted else [])
     looked(shown)
 
 
 def test_fill(opened: Open, predictors: dict[str, Any]) -> None:
-    shown = opened("#model=fill")
-    ask(shown, "Fill in", Text="one [MASK] three")
-    wanted = predictors["fill"].fill("one [MASK] three")
+    shown = opened("#model=fill-mask")
+    ask(shown, "Fill masks", Text="one [MASK] three")
+    wanted = predictors["fill-mask"].fill("one [MASK] three")
     said(shown)
-    assert shown.locator(".pg-answer mark").all_inner_texts() == [wanted.words[0][0][0]]
+    assert shown.locator(".pg-response mark").all_inner_texts() == [wanted.words[0][0][0]]
     names = shown.locator(".pg-bar-name").all_inner_texts()
     assert names == [word for word, _ in wanted.words[0][:5]]
     looked(shown)
@@ -218,64 +218,64 @@ def test_fill(opened: Open, predictors: dict[str, Any]) -> None:
 def test_caption(opened: Open, captioner: Any) -> None:
     pixels = draw_scene(2, 4).pixels
     shown = opened("#model=see")
-    shown.get_by_label("Picture", exact=True).set_input_files(png(pixels))
-    assert said(shown) == captioner.describe(pixels).caption  # at once: there is nothing else to fill in
-    assert "a photo.png, 96 × 96 pixels" in shown.inner_text(".pg-ask")
+    shown.get_by_label("Image", exact=True).set_input_files(png(pixels))
+    assert said(shown) == captioner.caption(pixels).caption  # at once: there is nothing else to fill in
+    assert "a photo.png, 96 × 96 pixels" in shown.inner_text(".pg-form")
     manifest = looked(shown)
     assert manifest["scenes"][0]["picture"]["grid"] == list(captioner.grid)
     assert shown.locator(".jm-photo").is_visible()
-    assert shown.evaluate("document.querySelector('.pg-photo').naturalWidth") == 96
+    assert shown.evaluate("document.querySelector('.pg-image').naturalWidth") == 96
 
 
 class Nobody:
     """Who waits for an answer, and hears nothing before."""
 
-    def gone(self, number: int) -> bool:
+    def is_cancelled(self, index: int) -> bool:
         return False
 
-    def hears(self, number: int) -> bool:
+    def is_streaming(self, index: int) -> bool:
         return False
 
 
 def test_speak(opened: Open, speak_service: Any) -> None:
-    speaking = Running({"voice": speak_service}, ServerLimits())
+    speaking = RunningServer({"voice": speak_service}, ServerLimits())
     try:
         shown = opened("#model=voice&text=Forty+two.+Six.", at=speaking)
-        shown.wait_for_selector(".pg-out[aria-busy=false] > .pg-answer > audio")
-        assert shown.locator(".pg-parts li").all_inner_texts() == ["forty two", "six"]
-        spoken = speak_service.predict([speak_service.Request(text="six")], Nobody())[0].audio
-        seconds = shown.evaluate("""async () => { const one = document.querySelector(".pg-answer > audio");
+        shown.wait_for_selector(".pg-output[aria-busy=false] > .pg-response > audio")
+        assert shown.locator(".pg-segments li").all_inner_texts() == ["forty two", "six"]
+        spoken = speak_service.predict([speak_service.request_type(text="six")], Nobody())[0].audio
+        seconds = shown.evaluate("""async () => { const one = document.querySelector(".pg-response > audio");
             while (!one.duration) await new Promise((next) => setTimeout(next, 20));
             return one.duration; }""")
-        wanted = speak_service.voice.say("Forty two. Six.").seconds
+        wanted = speak_service.predictor.speak("Forty two. Six.").duration_seconds
         assert seconds == pytest.approx(wanted, abs=0.01)
         assert looked(shown)["scenes"][0]["speech"]
-        assert "first of 2 parts" in shown.inner_text(".pg-looked")
+        assert "first of 2 segments" in shown.inner_text(".pg-attention")
         # In another style; it is in the link.
         shown.get_by_text("Options").click()
         shown.get_by_label("Token 3", exact=True).first.fill("0.9")
         with shown.expect_request("**/speak/stream") as sent:
             ask(shown, "Speak", Text="six")
-        tokens = sent.value.post_data_json["tokens"]
+        tokens = sent.value.post_data_json["style_weights"]
         assert (len(tokens), tokens[2]) == (8, 0.9)
-        shown.wait_for_selector(".pg-out[aria-busy=false] > .pg-answer > audio")
-        assert shown.locator(".pg-parts").count() == 0  # it was said in one go
-        assert "tokens=" in shown.evaluate("location.hash")
+        shown.wait_for_selector(".pg-output[aria-busy=false] > .pg-response > audio")
+        assert shown.locator(".pg-segments").count() == 0  # it was said in one go
+        assert "style_weights=" in shown.evaluate("location.hash")
         with shown.expect_request("**/speak/stream") as sent:
             shown.reload()
-        assert sent.value.post_data_json["tokens"] == tokens
+        assert sent.value.post_data_json["style_weights"] == tokens
         # In that of a recording, which cannot be in a link.
         shown.get_by_text("Options").click()
-        shown.get_by_role("button", name="As usual").click()
+        shown.get_by_role("button", name="Reset").click()
         with shown.expect_request("**/speak/stream") as sent:
             data = {"name": "a.wav", "mimeType": "audio/wav", "buffer": spoken}
             shown.get_by_label("or the style of a recording").set_input_files(data)
-            shown.wait_for_function("() => document.querySelector('[name=style_from]').files.length")
+            shown.wait_for_function("() => document.querySelector('[name=style_audio]').files.length")
             ask(shown, "Speak", Text="six")
-        assert base64.b64decode(sent.value.post_data_json["style_from"]) == spoken
-        assert "tokens" not in sent.value.post_data_json
+        assert base64.b64decode(sent.value.post_data_json["style_audio"]) == spoken
+        assert "style_weights" not in sent.value.post_data_json
         shown.get_by_role("button", name="Copy link").click()
-        shown.wait_for_selector("text=without the recording")
+        shown.wait_for_selector("text=does not contain the recording")
     finally:
         speaking.stop()
 
@@ -298,29 +298,27 @@ def test_a_picture_is_dropped_or_pasted(opened: Open, captioner: Any) -> None:
         with shown.expect_request("**/caption") as sent:
             shown.evaluate(DROP, [data, "image/png", name])
         assert sent.value.post_data_json == {"model": "see", "image": data}
-        assert said(shown) == captioner.describe(pixels).caption
+        assert said(shown) == captioner.caption(pixels).caption
         looked(shown)
     shown.evaluate(DROP, [data, "text/plain", "drop"])
-    assert "no picture" in shown.inner_text(".pg-ask")
+    assert "not an image" in shown.inner_text(".pg-form")
 
 
 def test_pictures_that_the_server_does_not_take(opened: Open, captioner: Any) -> None:
     """One that is too large is made smaller, which is told; of a broken one, why it is refused."""
-    small = tasks_api.get_api_module("caption").Service(
-        captioner, RequestLimits(max_image_pixels=2_200 * 1_200)
-    )
-    strict = Running({"see": small}, ServerLimits(request_limits=small.bounds))
+    small = get_service_type("caption")(captioner, RequestLimits(max_image_pixels=2_200 * 1_200))
+    strict = RunningServer({"see": small}, ServerLimits(request_limits=small.bounds))
     try:
         shown = opened("", at=strict)
-        box = shown.get_by_label("Picture", exact=True)
+        box = shown.get_by_label("Image", exact=True)
         with shown.expect_response("**/caption") as got:
             box.set_input_files(png(np.full((1500, 2500, 3), 90, np.uint8)))
         assert got.value.status == 200
-        assert "sent is a JPEG of 2048 × 1229 pixels" in shown.inner_text(".pg-ask")
+        assert "sent as a JPEG of 2048 × 1229 pixels" in shown.inner_text(".pg-form")
         broken = png(draw_scene(2, 4).pixels)
         box.set_input_files({**broken, "buffer": broken["buffer"][:-1200]})
-        shown.wait_for_selector(".pg-out .pg-trouble:not([hidden])")
-        assert "a damaged picture" in shown.inner_text(".pg-out .pg-trouble")
+        shown.wait_for_selector(".pg-output .pg-error:not([hidden])")
+        assert "a damaged picture" in shown.inner_text(".pg-output .pg-error")
     finally:
         strict.stop()
 
@@ -332,33 +330,33 @@ MEAN = '<img src=x onerror=alert(1)>😀 "Anna" & 한국'
 
 def test_whatever_a_text_holds_it_is_shown_as_text(opened: Open) -> None:
     entities = [
-        {"kind": "PER", "text": "Anna", "begin": 31, "end": 35, "probability": 0.9},
-        {"kind": "<b>", "text": "한국", "begin": 39, "end": 41, "probability": 1.0},
+        {"type": "PER", "text": "Anna", "start": 31, "end": 35, "probability": 0.9},
+        {"type": "<b>", "text": "한국", "start": 39, "end": 41, "probability": 1.0},
     ]
-    assert [MEAN[one["begin"] : one["end"]] for one in entities] == ["Anna", "한국"]  # type: ignore[misc]
+    assert [MEAN[one["start"] : one["end"]] for one in entities] == ["Anna", "한국"]  # type: ignore[misc]
     shown = opened(
         f"#model=tag&text={quote(MEAN)}",
         before=answers("tag", {"entities": entities, "words": [], "tags": []}),
     )
     said(shown)
-    assert shown.locator(".pg-answer mark bdi").all_inner_texts() == ["Anna", "한국"]
+    assert shown.locator(".pg-response mark bdi").all_inner_texts() == ["Anna", "한국"]
     text = shown.inner_text(".pg-text")
     assert text == MEAN.replace("Anna", "AnnaPER").replace("한국", "한국<b>")
-    assert shown.locator(".pg-answer img, .pg-answer b").count() == 0
-    shown.wait_for_selector(".pg-looked .pg-trouble")
-    assert "nothing to see" in shown.inner_text(".pg-looked")
+    assert shown.locator(".pg-response img, .pg-response b").count() == 0
+    shown.wait_for_selector(".pg-attention .pg-error")
+    assert "nothing to see" in shown.inner_text(".pg-attention")
 
 
 def test_other_answers_are_marked_when_they_are_chosen(opened: Open) -> None:
     spans = [(0, 4, 0.7), (14, 19, 0.2), (0, 0, 0.1)]
     context = "Anna lives in Seoul"
     first, *others = (
-        {"text": context[begin:end], "begin": begin, "end": end, "probability": share}
+        {"answer": context[begin:end], "start": begin, "end": end, "probability": share}
         for begin, end, share in spans
     )
     shown = opened(
         f"#model=answer&context={quote(context)}&question=who&n_best=3",
-        before=answers("answer", {**first, "others": others}),
+        before=answers("answer", {**first, "alternatives": others}),
     )
     assert said(shown) == "Anna"
     buttons = shown.locator("button.pg-bar")
@@ -374,7 +372,7 @@ def test_other_answers_are_marked_when_they_are_chosen(opened: Open) -> None:
 # -------------------------------------------------------------------------------------------------- links
 
 
-def test_a_link_holds_model_and_input_and_no_server_sees_it(opened: Open, running: Running) -> None:
+def test_a_link_holds_model_and_input_and_no_server_sees_it(opened: Open, running: RunningServer) -> None:
     seen: list[str] = []
     text = "we walk & talk? 100 % #한국\nagain"
     shown = opened(before=lambda page: page.on("request", lambda request: seen.append(request.url)))
@@ -402,12 +400,12 @@ def test_links_that_say_little_or_too_much(opened: Open) -> None:
     shown = opened("#model=nobody&text=x")
     shown.wait_for_selector("text=There is no model nobody on this server.")
     assert shown.locator(".pg-model[aria-current=true]").inner_text().startswith("translate")
-    shown = opened("#model=translate&beam=-7&n_best=x&nothing=1")
+    shown = opened("#model=translate&beam_size=-7&n_best=x&nothing=1")
     shown.wait_for_selector("textarea")
     assert shown.evaluate("[...document.querySelectorAll('input[type=number]')].map((one) => one.value)") == [
         *("5", "1")
     ]
-    assert shown.locator(".pg-answer > *").count() == 0
+    assert shown.locator(".pg-response > *").count() == 0
 
 
 def test_a_picture_cannot_be_in_a_link(opened: Open) -> None:
@@ -415,7 +413,7 @@ def test_a_picture_cannot_be_in_a_link(opened: Open) -> None:
     shown.get_by_role("button", name="Example 1").click()
     said(shown)
     shown.get_by_role("button", name="Copy link").click()
-    shown.wait_for_selector("text=It is without the picture: that cannot be in a link.")
+    shown.wait_for_selector("text=It does not contain the image, which is too large for a link.")
     assert shown.evaluate("location.hash") == "#model=see"
 
 
@@ -423,50 +421,50 @@ def test_a_picture_cannot_be_in_a_link(opened: Open) -> None:
 
 
 def test_a_refusal_is_told_as_the_server_told_it(opened: Open) -> None:
-    shown = opened("#model=fill")
-    ask(shown, "Fill in", Text="no word is hidden")
-    shown.wait_for_selector(".pg-out .pg-trouble:not([hidden])")
-    assert "the text hides no word: write [MASK]" in shown.inner_text(".pg-out [role=alert]")
+    shown = opened("#model=fill-mask")
+    ask(shown, "Fill masks", Text="no word is hidden")
+    shown.wait_for_selector(".pg-output .pg-error:not([hidden])")
+    assert "the text hides no word: write [MASK]" in shown.inner_text(".pg-output [role=alert]")
     assert not shown.get_by_role("button", name="Try again").is_visible()
-    ask(shown, "Fill in", Text="one [MASK]")
+    ask(shown, "Fill masks", Text="one [MASK]")
     said(shown)
-    assert not shown.locator(".pg-out .pg-trouble").is_visible()
+    assert not shown.locator(".pg-output .pg-error").is_visible()
 
 
 def test_when_there_is_too_much_to_do_it_counts_down(opened: Open) -> None:
     full = {"error": "the queue is full; try again in 2 s"}
     shown = opened("#model=tag", before=answers("tag", full, 503, {"Retry-After": "2"}))
     ask(shown, "Find entities", Text="Anna")
-    button = shown.locator(".pg-out .pg-trouble button")
+    button = shown.locator(".pg-output .pg-error button")
     button.wait_for()
-    assert "the queue is full; try again in 2 s (503)" in shown.inner_text(".pg-out")
+    assert "the queue is full; try again in 2 s (503)" in shown.inner_text(".pg-output")
     assert button.inner_text() == "Try again in 2 s"
     assert button.is_disabled()
     shown.wait_for_selector("text=Try again in 1 s")
     shown.unroute("**/tag")
-    shown.wait_for_selector(".pg-out .pg-trouble button:not([disabled])")
+    shown.wait_for_selector(".pg-output .pg-error button:not([disabled])")
     button.click()
     said(shown)
 
 
 def test_a_server_that_is_gone(opened: Open, services: dict[str, Any]) -> None:
-    gone = Running({"tag": services["tag"]}, ServerLimits())
+    gone = RunningServer({"tag": services["tag"]}, ServerLimits())
     shown = opened("", at=gone)
     shown.wait_for_selector("textarea")
     gone.stop()
     ask(shown, "Find entities", Text="Anna")
     shown.wait_for_selector("text=The server cannot be reached")
-    assert shown.locator(".pg-out").get_by_role("button", name="Try again").is_enabled()
+    assert shown.locator(".pg-output").get_by_role("button", name="Try again").is_enabled()
 
 
 def test_the_token_is_asked_for_and_kept_in_the_tab(opened: Open, services: dict[str, Any]) -> None:
-    secret = Running({"tag": services["tag"]}, ServerLimits(), token="a b§한")
+    secret = RunningServer({"tag": services["tag"]}, ServerLimits(), auth_token="a b§한")
     try:
         shown = opened("#model=tag&text=Anna", at=secret)
-        box = shown.get_by_label("This server wants a token")
+        box = shown.get_by_label("This server requires a token")
         box.fill("wrong")
         box.press("Enter")
-        shown.wait_for_selector("text=The token that was sent is not the right one.")
+        shown.wait_for_selector("text=The token is wrong.")
         box.fill("a b§한")
         box.press("Enter")
         said(shown)
@@ -495,7 +493,7 @@ def test_on_a_phone(opened: Open, name: str) -> None:
     assert shown.evaluate("document.documentElement.scrollWidth") == 360
     for button in shown.locator(".pg-button:visible").all():
         assert button.bounding_box()["height"] >= 44
-    form, answer = (shown.locator(one).bounding_box() for one in (".pg-ask", ".pg-out"))
+    form, answer = (shown.locator(one).bounding_box() for one in (".pg-form", ".pg-output"))
     assert answer["y"] > form["y"] + form["height"] - 1  # below it
 
 
@@ -505,13 +503,13 @@ def test_by_keys_alone_and_for_those_who_listen(opened: Open) -> None:
     fields = shown.locator("input:visible, textarea:visible")
     names = "(one) => one.labels?.[0]?.textContent || one.getAttribute('aria-label')"
     assert all(one.evaluate(names) for one in fields.all())
-    shown.get_by_label("Text that has the answer").focus()
+    shown.get_by_label("Text that contains the answer").focus()
     shown.keyboard.type("Anna lives in Seoul")
     shown.keyboard.press("Tab")
     shown.keyboard.type("who?")
     shown.keyboard.press("Enter")
     said(shown)
-    shown.get_by_label("Text that has the answer").focus()
+    shown.get_by_label("Text that contains the answer").focus()
     with shown.expect_response("**/answer"):
         shown.keyboard.press("Control+Enter")
     ask(shown, "Answer", Question="")
@@ -556,7 +554,7 @@ def test_the_files_and_what_they_may_do(echo: Echo) -> None:
 
 
 def test_a_model_without_a_form(opened: Open, echo: Echo) -> None:
-    other = Running({"again": echo}, ServerLimits())
+    other = RunningServer({"again": echo}, ServerLimits())
     try:
         opened("", at=other).wait_for_selector("text=There is no form for the task echo")
     finally:
@@ -590,7 +588,7 @@ def test_the_files_are_real_modules_and_can_be_joined() -> None:
             assert found not in seen, f"{found} is in {name} and {seen[found]}"
             seen[found] = name
         body = re.sub(r"^import [^;]*;\n", "", source, flags=re.MULTILINE)
-        imports = r'^import \{([^}]*)\} from "(\./|\.\./\.\./look/static/)(\w+)\.js";$'
+        imports = r'^import \{([^}]*)\} from "(\./|\.\./\.\./look/viewer/static/)(\w+)\.js";$'
         for wanted, folder, other in re.findall(imports, source, re.MULTILINE):
             assert other in before, f"{name} imports {other}, which stands after it"
             assert (other in web_page.SCRIPT_MODULES) == (name in web_page.SCRIPT_MODULES and folder == "./")

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from serve_running import Echo, Running, until
+from running_server import Echo, RunningServer, until
 
 from jumok.serve.limits import ServerLimits
 
@@ -19,15 +19,15 @@ BODY = json.dumps({"text": "a text of some words"}).encode()
 HEAD = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
 
-def figure(running: Running, name: str) -> float:
+def figure(running: RunningServer, name: str) -> float:
     """The sum of a figure of /metrics, whatever its labels."""
     told = httpx2.get(f"{running.url}/metrics", verify=False).text.splitlines()
     return sum(float(one.rpartition(" ")[2]) for one in told if one.startswith(name))
 
 
-def waiting(running: Running) -> float:
+def waiting(running: RunningServer) -> float:
     """Tokens in the queue."""
-    return figure(running, "jumok_queue_tokens{")
+    return figure(running, "jumok_pending_tokens{")
 
 
 def held() -> tuple[int, int]:
@@ -35,7 +35,7 @@ def held() -> tuple[int, int]:
     return threading.active_count(), len(os.listdir("/proc/self/fd"))
 
 
-def cut(running: Running, sent: bytes, *, reset: bool) -> None:
+def cut(running: RunningServer, sent: bytes, *, reset: bool) -> None:
     """Send something and be gone: by a close, or by a reset, which tells the server nothing more."""
     with socket.create_connection(("127.0.0.1", running.port), timeout=10) as one:
         if reset:
@@ -63,7 +63,9 @@ def test_broken_off_while_the_work_goes_on(serving: Any, echo: Echo) -> None:
     echo.open.clear()
     for path in (b"/echo", b"/echo/stream") * 20:
         cut(running, HEAD % (path, len(BODY)) + BODY, reset=False)
-    until(lambda: figure(running, 'jumok_requests_total{path="/echo') == 40)  # all were there, and have left
+    until(
+        lambda: figure(running, 'jumok_http_requests_total{path="/echo') == 40
+    )  # all were there, and have left
     until(lambda: waiting(running) == 0)  # out of the queue, though nothing was computed
     until(lambda: not running.server.server_state.connections)
     assert echo.finished == []

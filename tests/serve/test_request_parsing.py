@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 from pydantic import ValidationError
-from serve_running import Echo, Running
+from running_server import Echo, RunningServer
 from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
@@ -24,11 +24,11 @@ from jumok.tasks.speak.api import SpeechRequest
 
 MIB = 1 << 20
 MANY_KEYS = b'{"text": "a"' + b"".join(b', "k%07d": 1' % n for n in range(MIB * 11 // 16)) + b"}"
-MANY_ITEMS = b'{"text": "a", "tokens": [' + b'"",' * (MIB * 11 // 3) + b'""]}'
+MANY_ITEMS = b'{"text": "a", "style_weights": [' + b'"",' * (MIB * 11 // 3) + b'""]}'
 MANY_LISTS = b'{"text": "a", "model": [' + b"[]," * (MIB * 11 // 3) + b"[]]}"
 
 
-def connect(running: Running) -> http.client.HTTPConnection:
+def connect(running: RunningServer) -> http.client.HTTPConnection:
     return http.client.HTTPConnection("127.0.0.1", running.port, timeout=100)
 
 
@@ -46,7 +46,7 @@ class Counting(SpeechRequest):
 @pytest.mark.parametrize("body", [MANY_KEYS, MANY_ITEMS, MANY_LISTS], ids=["keys", "items", "lists"])
 def test_items_are_counted_before_anything_is_parsed(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json, "loads", lambda _: pytest.fail("it was parsed"))
-    with pytest.raises(RequestTooLarge, match=r"commas and brackets; 41,024 are taken at most"):
+    with pytest.raises(RequestTooLarge, match=r"commas and brackets; the maximum is 41,024"):
         request_parsing.parse_request(body, Counting, RequestLimits())
 
 
@@ -56,7 +56,7 @@ def test_keys_are_counted_before_validation() -> None:
         request_parsing.parse_request(body, Counting, RequestLimits())
     assert refused.value.status_code == 422
     assert refused.value.detail == (
-        "the request has 30,001 keys; expected some of: model, text, tokens, style_from"
+        "the request has 30,001 keys; the known keys are: model, text, style_weights, style_audio"
     )
     assert Counting.validated == 0
 
@@ -64,9 +64,12 @@ def test_keys_are_counted_before_validation() -> None:
 def test_a_list_has_one_error_however_many_items_are_wrong() -> None:
     for weights in ([""] * 1000, [0.1] * 1025, [True] * 30_000):
         with pytest.raises(ValidationError) as refused:
-            SpeechRequest.model_validate({"text": "a", "tokens": weights})
+            SpeechRequest.model_validate({"text": "a", "style_weights": weights})
         assert refused.value.error_count() == 1
-    assert SpeechRequest.model_validate({"text": "a", "tokens": [0.1] * 1024}).style_weights == [0.1] * 1024
+    assert (
+        SpeechRequest.model_validate({"text": "a", "style_weights": [0.1] * 1024}).style_weights
+        == [0.1] * 1024
+    )
 
 
 def test_the_largest_requests_within_the_bounds_are_read() -> None:
@@ -81,7 +84,7 @@ def test_the_largest_requests_within_the_bounds_are_read() -> None:
 
 def test_the_body_limit_is_that_of_the_task(echo: Echo) -> None:
     class Pictures(Echo):
-        task, Request, streams = "caption", CaptionRequest, False
+        endpoint, request_type, supports_streaming = "caption", CaptionRequest, False
 
     with TestClient(build_app({"echo": echo, "caption": Pictures()})) as client:
         for path, most in (("/echo", "1,048,576"), ("/caption", "16,842,752"), ("/models", "65,536")):
@@ -94,7 +97,7 @@ def test_the_body_limit_is_that_of_the_task(echo: Echo) -> None:
 
 
 def test_a_refusal_of_a_large_body_can_be_read(serving: Any, echo: Echo) -> None:
-    running: Running = serving({"echo": echo})
+    running: RunningServer = serving({"echo": echo})
     for size in (2 * MIB, 11 * MIB):
         connection = connect(running)
         connection.request("POST", "/echo", b"x" * size, {"Content-Type": "application/json"})
@@ -105,7 +108,7 @@ def test_a_refusal_of_a_large_body_can_be_read(serving: Any, echo: Echo) -> None
 @pytest.mark.slow
 def test_no_bomb_holds_up_the_others(serving: Any, speak_service: Any, services: Any) -> None:
     """Each takes half a minute where validation is unbounded. The bound here is loose: a tenth of that."""
-    running: Running = serving({"voice": speak_service, "translate": services["translate"]})
+    running: RunningServer = serving({"voice": speak_service, "translate": services["translate"]})
     ended, longest = threading.Event(), 0.0
 
     def watch() -> None:
