@@ -12,10 +12,10 @@ from torch import Tensor
 from jumok import InputError
 from jumok.batches.tokens import BOS, EOS, IGNORE
 from jumok.data.batching.captions import CaptionBatcher
-from jumok.data.batching.pretraining import EPOCH_STRIDE, CounterRng
-from jumok.data.builtin import scene_images
-from jumok.data.builtin.scene_images import BuiltinScene
+from jumok.data.batching.length_batching import EPOCH_STRIDE
+from jumok.data.builtin.scenes import BuiltinScene
 from jumok.data.caches.image_features import ImageFeatureCache
+from jumok.data.counter_rng import CounterRng
 from jumok.data.image_inputs import (
     CachedFeatureInputs,
     DeviceFeatureInputs,
@@ -39,16 +39,16 @@ def places() -> CachedFeatureInputs:
 
 
 def data(given: Any, **more: Any) -> CaptionBatcher:
-    return CaptionBatcher(given, CAPTIONS, **{"tokens": 12, "seed": 3, **more})
+    return CaptionBatcher(given, CAPTIONS, **{"max_tokens": 12, "seed": 3, **more})
 
 
 def test_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(scene_images).failed == 0
+    assert doctest.testmod(captions).failed == 0
 
 
-@pytest.mark.parametrize("alike", [False, True])
-def test_every_caption_comes_once_an_epoch_with_its_picture(places: CachedFeatureInputs, alike: bool) -> None:
-    made = data(places, alike=alike)
+@pytest.mark.parametrize("fixed_shapes", [False, True])
+def test_every_caption_comes_once_an_epoch_with_its_picture(places: CachedFeatureInputs, fixed_shapes: bool) -> None:
+    made = data(places, fixed_shapes=fixed_shapes)
     orders = []
     for epoch in range(4):
         seen: list[int] = []
@@ -64,12 +64,12 @@ def test_every_caption_comes_once_an_epoch_with_its_picture(places: CachedFeatur
                 assert torch.equal(batch.features[row], torch.from_numpy(expected))
             assert (batch.labels[len(batch.example_indices) :] == IGNORE).all()  # what fills up
             assert batch.count == int((batch.labels != IGNORE).sum())
-            assert not (alike and batch.graph_key is None)
+            assert not (fixed_shapes and batch.graph_key is None)
             seen += batch.example_indices
         assert sorted(seen) == list(range(6))
         orders.append(seen)
     assert len(set(map(tuple, orders))) > 1
-    assert orders[0] == [n for index in data(places, alike=alike).batches(0) for n in index]
+    assert orders[0] == [n for index in data(places, fixed_shapes=fixed_shapes).batches(0) for n in index]
 
 
 def test_mixed_batches_have_captions_of_any_length(places: CachedFeatureInputs) -> None:
@@ -86,14 +86,14 @@ def test_mixed_batches_have_captions_of_any_length(places: CachedFeatureInputs) 
 
 
 def test_another_caption_or_picture_is_other_data(places: CachedFeatureInputs) -> None:
-    first = data(places, names=["a", "b", "c"]).fingerprint
-    assert first == data(places, names=["a", "b", "c"], tokens=99).fingerprint
-    assert first != data(places, names=["a", "b", "d"]).fingerprint
+    first = data(places, image_names=["a", "b", "c"]).fingerprint
+    assert first == data(places, image_names=["a", "b", "c"], max_tokens=99).fingerprint
+    assert first != data(places, image_names=["a", "b", "d"]).fingerprint
     other = [[[7, 8, 9]], [[10], [11, 12]], CAPTIONS[2]]
     assert (
         first != CaptionBatcher(places, other, max_tokens=12, seed=3, image_names=["a", "b", "c"]).fingerprint
     )
-    with pytest.raises(InputError, match="nothing to learn from"):
+    with pytest.raises(InputError, match="no captions to train on"):
         CaptionBatcher(places, [], max_tokens=12, seed=3)
 
 

@@ -30,12 +30,12 @@ def words(document: list[list[int]]) -> int:
 
 def unpacked(batch: Any) -> list[list[list[int]]]:
     sentences = [x.tolist() for x in batch.tokens.ids[0].split(list(batch.tokens.lengths))]
-    numbers = batch.sentences.ids[0].split(list(batch.sentences.lengths))
+    numbers = batch.sentence_indices.ids[0].split(list(batch.sentence_indices.lengths))
     return [[sentences[n] for n in of.tolist()] for of in numbers]
 
 
 def test_the_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(module) == (0, 4)
+    assert doctest.testmod(module) == (0, 5)
 
 
 def test_every_document_comes_once_with_its_label() -> None:
@@ -148,11 +148,11 @@ def test_a_batch_stays_what_it_is() -> None:
 
 
 def test_what_cannot_be_learned_from() -> None:
-    with pytest.raises(InputError, match="no document is left"):
+    with pytest.raises(InputError, match="no documents to train on"):
         DocumentBatcher([], [], max_tokens=10, seed=1)
-    with pytest.raises(InputError, match="3 documents came with 2 labels"):
+    with pytest.raises(InputError, match="3 documents and 2 labels"):
         DocumentBatcher(DOCUMENTS[:3], [0, 1], max_tokens=10, seed=1)
-    with pytest.raises(InputError, match="tokens=0"):
+    with pytest.raises(InputError, match="max_tokens=0"):
         DocumentBatcher(DOCUMENTS[:1], [0], max_tokens=0, seed=1)
 
 

@@ -13,11 +13,11 @@ from jumok.batches.tokens import EOS, IGNORE, PAD, Seq2SeqBatch, Tokens
 from jumok.data.batching import length_batching as module
 from jumok.data.batching.length_batching import (
     BatchPlan,
-    TranslationBatcher,
     divide_batch,
     plan_batches,
     round_up_lengths,
 )
+from jumok.data.batching.translation import TranslationBatcher
 from jumok.data.caches.token_store import TokenStore, prepare_token_store
 from jumok.data.readers.parallel_corpus import ParallelCorpus
 from jumok.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig, TokenizerPair
@@ -123,9 +123,9 @@ def test_mistakes_are_told() -> None:
     lengths = np.full(5, 3, np.int32)
     with pytest.raises(InputError, match="tokens=0: a batch needs a budget"):
         plan_batches(lengths, lengths, max_tokens=0, seed=1, epoch=0)
-    with pytest.raises(InputError, match="they must be as many"):
+    with pytest.raises(InputError, match="expected the same number of both"):
         plan_batches(lengths, lengths[:3], max_tokens=9, seed=1, epoch=0)
-    with pytest.raises(InputError, match="cannot be divided into 0 parts"):
+    with pytest.raises(InputError, match="num_parts=0"):
         divide_batch(np.arange(5, dtype=np.uint32), lengths, lengths, 0)
 
 
@@ -259,8 +259,8 @@ def test_packed_rows_fit_the_budget_and_are_full(store: TokenStore) -> None:
     for index in data.batches(epoch=0):
         pairs = data.collate(index)
         assert pairs.source.ids.shape[1] <= 640
-        assert data.num_fillers <= (pairs.source.ids == PAD).sum() < data.length_multiple + data.num_fillers
-        assert data.num_fillers <= (pairs.labels == IGNORE).sum() < data.length_multiple + data.num_fillers
+        assert data.layout.num_fillers <= (pairs.source.ids == PAD).sum() < data.layout.length_multiple + data.layout.num_fillers
+        assert data.layout.num_fillers <= (pairs.labels == IGNORE).sum() < data.layout.length_multiple + data.layout.num_fillers
         count += pairs.count
     assert count == store.target.lengths.sum() + len(store)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jumok import InputError
-from jumok.data.builtin.scene_images import BuiltinScene
+from jumok.data.builtin.scenes import BuiltinScene
 from jumok.data.readers import classification, word_alignments
 from jumok.data.readers.formats import InvalidExample
 from jumok.look.viewer import comparison

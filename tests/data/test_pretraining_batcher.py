@@ -17,7 +17,6 @@ from jumok.batches.text import PretrainingBatch
 from jumok.batches.tokens import IGNORE
 from jumok.data.batching import pretraining
 from jumok.data.batching.pretraining import (
-    CounterRng,
     MaskingConfig,
     PretrainingBatcher,
     choose_masked_tokens,
@@ -25,6 +24,7 @@ from jumok.data.batching.pretraining import (
 )
 from jumok.data.caches import document_store
 from jumok.data.caches.document_store import DocumentStore
+from jumok.data.counter_rng import CounterRng
 from jumok.data.readers import documents
 from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
 
@@ -58,7 +58,7 @@ def store(pieces: WordPieceTokenizer, tmp_path_factory: pytest.TempPathFactory) 
 
 def made(store: DocumentStore, pieces: WordPieceTokenizer, **other: Any) -> PretrainingBatcher:
     config = MaskingConfig(sequence_length=LENGTH, whole_word_masking=other.pop("whole_words", False))
-    return PretrainingBatcher(store, pieces, config, **({"tokens": 1024, "seed": 1} | other))
+    return PretrainingBatcher(store, pieces, config, **({"max_tokens": 1024, "seed": 1} | other))
 
 
 def all_of(data: PretrainingBatcher, epoch: int = 0) -> list[PretrainingBatch]:
@@ -86,10 +86,10 @@ def laid_out(store: DocumentStore, epoch: int = 0) -> tuple[Any, Any, Any]:
 def test_every_sentence_is_in_one_pair_of_its_own_document(store: DocumentStore) -> None:
     starts, own, _ = laid_out(store)
     assert starts[0] == 0
-    assert (own.following[:-1] == starts[1:]).all()  # none is left out, and none comes twice
-    assert own.following[-1] == store.documents[-1]
-    assert (own.following <= store.documents[own.number + 1]).all()  # none reaches into the next document
-    assert (own.following - starts >= 1).all()
+    assert (own.next_start[:-1] == starts[1:]).all()  # none is left out, and none comes twice
+    assert own.next_start[-1] == store.documents[-1]
+    assert (own.next_start <= store.documents[own.document + 1]).all()  # none reaches into the next document
+    assert (own.next_start - starts >= 1).all()
 
 
 def test_half_of_the_second_segments_are_next_and_the_others_from_another_document(
@@ -98,22 +98,22 @@ def test_half_of_the_second_segments_are_next_and_the_others_from_another_docume
     counts = [0, 0]
     for epoch in range(8):
         starts, own, found = laid_out(store, epoch)
-        counts[0] += int(found.other.sum())
+        counts[0] += int(found.is_random.sum())
         counts[1] += len(starts)
         offsets = store.sentences.offsets.astype(np.int64)
         ends = offsets[store.documents]  # of documents, in tokens
-        first, second = (np.searchsorted(ends, at, side="right") - 1 for at in (found.first, found.second))
-        assert (first == own.number).all()
-        assert ((second == first) == ~found.other).all()
+        first, second = (np.searchsorted(ends, at, side="right") - 1 for at in (found.first_start, found.second_start))
+        assert (first == own.document).all()
+        assert ((second == first) == ~found.is_random).all()
         # What is next begins where the first ended, but for what was cut off between them.
-        between = found.second - (found.first + found.first_length)
-        assert (between[~found.other] >= 0).all()
-        uncut = ~found.other & (own.room == LENGTH - 3) & (found.lengths < LENGTH)
+        between = found.second_start - (found.first_start + found.first_length)
+        assert (between[~found.is_random] >= 0).all()
+        uncut = ~found.is_random & (own.target_length == LENGTH - 3) & (found.lengths < LENGTH)
         assert uncut.any()
         assert (between[uncut] == 0).all()
         for begin, length, document in (
-            (found.first, found.first_length, first),
-            (found.second, found.second_length, second),
+            (found.first_start, found.first_length, first),
+            (found.second_start, found.second_length, second),
         ):
             assert (length >= 1).all()
             assert (begin + length <= ends[document + 1]).all()
@@ -123,8 +123,8 @@ def test_half_of_the_second_segments_are_next_and_the_others_from_another_docume
 def test_sequences_are_filled_up_and_some_are_shorter(store: DocumentStore) -> None:
     _, own, found = laid_out(store)
     assert found.lengths.max() == LENGTH
-    assert within(int((own.room < LENGTH - 3).sum()), len(own.room), 0.1 * (1 - 1 / (LENGTH - 4)))
-    assert set(own.room.tolist()) <= set(range(2, LENGTH - 2))
+    assert within(int((own.target_length < LENGTH - 3).sum()), len(own.target_length), 0.1 * (1 - 1 / (LENGTH - 4)))
+    assert set(own.target_length.tolist()) <= set(range(2, LENGTH - 2))
 
 
 def test_segments_that_do_not_fit_are_shortened_as_published(store: DocumentStore) -> None:
@@ -132,7 +132,7 @@ def test_segments_that_do_not_fit_are_shortened_as_published(store: DocumentStor
     starts, own, found = laid_out(store)
     offsets = store.sentences.offsets.astype(np.int64)
     shortened = 0
-    for n in np.flatnonzero(~found.other):
+    for n in np.flatnonzero(~found.is_random):
         a = int(offsets[own.cut[n]] - offsets[starts[n]])
         b = int(offsets[own.end[n]] - offsets[own.cut[n]])
         shortened += a + b > LENGTH - 3
@@ -147,7 +147,7 @@ def test_a_single_document_is_not_enough(pieces: WordPieceTokenizer, tmp_path: P
     store = document_store.prepare_document_store(
         tmp_path / "store", documents.find_documents(str(tmp_path / "text.txt")), pieces
     )
-    with pytest.raises(InputError, match="one document only"):
+    with pytest.raises(InputError, match="only one document"):
         made(store, pieces)
 
 
@@ -294,7 +294,7 @@ def contents(batch: PretrainingBatch) -> dict[int, tuple[Any, ...]]:
     return found
 
 
-@pytest.mark.parametrize("layout", [{"packed": True}, {"packed": True, "alike": True}, {"alike": True}])
+@pytest.mark.parametrize("layout", [{"packed": True}, {"packed": True, "fixed_shapes": True}, {"fixed_shapes": True}])
 def test_every_layout_has_the_same_pairs(
     store: DocumentStore, pieces: WordPieceTokenizer, layout: dict[str, bool]
 ) -> None:
@@ -375,13 +375,13 @@ def test_windows_do_not_show(
 def test_what_does_not_fit_is_told() -> None:
     with pytest.raises(ValueError, match="length=4"):
         MaskingConfig(sequence_length=4)
-    with pytest.raises(ValueError, match=r"masked=1\.5"):
+    with pytest.raises(ValueError, match=r"mask_probability=1\.5"):
         MaskingConfig(mask_probability=1.5)
 
 
 def test_a_budget_too_small_is_told(store: DocumentStore, pieces: WordPieceTokenizer) -> None:
     with pytest.raises(InputError, match="two sequences"):
-        made(store, pieces, tokens=LENGTH)
+        made(store, pieces, max_tokens=LENGTH)
 
 
 def test_examples_in_the_docstrings() -> None:

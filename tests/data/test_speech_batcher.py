@@ -20,12 +20,12 @@ SPECTRA = [chance.random((length, 5 + 3)).astype(np.float16) for length in LENGT
 
 
 def data(**settings: object) -> SpeechBatcher:
-    return SpeechBatcher(TEXTS, SPECTRA, **{"frames": 400, "seed": 3, "mels": 5, **settings})  # type: ignore[arg-type]
+    return SpeechBatcher(TEXTS, SPECTRA, **{"max_frames": 400, "seed": 3, "n_mels": 5, **settings})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("alike", [False, True])
-def test_every_utterance_comes_once_with_what_is_its_own(alike: bool) -> None:
-    utterances = data(alike=alike)
+@pytest.mark.parametrize("fixed_shapes", [False, True])
+def test_every_utterance_comes_once_with_what_is_its_own(fixed_shapes: bool) -> None:
+    utterances = data(fixed_shapes=fixed_shapes)
     assert len(utterances) == 53
     seen = []
     for index in utterances.batches(epoch=2):
@@ -45,10 +45,10 @@ def test_every_utterance_comes_once_with_what_is_its_own(alike: bool) -> None:
     assert sorted(seen) == list(range(53))
 
 
-@pytest.mark.parametrize("alike", [False, True])
-def test_places_lie_beside_frames(alike: bool) -> None:
+@pytest.mark.parametrize("fixed_shapes", [False, True])
+def test_places_lie_beside_frames(fixed_shapes: bool) -> None:
     places = [np.sort(chance.integers(0, 5, length)) for length in LENGTHS]
-    utterances = data(alike=alike, places=places)
+    utterances = data(fixed_shapes=fixed_shapes, frame_symbols=places)
     for index in utterances.batches(epoch=0):
         batch = utterances.collate(index)
         assert batch.alignment is not None
@@ -57,7 +57,7 @@ def test_places_lie_beside_frames(alike: bool) -> None:
             assert batch.alignment[row, :frames].tolist() == known
             assert (batch.alignment[row, frames:] == -1).all()
     with pytest.raises(InputError, match="each frame"):
-        data(places=places[1:])
+        data(frame_symbols=places[1:])
 
 
 def test_the_order_is_one_of_seed_and_epoch() -> None:
@@ -75,7 +75,7 @@ def test_the_order_is_one_of_seed_and_epoch() -> None:
 
 
 def test_batches_that_are_alike_have_few_forms() -> None:
-    utterances = data(alike=True)
+    utterances = data(fixed_shapes=True)
     batches = [utterances.collate(index) for epoch in range(3) for index in utterances.batches(epoch)]
     forms = {batch.graph_key for batch in batches}
     assert None not in forms
@@ -100,11 +100,11 @@ def test_parts_of_a_batch_are_the_batch() -> None:
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-@pytest.mark.parametrize("alike", [False, True])
-def test_a_style_comes_from_another_that_is_spoken_alike(alike: bool) -> None:
+@pytest.mark.parametrize("fixed_shapes", [False, True])
+def test_a_style_comes_from_another_that_is_spoken_alike(fixed_shapes: bool) -> None:
     manners = ["ab"[number % 2] if number else "alone" for number in range(len(TEXTS))]
     utterances = SpeechBatcher(
-        TEXTS, SPECTRA, max_frames=400, seed=1, fixed_shapes=alike, style_groups=manners
+        TEXTS, SPECTRA, max_frames=400, seed=1, fixed_shapes=fixed_shapes, style_groups=manners
     )
     for index in utterances.batches(0):
         batch = utterances.collate(index)
@@ -134,30 +134,30 @@ def test_the_fingerprint_tells_data_apart() -> None:
         SpeechBatcher(TEXTS[:-1], SPECTRA[:-1], max_frames=400, seed=3, n_mels=5),
         SpeechBatcher([*TEXTS[:-1], [5, EOS]], SPECTRA, max_frames=400, seed=3, n_mels=5),
         SpeechBatcher(TEXTS, [*SPECTRA[:-1], SPECTRA[-1][:-1]], max_frames=400, seed=3, n_mels=5),
-        data(mels=6),
-        data(names=["a"]),
-        data(names=["b"]),
+        data(n_mels=6),
+        data(audio_names=["a"]),
+        data(audio_names=["b"]),
     ]
-    assert data().fingerprint == data(frames=100).fingerprint
+    assert data().fingerprint == data(max_frames=100).fingerprint
     assert len({data().fingerprint, *(one.fingerprint for one in others)}) == 7
 
 
 @pytest.mark.parametrize(
     ("symbols", "spectra", "settings", "message"),
     [
-        ([], [], {}, "nothing to learn from"),
-        ([[3]], [], {}, "1 texts came with 0 spectra"),
+        ([], [], {}, "no utterances to train on"),
+        ([[3]], [], {}, "1 texts and 0 spectrograms"),
         ([[3], []], [np.zeros((2, 5))] * 2, {}, "utterance 1 has 0 symbols"),
         ([[3], [3]], [np.zeros((2, 5)), np.zeros((2, 4))], {}, r"utterance 1 .* expected .* \(frames, 5\)"),
         ([[3]], [np.zeros((0, 5))], {}, "utterance 0"),
-        ([[3]], [np.zeros((2, 5))], {"mels": 6}, "mels=6"),
-        ([[3]], [np.zeros((2, 5))], {"frames": 0}, "frames=0"),
-        ([[3]], [np.zeros((2, 5))], {"manners": []}, "1 texts came with 0 manners"),
+        ([[3]], [np.zeros((2, 5))], {"n_mels": 6}, "n_mels=6"),
+        ([[3]], [np.zeros((2, 5))], {"max_frames": 0}, "max_frames=0"),
+        ([[3]], [np.zeros((2, 5))], {"style_groups": []}, "1 texts and 0 style_groups"),
     ],
 )
 def test_what_does_not_fit(symbols: list, spectra: list, settings: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        SpeechBatcher(symbols, spectra, **{"frames": 10, "seed": 1, **settings})
+        SpeechBatcher(symbols, spectra, **{"max_frames": 10, "seed": 1, **settings})
 
 
 def test_the_examples_in_the_docstrings() -> None:

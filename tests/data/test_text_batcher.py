@@ -19,7 +19,7 @@ from jumok.errors import InputError
 from jumok.models.bert import BertClassifier, BertConfig, BertSpanExtractor, BertTagger
 
 LENGTHS = [3, 11, 5, 2, 7, 13, 3, 5, 17, 2]
-LAYOUTS = [{"packed": packed, "alike": alike} for packed in (False, True) for alike in (False, True)]
+LAYOUTS = [{"packed": packed, "fixed_shapes": alike} for packed in (False, True) for alike in (False, True)]
 
 
 def rows(kind: type[TextBatch]) -> list[EncodedText]:
@@ -31,7 +31,7 @@ def rows(kind: type[TextBatch]) -> list[EncodedText]:
         if kind is TaggingBatch:
             marks = {"labels": [IGNORE, *(at % 3 if at % 2 else IGNORE for at in range(length - 2)), IGNORE]}
         if kind is AnswerBatch:
-            marks = {"allowed": [at == 0 or segment == 1 for at, segment in enumerate(segments)]}
+            marks = {"answer_mask": [at == 0 or segment == 1 for at, segment in enumerate(segments)]}
             marks |= {"starts": length // 2 + 1 if length > 2 else 0, "ends": length - 1 if length > 2 else 0}
         found.append(EncodedText(ids, segments, marks))
     return found
@@ -133,5 +133,5 @@ def test_other_labels_tags_or_spans_have_another_fingerprint() -> None:
 
 
 def test_nothing_to_learn_from() -> None:
-    with pytest.raises(InputError, match="no example is left"):
+    with pytest.raises(InputError, match="no examples to train on"):
         TextBatcher(ClassificationBatch, [], max_tokens=64, seed=1)

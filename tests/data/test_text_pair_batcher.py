@@ -16,9 +16,9 @@ SECONDS = [[5] * n for n in (2, 1, 13, 3, 5)]
 LABELS = [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("alike", [False, True])
-def test_every_pair_comes_once_and_whole(alike: bool) -> None:
-    data = TextPairBatcher(FIRSTS, SECONDS, LABELS, max_tokens=32, seed=1, fixed_shapes=alike)
+@pytest.mark.parametrize("fixed_shapes", [False, True])
+def test_every_pair_comes_once_and_whole(fixed_shapes: bool) -> None:
+    data = TextPairBatcher(FIRSTS, SECONDS, LABELS, max_tokens=32, seed=1, fixed_shapes=fixed_shapes)
     seen = []
     for index in data.batches(3):
         batch = data.collate(index)
@@ -30,7 +30,7 @@ def test_every_pair_comes_once_and_whole(alike: bool) -> None:
             for tokens, texts in ((batch.tokens, FIRSTS), (batch.second_tokens, SECONDS)):
                 assert tokens.ids[row, : tokens.lengths[row]].tolist() == texts[number]
         assert (batch.labels[len(index) :] == IGNORE).all()
-        assert (batch.graph_key is not None) == alike or batch.tokens.mask is None
+        assert (batch.graph_key is not None) == fixed_shapes or batch.tokens.mask is None
     assert sorted(seen) == LABELS
 
 
@@ -54,9 +54,9 @@ def test_other_texts_have_another_fingerprint() -> None:
 
 
 def test_what_does_not_fit_together() -> None:
-    with pytest.raises(InputError, match="nothing to learn from"):
+    with pytest.raises(InputError, match="no pairs to train on"):
         TextPairBatcher([], [], [], max_tokens=9, seed=1)
-    with pytest.raises(InputError, match="1 first texts, 2 second ones and 1 labels"):
+    with pytest.raises(InputError, match="1 first texts, 2 second texts and 1 labels"):
         TextPairBatcher([[4]], [[5], [6]], [0], max_tokens=9, seed=1)
 
 

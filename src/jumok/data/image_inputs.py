@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from jumok.batches.images import ImageFeatureTable
-from jumok.data.counter_rng import CounterRng
 from jumok.data.caches.image_features import Features, PrepareImage
+from jumok.data.counter_rng import CounterRng
 from jumok.data.images import Pixels
 from jumok.data.readers.text_files import import_optional
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from jumok.data.builtin.scene_images import BuiltinScene
+from jumok.data.builtin.scenes import BuiltinScene
 from jumok.data.caches.feature_cache import FORMAT_VERSION, FeatureCache, StorageType, cache_path
 from jumok.data.images import IMAGE_LIMITS, ImageFile, ImageLimits, Pixels
 from jumok.data.readers.captions import CaptionExample

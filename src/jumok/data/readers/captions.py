@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jumok.data.builtin.scene_images import BuiltinScene
+from jumok.data.builtin.scenes import BuiltinScene
 from jumok.data.builtin.shapes import Box
 from jumok.data.images import ImageArchive, ImageFile, ImageFolder
 from jumok.data.readers import formats as readers_formats

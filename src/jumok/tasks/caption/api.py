@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from jumok.data import images
-from jumok.data.builtin.scene_images import LANGUAGES, UNSEEN_SEED, BuiltinScene
+from jumok.data.builtin.scenes import LANGUAGES, UNSEEN_SEED, BuiltinScene
 from jumok.data.readers.text_files import import_optional
 from jumok.errors import InputError
 from jumok.tasks import api as tasks_api

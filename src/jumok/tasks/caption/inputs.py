@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from jumok.data.builtin.scene_images import BuiltinScene
+from jumok.data.builtin.scenes import BuiltinScene
 from jumok.data.images import ImageArchive, ImageFile
 from jumok.data.readers import captions, tables
 from jumok.data.readers import formats as readers_formats

@@ -18,8 +18,7 @@ from torch import Tensor
 from jumok import decoding
 from jumok.batches.images import CaptionBatch, features_as_tokens
 from jumok.data.batching.captions import CaptionBatcher
-from jumok.data.builtin.scene_images import BuiltinScene
-from jumok.data.builtin.scenes import IMAGE_SIZE
+from jumok.data.builtin.scenes import IMAGE_SIZE, BuiltinScene
 from jumok.data.image_inputs import build_square_resize
 from jumok.data.images import IMAGE_LIMITS, ImageFile, ImageLimits, Pixels, decode_image
 from jumok.data.readers.captions import CaptionExample

@@ -25,7 +25,7 @@ from torch import nn
 
 from jumok.data.batching.captions import CaptionBatcher
 from jumok.data.builtin import scenes
-from jumok.data.builtin.scene_images import DATA_SEED, LANGUAGES, BuiltinScene, draw_cached_scene
+from jumok.data.builtin.scenes import DATA_SEED, LANGUAGES, BuiltinScene, draw_cached_scene
 from jumok.data.caches.image_features import ImageFeatureCache
 from jumok.data.image_inputs import (
     CachedFeatureInputs,
