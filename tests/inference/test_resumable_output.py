@@ -15,7 +15,7 @@ from jumok.inference import resumable_output
 from jumok.inference.resumable_output import open_resumable_output
 
 LINES = [f"line {n} " + "abc" * (n % 7) for n in range(997)]
-ASKED = {"run": "0f", "--beam": 4}
+ASKED = {"run": "0f", "--beam-size": 4}
 
 
 def windows(lines: list[str] = LINES, size: int = 31) -> Iterator[list[str]]:
@@ -60,7 +60,7 @@ def test_after_an_error_it_goes_on_behind_the_last_whole_window(
     path.write_text("from before")
     with pytest.raises(InputError, match="stop"):
         work(path, stop=70)
-    assert capsys.readouterr().err == "62 lines are done; the same command goes on after them\n"
+    assert capsys.readouterr().err == "62 lines are done; the same command resumes after them\n"
     assert path.read_text() == "from before"
     assert RIGHT.startswith((tmp_path / "out.txt.part").read_text())
     assert work(path)[0] == 62
@@ -92,7 +92,7 @@ def test_killed_at_any_moment_nothing_is_lost_twice_or_torn(
             whole = part.read_text().rpartition("\n")[0]
             assert RIGHT.startswith(whole)  # lines of the first inputs, whole ones up to the last newline
             state = tmp_path / "out.txt.part.json"
-            noted = json.loads(state.read_text())["inputs"] if state.exists() else 0
+            noted = json.loads(state.read_text())["num_inputs"] if state.exists() else 0
             assert noted >= kept
             kept = noted
     assert kills > 3
@@ -108,19 +108,21 @@ def test_what_changed_is_named_and_nothing_is_touched(tmp_path: Path) -> None:
     files = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
     other = [LINES[0], "another", *LINES[2:]]
     for told, call in {
-        r"--beam: 4 then, 5 now": lambda: work(path, **{"--beam": 5}),
-        r"the run: it was trained further": lambda: work(path, run="10"),
-        r"the first 62 lines of the input are others now": lambda: work(path, other),
-        r"the input has 40 lines now; 62 were done": lambda: work(path, LINES[:40]),
+        r"--beam-size: 4 before, 5 now": lambda: work(path, **{"--beam-size": 5}),
+        r"the run is another one, or was trained further": lambda: work(path, run="10"),
+        r"the first 62 lines of the input have changed": lambda: work(path, other),
+        r"the input now has 40 lines, but 62 are done": lambda: work(path, LINES[:40]),
     }.items():
-        with pytest.raises(InputError, match=rf"out.txt.part was begun with .*{told}.*--again .*--out"):
+        with pytest.raises(
+            InputError, match=rf"out.txt.part cannot be resumed .*{told}.*--overwrite .*--out"
+        ):
             call()
         assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == files
     assert work(path, [*LINES, "more"])[0] == 62  # what was done is the same
     assert path.read_text().startswith(RIGHT)
 
 
-def test_again_begins_anew(tmp_path: Path) -> None:
+def test_overwrite_begins_anew(tmp_path: Path) -> None:
     path = tmp_path / "out.txt"
     with pytest.raises(InputError, match="stop"):
         work(path, stop=70)

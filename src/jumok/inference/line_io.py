@@ -1,9 +1,10 @@
-"""Lines in and lines out: how commands read from a text, a file or standard input, and write."""
+"""Input and output of lines: a text, a file or standard input, and a file or standard output."""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
+import itertools
 import queue
 import sys
 import threading
@@ -16,26 +17,44 @@ from jumok.data.readers.text_files import MAX_LINE_BYTES, open_decompressed
 from jumok.errors import InputError
 from jumok.files import add_filename_to_errors, atomic_write, open_for_writing
 
-__all__ = ["decode_lines", "is_file", "open_output", "predict_isolating_errors", "read_chunks", "read_text"]
+__all__ = [
+    "decode_lines",
+    "is_file",
+    "iterate_chunks",
+    "open_output",
+    "predict_isolating_errors",
+    "read_chunks",
+    "read_text",
+]
 
-LINES_PER_CHUNK = 1024  # lines that are translated together, so that those of like length share a batch
+LINES_PER_CHUNK = 1024  # lines that are predicted together, so that lines of similar length share a batch
 T = TypeVar("T")
-TEXT_SUFFIXES = (".txt", ".tsv", ".csv", ".jsonl", ".gz", ".en", ".de", ".fr", ".ko")  # what a typo may be of
+TEXT_SUFFIXES = (
+    ".txt",
+    ".tsv",
+    ".csv",
+    ".jsonl",
+    ".gz",
+    ".en",
+    ".de",
+    ".fr",
+    ".ko",
+)  # a text that ends so is probably a misspelled file name
 
 
 @contextlib.contextmanager
 def read_chunks(text: str | None, *, skip_invalid: bool = False) -> Iterator[Iterator[list[str]]]:
-    """The lines of a file, of standard input, or the one text itself, so many at a time.
+    """Yield the lines of a file, of standard input (None), or of the text itself, in chunks.
 
     A line that is not UTF-8 is an error. With ``skip_invalid``, its invalid bytes become lone surrogates.
 
-    From standard input come those that are there: whoever types a line, or waits for its translation before
-    sending the next, gets it at once.
+    A chunk of standard input has the lines that are available. So a user who types a line, or a process that
+    waits for each result before it sends the next line, gets the result immediately.
     """
     path = None if text is None else Path(text)
     if path is None:
         if sys.stdin.isatty():
-            print("reading from standard input, a line each; end with Ctrl-D", file=sys.stderr)
+            print("reading lines from standard input; end with Ctrl-D", file=sys.stderr)
         yield _chunk_available_lines(
             decode_lines(_stream_lines(sys.stdin.buffer), "standard input", skip_invalid=skip_invalid)
         )
@@ -43,9 +62,7 @@ def read_chunks(text: str | None, *, skip_invalid: bool = False) -> Iterator[Ite
         with open_decompressed(path) as file:
             yield _chunk_lines(decode_lines(_read_bounded_lines(file), str(path), skip_invalid=skip_invalid))
     elif path.suffix and " " not in str(path) and (len(path.parts) > 1 or path.suffix in TEXT_SUFFIXES):
-        raise InputError(
-            f"there is no file {path}; to have these very letters read: echo {path} | jumok run …"
-        )
+        raise InputError(f"there is no file {path}; to use this text as input: echo {path} | jumok run …")
     else:
         yield iter([str(text).split("\n")])
 
@@ -57,31 +74,44 @@ def predict_isolating_errors(
     *,
     skip_invalid: bool = False,
 ) -> Iterator[T | InputError]:
-    """What is said of lines that are read together, numbered from ``first_number``.
+    """Yield the predictions for lines, numbered from ``first_number``, even if one of them is invalid.
 
-    One of them that cannot be read takes the others not along: what comes before it is answered, and then the
-    error raised; or, to ``skip_invalid``, it stands in the place of an answer. The error of a line begins with its
-    number, or with the line itself (the name of a picture).
+    The lines before an invalid one are predicted, and then its error is raised. With ``skip_invalid``, the
+    error is yielded in place of a prediction. The error of a line starts with its number or with the line
+    itself (the name of an image).
     """
-    done = 0
+    num_done = 0
     try:
-        for one in predict(lines, first_number):
-            yield one
-            done += 1
+        for prediction in predict(lines, first_number):
+            yield prediction
+            num_done += 1
     except InputError as error:
-        left, begin = lines[done:], first_number + done
-        if len(left) > 1:  # those of like length share a batch still
-            half = len(left) // 2
-            yield from predict_isolating_errors(predict, left[:half], begin, skip_invalid=skip_invalid)
-            yield from predict_isolating_errors(predict, left[half:], begin + half, skip_invalid=skip_invalid)
-        elif skip_invalid and str(error).startswith((f"line {begin + 1}", f"{left[0]}: ")):
-            yield error  # and not what is wrong with all of them
+        rest, number = lines[num_done:], first_number + num_done
+        if len(rest) > 1:  # by halves, so that lines of similar length still share a batch
+            half = len(rest) // 2
+            yield from predict_isolating_errors(predict, rest[:half], number, skip_invalid=skip_invalid)
+            yield from predict_isolating_errors(
+                predict, rest[half:], number + half, skip_invalid=skip_invalid
+            )
+        elif skip_invalid and str(error).startswith((f"line {number + 1}", f"{rest[0]}: ")):
+            yield error  # it concerns this line, not all lines
         else:
             raise
 
 
+def iterate_chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Divide items into lists of ``size``; the last one may be shorter.
+
+    >>> list(iterate_chunks("abcde", 2))
+    [['a', 'b'], ['c', 'd'], ['e']]
+    """
+    iterator = iter(items)
+    while chunk := list(itertools.islice(iterator, size)):
+        yield chunk
+
+
 def read_text(text: str) -> str:
-    """The text itself, or if there is a file of this name, all that it holds."""
+    """Return the text itself, or the content of the file with that name."""
     if not is_file(Path(text)):
         return text
     with open_decompressed(Path(text)) as file:
@@ -89,89 +119,89 @@ def read_text(text: str) -> str:
 
 
 def _chunk_lines(lines: Iterator[str]) -> Iterator[list[str]]:
-    """Lists of lines. Those before one that cannot be read are not lost for it."""
-    some: list[str] = []
+    """Yield lists of lines. The lines before an invalid one are yielded before its error is raised."""
+    chunk: list[str] = []
     try:
         for line in lines:
-            some.append(line)
-            if len(some) == LINES_PER_CHUNK:
-                yield some
-                some = []
+            chunk.append(line)
+            if len(chunk) == LINES_PER_CHUNK:
+                yield chunk
+                chunk = []
     except InputError:
-        if some:
-            yield some
+        if chunk:
+            yield chunk
         raise
-    if some:
-        yield some
+    if chunk:
+        yield chunk
 
 
 def _stream_lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file that is read as it grows, without their newlines.
+    """Yield the lines of a stream as they arrive, without their newlines.
 
-    Past its buffer: whoever is interrupted while a thread waits for more could not close that.
+    This reads the unbuffered file, because a buffer cannot be closed while another thread waits for input.
     """
     source: BinaryIO = getattr(file, "raw", file)
-    begun: list[bytes] = []
-    size = 0  # of these
-    while chunk := source.read(1 << 16):
-        first, *others = chunk.split(b"\n")
-        begun.append(first)
+    parts: list[bytes] = []  # of an incomplete line
+    size = 0  # of the parts together
+    while block := source.read(1 << 16):
+        first, *rest = block.split(b"\n")
+        parts.append(first)
         size += len(first)
-        for line in others:
-            yield b"".join(begun)
-            begun, size = [line], len(line)
+        for line in rest:
+            yield b"".join(parts)
+            parts, size = [line], len(line)
         if size > MAX_LINE_BYTES:
-            yield b"".join(begun)
-            begun, size = [], 0
-    if any(begun):
-        yield b"".join(begun)
+            yield b"".join(parts)
+            parts, size = [], 0
+    if any(parts):
+        yield b"".join(parts)
 
 
 def _read_bounded_lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file. A line over LONGEST_LINE comes in parts, so that it does not fill the memory."""
+    """Yield the lines of a file. A line over MAX_LINE_BYTES is split, so that it does not fill the memory."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         yield line
 
 
 def _chunk_available_lines(lines: Iterator[str]) -> Iterator[list[str]]:
-    """Lists of the lines that are there, one at least; a thread reads ahead."""
-    ready: queue.Queue[str | BaseException | None] = queue.Queue(LINES_PER_CHUNK)
+    """Yield lists of the lines that are available, at least one. A thread reads ahead."""
+    items: queue.Queue[str | BaseException | None] = queue.Queue(LINES_PER_CHUNK)  # None: the end
 
     def read() -> None:
         try:
             for line in lines:
-                ready.put(line)
-            ready.put(None)
+                items.put(line)
+            items.put(None)
         except BaseException as error:
-            ready.put(error)
+            items.put(error)
 
     threading.Thread(target=read, daemon=True).start()
-    got: str | BaseException | None = ""
-    while isinstance(got, str):
-        some: list[str] = []
-        while len(some) < LINES_PER_CHUNK and (not some or not ready.empty()):
-            got = ready.get()
-            if not isinstance(got, str):
+    item: str | BaseException | None = ""
+    while isinstance(item, str):
+        chunk: list[str] = []
+        while len(chunk) < LINES_PER_CHUNK and (not chunk or not items.empty()):
+            item = items.get()
+            if not isinstance(item, str):
                 break
-            some.append(got)
-        if some:
-            yield some
-    if got is not None:
-        raise got
+            chunk.append(item)
+        if chunk:
+            yield chunk
+    if item is not None:
+        raise item
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a file of this name."""
+    """Whether there is a file with this name."""
     try:
         return path.is_file()
-    except (OSError, ValueError):  # a text that could not be a name
+    except (OSError, ValueError):  # the text is not a valid file name
         return False
 
 
 def decode_lines(
     file: Iterable[bytes], name: str, first_number: int = 0, *, skip_invalid: bool = False
 ) -> Iterator[str]:
-    """Lines without their ends. Only a newline ends one: what else looks like an end belongs to the text."""
+    """Decode lines and remove their line ends. Only a newline ends a line, not other Unicode separators."""
     number = first_number
     try:
         for number, line in enumerate(file, first_number + 1):
@@ -185,16 +215,16 @@ def decode_lines(
             f"{name}:{number}: this is not UTF-8 ({error.reason}); convert it, or --on-error skip"
         ) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{name} is damaged behind line {number}: {error}; fetch it again") from None
+        raise InputError(f"{name} is damaged after line {number}: {error}; download it again") from None
 
 
 @contextlib.contextmanager
 def open_output(path: Path | None) -> Iterator[Callable[[str], None]]:
-    """A function that writes a line, to a file that is renamed when whole, or to standard output."""
+    """Yield a function that writes a line to standard output (None) or to a file, atomically."""
     if path is None:
         yield lambda line: _print_line(line, None, "standard output")
         return
-    if path.exists() and not path.is_file():  # /dev/null, a pipe: not to be replaced
+    if path.exists() and not path.is_file():  # /dev/null or a pipe, which must not be replaced
         with open_for_writing(path, "w", encoding="utf-8", newline="\n") as file:
             yield lambda line: _print_line(line, file, path)
         return

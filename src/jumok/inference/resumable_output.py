@@ -1,12 +1,13 @@
-"""An output that goes on where it stopped, whatever stopped it.
+"""Output to a file that can be interrupted and resumed.
 
 ::
 
-    out.jsonl.part          what is written so far: it becomes out.jsonl when it is whole
-    out.jsonl.part.json     how many inputs that are, how many bytes, a digest of these inputs, what was asked
+    out.jsonl.part          the output so far; it is renamed to out.jsonl when it is complete
+    out.jsonl.part.json     the number of inputs that are done, the size of their output, a digest of these
+                            inputs, and the settings
 
-Both are there only while there is something left to do. What lies in the part behind the bytes that were
-noted is cut off and made again, so that a process may be killed at any moment, and the power may go.
+Both files exist only until the output is complete. When resuming, everything after the recorded size is
+removed and computed again, so the process may be killed at any moment, and the power may fail.
 """
 
 from __future__ import annotations
@@ -33,34 +34,35 @@ from jumok.files import (
 
 __all__ = ["ResumableOutput", "StreamOutput", "open_resumable_output"]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 PART_SUFFIX = ".part"
-SAVE_INTERVAL_SECONDS = 1.0  # seconds
+SAVE_INTERVAL_SECONDS = 1.0
 
 
 class StreamOutput:
-    """Standard output, a pipe: every line is out at once, and nothing is known of an earlier time."""
+    """Output to a stream. Every line is flushed, and nothing is resumed."""
 
-    num_resumed = 0  # inputs that were done before
-    num_done = 0  # inputs that are done
-    num_bytes_read = 0  # bytes of these
+    num_resumed = 0  # inputs that an earlier process has done
+    num_done = 0  # inputs that are done in total
+    num_bytes_read = 0  # size of these inputs
 
     def __init__(self, file: TextIO | None = None, name: Path | str = "standard output") -> None:
         self._file, self._name = file, name
 
     def iter_remaining(self, chunks: Iterable[list[str]]) -> Iterator[tuple[int, list[str]]]:
-        """The inputs that are to be answered, with the number of the first of them."""
+        """Yield the inputs that are not done, with the index of the first of them."""
         for lines in chunks:
             yield self.num_done, lines
             self.num_done += len(lines)
 
     def write(self, line: str) -> None:
+        """Write one line."""
         with add_filename_to_errors(self._name):
             print(line, file=self._file, flush=True)
 
 
 class ResumableOutput(StreamOutput):
-    """A file that is there when it is whole, and until then in parts."""
+    """Output to a file that appears when it is complete. See the description of this module."""
 
     def __init__(
         self, path: Path, settings: Mapping[str, Any], part_file: BinaryIO, state_path: Path
@@ -69,10 +71,8 @@ class ResumableOutput(StreamOutput):
         self._part_file, self._state_path = part_file, state_path
         self._digest = hashlib.sha256()
         self._last_save_time = time.monotonic()
-        self._expected_digest, self._num_output_bytes = (
-            "",
-            0,
-        )  # a digest of what was done, and how many bytes the answers have
+        self._expected_digest = ""  # of the inputs that an earlier process has done
+        self._num_output_bytes = 0  # size of the output of the inputs that are done
         if state_path.is_file():
             self._load_progress()
         part_file.truncate(self._num_output_bytes)
@@ -81,91 +81,92 @@ class ResumableOutput(StreamOutput):
             self.save_progress()
 
     def iter_remaining(self, chunks: Iterable[list[str]]) -> Iterator[tuple[int, list[str]]]:
+        """Yield the inputs that are not done, with the index of the first of them."""
         for lines in chunks:
-            passed = (
-                min(len(lines), self.num_resumed - self.num_done) if self.num_done < self.num_resumed else 0
-            )
-            if passed:
-                self._mark_done(lines[:passed])
-            if lines[passed:]:
-                yield self.num_done, lines[passed:]
-                self._mark_done(lines[passed:])
+            num_skipped = min(len(lines), max(self.num_resumed - self.num_done, 0))
+            if num_skipped:
+                self._mark_done(lines[:num_skipped])
+            if lines[num_skipped:]:
+                yield self.num_done, lines[num_skipped:]
+                self._mark_done(lines[num_skipped:])
                 self._num_output_bytes = self._part_file.tell()
                 if time.monotonic() - self._last_save_time >= SAVE_INTERVAL_SECONDS:
                     self.save_progress()
         if self.num_done < self.num_resumed:
             raise self._build_mismatch_error(
-                f"the input has {self.num_done:,} lines now; {self.num_resumed:,} were done"
+                f"the input now has {self.num_done:,} lines, but {self.num_resumed:,} are done"
             )
 
     def write(self, line: str) -> None:
+        """Write one line."""
         with add_filename_to_errors(self.path):
             self._part_file.write(f"{line}\n".encode())
 
     def save_progress(self) -> None:
-        """From here it would go on."""
+        """Record the inputs that are done, so that the output can be resumed from here."""
         with add_filename_to_errors(self.path):
             self._part_file.flush()
             os.fsync(self._part_file.fileno())
-        known = {"inputs": self.num_done, "bytes": self._num_output_bytes, "digest": self._digest.hexdigest()}
-        with atomic_write(self._state_path) as part:
-            part.write_text(
-                json.dumps({"format": FORMAT_VERSION, "asked": self.settings, **known}), encoding="utf-8"
-            )
+        state = {
+            "format": FORMAT_VERSION,
+            "settings": self.settings,
+            "num_inputs": self.num_done,
+            "num_bytes": self._num_output_bytes,
+            "digest": self._digest.hexdigest(),
+        }
+        with atomic_write(self._state_path) as temporary:
+            temporary.write_text(json.dumps(state), encoding="utf-8")
         self._last_save_time = time.monotonic()
 
     def stop_early(self) -> None:
-        """Stop before the end: whole windows stay."""
+        """Keep the output of the complete chunks after an interruption."""
         if self.num_done > self.num_resumed:
             self._part_file.seek(self._num_output_bytes)
             self._part_file.truncate()
             self.save_progress()
-            print(f"{self.num_done:,} lines are done; the same command goes on after them", file=sys.stderr)
+            print(f"{self.num_done:,} lines are done; the same command resumes after them", file=sys.stderr)
 
     def _mark_done(self, lines: list[str]) -> None:
         for line in lines:
-            told = f"{line}\n".encode("utf-8", "surrogatepass")
-            self.num_bytes_read += len(told)
-            self._digest.update(told)
+            encoded = f"{line}\n".encode("utf-8", "surrogatepass")
+            self.num_bytes_read += len(encoded)
+            self._digest.update(encoded)
         self.num_done += len(lines)
         if self.num_done == self.num_resumed and self._digest.hexdigest() != self._expected_digest:
             raise self._build_mismatch_error(
-                f"the first {self.num_resumed:,} lines of the input are others now"
+                f"the first {self.num_resumed:,} lines of the input have changed"
             )
 
     def _load_progress(self) -> None:
-        known = read_json(self._state_path, dict)
+        state = read_json(self._state_path, dict)
         size = self._part_file.seek(0, os.SEEK_END)
-        if not size or not known.get("inputs"):  # what was noted became the whole file; or nothing is done
+        if not size:  # nothing is done, or the output is complete
             return
-        if known.get("format") != FORMAT_VERSION:
-            raise self._build_mismatch_error("another version of jumok began it")
-        if not {"asked", "bytes", "digest"} <= known.keys():
-            raise InputError(f"{self._state_path} is damaged; --again begins anew")
-        then = known["asked"]
-        if then != self.settings:
-            names = sorted(
-                name for name in {*then, *self.settings} if then.get(name) != self.settings.get(name)
-            )
-            told = (
-                f"{name}: {then.get(name)!r} then, {self.settings.get(name)!r} now"
-                if name != "run"
-                else "the run: it was trained further, or is another"
-                for name in names
-            )
-            raise self._build_mismatch_error("; ".join(told))
-        if size < known["bytes"]:
-            raise self._build_mismatch_error(f"it has {size:,} bytes, and had {known['bytes']:,}")
-        self.num_resumed, self._expected_digest, self._num_output_bytes = (
-            known["inputs"],
-            known["digest"],
-            known["bytes"],
-        )
+        if state.get("format") != FORMAT_VERSION:
+            raise self._build_mismatch_error("another version of jumok wrote it")
+        if not state.get("num_inputs"):
+            return
+        if not {"settings", "num_bytes", "digest"} <= state.keys():
+            raise InputError(f"{self._state_path} is damaged; use --overwrite to start again")
+        if state["settings"] != self.settings:
+            raise self._build_mismatch_error("; ".join(self._describe_changes(state["settings"])))
+        if size < state["num_bytes"]:
+            raise self._build_mismatch_error(f"it has {size:,} bytes instead of {state['num_bytes']:,}")
+        self.num_resumed, self._num_output_bytes = state["num_inputs"], state["num_bytes"]
+        self._expected_digest = state["digest"]
+
+    def _describe_changes(self, saved: Mapping[str, Any]) -> Iterator[str]:
+        for name in sorted({*saved, *self.settings}):
+            before, now = saved.get(name), self.settings.get(name)
+            if before != now and name == "run":
+                yield "the run is another one, or was trained further"
+            elif before != now:
+                yield f"{name}: {before!r} before, {now!r} now"
 
     def _build_mismatch_error(self, reason: str) -> InputError:
         return InputError(
-            f"{self.path}.part was begun with something else ({reason}); give that again to go on with it, "
-            "--again to begin anew, or another --out"
+            f"{self.path}.part cannot be resumed ({reason}); restore the earlier input and settings to "
+            "resume, use --overwrite to start again, or give another --out"
         )
 
 
@@ -173,42 +174,42 @@ class ResumableOutput(StreamOutput):
 def open_resumable_output(
     path: Path | None, settings: Mapping[str, Any], *, overwrite: bool = False
 ) -> Iterator[StreamOutput]:
-    """Where lines are written to; ``settings`` is what must be the same for an earlier part to count."""
+    """Open the output: standard output (None) or a file. A file is resumed only if ``settings`` are equal."""
     if path is None:
         yield StreamOutput()
         return
-    if path.exists() and not path.is_file():  # /dev/null, a pipe: not to be replaced
+    if path.exists() and not path.is_file():  # /dev/null or a pipe, which must not be replaced
         with open_for_writing(path, "w", encoding="utf-8", newline="\n") as file:
             yield StreamOutput(file, path)
         return
     path = path.resolve()
-    part, state = (path.with_name(path.name + end) for end in (PART_SUFFIX, f"{PART_SUFFIX}.json"))
+    part, state = (path.with_name(path.name + suffix) for suffix in (PART_SUFFIX, f"{PART_SUFFIX}.json"))
     path.parent.mkdir(parents=True, exist_ok=True)
     if part.exists() and part.stat().st_size and not state.exists() and not overwrite:
-        raise InputError(f"{part} is there, and not from `jumok run`: move it away, or give another --out")
-    with open_for_writing(part, "r+b" if part.exists() else "w+b") as binary:
-        _lock_file(binary, path)
+        raise InputError(f"{part} exists and is not from `jumok run`; move it away, or give another --out")
+    with open_for_writing(part, "r+b" if part.exists() else "w+b") as part_file:
+        _lock_file(part_file, path)
         if overwrite:
             remove_atomically(state)
-        output = ResumableOutput(path, settings, binary, state)
+        output = ResumableOutput(path, settings, part_file, state)
         try:
             yield output
         except BaseException:
             output.stop_early()
-            if not output.num_resumed and not output.num_done:  # nothing to go on from
+            if not output.num_resumed and not output.num_done:  # there is nothing to resume
                 part.unlink()
                 remove_atomically(state)
             raise
         with add_filename_to_errors(path):
-            binary.flush()
-            os.fsync(binary.fileno())
+            part_file.flush()
+            os.fsync(part_file.fileno())
             os.replace(part, path)
             fsync_path(path.parent)
     remove_atomically(state)
 
 
 def _lock_file(file: BinaryIO, path: Path) -> None:
-    """Keep other processes from the same output, where files can be locked."""
+    """Keep other processes from writing the same output, if the file system has locks."""
     try:
         import fcntl
     except ImportError:
