@@ -145,12 +145,12 @@ def test_all_by_name_from_two_maps() -> None:
     torch.manual_seed(2)
     forth, back = torch.rand(7, 5), torch.rand(5, 7)
     one, other = argmax_links(forth), swap_links(argmax_links(back))
-    assert set(SYMMETRIZATIONS) == {"together", "none", *LINK_HEURISTICS}
+    assert set(SYMMETRIZATIONS) == {"product", "none", *LINK_HEURISTICS}
     for name, combine in LINK_HEURISTICS.items():
         assert SYMMETRIZATIONS[name](forth, back) == combine(one, other)
     assert SYMMETRIZATIONS["none"](forth, back) == one
     assert (
-        SYMMETRIZATIONS["together"](forth, back)
+        SYMMETRIZATIONS["product"](forth, back)
         == product_links(forth, back)
         == swap_links(product_links(back, forth))
     )

@@ -125,7 +125,7 @@ LINK_HEURISTICS: dict[str, Callable[[AlignmentLinks, AlignmentLinks], AlignmentL
     "union": union,
 }
 SYMMETRIZATIONS: dict[str, Symmetrization] = {
-    "together": product_links,
+    "product": product_links,
     **{name: _from_link_heuristic(combine) for name, combine in LINK_HEURISTICS.items()},
     "none": lambda forth, _: argmax_links(forth),
 }

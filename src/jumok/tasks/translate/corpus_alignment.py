@@ -85,7 +85,7 @@ class AlignmentJob:
             self._report_score(gold, kept, aligner, log)
 
     def _get_symmetrization(self, aligner: WordAligner) -> Symmetrization:
-        name = self.symmetrization or "together"
+        name = self.symmetrization or "product"
         if name not in SYMMETRIZATIONS:
             raise InputError(f"symmetrization {name!r} came; it is one of {', '.join(SYMMETRIZATIONS)}")
         if self.symmetrization not in (None, "none") and aligner.backward is None:
