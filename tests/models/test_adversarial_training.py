@@ -66,7 +66,7 @@ def test_nothing_is_left_on_the_embedding() -> None:
 BATCH = {
     "bert": ClassificationBatch.from_sequences([[4, 5, 6], [7]], labels=[1, 0]),
     "bert, packed": ClassificationBatch.from_sequences([[4, 5, 6], [7]], labels=[1, 0], packed=True),
-    "selfattentive": ClassificationBatch.from_sequences([[4, 5, 6], [7]], labels=[1, 0]),
+    "self_attentive": ClassificationBatch.from_sequences([[4, 5, 6], [7]], labels=[1, 0]),
     "pairs": TextPairBatch.from_sequences([[4, 5, 6], [7]], second_tokens=[[5], [6, 4]], labels=[1, 0]),
     "hierarchical": DocumentBatch.from_sequences(
         [[4, 5, 6], [7], [8, 4]], sentence_indices=[[0, 1], [2]], labels=[1, 0]

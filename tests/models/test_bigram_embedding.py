@@ -68,7 +68,7 @@ def test_no_pair_is_nothing_and_a_share_is_made_rare() -> None:
     assert bigrams.embedding.weight.grad[NO_BIGRAM].eq(0).all()
 
 
-@pytest.mark.parametrize("kind", ["selfattentive", "hierarchical"])
+@pytest.mark.parametrize("kind", ["self_attentive", "hierarchical"])
 def test_models_read_a_word_as_its_vector_and_that_of_its_pair(kind: str) -> None:
     sizes = {"embedding": 5, "attention": 7, "width": 3, "dropout": 0.0, "bigrams": 11}
     torch.manual_seed(3)

@@ -90,7 +90,7 @@ def made(kind: str, folder: Path) -> tuple[Run, list[str]]:
         run = Run.create_or_resume(folder / "run", recipe.load("bert/default", small))
         tasks.get_task_module("pretrain").train(run, QUIET)
         return run, ["one [MASK] three", "[MASK] ||| six seven [MASK] nine .", "one ||| two"]
-    if kind in ("selfattentive", "hierarchical"):
+    if kind in ("self_attentive", "hierarchical"):
         run = Run.create_or_resume(folder / "run", recipe.load(f"{kind}/default", WORDY))
         tasks.get_task_module("classify").train(run, QUIET)
         return run, DOCUMENTS
@@ -99,7 +99,7 @@ def made(kind: str, folder: Path) -> tuple[Run, list[str]]:
 
 
 KINDS = ["pairs", "hierarchical", "bahdanau"]
-MORE = ["tag", "answer", "pretrain", "selfattentive", "luong", "convolutional"]
+MORE = ["tag", "answer", "pretrain", "self_attentive", "luong", "convolutional"]
 
 
 @pytest.fixture(scope="module", params=[*KINDS, *(pytest.param(name, marks=SLOW) for name in MORE)])

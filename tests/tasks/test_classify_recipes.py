@@ -18,7 +18,7 @@ from jumok.run import Run
 from jumok.tasks.classify import task as classify_task
 from jumok.tasks.supervised import NBestOptions
 
-NAMES = [name for name in recipe.list_builtin() if name.startswith(("selfattentive/", "hierarchical/"))]
+NAMES = [name for name in recipe.list_builtin() if name.startswith(("self_attentive/", "hierarchical/"))]
 SMALL = [
     "model.embedding_width=8",
     "model.width=8",

@@ -24,7 +24,7 @@ from jumok.tasks.classify import task as classify_task
 from jumok.tasks.supervised import NBestOptions
 
 QUIET = Console(quiet=True)
-KINDS = ("selfattentive", "hierarchical")
+KINDS = ("self_attentive", "hierarchical")
 TEXT = "The soup was awful. Overall the museum was splendid. My sister waited near the film."
 SMALL = [
     "model.embedding_width=32",
@@ -46,7 +46,7 @@ def trained(folder: Path, kind: str, *more: str) -> Run:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     folder = tmp_path_factory.mktemp("runs")
-    more = {"selfattentive": ["train.learning_rate=1.5e-2"], "hierarchical": ["train.max_epochs=3"]}
+    more = {"self_attentive": ["train.learning_rate=1.5e-2"], "hierarchical": ["train.max_epochs=3"]}
     data = ["data.builtin_size=1200", "data.held_out_size=100"]
     return {kind: trained(folder / kind, kind, *data, *more[kind]) for kind in KINDS}
 
@@ -87,7 +87,7 @@ def test_documents_tell_where_it_looked(reader: Any) -> None:
     assert one.weights.sum(1) == pytest.approx(np.ones(one.hops), abs=1e-5)
     assert one.by_sentence()[1] > 0.5
     assert set(find_decisive_words(one.words)) == {5, 9}
-    assert (one.within is None) == (reader.use.recipe.model.kind == "selfattentive")
+    assert (one.within is None) == (reader.use.recipe.model.kind == "self_attentive")
     assert one.hops == getattr(reader.use.recipe.model, "hops", 1)
     alone = reader.documents([TEXT])[0]  # its neighbours in a batch do not matter
     assert one.weights == pytest.approx(alone.weights, abs=1e-5)
@@ -169,7 +169,7 @@ def test_scenes_have_the_document_and_its_layers(reader: Any) -> None:
 def test_korean_in_pieces(tmp_path: Path) -> None:
     more = ["data.train=decisive-words-ko", "data.builtin_size=300", "data.held_out_size=40"]
     more += ["tokenizer.type=bpe", "tokenizer.vocab_size=700", "train.max_epochs=1"]
-    found = jumok.load(trained(tmp_path / "run", "selfattentive", *more).folder, "cpu")
+    found = jumok.load(trained(tmp_path / "run", "self_attentive", *more).folder, "cpu")
     [one] = found.documents(["결국 박물관은 훌륭했다. 국물은 지루했다."])
     assert one.words == ("결국", "박물관은", "훌륭했다", ".", "국물은", "지루했다", ".")
     assert one.sentences == (0, 4, 7)
@@ -189,7 +189,7 @@ def test_pairs(tmp_path: Path) -> None:
         "model.num_hops=2",
     ]
     found: Any = classify_task.load(
-        trained(tmp_path / "run", "selfattentive", *more, "train.max_epochs=6", "train.batch_tokens=256"),
+        trained(tmp_path / "run", "self_attentive", *more, "train.max_epochs=6", "train.batch_tokens=256"),
         "cpu",
     )
     assert found.judge(found.use.test().examples).figures["accuracy"] > 0.9
@@ -205,7 +205,7 @@ def test_pairs(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="a hierarchical model reads one text"):
         trained(tmp_path / "other", "hierarchical", *more[:4])
     with pytest.raises(InputError, match=r"model\.pairs: true, but data\.pair"):
-        trained(tmp_path / "third", "selfattentive", "model.text_pairs=true")
+        trained(tmp_path / "third", "self_attentive", "model.text_pairs=true")
 
 
 def test_numbers_and_classes_that_are_numbers(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_words_begin_from_vectors(tmp_path: Path) -> None:
     more = [f"data.train={reviews(tmp_path)}", "data.held_out_size=20", f"vectors={tmp_path / 'some.vec'}"]
     more += ["train.max_epochs=null", "train.max_steps=1", "train.warmup_steps=0", "train.learning_rate=1e-9"]
     console = Console(record=True, width=200)
-    run = Run.create_or_resume(tmp_path / "run", recipe.load("selfattentive", [*SMALL, *more]))
+    run = Run.create_or_resume(tmp_path / "run", recipe.load("self_attentive", [*SMALL, *more]))
     classify_task.train(run, console)
     assert "1 of " in console.export_text()
     found: Any = classify_task.load(run, "cpu")
@@ -275,7 +275,7 @@ def test_typos_in_a_recipe() -> None:
     with pytest.raises(InputError, match=r"model\.kind: 'hierachical' came; .* did you mean hierarchical\?"):
         recipe.parse({**base, "model": {"kind": "hierachical"}})
     with pytest.raises(InputError, match=r"model\.hop: there is no such key; did you mean model\.hops\?"):
-        recipe.parse({**base, "model": {"kind": "selfattentive", "hop": 3}})
+        recipe.parse({**base, "model": {"kind": "self_attentive", "hop": 3}})
     with pytest.raises(InputError, match=r"text\.lowr: there is no such key; did you mean text\.lower\?"):
         recipe.parse({**base, "model": {"kind": "hierarchical"}, "text": {"lowr": True}})
     with pytest.raises(InputError, match="from: there is no such key"):

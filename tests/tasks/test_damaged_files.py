@@ -39,7 +39,7 @@ def a_classifier_of_words(path: Path) -> Run:
         "train.warmup_steps=1",
         "train.average_checkpoints=0",
     ]
-    run = Run.create_or_resume(path / "run", recipe.load("selfattentive", [*small, *more]))
+    run = Run.create_or_resume(path / "run", recipe.load("self_attentive", [*small, *more]))
     classify_task.train(run, tasks_pictured.QUIET)
     return run
 

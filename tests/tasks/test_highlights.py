@@ -197,7 +197,7 @@ def test_words_that_are_read_otherwise_than_their_text_are_told(tmp_path: Path) 
     assert "Of 100.0 % of the texts, the words put together again are given another label" in said(told)
 
 
-@pytest.mark.parametrize("kind", ["selfattentive", "hierarchical"])
+@pytest.mark.parametrize("kind", ["self_attentive", "hierarchical"])
 def test_real_models(kind: str, tmp_path: Path) -> None:
     small = ["data.builtin_size=150", "data.held_out_size=30", "train.max_epochs=1", "train.device=cpu"]
     small += ["model.width=8", "model.embedding_width=8", "model.attention=8", "train.tensorboard=false"]

@@ -59,7 +59,7 @@ class SelfAttentiveConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
-    type: Literal["selfattentive"] = "selfattentive"
+    type: Literal["self_attentive"] = "self_attentive"
     cell: Literal["gru", "lstm"] = "lstm"
     embedding_width: int = 128
     num_bigrams: int = 0  # so many pairs of words have vectors too (see bigrams.py)

@@ -3,7 +3,7 @@
 ::
 
     a BERT that classifies, tags, answers or says hidden words     model.onnx
-    a selfattentive or hierarchical classifier                     model.onnx, with where it looked
+    a self_attentive or hierarchical classifier                     model.onnx, with where it looked
     a recurrent or convolutional translator                        encoder.onnx and step.onnx
 
 What goes in and out of them :mod:`.encoder_graphs` and :mod:`.translator_graphs` say, and the README beside them. When they
@@ -43,7 +43,7 @@ def check_supported(run: Run) -> None:
     others = "--to ctranslate2 or --to hf" if kind == "transformer" else "--engine torch, as all others"
     raise InputError(
         f"ONNX: {run.folder} holds a {kind} model of the task {task}; there are graphs of BERT (classify, "
-        f"tag, answer, pretrain), of selfattentive and hierarchical classifiers, and of seq2seq and "
+        f"tag, answer, pretrain), of self_attentive and hierarchical classifiers, and of seq2seq and "
         f"convolutional translators. This one goes by {others}"
     )
 

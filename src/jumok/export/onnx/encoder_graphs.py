@@ -7,7 +7,7 @@
                     →  starts, ends  (B, L) of one that answers
                     and places  (M,)  →  words  (M, V), next  (B, 2)  of one that was pretrained
 
-    selfattentive   ids  (B, L), lengths  (B,); of pairs, second_ids and second_lengths too
+    self_attentive   ids  (B, L), lengths  (B,); of pairs, second_ids and second_lengths too
                     →  logits  (B, C), attention  (B, R, L), second_attention
 
     hierarchical    ids  (B, L), lengths  (B,): the sentences of all documents

@@ -71,7 +71,7 @@ def check_can_highlight(predictor: object) -> None:
         raise InputError("--faithfulness is about the probabilities of classes; this model says numbers")
     raise InputError(
         "--faithfulness: this model does not highlight the words that decided; the self-attentive and the "
-        "hierarchical classifier do, as in: jumok train selfattentive, jumok train hierarchical"
+        "hierarchical classifier do, as in: jumok train self_attentive, jumok train hierarchical"
     )
 
 

@@ -6,7 +6,7 @@
     He is old.   ⇥   He is young.        →   different  0.91        pair (MRPC, RTE)
     A man eats.  ⇥   Somebody eats.      →   3.8                    pair, ``regression`` (STS)
 
-Which model reads the texts, ``model.kind`` says: bert (if none is said), selfattentive or hierarchical. Their
+Which model reads the texts, ``model.kind`` says: bert (if none is said), self_attentive or hierarchical. Their
 recipes differ in what a text is to them. To BERT, pieces: a text longer than the model reads is refused, or
 read in windows whose probabilities are averaged; each window is then learned from as a text of its own.
 """

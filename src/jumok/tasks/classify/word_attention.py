@@ -2,7 +2,7 @@
 
 ::
 
-    selfattentive    a text is one sequence of words; several hops look at it, each at words of its own
+    self_attentive    a text is one sequence of words; several hops look at it, each at words of its own
     hierarchical     a text is sentences of words; one look at the words of each, one at the sentences
 
 Texts of any length are read whole. The reader of a run says where it looked, ``highlight_texts(texts)``, and what
@@ -107,7 +107,7 @@ class HierarchicalRecipe(_WordAttentionRecipe):
 
 
 WORD_ATTENTION_RECIPE_TYPES: dict[str, type] = {
-    "selfattentive": SelfAttentiveRecipe,
+    "self_attentive": SelfAttentiveRecipe,
     "hierarchical": HierarchicalRecipe,
 }
 
@@ -150,7 +150,7 @@ class WordAttentionTask(ClassificationTask):
     def _check_recipe(self) -> None:
         pairs = self.recipe.data.pair_column is not None
         if self.is_hierarchical and pairs:
-            raise InputError("data.pair_column: a hierarchical model reads one text; selfattentive ones read pairs")
+            raise InputError("data.pair_column: a hierarchical model reads one text; self_attentive ones read pairs")
         if getattr(self.recipe.model, "text_pairs", False) and not pairs:
             raise InputError("model.text_pairs: true, but data.pair_column names no column of second texts")
 
