@@ -52,7 +52,7 @@ def convert(
     ],
     out: Annotated[Path, typer.Option(help="Folder to create.")],
 ) -> None:
-    """Convert an old Hugging Face folder from pickle to safetensors."""
+    """Convert Hugging Face weights from pickle to safetensors."""
     from jumok.export.safetensors_converter import convert_to_safetensors
 
     check_not_input(out, [folder])

@@ -52,7 +52,7 @@ def recipes(
     ] = None,
     copy_to: Annotated[Path | None, typer.Option(help="Copy the recipe to this file.")] = None,
 ) -> None:
-    """List the built-in recipes, show one, or copy it."""
+    """List, show or copy the built-in recipes."""
     from jumok import recipe as recipe_module
 
     if name is None:

@@ -70,7 +70,10 @@ def look(
     ] = True,
     device: DeviceOption = "auto",
 ) -> None:
-    """Show a model's attention in the browser, an HTML file or a figure."""
+    """Show a model's attention.
+
+    Opens a viewer in the browser, or writes an HTML file or a figure.
+    """
     from jumok.look.viewer import page, view_writer
     from jumok.look.viewer.word_merging import merge_into_words
 

@@ -1,4 +1,4 @@
-"""A pretrained BERT, served: it fills hidden words in."""
+"""HTTP API of mask filling, for models of the task pretrain. Its endpoint is ``fill``."""
 
 from __future__ import annotations
 
@@ -7,46 +7,60 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from jumok.tasks import api as tasks_api
-from jumok.tasks.api import RequestLimits, RequestText, ResponseListener, to_single_line
-from jumok.tasks.pretrain.predictor import FillMaskOptions, FillMaskPredictor
+from jumok.tasks.api import RequestLimits, ResponseListener, TaskResponse, TextPairRequest
+from jumok.tasks.pretrain.predictor import FillMaskOptions, FillMaskPrediction, FillMaskPredictor
+from jumok.text_checks import to_single_line
 
 if TYPE_CHECKING:
     from jumok.look.viewer.viewer_data import ViewerData
 
-__all__ = ["FillMaskRequest", "FillMaskResponse", "FillMaskService"]
+__all__ = ["SERVICE", "FillMaskRequest", "FillMaskResponse", "FillMaskService"]
 
 
-class FillMaskRequest(tasks_api.TaskRequest):
-    """A text with [MASK] for each hidden word; or two texts: does the second follow the first?"""
+class FillMaskRequest(TextPairRequest):
+    """A text with [MASK] for each masked word; or two texts: does the second follow the first?"""
 
-    text: RequestText
-    text_pair: Annotated[RequestText | None, Field(description="The second text.")] = None
-    n_best: Annotated[int, Field(ge=1, description="So many words for each mask.")] = 5
+    n_best: Annotated[int, Field(ge=1, description="Number of words for each mask.")] = 5
+
+    def to_line(self) -> str:
+        """The request as an input line."""
+        texts = [self.text] if self.text_pair is None else [self.text, self.text_pair]
+        return "\t".join(map(to_single_line, texts))
 
 
-class MaskCandidate(tasks_api.TaskResponse):
-    """A word and how likely it is."""
+class MaskCandidate(TaskResponse):
+    """A word and its probability."""
 
     word: str
     probability: float
 
 
-class FillMaskResponse(tasks_api.TaskResponse):
-    """The words of each mask, the likeliest first, and the text with these."""
+class FillMaskResponse(TaskResponse):
+    """The words for each mask, likeliest first, and the text with the likeliest words."""
 
     filled_text: str
     mask_predictions: list[list[MaskCandidate]]
     next_sentence_probability: Annotated[
-        float | None, Field(description="How likely it is that the second text follows the first.")
+        float | None, Field(description="Probability that the second text follows the first.")
     ] = None
+
+    @classmethod
+    def from_prediction(cls, prediction: FillMaskPrediction, n_best: int) -> FillMaskResponse:
+        return cls(
+            filled_text=prediction.filled_text,
+            mask_predictions=[
+                [MaskCandidate(word=word, probability=p) for word, p in candidates[:n_best]]
+                for candidates in prediction.mask_predictions
+            ],
+            next_sentence_probability=prediction.next_sentence_probability,
+        )
 
 
 class FillMaskService:
-    """A model that fills words in, served."""
+    """Serves a model that fills masks."""
 
-    endpoint = "fill"
-    summary = "Say the hidden words of a text; of two, whether the second follows the first."
+    endpoint = "fill-mask"
+    summary = "Predict the masked words of a text, or whether one text follows another."
     supports_streaming = False
     request_type = FillMaskRequest
     response_type = FillMaskResponse
@@ -58,10 +72,9 @@ class FillMaskService:
         return {"mask_token": self.predictor.tokenizer.special_tokens["mask"]}
 
     def estimate_tokens(self, request: FillMaskRequest) -> int:
-        self.request_limits.check_text("text", request.text)
-        self.request_limits.check_text("text_pair", request.text_pair or "")
+        request.check_limits(self.request_limits)
         self.request_limits.check_maximum("n_best", request.n_best, self.request_limits.max_n_best)
-        return self.predictor.count_tokens(_build_line(request))
+        return self.predictor.count_tokens(request.to_line())
 
     def get_batch_key(self, request: FillMaskRequest) -> Hashable:
         return request.n_best
@@ -69,30 +82,13 @@ class FillMaskService:
     def predict(
         self, requests: Sequence[FillMaskRequest], listener: ResponseListener
     ) -> list[FillMaskResponse]:
-        most = requests[0].n_best
-        found = self.predictor.predict([_build_line(one) for one in requests], FillMaskOptions(n_best=most))
-        return [
-            FillMaskResponse(
-                filled_text=one.filled_text,
-                mask_predictions=[
-                    [MaskCandidate(word=word, probability=p) for word, p in some[:most]]
-                    for some in one.mask_predictions
-                ],
-                next_sentence_probability=one.next_sentence_probability,
-            )
-            for one in found
-        ]
+        n_best = requests[0].n_best
+        lines = [request.to_line() for request in requests]
+        predictions = self.predictor.predict(lines, FillMaskOptions(n_best=n_best))
+        return [FillMaskResponse.from_prediction(prediction, n_best) for prediction in predictions]
 
     def build_viewer_data(self, request: FillMaskRequest, response: FillMaskResponse) -> list[ViewerData]:
-        return self.predictor.build_viewer_data(_build_line(request))
+        return self.predictor.build_viewer_data(request.to_line())
 
 
-def _build_line(request: FillMaskRequest) -> str:
-    return (
-        to_single_line(request.text)
-        if request.text_pair is None
-        else f"{to_single_line(request.text)} ||| {to_single_line(request.text_pair)}"
-    )
-
-
-Service = FillMaskService
+SERVICE = FillMaskService
