@@ -1,1 +1,1 @@
-"""What people look at: pictures of attention and of scores."""
+"""Inspection of attention: capture, statistics, viewer and figures."""

@@ -1,0 +1,1 @@
+"""Capture of attention while a model runs."""

@@ -1,7 +1,7 @@
-"""What is kept of one attention, and the scores and weights of any part of it.
+"""One captured attention, and the scores and weights of any part of it.
 
-A model's attention is kept as what it was computed from: queries, keys, scale, mask. That is O(n·d), whatever
-the kernel that ran. Scores and weights are worked out again for the part that is asked for, never for Q×K.
+An attention is stored as the inputs that it was computed from: queries, keys, scale, mask. That is O(n·d),
+whatever kernel ran. Scores and weights are computed again for the requested part, never for all of Q×K.
 """
 
 from __future__ import annotations
@@ -14,37 +14,39 @@ from torch import Tensor
 
 from jumok.errors import InputError
 
-AxisIndex = slice | Tensor  # places along one axis: a slice without a step, or whole numbers (N,)
+AxisIndex = slice | Tensor  # indices along one axis: a slice without a step, or integers (N,)
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class CapturedAttention:
-    """One attention as a model computed it. Tensors are the model's own, by reference, or moved to the CPU.
+    """One attention as a model computed it. Tensors are references to the model's own, or moved to the CPU.
 
-    ``softmax(cap(scale · query keyᵀ) + mask)``: all but the queries and keys may be left out.
+    ``softmax(score_mod(softcap(scale · query keyᵀ)) + mask)``: all but the queries and keys are optional.
 
-    >>> kept = Kept(torch.randn(1, 6, 5, 8), torch.randn(1, 2, 7, 8), scale=8**-0.5, diagonal=2)
-    >>> kept.shape  # six heads share two heads of keys
+    >>> attention = CapturedAttention(torch.randn(1, 6, 5, 8), torch.randn(1, 2, 7, 8), scale=8**-0.5)
+    >>> attention.shape  # six heads share two heads of keys
     (1, 6, 5, 7)
-    >>> kept.weights(0, slice(4, 6), slice(0, 5), slice(0, 7)).shape  # of the last two heads
+    >>> attention.compute_weights(0, slice(4, 6), slice(0, 5), slice(0, 7)).shape  # of the last two heads
     torch.Size([2, 5, 7])
     """
 
-    query: Tensor  # (B, H, Q, D); a batch of 1, here or there, and a single head are expanded
+    query: Tensor  # (B, H, Q, D); a batch of 1, of queries or keys, and a single head are expanded
     key: Tensor  # (B, G, K, D); query head h uses key head h // (H // G)
     scale: float = 1.0
-    softcap: float | None = None  # softcap · tanh(score / softcap), before all that follows
-    mask: Tensor | None = None  # bool (True: allowed) or numbers to add; broadcasts to (B, H, Q, K)
+    softcap: float | None = None  # softcap · tanh(score / softcap), before score_mod and mask
+    mask: Tensor | None = None  # bool (True: visible) or additive; broadcasts to (B, H, Q, K)
     diagonal: int | None = None  # causal: query i may attend to key j iff j <= i + diagonal …
     window: int | None = None  # … and, if given, j > i + diagonal - window
-    # FlexAttention's score_mod and mask_mod joined: (scores, b, h, q, k) -> scores; the indices broadcast.
+    # FlexAttention's score_mod and mask_mod combined: (scores, b, h, q, k) -> scores; the indices broadcast.
     score_mod: ScoreMod | None = None
-    # In the place of scale · query keyᵀ: takes (B, H, some queries, Dq) and all keys (B, G, K, Dk), gives
-    # (B, H, some queries, K). It always gets the whole batch: it may know something of each entry and key.
+    # Replaces scale · query keyᵀ: maps (B, H, some queries, Dq) and all keys (B, G, K, Dk) to
+    # (B, H, some queries, K). It always gets the whole batch, as it may depend on the batch index and key.
     score_function: ScoreFunction | None = None
-    lse: Tensor | None = None  # (B, H, Q) natural logarithm of each row's Σ exp(score), if the kernel told it
+    lse: Tensor | None = (
+        None  # (B, H, Q) natural logarithm of Σ exp(score) of each row, if the kernel returns it
+    )
     _row_sums: _RowSums = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -53,7 +55,7 @@ class CapturedAttention:
             object.__setattr__(self, "query", query)
             object.__setattr__(self, "key", key)
         _check_attention(self)
-        object.__setattr__(self, "_sums", _RowSums(self.shape[:3], self.lse))
+        object.__setattr__(self, "_row_sums", _RowSums(self.shape[:3], self.lse))
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -63,20 +65,20 @@ class CapturedAttention:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What scores and weights are computed in: float32, or float64 if the queries are that."""
+        """The type that scores and weights are computed in: float64 if the queries are, else float32."""
         return torch.float64 if self.query.dtype == torch.float64 else torch.float32
 
     def find_visible_keys(self, rows: slice) -> slice:
-        """The keys that diagonal and window leave for at least one of these rows; a mask may block more."""
-        keys = self.shape[3]
+        """Return the keys that diagonal and window leave for any of these rows; a mask may block more."""
+        num_keys = self.shape[3]
         if self.diagonal is None:
-            return slice(0, keys)
-        stop = min(max(rows.stop + self.diagonal, 0), keys)
+            return slice(0, num_keys)
+        stop = min(max(rows.stop + self.diagonal, 0), num_keys)
         start = 0 if self.window is None else max(rows.start + self.diagonal - self.window + 1, 0)
         return slice(min(start, stop), stop)
 
     def compute_scores(self, batch: int, heads: AxisIndex, rows: AxisIndex, cols: AxisIndex) -> Tensor:
-        """The scores ``(heads, rows, cols)`` of one entry of the batch, in :attr:`dtype`; -inf: masked."""
+        """Return the scores ``(heads, rows, cols)`` of one batch index, in :attr:`dtype`; -inf: masked."""
         heads, rows, cols = (
             _normalize_index(x, n) for x, n in zip((heads, rows, cols), self.shape[1:], strict=True)
         )
@@ -96,42 +98,42 @@ class CapturedAttention:
         return scores
 
     def compute_weights(self, batch: int, heads: AxisIndex, rows: AxisIndex, cols: AxisIndex) -> Tensor:
-        """The weights ``(heads, rows, cols)``, before dropout; zeros in a row without an allowed key.
+        """Return the weights ``(heads, rows, cols)``, before dropout; zeros in a row without a visible key.
 
-        What a row sums up to needs all its keys. It is remembered, and where it is known, or the kernel told
-        it, the keys that were not asked for cost nothing.
+        The sum of a row needs all its keys. It is cached: once it is known, or if the kernel returns it, the
+        keys that are not requested cost nothing.
         """
         heads, rows, cols = (
             _normalize_index(x, n) for x, n in zip((heads, rows, cols), self.shape[1:], strict=True)
         )
-        known = self._row_sums.get(batch, heads, rows)
-        if known is not None:
-            peak, total = known
-            weights = self.compute_scores(batch, heads, rows, cols).sub_(peak[..., None]).exp_()
-            return weights.div_(total[..., None])
-        seen = self.find_visible_keys(rows) if isinstance(rows, slice) else slice(0, self.shape[3])
-        weights = self.compute_scores(batch, heads, rows, seen)
-        peak = weights.amax(-1) if weights.shape[-1] else weights.new_zeros(weights.shape[:-1])
-        peak = peak.masked_fill_(peak == -torch.inf, 0.0)
-        weights.sub_(peak[..., None]).exp_()
-        total = weights.sum(-1)
-        total.masked_fill_(total == 0, 1.0)  # nothing allowed: 0 / 1
-        self._row_sums.store(batch, heads, rows, peak, total)
-        weights.div_(total[..., None])
-        return weights if cols == seen else _select_columns(weights, seen, cols, self.shape[3])
+        sums = self._row_sums.get(batch, heads, rows)
+        if sums is not None:
+            max_score, exp_sum = sums
+            weights = self.compute_scores(batch, heads, rows, cols).sub_(max_score[..., None]).exp_()
+            return weights.div_(exp_sum[..., None])
+        visible = self.find_visible_keys(rows) if isinstance(rows, slice) else slice(0, self.shape[3])
+        weights = self.compute_scores(batch, heads, rows, visible)
+        max_score = weights.amax(-1) if weights.shape[-1] else weights.new_zeros(weights.shape[:-1])
+        max_score = max_score.masked_fill_(max_score == -torch.inf, 0.0)
+        weights.sub_(max_score[..., None]).exp_()
+        exp_sum = weights.sum(-1)
+        exp_sum.masked_fill_(exp_sum == 0, 1.0)  # no visible key: 0 / 1
+        self._row_sums.store(batch, heads, rows, max_score, exp_sum)
+        weights.div_(exp_sum[..., None])
+        return weights if cols == visible else _select_columns(weights, visible, cols, self.shape[3])
 
     def new_zeros(self, *shape: int) -> Tensor:
-        """Zeros where and as the weights are."""
+        """Return zeros on the device and in the type of the weights."""
         return torch.zeros(shape, dtype=self.dtype, device=self.query.device)
 
     def get_lse(self, batch: int, heads: AxisIndex, rows: AxisIndex) -> Tensor | None:
-        """``log Σ exp(score_function)`` of rows, ``(heads, rows)``, if known; 0 for a row without an allowed key."""
+        """Return ``log Σ exp(score)`` ``(heads, rows)``, if known; 0 for a row without a visible key."""
         heads, rows = _normalize_index(heads, self.shape[1]), _normalize_index(rows, self.shape[2])
-        known = self._row_sums.get(batch, heads, rows)
-        return None if known is None else known[0] + known[1].log()
+        sums = self._row_sums.get(batch, heads, rows)
+        return None if sums is None else sums[0] + sums[1].log()
 
     def store_lse(self, batch: int, heads: AxisIndex, rows: AxisIndex, lse: Tensor) -> None:
-        """Remember what a kernel found out: ``log Σ exp(score_function)`` of rows, ``(heads, rows)``."""
+        """Cache ``log Σ exp(score)`` ``(heads, rows)``, as computed by a kernel."""
         heads, rows = _normalize_index(heads, self.shape[1]), _normalize_index(rows, self.shape[2])
         lse = lse.where(lse.isfinite(), 0.0)
         self._row_sums.store(batch, heads, rows, lse, torch.ones_like(lse))
@@ -139,10 +141,10 @@ class CapturedAttention:
     def _compute_unmasked_scores(
         self, batch: int, heads: AxisIndex, rows: AxisIndex, cols: AxisIndex
     ) -> Tensor:
-        """The scores before any mask, in a tensor of their own."""
+        """Return the scores before any mask, in a new tensor."""
         if self.score_function is not None:
-            every = self.score_function(self.query[:, :, rows], self.key)  # (B, H, rows, K)
-            scores = every[batch][heads][..., cols].to(self.dtype, copy=True)
+            all_scores = self.score_function(self.query[:, :, rows], self.key)  # (B, H, rows, K)
+            scores = all_scores[batch][heads][..., cols].to(self.dtype, copy=True)
         else:
             query = self.query[batch][heads][:, rows].to(self.dtype) * self.scale
             scores = query @ self.select_keys(batch, heads)[..., cols, :].to(self.dtype).mT
@@ -151,16 +153,16 @@ class CapturedAttention:
         return scores
 
     def select_keys(self, batch: int, heads: AxisIndex) -> Tensor:
-        """The keys ``(heads or 1, K, D)`` that these query heads use; copied only if the heads are mixed."""
-        keys, group = self.key[batch], self.query.shape[1] // self.key.shape[1]
-        if group == 1:
+        """Return the keys ``(heads or 1, K, D)`` that these query heads use; a copy only if heads differ."""
+        keys, group_size = self.key[batch], self.query.shape[1] // self.key.shape[1]
+        if group_size == 1:
             return keys[heads]
-        if isinstance(heads, slice) and heads.start // group == (heads.stop - 1) // group:
-            return keys[heads.start // group][None]
-        return keys[_to_positions(heads, keys.device) // group]
+        if isinstance(heads, slice) and heads.start // group_size == (heads.stop - 1) // group_size:
+            return keys[heads.start // group_size][None]
+        return keys[_to_positions(heads, keys.device) // group_size]
 
     def _is_unmasked(self, rows: AxisIndex, cols: AxisIndex) -> bool:
-        """Whether these rows and columns lie within what diagonal and window leave."""
+        """Return whether diagonal and window mask nothing in these rows and columns."""
         if self.diagonal is None or not (isinstance(rows, slice) and isinstance(cols, slice)):
             return False
         if cols.stop - 1 > rows.start + self.diagonal:
@@ -169,88 +171,88 @@ class CapturedAttention:
 
 
 class _RowSums:
-    """Of each row the largest score and ``Σ exp(score_function - largest)``: as far as known, for as long as kept.
+    """Cache of the largest score and ``Σ exp(score - largest)`` of each row.
 
-    The two are not joined to one logarithm: a row of scores around -1e9 (masked by a large number rather than
-    by -inf) would lose in it all that tells its scores apart.
+    The two are not combined into one logarithm: a row of scores around -1e9 (masked by a large number rather
+    than by -inf) would lose all differences between its scores.
     """
 
     def __init__(self, shape: tuple[int, int, int], lse: Tensor | None) -> None:
         self.shape, self.lse = shape, lse
-        self.is_known: Tensor | None = None  # (B, H, Q) bool, on the host: asking it waits for no GPU
+        self.is_known: Tensor | None = None  # (B, H, Q) bool, on the host: reading it does not wait for a GPU
         self.max_score: Tensor | None = None  # (B, H, Q)
         self.exp_sum: Tensor | None = None
 
     def get(self, batch: int, heads: AxisIndex, rows: AxisIndex) -> tuple[Tensor, Tensor] | None:
-        """Peak and total ``(heads, rows)``; None unless all of them are known."""
+        """Return maximum and sum ``(heads, rows)``; None unless all of them are known."""
         if self.lse is not None:
             lse = self.lse[batch][heads][:, rows]
-            # Kernels write -inf or inf for a row without a key; all its scores are -inf.
+            # Kernels write -inf or inf for a row without a visible key; all its scores are -inf.
             return lse.where(lse.isfinite(), 0.0), torch.ones_like(lse)
         if self.is_known is None or self.max_score is None or self.exp_sum is None:
             return None
-        at = _combine_indices(heads, rows)
-        if not self.is_known[batch][tuple(x if isinstance(x, slice) else x.cpu() for x in at)].all():
+        index = _combine_indices(heads, rows)
+        if not self.is_known[batch][tuple(x if isinstance(x, slice) else x.cpu() for x in index)].all():
             return None
-        return self.max_score[batch][at], self.exp_sum[batch][at]
+        return self.max_score[batch][index], self.exp_sum[batch][index]
 
     def store(
         self, batch: int, heads: AxisIndex, rows: AxisIndex, max_score: Tensor, exp_sum: Tensor
     ) -> None:
         if self.is_known is None or self.max_score is None or self.exp_sum is None:
-            with torch.inference_mode(False):  # else only inference could go on to write into them
+            with torch.inference_mode(False):  # otherwise only inference mode could write to them later
                 self.max_score, self.exp_sum = (
                     torch.zeros(self.shape, dtype=max_score.dtype, device=max_score.device) for _ in range(2)
                 )
                 self.is_known = torch.zeros(self.shape, dtype=torch.bool)
-        at = _combine_indices(heads, rows)
-        self.max_score[batch][at], self.exp_sum[batch][at] = max_score, exp_sum
-        self.is_known[batch][tuple(x if isinstance(x, slice) else x.cpu() for x in at)] = True
+        index = _combine_indices(heads, rows)
+        self.max_score[batch][index], self.exp_sum[batch][index] = max_score, exp_sum
+        self.is_known[batch][tuple(x if isinstance(x, slice) else x.cpu() for x in index)] = True
 
 
 def _normalize_index(index: AxisIndex, size: int) -> AxisIndex:
-    """``index`` with the ends of a slice as numbers from 0 to ``size``."""
+    """Return ``index`` with the bounds of a slice as numbers from 0 to ``size``."""
     if isinstance(index, Tensor):
         return index
     start, stop, step = index.indices(size)
     if step != 1:
         raise InputError(
-            f"{index} came for an axis of {size}; give a slice without a step, or a tensor of places"
+            f"{index} is not supported for an axis of {size}; pass a slice without a step or a tensor"
         )
     return slice(start, max(start, stop))
 
 
 def _to_positions(index: AxisIndex, device: torch.device) -> Tensor:
-    """The places that ``index`` names, ``(N,)``."""
+    """Return the positions that ``index`` selects, ``(N,)``."""
     return (
         torch.arange(index.start, index.stop, device=device) if isinstance(index, slice) else index.to(device)
     )
 
 
 def _combine_indices(heads: AxisIndex, rows: AxisIndex) -> tuple[AxisIndex, AxisIndex]:
-    """An index of every head with every row."""
+    """Return an index of every head with every row."""
     if isinstance(heads, Tensor) and isinstance(rows, Tensor):
         return heads[:, None].to(rows.device), rows
     return heads, rows
 
 
 def _select_columns(weights: Tensor, visible: slice, cols: AxisIndex, num_keys: int) -> Tensor:
-    """Of weights on the keys of ``visible``, those on the keys of ``cols``: zero beyond what is seen."""
+    """Return the weights of the keys ``cols``, given those of the keys ``visible``; zero elsewhere."""
     if isinstance(cols, slice):
         first, last = max(cols.start, visible.start), min(cols.stop, visible.stop)
         if (first, last) == (cols.start, cols.stop):
             return weights[..., first - visible.start : last - visible.start]
         out = weights.new_zeros(*weights.shape[:-1], cols.stop - cols.start)
         if first < last:
-            both = weights[..., first - visible.start : last - visible.start]
-            out[..., first - cols.start : last - cols.start] = both
+            overlap = weights[..., first - visible.start : last - visible.start]
+            out[..., first - cols.start : last - cols.start] = overlap
         return out
-    every = torch.nn.functional.pad(weights, (visible.start, num_keys - visible.stop))
-    return every[..., cols]
+    all_weights = torch.nn.functional.pad(weights, (visible.start, num_keys - visible.stop))
+    return all_weights[..., cols]
 
 
 def _slice_mask(mask: Tensor, batch: int, heads: AxisIndex, rows: AxisIndex, cols: AxisIndex) -> Tensor:
-    """The part of a mask for ``(heads, rows, cols)``; an axis of one stays one."""
+    """Return the part of a mask for ``(heads, rows, cols)``; axes of size one stay so."""
     mask = mask[(None,) * (4 - mask.dim())]
     mask = mask[batch if len(mask) > 1 else 0]
     mask = mask[heads] if mask.shape[0] > 1 else mask
@@ -259,11 +261,11 @@ def _slice_mask(mask: Tensor, batch: int, heads: AxisIndex, rows: AxisIndex, col
 
 
 def _apply_mask(mask: Tensor, scores: Tensor) -> None:
-    """Mask scores in place. What is blocked becomes -inf whatever was there, NaN included."""
+    """Mask scores in place. Blocked scores become -inf, even if they were NaN."""
     if mask.dtype == torch.bool:
         scores.masked_fill_(~mask, -torch.inf)
     else:
-        # The lowest number of a type is how many libraries write -inf.
+        # Many libraries write the lowest number of a type for -inf.
         blocked = mask <= torch.finfo(mask.dtype).min / 2
         scores.add_(mask).masked_fill_(blocked, -torch.inf)
 
@@ -282,12 +284,12 @@ def _check_attention(attention: CapturedAttention) -> None:
     query, key, mask, lse = attention.query, attention.key, attention.mask, attention.lse
     if query.dim() != 4 or key.dim() != 4:
         raise InputError(
-            f"queries {tuple(query.shape)} and keys {tuple(key.shape)} came; (B, H, Q, D) and "
+            f"got queries {tuple(query.shape)} and keys {tuple(key.shape)}; (B, H, Q, D) and "
             "(B, G, K, D) are expected: add the missing axes with unsqueeze"
         )
     if len(query) != len(key) or not key.shape[1] or query.shape[1] % key.shape[1]:
         raise InputError(
-            f"queries {tuple(query.shape)} and keys {tuple(key.shape)} came; they need the same batch, or "
+            f"got queries {tuple(query.shape)} and keys {tuple(key.shape)}; they need the same batch, or "
             "one of them a batch of 1, and the heads of the queries must be a multiple of those of the keys"
         )
     if attention.score_function is None and query.shape[3] != key.shape[3]:
@@ -299,18 +301,16 @@ def _check_attention(attention: CapturedAttention) -> None:
             n in (1, size) for n, size in zip(reversed(mask.shape), reversed(attention.shape), strict=False)
         )
         if not fits:
-            raise InputError(
-                f"a mask {tuple(mask.shape)} came, which does not broadcast to {attention.shape}"
-            )
+            raise InputError(f"got a mask {tuple(mask.shape)}, which does not broadcast to {attention.shape}")
         if mask.dtype != torch.bool and not mask.is_floating_point():
             raise InputError(
-                f"a mask of {mask.dtype} came; give bool (True: allowed), or floats that are added"
+                f"got a mask of {mask.dtype}; pass bool (True: visible) or floats that are added"
             )
     if attention.window is not None and (attention.diagonal is None or attention.window < 1):
         raise InputError(
-            f"window={attention.window} came; it needs a diagonal to count from, and at least one key"
+            f"window={attention.window} is invalid; it needs a diagonal to count from, and at least one key"
         )
     if lse is not None and lse.shape != attention.shape[:3]:
         raise InputError(
-            f"lse of shape {tuple(lse.shape)} came; {attention.shape[:3]} is expected, one number a row"
+            f"got lse of shape {tuple(lse.shape)}; {attention.shape[:3]} is expected, one number per row"
         )

@@ -1,15 +1,15 @@
-"""The steps of ``model.generate(…)`` as one attention a layer, over the prompt and what was generated.
+"""The steps of ``model.generate(…)``, merged into one attention per layer over prompt and generated tokens.
 
-A step's keys begin with those of the steps before. That is how it is found out what a step goes on from,
-whatever the cache: of each step only the new keys are kept, and a row whose earlier keys are those of
-*another* row of the step before has been moved there by beam search::
+The keys of a step begin with those of the steps before. This shows which row a step continues, for any type
+of cache: only the new keys of each step are stored, and a row whose earlier keys are those of *another* row
+of the previous step has been moved there by beam search::
 
-    step 1   row 0  a b c          step 2   row 0  d e f G      its past is that of row 1,
-             row 1  d e f                   row 1  d e f H      and so is this one's
+    step 1   row 0  a b c          step 2   row 0  d e f G      continues row 1
+             row 1  d e f                   row 1  d e f H      continues row 1
 
-Attention that is written out by hand shows scores and no keys: there the search tells how it moves its cache.
-From these moves, and from the tokens of a returned sequence, follows which rows it lived in. The last token
-is never fed back to the model: it has no row.
+Attention that is written out by hand has scores and no keys. In this case the search reports how it reorders
+its cache. The rows of a returned sequence follow from these moves and from its tokens. The last token is
+never fed to the model, so it has no row.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class GenerationMergeError(Exception):
-    """It cannot be told how the steps follow from each other; the message says why."""
+    """The steps of a generation cannot be merged; the message gives the reason."""
 
 
 class GenerationCapture:
@@ -47,34 +47,33 @@ class GenerationCapture:
     def __init__(self, observer: CaptureObserver) -> None:
         self.observer = observer
         self.layers: dict[tuple[str, int], GenerationLayer] = {}
-        self.row_parents: dict[int, Tensor] = {}  # of each turn in which rows moved: where each came from
-        self.next_row_order: Tensor | None = None  # how the search has moved the rows, for the step to come
-        self.restart_forwards: set[int] = (
-            set()
-        )  # turns in which everything was computed anew, without a cache
+        self.row_parents: dict[int, Tensor] = {}  # by forward index, if rows moved: where each came from
+        self.next_row_order: Tensor | None = None  # how the search has reordered the rows for the next step
+        # Forward indices at which everything was computed again, without a cache.
+        self.restart_forwards: set[int] = set()
         self.mask_cache: MaskCache = {}
         self.result: GenerateResult | None = None
         self._forward_index = 0
-        self._layer_calls: Counter[str] = Counter()  # of each layer in this turn
-        self._masks: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # those of this turn, cut
+        self._layer_calls: Counter[str] = Counter()  # of each layer in this forward
+        self._masks: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # sliced masks of this forward
 
     def add_call(self, name: str, kind: str, call: ObservedCall) -> None:
-        """A layer attends."""
-        turn = self.observer.module_stack.forward_index
-        if turn != self._forward_index:
-            self._forward_index, self._layer_calls, self._masks = turn, Counter(), {}
-        at = (name, self._layer_calls[name])
+        """Add an attention call of a layer."""
+        forward_index = self.observer.module_stack.forward_index
+        if forward_index != self._forward_index:
+            self._forward_index, self._layer_calls, self._masks = forward_index, Counter(), {}
+        key = (name, self._layer_calls[name])
         self._layer_calls[name] += 1
-        layer = self.layers.setdefault(at, GenerationLayer(name, kind, self))
+        layer = self.layers.setdefault(key, GenerationLayer(name, kind, self))
         layer.num_calls += 1
         if layer.failure_reason is not None:
             self._add_separate_call(layer, call)
             return
-        rows, _, queries, _ = call.attention.shape
-        ids = (read.ids for read in reversed(self.observer.lookups))
-        mine = next((one for one in ids if one.shape == (rows, queries)), None)
+        rows, _, num_queries, _ = call.attention.shape
+        ids = (lookup.ids for lookup in reversed(self.observer.lookups))
+        token_ids = next((candidate for candidate in ids if candidate.shape == (rows, num_queries)), None)
         try:
-            step = layer.add_step(call, turn, mine)
+            step = layer.add_step(call, forward_index, token_ids)
         except GenerationMergeError as error:
             layer.failure_reason = str(error)
             self._add_separate_call(layer, call)
@@ -84,142 +83,159 @@ class GenerationCapture:
         )
 
     def _add_separate_call(self, layer: GenerationLayer, call: ObservedCall) -> None:
-        """Record a call of a layer whose steps do not follow from each other, with keys of its own."""
-        kept = self.observer.store.detach_attention(call.attention)
-        kept = replace(kept, key=kept.key.clone())  # the model's cache may write into them
-        entry = self.observer.build_layer(layer.name, layer.kind, MergedCalls(kept, call), layer.lookups)
-        self.observer.captures.calls.append(entry)
+        """Add a call of a layer whose steps cannot be merged, with its own keys."""
+        attention = self.observer.store.detach_attention(call.attention)
+        attention = replace(attention, key=attention.key.clone())  # the model's cache may overwrite them
+        captured_layer = self.observer.build_layer(
+            layer.name, layer.kind, MergedCalls(attention, call), layer.lookups
+        )
+        self.observer.captures.calls.append(captured_layer)
 
     def slice_mask(self, mask: Tensor | None, num_keys: int) -> Tensor | None:
-        """The mask for the first so many keys; the same tensor for all layers that share it."""
+        """Return the mask of the first ``num_keys`` keys; the same tensor for all layers that share it."""
         if mask is None:
             return None
-        at = (id(mask), num_keys)
-        if at not in self._masks:
-            cut = mask[..., :num_keys] if mask.shape[-1] > num_keys else mask
-            self._masks[at] = mask, self.observer.store.detach_mask(cut)
-        return self._masks[at][1]
+        key = (id(mask), num_keys)
+        if key not in self._masks:
+            sliced = mask[..., :num_keys] if mask.shape[-1] > num_keys else mask
+            self._masks[key] = mask, self.observer.store.detach_mask(sliced)
+        return self._masks[key][1]
 
     def set_result(self, result: GenerateResult) -> None:
-        """``generate`` returned. It may be one that another called: the search itself, whose sequences are
-        whole, is preferred to what a model makes of them; of several searches, the last one.
+        """Store the return value of ``generate``, which may be nested.
+
+        The search itself, whose sequences are complete, takes precedence over what a model returns from it;
+        of several searches, the last one is used.
         """
         if self.result is None or result.includes_prompt >= self.result.includes_prompt:
             self.result = result
 
     def build_captures(self) -> None:
-        """The entries of what was generated."""
-        main, returned, why = self._find_decoder_layer(), None, None
+        """Build the captured layers of the generation."""
+        decoder_layer, returned, merge_error = self._find_decoder_layer(), None, None
         try:
-            if main is not None and self.result is not None:
-                returned = self._locate_returned(main, self.result)
+            if decoder_layer is not None and self.result is not None:
+                returned = self._locate_returned(decoder_layer, self.result)
         except GenerationMergeError as error:
-            why = str(error)
+            merge_error = str(error)
         for layer in self.layers.values():
-            decodes = main is not None and layer.forward_indices == main.forward_indices
-            reason = layer.failure_reason or (why if decodes else None)
+            is_decoder = decoder_layer is not None and layer.forward_indices == decoder_layer.forward_indices
+            reason = layer.failure_reason or (merge_error if is_decoder else None)
             if reason is not None:
                 steps = f"{layer.num_calls} step{'s' * (layer.num_calls != 1)}"
-                reason = f"its {steps} cannot be joined into one map ({reason}); each is in seen.calls"
+                reason = f"its {steps} cannot be merged into one map ({reason}); each is in captures.calls"
                 self.observer.on_missed_attention(layer.name, reason)
             elif layer.last_step is not None:
                 source = GenerationAttention(
-                    self, layer.last_step, layer.earlier_steps, returned if decodes else None
+                    self, layer.last_step, layer.earlier_steps, returned if is_decoder else None
                 )
-                entry = self.observer.build_layer(layer.name, layer.kind, source, layer.lookups)
-                self.observer.captures.layers.append(entry)
+                captured_layer = self.observer.build_layer(layer.name, layer.kind, source, layer.lookups)
+                self.observer.captures.layers.append(captured_layer)
 
     def clear(self) -> None:
-        """Let go of what only the next step would have needed."""
+        """Release what only the next step would need."""
         self.layers, self._masks = {}, {}
 
     def trace_rows(self, step: CapturedStep, rows: Tensor) -> list[tuple[CapturedStep, Tensor]]:
-        """The steps up to this one, and the row of each in which ``rows`` lived then."""
+        """Return the steps up to this one, each with the rows that ``rows`` had then."""
         path = []
-        for one in step.iterate_back():
-            path.append((one, rows))
-            since = -1 if one.previous is None else one.previous.forward_index
-            for turn in sorted((t for t in self.row_parents if since < t <= one.forward_index), reverse=True):
-                rows = self.row_parents[turn][rows]
+        for current in step.iterate_back():
+            path.append((current, rows))
+            previous_index = -1 if current.previous is None else current.previous.forward_index
+            for forward_index in sorted(
+                (t for t in self.row_parents if previous_index < t <= current.forward_index), reverse=True
+            ):
+                rows = self.row_parents[forward_index][rows]
         return path[::-1]
 
     def merge_steps(self, step: CapturedStep, rows: Tensor) -> CapturedAttention:
-        """The attention of some rows, from the first step to this one."""
+        """Return the attention of some rows, from the first step to this one."""
         path = self.trace_rows(step, rows)
-        moved = any(not torch.equal(at, torch.arange(len(one.new_keys))) for one, at in path)
-        parts = [one.part.select_rows(at) if moved else one.part for one, at in path]
+        has_moved = any(
+            not torch.equal(step_rows, torch.arange(len(path_step.new_keys))) for path_step, step_rows in path
+        )
+        parts = [
+            path_step.part.select_rows(step_rows) if has_moved else path_step.part
+            for path_step, step_rows in path
+        ]
         return merge_parts(parts, self.gather_keys(path), step.scale, step.softcap, self.mask_cache)
 
     def gather_keys(self, path: list[tuple[CapturedStep, Tensor]]) -> Tensor:
-        """The keys of all steps, each from its own row."""
-        return torch.cat([one.new_keys[at.to(one.new_keys.device)] for one, at in path], dim=2)
+        """Return the keys of all steps, each from its own row."""
+        return torch.cat([step.new_keys[rows.to(step.new_keys.device)] for step, rows in path], dim=2)
 
     def _find_decoder_layer(self) -> GenerationLayer | None:
-        """The layer that tells how the decoder's rows moved: the first self-attention with most steps.
+        """Return the layer that shows how the decoder's rows moved: the first self-attention with most steps.
 
-        Without a cache every layer has one step, the encoder's too: the decoder's is the later one.
+        Without a cache, every layer has one step, including the encoder's: the decoder's is the later one.
         """
-        some = [
+        candidates = [
             layer
             for layer in self.layers.values()
             if layer.last_step is not None and not layer.has_fixed_keys
         ]
         return max(
-            some, key=lambda layer: (len(layer.forward_indices), max(layer.forward_indices)), default=None
+            candidates,
+            key=lambda layer: (len(layer.forward_indices), max(layer.forward_indices)),
+            default=None,
         )
 
     def _locate_returned(
         self, decoder_layer: GenerationLayer, result: GenerateResult
     ) -> ReturnedSequences | None:
-        """Where each returned sequence ended; None: all rows are returned, as they are at the end."""
-        last, sequences = decoder_layer.last_step, getattr(result.output, "sequences", result.output)
-        assert last is not None
+        """Return where each returned sequence ended; None: all rows are returned, as they are at the end."""
+        last_step, sequences = decoder_layer.last_step, getattr(result.output, "sequences", result.output)
+        assert last_step is not None
         if not isinstance(sequences, Tensor):
             return None
         sequences = sequences.cpu()
-        rows, moved = len(last.new_keys), bool(self.row_parents) or self.next_row_order is not None
-        sampled = (
-            last.token_ids is None and last.previous is not None
-        )  # or beam search, but then its cache moves
-        if not moved and len(sequences) == rows and (rows == result.batch_size or sampled):
+        num_rows, has_moved = (
+            len(last_step.new_keys),
+            bool(self.row_parents) or self.next_row_order is not None,
+        )
+        # Sampling, or beam search, but then its cache moves.
+        is_sampled = last_step.token_ids is None and last_step.previous is not None
+        if not has_moved and len(sequences) == num_rows and (num_rows == result.batch_size or is_sampled):
             return None
         history = [
             (step.forward_index, _require_ids(step)) for step in decoder_layer.earlier_steps
-        ] + self._list_row_tokens(last)
-        several, first = len(sequences) // result.batch_size, history[0][1]
+        ] + self._list_row_tokens(last_step)
+        num_per_prompt, first = len(sequences) // result.batch_size, history[0][1]
         if len(first) % result.batch_size or len(sequences) % result.batch_size:
             raise GenerationMergeError(
                 f"{len(sequences)} sequences were returned for {result.batch_size} prompts"
             )
-        begun = first[:: len(first) // result.batch_size].repeat_interleave(several, 0)
-        # A ``generate`` of the model's own may return what it generated without the prompt.
-        wholes = [sequences] if result.includes_prompt else [sequences, torch.cat([begun, sequences], dim=1)]
+        prompts = first[:: len(first) // result.batch_size].repeat_interleave(num_per_prompt, 0)
+        # A ``generate`` method of the model may return the generated tokens without the prompt.
+        candidates = (
+            [sequences] if result.includes_prompt else [sequences, torch.cat([prompts, sequences], dim=1)]
+        )
         fits: list[ReturnedSequences] = []
-        for whole in wholes:
+        for candidate in candidates:
             ends = [
-                _find_sequence_end(tokens, history, at // several, result.batch_size)
-                for at, tokens in enumerate(whole)
+                _find_sequence_end(tokens, history, i // num_per_prompt, result.batch_size)
+                for i, tokens in enumerate(candidate)
             ]
             if None not in ends:
-                fits.append(([end for end in ends if end is not None], whole))
+                fits.append(([end for end in ends if end is not None], candidate))
         if not fits:
-            raise GenerationMergeError("the returned sequence is that of no row")
+            raise GenerationMergeError("the returned sequence matches no row")
         if any(ends != fits[0][0] for ends, _ in fits):
-            raise GenerationMergeError(
-                "it cannot be told whether the returned sequences begin with the prompt"
-            )
-        return None if fits[0][0] == [(last.forward_index, row) for row in range(rows)] else fits[0]
+            raise GenerationMergeError("it is ambiguous whether the returned sequences begin with the prompt")
+        return None if fits[0][0] == [(last_step.forward_index, row) for row in range(num_rows)] else fits[0]
 
     def _list_row_tokens(self, last_step: CapturedStep) -> list[tuple[int, Tensor]]:
-        """After each turn up to the last step, the tokens of every row so far."""
+        """Return, after each forward up to the last step, the tokens of every row so far."""
         history: list[tuple[int, Tensor]] = []
         for step in reversed(list(last_step.iterate_back())):
             ids = _require_ids(step)
             if history:
-                since, before = history[-1]
-                for turn in sorted(t for t in self.row_parents if since < t <= step.forward_index):
-                    before = before[self.row_parents[turn]]
-                ids = torch.cat([before, ids], dim=1)
+                previous_index, previous_ids = history[-1]
+                for forward_index in sorted(
+                    t for t in self.row_parents if previous_index < t <= step.forward_index
+                ):
+                    previous_ids = previous_ids[self.row_parents[forward_index]]
+                ids = torch.cat([previous_ids, ids], dim=1)
             history.append((step.forward_index, ids))
         return history
 
@@ -227,7 +243,7 @@ class GenerationCapture:
 def _require_ids(step: CapturedStep) -> Tensor:
     if step.token_ids is None:
         raise GenerationMergeError(
-            "beam search over embeddings, not tokens: which beam was returned is not known"
+            "beam search over embeddings, not tokens: it is unknown which beam was returned"
         )
     return step.token_ids
 
@@ -235,18 +251,18 @@ def _require_ids(step: CapturedStep) -> Tensor:
 def _find_sequence_end(
     sequence: Tensor, history: list[tuple[int, Tensor]], prompt_index: int, batch_size: int
 ) -> tuple[int, int] | None:
-    """Turn and row of the longest tokens that a sequence begins with, among the rows of its prompt."""
-    for turn, rows in reversed(history):
-        length, beams = rows.shape[1], len(rows) // batch_size
-        padding = sequence[length + 1 :]  # the last token is not fed, and what follows it says nothing
+    """Return forward index and row of the longest prefix of a sequence, among the rows of its prompt."""
+    for forward_index, rows in reversed(history):
+        length, beam_size = rows.shape[1], len(rows) // batch_size
+        padding = sequence[length + 1 :]  # the last token is not fed to the model, the rest is padding
         if length <= len(sequence) and bool((padding == padding[:1]).all()):
-            same = (
-                (rows[prompt_index * beams : (prompt_index + 1) * beams] == sequence[:length])
+            matches = (
+                (rows[prompt_index * beam_size : (prompt_index + 1) * beam_size] == sequence[:length])
                 .all(1)
                 .nonzero()
             )
-            if len(same):
-                return turn, prompt_index * beams + int(same[0, 0])
+            if len(matches):
+                return forward_index, prompt_index * beam_size + int(matches[0, 0])
     return None
 
 
@@ -258,17 +274,15 @@ class GenerationLayer:
 
     def __init__(self, name: str, kind: str, generation: GenerationCapture) -> None:
         self.name, self.kind, self.generation = name, kind, generation
-        self.lookups = tuple(generation.observer.lookups)  # the source's tokens among them
+        self.lookups = tuple(generation.observer.lookups)  # includes the tokens of the source
         self.has_fixed_keys = kind == "cross"  # all steps attend to the same keys
         self.last_step: CapturedStep | None = None
-        self.earlier_steps: list[
-            CapturedStep
-        ] = []  # without a cache, each step computes all anew: those before the last
-        self.num_calls = 0  # how often it attended
-        self.failure_reason: str | None = None  # why its steps cannot be joined
-        self._key_buffer: Tensor | None = (
-            None  # (R, G, room, D) on the model's device, in today's order of rows
-        )
+        # Without a cache, each step computes everything again: the steps before the last one.
+        self.earlier_steps: list[CapturedStep] = []
+        self.num_calls = 0
+        self.failure_reason: str | None = None  # why its steps cannot be merged
+        # (R, G, capacity, D) on the model's device, in the current order of rows.
+        self._key_buffer: Tensor | None = None
         self._num_keys = 0
 
     @property
@@ -280,80 +294,80 @@ class GenerationLayer:
         )
 
     def add_step(self, call: ObservedCall, forward_index: int, token_ids: Tensor | None) -> CapturedStep:
-        kept, keeper = call.attention, self.generation.observer.store
+        attention, store = call.attention, self.generation.observer.store
         if self.has_fixed_keys and forward_index in self.generation.restart_forwards:
             self._restart()
-        past, seen, first = self._locate_keys(kept, forward_index)
-        new = kept.key.detach()[:, :, past:seen].clone()
-        self._append_keys(new)
+        past, num_keys, first_key = self._locate_keys(attention, forward_index)
+        new_keys = attention.key.detach()[:, :, past:num_keys].clone()
+        self._append_keys(new_keys)
         part = replace(
-            AttentionPart.from_attention(kept),
-            query=keeper.detach_tensor(kept.query),
-            mask=self.generation.slice_mask(kept.mask, seen),
-            score_mod=keeper.move_score_mod(kept),
-            num_keys=seen,
-            first_key=first,
+            AttentionPart.from_attention(attention),
+            query=store.detach_tensor(attention.query),
+            mask=self.generation.slice_mask(attention.mask, num_keys),
+            score_mod=store.move_score_mod(attention),
+            num_keys=num_keys,
+            first_key=first_key,
         )
         tokens = None if token_ids is None else token_ids.cpu()
-        new = keeper.detach_tensor(new)
+        new_keys = store.detach_tensor(new_keys)
         self.last_step = CapturedStep(
             part,
-            new,
+            new_keys,
             tokens,
             forward_index,
             self._num_keys,
             self.last_step,
-            kept.scale,
-            kept.softcap,
+            attention.scale,
+            attention.softcap,
             call.sink,
         )
         return self.last_step
 
     def _locate_keys(self, attention: CapturedAttention, forward_index: int) -> tuple[int, int, int]:
-        """Of a step's keys: how many are known, how many there are, and which of all is the first of them."""
+        """Return how many keys of a step are known, how many it has, and the index of the first of them."""
         parents = self.generation.row_parents
-        told = parents.get(forward_index, self.generation.next_row_order)
-        _, _, queries, count = attention.shape
-        length, past = self._num_keys, count - queries
+        row_order = parents.get(forward_index, self.generation.next_row_order)
+        _, _, num_queries, num_keys = attention.shape
+        num_stored, num_past = self._num_keys, num_keys - num_queries
         if self._key_buffer is None:
-            # All that it can see: its own tokens, those of an earlier cache, or a source; of a static cache,
-            # the room behind is left out.
-            return 0, queries if _is_blocked_from(attention, queries) else count, 0
-        known, key = self._key_buffer[:, :, :length], attention.key.detach()
-        may_be_fixed = (self.has_fixed_keys or len(self.forward_indices) == 1) and count == length
-        if may_be_fixed and _match_rows(known, key, told) is not None:
-            # Rows of a beam have the same source, up to the last bit: which of them a row is does not matter.
+            # All keys that are visible: its own tokens, those of an earlier cache, or a source. The unused
+            # part of a static cache is left out.
+            return 0, num_queries if _is_blocked_from(attention, num_queries) else num_keys, 0
+        stored, key = self._key_buffer[:, :, :num_stored], attention.key.detach()
+        may_be_fixed = (self.has_fixed_keys or len(self.forward_indices) == 1) and num_keys == num_stored
+        if may_be_fixed and _match_rows(stored, key, row_order) is not None:
+            # Rows of a beam have an identical source: which of them a row is does not matter.
             self.has_fixed_keys, self._key_buffer = True, key
-            return length, length, 0
+            return num_stored, num_stored, 0
         if self.has_fixed_keys:
             raise GenerationMergeError("the keys of its cross-attention change from step to step")
-        if past == 0:
+        if num_past == 0:
             self._restart()
             self.generation.restart_forwards.add(forward_index)
-            return 0, count, 0
-        if past > length:
-            if not _is_blocked_from(attention, length + queries):
-                raise GenerationMergeError("it attends to keys that no step has made")
-            past = length
-        if past < length and attention.score_function is return_scores:
+            return 0, num_keys, 0
+        if num_past > num_stored:
+            if not _is_blocked_from(attention, num_stored + num_queries):
+                raise GenerationMergeError("it attends to keys that no step has computed")
+            num_past = num_stored
+        if num_past < num_stored and attention.score_function is return_scores:
             raise GenerationMergeError(
-                "it has scores alone, and these do not tell which keys were dropped from its cache"
+                "it has only scores, which do not show which keys were dropped from its cache"
             )
-        # A sliding window drops the first keys, an assistant whose guess was rejected the last ones.
-        for first in dict.fromkeys((length - past, 0)):
-            moved = _match_rows(known[:, :, first : first + past], key[:, :, :past], told)
-            if moved is None:
+        # A sliding window drops the first keys, assisted decoding drops the last ones after a rejection.
+        for first in dict.fromkeys((num_stored - num_past, 0)):
+            order = _match_rows(stored[:, :, first : first + num_past], key[:, :, :num_past], row_order)
+            if order is None:
                 continue
-            if not torch.equal(moved, torch.arange(len(known))):
-                parents[forward_index] = moved
-                self._key_buffer = self._key_buffer[moved.to(known.device)]
+            if not torch.equal(order, torch.arange(len(stored))):
+                parents[forward_index] = order
+                self._key_buffer = self._key_buffer[order.to(stored.device)]
             if first == 0:
-                self._truncate(past)
-            return past, past + queries, first
-        raise GenerationMergeError("its keys do not go on from those of the step before")
+                self._truncate(num_past)
+            return num_past, num_past + num_queries, first
+        raise GenerationMergeError("its keys do not continue those of the previous step")
 
     def _restart(self) -> None:
-        """Begin anew."""
+        """Start again without keys."""
         if self.last_step is not None:
             self.earlier_steps = (
                 [*self.earlier_steps, self.last_step] if self.last_step.previous is None else []
@@ -361,52 +375,58 @@ class GenerationLayer:
         self.last_step, self._key_buffer, self._num_keys = None, None, 0
 
     def _truncate(self, num_keys: int) -> None:
-        """Forget what came after so many keys."""
+        """Drop all keys after the first ``num_keys``."""
         while self.last_step is not None and self.last_step.num_keys > num_keys:
-            extra = self.last_step.num_keys - num_keys
-            whole = self.last_step.new_keys.shape[2] <= extra
-            self.last_step = self.last_step.previous if whole else self.last_step.truncate(extra)
+            num_extra = self.last_step.num_keys - num_keys
+            is_whole = self.last_step.new_keys.shape[2] <= num_extra
+            self.last_step = self.last_step.previous if is_whole else self.last_step.truncate(num_extra)
         self._num_keys = num_keys
 
     def _append_keys(self, new_keys: Tensor) -> None:
-        after = self._num_keys + new_keys.shape[2]
-        if self._key_buffer is None or after > self._key_buffer.shape[2]:
-            # Doubled, so that T steps copy O(T) and not O(T²).
-            room = new_keys.new_empty(*new_keys.shape[:2], 2 * after, new_keys.shape[3])
+        num_after = self._num_keys + new_keys.shape[2]
+        if self._key_buffer is None or num_after > self._key_buffer.shape[2]:
+            # The capacity doubles, so that T steps copy O(T) keys and not O(T²).
+            buffer = new_keys.new_empty(*new_keys.shape[:2], 2 * num_after, new_keys.shape[3])
             if self._key_buffer is not None:
-                room[:, :, : self._num_keys] = self._key_buffer[:, :, : self._num_keys]
-            self._key_buffer = room
+                buffer[:, :, : self._num_keys] = self._key_buffer[:, :, : self._num_keys]
+            self._key_buffer = buffer
         if new_keys.shape[2]:
-            self._key_buffer[:, :, self._num_keys : after] = new_keys
-        self._num_keys = after
+            self._key_buffer[:, :, self._num_keys : num_after] = new_keys
+        self._num_keys = num_after
 
 
 def _match_rows(previous: Tensor, current: Tensor, row_order: Tensor | None) -> Tensor | None:
-    """Which row of ``previous`` each row of ``current`` is; None if one is none. ``told``: by others."""
+    """Return which row of ``previous`` each row of ``current`` is, or None. ``row_order`` is tried first."""
     if previous.shape[1:] != current.shape[1:]:
         return None
-    for guess in (row_order, torch.arange(len(previous))):
+    for order in (row_order, torch.arange(len(previous))):
         if (
-            guess is not None
-            and len(guess) == len(current)
-            and torch.equal(previous[guess.to(previous.device)], current)
+            order is not None
+            and len(order) == len(current)
+            and torch.equal(previous[order.to(previous.device)], current)
         ):
-            return guess
-    found = []
+            return order
+    matches = []
     ends = (previous[None, :, :, -1] == current[:, None, :, -1]).flatten(2).all(2)  # (R now, R before)
     for row, candidates in enumerate(ends.cpu()):
-        fits = (at for at in candidates.nonzero()[:, 0].tolist() if torch.equal(previous[at], current[row]))
-        at = next(fits, None)
-        if at is None:
+        fits = (
+            candidate
+            for candidate in candidates.nonzero()[:, 0].tolist()
+            if torch.equal(previous[candidate], current[row])
+        )
+        candidate = next(fits, None)
+        if candidate is None:
             return None
-        found.append(at)
-    return torch.tensor(found)
+        matches.append(candidate)
+    return torch.tensor(matches)
 
 
 def _is_blocked_from(attention: CapturedAttention, position: int) -> bool:
-    """Whether no query may attend to the keys from this place on: the last query sees most."""
-    _, _, queries, keys = attention.shape
-    if position >= keys:
+    """Return whether no query may attend to the keys from this position on: the last query sees most."""
+    _, _, num_queries, num_keys = attention.shape
+    if position >= num_keys:
         return True
-    scores = attention.compute_scores(0, slice(0, 1), slice(queries - 1, queries), slice(position, keys))
+    scores = attention.compute_scores(
+        0, slice(0, 1), slice(num_queries - 1, num_queries), slice(position, num_keys)
+    )
     return bool((scores == -torch.inf).all())

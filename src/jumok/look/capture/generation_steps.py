@@ -1,4 +1,4 @@
-"""The steps of a generation, and the entries that show them: all steps as one attention, or one by itself."""
+"""The steps of a generation as capture sources: all steps as one attention, or a single step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jumok.look.capture.merge import AttentionPart, merge_batch, merge_parts
 if TYPE_CHECKING:
     from jumok.look.capture.generation import GenerationCapture
 
-# For each returned sequence the turn and the row in which it ended; and all of its tokens.
+# For each returned sequence the forward index and the row in which it ended; and all of its tokens.
 ReturnedSequences = tuple[list[tuple[int, int]], Tensor]
 
 
@@ -36,14 +36,14 @@ class CapturedStep:
     sink: Tensor | None
 
     def iterate_back(self) -> Iterator[CapturedStep]:
-        """The step and those before it."""
+        """Iterate over the step and those before it, latest first."""
         step: CapturedStep | None = self
         while step is not None:
             yield step
             step = step.previous
 
     def truncate(self, num_tokens: int) -> CapturedStep:
-        """The step without its last tokens."""
+        """Return the step without its last tokens."""
         part = self.part.truncate(self.part.num_queries - num_tokens, self.part.num_keys - num_tokens)
         ids = None if self.token_ids is None else self.token_ids[:, :-num_tokens]
         return replace(
@@ -56,7 +56,7 @@ class CapturedStep:
 
 
 class GenerationAttention:
-    """All steps of a layer as one attention: of every row, or of the sequences that were returned."""
+    """All steps of a layer as one attention: for every row, or for the sequences that were returned."""
 
     def __init__(
         self,
@@ -70,36 +70,37 @@ class GenerationAttention:
         self._token_ids = None
         if returned is not None:
             ends, self._token_ids = returned
-            at = {step.forward_index: step for step in (*earlier_steps, *last_step.iterate_back())}
-            self._final_steps = [(at[turn], torch.tensor([row])) for turn, row in ends]
+            steps = {step.forward_index: step for step in (*earlier_steps, *last_step.iterate_back())}
+            self._final_steps = [(steps[forward_index], torch.tensor([row])) for forward_index, row in ends]
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         rows = sum(len(rows) for _, rows in self._final_steps)
-        queries = max(
-            sum(one.part.num_queries for one in step.iterate_back()) for step, _ in self._final_steps
+        num_queries = max(
+            sum(previous.part.num_queries for previous in step.iterate_back())
+            for step, _ in self._final_steps
         )
-        keys = max(step.num_keys for step, _ in self._final_steps)
-        return rows, self._final_steps[0][0].part.query.shape[1], queries, keys
+        num_keys = max(step.num_keys for step, _ in self._final_steps)
+        return rows, self._final_steps[0][0].part.query.shape[1], num_queries, num_keys
 
     @functools.cached_property
     def attention(self) -> CapturedAttention:
-        each = [self._generation.merge_steps(step, rows) for step, rows in self._final_steps]
-        joined = each[0] if len(each) == 1 else merge_batch(each)
+        attentions = [self._generation.merge_steps(step, rows) for step, rows in self._final_steps]
+        attention = attentions[0] if len(attentions) == 1 else merge_batch(attentions)
         sink = self._final_steps[0][0].sink
-        return joined if sink is None else add_sink(joined, sink)
+        return attention if sink is None else add_sink(attention, sink)
 
     @functools.cached_property
     def query_ids(self) -> Tensor | None:
         if self._token_ids is not None:
             return self._token_ids[:, : self.shape[2]].cpu()
         path = self._generation.trace_rows(*self._final_steps[0])
-        known = [step.token_ids[rows] for step, rows in path if step.token_ids is not None]
-        return torch.cat(known, dim=1) if len(known) == len(path) else None
+        token_ids = [step.token_ids[rows] for step, rows in path if step.token_ids is not None]
+        return torch.cat(token_ids, dim=1) if len(token_ids) == len(path) else None
 
 
 class SingleStepAttention:
-    """One step of a layer by itself, as the model computed it."""
+    """A single step of a layer, as the model computed it."""
 
     def __init__(self, generation: GenerationCapture, step: CapturedStep) -> None:
         self._generation, self._step = generation, step
@@ -113,9 +114,9 @@ class SingleStepAttention:
     def attention(self) -> CapturedAttention:
         step, part = self._step, self._step.part
         keys = self._generation.gather_keys(self._generation.trace_rows(step, torch.arange(len(part.query))))
-        seen = keys[:, :, part.first_key : part.first_key + part.num_keys]
-        kept = merge_parts([replace(part, first_key=0)], seen, step.scale, step.softcap)
-        return kept if step.sink is None else add_sink(kept, step.sink)
+        visible = keys[:, :, part.first_key : part.first_key + part.num_keys]
+        attention = merge_parts([replace(part, first_key=0)], visible, step.scale, step.softcap)
+        return attention if step.sink is None else add_sink(attention, step.sink)
 
     @property
     def query_ids(self) -> Tensor | None:

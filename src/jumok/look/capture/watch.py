@@ -1,4 +1,4 @@
-"""See where a PyTorch model attends, while it runs its own kernels and says the same to the bit."""
+"""Capture the attention of a PyTorch model while it runs its own kernels, with bitwise identical output."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from jumok.look.capture.generation import GenerationCapture
 
 LayerFilter = str | Sequence[str] | Callable[[str], bool]
 
-MAX_LOOKUPS = 8  # token ids that are remembered: those of the two sides of some models
+MAX_LOOKUPS = 8  # token lookups that are remembered: some models have two sides
 SUPPORTED_ATTENTION = (
-    "the attention of Hugging Face's models, F.scaled_dot_product_attention, nn.MultiheadAttention and "
+    "the attention of Hugging Face models, F.scaled_dot_product_attention, nn.MultiheadAttention and "
     "nn.Transformer…, FlexAttention, jumok.attend, and a softmax whose output multiplies values"
 )
 
@@ -47,41 +47,41 @@ def watch(
     layers: LayerFilter | None = None,
     device: torch.device | str | None = None,
 ) -> Iterator[Captures]:
-    """See every attention call that ``model`` makes, whatever kernels it runs; its output stays as it is.
+    """Capture every attention call of ``model``, whatever kernels it runs. Its output does not change.
 
-    Queries, keys and the model's own mask are kept by reference, O(length) beside that mask, and weights are
-    computed from them when they are asked for: those before dropout.
+    Queries, keys and the model's own mask are stored by reference, O(length) beside that mask. Weights, as
+    they are before dropout, are computed from them on request.
 
     Args:
-        model: any module: of Hugging Face, of ``torch.nn``, of yours, of jumok.
-        tokenizer: to write the tokens along the axes: of Hugging Face or of jumok, or a function from a list
-            of token ids to their texts.
-        keep: which layers to keep: a name, in which * stands for anything, several of these, or a function
-            that says of a name whether. None: all.
-        device: where to, "cpu" to spare a GPU's memory. None: everything stays where it is.
+        model: Any module: of Hugging Face, ``torch.nn``, jumok or your own.
+        tokenizer: Decodes the tokens along the axes: a tokenizer of Hugging Face or of jumok, or a function
+            from a list of token ids to their texts.
+        layers: The layers to capture: a name, in which * matches anything, a list of names, or a predicate
+            on names. None: all.
+        device: The device to store tensors on; "cpu" saves GPU memory. None: tensors stay where they are.
 
     >>> model = torch.nn.TransformerEncoderLayer(8, nhead=2, batch_first=True).eval()
-    >>> with watch(model) as seen:
+    >>> with watch(model) as captures:
     ...     y = model(torch.randn(1, 5, 8))
-    >>> seen
+    >>> captures
     1 attention:
         0 <self_attn: self, 1 × 2 × 5 × 5>
-    >>> seen["self_attn"].weights(batch=0, head=1).shape
+    >>> captures["self_attn"].weights(batch=0, head=1).shape
     torch.Size([5, 5])
     """
-    watcher = CaptureObserver(
+    observer = CaptureObserver(
         require_uncompiled(model, "watch"),
         tokenizer,
         _build_layer_filter(layers),
         None if device is None else torch.device(device),
     )
-    with attach_observer(watcher):
-        yield watcher.captures
-    watcher.check_captures()
+    with attach_observer(observer):
+        yield observer.captures
+    observer.check_captures()
 
 
 class CaptureObserver(Observer):
-    """Keeps what the adapters tell of."""
+    """Stores the attention calls that adapters report."""
 
     def __init__(
         self,
@@ -98,11 +98,10 @@ class CaptureObserver(Observer):
         self.excluded_calls: Counter[str] = Counter()
         self.module_calls: Counter[str] = Counter()
         self._embedding_ids = find_token_embeddings(model)
-        self._missed_by_name: set[str] = set()  # missed because of their names alone
+        self._missed_by_name: set[str] = set()  # reported as missed only because of their names
         self._forward_index = 0
-        self._open_calls: dict[
-            str, tuple[MergedCalls, CapturedAttention]
-        ] = {}  # each layer's last in this turn, and as it was found
+        # The last call of each layer in this forward, as stored and as observed.
+        self._open_calls: dict[str, tuple[MergedCalls, CapturedAttention]] = {}
 
     def on_generation_start(self) -> None:
         self.generation = GenerationCapture(self)
@@ -129,14 +128,16 @@ class CaptureObserver(Observer):
             self.lookups.append(TokenLookup(name, frame.name if frame else "", ids))
 
     def on_module_exit(self, frame: ModuleFrame) -> None:
-        for name, found, _ in frame.pending_weights:
-            self.on_attention(name, found)
+        for name, call, _ in frame.pending_weights:
+            self.on_attention(name, call)
         super().on_module_exit(frame)
         if may_attend(frame.module) and not frame.has_attention and not frame.is_reported:
-            scripted = isinstance(frame.module, torch.jit.ScriptModule)
-            how = "is scripted, and runs without Python" if scripted else "attends in a way that is not seen"
+            is_scripted = isinstance(frame.module, torch.jit.ScriptModule)
+            problem = (
+                "is scripted and runs without Python" if is_scripted else "attends in an unsupported way"
+            )
             self._missed_by_name.add(frame.name)
-            self.on_missed_attention(frame.name, f"{get_class_name(frame.module)} {how}")
+            self.on_missed_attention(frame.name, f"{get_class_name(frame.module)} {problem}")
 
     def on_attention(self, name: str, call: ObservedCall) -> None:
         if not self.includes_layer(name):
@@ -148,19 +149,19 @@ class CaptureObserver(Observer):
             return
         if self._forward_index != self.module_stack.forward_index:
             self._forward_index, self._open_calls = self.module_stack.forward_index, {}
-        pieces, before = self._open_calls.get(name, (None, call.attention))
-        if pieces is not None and is_continuation(before, call.attention):
-            kept = replace(self.store.detach_attention(call.attention), key=pieces.first_call.key)
-            pieces.append(MergedCalls(kept, call))
-            self._open_calls[name] = pieces, call.attention
+        open_call, previous = self._open_calls.get(name, (None, call.attention))
+        if open_call is not None and is_continuation(previous, call.attention):
+            attention = replace(self.store.detach_attention(call.attention), key=open_call.first_call.key)
+            open_call.append(MergedCalls(attention, call))
+            self._open_calls[name] = open_call, call.attention
         else:
-            kept = self.store.detach_attention(call.attention)
-            pieces = MergedCalls(kept, call)
-            if self.store.device is not None:  # then what was found is not to be held longer than needed
+            attention = self.store.detach_attention(call.attention)
+            open_call = MergedCalls(attention, call)
+            if self.store.device is not None:  # do not keep the original tensors longer than needed
                 self._open_calls = {}
-            self._open_calls[name] = pieces, call.attention
-            self.captures.layers.append(self.build_layer(name, kind, pieces))
-        self.captures.calls.append(self.build_layer(name, kind, MergedCalls(kept, call)))
+            self._open_calls[name] = open_call, call.attention
+            self.captures.layers.append(self.build_layer(name, kind, open_call))
+        self.captures.calls.append(self.build_layer(name, kind, MergedCalls(attention, call)))
 
     def on_missed_attention(self, name: str, reason: str) -> None:
         self.captures.missed_layers[name] = reason
@@ -181,52 +182,56 @@ class CaptureObserver(Observer):
 
     def _infer_kind(self, name: str, attention: CapturedAttention) -> str:
         frame = self.module_stack.current_frame
-        told = infer_kind_from_name(name, None if frame is None else frame.module)
-        if told is not None:
-            return told
-        _, _, queries, keys = attention.shape
-        cached = self.is_generating or attention.diagonal is not None
-        return "self" if queries == keys or cached else "cross"
+        kind = infer_kind_from_name(name, None if frame is None else frame.module)
+        if kind is not None:
+            return kind
+        _, _, num_queries, num_keys = attention.shape
+        has_cache = self.is_generating or attention.diagonal is not None
+        return "self" if num_queries == num_keys or has_cache else "cross"
 
     def check_captures(self) -> None:
-        """Say what was not seen. If nothing was, that is an error: an empty answer would look like one."""
-        known = {*self.captures.names, *self.excluded_calls}
-        unseen = self.captures.missed_layers
-        for name, reason in list(unseen.items()):
-            sure = (
-                name in known and reason != UNUSED_REASON and name not in self._missed_by_name
-            )  # another of its calls
-            if not self.includes_layer(name) or (self._is_inside_captured(name, known) and not sure):
-                del unseen[name]
-        listed = "; ".join(f"{name}: {why}" for name, why in list(unseen.items())[:8])
+        """Report what was not captured. It is an error if nothing was: empty captures would be misleading."""
+        captured_names = {*self.captures.names, *self.excluded_calls}
+        missed = self.captures.missed_layers
+        for name, reason in list(missed.items()):
+            # Another call of the same layer.
+            is_other_call = (
+                name in captured_names and reason != UNUSED_REASON and name not in self._missed_by_name
+            )
+            if not self.includes_layer(name) or (
+                self._is_inside_captured(name, captured_names) and not is_other_call
+            ):
+                del missed[name]
+        listed = "; ".join(f"{name}: {detail}" for name, detail in list(missed.items())[:8])
         if self.captures.layers:
-            if unseen:
-                warnings.warn(f"watch could not see all attention. {listed}", stacklevel=4)
+            if missed:
+                warnings.warn(f"watch did not capture all attention. {listed}", stacklevel=4)
             return
-        if unseen and self.captures.calls:
-            calls = f"seen.calls has all {len(self.captures.calls)} calls, but no layer has an entry in seen"
+        if missed and self.captures.calls:
+            calls = f"captures.calls has all {len(self.captures.calls)} calls, but no layer could be merged"
             raise InputError(f"{calls}. {listed}")
-        if unseen:
-            raise InputError(f"watch saw no attention. {listed}. What can be seen: {SUPPORTED_ATTENTION}")
+        if missed:
+            raise InputError(f"watch captured no attention. {listed}. Supported: {SUPPORTED_ATTENTION}")
         if self.excluded_calls:
             ran = ", ".join(list(self.excluded_calls)[:12])
-            raise InputError(f"keep= chose none of the layers that ran: {ran}")
+            raise InputError(f"layers= matches none of the layers that ran: {ran}")
         if not self.module_calls:
             raise InputError(
-                "watch saw nothing: the model was not called inside the with block, or in another thread, or "
-                "only as compiled by torch.compile, which runs without Python; call the model itself there, "
-                'in the thread that watches, or with torch.compiler.set_stance("force_eager")'
+                "watch captured nothing: the model was not called inside the with block, or in another "
+                "thread, or only as compiled by torch.compile, which runs without Python; call the model "
+                'itself, in the same thread, or with torch.compiler.set_stance("force_eager")'
             )
         raise InputError(
-            f"watch saw no attention in the {len(self.module_calls)} modules that ran, such as "
-            f"{', '.join(list(self.module_calls)[-3:])}. What can be seen: {SUPPORTED_ATTENTION}"
+            f"watch captured no attention in the {len(self.module_calls)} modules that ran, such as "
+            f"{', '.join(list(self.module_calls)[-3:])}. Supported: {SUPPORTED_ATTENTION}"
         )
 
     def _is_inside_captured(self, name: str, captured_names: set[str]) -> bool:
-        """Whether a module is one of these, or part of one that attends: then it is seen with it."""
-        above = (name[: dot.start()] for dot in re.finditer(r"\.", name))
+        """Return whether a module is captured, or part of an attention that is."""
+        parents = (name[: dot.start()] for dot in re.finditer(r"\.", name))
         return name in captured_names or any(
-            one in captured_names and looks_like_attention(self.module_stack.get_module(one)) for one in above
+            parent in captured_names and looks_like_attention(self.module_stack.get_module(parent))
+            for parent in parents
         )
 
 
@@ -237,5 +242,5 @@ def _build_layer_filter(layers: LayerFilter | None) -> Callable[[str], bool]:
         return layers
     patterns = [layers] if isinstance(layers, str) else list(layers)
     if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
-        raise InputError(f"keep={layers!r} came; names of layers, or a function of a name, are expected")
+        raise InputError(f"layers={layers!r}: expected names of layers or a function of a name")
     return lambda name: any(matches_pattern(name, pattern) for pattern in patterns)

@@ -1,4 +1,4 @@
-"""A picture with its caption, word by word: where the model looked for each (as in Xu et al. 2015)."""
+"""An image caption as a figure: the attention of each word over the image (as in Xu et al. 2015)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["build_caption_figure", "draw_caption"]
 
-# From shade to lamplight, and how much of the picture that covers: as in static/colours.js and overlay.js.
+# From dark to light, and how much of the image that covers: as in static/colours.js and overlay.js.
 OVERLAY_COLOURS = (
     "#101621",
     "#2a2b2f",
@@ -40,19 +40,14 @@ OVERLAY_COLOURS = (
 )
 OVERLAY_STRENGTH, DARK_OPACITY, LIGHT_OPACITY = 0.7, 0.88, 0.42
 # All in inches.
-PANEL_AREA, MAX_PANEL_WIDTH, MAX_PANEL_HEIGHT, MIN_PANEL_WIDTH = (
-    2.6,
-    3.4,
-    2.7,
-    0.85,
-)  # of a small picture, whatever its shape
+PANEL_AREA, MAX_PANEL_WIDTH, MAX_PANEL_HEIGHT, MIN_PANEL_WIDTH = 2.6, 3.4, 2.7, 0.85
 PANEL_GAP, WORD_HEIGHT, MARGIN, NOTE_HEIGHT = 0.12, 0.25, 0.14, 0.3
-MIN_FIGURE_WIDTH = 3.9  # the whole: room for the note
-TARGET_ASPECT_RATIO = 1.75  # of the whole: its width by its height, about
+MIN_FIGURE_WIDTH = 3.9  # so that the note fits
+TARGET_ASPECT_RATIO = 1.75  # approximate width / height of the figure
 WORD_FONT_SIZE, MIN_FONT_SIZE = 11.0, 7.0  # points
-PANEL_DPI = 200  # an inch of a small picture
+PANEL_DPI = 200
 MAX_WORDS = 200
-MAX_WORD_LENGTH = 80  # of a word that are drawn: some may be whole documents
+MAX_WORD_LENGTH = 80  # characters that are drawn: some words may be whole documents
 
 Words = Sequence[str]
 WeightArray = Tensor | NDArray[np.floating]
@@ -60,28 +55,28 @@ WeightArray = Tensor | NDArray[np.floating]
 
 @dataclass(frozen=True)
 class CaptionLayout:
-    """Small pictures in rows, the first of them without an overlay. All in inches."""
+    """Panels in rows, the first of them without an overlay. All in inches."""
 
     num_panels: int
     num_columns: int
-    panel_width: float  # a small picture
+    panel_width: float
     panel_height: float
-    title_height: float  # the title
+    title_height: float
 
     @classmethod
     def from_aspect_ratio(cls, num_panels: int, aspect_ratio: float, has_title: bool) -> CaptionLayout:
-        """``aspect_ratio`` is a picture's width by its height."""
-        wide = math.sqrt(PANEL_AREA * aspect_ratio)
-        shrink = min(1.0, MAX_PANEL_WIDTH / wide, MAX_PANEL_HEIGHT / (wide / aspect_ratio))
-        wide, tall = wide * shrink, wide / aspect_ratio * shrink
-        cell, row = max(wide, MIN_PANEL_WIDTH) + PANEL_GAP, tall + WORD_HEIGHT + PANEL_GAP
-        # As many columns as give the whole its shape; of those that need as many rows, the fewest.
-        fitting = min(num_panels, max(1, round(math.sqrt(TARGET_ASPECT_RATIO * num_panels * row / cell))))
+        """Choose the layout of panels; ``aspect_ratio`` is the width of the image divided by its height."""
+        width = math.sqrt(PANEL_AREA * aspect_ratio)
+        factor = min(1.0, MAX_PANEL_WIDTH / width, MAX_PANEL_HEIGHT / (width / aspect_ratio))
+        width, height = width * factor, width / aspect_ratio * factor
+        cell, row = max(width, MIN_PANEL_WIDTH) + PANEL_GAP, height + WORD_HEIGHT + PANEL_GAP
+        # As many columns as approximate the aspect ratio; with the same number of rows, as few as possible.
+        max_columns = min(num_panels, max(1, round(math.sqrt(TARGET_ASPECT_RATIO * num_panels * row / cell))))
         return cls(
             num_panels,
-            math.ceil(num_panels / math.ceil(num_panels / fitting)),
-            wide,
-            tall,
+            math.ceil(num_panels / math.ceil(num_panels / max_columns)),
+            width,
+            height,
             0.36 if has_title else 0.0,
         )
 
@@ -95,16 +90,16 @@ class CaptionLayout:
 
     @property
     def figure_size(self) -> tuple[float, float]:
-        """The whole."""
-        wide = max(
+        """The width and height of the figure."""
+        width = max(
             MIN_FIGURE_WIDTH, 2 * MARGIN + self.num_columns * (self.cell_width + PANEL_GAP) - PANEL_GAP
         )
-        return wide, 2 * MARGIN + self.title_height + self.num_rows * (
+        return width, 2 * MARGIN + self.title_height + self.num_rows * (
             self.panel_height + WORD_HEIGHT + PANEL_GAP
         ) - PANEL_GAP + NOTE_HEIGHT
 
     def locate_panel(self, index: int) -> tuple[float, float]:
-        """The left and the top of a small picture, counted from the upper left corner."""
+        """Return the left and the top of a panel, counted from the upper left corner."""
         row, column = divmod(index, self.num_columns)
         left = MARGIN + column * (self.cell_width + PANEL_GAP) + (self.cell_width - self.panel_width) / 2
         return left, MARGIN + self.title_height + row * (
@@ -115,12 +110,12 @@ class CaptionLayout:
 def build_caption_figure(
     image: AttendedImage, words: Words, weights: WeightArray, *, title: str | None = None
 ) -> Figure:
-    """The picture, and then again for each of the words, lit where the model looked for it.
+    """Draw the image, and again for each of the words, with the attention of that word.
 
-    ``weights (words, positions)``: the places of the picture's grid row by row; its ``first`` other keys may
-    stand before them. Every word has a scale of its own, from 0 to its strongest place.
+    ``weights (words, patches)``: the patches of the grid row by row, possibly after ``num_prefix_keys`` other
+    keys. Every word has its own scale, from 0 to its maximum.
 
-    >>> strip(picture, ["a", "dog"], weights).savefig("strip.svg")  # doctest: +SKIP
+    >>> build_caption_figure(image, ["a", "dog"], weights).savefig("caption.svg")  # doctest: +SKIP
     """
     drawing = CaptionDrawing(image, words, weights, title or "")
     return build_figure(drawing.draw, drawing.texts)
@@ -129,25 +124,25 @@ def build_caption_figure(
 def draw_caption(
     image: AttendedImage, words: Words, weights: WeightArray, path: str | Path, *, title: str = ""
 ) -> Path:
-    """The same, written to a file; the path is given back.
+    """Draw the same to a file. Returns the path.
 
-    >>> draw_strip(picture, ["a", "dog"], weights, "strip.png")  # doctest: +SKIP
+    >>> draw_caption(image, ["a", "dog"], weights, "caption.png")  # doctest: +SKIP
     """
     drawing = CaptionDrawing(image, words, weights, title)
     return save_figure(drawing.draw, path, drawing.texts)
 
 
 class CaptionDrawing:
-    """All that is drawn, checked."""
+    """The checked content of a caption figure."""
 
     def __init__(self, image: AttendedImage, words: Words, weights: WeightArray, title: str) -> None:
         self.image, self.title = image, _to_single_line(title)
         self.words = [_to_single_line(word)[:MAX_WORD_LENGTH] for word in words]
         self.weights = _check_weights(image, self.words, to_float32_array(weights))
-        found = decode_image(image.data, "the picture")
-        if isinstance(found, InvalidExample):
-            raise InputError(str(found))
-        self.pixels: Pixels = found
+        pixels = decode_image(image.data, "the image")
+        if isinstance(pixels, InvalidExample):
+            raise InputError(str(pixels))
+        self.pixels: Pixels = pixels
 
     @property
     def texts(self) -> list[str]:
@@ -157,30 +152,32 @@ class CaptionDrawing:
         height, width, _ = self.pixels.shape
         layout = CaptionLayout.from_aspect_ratio(len(self.words) + 1, width / height, bool(self.title))
         figure.set_size_inches(layout.figure_size)
-        photo = resize_pixels(
+        resized = resize_pixels(
             self.pixels, (round(PANEL_DPI * layout.panel_width), round(PANEL_DPI * layout.panel_height))
         )
-        self._draw_panel(figure, layout, 0, photo)
-        for n, (word, weights) in enumerate(zip(self.words, self.weights, strict=True), 1):
-            axes = self._draw_panel(figure, layout, n, overlay_weights(photo, weights, self.image))
+        self._draw_panel(figure, layout, 0, resized)
+        for i, (word, weights) in enumerate(zip(self.words, self.weights, strict=True), 1):
+            axes = self._draw_panel(figure, layout, i, overlay_weights(resized, weights, self.image))
             text = axes.text(0.5, 1 + 0.07 / layout.panel_height, word, transform=axes.transAxes, ha="center",
-                             va="bottom", size=WORD_FONT_SIZE, color=INK, gid=f"word {n}")  # fmt: skip
+                             va="bottom", size=WORD_FONT_SIZE, color=INK, gid=f"word {i}")  # fmt: skip
             _fit_text(figure, text, layout.cell_width)
-        wide, tall = layout.figure_size
+        figure_width, figure_height = layout.figure_size
         left = (layout.cell_width - layout.panel_width) / 2 + MARGIN
         if self.title:
-            title = figure.text(left / wide, 1 - MARGIN / tall, self.title, va="top", size=12.5, color=INK)
-            _fit_text(figure, title, wide - left - MARGIN)
-        self._draw_scale_note(figure, left, wide, tall)
+            title = figure.text(
+                left / figure_width, 1 - MARGIN / figure_height, self.title, va="top", size=12.5, color=INK
+            )
+            _fit_text(figure, title, figure_width - left - MARGIN)
+        self._draw_scale_note(figure, left, figure_width, figure_height)
 
     def _draw_panel(self, figure: Figure, layout: CaptionLayout, index: int, pixels: Pixels) -> Axes:
-        (wide, tall), (left, top) = layout.figure_size, layout.locate_panel(index)
+        (figure_width, figure_height), (left, top) = layout.figure_size, layout.locate_panel(index)
         axes = figure.add_axes(
             (
-                left / wide,
-                1 - (top + layout.panel_height) / tall,
-                layout.panel_width / wide,
-                layout.panel_height / tall,
+                left / figure_width,
+                1 - (top + layout.panel_height) / figure_height,
+                layout.panel_width / figure_width,
+                layout.panel_height / figure_height,
             )
         )
         axes.imshow(pixels, aspect="auto", interpolation="antialiased")
@@ -188,99 +185,99 @@ class CaptionDrawing:
         return axes
 
     def _draw_scale_note(self, figure: Figure, left: float, width: float, height: float) -> None:
-        """A scale, and what it says: each small picture has its own."""
-        long = 0.7
-        axes = figure.add_axes((left / width, (MARGIN + 0.01) / height, long / width, 0.09 / height))
+        """Draw a scale, with a note that each panel has its own."""
+        bar_width = 0.7
+        axes = figure.add_axes((left / width, (MARGIN + 0.01) / height, bar_width / width, 0.09 / height))
         grey = np.full((1, 256, 3), 140, np.uint8)
         axes.imshow(blend_overlay(grey, np.linspace(0, 1, 256)[None]), aspect="auto", interpolation="nearest")
         axes.set_axis_off()
-        least, most = (f"{edge(self.weights.max(1)):.2g}" for edge in (np.min, np.max))
-        told = most if least == most else f"the word’s most ({least} to {most})"
-        x, y = left + long + 0.1, MARGIN + 0.055
-        note = figure.text(x / width, y / height, f"attention, 0 to {told}", va="center", size=8, color=GREY)
+        lowest, highest = (f"{reduce(self.weights.max(1)):.2g}" for reduce in (np.min, np.max))
+        scale_end = highest if lowest == highest else f"the word’s maximum ({lowest} to {highest})"
+        x, y = left + bar_width + 0.1, MARGIN + 0.055
+        note = figure.text(
+            x / width, y / height, f"attention, 0 to {scale_end}", va="center", size=8, color=GREY
+        )
         _fit_text(figure, note, width - x - MARGIN)
 
 
 def overlay_weights(pixels: Pixels, weights: FloatArray, image: AttendedImage) -> Pixels:
-    """The photo ``(height, width, 3)`` under the weights of all places, on their own scale."""
+    """Overlay pixels ``(height, width, 3)`` with the weights of all patches, on their own scale."""
     height, width, _ = pixels.shape
     left, top, right, bottom = image.region
-    across = ((np.arange(width) + 0.5) / width - left) / (right - left)  # in the grid, from 0 to 1
-    down = ((np.arange(height) + 0.5) / height - top) / (bottom - top)
+    x = ((np.arange(width) + 0.5) / width - left) / (right - left)  # within the grid, from 0 to 1
+    y = ((np.arange(height) + 0.5) / height - top) / (bottom - top)
     rows, columns = image.grid
-    fine = (
-        _build_interpolation(down, rows)
-        @ weights.reshape(rows, columns)
-        @ _build_interpolation(across, columns).T
+    interpolated = (
+        _build_interpolation(y, rows) @ weights.reshape(rows, columns) @ _build_interpolation(x, columns).T
     )
-    unseen = ((down < 0) | (down > 1))[:, None] | (across < 0) | (across > 1)
-    most = float(weights.max())
-    return blend_overlay(pixels, np.where(unseen, 0, np.clip(fine / (most or 1.0), 0, 1)))
+    is_outside = ((y < 0) | (y > 1))[:, None] | (x < 0) | (x > 1)
+    max_weight = float(weights.max())
+    return blend_overlay(pixels, np.where(is_outside, 0, np.clip(interpolated / (max_weight or 1.0), 0, 1)))
 
 
 def blend_overlay(pixels: Pixels, shares: NDArray[np.floating]) -> Pixels:
-    """The photo with the veil of a scale's ``shares (height, width)``, 0 to 1, over it."""
+    """Blend pixels with the overlay of relative weights ``shares (height, width)``, 0 to 1."""
     from matplotlib.colors import LinearSegmentedColormap
 
     colours = 255 * LinearSegmentedColormap.from_list("lamp", OVERLAY_COLOURS)(shares)[..., :3]
-    cover = OVERLAY_STRENGTH * (DARK_OPACITY - (DARK_OPACITY - LIGHT_OPACITY) * shares)[..., None]
-    return np.asarray(np.rint(colours * cover + pixels * (1 - cover)), np.uint8)
+    opacity = OVERLAY_STRENGTH * (DARK_OPACITY - (DARK_OPACITY - LIGHT_OPACITY) * shares)[..., None]
+    return np.asarray(np.rint(colours * opacity + pixels * (1 - opacity)), np.uint8)
 
 
 def resize_pixels(pixels: Pixels, size: tuple[int, int]) -> Pixels:
-    """To this width and height."""
+    """Resize to this width and height."""
     from PIL import Image
 
     return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS))
 
 
 def _build_interpolation(positions: NDArray[np.floating], num_cells: int) -> NDArray[np.floating]:
-    """How much of each cell a place, 0 to 1 along an axis, has ``(positions, num_cells)``: Catmull and Rom's."""
-    at = np.clip(positions, 0, 1) * num_cells - 0.5
-    first = np.floor(at).astype(int)
-    t = at - first
+    """Return the Catmull-Rom interpolation weights ``(positions, num_cells)``; positions are 0 to 1."""
+    coordinates = np.clip(positions, 0, 1) * num_cells - 0.5
+    first = np.floor(coordinates).astype(int)
+    t = coordinates - first
     shares = ((-t + 2 * t**2 - t**3) / 2, (2 - 5 * t**2 + 3 * t**3) / 2,
               (t + 4 * t**2 - 3 * t**3) / 2, (t**3 - t**2) / 2)  # fmt: skip
-    taps = np.zeros((len(at), num_cells))
+    interpolation = np.zeros((len(coordinates), num_cells))
     for k, share in enumerate(shares, -1):
-        np.add.at(taps, (np.arange(len(at)), np.clip(first + k, 0, num_cells - 1)), share)
-    return taps
+        np.add.at(interpolation, (np.arange(len(coordinates)), np.clip(first + k, 0, num_cells - 1)), share)
+    return interpolation
 
 
 def _fit_text(figure: Figure, text: Text, max_width: float) -> None:
-    """Smaller letters, and then fewer, until a text is no wider than that many inches."""
-    max_width *= 0.97  # letters are not as wide at all resolutions
+    """Shrink a text, then truncate it, until it is at most ``max_width`` inches wide."""
+    max_width *= 0.97  # the width of characters depends on the resolution
 
-    def width() -> float:
+    def measure_width() -> float:
         return float(text.get_window_extent().width) / figure.dpi
 
-    if (found := width()) > max_width:
+    if (width := measure_width()) > max_width:
         size = float(text.get_fontsize())
-        text.set_fontsize(max(min(MIN_FONT_SIZE, size), size * max_width / found))
+        text.set_fontsize(max(min(MIN_FONT_SIZE, size), size * max_width / width))
     letters = text.get_text()
-    while len(letters) > 1 and width() > max_width:
-        letters = letters[: max(1, min(len(letters) - 1, int(len(letters) * max_width / width())))]
+    while len(letters) > 1 and measure_width() > max_width:
+        letters = letters[: max(1, min(len(letters) - 1, int(len(letters) * max_width / measure_width())))]
         text.set_text(f"{letters.rstrip()}…")
 
 
 def _to_single_line(text: str) -> str:
-    """On one line, without what would do things instead of being seen."""
-    shown = " ".join(text.split())
-    return "".join(c if c.isprintable() else "\ufffd" for c in shown) or "∅" * bool(text)
+    """Return the text on one line, without control characters."""
+    line = " ".join(text.split())
+    return "".join(c if c.isprintable() else "\ufffd" for c in line) or "∅" * bool(text)
 
 
 def _check_weights(image: AttendedImage, words: Words, weights: FloatArray) -> FloatArray:
     if weights.ndim == 2 and weights.shape[1] == image.num_keys:
         weights = weights[:, image.num_prefix_keys :]
-    places = image.grid[0] * image.grid[1]
-    if weights.shape != (len(words), places) or not words:
+    num_patches = image.grid[0] * image.grid[1]
+    if weights.shape != (len(words), num_patches) or not words:
         raise InputError(
             f"weights of shape {weights.shape} came with {len(words)} words and a grid of "
-            f"{image.grid[0]} × {image.grid[1]}; expected (words, places): a row a word, "
-            f"{places} places in each"
+            f"{image.grid[0]} × {image.grid[1]}; expected (words, patches): a row for each word, "
+            f"{num_patches} patches in each"
         )
     if len(words) > MAX_WORDS:
-        raise InputError(f"{len(words)} words are too many for a picture: give an .html file")
+        raise InputError(f"{len(words)} words are too many for a figure: use an .html file")
     if not np.isfinite(weights).all() or weights.min() < 0:
-        raise InputError("the weights hold NaN, infinity or less than 0; expected attention weights")
+        raise InputError("the weights contain NaN, infinity or negative numbers; expected attention weights")
     return weights

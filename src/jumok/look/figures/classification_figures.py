@@ -1,6 +1,6 @@
-"""Pictures of how good labels are: which class is taken for which, and whether probabilities can be believed.
+"""Figures of classification: the confusion matrix and the reliability diagram.
 
-Both write a PNG, SVG or PDF and change no setting of matplotlib.
+They write a PNG, SVG or PDF file and change no setting of matplotlib.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from jumok.look.figures.plots import (
     GREY,
     INK,
     SHADES,
-    _rotate_long_labels,
-    _shorten_words,
+    rotate_long_labels,
     save_figure,
+    shorten_words,
 )
 from jumok.metrics.classification import CalibrationBin
 
@@ -30,55 +30,59 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_CLASSES", "draw_confusion_matrix", "draw_reliability_diagram"]
 
-MAX_CLASSES = 30  # more are no picture that one can read
-SMALL_FONT_SIZE = 9  # points: in letters so small, a share below 1 % is not worth its place
+MAX_CLASSES = 30  # more are unreadable
+SMALL_FONT_SIZE = 9  # points: with smaller fonts, shares below 1 % are left out
 UNDERCONFIDENT_COLOUR, OVERCONFIDENT_COLOUR = COLOURS[0], COLOURS[1]
 
 
 def draw_confusion_matrix(
     counts_matrix: ArrayLike, class_names: Sequence[str], path: str | Path, *, title: str = ""
 ) -> Path:
-    """How often a text of one class (row) was given each label (column): shares of the row, and counts.
+    """Draw how often a text of one class (row) got each label (column): shares of the row, and counts.
 
-    The darker a cell, the larger its share of the texts of that class; where there are none it stays empty.
-    Totals stand at the right and below. The path is given back.
+    The darker a cell, the larger its share of the texts of that class; cells without texts stay empty. Totals
+    are at the right and below. Returns the path.
 
-    >>> confusion_matrix([[8, 2], [1, 9]], ["good", "bad"], "confusion.png")  # doctest: +SKIP
+    >>> draw_confusion_matrix([[8, 2], [1, 9]], ["good", "bad"], "confusion.png")  # doctest: +SKIP
     """
     counts = np.asarray(counts_matrix, np.int64)
-    classes = len(class_names)
-    if counts.shape != (classes, classes) or not 1 <= classes <= MAX_CLASSES or (counts < 0).any():
+    num_classes = len(class_names)
+    if (
+        counts.shape != (num_classes, num_classes)
+        or not 1 <= num_classes <= MAX_CLASSES
+        or (counts < 0).any()
+    ):
         raise InputError(
-            f"counts of shape {counts.shape} came for {classes} classes; expected a row and a column each "
-            f"for 1 to {MAX_CLASSES} classes, and no count below 0"
+            f"counts of shape {counts.shape} came for {num_classes} classes; expected a row and a column each "
+            f"for 1 to {MAX_CLASSES} classes, and no negative count"
         )
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    labels = _shorten_words(class_names)
-    cell = min(1.05, max(0.4, 6.4 / classes))  # inches
-    size = min(15.0, 72 * cell * 0.24)  # points
+    labels = shorten_words(class_names)
+    cell = min(1.05, max(0.4, 6.4 / num_classes))  # inches
+    font_size = min(15.0, 72 * cell * 0.24)  # points
 
     def draw(figure: Figure) -> None:
         from matplotlib.colors import LinearSegmentedColormap
 
-        figure.set_size_inches(cell * classes, cell * classes)  # what stands around it is added when saved
+        figure.set_size_inches(cell * num_classes, cell * num_classes)  # labels are added when it is saved
         axes = figure.add_axes((0, 0, 1, 1))
-        shades = LinearSegmentedColormap.from_list("jumok", SHADES)
-        axes.pcolormesh(shares, cmap=shades, vmin=0, vmax=1, edgecolors="white", linewidth=2 * cell)
-        axes.set(xlim=(0, classes), ylim=(classes, 0))
+        colormap = LinearSegmentedColormap.from_list("jumok", SHADES)
+        axes.pcolormesh(shares, cmap=colormap, vmin=0, vmax=1, edgecolors="white", linewidth=2 * cell)
+        axes.set(xlim=(0, num_classes), ylim=(num_classes, 0))
         axes.spines[:].set_visible(False)
         axes.xaxis.tick_top()
         axes.xaxis.set_label_position("top")
-        names_size = min(12.0, max(8.5, size))
-        axes.tick_params(length=0, pad=4, labelsize=names_size, labelcolor=INK)
-        axes.set_yticks(np.arange(classes) + 0.5, labels)
-        axes.set_xticks(np.arange(classes) + 0.5, labels)
-        _rotate_long_labels(figure, axes, cell)
+        label_size = min(12.0, max(8.5, font_size))
+        axes.tick_params(length=0, pad=4, labelsize=label_size, labelcolor=INK)
+        axes.set_yticks(np.arange(num_classes) + 0.5, labels)
+        axes.set_xticks(np.arange(num_classes) + 0.5, labels)
+        rotate_long_labels(figure, axes, cell)
         for row, column in np.argwhere(counts > 0):
             _draw_cell(
-                axes, int(row), int(column), float(shares[row, column]), int(counts[row, column]), size
+                axes, int(row), int(column), float(shares[row, column]), int(counts[row, column]), font_size
             )
-        _draw_totals(axes, counts, min(9.5, max(6.5, 0.7 * size)))
-        axes.set_xlabel("label said", size=10.5, color=GREY, labelpad=8)
+        _draw_totals(axes, counts, min(9.5, max(6.5, 0.7 * font_size)))
+        axes.set_xlabel("predicted class", size=10.5, color=GREY, labelpad=8)
         axes.set_ylabel("true class", size=10.5, color=GREY, labelpad=8)
         if title:
             axes.set_title(title, size=12.5, color=INK, loc="left", pad=14)
@@ -93,12 +97,12 @@ def draw_reliability_diagram(
     calibration_error: float | None = None,
     title: str = "",
 ) -> Path:
-    """How often labels are right, by how sure the model was: a reliability diagram.
+    """Draw a reliability diagram: the accuracy of labels by the confidence of the model.
 
-    Of a model to believe, the points lie on the diagonal: of what it says with 80 %, 80 % is right. A point
-    stands for the labels of one bin (see :func:`jumok.metrics.classification.calibration`), a thin line for
-    where their accuracy may lie (95 %), the bars below for how many they are. ``calibration_error`` is the expected
-    calibration error. The path is given back.
+    For a calibrated model the points lie on the diagonal: of the labels with a probability of 80 %, 80 % are
+    correct. A point is one bin (see :func:`jumok.metrics.classification.compute_calibration`), with the 95 %
+    confidence interval of its accuracy, and the bars below are the numbers of texts. ``calibration_error`` is
+    the expected calibration error. Returns the path.
     """
     if not bins:
         raise InputError("no bins came: there is nothing to draw")
@@ -109,41 +113,50 @@ def draw_reliability_diagram(
     def draw(figure: Figure) -> None:
         figure.set_size_inches(4.6, 5.8)
         axes = figure.add_axes((0, 0.24, 1, 0.76))
-        below = figure.add_axes((0, 0, 1, 0.19), sharex=axes)
+        counts_axes = figure.add_axes((0, 0, 1, 0.19), sharex=axes)
         axes.plot([0, 1], [0, 1], color=GREY, linewidth=1.1, dashes=(4, 3), zorder=1)
-        at = np.array([(one.confidence, one.accuracy) for one in bins])
-        for one in bins:
-            colour = OVERCONFIDENT_COLOUR if one.accuracy < one.confidence else UNDERCONFIDENT_COLOUR
-            bottom, height = sorted((one.accuracy, one.confidence))[0], abs(one.accuracy - one.confidence)
-            axes.bar(one.low, height, one.high - one.low, bottom, align="edge", color=colour, alpha=0.16,
+        points = np.array(
+            [(calibration_bin.confidence, calibration_bin.accuracy) for calibration_bin in bins]
+        )
+        for calibration_bin in bins:
+            colour = (
+                OVERCONFIDENT_COLOUR
+                if calibration_bin.accuracy < calibration_bin.confidence
+                else UNDERCONFIDENT_COLOUR
+            )
+            bottom, height = (
+                sorted((calibration_bin.accuracy, calibration_bin.confidence))[0],
+                abs(calibration_bin.accuracy - calibration_bin.confidence),
+            )
+            axes.bar(calibration_bin.low, height, calibration_bin.high - calibration_bin.low, bottom, align="edge", color=colour, alpha=0.16,
                      linewidth=0, zorder=0)  # fmt: skip
-            low, high = _compute_wilson_interval(one)
-            axes.plot([one.confidence] * 2, [low, high], color=INK, linewidth=0.9, alpha=0.55, zorder=2)
-        axes.plot(*at.T, color=INK, linewidth=1.2, alpha=0.3, zorder=2)
-        axes.plot(*at.T, color=INK, marker="o", markersize=6, linewidth=0, markeredgecolor="white",
+            low, high = _compute_wilson_interval(calibration_bin)
+            axes.plot(
+                [calibration_bin.confidence] * 2, [low, high], color=INK, linewidth=0.9, alpha=0.55, zorder=2
+            )
+        axes.plot(*points.T, color=INK, linewidth=1.2, alpha=0.3, zorder=2)
+        axes.plot(*points.T, color=INK, marker="o", markersize=6, linewidth=0, markeredgecolor="white",
                   markeredgewidth=0.8, zorder=3, clip_on=False)  # fmt: skip
         axes.set(xlim=(0, 1), ylim=(0, 1))
         _style_axes(axes)
-        axes.set_ylabel("share that is right", size=11, color=INK, labelpad=8)
+        axes.set_ylabel("accuracy", size=11, color=INK, labelpad=8)
         axes.tick_params(labelbottom=False)
-        axes.annotate(
-            "right more often\nthan it says", (0.035, 0.965), va="top", size=9, color=UNDERCONFIDENT_COLOUR
-        )
-        axes.annotate("surer than right", (0.965, 0.035), ha="right", size=9, color=OVERCONFIDENT_COLOUR)
+        axes.annotate("underconfident", (0.035, 0.965), va="top", size=9, color=UNDERCONFIDENT_COLOUR)
+        axes.annotate("overconfident", (0.965, 0.035), ha="right", size=9, color=OVERCONFIDENT_COLOUR)
         axes.set_title(title, size=12.5, color=INK, loc="left", pad=12)
-        _draw_counts(below, bins)
+        _draw_counts(counts_axes, bins)
 
     return save_figure(draw, path, [title])
 
 
 def _draw_cell(axes: Axes, row: int, column: int, share: float, count: int, size: float) -> None:
     ink = "white" if share > 0.45 else INK
-    told = "<1 %" if share < 0.01 else ">99 %" if 0.99 < share < 1 else f"{100 * share:.0f} %"
+    share_text = "<1 %" if share < 0.01 else ">99 %" if 0.99 < share < 1 else f"{100 * share:.0f} %"
     middle = column + 0.5
     if share < 0.01 and size < SMALL_FONT_SIZE:
         axes.text(middle, row + 0.5, f"{count:,}", ha="center", va="center", size=0.8 * size, color=GREY)
         return
-    axes.text(middle, row + 0.43, told, ha="center", va="center", size=size, color=ink)
+    axes.text(middle, row + 0.43, share_text, ha="center", va="center", size=size, color=ink)
     axes.text(
         middle,
         row + 0.72,
@@ -157,28 +170,37 @@ def _draw_cell(axes: Axes, row: int, column: int, share: float, count: int, size
 
 
 def _draw_totals(axes: Axes, counts: NDArray[np.int64], size: float) -> None:
-    classes = len(counts)
-    for at, (texts, said) in enumerate(zip(counts.sum(1), counts.sum(0), strict=True)):
-        axes.annotate(f"{texts:,}", (classes, at + 0.5), (5, 0), textcoords="offset points", va="center",
+    num_classes = len(counts)
+    for i, (num_texts, num_predicted) in enumerate(zip(counts.sum(1), counts.sum(0), strict=True)):
+        axes.annotate(f"{num_texts:,}", (num_classes, i + 0.5), (5, 0), textcoords="offset points", va="center",
                       size=size, color=GREY, annotation_clip=False)  # fmt: skip
-        axes.annotate(f"{said:,}", (at + 0.5, classes), (0, -5), textcoords="offset points", va="top",
+        axes.annotate(f"{num_predicted:,}", (i + 0.5, num_classes), (0, -5), textcoords="offset points", va="top",
                       ha="center", size=size, color=GREY, annotation_clip=False)  # fmt: skip
 
 
 def _draw_counts(axes: Axes, bins: Sequence[CalibrationBin]) -> None:
-    """The number of texts in each bin."""
-    for one in bins:
-        axes.bar(one.low, one.count, one.high - one.low, align="edge", color="#b9c0cb", edgecolor="white")
-    most = max(bins, key=lambda one: one.count)
-    whole = sum(one.count for one in bins)
-    axes.set_ylim(0, 1.35 * most.count)
-    axes.annotate(f"{most.count:,}", ((most.low + most.high) / 2, most.count), (0, 2), ha="center", size=8,
+    """Draw the number of texts in each bin."""
+    for calibration_bin in bins:
+        axes.bar(
+            calibration_bin.low,
+            calibration_bin.count,
+            calibration_bin.high - calibration_bin.low,
+            align="edge",
+            color="#b9c0cb",
+            edgecolor="white",
+        )
+    largest = max(bins, key=lambda calibration_bin: calibration_bin.count)
+    num_texts = sum(calibration_bin.count for calibration_bin in bins)
+    axes.set_ylim(0, 1.35 * largest.count)
+    axes.annotate(f"{largest.count:,}", ((largest.low + largest.high) / 2, largest.count), (0, 2), ha="center", size=8,
                   textcoords="offset points", color=GREY, annotation_clip=False)  # fmt: skip
     _style_axes(axes)
     axes.grid(visible=False)
     axes.set_yticks([])
-    axes.set_xlabel("probability of the label that is said", size=11, color=INK, labelpad=8)
-    axes.set_ylabel(f"{whole:,}\ntexts", size=9, color=GREY, labelpad=8, rotation=0, ha="right", va="center")
+    axes.set_xlabel("confidence", size=11, color=INK, labelpad=8)
+    axes.set_ylabel(
+        f"{num_texts:,}\ntexts", size=9, color=GREY, labelpad=8, rotation=0, ha="right", va="center"
+    )
 
 
 def _style_axes(axes: Axes) -> None:
@@ -192,7 +214,7 @@ def _style_axes(axes: Axes) -> None:
 
 
 def _compute_wilson_interval(calibration_bin: CalibrationBin) -> tuple[float, float]:
-    """Where the accuracy of a bin may lie (95 %), by Wilson: sound for few texts and near 0 and 1, too."""
+    """Return the 95 % Wilson interval of the accuracy of a bin, valid for few texts and near 0 and 1."""
     z2 = 1.96**2
     middle = (calibration_bin.accuracy + z2 / (2 * calibration_bin.count)) / (1 + z2 / calibration_bin.count)
     spread = calibration_bin.accuracy * (1 - calibration_bin.accuracy) / calibration_bin.count + z2 / (

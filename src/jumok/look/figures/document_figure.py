@@ -1,4 +1,4 @@
-"""A document as a picture: sentences with a bar for their weight, words shaded, lines wrapped."""
+"""A document as a figure: sentences with a bar for their weight, shaded words, wrapped lines."""
 
 from __future__ import annotations
 
@@ -24,17 +24,12 @@ if TYPE_CHECKING:
 __all__ = ["draw_document"]
 
 # All in points.
-TEXT_WIDTH, GUTTER_WIDTH, BAR_WIDTH, BAR_GAP = (
-    500.0,
-    78.0,
-    40.0,
-    10.0,
-)  # of the text, what stands before it, the longest bar
+TEXT_WIDTH, GUTTER_WIDTH, BAR_WIDTH, BAR_GAP = 500.0, 78.0, 40.0, 10.0
 FONT_SIZE, LINE_HEIGHT = 10.5, 17.5
-SPACING = {"title": 24.0, "said": 26.0, "hop": 20.0, "sentence": 3.0, "paragraph": 11.0, "block": 20.0}
-MAX_MEASURED_LENGTH = 100  # letters that are measured together
-MAX_SHADE = 0.62  # behind a text: never so dark, as in the viewer
-MAX_WORDS, MAX_PIXELS = 20_000, 65_000  # the second is matplotlib's
+SPACING = {"title": 24.0, "prediction": 26.0, "hop": 20.0, "sentence": 3.0, "paragraph": 11.0, "block": 20.0}
+MAX_MEASURED_LENGTH = 100  # characters that are measured together
+MAX_SHADE = 0.62  # behind text, as in the viewer
+MAX_WORDS, MAX_PIXELS = 20_000, 65_000  # the second is a limit of matplotlib
 
 Hop = int | None
 MeasureText = Callable[[str], float]
@@ -45,9 +40,9 @@ Box = tuple[float, float, float]  # left, middle, width
 
 @dataclass(frozen=True)
 class PlacedWord:
-    """A word, or a part of one that is wider than the page, where it stands."""
+    """A word, or a part of one that is wider than the page, with its position."""
 
-    word_index: int  # of the word
+    word_index: int
     text: str
     line: int
     x: float
@@ -62,28 +57,28 @@ def draw_document(
     is_per_sentence: bool = False,
     title: str = "",
 ) -> Path:
-    """The text once for each of the ``hops`` (None is the mean of all); the path is given back.
+    """Draw the text once for each of the ``hops`` (None is the mean of all). Returns the path.
 
-    Words are shaded relative to the strongest one of the hop, or, ``is_per_sentence``, of their sentence.
+    Words are shaded relative to the highest weight of the hop or, if ``is_per_sentence``, of their sentence.
 
     >>> draw_document(document, "hops.png", hops=[0, 3, None])  # doctest: +SKIP
     """
     if not hops:
-        raise InputError("no hops were chosen; expected some, as in hops=[0, 3], or [None] for their mean")
+        raise InputError("no hops came; expected some, as in hops=[0, 3], or [None] for their mean")
     if len(document.words) * len(hops) > MAX_WORDS:
         raise _build_length_error(document, hops)
-    chosen = [(hop, document.get_word_weights(hop), document.get_sentence_weights(hop)) for hop in hops]
+    hop_weights = [(hop, document.get_word_weights(hop), document.get_sentence_weights(hop)) for hop in hops]
 
     def draw(figure: Figure) -> None:
-        page = DocumentCanvas(figure, document, is_per_sentence)
-        page.draw_header(title)
-        for hop, weights, sentences in chosen:
+        canvas = DocumentCanvas(figure, document, is_per_sentence)
+        canvas.draw_header(title)
+        for hop, weights, sentence_weights in hop_weights:
             if document.num_hops > 1:
-                page.draw_hop_title("mean of all hops" if hop is None else f"hop {hop}")
-            page.draw_sentences(weights, sentences)
-        if page.y * DOTS_PER_INCH / 72 > MAX_PIXELS:
+                canvas.draw_hop_title("mean of all hops" if hop is None else f"hop {hop}")
+            canvas.draw_sentences(weights, sentence_weights)
+        if canvas.y * DOTS_PER_INCH / 72 > MAX_PIXELS:
             raise _build_length_error(document, hops)
-        page.finish()
+        canvas.finish()
 
     labels = [label for label, _ in document.class_probabilities]
     return save_figure(draw, path, [document.text, title, *labels, document.label or ""])
@@ -92,13 +87,12 @@ def draw_document(
 def _build_length_error(document: AttendedDocument, hops: Sequence[Hop]) -> InputError:
     times = "" if len(hops) == 1 else f", {len(hops)} times,"
     return InputError(
-        f"{len(document.words):,} words{times} are too many for a picture: "
-        "give an .html file, or look at the page"
+        f"{len(document.words):,} words{times} are too many for a figure: use an .html file or the viewer"
     )
 
 
 class GlyphCache:
-    """Letters as outlines, those of each word made once: thousands of words are then one thing to draw."""
+    """Cache of word outlines, which are then drawn as one path."""
 
     def __init__(self) -> None:
         from matplotlib.font_manager import FontProperties
@@ -109,7 +103,7 @@ class GlyphCache:
         self._paths: dict[str, tuple[Vertices, PathCodes]] = {}
 
     def measure_width(self, text: str) -> float:
-        """In points."""
+        """Return the width in points."""
         if text not in self._widths:
             self._widths[text] = float(
                 self._text_to_path.get_text_width_height_descent(text, self._font, False)[0]
@@ -117,16 +111,16 @@ class GlyphCache:
         return self._widths[text]
 
     def get_outline(self, text: str) -> tuple[Vertices, PathCodes]:
-        """The corners (x, y), y upwards, and how each is reached."""
+        """Return the vertices (x, y), y upwards, and the path codes."""
         if text not in self._paths:
-            corners, codes = self._text_to_path.get_text_path(self._font, text)
-            scaled = np.asarray(corners, float).reshape(-1, 2) * (FONT_SIZE / self._text_to_path.FONT_SCALE)
+            vertices, codes = self._text_to_path.get_text_path(self._font, text)
+            scaled = np.asarray(vertices, float).reshape(-1, 2) * (FONT_SIZE / self._text_to_path.FONT_SCALE)
             self._paths[text] = scaled, np.asarray(codes, np.uint8)
         return self._paths[text]
 
 
 class DocumentCanvas:
-    """The picture, filled from the top to the bottom."""
+    """The figure, filled from the top to the bottom."""
 
     def __init__(self, figure: Figure, document: AttendedDocument, is_per_sentence: bool) -> None:
         from matplotlib.colors import LinearSegmentedColormap
@@ -138,10 +132,9 @@ class DocumentCanvas:
         self.axes.set_axis_off()
         self.y = 0.0
         self.colormap = LinearSegmentedColormap.from_list("jumok", SHADES)
-        self.placed_sentences = [
-            self._place_words(s) for s in range(len(document.sentence_offsets) - 1)
-        ]  # the same for all hops
-        self.outlines: dict[str, list[tuple[Vertices, PathCodes]]] = {}  # by their colour
+        # The same for all hops.
+        self.placed_sentences = [self._place_words(s) for s in range(len(document.sentence_offsets) - 1)]
+        self.outlines: dict[str, list[tuple[Vertices, PathCodes]]] = {}  # by colour
 
     def draw_header(self, title: str) -> None:
         if title:
@@ -153,34 +146,36 @@ class DocumentCanvas:
                 x += (
                     self._write_text(x, self._truncate(text, TEXT_WIDTH / 4), colour, 1.0 if n else 1.15) + 16
                 )
-            self.y += SPACING["said"]
+            self.y += SPACING["prediction"]
 
     def draw_hop_title(self, name: str) -> None:
         self._write_text(self.text_left, name, GREY, 0.9)
         self.y += SPACING["hop"]
 
     def draw_sentences(self, weights: FloatArray, sentence_weights: FloatArray) -> None:
-        """All sentences, shaded."""
-        document, edges = self.document, self.document.sentence_offsets
-        tops = np.maximum.reduceat(weights, edges[:-1]) if self.is_per_sentence else np.full(1, weights.max())
-        most = float(sentence_weights.max()) or 1.0
+        """Draw all sentences, shaded."""
+        document, offsets = self.document, self.document.sentence_offsets
+        max_weights = (
+            np.maximum.reduceat(weights, offsets[:-1]) if self.is_per_sentence else np.full(1, weights.max())
+        )
+        max_sentence_weight = float(sentence_weights.max()) or 1.0
         boxes: list[Box] = []
-        colours: list[float] = []
-        for s, pieces in enumerate(self.placed_sentences):
-            if s and document.separators[edges[s]].count("\n") > 1:
+        shades: list[float] = []
+        for s, placed_words in enumerate(self.placed_sentences):
+            if s and document.separators[offsets[s]].count("\n") > 1:
                 self.y += SPACING["paragraph"]
             if self.text_left:
-                self._draw_bar(float(sentence_weights[s]), float(sentence_weights[s]) / most)
-            top = float(tops[s if self.is_per_sentence else 0]) or 1.0
-            for piece in pieces:
-                shade = MAX_SHADE * float(weights[piece.word_index]) / top
-                x, y = self.text_left + piece.x, self.y + LINE_HEIGHT * piece.line
-                self._write_text(x, piece.text, "white" if shade > 0.45 else INK, y=y)
+                self._draw_bar(float(sentence_weights[s]), float(sentence_weights[s]) / max_sentence_weight)
+            max_weight = float(max_weights[s if self.is_per_sentence else 0]) or 1.0
+            for word in placed_words:
+                shade = MAX_SHADE * float(weights[word.word_index]) / max_weight
+                x, y = self.text_left + word.x, self.y + LINE_HEIGHT * word.line
+                self._write_text(x, word.text, "white" if shade > 0.45 else INK, y=y)
                 if shade > 0.01:
-                    boxes.append((x - 1, y, piece.width + 2))
-                    colours.append(shade)
-            self.y += LINE_HEIGHT * (pieces[-1].line + 1) + SPACING["sentence"]
-        self._draw_shades(boxes, colours, LINE_HEIGHT / 2 - 1.2)
+                    boxes.append((x - 1, y, word.width + 2))
+                    shades.append(shade)
+            self.y += LINE_HEIGHT * (placed_words[-1].line + 1) + SPACING["sentence"]
+        self._draw_shades(boxes, shades, LINE_HEIGHT / 2 - 1.2)
         self._draw_legend(float(weights.max()), document.words[int(weights.argmax())])
         self.y += SPACING["block"]
 
@@ -188,11 +183,11 @@ class DocumentCanvas:
         from matplotlib.patches import PathPatch
         from matplotlib.path import Path as Outline
 
-        for colour, parts in self.outlines.items():
-            corners, codes = (np.concatenate(part) for part in zip(*parts, strict=True))
-            if len(corners):
-                # As an artist: a patch would have the limits of each of its curves worked out.
-                self.axes.add_artist(PathPatch(Outline(corners, codes), color=colour, lw=0))
+        for colour, outlines in self.outlines.items():
+            vertices, codes = (np.concatenate(arrays) for arrays in zip(*outlines, strict=True))
+            if len(vertices):
+                # As an artist: for a patch, matplotlib would compute the extents of each curve.
+                self.axes.add_artist(PathPatch(Outline(vertices, codes), color=colour, lw=0))
         width, height = self.text_left + TEXT_WIDTH, max(self.y - SPACING["block"], LINE_HEIGHT)
         self.axes.set(xlim=(-4, width), ylim=(height, -LINE_HEIGHT / 2))
         self.figure.set_size_inches((width + 4) / 72, (height + LINE_HEIGHT / 2) / 72)
@@ -200,16 +195,16 @@ class DocumentCanvas:
     def _place_words(self, sentence: int) -> list[PlacedWord]:
         document = self.document
         first, last = document.sentence_offsets[sentence : sentence + 2]
-        gaps = ["", *document.separators[first + 1 : last]]
+        separators = ["", *document.separators[first + 1 : last]]
         words = [_replace_unprintable(word) for word in document.words[first:last]]
-        pieces = wrap_words(words, gaps, self.glyphs.measure_width, TEXT_WIDTH)
+        placed = wrap_words(words, separators, self.glyphs.measure_width, TEXT_WIDTH)
         return [
-            replace(piece, word_index=first + piece.word_index)
-            for piece in reorder_bidirectional(pieces, TEXT_WIDTH)
+            replace(word, word_index=first + word.word_index)
+            for word in reorder_bidirectional(placed, TEXT_WIDTH)
         ]
 
     def _truncate(self, text: str, max_width: float) -> str:
-        """On one line, and no wider than that."""
+        """Return the text on one line, truncated to a width."""
         text = _replace_unprintable(" ".join(text.split()))[:200]
         if self.glyphs.measure_width(text) <= max_width:
             return text
@@ -220,22 +215,19 @@ class DocumentCanvas:
     def _write_text(
         self, x: float, text: str, colour: str, size: float = 1.0, y: float | None = None
     ) -> float:
-        """With the middle of small letters at y, the line's own if none is given. The width is given back."""
-        corners, codes = self.glyphs.get_outline(text)
-        at = np.array([x, (self.y if y is None else y) + 0.37 * FONT_SIZE * size], np.float32)
+        """Write text centred at the height ``y`` (default: the current line). Returns its width."""
+        vertices, codes = self.glyphs.get_outline(text)
+        offset = np.array([x, (self.y if y is None else y) + 0.37 * FONT_SIZE * size], np.float32)
         self.outlines.setdefault(colour, []).append(
-            (at + corners * np.array([size, -size], np.float32), codes)
+            (offset + vertices * np.array([size, -size], np.float32), codes)
         )
         return self.glyphs.measure_width(text) * size
 
     def _draw_bar(self, weight: float, share: float) -> None:
         from matplotlib.patches import Rectangle
 
-        right, told = (
-            self.text_left - BAR_GAP,
-            f"{weight:.2g}" if weight >= 5e-4 else "0",
-        )  # there is little room
-        self._write_text(right - BAR_WIDTH - 5 - 0.7 * self.glyphs.measure_width(told), told, GREY, 0.7)
+        right, label = self.text_left - BAR_GAP, f"{weight:.2g}" if weight >= 5e-4 else "0"  # short
+        self._write_text(right - BAR_WIDTH - 5 - 0.7 * self.glyphs.measure_width(label), label, GREY, 0.7)
         bar = Rectangle(
             (right - BAR_WIDTH * share, self.y - 3.5), BAR_WIDTH * share, 7, color=COLOURS[0], lw=0
         )
@@ -245,16 +237,16 @@ class DocumentCanvas:
     def _draw_shades(self, boxes: Sequence[Box], shades: Sequence[float], half_height: float) -> None:
         from matplotlib.collections import PolyCollection
 
-        corners = [
+        polygons = [
             [
                 (x, y - half_height),
-                (x + wide, y - half_height),
-                (x + wide, y + half_height),
+                (x + width, y - half_height),
+                (x + width, y + half_height),
                 (x, y + half_height),
             ]
-            for x, y, wide in boxes
+            for x, y, width in boxes
         ]
-        self.axes.add_collection(PolyCollection(corners, facecolors=self.colormap(shades), lw=0, zorder=0.5))
+        self.axes.add_collection(PolyCollection(polygons, facecolors=self.colormap(shades), lw=0, zorder=0.5))
 
     def _draw_legend(self, max_weight: float, strongest_word: str) -> None:
         self.y += LINE_HEIGHT * 0.55
@@ -262,29 +254,29 @@ class DocumentCanvas:
         self._draw_shades(
             [(self.text_left + 60 * n, self.y, 1.1) for n in steps.tolist()], (MAX_SHADE * steps).tolist(), 3
         )
-        told = (
-            "from none to as much as the strongest word of its sentence"
-            if self.is_per_sentence
-            else f"from 0 to {max_weight:.2g}, the weight of the strongest word, “{_replace_unprintable(strongest_word)[:24]}”"
-        )
-        self._write_text(self.text_left + 68, told, GREY, 0.75)
+        if self.is_per_sentence:
+            note = "from 0 to the highest weight in the sentence"
+        else:
+            word = _replace_unprintable(strongest_word)[:24]
+            note = f"from 0 to {max_weight:.2g}, the highest weight, “{word}”"
+        self._write_text(self.text_left + 68, note, GREY, 0.75)
         self.y += LINE_HEIGHT * 0.8
 
 
 def wrap_words(
     words: Sequence[str], separators: Sequence[str], measure: MeasureText, max_width: float
 ) -> Iterator[PlacedWord]:
-    """Words in lines: broken where there is a gap, or wherever it must be; line breaks in gaps are kept."""
+    """Arrange words in lines: broken at a separator, or anywhere if necessary; line breaks are kept."""
     line, x = 0, 0.0
-    blank = measure("n n") - measure("nn")
+    space_width = measure("n n") - measure("nn")
     for first, last in _find_runs(separators):
         breaks = separators[first].count("\n")
-        run = sum(measure(word[:MAX_MEASURED_LENGTH]) for word in words[first:last])
+        run_width = sum(measure(word[:MAX_MEASURED_LENGTH]) for word in words[first:last])
         if first and breaks:
             line, x = line + min(breaks, 2), 0.0
         elif x > 0:
-            x += blank * min(len(separators[first]), 4)
-            if x + run > max_width:
+            x += space_width * min(len(separators[first]), 4)
+            if x + run_width > max_width:
                 line, x = line + 1, 0.0
         for n in range(first, last):
             for text in _split_word(words[n], measure, max_width):
@@ -296,60 +288,64 @@ def wrap_words(
 
 
 def reorder_bidirectional(words: Iterable[PlacedWord], max_width: float) -> Iterator[PlacedWord]:
-    """Lines as they are read: from right to left if the first letter is, with runs of the other kind."""
-    every = list(words)
-    sides = [_get_direction(piece.text) for piece in every]
-    backwards = next((side for side in sides if side), 1) < 0
-    for _, line in groupby(zip(every, sides, strict=True), key=lambda one: one[0].line):
+    """Reorder lines for display: right to left if the first letter is, with runs of the other direction."""
+    placed = list(words)
+    directions = [_get_direction(word.text) for word in placed]
+    is_right_to_left = next((direction for direction in directions if direction), 1) < 0
+    for _, line in groupby(zip(placed, directions, strict=True), key=lambda entry: entry[0].line):
         row = list(line)
         yield from (
-            _reorder_line(row, backwards, max_width)
-            if any(side < 0 for _, side in row)
-            else (p for p, _ in row)
+            _reorder_line(row, is_right_to_left, max_width)
+            if any(direction < 0 for _, direction in row)
+            else (word for word, _ in row)
         )
 
 
 def _reorder_line(
     row: Sequence[tuple[PlacedWord, int]], is_right_to_left: bool, max_width: float
 ) -> Iterator[PlacedWord]:
-    """One line by the rules of bidirectional text, with words for letters."""
+    """Reorder one line by the rules of bidirectional text, with words in place of characters."""
     base = -1 if is_right_to_left else 1
-    strong = [side for _, side in row]
-    # What has no side, like a comma, is of its neighbours' if they agree, or else of the line's.
-    before = list(accumulate(strong, lambda last, side: side or last, initial=base))[1:]
-    after = list(accumulate(reversed(strong), lambda last, side: side or last, initial=base))[:0:-1]
-    sides = [a if a == b else base for a, b in zip(before, after, strict=True)]
-    runs = [list(run) for _, run in groupby(range(len(row)), key=lambda n: sides[n])]
-    shown = [n for run in runs[::base] for n in (run if sides[run[0]] > 0 else run[::-1])]
-    ends = [piece.x + piece.width for piece, _ in row]
+    own_directions = [direction for _, direction in row]
+    # A neutral word, like a comma, takes the direction of its neighbours if they agree, else of the line.
+    before = list(
+        accumulate(own_directions, lambda previous, direction: direction or previous, initial=base)
+    )[1:]
+    after = list(
+        accumulate(reversed(own_directions), lambda previous, direction: direction or previous, initial=base)
+    )[:0:-1]
+    directions = [a if a == b else base for a, b in zip(before, after, strict=True)]
+    runs = [list(run) for _, run in groupby(range(len(row)), key=lambda n: directions[n])]
+    display_order = [n for run in runs[::base] for n in (run if directions[run[0]] > 0 else run[::-1])]
+    ends = [word.x + word.width for word, _ in row]
     starts = [run[0] for run in runs for _ in run]
-    gaps = [0.0, *(piece.x - end for (piece, _), end in zip(row[1:], ends, strict=False))]
+    gaps = [0.0, *(word.x - end for (word, _), end in zip(row[1:], ends, strict=False))]
     x = max_width - ends[-1] if is_right_to_left else 0.0
-    for last, n in zip([None, *shown], shown, strict=False):
-        if last is not None:  # what stands before a word, or before a run of them, goes with it
-            x += gaps[max(last, n) if starts[last] == starts[n] else max(starts[last], starts[n])]
+    for previous, n in zip([None, *display_order], display_order, strict=False):
+        if previous is not None:  # the gap before a word, or before a run of them, moves with it
+            x += gaps[max(previous, n) if starts[previous] == starts[n] else max(starts[previous], starts[n])]
         yield replace(row[n][0], x=x)
         x += row[n][0].width
 
 
 def _find_runs(separators: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """From gap to gap: a word and what follows without one, like a comma."""
-    starts = [n for n, gap in enumerate(separators) if gap or not n]
+    """Iterate over runs between gaps: a word and what follows without a gap, like a comma."""
+    starts = [n for n, separator in enumerate(separators) if separator or not n]
     return zip(starts, [*starts[1:], len(separators)], strict=True)
 
 
 def _split_word(word: str, measure: MeasureText, max_width: float) -> Iterator[str]:
-    """The word, or, where it is wider than the page, parts that are not."""
-    if len(word) > MAX_MEASURED_LENGTH:  # a word may be a whole book
+    """Split a word that is wider than the page into parts that are not."""
+    if len(word) > MAX_MEASURED_LENGTH:  # a word may be very long
         for n in range(0, len(word), MAX_MEASURED_LENGTH):
             yield from _split_word(word[n : n + MAX_MEASURED_LENGTH], measure, max_width)
         return
     while len(word) > 1 and measure(word) > max_width:
-        keep = max(1, int(len(word) * max_width / measure(word)))
-        while keep > 1 and measure(word[:keep]) > max_width:
-            keep -= 1
-        yield word[:keep]
-        word = word[keep:]
+        length = max(1, int(len(word) * max_width / measure(word)))
+        while length > 1 and measure(word[:length]) > max_width:
+            length -= 1
+        yield word[:length]
+        word = word[length:]
     yield word
 
 
@@ -358,20 +354,25 @@ def _replace_unprintable(word: str) -> str:
 
 
 def _get_direction(text: str) -> int:
-    """1 for what is read from left to right, -1 from right to left, 0 for neither."""
-    kinds = (unicodedata.bidirectional(c) for c in text)
-    return next(({"L": 1, "R": -1, "AL": -1}[kind] for kind in kinds if kind in ("L", "R", "AL")), 0)
+    """Return 1 for left to right, -1 for right to left, 0 for neutral."""
+    categories = (unicodedata.bidirectional(c) for c in text)
+    return next(
+        ({"L": 1, "R": -1, "AL": -1}[category] for category in categories if category in ("L", "R", "AL")), 0
+    )
 
 
 def _format_prediction(document: AttendedDocument) -> list[tuple[str, str]]:
-    """What was said, and whether that is right, with colours."""
+    """Return the prediction, and whether it is correct, with colours."""
     parts = [
-        (f"{label} {chance:.1%}", GREY if n else INK)
-        for n, (label, chance) in enumerate(document.class_probabilities[:4])
+        (f"{label} {probability:.1%}", GREY if n else INK)
+        for n, (label, probability) in enumerate(document.class_probabilities[:4])
     ]
     if document.label is None:
         return parts
     if not document.class_probabilities:
-        return [(f"it is {document.label}", INK)]
-    right = document.class_probabilities[0][0] == document.label
-    return [*parts, ("✓ right", COLOURS[0]) if right else (f"✗ wrong: it is {document.label}", GOLD)]
+        return [(f"label: {document.label}", INK)]
+    is_correct = document.class_probabilities[0][0] == document.label
+    return [
+        *parts,
+        ("✓ correct", COLOURS[0]) if is_correct else (f"✗ wrong, label: {document.label}", GOLD),
+    ]

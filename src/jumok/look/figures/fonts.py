@@ -1,7 +1,7 @@
 """Fonts that can draw a text: Hangul as Hangul, never as empty boxes.
 
-matplotlib takes a list of font families and looks for a character in one after the other. So all it needs is
-a list that covers the text; no setting is changed for good.
+matplotlib takes a list of font families and searches them in order for each character. It needs only a list
+that covers the text; no setting is changed permanently.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 __all__ = ["find_font_families"]
 
 DEFAULT_FAMILY = "DejaVu Sans"  # comes with matplotlib
-# Good to read, and there on many machines; tried before whatever else is installed.
+# Readable and widely available; tried before other installed fonts.
 PREFERRED_FAMILIES = (
     "Noto Sans KR",
     "Noto Sans CJK KR",
@@ -33,38 +33,38 @@ PREFERRED_FAMILIES = (
     "Noto Sans",
     "Arial Unicode MS",
 )
-# Carries NanumGothic. It is looked into and never imported, for its import changes matplotlib's settings.
+# Contains NanumGothic. The package is searched but never imported: its import changes matplotlib's settings.
 FONT_PACKAGE, PACKAGED_FONT = "koreanize_matplotlib", "fonts/NanumGothic.ttf"
 
 
 def find_font_families(texts: Iterable[str]) -> list[str]:
-    """Font families that together draw all characters of the texts, for ``font.family``.
+    """Return font families that together draw all characters of the texts, for ``font.family``.
 
-    What no font here can draw is told in a warning, once, with what to do about it.
+    Characters that no font can draw are reported in a warning, once, with a remedy.
 
-    >>> families(["Aufmerksamkeit"])
+    >>> find_font_families(["Aufmerksamkeit"])
     ['DejaVu Sans']
     """
     missing = {c for text in texts for c in text if c.isprintable() and not c.isspace()}
-    chosen = []
+    selected = []
     for name in _iterate_candidates():
-        drawn = missing & _load_characters(name)
-        if drawn or name == DEFAULT_FAMILY:
-            chosen.append(name)
-            missing -= drawn
+        covered = missing & _load_characters(name)
+        if covered or name == DEFAULT_FAMILY:
+            selected.append(name)
+            missing -= covered
         if not missing:
-            return chosen
+            return selected
     _warn_missing_glyphs("".join(sorted(missing)))
-    return chosen
+    return selected
 
 
 def _iterate_candidates() -> Iterable[str]:
-    """The names of families, the better ones first; each is looked into only if those before do not do."""
+    """Iterate over the names of families, preferred ones first; each is loaded only if it is needed."""
     installed = _list_installed()
     yield DEFAULT_FAMILY
     yield from (name for name in PREFERRED_FAMILIES if name in installed)
-    if (carried := _load_packaged_font()) is not None:
-        yield carried
+    if (packaged := _load_packaged_font()) is not None:
+        yield packaged
     yield from (name for name in installed if name != DEFAULT_FAMILY and name not in PREFERRED_FAMILIES)
 
 
@@ -72,12 +72,12 @@ def _list_installed() -> list[str]:
     from matplotlib import font_manager
 
     names = {font.name for font in font_manager.fontManager.ttflist}
-    return sorted(name for name in names if not name.startswith("Last Resort"))  # that one has only boxes
+    return sorted(name for name in names if not name.startswith("Last Resort"))  # it has only boxes
 
 
 @functools.cache
 def _load_packaged_font() -> str | None:
-    """The family in the Korean package, made known to matplotlib; None if that is not installed."""
+    """Register the font of the Korean package with matplotlib. Returns its family; None if missing."""
     from matplotlib import font_manager
 
     try:
@@ -94,7 +94,7 @@ def _load_packaged_font() -> str | None:
 
 @functools.cache
 def _load_characters(name: str) -> frozenset[str]:
-    """All that a family can draw, in its upright face if it has one."""
+    """Return all characters of a family, in its upright face if it has one."""
     from matplotlib import font_manager
 
     faces = [font for font in font_manager.fontManager.ttflist if font.name == name]
@@ -107,10 +107,11 @@ def _load_characters(name: str) -> frozenset[str]:
 
 @functools.cache
 def _warn_missing_glyphs(characters: str) -> None:
-    """Say once what cannot be drawn."""
-    korean = any("가" <= c <= "힣" or "ㄱ" <= c <= "ㆎ" for c in characters)
-    remedy = "pip install koreanize-matplotlib" if korean else "install one, of the Noto family for example"
-    shown = characters if len(characters) <= 20 else f"{characters[:20]}…"
-    warnings.warn(
-        f"no font here draws {shown!r}, boxes stand for it: {remedy}", stacklevel=6
-    )  # whoever asked for the picture
+    """Warn once about characters that cannot be drawn."""
+    is_korean = any("가" <= c <= "힣" or "ㄱ" <= c <= "ㆎ" for c in characters)
+    remedy = (
+        "pip install koreanize-matplotlib" if is_korean else "install one, of the Noto family for example"
+    )
+    listed = characters if len(characters) <= 20 else f"{characters[:20]}…"
+    # The stack level is that of the caller of the drawing function.
+    warnings.warn(f"no installed font has {listed!r}, boxes are drawn instead: {remedy}", stacklevel=6)

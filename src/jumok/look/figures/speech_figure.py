@@ -1,4 +1,4 @@
-"""Something said as a figure: its spectrogram, the alignment under it, and beside them its style tokens."""
+"""Synthesised speech as a figure: spectrogram, alignment and style token weights."""
 
 from __future__ import annotations
 
@@ -37,20 +37,12 @@ SPECTROGRAM_COLOURS = (
     "#fff69e",
 )
 # All in inches.
-MIN_PLOT_WIDTH, MAX_PLOT_WIDTH, WIDTH_PER_SECOND = (
-    5.0,
-    13.0,
-    2.4,
-)  # of both plots; a second of sound, if that fits
+MIN_PLOT_WIDTH, MAX_PLOT_WIDTH, WIDTH_PER_SECOND = 5.0, 13.0, 2.4
 SPECTROGRAM_HEIGHT, PLOT_GAP = 1.5, 0.36
 MIN_ALIGNMENT_HEIGHT, MAX_ALIGNMENT_HEIGHT, HEIGHT_PER_SYMBOL = 1.7, 8.0, 0.17  # of the alignment
-TOKEN_NAME_WIDTH, TOKEN_BAR_WIDTH, HEIGHT_PER_TOKEN = (
-    1.25,
-    2.0,
-    0.34,
-)  # the room for names, the width of bars, and what a token takes
-MIN_FONT_SIZE = 6.0  # points of a symbol; where they are closer, some are left out
-MAX_SYMBOL_LENGTH = 12  # of a symbol that are drawn
+TOKEN_NAME_WIDTH, TOKEN_BAR_WIDTH, HEIGHT_PER_TOKEN = 1.25, 2.0, 0.34
+MIN_FONT_SIZE = 6.0  # points of a symbol; if they are closer, some are left out
+MAX_SYMBOL_LENGTH = 12  # characters of a symbol that are drawn
 MAX_CELLS = 4_000_000  # of an alignment
 
 WeightArray = Tensor | NDArray[np.floating]
@@ -65,9 +57,9 @@ def build_speech_figure(
     *,
     title: str = "",
 ) -> Figure:
-    """Time goes to the right, in seconds, and the text upwards; ``weights (steps, symbols)``.
+    """Draw the speech: time to the right, in seconds, and the text upwards; ``weights (steps, symbols)``.
 
-    >>> speech_figure(speech, list("hello"), weights).savefig("hello.svg")  # doctest: +SKIP
+    >>> build_speech_figure(speech, list("hello"), weights).savefig("hello.svg")  # doctest: +SKIP
     """
     drawing = SpeechDrawing.from_weights(speech, symbols, weights, style, title)
     return build_figure(drawing.draw, drawing.texts)
@@ -82,7 +74,7 @@ def draw_speech(
     *,
     title: str = "",
 ) -> Path:
-    """The same, written to a file; the path is given back.
+    """Draw the same to a file. Returns the path.
 
     >>> draw_speech(speech, list("hello"), weights, "hello.png", title="hello")  # doctest: +SKIP
     """
@@ -92,7 +84,7 @@ def draw_speech(
 
 @dataclass(frozen=True, eq=False)
 class SpeechDrawing:
-    """All that is drawn, checked."""
+    """The checked content of a speech figure."""
 
     speech: SynthesizedSpeech
     symbols: list[str]
@@ -109,17 +101,18 @@ class SpeechDrawing:
         style: StyleTokenWeights | None,
         title: str,
     ) -> SpeechDrawing:
-        cells = to_float32_array(weights)
-        if cells.shape != (speech.num_steps, len(symbols)) or not cells.size:
+        array = to_float32_array(weights)
+        if array.shape != (speech.num_steps, len(symbols)) or not array.size:
             raise InputError(
-                f"weights of shape {cells.shape} came with {speech.num_frames} frames, {speech.frames_per_step} a step, and "
-                f"{len(symbols)} symbols; expected ({speech.num_steps}, {len(symbols)})"
+                f"weights of shape {array.shape} came with {speech.num_frames} frames, "
+                f"{speech.frames_per_step} a step, and {len(symbols)} symbols; expected "
+                f"({speech.num_steps}, {len(symbols)})"
             )
-        if cells.size > MAX_CELLS:
-            raise InputError(f"{cells.shape[0]} steps are too many for a picture: give an .html file")
-        if not np.isfinite(cells).all():
-            raise InputError("the weights hold NaN or infinity; an alignment cannot be drawn of these")
-        return cls(speech, [_format_symbol(text) for text in symbols], cells, style, _to_single_line(title))
+        if array.size > MAX_CELLS:
+            raise InputError(f"{array.shape[0]} steps are too many for a figure: use an .html file")
+        if not np.isfinite(array).all():
+            raise InputError("the weights contain NaN or infinity, which an alignment cannot show")
+        return cls(speech, [_format_symbol(text) for text in symbols], array, style, _to_single_line(title))
 
     @property
     def texts(self) -> list[str]:
@@ -133,23 +126,36 @@ class SpeechDrawing:
 
     @property
     def duration(self) -> float:
-        """Of all steps; the last may have fewer frames."""
+        """The duration of all steps; the last may have fewer frames."""
         return self.speech.num_steps * self.speech.frames_per_step * self.speech.frame_seconds
 
     def draw(self, figure: Figure) -> None:
-        wide = min(MAX_PLOT_WIDTH, max(MIN_PLOT_WIDTH, WIDTH_PER_SECOND * self.duration))
-        tall = min(MAX_ALIGNMENT_HEIGHT, max(MIN_ALIGNMENT_HEIGHT, HEIGHT_PER_SYMBOL * len(self.symbols)))
-        high = tall + PLOT_GAP + SPECTROGRAM_HEIGHT
-        figure.set_size_inches(wide, high)  # what stands around the plots is added when it is saved
-        below = figure.add_axes((0, 0, 1, tall / high))
-        above = figure.add_axes((0, (tall + PLOT_GAP) / high, 1, SPECTROGRAM_HEIGHT / high), sharex=below)
-        self._draw_spectrogram(above)
-        self._draw_alignment(below, wide, tall)
+        plot_width = min(MAX_PLOT_WIDTH, max(MIN_PLOT_WIDTH, WIDTH_PER_SECOND * self.duration))
+        alignment_height = min(
+            MAX_ALIGNMENT_HEIGHT, max(MIN_ALIGNMENT_HEIGHT, HEIGHT_PER_SYMBOL * len(self.symbols))
+        )
+        plot_height = alignment_height + PLOT_GAP + SPECTROGRAM_HEIGHT
+        figure.set_size_inches(plot_width, plot_height)  # labels are added when it is saved
+        alignment_axes = figure.add_axes((0, 0, 1, alignment_height / plot_height))
+        mel_axes = figure.add_axes(
+            (0, (alignment_height + PLOT_GAP) / plot_height, 1, SPECTROGRAM_HEIGHT / plot_height),
+            sharex=alignment_axes,
+        )
+        self._draw_spectrogram(mel_axes)
+        self._draw_alignment(alignment_axes, plot_width, alignment_height)
         if self.title:
-            above.annotate(self.title, (0, 1), (0, 24), xycoords="axes fraction", textcoords="offset points",
-                           size=12.5, color=INK, annotation_clip=False)  # fmt: skip
+            mel_axes.annotate(
+                self.title,
+                (0, 1),
+                (0, 24),
+                xycoords="axes fraction",
+                textcoords="offset points",
+                size=12.5,
+                color=INK,
+                annotation_clip=False,
+            )
         if self.style is not None:
-            self._draw_style_tokens(figure, self.style, wide, high)
+            self._draw_style_tokens(figure, self.style, plot_width, plot_height)
 
     def _draw_spectrogram(self, axes: Axes) -> None:
         from matplotlib.colors import LinearSegmentedColormap
@@ -163,59 +169,66 @@ class SpeechDrawing:
             interpolation="bilinear",
             extent=(0, self.speech.duration, 0, mel.shape[1]),
         )
-        _style_axes(axes, f"Spectrogram, {mel.shape[1]} bands from low to high")
+        _style_axes(axes, f"Mel spectrogram, {mel.shape[1]} bands")
         axes.set_yticks([])
         axes.tick_params(labelbottom=False)
 
     def _draw_alignment(self, axes: Axes, width: float, height: float) -> None:
         from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
-        most = float(self.weights.max()) or 1.0
-        shown = axes.imshow(
+        max_weight = float(self.weights.max()) or 1.0
+        image = axes.imshow(
             self.weights.T,
             cmap=LinearSegmentedColormap.from_list("jumok", SHADES),
-            norm=PowerNorm(0.5, 0, most, clip=True),  # roots, so that small weights show: as in the viewer
+            norm=PowerNorm(0.5, 0, max_weight, clip=True),  # square roots, so that small weights are visible
             aspect="auto",
             origin="lower",
             interpolation="nearest",
             extent=(0, self.duration, -0.5, len(self.symbols) - 0.5),
         )
-        _style_axes(axes, "Alignment, the text upwards")
+        _style_axes(axes, "Alignment (text from bottom to top)")
         axes.set(xlim=(0, self.duration))
         note = _to_single_line(self.speech.note)
         axes.set_xlabel("seconds" + (f"\n{note}" if note else ""), size=9, color=GREY, linespacing=1.6)
-        size = 72 * 0.78 * height / len(self.symbols)
-        every = max(1, int(np.ceil(MIN_FONT_SIZE / size)))
-        places = range(0, len(self.symbols), every)
-        axes.set_yticks(list(places), [self.symbols[n] for n in places])
-        axes.tick_params(axis="y", labelsize=min(11.0, size * every), labelcolor=INK)
+        font_size = 72 * 0.78 * height / len(self.symbols)
+        step = max(1, int(np.ceil(MIN_FONT_SIZE / font_size)))
+        positions = range(0, len(self.symbols), step)
+        axes.set_yticks(list(positions), [self.symbols[n] for n in positions])
+        axes.tick_params(axis="y", labelsize=min(11.0, font_size * step), labelcolor=INK)
         scale = min(1.0, 2 / height)
-        beside = axes.inset_axes((1 + 0.09 / width, 1 - scale, 0.08 / width, scale))
-        bar = axes.figure.colorbar(shown, cax=beside, ticks=[0, most / 4, most])
+        bar_axes = axes.inset_axes((1 + 0.09 / width, 1 - scale, 0.08 / width, scale))
+        bar = axes.figure.colorbar(image, cax=bar_axes, ticks=[0, max_weight / 4, max_weight])
         bar.outline.set_visible(False)
-        beside.set_yticklabels([f"{value:.2g}" for value in (0, most / 4, most)])
-        beside.tick_params(length=0, labelsize=8, labelcolor=GREY, pad=3)
-        beside.minorticks_off()
+        bar_axes.set_yticklabels([f"{value:.2g}" for value in (0, max_weight / 4, max_weight)])
+        bar_axes.tick_params(length=0, labelsize=8, labelcolor=GREY, pad=3)
+        bar_axes.minorticks_off()
 
     def _draw_style_tokens(
         self, figure: Figure, style: StyleTokenWeights, width: float, height: float
     ) -> None:
-        """A bar for each token and head, at the right, from the top down."""
-        heads, tokens = style.weights.shape
-        need = min(height, max(0.6, HEIGHT_PER_TOKEN * tokens))
+        """Draw a bar for each token and head, at the right, from the top down."""
+        num_heads, num_tokens = style.weights.shape
+        axes_height = min(height, max(0.6, HEIGHT_PER_TOKEN * num_tokens))
         axes = figure.add_axes(
-            (1 + TOKEN_NAME_WIDTH / width, 1 - need / height, TOKEN_BAR_WIDTH / width, need / height)
+            (
+                1 + TOKEN_NAME_WIDTH / width,
+                1 - axes_height / height,
+                TOKEN_BAR_WIDTH / width,
+                axes_height / height,
+            )
         )
-        thick = 0.78 / heads
+        bar_height = 0.78 / num_heads
         for head, weights in enumerate(style.weights):
-            places = np.arange(tokens) + (head - (heads - 1) / 2) * thick
-            axes.barh(places, weights, 0.86 * thick, color=COLOURS[0], alpha=1 if heads == 1 else 0.85)
+            positions = np.arange(num_tokens) + (head - (num_heads - 1) / 2) * bar_height
+            axes.barh(
+                positions, weights, 0.86 * bar_height, color=COLOURS[0], alpha=1 if num_heads == 1 else 0.85
+            )
         axes.axvline(0, color=GREY, linewidth=0.8)
-        axes.set_ylim(tokens - 0.5, -0.5)
-        size = min(10.0, 72 * 0.62 * need / tokens)
-        axes.set_yticks(range(tokens), [_to_single_line(name)[:24] for name in style.names])
-        _style_axes(axes, "Style tokens" if heads == 1 else f"Style tokens, {heads} heads")
-        axes.tick_params(axis="y", labelsize=size, labelcolor=INK)
+        axes.set_ylim(num_tokens - 0.5, -0.5)
+        font_size = min(10.0, 72 * 0.62 * axes_height / num_tokens)
+        axes.set_yticks(range(num_tokens), [_to_single_line(name)[:24] for name in style.names])
+        _style_axes(axes, "Style tokens" if num_heads == 1 else f"Style tokens, {num_heads} heads")
+        axes.tick_params(axis="y", labelsize=font_size, labelcolor=INK)
         axes.spines[:].set_visible(False)
         axes.grid(axis="x", color="#e6e8ec", linewidth=0.8)
         axes.set_axisbelow(True)
@@ -228,18 +241,18 @@ def _style_axes(axes: Axes, title: str) -> None:
 
 
 def _format_symbol(text: str) -> str:
-    """As one reads it: a blank to be seen, a letter of Hangul as it is written alone."""
+    """Return a readable symbol: a visible blank, a Hangul letter as it is written alone."""
     if text and not text.strip():
         return "␣"
-    if len(text) == 1 and (found := JAMO_PATTERN.fullmatch(unicodedata.name(text, ""))):
+    if len(text) == 1 and (match := JAMO_PATTERN.fullmatch(unicodedata.name(text, ""))):
         try:
-            return unicodedata.lookup(f"HANGUL LETTER {found[1]}")
-        except KeyError:  # one that is no longer written
+            return unicodedata.lookup(f"HANGUL LETTER {match[1]}")
+        except KeyError:  # an obsolete letter
             return text
     return _to_single_line(text)[:MAX_SYMBOL_LENGTH]
 
 
 def _to_single_line(text: str) -> str:
-    """On one line, without what would do things instead of being seen."""
-    shown = " ".join(text.split())
-    return "".join(c if c.isprintable() else "\ufffd" for c in shown) or "∅" * bool(text)
+    """Return the text on one line, without control characters."""
+    line = " ".join(text.split())
+    return "".join(c if c.isprintable() else "\ufffd" for c in line) or "∅" * bool(text)

@@ -1,4 +1,4 @@
-"""What each style token does to a voice, as a picture: pitch, energy and duration, with intervals."""
+"""The effect of each style token on a voice, as a figure: pitch, energy and duration, with intervals."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ PANELS = {"pitch": "pitch, Hz", "energy": "energy, dB", "seconds": "duration, s"
 
 
 def draw_style_effects(rows: Sequence[Mapping[str, Any]], path: str | Path, *, title: str = "") -> Path:
-    """A picture of rows with ``token``, and ``pitch``, ``energy``, ``seconds``, each with ``… ±``.
+    """Draw rows with ``token``, and ``pitch``, ``energy``, ``seconds``, each with ``… ±``.
 
-    A dot is the mean over texts, a line through it holds the mean with 95 %; what is grey is the mean of all
-    tokens.
+    A dot is the mean over texts, with its 95 % confidence interval; a grey line is the mean of all tokens.
     """
     if not rows:
         raise InputError("no style tokens came; expected a row for each")
@@ -31,25 +30,25 @@ def draw_style_effects(rows: Sequence[Mapping[str, Any]], path: str | Path, *, t
     def draw(figure: Figure) -> None:
         figure.set_size_inches(8.4, 0.32 * len(rows) + 1.2)
         names = [f"token {row['token']}" for row in rows]
-        places = np.arange(len(rows))[::-1]
-        for number, (name, label) in enumerate(PANELS.items()):
-            axes = figure.add_subplot(1, len(PANELS), number + 1)
+        positions = np.arange(len(rows))[::-1]
+        for i, (name, label) in enumerate(PANELS.items()):
+            axes = figure.add_subplot(1, len(PANELS), i + 1)
             values = np.array([row[name] for row in rows], float)
             widths = np.nan_to_num(np.array([row[f"{name} ±"] for row in rows], float))
-            there = np.isfinite(values)
-            if there.any():
-                axes.axvline(float(values[there].mean()), color=GREY, linewidth=0.8, zorder=1)
+            is_finite = np.isfinite(values)
+            if is_finite.any():
+                axes.axvline(float(values[is_finite].mean()), color=GREY, linewidth=0.8, zorder=1)
             axes.errorbar(
-                values[there],
-                places[there],
-                xerr=widths[there],
+                values[is_finite],
+                positions[is_finite],
+                xerr=widths[is_finite],
                 fmt="o",
-                color=COLOURS[number],
+                color=COLOURS[i],
                 markersize=5,
                 linewidth=1.6,
                 zorder=2,
             )
-            axes.set_yticks(places, names if number == 0 else [""] * len(rows))
+            axes.set_yticks(positions, names if i == 0 else [""] * len(rows))
             axes.set_ylim(-0.7, len(rows) - 0.3)
             axes.set_xlabel(label, color=INK)
             axes.tick_params(colors=INK, length=0)

@@ -1,0 +1,1 @@
+"""The interactive viewer: data, server, saved files and notebook widget."""

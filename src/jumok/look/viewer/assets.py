@@ -1,4 +1,4 @@
-"""The viewer's own files, read from the package: hosts take them as texts, and no request names a path."""
+"""The viewer's static files, read from the package: hosts get them as text, and no request names a path."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.resources import files
 
 __all__ = ["build_script", "build_style_sheet", "join_scripts", "read_asset", "read_scripts"]
 
-# Each imports only what stands before it, so that all of them can be put one after the other.
+# Each script imports only from those before it, so that they can be concatenated.
 SCRIPT_NAMES = (
     *("dom", "colours", "about", "text", "tiles", "look", "cells", "map", "arcs", "heads", "reading"),
     *("overview", "passage", "telling", "document", "overlay", "gaze", "caption"),
@@ -20,15 +20,16 @@ SCRIPT_NAMES = (
 
 @functools.cache
 def read_asset(name: str) -> str:
-    """One of our files."""
+    """Return the text of a static file."""
     return (files("jumok.look.viewer") / "static" / name).read_text(encoding="utf-8")
 
 
 @functools.cache
 def build_script(boot_script: str | None = None) -> str:
-    """The viewer as one ES module: its files joined, without the imports between them.
+    """Return the viewer as one ES module: its scripts concatenated, without the imports between them.
 
-    Alone it exports ``{ render }``, as anywidget wants it; with the name of a ``boot_script`` file it starts itself.
+    Without a boot script it exports ``{ render }``, as anywidget requires; with the name of a
+    ``boot_script`` file it starts itself.
     """
     if boot_script:
         return join_scripts([*read_scripts(), read_asset(f"{boot_script}.js")])
@@ -36,17 +37,17 @@ def build_script(boot_script: str | None = None) -> str:
 
 
 def read_scripts() -> list[str]:
-    """The viewer's files, in the order in which they can be joined."""
+    """Return the viewer's scripts, in the order in which they can be concatenated."""
     return [read_asset(f"{name}.js") for name in SCRIPT_NAMES]
 
 
 def join_scripts(scripts: Sequence[str]) -> str:
-    """Modules as one that exports nothing."""
-    text = "\n".join(re.sub(r"^import [^;]*;\n", "", part, flags=re.MULTILINE) for part in scripts)
+    """Concatenate modules to one that exports nothing."""
+    text = "\n".join(re.sub(r"^import [^;]*;\n", "", script, flags=re.MULTILINE) for script in scripts)
     text = re.sub(r"^export default .*\n", "", text, flags=re.MULTILINE)
     return re.sub(r"^export ", "", text, flags=re.MULTILINE)
 
 
 def build_style_sheet(*, include_page: bool = False) -> str:
-    """The style sheet; with that of a page of our own."""
+    """Return the style sheet; ``include_page``: with that of a whole page."""
     return read_asset("page.css") + read_asset("viewer.css") if include_page else read_asset("viewer.css")

@@ -1,4 +1,4 @@
-"""The image that a model looked at: its file, and how the keys of a layer lie over it."""
+"""The input image of a model: its file, and the grid of patches that are the keys of a layer."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ WHOLE_IMAGE: ImageRegion = (0.0, 0.0, 1.0, 1.0)
 
 @dataclass(frozen=True, eq=False)
 class AttendedImage:
-    """The image whose patches are the keys: ``grid`` (rows, columns) of them, after ``num_prefix_keys`` other keys.
+    """The image whose patches are the keys: a ``grid`` (rows, columns), after ``num_prefix_keys`` other keys.
 
-    ``region`` says where in the picture the grid lies: its left, top, right and bottom as fractions of the
-    picture's width and height. A model that saw the middle third alone has ``(1/3, 0, 2/3, 1)``; one whose
-    picture was padded has an edge below 0 or above 1.
+    ``region`` is the region of the image that the grid covers: its left, top, right and bottom as fractions
+    of the image's width and height. For a model that saw only the middle third it is ``(1/3, 0, 2/3, 1)``;
+    for a padded image, an edge is below 0 or above 1.
     """
 
     data: bytes  # a PNG, JPEG or WebP file
@@ -38,16 +38,17 @@ class AttendedImage:
     def __post_init__(self) -> None:
         if min(self.grid) < 1 or self.num_prefix_keys < 0:
             raise InputError(
-                f"grid={self.grid}, first={self.num_prefix_keys} came; expected patches, as in (14, 14) and 1"
+                f"grid={self.grid}, num_prefix_keys={self.num_prefix_keys} came; expected the grid of "
+                "patches and the number of keys before it, as in (14, 14) and 1"
             )
         left, top, right, bottom = self.region
         if not (np.isfinite(self.region).all() and left < min(right, 1) and top < min(bottom, 1)
                 and right > 0 and bottom > 0):  # fmt: skip
             raise InputError(
-                f"part={self.region} came; expected the left, top, right and bottom of what the grid covers, "
-                "as fractions of the picture: all of it is (0, 0, 1, 1)"
+                f"region={self.region} came; expected left, top, right and bottom of what the grid covers, "
+                "as fractions of the image: (0, 0, 1, 1) is the whole image"
             )
-        self.media_type  # noqa: B018  says at once if it is no picture
+        self.media_type  # noqa: B018  raises an error if it is not an image
 
     @classmethod
     def from_pixels(
@@ -57,23 +58,23 @@ class AttendedImage:
         num_prefix_keys: int = 0,
         region: ImageRegion = WHOLE_IMAGE,
     ) -> AttendedImage:
-        """From plain colours ``(height, width, 3)``."""
+        """Build it from RGB pixels ``(height, width, 3)``."""
         pixels = np.ascontiguousarray(pixels)
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
             raise InputError(
                 f"pixels of {pixels.dtype} and shape {pixels.shape} came; expected uint8 (height, width, 3)"
             )
         height, width, _ = pixels.shape
-        lines = np.pad(pixels.reshape(height, -1), ((0, 0), (1, 0)))  # a zero before each: not filtered
-        head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-        parts = ((b"IHDR", head), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
+        lines = np.pad(pixels.reshape(height, -1), ((0, 0), (1, 0)))  # filter type 0 before each line
+        header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+        parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
         chunks = (struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
                   for name, data in parts)  # fmt: skip
         return cls(b"\x89PNG\r\n\x1a\n" + b"".join(chunks), grid, num_prefix_keys, region)
 
     @property
     def num_keys(self) -> int:
-        """How many keys a layer over the picture has."""
+        """The number of keys of a layer over the image."""
         return self.num_prefix_keys + self.grid[0] * self.grid[1]
 
     @property
@@ -84,11 +85,11 @@ class AttendedImage:
             return "image/jpeg"
         if self.data[:4] == b"RIFF" and self.data[8:12] == b"WEBP":
             return "image/webp"
-        raise InputError("the picture is neither PNG nor JPEG nor WebP; expected the bytes of such a file")
+        raise InputError("the image is neither PNG nor JPEG nor WebP; expected the bytes of such a file")
 
 
 def matches_any_layer(image: AttendedImage, layers: Sequence[ViewerLayer]) -> bool:
-    """Whether the keys of a layer are the patches of the picture. The viewer (about.js) has the same rule."""
+    """Return whether the keys of any layer are the patches of the image. Same rule as in manifest.js."""
     return any(
         layer.shape[1] == image.num_keys and "causal" not in layer.kind and layer.kind != "channel"
         for layer in layers
@@ -96,27 +97,31 @@ def matches_any_layer(image: AttendedImage, layers: Sequence[ViewerLayer]) -> bo
 
 
 def explain_no_match(image: AttendedImage, layers: Sequence[ViewerLayer]) -> str:
-    """Why no layer can be shown over the picture."""
-    tall, wide = image.grid
-    other = f" after {image.num_prefix_keys} other keys" * (image.num_prefix_keys > 0)
+    """Return an error message that explains why no layer matches the image."""
+    rows, cols = image.grid
+    prefix = f" after {image.num_prefix_keys} other keys" * (image.num_prefix_keys > 0)
     sizes = ", ".join(f"{layer.name} {layer.shape[1]} ({layer.kind})" for layer in layers[:8])
     reason = (
-        f"a picture of {tall} × {wide} patches{other} came, {image.num_keys} keys in all, and the layers have "
-        f"these keys: {sizes}; expected a layer with {image.num_keys} that is neither causal nor over channels"
+        f"an image of {rows} × {cols} patches{prefix} came, {image.num_keys} keys in all, and the layers "
+        f"have these keys: {sizes}; expected a layer with {image.num_keys} that is neither causal nor over "
+        "channels"
     )
-    more = next((n for layer in layers if (n := layer.shape[1] - tall * wide) in range(1, 9)), None)
-    if more not in (None, image.num_prefix_keys):
-        reason += f". If {more} of the keys come before the patches, as a class token does, give first={more}"
+    extra = next((n for layer in layers if (n := layer.shape[1] - rows * cols) in range(1, 9)), None)
+    if extra not in (None, image.num_prefix_keys):
+        reason += (
+            f". If {extra} of the keys come before the patches, as a class token does, pass "
+            f"num_prefix_keys={extra}"
+        )
     return reason
 
 
 def image_to_json(image: AttendedImage) -> dict[str, Any]:
-    """The picture as plain JSON."""
+    """Return the image as JSON."""
     data = base64.b64encode(image.data).decode()
     source = f"data:{image.media_type};base64,{data}"
     return {
         "source": source,
         "grid": list(image.grid),
-        "first": image.num_prefix_keys,
-        "part": list(image.region),
+        "num_prefix_keys": image.num_prefix_keys,
+        "region": list(image.region),
     }

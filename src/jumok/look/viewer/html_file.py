@@ -1,8 +1,8 @@
-"""The viewer in one file: open it anywhere, send it to anyone. It holds all it needs and fetches nothing.
+"""The viewer in one self-contained HTML file, which fetches nothing.
 
-A file cannot compute, so it carries a fixed pyramid of tiles: of the heads that are chosen, from the whole
-map down to ``detail`` cells a side, or as many in all. Up to there every weight is in it (rounded to three
-digits); of a longer input it has pooled cells.
+A file cannot compute, so it contains a fixed pyramid of tiles: of the selected heads, from the whole map down
+to ``detail`` cells a side, or as many in all. Up to this size it contains every weight (rounded to three
+digits); for longer inputs it contains pooled cells.
 """
 
 from __future__ import annotations
@@ -37,11 +37,8 @@ from jumok.look.viewer.viewer_data import (
 
 __all__ = ["render_html", "save_html"]
 
-THUMBNAIL_SIZE, ALIGNMENT_SIZE = (
-    64,
-    512,
-)  # the cells of a small map and of an alignment of speech, as in static/tiles.js
-MAX_BYTES = 96 << 20  # before compression; browsers take long over larger files
+THUMBNAIL_SIZE, ALIGNMENT_SIZE = 64, 512  # cells of a small map and of a speech alignment, as in tiles.js
+MAX_BYTES = 96 << 20  # before compression; larger files are slow in browsers
 
 HeadSelection = Mapping[str, Collection[int]]
 
@@ -53,81 +50,81 @@ def save_html(
     heads: HeadSelection | None = None,
     detail: int = 1024,
 ) -> Path:
-    """Write one scene, or two to compare, to an HTML file, and give its path back.
+    """Write one item of viewer data, or two to compare, to an HTML file. Returns its path.
 
-    ``heads`` maps names of layers to the heads that are kept; without it, all of all layers are.
+    ``heads`` maps names of layers to the heads to include; None: all heads of all layers.
 
-    >>> save(scene, "map.html", heads={"encoder.layer.3": [0, 5]})  # doctest: +SKIP
+    >>> save_html(data, "map.html", heads={"encoder.layer.3": [0, 5]})  # doctest: +SKIP
     """
     text = render_html(viewer_data, heads=heads, detail=detail)
-    with atomic_write(Path(path)) as part:
-        part.write_text(text, encoding="utf-8")
+    with atomic_write(Path(path)) as temporary:
+        temporary.write_text(text, encoding="utf-8")
     return Path(path)
 
 
 def render_html(
     viewer_data: ViewerData | Sequence[ViewerData], *, heads: HeadSelection | None = None, detail: int = 1024
 ) -> str:
-    """The same as a text."""
+    """Return the HTML as text."""
     if detail < TILE_SIZE:
         raise InputError(f"detail={detail} came; expected at least {TILE_SIZE} cells a side")
-    # A file cannot say anything anew.
-    chosen = [
-        replace(_select_heads(scene, heads), resynthesize=None) for scene in as_viewer_data_tuple(viewer_data)
+    # A file cannot synthesise speech.
+    selected = [
+        replace(_select_heads(item, heads), resynthesize=None) for item in as_viewer_data_tuple(viewer_data)
     ]
-    told = build_manifest(chosen)
-    for scene, about in zip(chosen, told["scenes"], strict=True):
-        for layer, lines in zip(scene.layers, about["layers"], strict=True):
-            lines["finest"] = _find_finest_zoom(layer, detail)
-    requests = list(_iterate_requests(chosen, detail))
+    manifest = build_manifest(selected)
+    for item, entry in zip(selected, manifest["data"], strict=True):
+        for layer, layer_entry in zip(item.layers, entry["layers"], strict=True):
+            layer_entry["finest_zoom"] = _find_finest_zoom(layer, detail)
+    requests = list(_iterate_requests(selected, detail))
     _check_size(requests)
     index: dict[str, tuple[int, int]] = {}
     data = bytearray()
     for request in requests:
-        packed = zlib.compress(answer_request(chosen, request), 9)
+        packed = zlib.compress(answer_request(selected, request), 9)
         index[request.key] = (len(data), len(packed))
         data += packed
-    return _render_page(told, index, bytes(data))
+    return _render_page(manifest, index, bytes(data))
 
 
 def _iterate_requests(viewer_data: Sequence[ViewerData], detail: int) -> Iterator[TileRequest]:
-    """All that the viewer may ask of a file."""
-    for number, scene in enumerate(viewer_data):
-        for place, layer in enumerate(scene.layers):
-            queries, keys = layer.shape
-            whole: dict[str, Any] = {"rows": (0, queries), "cols": (0, keys)}
-            last = max(map(find_coarsest_zoom, layer.shape))
+    """Iterate over all requests that the viewer can make to a file."""
+    for data_index, item in enumerate(viewer_data):
+        for layer_index, layer in enumerate(item.layers):
+            num_queries, num_keys = layer.shape
+            whole: dict[str, Any] = {"rows": (0, num_queries), "cols": (0, num_keys)}
+            last_zoom = max(map(find_coarsest_zoom, layer.shape))
             for head in (*layer.heads, *((None,) if len(layer.heads) > 1 else ())):
-                at: dict[str, Any] = {"scene": number, "layer": place, "head": head}
-                for zoom in range(_find_finest_zoom(layer, detail), last + 1):
+                at: dict[str, Any] = {"data_index": data_index, "layer": layer_index, "head": head}
+                for zoom in range(_find_finest_zoom(layer, detail), last_zoom + 1):
                     for rows, cols in iterate_tiles(layer.shape, zoom):
                         yield TileRequest(**at, rows=rows, cols=cols)
-                yield TileRequest(**at, **whole, quantity="received")
+                yield TileRequest(**at, **whole, quantity="received_weight")
                 if head is not None:
                     yield TileRequest(**at, **whole, size=THUMBNAIL_SIZE)
-                if scene.speech is not None:
+                if item.speech is not None:
                     yield TileRequest(**at, **whole, size=ALIGNMENT_SIZE)
 
 
 def _find_finest_zoom(layer: ViewerLayer, detail: int) -> int:
-    if layer.shape[0] * layer.shape[1] <= detail * detail:  # few words of a long text, or of many places
+    if layer.shape[0] * layer.shape[1] <= detail * detail:  # few words of a long text, or many patches
         return 0
     return max(find_finest_zoom(length, detail) for length in layer.shape)
 
 
 def _select_heads(viewer_data: ViewerData, heads: HeadSelection | None) -> ViewerData:
-    """The scene with only the chosen heads."""
+    """Return the data with only the selected heads."""
     if heads is None:
         return viewer_data
-    known = {layer.name: layer for layer in viewer_data.layers}
+    layers_by_name = {layer.name: layer for layer in viewer_data.layers}
     for name, numbers in heads.items():
-        if name not in known:
-            raise InputError(f"no layer is called {name!r}; there are: {', '.join(known)}")
-        unknown = sorted(set(numbers) - set(known[name].heads))
+        if name not in layers_by_name:
+            raise InputError(f"no layer is called {name!r}; there are: {', '.join(layers_by_name)}")
+        unknown = sorted(set(numbers) - set(layers_by_name[name].heads))
         if unknown or not numbers:
             raise InputError(
-                f"heads {unknown or list(numbers)} of {name} were asked for; "
-                f"it has {known[name].heads[0]} to {known[name].heads[-1]}"
+                f"heads {unknown or list(numbers)} of {name} were requested; "
+                f"it has {layers_by_name[name].heads[0]} to {layers_by_name[name].heads[-1]}"
             )
     layers = tuple(
         replace(layer, heads=tuple(sorted(set(heads[layer.name]))))
@@ -141,11 +138,11 @@ def _check_size(requests: Sequence[TileRequest]) -> None:
     size = sum(
         2 * min(r.size, r.rows[1] - r.rows[0]) * min(r.size, r.cols[1] - r.cols[0])
         for r in requests
-        if r.quantity == "map"
+        if r.quantity == "pooled_map"
     )
     if size > MAX_BYTES:
         raise InputError(
-            f"the file would hold {size / 2**20:,.0f} MiB of numbers, more than {MAX_BYTES >> 20}; choose "
+            f"the file would contain {size / 2**20:,.0f} MiB of weights, more than {MAX_BYTES >> 20}; select "
             'some heads, as in heads={"layer name": [0, 3]}, or a smaller detail (1024 by default)'
         )
 
@@ -153,11 +150,12 @@ def _check_size(requests: Sequence[TileRequest]) -> None:
 def _render_page(manifest: Mapping[str, Any], index: Mapping[str, tuple[int, int]], data: bytes) -> str:
     script, style = assets.build_script("boot_file"), assets.build_style_sheet(include_page=True)
     if "</script" in script.lower() or "</style" in style.lower():
-        raise AssertionError("the viewer's own files would end their element")
-    # Nothing may be loaded, and of scripts and styles only these two run.
+        raise AssertionError("the viewer's own files would end their HTML element")
+    # Nothing may be loaded, and only this script and this style may run.
     policy = (
-        f"default-src 'none'; script-src 'sha256-{_compute_sha256(script)}'; style-src 'sha256-{_compute_sha256(style)}'; "
-        "img-src data: blob:; media-src blob:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src 'sha256-{_compute_sha256(script)}'; "
+        f"style-src 'sha256-{_compute_sha256(style)}'; img-src data: blob:; media-src blob:; "
+        "base-uri 'none'; form-action 'none'"
     )
     title = html.escape(str(manifest["title"]) or "jumok")
     return f"""<!doctype html>
@@ -169,10 +167,10 @@ def _render_page(manifest: Mapping[str, Any], index: Mapping[str, tuple[int, int
 <style>{style}</style>
 <body>
 <main id="viewer"></main>
-<noscript>This map is drawn by a script in this file; please allow it to run.</noscript>
+<noscript>JavaScript is required to show this map.</noscript>
 <script type="application/json" id="manifest">{_encode_json(manifest)}</script>
 <script type="application/json" id="index">{_encode_json(index)}</script>
-<script type="text/plain" id="numbers">{base64.b64encode(data).decode()}</script>
+<script type="text/plain" id="tiles">{base64.b64encode(data).decode()}</script>
 <script type="module">{script}</script>
 </body>
 </html>
@@ -180,7 +178,7 @@ def _render_page(manifest: Mapping[str, Any], index: Mapping[str, tuple[int, int
 
 
 def _encode_json(value: object) -> str:
-    """JSON that cannot end the element it stands in, whatever a token holds."""
+    """Encode JSON that cannot end its HTML element, whatever a token contains."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 

@@ -1,4 +1,4 @@
-"""Look into a model in a local Hugging Face folder: an encoder, a decoder, or both."""
+"""Capture of the attention of a model in a local Hugging Face folder: encoder, decoder, or both."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from jumok.look.viewer.viewer_data import ViewerData
 
 __all__ = ["capture_huggingface_model", "is_huggingface_folder"]
 
-MAX_ERROR_LENGTH = 300  # characters of a message of transformers that are passed on
+MAX_ERROR_LENGTH = 300  # maximum number of characters of a transformers error message
 
 
 def is_huggingface_folder(path: Path) -> bool:
-    """Whether this looks like a folder that ``save_pretrained`` wrote."""
+    """Return whether this looks like a folder written by ``save_pretrained``."""
     return (path / "config.json").is_file()
 
 
@@ -35,32 +35,32 @@ def capture_huggingface_model(
     ablations: Ablations | None = None,
     device: str = "auto",
 ) -> list[ViewerData]:
-    """Where the model in ``folder`` attends while it reads ``text``; and once more ``ablations`` some of it.
+    """Capture the attention of the model in ``folder`` for ``text``; with ``ablations``, also a second time.
 
-    A model that makes one text of another also says ``target``, or, without one, what it would answer itself.
-    Of a model that compares texts with images or audio, such as CLIP, the text model is run. Nothing is
-    fetched, and no code from the folder is run.
+    An encoder-decoder also gets ``target``, which defaults to its own output. Of a model that compares texts
+    with images or audio, such as CLIP, the text model is run. Nothing is downloaded, and no code from the
+    folder is run.
     """
     model, tokenizer = _load_model(folder, device)
-    reader = _get_text_model(model)
-    encoded = _encode_text(folder, reader, tokenizer, text).to(model.device)
+    text_model = _get_text_model(model)
+    encoded = _encode_text(folder, text_model, tokenizer, text).to(model.device)
     _check_length(model, encoded["input_ids"].shape[1])
     title = text
     with torch.inference_mode():
         if model.config.is_encoder_decoder:
             with _convert_errors(folder, model):
-                said = _build_decoder_input(model, tokenizer, encoded, target)
-            encoded = {**encoded, "decoder_input_ids": said, "use_cache": False}
-            title = f"{text}  →  {tokenizer.decode(said[0], skip_special_tokens=True)}"
+                decoder_ids = _build_decoder_input(model, tokenizer, encoded, target)
+            encoded = {**encoded, "decoder_input_ids": decoder_ids, "use_cache": False}
+            title = f"{text}  →  {tokenizer.decode(decoder_ids[0], skip_special_tokens=True)}"
         elif target is not None:
             raise InputError(f"{folder} holds a model of one text, and --target was given as a second one")
 
-        def look() -> ViewerData:
-            with watch(model, tokenizer) as seen, _convert_errors(folder, model):
-                reader(**encoded)
-            return ViewerData.from_captures(seen, title=title)
+        def build_viewer_data() -> ViewerData:
+            with watch(model, tokenizer) as captures, _convert_errors(folder, model):
+                text_model(**encoded)
+            return ViewerData.from_captures(captures, title=title)
 
-        return compare_with_ablation(model, ablations, look)
+        return compare_with_ablation(model, ablations, build_viewer_data)
 
 
 def _load_model(folder: Path, device: str) -> tuple[Any, Any]:
@@ -72,50 +72,54 @@ def _load_model(folder: Path, device: str) -> tuple[Any, Any]:
         ) from error
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     check_symlinks(folder)
-    place = _resolve_device(device)
-    # Unless it is told not to trust the folder, transformers asks on standard input whether to run its code.
+    target_device = _resolve_device(device)
+    # Unless trust_remote_code is False, transformers asks on standard input whether to run the folder's code.
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **local)
-        kind = _model_class(folder, config)
-        _check_reads_text(folder, kind, config)
+        model_class = _model_class(folder, config)
+        _check_reads_text(folder, model_class, config)
         _check_has_tokenizer(folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
-        del local["trust_remote_code"]  # a class of transformers itself has no such option
-        with _silence_transformers():  # what is missing is told of below, if it is of use
-            model, told = kind.from_pretrained(folder, **local, output_loading_info=True)
+        del local["trust_remote_code"]  # classes of transformers do not take this option
+        with _silence_transformers():  # missing weights are reported below, if they matter
+            model, loading_info = model_class.from_pretrained(folder, **local, output_loading_info=True)
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"{folder} cannot be looked into: {_shorten_message(error)}") from error
-    missing = sorted(name for name in told["missing_keys"] if "pooler" not in name)  # of no attention
+        raise InputError(f"{folder} cannot be loaded: {_shorten_message(error)}") from error
+    missing = sorted(name for name in loading_info["missing_keys"] if "pooler" not in name)  # no attention
     if missing:
-        some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
-        warnings.warn(f"{folder} lacks {len(missing)} weights, which are random now: {some}", stacklevel=3)
-    return model.eval().to(place), tokenizer
+        listed = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+        warnings.warn(f"{folder} lacks {len(missing)} weights, which are random: {listed}", stacklevel=3)
+    return model.eval().to(target_device), tokenizer
 
 
 def _model_class(folder: Path, config: Any) -> Any:
-    """The class of transformers to load: without a head if there is one, else the one that was saved."""
+    """Return the class to load: without a task head if there is one, else the one that was saved."""
     import transformers
 
-    both = bool(getattr(config, "is_encoder_decoder", False))
-    mapping = transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if both else transformers.MODEL_MAPPING
+    is_encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
+    mapping = (
+        transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+        if is_encoder_decoder
+        else transformers.MODEL_MAPPING
+    )
     name = next(iter(getattr(config, "architectures", None) or ()), "")
     if type(config) in mapping and not name.endswith("EncoderModel"):  # T5EncoderModel has no decoder
-        kind = mapping[type(config)]
-        return kind[0] if isinstance(kind, tuple) else kind
-    saved = getattr(transformers, name, None)
-    if not (isinstance(saved, type) and issubclass(saved, transformers.PreTrainedModel)):
+        model_class = mapping[type(config)]
+        return model_class[0] if isinstance(model_class, tuple) else model_class
+    saved_class = getattr(transformers, name, None)
+    if not (isinstance(saved_class, type) and issubclass(saved_class, transformers.PreTrainedModel)):
         raise InputError(
             f"{folder} holds a model ({config.model_type}) whose class, {name or 'not named'} in "
-            "config.json, transformers does not have; in Python, load it with its own code, and "
-            "jumok.watch shows where it attends"
+            "config.json, is not part of transformers; load it in Python with its own code and use "
+            "jumok.watch"
         )
-    return saved
+    return saved_class
 
 
-# What models read beside text, by transformers' word for it: its name, and how it is prepared.
+# Non-text inputs, by transformers' name for the modality: the description, and how they are prepared.
 NON_TEXT_INPUTS = {
     "image": ("an image", "AutoProcessor", "images=image"),
     "video": ("a video", "AutoProcessor", "videos=video"),
@@ -125,42 +129,41 @@ NON_TEXT_INPUTS = {
 
 
 def _list_modalities(model_class: Any) -> list[str]:
-    named = model_class.input_modalities
-    return [named] if isinstance(named, str) else list(named)
+    modalities = model_class.input_modalities
+    return [modalities] if isinstance(modalities, str) else list(modalities)
 
 
 def _check_reads_text(folder: Path, model_class: Any, config: Any) -> None:
     model = f"{folder} holds a model ({config.model_type})"
     if not _accepts_argument(model_class, "input_ids"):
         raise InputError(
-            f"{model} that reads no text, and jumok look gives it one. {_describe_inputs(model_class)}"
+            f"{model} that reads no text, and jumok look only passes text. {_describe_inputs(model_class)}"
         )
     if config.is_encoder_decoder and not _accepts_argument(model_class, "decoder_input_ids"):
         raise InputError(
-            f"{model} that answers with something else than text, and of encoder-decoders, jumok look shows "
-            f"only those that answer with text. {_describe_inputs(model_class)}"
+            f"{model} that does not output text; jumok look only supports encoder-decoders that do. "
+            f"{_describe_inputs(model_class)}"
         )
 
 
 def _accepts_argument(model_class: Any, name: str) -> bool:
-    """Whether the model has an argument of this name."""
+    """Return whether the model takes an argument of this name."""
     return name in inspect.signature(model_class.forward).parameters
 
 
 def _describe_inputs(model_class: Any) -> str:
-    """What a model needs beside text or instead of it, and how to look at it from Python."""
+    """Describe what a model needs beside or instead of text, and how to capture it in Python."""
     others = [NON_TEXT_INPUTS[name] for name in _list_modalities(model_class) if name in NON_TEXT_INPUTS]
     needs = f"It needs {' or '.join(name for name, *_ in others)}. " if others else ""
-    _, processor, given = others[0] if others else ("", None, "")
-    if _accepts_argument(model_class, "input_ids") and "text" in _list_modalities(
-        model_class
-    ):  # then one processor prepares both
-        processor, given = "AutoProcessor", ", ".join(filter(None, (given, "text=text")))
-    prepare = f'inputs = {processor}.from_pretrained(folder)({given}, return_tensors="pt")\n    '
+    _, processor, arguments = others[0] if others else ("", None, "")
+    # One processor prepares both.
+    if _accepts_argument(model_class, "input_ids") and "text" in _list_modalities(model_class):
+        processor, arguments = "AutoProcessor", ", ".join(filter(None, (arguments, "text=text")))
+    prepare = f'inputs = {processor}.from_pretrained(folder)({arguments}, return_tensors="pt")\n    '
     call = "model.generate" if model_class.can_generate() else "model"
     return (
-        f"{needs}In Python, jumok.watch shows where it attends:\n"
-        f"    {prepare if processor else ''}with jumok.watch(model) as seen: {call}(**inputs)"
+        f"{needs}In Python, use jumok.watch:\n"
+        f"    {prepare if processor else ''}with jumok.watch(model) as captures: {call}(**inputs)"
     )
 
 
@@ -168,7 +171,7 @@ TOKENIZER_FILE_PATTERNS = ("tokenizer*", "vocab*", "*.model", "*.spm", "*.tiktok
 
 
 def _check_has_tokenizer(folder: Path) -> None:
-    """Without its files, transformers builds some tokenizers with an empty vocabulary."""
+    """Check for tokenizer files. Without them, transformers builds tokenizers with an empty vocabulary."""
     if not any(path for pattern in TOKENIZER_FILE_PATTERNS for path in folder.glob(pattern)):
         raise InputError(
             f"{folder} has no tokenizer (tokenizer.json, vocab.txt or the like), and without it the model "
@@ -177,85 +180,87 @@ def _check_has_tokenizer(folder: Path) -> None:
 
 
 def _get_text_model(model: Any) -> Any:
-    """What reads the text: the model, or the part of one that compares texts with something else."""
+    """Return the model that reads the text: the model itself, or a part of a multimodal model."""
     return model if _list_modalities(model) == ["text"] else getattr(model, "text_model", model)
 
 
 def _encode_text(folder: Path, text_model: Any, tokenizer: Any, text: str) -> Any:
-    """The tokens, as far as the model takes what the tokenizer gives."""
+    """Tokenize the text. Returns the fields that the model accepts."""
     try:
         encoded = tokenizer(text, return_tensors="pt")
     except Exception as error:
-        kind = type(tokenizer).__name__
+        tokenizer_class = type(tokenizer).__name__
         raise InputError(
-            f"the tokenizer in {folder} ({kind}) takes no plain text: {_shorten_message(error)}"
+            f"the tokenizer in {folder} ({tokenizer_class}) takes no plain text: {_shorten_message(error)}"
         ) from error
     for name in encoded.keys() - inspect.signature(text_model.forward).parameters.keys():
         del encoded[name]
     if "input_ids" not in encoded or not encoded["input_ids"].numel():
-        raise InputError(f"the tokenizer in {folder} makes no tokens of this text: {text!r}")
+        raise InputError(f"the tokenizer in {folder} returns no tokens for this text: {text!r}")
     return encoded
 
 
 @contextmanager
 def _convert_errors(folder: Path, model: Any) -> Iterator[None]:
-    """Turn what a model raises into an InputError that says what the model needs."""
+    """Convert exceptions of a model to an InputError that says what the model needs."""
     try:
         yield
     except JumokError:
         raise
     except Exception as error:
-        kind, only_text = type(model), _list_modalities(model) == ["text"]
+        model_class, only_text = type(model), _list_modalities(model) == ["text"]
         raise InputError(
             f"the model in {folder} ({model.config.model_type}) cannot run on "
             f"{'this text' if only_text else 'text alone'}: {_shorten_message(error)}"
-            + ("" if only_text else f". {_describe_inputs(kind)}")
+            + ("" if only_text else f". {_describe_inputs(model_class)}")
         ) from error
 
 
 def _shorten_message(error: Exception) -> str:
-    """The beginning of an error message. Some messages of transformers list all models that exist."""
+    """Return the beginning of an error message. Some messages of transformers list all existing models."""
     words = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     return words if len(words) <= MAX_ERROR_LENGTH else f"{words[:MAX_ERROR_LENGTH].rsplit(' ', 1)[0]} …"
 
 
 def _resolve_device(device: str) -> torch.device:
-    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    resolved = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     try:
-        return torch.empty(0, device=place).device
+        return torch.empty(0, device=resolved).device
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
 
 
 @contextmanager
 def _silence_transformers() -> Iterator[None]:
-    """While it lasts, transformers says what is an error, and nothing else."""
+    """Suppress all messages of transformers except errors."""
     from transformers.utils import logging
 
-    before = logging.get_verbosity()
+    verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        logging.set_verbosity(before)
+        logging.set_verbosity(verbosity)
 
 
 def _check_length(model: Any, num_tokens: int) -> None:
-    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if most is not None and num_tokens > most:
-        raise InputError(f"the text has {num_tokens} tokens, and this model takes {most} at most; shorten it")
+    max_tokens = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if max_tokens is not None and num_tokens > max_tokens:
+        raise InputError(
+            f"the text has {num_tokens} tokens, and this model takes {max_tokens} at most; shorten it"
+        )
 
 
 def _build_decoder_input(model: Any, tokenizer: Any, encoded: Any, target: str | None) -> torch.Tensor:
-    """What the decoder reads, ``(1, T)``: the beginning, and all it says but the end."""
+    """Return the decoder input ``(1, T)``: the start token and the output without its last token."""
     if target is None:
-        said: torch.Tensor = model.generate(**encoded, do_sample=False, num_beams=1)
-        return said[:, :-1] if said.shape[1] > 1 else said
+        output_ids: torch.Tensor = model.generate(**encoded, do_sample=False, num_beams=1)
+        return output_ids[:, :-1] if output_ids.shape[1] > 1 else output_ids
     labels = tokenizer(text_target=target, return_tensors="pt")["input_ids"].to(model.device)
     start = model.generation_config.decoder_start_token_id
     if start is None:
         raise InputError(
-            "config.json names no decoder_start_token_id, with which --target has to begin: set it"
+            "config.json names no decoder_start_token_id, with which --target has to begin: add it"
         )
-    begin = torch.full_like(labels[:, :1], start)
-    return torch.cat([begin, labels[:, :-1]], dim=1)
+    start_ids = torch.full_like(labels[:, :1], start)
+    return torch.cat([start_ids, labels[:, :-1]], dim=1)

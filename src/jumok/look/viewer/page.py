@@ -1,13 +1,14 @@
 """The viewer as a web page with live tiles: an ASGI app, to run alone or to mount under a prefix.
 
->>> app(scene)  # doctest: +SKIP
->>> Starlette(routes=[Mount("/look", app(scene))])  # doctest: +SKIP
+>>> build_app(data)  # doctest: +SKIP
+>>> Starlette(routes=[Mount("/look", build_app(data))])  # doctest: +SKIP
 
-Answers: ``/`` the page, ``/viewer.js`` and ``/viewer.css`` its parts, ``/manifest.json`` what there is,
-``/tiles?layer=0&head=3&rows=0,256&cols=0,256`` numbers, packed as :mod:`jumok.look.tiles` says; to
-``{"scene": 0, "weights": […]}`` sent to ``/retold`` the manifest of the speech said anew, with these weights
-of its style tokens. A request for what is not there gets status 400 and ``{"error": …}``; one to be said anew
-gets 503 while too many wait for that. No path on disk is ever taken from a request.
+Routes: ``/`` is the page, ``/viewer.js`` and ``/viewer.css`` its parts, ``/manifest.json`` describes the
+data, and ``/tiles?layer=0&head=3&rows=0,256&cols=0,256`` returns weights, packed as in
+:mod:`jumok.look.viewer.tiles`. ``POST /resynthesize`` takes ``{"data": 0, "weights": […]}`` and returns the
+manifest of the speech synthesised with these style token weights. An invalid request gets status 400 and
+``{"error": …}``; a synthesis gets 503 while too many others wait. No path on disk is ever taken from a
+request.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from jumok.errors import InputError, MissingExtra
 from jumok.look.viewer import assets
-from jumok.look.viewer.tiles import TileRequest as Wanted
+from jumok.look.viewer.tiles import TileRequest
 from jumok.look.viewer.viewer_data import ViewerData, as_viewer_data_tuple
 from jumok.look.viewer.viewer_session import ViewerSession
 
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["build_app", "serve"]
 
 TILE_CACHE_BYTES = 64 << 20
-MAX_BODY_BYTES = 1 << 16  # bytes of a wish for other weights
-MAX_WAITING = 4  # of these at a time, with the one that is being said
+MAX_BODY_BYTES = 1 << 16  # of a synthesis request
+MAX_WAITING = 4  # synthesis requests at a time, including the one in progress
 MISSING_EXTRA_MESSAGE = (
     'the viewer\'s page needs starlette and uvicorn, which are not installed: pip install "jumok[look]"'
 )
@@ -56,10 +57,10 @@ def build_app(
     cache_bytes: int | None = None,
     can_resynthesize: bool = False,
 ) -> Starlette:
-    """The page of one scene, or of two to compare. Tiles of late are kept, so many bytes of them.
+    """Build the app that shows one item of viewer data, or two to compare.
 
-    ``can_resynthesize``: speech may be said anew. It is computed at once, beside any queue that a server has for what it
-    is asked.
+    Recent tiles are cached, up to ``cache_bytes``. ``can_resynthesize``: allow speech synthesis. It runs
+    immediately, regardless of any request queue of the server.
     """
     try:
         from anyio import CapacityLimiter, Lock, to_thread
@@ -69,17 +70,17 @@ def build_app(
     except ModuleNotFoundError as error:
         raise MissingExtra(MISSING_EXTRA_MESSAGE) from error
 
-    shown = as_viewer_data_tuple(viewer_data)
-    stage = ViewerSession(
-        shown if can_resynthesize else [replace(scene, resynthesize=None) for scene in shown]
+    items = as_viewer_data_tuple(viewer_data)
+    session = ViewerSession(
+        items if can_resynthesize else [replace(item, resynthesize=None) for item in items]
     )
-    told = _encode_json(stage.build_manifest())
-    tiles = _TileCache(stage, cache_bytes)
+    manifest = _encode_json(session.build_manifest())
+    tiles = _TileCache(session, cache_bytes)
     waiting: set[Request] = set()
-    # Tiles have one thread of their own, and requests wait for it here: they occupy no threads of others.
-    turn, thread = Lock(), CapacityLimiter(1)
+    # Tiles have a thread of their own, and requests wait for it here: they occupy no threads of others.
+    compute_lock, limiter = Lock(), CapacityLimiter(1)
 
-    async def page(request: Request) -> Response:
+    async def get_page(request: Request) -> Response:
         base = request.scope.get("root_path", "").rstrip("/")
         return Response(
             _render_page(base),
@@ -87,50 +88,50 @@ def build_app(
             headers={"Content-Security-Policy": CONTENT_SECURITY_POLICY, **SECURITY_HEADERS},
         )
 
-    async def about(request: Request) -> Response:
-        return Response(told, media_type="application/json", headers=SECURITY_HEADERS)
+    async def get_manifest(request: Request) -> Response:
+        return Response(manifest, media_type="application/json", headers=SECURITY_HEADERS)
 
-    async def numbers(request: Request) -> Response:
+    async def get_tile(request: Request) -> Response:
         try:
-            wanted = Wanted.from_mapping(request.query_params)
-            if (data := tiles.get_cached(wanted)) is None:
-                async with turn:
-                    # The reader may have moved on while this one waited for its turn.
+            tile_request = TileRequest.from_mapping(request.query_params)
+            if (data := tiles.get_cached(tile_request)) is None:
+                async with compute_lock:
+                    # The client may have gone while this request waited.
                     if await request.is_disconnected():
                         return Response(status_code=499, headers=SECURITY_HEADERS)
-                    data = await to_thread.run_sync(tiles.get_or_compute, wanted, limiter=thread)
+                    data = await to_thread.run_sync(tiles.get_or_compute, tile_request, limiter=limiter)
         except InputError as error:
             return JSONResponse({"error": str(error)}, status_code=400, headers=SECURITY_HEADERS)
         return Response(data, media_type="application/octet-stream", headers=SECURITY_HEADERS)
 
-    async def retold(request: Request) -> Response:
+    async def resynthesize(request: Request) -> Response:
         if len(waiting) >= MAX_WAITING:
-            busy = "others wait for the voice already; try again in a moment"
-            return JSONResponse({"error": busy}, status_code=503, headers=SECURITY_HEADERS)
+            message = "other requests are waiting for speech synthesis; try again in a moment"
+            return JSONResponse({"error": message}, status_code=503, headers=SECURITY_HEADERS)
         waiting.add(request)
         try:
-            wish = await _read_json_body(request)
-            anew = await to_thread.run_sync(tiles.resynthesize, wish, limiter=thread)
+            payload = await _read_json_body(request)
+            new_manifest = await to_thread.run_sync(tiles.resynthesize, payload, limiter=limiter)
         except InputError as error:
             return JSONResponse({"error": str(error)}, status_code=400, headers=SECURITY_HEADERS)
         finally:
             waiting.discard(request)
-        return Response(_encode_json(anew), media_type="application/json", headers=SECURITY_HEADERS)
+        return Response(_encode_json(new_manifest), media_type="application/json", headers=SECURITY_HEADERS)
 
-    def file(path: str, text: str, media: str) -> Route:
-        async def given(request: Request) -> Response:
-            return Response(text, media_type=media, headers=SECURITY_HEADERS)
+    def build_file_route(path: str, text: str, media_type: str) -> Route:
+        async def get_file(request: Request) -> Response:
+            return Response(text, media_type=media_type, headers=SECURITY_HEADERS)
 
-        return Route(path, given)
+        return Route(path, get_file)
 
     return Starlette(
         routes=[
-            Route("/", page),
-            Route("/manifest.json", about),
-            Route("/tiles", numbers),
-            Route("/retold", retold, methods=["POST"]),
-            file("/viewer.js", assets.build_script("boot_page"), "text/javascript"),
-            file("/viewer.css", assets.build_style_sheet(include_page=True), "text/css"),
+            Route("/", get_page),
+            Route("/manifest.json", get_manifest),
+            Route("/tiles", get_tile),
+            Route("/resynthesize", resynthesize, methods=["POST"]),
+            build_file_route("/viewer.js", assets.build_script("boot_page"), "text/javascript"),
+            build_file_route("/viewer.css", assets.build_style_sheet(include_page=True), "text/css"),
         ]
     )
 
@@ -142,41 +143,41 @@ def serve(
     port: int = 8765,
     open_browser: bool = True,
 ) -> None:
-    """Show the page until Ctrl+C. Only requests to this host are answered."""
+    """Serve the page until Ctrl+C. Only requests to this host are answered."""
     try:
         import uvicorn
         from starlette.middleware.trustedhost import TrustedHostMiddleware
     except ModuleNotFoundError as error:
         raise MissingExtra(MISSING_EXTRA_MESSAGE) from error
-    shown = build_app(viewer_data, can_resynthesize=True)
+    app = build_app(viewer_data, can_resynthesize=True)
     if host in ("127.0.0.1", "localhost", "::1"):
-        # Else a page from elsewhere could have its own name point here, and read what we show.
-        shown.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
+        # Otherwise a foreign page could point its own host name here and read what is shown.
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
     address = f"http://{'localhost' if host in ('127.0.0.1', '::1') else host}:{port}/"
-    print(f"looking at {address}   (Ctrl+C ends it)", flush=True)
+    print(f"Viewer: {address} (press Ctrl+C to stop)", flush=True)
     if open_browser:
         threading.Timer(0.6, webbrowser.open, (address,)).start()
-    uvicorn.run(shown, host=host, port=port, log_level="warning")
+    uvicorn.run(app, host=host, port=port, log_level="warning")
 
 
 class _TileCache:
-    """Answers, those of late kept; computed one at a time, for they share one device."""
+    """Cache of recent tiles, which are computed one at a time, as they share one device."""
 
     def __init__(self, session: ViewerSession, max_bytes: int | None = None) -> None:
         self.session = session
         self.max_bytes = TILE_CACHE_BYTES if max_bytes is None else max_bytes
-        self._tiles: OrderedDict[Wanted, bytes] = OrderedDict()
+        self._tiles: OrderedDict[TileRequest, bytes] = OrderedDict()
         self._size = 0
-        self._compute_lock = threading.Lock()  # one computes
-        self._cache_lock = threading.Lock()  # the shelf is in order
+        self._compute_lock = threading.Lock()  # one tile is computed at a time
+        self._cache_lock = threading.Lock()  # guards the cache
 
-    def get_cached(self, request: Wanted) -> bytes | None:
+    def get_cached(self, request: TileRequest) -> bytes | None:
         with self._cache_lock:
             if request in self._tiles:
                 self._tiles.move_to_end(request)
             return self._tiles.get(request)
 
-    def get_or_compute(self, request: Wanted) -> bytes:
+    def get_or_compute(self, request: TileRequest) -> bytes:
         with self._compute_lock:
             if (data := self.get_cached(request)) is None:
                 data = self.session.answer_request(request)
@@ -187,7 +188,7 @@ class _TileCache:
         with self._compute_lock:
             return self.session.resynthesize(payload)
 
-    def _store(self, request: Wanted, data: bytes) -> None:
+    def _store(self, request: TileRequest, data: bytes) -> None:
         with self._cache_lock:
             self._tiles[request] = data
             self._size += len(data)
@@ -196,21 +197,21 @@ class _TileCache:
 
 
 async def _read_json_body(request: Request) -> dict[str, Any]:
-    """The body, of which a page from elsewhere could not send one: browsers ask first before such JSON."""
+    """Read a JSON body. A foreign page cannot send one, because browsers send a preflight request first."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise InputError("expected a body of Content-Type: application/json")
     body = b""
-    async for part in request.stream():
-        body += part
+    async for chunk in request.stream():
+        body += chunk
         if len(body) > MAX_BODY_BYTES:
             raise InputError(f"a body of more than {MAX_BODY_BYTES} bytes came; expected some weights")
     try:
-        wish = json.loads(body)
+        payload = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise InputError(f"the body is not JSON ({error})") from error
-    if not isinstance(wish, dict):
-        raise InputError('expected an object, as in {"scene": 0, "weights": [0.4, 0]}')
-    return wish
+    if not isinstance(payload, dict):
+        raise InputError('expected an object, as in {"data": 0, "weights": [0.4, 0]}')
+    return payload
 
 
 def _encode_json(manifest: dict[str, Any]) -> bytes:
@@ -218,18 +219,18 @@ def _encode_json(manifest: dict[str, Any]) -> bytes:
 
 
 def _render_page(base_path: str) -> str:
-    at = html.escape(base_path, quote=True)
+    base = html.escape(base_path, quote=True)
     return f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>jumok</title>
 <link rel="icon" href="data:,">
-<link rel="stylesheet" href="{at}/viewer.css">
+<link rel="stylesheet" href="{base}/viewer.css">
 <body>
-<main id="viewer" data-base="{at}"></main>
-<noscript>These maps are drawn by a script; please allow it to run.</noscript>
-<script type="module" src="{at}/viewer.js"></script>
+<main id="viewer" data-base="{base}"></main>
+<noscript>JavaScript is required to show these maps.</noscript>
+<script type="module" src="{base}/viewer.js"></script>
 </body>
 </html>
 """

@@ -1,15 +1,16 @@
-"""What travels between Python and the viewer: small requests one way, packed numbers the other way.
+"""Messages between Python and the viewer: small requests one way, packed tiles the other way.
 
 A map of any size is shown like a street map. At zoom ``z`` a cell covers ``2**z`` rows and columns, and a
-tile is ``TILE_SIZE × TILE_SIZE`` cells. Along an axis of n tokens tiles begin at 0, span, 2·span, …, but the last
-one ends at n and may overlap the one before: all cells of a zoom cover equally many tokens, none is cut::
+tile has ``TILE_SIZE × TILE_SIZE`` cells. Along an axis of n tokens tiles begin at 0, span, 2·span, …, but the
+last one ends at n and may overlap the one before: all cells of a zoom cover the same number of tokens::
 
     n = 700, z = 1      [0 ......................... 512)
                                   [188 ....................... 700)
 
-The packed form is 16 bytes (rows, columns and kind as uint32, the scale as float32, all little-endian) and
-the cells, row after row. A weight is its cell times the scale. Kind 0 has cells of float16, scaled so that
-the largest is 32,768 (a relative error of at most 5e-4 over eight decades); kind 1 has float32, as they are.
+The packed format is a header of 16 bytes (rows, columns and kind as uint32, the scale as float32, all
+little-endian) and the cells, row by row. A weight is its cell times the scale. Kind 0 has float16 cells,
+scaled so that the largest is 32,768 (a relative error of at most 5e-4 over eight decades); kind 1 has
+unscaled float32 cells.
 """
 
 from __future__ import annotations
@@ -38,22 +39,22 @@ __all__ = [
 ]
 
 TILE_SIZE = 256  # cells along a side
-MAX_CELLS = 1 << 21  # of one answer: 8 MiB in float32
+MAX_CELLS = 1 << 21  # of one response: 8 MiB in float32
 HEADER = struct.Struct("<IIIf")
-FLOAT16_PEAK = 32768.0  # where the largest cell of a float16 answer is put
+FLOAT16_PEAK = 32768.0  # the largest cell of a float16 response
 
 FloatArray: TypeAlias = NDArray[np.float32]
 TokenSpan: TypeAlias = tuple[int, int]
-Quantity: TypeAlias = Literal["map", "weights", "received"]
+Quantity: TypeAlias = Literal["pooled_map", "weights", "received_weight"]
 
 
 @dataclass(frozen=True)
 class TileRequest:
-    """A rectangle of one head of one layer, and in what form it is wanted.
+    """A rectangle of one head of one layer, and the quantity to compute.
 
-    ``map`` gives pooled cells, at most ``size`` along each axis (a cell is the mean over its queries of the
-    weight on all of its keys); ``weights`` every weight of the rectangle; ``received`` the mean over all
-    queries of the weight on each of the columns. ``head`` None is the mean over the heads.
+    ``pooled_map`` requests pooled cells, at most ``size`` along each axis (a cell is the mean over its
+    queries of the weight on all of its keys); ``weights`` every weight of the rectangle; ``received_weight``
+    the mean over all queries of the weight on each of the columns. ``head`` None is the mean over the heads.
     """
 
     layer: int
@@ -61,20 +62,20 @@ class TileRequest:
     rows: TokenSpan
     cols: TokenSpan
     size: int = TILE_SIZE
-    quantity: Quantity = "map"
+    quantity: Quantity = "pooled_map"
     data_index: int = 0
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> TileRequest:
-        """From what a browser sent: numbers, or texts that are numbers.
+        """Parse the fields that a browser sent: numbers, or numbers as text.
 
-        >>> Request.read({"layer": "0", "head": "2", "rows": "0,5", "cols": "0,7"}).rows
+        >>> TileRequest.from_mapping({"layer": "0", "head": "2", "rows": "0,5", "cols": "0,7"}).rows
         (0, 5)
         """
-        what = values.get("what", "map")
-        if what not in get_args(Quantity):
+        quantity = values.get("quantity", "pooled_map")
+        if quantity not in get_args(Quantity):
             raise InputError(
-                f"what={_shorten_repr(what)} came; expected one of {', '.join(get_args(Quantity))}"
+                f"quantity={_shorten_repr(quantity)} came; expected one of {', '.join(get_args(Quantity))}"
             )
         head = values.get("head")
         return cls(
@@ -83,19 +84,19 @@ class TileRequest:
             rows=_parse_span(values, "rows"),
             cols=_parse_span(values, "cols"),
             size=_parse_int(values, "size", TILE_SIZE),
-            quantity=what,
-            data_index=_parse_int(values, "scene", 0),
+            quantity=quantity,
+            data_index=_parse_int(values, "data", 0),
         )
 
     @property
     def key(self) -> str:
-        """The name of this answer in a saved file; the viewer makes the same."""
+        """The name of this response in a saved file; the viewer builds the same."""
         head = "mean" if self.head is None else self.head
         (r0, r1), (c0, c1) = self.rows, self.cols
         return f"{self.quantity}/{self.data_index}/{self.layer}/{head}/{r0}-{r1}/{c0}-{c1}/{self.size}"
 
     def check(self, shape: tuple[int, int]) -> None:
-        """That the rectangle lies within a map of this shape, and that the answer is of a decent size."""
+        """Check that the rectangle lies within a map of this shape and that the response is not too large."""
         for name, (first, last), end in (("rows", self.rows, shape[0]), ("cols", self.cols, shape[1])):
             if not 0 <= first < last <= end:
                 raise InputError(
@@ -103,16 +104,16 @@ class TileRequest:
                 )
         if not 1 <= self.size <= 1024:
             raise InputError(f"size={self.size} came; expected 1 to 1024 cells a side")
-        cells = (self.rows[1] - self.rows[0]) * (self.cols[1] - self.cols[0])
-        if self.quantity == "weights" and cells > MAX_CELLS:
+        num_cells = (self.rows[1] - self.rows[0]) * (self.cols[1] - self.cols[0])
+        if self.quantity == "weights" and num_cells > MAX_CELLS:
             raise InputError(
-                f"{cells:,} weights were asked for; one answer has at most {MAX_CELLS:,}: "
-                "ask for a smaller rectangle, or for a map, which is pooled"
+                f"{num_cells:,} weights were requested; one response has at most {MAX_CELLS:,}: "
+                "request a smaller rectangle, or a pooled map"
             )
 
 
 def pack(cells: FloatArray, *, exact: bool = False) -> bytes:
-    """A two-dimensional array in the packed form, as float16 or exact as float32."""
+    """Pack a two-dimensional array as float16 or, if ``exact``, as float32."""
     rows, cols = cells.shape
     if exact:
         return HEADER.pack(rows, cols, 1, 1.0) + cells.astype("<f4").tobytes()
@@ -121,7 +122,7 @@ def pack(cells: FloatArray, *, exact: bool = False) -> bytes:
 
 
 def unpack(data: bytes) -> FloatArray:
-    """The way back.
+    """Unpack an array.
 
     >>> unpack(pack(np.array([[0.25, 0.75]], np.float32)))
     array([[0.25, 0.75]], dtype=float32)
@@ -132,12 +133,12 @@ def unpack(data: bytes) -> FloatArray:
 
 
 def find_coarsest_zoom(length: int) -> int:
-    """The last zoom at which an axis still fills a tile; 0 where it never does."""
+    """Return the last zoom at which an axis still fills a tile; 0 if it never does."""
     return max(0, (length // TILE_SIZE).bit_length() - 1)
 
 
 def find_finest_zoom(length: int, max_cells: int) -> int:
-    """The first zoom at which an axis has no more than so many cells (or the last one there is)."""
+    """Return the first zoom at which an axis has at most ``max_cells`` cells, or the last zoom."""
     zoom = 0
     while (length >> zoom) > max_cells and zoom < find_coarsest_zoom(length):
         zoom += 1
@@ -145,21 +146,21 @@ def find_finest_zoom(length: int, max_cells: int) -> int:
 
 
 def list_tile_spans(length: int, zoom: int) -> list[TokenSpan]:
-    """The first token and the one after the last of each tile along an axis.
+    """Return the first token and the one after the last of each tile along an axis.
 
-    >>> spans(700, 0), spans(700, 1)
+    >>> list_tile_spans(700, 0), list_tile_spans(700, 1)
     ([(0, 256), (256, 512), (512, 700)], [(0, 512), (188, 700)])
     """
     zoom = min(zoom, find_coarsest_zoom(length))
     span = min(TILE_SIZE << zoom, length)
     firsts = range(0, length, span)
-    if zoom == 0:  # a cell is a token: the last tile just has fewer
+    if zoom == 0:  # a cell is a token: the last tile is smaller
         return [(first, min(first + span, length)) for first in firsts]
     return [(min(first, length - span), min(first + span, length)) for first in firsts]
 
 
 def iterate_tiles(shape: tuple[int, int], zoom: int) -> Iterator[tuple[TokenSpan, TokenSpan]]:
-    """The rows and columns of every tile of a map at a zoom."""
+    """Iterate over the rows and columns of every tile of a map at a zoom."""
     return itertools.product(list_tile_spans(shape[0], zoom), list_tile_spans(shape[1], zoom))
 
 
@@ -169,17 +170,15 @@ def _parse_int(values: Mapping[str, Any], name: str, default: int | None = None)
         return value
     if isinstance(value, str) and len(value) < 16 and value.isascii() and value.lstrip("-").isdigit():
         return int(value)
-    raise InputError(f"{name}={_shorten_repr(value)} came; expected a whole number")
+    raise InputError(f"{name}={_shorten_repr(value)} came; expected an integer")
 
 
 def _parse_span(values: Mapping[str, Any], name: str) -> TokenSpan:
     value = values.get(name)
-    ends = value.split(",") if isinstance(value, str) else value
-    if not isinstance(ends, list | tuple) or len(ends) != 2:
-        raise InputError(
-            f"{name}={_shorten_repr(value)} came; expected two whole numbers, as in {name}=0,256"
-        )
-    first, last = ({name: end} for end in ends)
+    bounds = value.split(",") if isinstance(value, str) else value
+    if not isinstance(bounds, list | tuple) or len(bounds) != 2:
+        raise InputError(f"{name}={_shorten_repr(value)} came; expected two integers, as in {name}=0,256")
+    first, last = ({name: bound} for bound in bounds)
     return _parse_int(first, name), _parse_int(last, name)
 
 

@@ -1,4 +1,4 @@
-"""Show a scene: as a page that is served, as an HTML file, or as a picture."""
+"""Write viewer data to a file: an HTML file with the viewer, or a figure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from jumok.look.viewer.viewer_data import (
 
 __all__ = ["save_view"]
 
-MAX_FIGURE_TOKENS = 400  # tokens a side of a picture; a viewer shows more
+MAX_FIGURE_TOKENS = 400  # along each axis of a figure; the viewer shows more
 
 
 def save_view(
@@ -34,52 +34,56 @@ def save_view(
     layer: str | None = None,
     head: int | None = None,
 ) -> Path:
-    """Write a scene, or two to compare, to ``path``: an HTML file with the viewer, or a picture of a map.
+    """Write one item of viewer data, or two to compare, to ``path``: an HTML file or a figure.
 
-    Of a scene with a document a picture shows that, unless a layer is asked for; ``head`` is then one of its
-    hops, and without it their mean is shown. Of a picture's caption it shows where the model looked for each
-    word; of speech the spectrogram, the alignment under it, and the style tokens.
+    A figure shows the document, if there is one, unless a layer is requested; ``head`` is then one of its
+    hops, and None their mean. For an image caption it shows the attention of each word over the image; for
+    speech the spectrogram, the alignment below it, and the style tokens.
 
-    ``layer`` is a name, in which * stands for anything. Without it an HTML file has all layers, and a picture
-    shows the last one between two texts, or else the last of all; without ``head``, their heads' mean.
+    ``layer`` is a name, in which * matches anything. Without it, an HTML file has all layers, and a figure
+    shows the last layer between two texts, or else the last of all; without ``head``, the mean of its heads.
     """
     path = Path(path)
-    scene, *second = as_viewer_data_tuple(viewer_data)
-    if scene.document is not None and layer is None:
-        return _save_document([scene, *second], scene.document, path, head)
-    layers = [one for one in scene.layers if layer is None or matches_pattern(one.name, layer)]
+    data, *second = as_viewer_data_tuple(viewer_data)
+    if data.document is not None and layer is None:
+        return _save_document([data, *second], data.document, path, head)
+    layers = [item for item in data.layers if layer is None or matches_pattern(item.name, layer)]
     if not layers:
-        names = [one.name for one in scene.layers]
+        names = [item.name for item in data.layers]
         raise InputError(f"there is no layer {layer!r}{suggest_name(str(layer), names, 'the layers')}")
-    for one in layers:
-        if head is not None and head not in one.heads:
-            raise InputError(f"{one.name} has {len(one.heads)} heads, and head {head} was asked for")
+    for item in layers:
+        if head is not None and head not in item.heads:
+            raise InputError(f"{item.name} has {len(item.heads)} heads, and head {head} was requested")
     if path.suffix == ".html":
         from jumok.look.viewer import html_file
 
-        chosen = {one.name: one.heads if head is None else [head] for one in layers}
+        selected = {item.name: item.heads if head is None else [head] for item in layers}
         return html_file.save_html(
-            [scene, *second], path, heads=None if layer is None and head is None else chosen
+            [data, *second], path, heads=None if layer is None and head is None else selected
         )
     _check_output_path(path, bool(second))
-    crossing = [one for one in layers if one.kind == "cross"]
-    spoken = [one for one in layers if scene.speech is not None and one.shape[0] == scene.speech.num_steps]
-    best = (spoken or crossing or layers)[-1]
-    if (picture := scene.image) is not None and _is_caption(best, picture):
-        words = list(best.row_labels or map(str, range(best.shape[0])))[: best.shape[0]]
-        return draw_caption(picture, words, _compute_mean_weights(best, head), path, title=scene.title)
-    if (speech := scene.speech) is not None and best.shape[0] == speech.num_steps:
-        symbols = list(best.col_labels or map(str, range(best.shape[1])))[: best.shape[1]]
+    cross_layers = [item for item in layers if item.kind == "cross"]
+    speech_layers = [
+        item for item in layers if data.speech is not None and item.shape[0] == data.speech.num_steps
+    ]
+    shown_layer = (speech_layers or cross_layers or layers)[-1]
+    if (image := data.image) is not None and _is_caption(shown_layer, image):
+        words = list(shown_layer.row_labels or map(str, range(shown_layer.shape[0])))[: shown_layer.shape[0]]
+        return draw_caption(image, words, _compute_mean_weights(shown_layer, head), path, title=data.title)
+    if (speech := data.speech) is not None and shown_layer.shape[0] == speech.num_steps:
+        symbols = list(shown_layer.col_labels or map(str, range(shown_layer.shape[1])))[
+            : shown_layer.shape[1]
+        ]
         return draw_speech(
-            speech, symbols, _compute_mean_weights(best, head), path, scene.style, title=scene.title
+            speech, symbols, _compute_mean_weights(shown_layer, head), path, data.style, title=data.title
         )
-    return _save_heat_map(best, head, path)
+    return _save_heat_map(shown_layer, head, path)
 
 
 def _save_document(
     viewer_data: Sequence[ViewerData], document: AttendedDocument, path: Path, hop: int | None
 ) -> Path:
-    document.get_word_weights(hop)  # says so if there is no such hop
+    document.get_word_weights(hop)  # raises an error if there is no such hop
     if path.suffix == ".html":
         from jumok.look.viewer import html_file
 
@@ -90,35 +94,36 @@ def _save_document(
 
 def _check_output_path(path: Path, is_comparison: bool) -> None:
     if path.suffix not in IMAGE_SUFFIXES:
-        raise InputError(
-            f"--out {path}: an .html file or a picture ({', '.join(IMAGE_SUFFIXES)}) is expected"
-        )
+        raise InputError(f"--out {path}: an .html file or a figure ({', '.join(IMAGE_SUFFIXES)}) is expected")
     if is_comparison:
-        raise InputError(f"--out {path}: a picture shows one map, and there are two; give an .html file")
+        raise InputError(f"--out {path}: a figure shows one map, and there are two; use an .html file")
 
 
 def _is_caption(layer: ViewerLayer, image: AttendedImage) -> bool:
-    """Whether words look at places, and not places at each other."""
-    queries, keys = layer.shape
-    return keys == image.num_keys and queries != keys and "causal" not in layer.kind
+    """Return whether words attend to patches, as opposed to patches to each other."""
+    num_queries, num_keys = layer.shape
+    return num_keys == image.num_keys and num_queries != num_keys and "causal" not in layer.kind
 
 
 def _compute_mean_weights(layer: ViewerLayer, head: int | None) -> FloatArray:
-    """Of a head, or the mean of all ``(Q, K)``."""
+    """Return the weights of a head, or the mean of all ``(Q, K)``."""
     rows, cols = layer.shape
     heads = layer.heads if head is None else (head,)
-    every = [to_float32_array(layer.source.weights(one, slice(0, rows), slice(0, cols))) for one in heads]
-    return np.asarray(np.mean(every, axis=0), np.float32)
+    all_weights = [
+        to_float32_array(layer.source.weights(head_index, slice(0, rows), slice(0, cols)))
+        for head_index in heads
+    ]
+    return np.asarray(np.mean(all_weights, axis=0), np.float32)
 
 
 def _save_heat_map(layer: ViewerLayer, head: int | None, path: Path) -> Path:
     rows, cols = layer.shape
     if max(rows, cols) > MAX_FIGURE_TOKENS:
         raise InputError(
-            f"a map of {rows} × {cols} tokens is too large for a picture: give an .html file, or see the page"
+            f"a map of {rows} × {cols} tokens is too large for a figure: use an .html file or the viewer"
         )
     heads = layer.heads if head is None else (head,)
-    down = [str(n) for n in range(rows)] if layer.row_labels is None else list(layer.row_labels)[:rows]
-    across = [str(n) for n in range(cols)] if layer.col_labels is None else list(layer.col_labels)[:cols]
+    row_labels = [str(n) for n in range(rows)] if layer.row_labels is None else list(layer.row_labels)[:rows]
+    col_labels = [str(n) for n in range(cols)] if layer.col_labels is None else list(layer.col_labels)[:cols]
     title = f"{layer.name}, {'mean of the heads' if head is None and len(heads) > 1 else f'head {heads[0]}'}"
-    return draw_heat_map(_compute_mean_weights(layer, head), down, across, path, title=title)
+    return draw_heat_map(_compute_mean_weights(layer, head), row_labels, col_labels, path, title=title)

@@ -1,7 +1,9 @@
-"""A scene: the layers, heads, token texts and numbers that the viewer shows, wherever they come from.
+"""The data of a viewer: layers, heads, token texts and weights, from any source.
 
->>> scene = Scene.of_weights({"decoder": torch.eye(2)}, rows=["이것은", "예문이다"], cols=["an", "example"])
->>> unpack(answer([scene], Request(layer=0, head=0, rows=(0, 2), cols=(0, 1))))
+>>> data = ViewerData.from_weights(
+...     {"decoder": torch.eye(2)}, row_labels=["이것은", "예문이다"], col_labels=["an", "example"]
+... )
+>>> unpack(answer_request([data], TileRequest(layer=0, head=0, rows=(0, 2), cols=(0, 1))))
 array([[1.],
        [0.]], dtype=float32)
 """
@@ -18,8 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from jumok.errors import InputError
-from jumok.look.viewer.attended_document import AttendedDocument
-from jumok.look.viewer.attended_document import document_to_json as told_document
+from jumok.look.viewer.attended_document import AttendedDocument, document_to_json
 from jumok.look.viewer.attended_image import AttendedImage, explain_no_match, image_to_json, matches_any_layer
 from jumok.look.viewer.synthesized_speech import (
     StyleTokenWeights,
@@ -42,32 +43,32 @@ __all__ = [
     "build_manifest",
 ]
 
-MANIFEST_FORMAT = 1
+MANIFEST_FORMAT = 2
 WeightArray: TypeAlias = Tensor | NDArray[Any]
 
 
 class WeightSource(Protocol):
-    """The numbers of one layer, for one sequence of a batch. What is big is never computed as a whole."""
+    """The weights of one layer, for one sequence of a batch. Large maps are never computed as a whole."""
 
     def pooled_map(self, head: int, rows: slice, cols: slice, size: int) -> WeightArray:
-        """Pooled to at most size cells a side: the mean over a cell's queries of the weight on its keys."""
+        """Return at most ``size`` cells a side: the mean over a cell's queries of the weight on its keys."""
         ...
 
     def weights(self, head: int, rows: slice, cols: slice) -> WeightArray:
-        """Every weight of a rectangle ``(row_labels, col_labels)``."""
+        """Return all weights of a rectangle ``(rows, cols)``."""
         ...
 
     def received_weight(self, head: int, rows: slice) -> WeightArray:
-        """The summed weight that each key gets from these queries ``(K,)``."""
+        """Return the total weight that each key receives from these queries ``(K,)``."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class ViewerLayer:
-    """One attention layer: ``shape`` is (queries, keys); texts may be None, then tokens have numbers only."""
+    """One attention layer: ``shape`` is (queries, keys); without labels, tokens are numbered."""
 
     name: str
-    kind: str  # "self", "cross" or "channel", as one says it
+    kind: str  # "self", "cross" or "channel", as it is displayed
     shape: tuple[int, int]
     heads: tuple[int, ...]
     source: WeightSource
@@ -77,23 +78,23 @@ class ViewerLayer:
 
 @dataclass(frozen=True, eq=False)
 class ViewerData:
-    """All that is shown of one run of a model."""
+    """The data that is shown of one run of a model."""
 
     layers: tuple[ViewerLayer, ...]
     title: str = ""
-    label: str = ""  # where two are compared: "before", "after"
+    label: str = ""  # in a comparison: "before", "after"
     image: AttendedImage | None = None
     speech: SynthesizedSpeech | None = None
-    document: AttendedDocument | None = None  # where there is one, the viewer opens with it
+    document: AttendedDocument | None = None  # if there is one, the viewer opens with it
     style: StyleTokenWeights | None = None  # of the speech
-    # The same said anew, with these weights of the style tokens; viewers that have Python behind them ask it.
+    # Synthesises the speech again, with these style token weights. Called by viewers with a Python process.
     resynthesize: Callable[[list[float]], ViewerData] | None = None
 
     def __post_init__(self) -> None:
         if not self.layers:
             raise InputError(
-                "a scene without layers came; expected at least one attention to look at "
-                "(Scene.of_document makes one of a document's weights)"
+                "viewer data without layers came; expected at least one attention layer "
+                "(ViewerData.from_document builds one from the weights of a document)"
             )
         for layer in self.layers:
             _check_layer(layer)
@@ -102,22 +103,23 @@ class ViewerData:
         if self.speech is not None and not _has_speech_layer(self.layers, self.speech):
             sizes = ", ".join(f"{layer.name} {layer.shape[0]}" for layer in self.layers[:8])
             raise InputError(
-                f"a spectrogram of {self.speech.num_frames} frames, {self.speech.frames_per_step} a step, came with these "
-                f"queries: {sizes}; expected a layer with {self.speech.num_steps}, one for each step"
+                f"a spectrogram of {self.speech.num_frames} frames, {self.speech.frames_per_step} a step, "
+                f"came with these queries: {sizes}; expected a layer with {self.speech.num_steps}, one for "
+                "each step"
             )
         if self.style is not None and self.speech is None:
-            raise InputError("a style came without speech; expected the speech that was said with it")
+            raise InputError("a style came without speech; expected the speech that has this style")
         if self.resynthesize is not None and self.style is None:
-            raise InputError("retell came without a style; expected the tokens whose weights it takes")
+            raise InputError("resynthesize came without a style; expected the tokens whose weights it takes")
 
     def with_layers(self, layers: Sequence[ViewerLayer]) -> ViewerData:
-        """The same with other layers; without the picture, or the speech, that no layer is over any more."""
-        gone: dict[str, Any] = {}
+        """Return the data with other layers; without the image or the speech if no layer matches any more."""
+        dropped: dict[str, Any] = {}
         if self.image is not None and not matches_any_layer(self.image, layers):
-            gone |= {"picture": None}
+            dropped |= {"image": None}
         if self.speech is not None and not _has_speech_layer(layers, self.speech):
-            gone |= {"speech": None, "style": None, "retell": None}
-        return replace(self, layers=tuple(layers), **gone)
+            dropped |= {"speech": None, "style": None, "resynthesize": None}
+        return replace(self, layers=tuple(layers), **dropped)
 
     @classmethod
     def from_captures(
@@ -132,27 +134,27 @@ class ViewerData:
         image: AttendedImage | None = None,
         speech: SynthesizedSpeech | None = None,
     ) -> ViewerData:
-        """What :func:`jumok.watch` saw of one sequence of the batch; texts given here go before its own."""
+        """Build it from :func:`jumok.watch` captures of one sequence; labels override the captured tokens."""
         layers = []
-        for entry in captures:
-            size, heads, queries, keys = entry.shape
+        for layer in captures:
+            size, num_heads, num_queries, num_keys = layer.shape
             if not 0 <= batch < size:
-                raise InputError(f"batch={batch} came; {entry.name} saw {size} sequences: 0 to {size - 1}")
-            down, along = (
-                _get_labels(entry, "rows", batch, row_labels),
-                _get_labels(entry, "cols", batch, col_labels),
+                raise InputError(f"batch={batch} came; {layer.name} has {size} sequences: 0 to {size - 1}")
+            rows, cols = (
+                _get_labels(layer, "query_tokens", batch, row_labels),
+                _get_labels(layer, "key_tokens", batch, col_labels),
             )
-            if entry.kind == "channel":  # no tokens stand along its axes
-                down = along = None
+            if layer.kind == "channel":  # its axes are not tokens
+                rows = cols = None
             layers.append(
                 ViewerLayer(
-                    name=entry.name,
-                    kind=f"causal {entry.kind}" if getattr(entry, "causal", False) else str(entry.kind),
-                    shape=(_trim_length(queries, down), _trim_length(keys, along)),
-                    heads=tuple(range(heads)),
-                    source=_CapturedWeightSource(entry, batch),
-                    row_labels=down,
-                    col_labels=along,
+                    name=layer.name,
+                    kind=f"causal {layer.kind}" if getattr(layer, "is_causal", False) else str(layer.kind),
+                    shape=(_trim_length(num_queries, rows), _trim_length(num_keys, cols)),
+                    heads=tuple(range(num_heads)),
+                    source=_CapturedWeightSource(layer, batch),
+                    row_labels=rows,
+                    col_labels=cols,
                 )
             )
         return cls(tuple(layers), title, label, image, speech)
@@ -172,21 +174,23 @@ class ViewerData:
         style: StyleTokenWeights | None = None,
         resynthesize: Callable[[list[float]], ViewerData] | None = None,
     ) -> ViewerData:
-        """From plain weights ``(Q, K)`` or ``(H, Q, K)`` by the name of the layer.
+        """Build it from weights ``(Q, K)`` or ``(H, Q, K)`` by the name of the layer.
 
-        Weights beyond the texts are padding, and are left out.
+        Weights beyond the labels are padding and are left out.
         """
         layers = []
-        for name, given in weights.items():
-            source = ArrayWeightSource(given)
-            heads, queries, keys = source.array.shape
-            shape = (_trim_length(queries, row_labels), _trim_length(keys, col_labels))
-            layers.append(ViewerLayer(name, kind, shape, tuple(range(heads)), source, row_labels, col_labels))
+        for name, layer_weights in weights.items():
+            source = ArrayWeightSource(layer_weights)
+            num_heads, num_queries, num_keys = source.array.shape
+            shape = (_trim_length(num_queries, row_labels), _trim_length(num_keys, col_labels))
+            layers.append(
+                ViewerLayer(name, kind, shape, tuple(range(num_heads)), source, row_labels, col_labels)
+            )
         return cls(tuple(layers), title, label, image, speech, style=style, resynthesize=resynthesize)
 
     @classmethod
     def from_document(cls, document: AttendedDocument, *, title: str = "", label: str = "") -> ViewerData:
-        """A text with what was looked at in it. Its weights are a layer too: hops down, words across."""
+        """Build it from a text with its weights, which are a layer too: rows are hops, columns are words."""
         shape = (document.num_hops, len(document.words))
         rows = [f"hop {n}" for n in range(document.num_hops)]
         layer = ViewerLayer(
@@ -196,23 +200,23 @@ class ViewerData:
 
 
 class ArrayWeightSource:
-    """Weights ``(H, Q, K)`` or ``(Q, K)`` that are there as a whole."""
+    """Weights ``(H, Q, K)`` or ``(Q, K)`` in memory."""
 
     def __init__(self, weights: WeightArray) -> None:
-        cells = to_float32_array(weights)
-        if cells.ndim == 2:
-            cells = cells[None]
-        if cells.ndim != 3 or not cells.size:
+        array = to_float32_array(weights)
+        if array.ndim == 2:
+            array = array[None]
+        if array.ndim != 3 or not array.size:
             raise InputError(f"weights of shape {tuple(weights.shape)} came; expected (Q, K) or (H, Q, K)")
-        if not np.isfinite(cells).all():
-            raise InputError("the weights hold NaN or infinity; a map cannot be drawn of these")
-        self.array = cells
+        if not np.isfinite(array).all():
+            raise InputError("the weights contain NaN or infinity, which a map cannot show")
+        self.array = array
 
     def pooled_map(self, head: int, rows: slice, cols: slice, size: int) -> FloatArray:
-        part = self.array[head, rows, cols]
-        tall, wide = (_compute_cell_edges(length, size) for length in part.shape)
-        summed = np.add.reduceat(np.add.reduceat(part, tall[:-1], axis=0), wide[:-1], axis=1)
-        return np.asarray(summed / np.diff(tall)[:, None], np.float32)
+        region = self.array[head, rows, cols]
+        row_edges, col_edges = (_compute_cell_edges(length, size) for length in region.shape)
+        summed = np.add.reduceat(np.add.reduceat(region, row_edges[:-1], axis=0), col_edges[:-1], axis=1)
+        return np.asarray(summed / np.diff(row_edges)[:, None], np.float32)
 
     def weights(self, head: int, rows: slice, cols: slice) -> FloatArray:
         return self.array[head, rows, cols]
@@ -222,86 +226,85 @@ class ArrayWeightSource:
 
 
 class _CapturedWeightSource:
-    """One entry of what was seen, for one sequence of its batch."""
+    """One captured layer, for one sequence of its batch."""
 
     def __init__(self, layer: Any, batch_index: int) -> None:
         self.layer, self.batch_index = layer, batch_index
-        self._received_weight: FloatArray | None = None  # of all heads: they cost one pass together
+        self._received_weight: FloatArray | None = None  # of all heads, which are computed in one pass
 
     def pooled_map(self, head: int, rows: slice, cols: slice, size: int) -> WeightArray:
-        found: WeightArray = self.layer.map(
+        pooled: WeightArray = self.layer.pooled_map(
             batch=self.batch_index, head=head, rows=rows, cols=cols, size=size
         )
-        return found
+        return pooled
 
     def weights(self, head: int, rows: slice, cols: slice) -> WeightArray:
-        found: WeightArray = self.layer.weights(batch=self.batch_index, head=head, rows=rows, cols=cols)
-        return found.reshape(found.shape[-2:])
+        weights: WeightArray = self.layer.weights(batch=self.batch_index, head=head, rows=rows, cols=cols)
+        return weights.reshape(weights.shape[-2:])
 
     def received_weight(self, head: int, rows: slice) -> FloatArray:
-        if rows.stop < self.layer.shape[2]:  # what follows is padding; such batches are of short sequences
+        if rows.stop < self.layer.shape[2]:  # the rest is padding; sequences of such batches are short
             keys = slice(0, self.layer.shape[3])
-            parts = (slice(n, min(n + 64, rows.stop)) for n in range(rows.start, rows.stop, 64))
-            sums = [to_float32_array(self.weights(head, part, keys)).sum(0) for part in parts]
+            chunks = (slice(n, min(n + 64, rows.stop)) for n in range(rows.start, rows.stop, 64))
+            sums = [to_float32_array(self.weights(head, chunk, keys)).sum(0) for chunk in chunks]
             return np.asarray(np.sum(sums, axis=0), np.float32)
         if self._received_weight is None:
-            self._received_weight = to_float32_array(self.layer.received(batch=self.batch_index))
+            self._received_weight = to_float32_array(self.layer.received_weight(batch=self.batch_index))
         return np.asarray(self._received_weight[head])
 
 
 def as_viewer_data_tuple(viewer_data: ViewerData | Sequence[ViewerData]) -> tuple[ViewerData, ...]:
-    """One scene, or two that are compared, as a tuple."""
-    both = (viewer_data,) if isinstance(viewer_data, ViewerData) else tuple(viewer_data)
-    if not 1 <= len(both) <= 2:
-        raise InputError(f"{len(both)} scenes came; expected one, or two to compare")
-    return both
+    """Return one item, or two that are compared, as a tuple."""
+    items = (viewer_data,) if isinstance(viewer_data, ViewerData) else tuple(viewer_data)
+    if not 1 <= len(items) <= 2:
+        raise InputError(f"{len(items)} items of viewer data came; expected one, or two to compare")
+    return items
 
 
 def build_manifest(viewer_data: Sequence[ViewerData]) -> dict[str, Any]:
-    """All but the numbers, as plain JSON. Texts that layers share are there once."""
+    """Return everything but the weights, as JSON. Texts that layers share are stored once."""
     texts: list[list[str]] = []
-    places: dict[tuple[str, ...], int] = {}
+    indices: dict[tuple[str, ...], int] = {}
 
-    def place(words: Sequence[str] | None) -> int | None:
+    def store_texts(words: Sequence[str] | None) -> int | None:
         if words is None:
             return None
         key = tuple(words)
-        if key not in places:
-            places[key] = len(texts)
+        if key not in indices:
+            indices[key] = len(texts)
             texts.append(list(key))
-        return places[key]
+        return indices[key]
 
-    told = [
+    items = [
         {
-            "label": scene.label or (("Before", "After")[n] if len(viewer_data) == 2 else ""),
+            "label": item.label or (("Before", "After")[n] if len(viewer_data) == 2 else ""),
             "layers": [
                 {
                     "name": layer.name,
                     "kind": layer.kind,
                     "shape": list(layer.shape),
                     "heads": list(layer.heads),
-                    "mean": len(layer.heads) > 1,
-                    "rows": place(layer.row_labels and layer.row_labels[: layer.shape[0]]),
-                    "cols": place(layer.col_labels and layer.col_labels[: layer.shape[1]]),
-                    "finest": 0,  # the first zoom there is; more than 0 only in a saved file of a long map
+                    "has_mean": len(layer.heads) > 1,
+                    "row_labels": store_texts(layer.row_labels and layer.row_labels[: layer.shape[0]]),
+                    "col_labels": store_texts(layer.col_labels and layer.col_labels[: layer.shape[1]]),
+                    "finest_zoom": 0,  # more than 0 only in a saved file of a long map
                 }
-                for layer in scene.layers
+                for layer in item.layers
             ],
-            "picture": scene.image and image_to_json(scene.image),
-            "speech": scene.speech and speech_to_json(scene.speech),
-            "style": scene.style
-            and style_to_json(scene.style, can_resynthesize=scene.resynthesize is not None),
-            "document": scene.document and told_document(scene.document),
+            "image": item.image and image_to_json(item.image),
+            "speech": item.speech and speech_to_json(item.speech),
+            "style": item.style and style_to_json(item.style, can_resynthesize=item.resynthesize is not None),
+            "document": item.document and document_to_json(item.document),
         }
-        for n, scene in enumerate(viewer_data)
+        for n, item in enumerate(viewer_data)
     ]
-    return {"format": MANIFEST_FORMAT, "title": viewer_data[0].title, "texts": texts, "scenes": told}
+    return {"format": MANIFEST_FORMAT, "title": viewer_data[0].title, "texts": texts, "data": items}
 
 
 def answer_request(viewer_data: Sequence[ViewerData], request: TileRequest) -> bytes:
-    """The packed numbers that a request asks for; InputError if there are none such."""
-    scene = _get_item(viewer_data, request.data_index, "scene")
-    layer = _get_item(scene.layers, request.layer, "layer")
+    """Return the packed weights of a request; InputError if they do not exist."""
+    data = _get_item(viewer_data, request.data_index, "data")
+    layer = _get_item(data.layers, request.layer, "layer")
     request.check(layer.shape)
     if request.head is not None and request.head not in layer.heads:
         raise InputError(
@@ -318,7 +321,7 @@ def answer_request(viewer_data: Sequence[ViewerData], request: TileRequest) -> b
 
 
 def to_float32_array(weights: WeightArray) -> FloatArray:
-    """As float32 on the host, wherever it was."""
+    """Return the weights as float32 on the host."""
     if isinstance(weights, Tensor):
         return weights.detach().to("cpu", torch.float32).numpy()
     return np.asarray(weights, np.float32)
@@ -326,14 +329,14 @@ def to_float32_array(weights: WeightArray) -> FloatArray:
 
 def _compute_head(layer: ViewerLayer, head: int, request: TileRequest) -> WeightArray:
     rows, cols = slice(*request.rows), slice(*request.cols)
-    if request.quantity == "map":
+    if request.quantity == "pooled_map":
         return layer.source.pooled_map(head, rows, cols, request.size)
     if request.quantity == "weights":
         return layer.source.weights(head, rows, cols)
-    queries = layer.shape[0]
-    return to_float32_array(layer.source.received_weight(head, slice(0, queries)))[None, cols] / np.float32(
-        queries
-    )
+    num_queries = layer.shape[0]
+    return to_float32_array(layer.source.received_weight(head, slice(0, num_queries)))[
+        None, cols
+    ] / np.float32(num_queries)
 
 
 def _get_item(items: Sequence[Any], index: int, name: str) -> Any:
@@ -343,9 +346,9 @@ def _get_item(items: Sequence[Any], index: int, name: str) -> Any:
 
 
 def _compute_cell_edges(length: int, size: int) -> NDArray[np.int64]:
-    """Where cells begin and the last one ends: as even as whole numbers allow."""
-    cells = min(length, size)
-    return np.arange(cells + 1) * length // cells
+    """Return the starts of cells and the end of the last one: as even as integers allow."""
+    num_cells = min(length, size)
+    return np.arange(num_cells + 1) * length // num_cells
 
 
 def _trim_length(length: int, labels: Sequence[str] | None) -> int:
@@ -353,15 +356,15 @@ def _trim_length(length: int, labels: Sequence[str] | None) -> int:
 
 
 def _get_labels(layer: Any, name: str, batch: int, labels: Sequence[str] | None) -> Sequence[str] | None:
-    """The texts along an axis: those given, or those the entry has, for all sequences or for each one."""
-    found = labels if labels is not None else getattr(layer, name, None)
-    if found is not None and len(found) and not isinstance(found[0], str):
-        found = found[batch]
-    return found
+    """Return the texts along an axis: the given ones, or those of the layer, shared or per sequence."""
+    texts = labels if labels is not None else getattr(layer, name, None)
+    if texts is not None and len(texts) and not isinstance(texts[0], str):
+        texts = texts[batch]
+    return texts
 
 
 def _has_speech_layer(layers: Sequence[ViewerLayer], speech: SynthesizedSpeech) -> bool:
-    """Whether the queries of a layer are the steps of the speech. The viewer (about.js) has the same rule."""
+    """Return whether the queries of a layer are the steps of the speech. Same rule as in manifest.js."""
     return any(layer.shape[0] == speech.num_steps and layer.kind != "channel" for layer in layers)
 
 
@@ -371,11 +374,11 @@ def _check_layer(layer: ViewerLayer) -> None:
             f"{layer.name} has {layer.shape[0]} queries, {layer.shape[1]} keys and {len(layer.heads)} heads; "
             "expected at least one of each"
         )
-    for side, texts, length in (
+    for axis, texts, length in (
         ("rows", layer.row_labels, layer.shape[0]),
         ("cols", layer.col_labels, layer.shape[1]),
     ):
         if texts is not None and len(texts) != length:
             raise InputError(
-                f"{layer.name}: {len(texts)} {side} texts came for {length} tokens; expected one each"
+                f"{layer.name}: {len(texts)} {axis} texts came for {length} tokens; expected one each"
             )

@@ -1,4 +1,4 @@
-"""The viewer in a notebook: Jupyter, VS Code, Colab, marimo. The kernel computes the tiles one looks at."""
+"""The viewer in a notebook: Jupyter, VS Code, Colab, marimo. The kernel computes the visible tiles."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = ["ViewerWidget"]
 
 
 class ViewerWidget(anywidget.AnyWidget):
-    """One scene, or two to compare, as the output of a cell.
+    """One item of viewer data, or two to compare, as the output of a notebook cell.
 
-    >>> Viewer(Scene.of(seen))  # doctest: +SKIP
+    >>> ViewerWidget(ViewerData.from_captures(captures))  # doctest: +SKIP
     """
 
     _esm = assets.build_script()
@@ -38,17 +38,17 @@ class ViewerWidget(anywidget.AnyWidget):
         self.on_msg(self._handle_message)
 
     def _handle_message(self, _: Any, message: Any, buffers: Any) -> None:
-        """Answer a request of the viewer: the numbers, a manifest, or the reason why there are none."""
+        """Answer a request of the viewer with tiles, a manifest, or an error message."""
         if not isinstance(message, dict):
             return
         reply: dict[str, Any] = {"id": message.get("id")}
-        request, wish = message.get("request"), message.get("retell")
+        request, payload = message.get("request"), message.get("resynthesize")
         try:
             if isinstance(request, dict):
                 self.send(reply, [self._session.answer_request(TileRequest.from_mapping(request))])
-            elif isinstance(wish, dict):
-                self.send({**reply, "manifest": self._session.resynthesize(wish)})
+            elif isinstance(payload, dict):
+                self.send({**reply, "manifest": self._session.resynthesize(payload)})
         except Exception as error:
             self.send({**reply, "error": str(error) or type(error).__name__})
-            if not isinstance(error, InputError):  # the viewer stops waiting, and the fault is told in full
+            if not isinstance(error, InputError):  # the viewer stops waiting, and the traceback is shown
                 raise

@@ -1,0 +1,1 @@
+"""Statistics and maps of captured attention."""

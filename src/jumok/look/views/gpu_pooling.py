@@ -1,4 +1,4 @@
-"""Pooled maps by our Triton kernel, where it serves. (Strips, in plain PyTorch, serve everywhere.)"""
+"""Pooled maps by a Triton kernel, where it is supported. Row chunks in PyTorch are the general method."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor
 from jumok.attention.gpu_support import get_max_shared_memory, triton_unsupported_reason
 from jumok.look.capture.captured_attention import AxisIndex, CapturedAttention
 
-MIN_KERNEL_PAIRS = 1 << 24  # pairs; a smaller part is done before a kernel for its sizes would be compiled
+MIN_KERNEL_PAIRS = 1 << 24  # smaller maps take less time than the compilation of a kernel
 
 
 def gpu_unsupported_reason(attention: CapturedAttention, num_pairs: int) -> str | None:
-    """Why the kernel does not serve a map of so many pairs of query and key; None when it does."""
+    """Return why the kernel does not support a map of ``num_pairs`` query-key pairs; None if it does."""
     reason = triton_unsupported_reason(attention.query, uses_matmul=True)
     if reason is not None:
         return reason
@@ -23,21 +23,21 @@ def gpu_unsupported_reason(attention: CapturedAttention, num_pairs: int) -> str 
     ):
         return "the scores are more than a scaled dot product"
     if attention.mask is not None and not _is_key_mask(attention.mask):
-        return "the mask differs from head to head or row to row, or holds numbers"
+        return "the mask differs between heads or rows, or is additive"
     if (
         attention.key.dtype != attention.query.dtype
         or attention.query.shape[-1] * attention.query.element_size() > 512
     ):
-        return "the heads are too wide, or of two types"
+        return "the heads are too wide, or queries and keys have different types"
     if num_pairs < MIN_KERNEL_PAIRS:
         return "the part is small"
     from jumok.attention.kernels.lse import MAX_SHARED_MEMORY_BYTES
 
-    there = get_max_shared_memory(attention.query.device)
+    shared_memory = get_max_shared_memory(attention.query.device)
     return (
         None
-        if there >= MAX_SHARED_MEMORY_BYTES
-        else f"the GPU has only {there} bytes of shared memory a program"
+        if shared_memory >= MAX_SHARED_MEMORY_BYTES
+        else f"the GPU has only {shared_memory} bytes of shared memory per program"
     )
 
 
@@ -49,22 +49,22 @@ def pool_map_on_gpu(
     cols: slice,
     num_cells: tuple[int, int],
 ) -> Tensor:
-    """The map ``(heads, *num_cells)`` of a rectangle; see :func:`jumok.look.views.map`."""
+    """Return the map ``(heads, *num_cells)`` of a rectangle; see :func:`.statistics.compute_pooled_map`."""
     from jumok.attention.kernels.lse import compute_row_lse
     from jumok.attention.kernels.pooled_maps import compute_pooled_maps
 
-    all_heads = isinstance(heads, slice) and (heads.start, heads.stop) == (0, attention.shape[1])
-    key = attention.key[batch] if all_heads else attention.select_keys(batch, heads)
+    has_all_heads = isinstance(heads, slice) and (heads.start, heads.stop) == (0, attention.shape[1])
+    key = attention.key[batch] if has_all_heads else attention.select_keys(batch, heads)
     query = attention.query[batch][heads][:, rows]
-    alive = None
+    key_mask = None
     if attention.mask is not None:
         mask = attention.mask[(None,) * (4 - attention.mask.dim())]
-        alive = mask[batch if len(mask) > 1 else 0, 0, 0].to(query.device).expand(attention.shape[3])
+        key_mask = mask[batch if len(mask) > 1 else 0, 0, 0].to(query.device).expand(attention.shape[3])
     diagonal = None if attention.diagonal is None else attention.diagonal + rows.start
     lse = attention.get_lse(batch, heads, rows)
     if lse is None:
         lse = compute_row_lse(
-            query, key, scale=attention.scale, diagonal=diagonal, window=attention.window, key_mask=alive
+            query, key, scale=attention.scale, diagonal=diagonal, window=attention.window, key_mask=key_mask
         )
         attention.store_lse(batch, heads, rows, lse)
     return compute_pooled_maps(
@@ -75,10 +75,10 @@ def pool_map_on_gpu(
         output_size=num_cells,
         diagonal=None if diagonal is None else diagonal - cols.start,
         window=attention.window,
-        key_mask=None if alive is None else alive[cols],
+        key_mask=None if key_mask is None else key_mask[cols],
     )
 
 
 def _is_key_mask(mask: Tensor) -> bool:
-    """Whether a mask says only which keys are there: ``(…, 1, 1, K)`` bool."""
+    """Return whether a mask depends on the key only: ``(…, 1, 1, K)`` bool."""
     return mask.dtype == torch.bool and all(n == 1 for n in mask.shape[-3:-1])

@@ -1,9 +1,10 @@
-"""How attention is seen: one small adapter for each way of calling it.
+"""Capture of attention: one small adapter for each way in which models call it.
 
-No single mode of PyTorch can do it. A function mode switches off the fast path of ``nn.MultiheadAttention``.
-A dispatch mode breaks compiled FlexAttention, and does not see a call that PyTorch takes apart into products
-and a softmax. So the functions that models call have stand-ins while somebody looks, which run them and tell.
-Only between a softmax and the product with the values, a dispatch mode follows the weights.
+No single mode of PyTorch is sufficient. A function mode disables the fast path of ``nn.MultiheadAttention``.
+A dispatch mode breaks compiled FlexAttention and misses calls that PyTorch decomposes into products and a
+softmax. While an observer is attached, the functions that models call are therefore replaced by wrappers
+that run them and report the call. A dispatch mode tracks the weights only between a softmax and the product
+with the values.
 """
 
 from __future__ import annotations
@@ -40,29 +41,31 @@ __all__ = ["Observer", "attach_observer"]
 
 @contextmanager
 def attach_observer(observer: Observer) -> Iterator[None]:
-    """While it lasts, the listener is told of every attention call of its model. Nothing is left behind."""
-    # Dynamo looks functions up by their names when it is imported: now, before some have stand-ins.
+    """Report every attention call of the observer's model to it. Everything is restored at exit."""
+    # Dynamo looks functions up by name when it is imported: import it before they are wrapped.
     importlib.import_module("torch._dynamo")
 
     functions: dict[Function, WrapperFactory] = {}
     for adapter in (sdpa, flex, jumok_attention, huggingface, flash, softmax, matrix_products):
-        functions |= adapter.stand_ins()
-    trail = observer.module_stack
+        functions |= adapter.get_wrappers()
+    module_stack = observer.module_stack
 
-    def is_here() -> bool:
+    def is_attached() -> bool:
         return observer in OBSERVERS.get()
 
     with ExitStack() as stack:
         stack.enter_context(patch_attribute(torch, "compile", wrap_compile))
         for other in (torch_nn, softmax, matrix_products, jumok_attention, huggingface):
-            stack.enter_context(other.watched())
-        stack.enter_context(generate.install_patches(trail.model))
-        stack.enter_context(patch_functions(functions, trail.model))
-        stack.enter_context(trail.track_calls(is_here, observer.on_module_enter, observer.on_module_exit))
+            stack.enter_context(other.install_patches())
+        stack.enter_context(generate.install_patches(module_stack.model))
+        stack.enter_context(patch_functions(functions, module_stack.model))
+        stack.enter_context(
+            module_stack.track_calls(is_attached, observer.on_module_enter, observer.on_module_exit)
+        )
         OBSERVERS.set((*OBSERVERS.get(), observer))
         try:
             yield
         finally:
-            OBSERVERS.set(tuple(one for one in OBSERVERS.get() if one is not observer))
+            OBSERVERS.set(tuple(attached for attached in OBSERVERS.get() if attached is not observer))
             if not OBSERVERS.get():
                 get_tracker().stop()

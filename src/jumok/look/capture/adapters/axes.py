@@ -1,4 +1,4 @@
-"""Names for the axes of attention weights, which stay with them through views and copies."""
+"""Identities for the axes of attention weights, which persist through views and copies."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ class WeightAxis:
     split_axes: tuple[WeightAxis, WeightAxis] | None = None
 
     def list_leaves(self) -> list[WeightAxis]:
-        """The axis, or those that it was split into, outer first."""
-        return (
-            [self]
-            if self.split_axes is None
-            else [leaf for part in self.split_axes for leaf in part.list_leaves()]
-        )
+        """Return the axis, or the axes that it was split into, outer first."""
+        if self.split_axes is None:
+            return [self]
+        return [leaf for axis in self.split_axes for leaf in axis.list_leaves()]
 
     def split(self, inner_size: int) -> tuple[WeightAxis, WeightAxis]:
         self.split_axes = (
@@ -34,73 +32,72 @@ class WeightAxis:
 
 
 REPEATED_AXIS = WeightAxis(0)  # weights are repeated along it
-DimensionLabel = tuple[
-    WeightAxis, ...
-]  # the axes that one dimension goes through, outer first; none if its size is one
+# The axes that one dimension iterates over, outer first; empty if its size is one.
+DimensionLabel = tuple[WeightAxis, ...]
 DimensionLabels = tuple[DimensionLabel, ...]
 
 
 def list_leaf_axes(label: Iterable[WeightAxis]) -> list[WeightAxis]:
-    """The axes of a label as they are split now."""
+    """Return the axes of a label as they are split now."""
     return [leaf for axis in label for leaf in axis.list_leaves()]
 
 
 def create_axes(shape: Sequence[int], key_dim: int) -> tuple[list[WeightAxis], DimensionLabels]:
-    """Axes for a tensor of this shape whose dimension ``key_dim`` is that of the keys."""
-    axes = [WeightAxis(size, is_key=at == key_dim) for at, size in enumerate(shape)]
+    """Create axes for a tensor of this shape whose dimension ``key_dim`` is that of the keys."""
+    axes = [WeightAxis(size, is_key=dim == key_dim) for dim, size in enumerate(shape)]
     return axes, tuple((axis,) if axis.size > 1 else () for axis in axes)
 
 
 def derive_axes(
     labels: DimensionLabels, shape: Sequence[int]
 ) -> tuple[list[WeightAxis], DimensionLabels] | None:
-    """New axes for a tensor with these labels, whose sizes may differ; None if they cannot be told."""
+    """Create new axes for a tensor with these labels, whose sizes may differ; None if they are ambiguous."""
     axes: list[WeightAxis] = []
-    new: list[DimensionLabel] = []
+    new_labels: list[DimensionLabel] = []
     for label, size in zip(labels, shape, strict=True):
-        old = list_leaf_axes(label)
-        if len(old) == 1:
-            some: DimensionLabel = (WeightAxis(size, old[0].is_key),)
-        elif math.prod(axis.size for axis in old) == size:
-            some = tuple(WeightAxis(axis.size, axis.is_key) for axis in old)
+        leaves = list_leaf_axes(label)
+        if len(leaves) == 1:
+            new_label: DimensionLabel = (WeightAxis(size, leaves[0].is_key),)
+        elif math.prod(axis.size for axis in leaves) == size:
+            new_label = tuple(WeightAxis(axis.size, axis.is_key) for axis in leaves)
         else:
             return None
-        axes += some or (WeightAxis(1),)
-        new.append(some)
+        axes += new_label or (WeightAxis(1),)
+        new_labels.append(new_label)
     if not any(axis.is_key for axis in axes):  # there is one key
         axes.append(WeightAxis(1, is_key=True))
-    return axes, tuple(new)
+    return axes, tuple(new_labels)
 
 
 def derive_view_labels(labels: DimensionLabels, tensor: Tensor, view: Tensor) -> DimensionLabels | None:
-    """The labels of a view of ``tensor``: its strides show which axis went where. None: they do not."""
-    whole = count_unique_elements(view) == count_unique_elements(tensor)
-    found = []
+    """Return the labels of a view of ``tensor``, derived from its strides; None if that is not possible."""
+    is_whole = count_unique_elements(view) == count_unique_elements(tensor)
+    view_labels = []
     for size, stride in zip(view.shape, view.stride(), strict=True):
-        label = () if size == 1 else _match_label(_list_axis_strides(labels, tensor), size, stride, whole)
+        label = () if size == 1 else _match_label(_list_axis_strides(labels, tensor), size, stride, is_whole)
         if label is None:
             return None
-        found.append(label)
-    return tuple(found)
+        view_labels.append(label)
+    return tuple(view_labels)
 
 
 def count_unique_elements(x: Tensor) -> int:
-    """The number of elements, of which repetitions count once."""
+    """Return the number of elements, where repetitions count once."""
     return math.prod(size for size, stride in zip(x.shape, x.stride(), strict=True) if stride or size < 2)
 
 
 def _list_axis_strides(labels: DimensionLabels, tensor: Tensor) -> list[tuple[WeightAxis, int, int]]:
-    """The axes in a tensor, with their sizes and strides there."""
-    steps = []
+    """Return the axes of a tensor, with their sizes and strides."""
+    strides = []
     for label, size, stride in zip(labels, tensor.shape, tensor.stride(), strict=True):
-        some = list_leaf_axes(label)
-        if len(some) == 1:
-            steps.append((some[0], size, stride))
+        leaves = list_leaf_axes(label)
+        if len(leaves) == 1:
+            strides.append((leaves[0], size, stride))
         else:
-            for axis in reversed(some):
-                steps.append((axis, axis.size, stride))
+            for axis in reversed(leaves):
+                strides.append((axis, axis.size, stride))
                 stride *= axis.size
-    return [step for step in steps if step[0] is not REPEATED_AXIS]
+    return [entry for entry in strides if entry[0] is not REPEATED_AXIS]
 
 
 def _match_label(
@@ -108,11 +105,11 @@ def _match_label(
 ) -> DimensionLabel | None:
     if stride == 0:
         return (REPEATED_AXIS,)
-    for axis, length, step in axis_strides:
-        if step == stride:
+    for axis, length, axis_stride in axis_strides:
+        if axis_stride == stride:
             if length == size:
                 return (axis,)
-            if length < size:  # joined with the axis around it
+            if length < size:  # merged with the axis around it
                 outer = (
                     _match_label(axis_strides, size // length, stride * length, is_whole)
                     if size % length == 0
@@ -122,6 +119,10 @@ def _match_label(
             if not is_whole:  # a slice
                 return (axis,)
             return (axis.split(size)[1],) if length % size == 0 else None
-        if is_whole and step < stride < step * length and stride == step * (length // size):
+        if (
+            is_whole
+            and axis_stride < stride < axis_stride * length
+            and stride == axis_stride * (length // size)
+        ):
             return (axis.split(length // size)[0],)
     return None

@@ -1,4 +1,4 @@
-"""Compiled modules run without Python: they are refused, with the remedy."""
+"""Rejection of compiled modules, which run without Python, with a message that names the remedy."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from jumok.errors import InputError
 
 
 def require_uncompiled(model: object, caller: str) -> nn.Module:
-    """The model, if it is a module and no part of it is compiled."""
+    """Return the model if it is a module and no part of it is compiled."""
     import torch._dynamo
 
     if not isinstance(model, nn.Module):
-        inner = isinstance(getattr(model, "model", None), nn.Module)
-        mend = "; give its .model" if inner else ""
-        raise InputError(f"{caller} takes an nn.Module, {type(model).__name__} came{mend}")
-    for name, part in model.named_modules():
-        mend = ""
-        if isinstance(part, torch._dynamo.OptimizedModule):
-            mend = f"{caller} and call the module that it was made from: compiled._orig_mod"
-        elif part._compiled_call_impl is not None or hasattr(part.forward, "_torchdynamo_orig_callable"):
+        has_inner = isinstance(getattr(model, "model", None), nn.Module)
+        remedy = "; give its .model" if has_inner else ""
+        raise InputError(f"{caller} takes an nn.Module, got {type(model).__name__}{remedy}")
+    for name, module in model.named_modules():
+        remedy = ""
+        if isinstance(module, torch._dynamo.OptimizedModule):
+            remedy = f"{caller} and call the module that it was made from: compiled._orig_mod"
+        elif module._compiled_call_impl is not None or hasattr(module.forward, "_torchdynamo_orig_callable"):
             if torch._dynamo.eval_frame._stance.stance == "force_eager":
                 continue
-            mend = (
+            remedy = (
                 "run it uncompiled for once: "
                 f'with torch.compiler.set_stance("force_eager"), jumok.{caller}(…): …'
             )
-        if mend:
+        if remedy:
             raise InputError(
                 f"{name or 'the model'} is compiled by torch.compile, and compiled code runs without Python: "
-                f"nothing in it can be seen; {mend}"
+                f"nothing in it can be seen; {remedy}"
             )
     return model

@@ -1,7 +1,7 @@
-"""The packages that bring attention kernels of their own, as far as they are loaded.
+"""Third-party packages with attention kernels, as far as they are loaded.
 
-``flash_attn_func`` is seen. The others take their sequences in forms that are not read here: packed, with
-paged caches, or with masks of their own kinds. They are named.
+``flash_attn_func`` is captured. The other functions take packed sequences, paged caches or their own types of
+masks, which are not supported: calls of them are reported by name.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ UNSUPPORTED_FUNCTIONS = {
 
 
 def get_wrappers() -> dict[Function, WrapperFactory]:
-    """For the functions of the packages that are loaded, wherever they are held."""
-    found: dict[Function, WrapperFactory] = {}
+    """Return wrappers for the functions of the packages that are loaded."""
+    wrappers: dict[Function, WrapperFactory] = {}
     for module, names in UNSUPPORTED_FUNCTIONS.items():
         for name in names:
             function = getattr(sys.modules.get(module), name, None)
             if callable(function):
-                found[function] = functools.partial(_wrap_unsupported, f"{module}.{name}")
+                wrappers[function] = functools.partial(_wrap_unsupported, f"{module}.{name}")
     function = getattr(sys.modules.get("flash_attn"), "flash_attn_func", None)
-    return found | ({function: _wrap_flash_attention} if callable(function) else {})
+    return wrappers | ({function: _wrap_flash_attention} if callable(function) else {})
 
 
 def _wrap_unsupported(name: str, attention: Function) -> Function:
-    def unread(*args: Any, **options: Any) -> Any:
+    def run_unsupported(*args: Any, **options: Any) -> Any:
         site = get_call_site()
         if site is None:
             return attention(*args, **options)
-        site.report_missed(f"it calls {name}, which is not read here; F.scaled_dot_product_attention is")
+        site.report_missed(f"it calls {name}, which is not supported; F.scaled_dot_product_attention is")
         with suppress_reports(entirely=True):
             return attention(*args, **options)
 
-    return unread
+    return run_unsupported
 
 
 class _FlashCall(NamedTuple):
-    """The arguments, by the names that the function has for them."""
+    """The arguments of ``flash_attn_func``."""
 
     q: Tensor  # (B, Q, H, D)
     k: Tensor  # (B, K, G, D)
@@ -79,31 +79,31 @@ def _wrap_flash_attention(attention: Function) -> Function:
             return attention(*args, **options)
         with suppress_reports(entirely=True):
             result = attention(*args, **options)
-        given = _FlashCall(*args, **options)
-        if given.alibi_slopes is not None:
+        call = _FlashCall(*args, **options)
+        if call.alibi_slopes is not None:
             site.report_missed(
                 "FlashAttention with alibi_slopes; give F.scaled_dot_product_attention a mask of them"
             )
             return result
 
-        def make() -> CapturedAttention:
-            query, key = given.q.transpose(1, 2), given.k.transpose(1, 2)
-            scale = query.shape[-1] ** -0.5 if given.softmax_scale is None else given.softmax_scale
-            left, right = (None if side < 0 else side for side in given.window_size)
+        def capture() -> CapturedAttention:
+            query, key = call.q.transpose(1, 2), call.k.transpose(1, 2)
+            scale = query.shape[-1] ** -0.5 if call.softmax_scale is None else call.softmax_scale
+            left, right = (None if size < 0 else size for size in call.window_size)
             return capture_windowed_attention(
-                query, key, scale, given.softcap or None, None, left, 0 if given.causal else right
+                query, key, scale, call.softcap or None, None, left, 0 if call.causal else right
             )
 
-        seen = site.try_capture(make)
-        if seen is None:
+        captured = site.try_capture(capture)
+        if captured is None:
             return result
         out = (result[0] if isinstance(result, tuple) else result).transpose(1, 2)
-        changed = site.modify_output(seen, given.v.transpose(1, 2), out)
-        site.report(seen)
-        if changed is out:
+        modified = site.modify_output(captured, call.v.transpose(1, 2), out)
+        site.report(captured)
+        if modified is out:
             return result
-        changed = changed.transpose(1, 2)
-        return (changed, *result[1:]) if isinstance(result, tuple) else changed
+        modified = modified.transpose(1, 2)
+        return (modified, *result[1:]) if isinstance(result, tuple) else modified
 
     return flash_attn_func
 
@@ -117,13 +117,15 @@ def capture_windowed_attention(
     left: int | None,
     right: int | None,
 ) -> CapturedAttention:
-    """What is kept of ``(B, H, Q, D)`` attention, with so many keys to the left and right; None: all of them.
+    """Capture ``(B, H, Q, D)`` attention with ``left`` and ``right`` visible keys; None: all of them.
 
-    FlashAttention's windows are aligned at the bottom right.
+    Windows of FlashAttention are aligned at the bottom right.
     """
-    queries, keys = query.shape[2], key.shape[2]
+    num_queries, num_keys = query.shape[2], key.shape[2]
     if right is None and left is None:
         return CapturedAttention(query, key, scale, softcap, mask)
-    right = keys if right is None else right
+    right = num_keys if right is None else right
     window = None if left is None else left + right + 1
-    return CapturedAttention(query, key, scale, softcap, mask, diagonal=keys - queries + right, window=window)
+    return CapturedAttention(
+        query, key, scale, softcap, mask, diagonal=num_keys - num_queries + right, window=window
+    )

@@ -16,7 +16,7 @@ from jumok.look.capture.captured_attention import CapturedAttention, ScoreMod
 
 
 class _FlexCall(NamedTuple):
-    """The arguments, by the names that the function has for them."""
+    """The arguments of ``flex_attention``."""
 
     query: Tensor
     key: Tensor
@@ -31,7 +31,7 @@ class _FlexCall(NamedTuple):
 
 
 def wrap_flex_attention(attention: Function) -> Function:
-    """The stand-in for this function, or for one that was compiled from it."""
+    """Wrap this function, or one that was compiled from it."""
 
     def watched_flex_attention(*args: Any, **options: Any) -> Any:
         site = get_call_site()
@@ -39,24 +39,24 @@ def wrap_flex_attention(attention: Function) -> Function:
             return attention(*args, **options)
         with get_tracker().suspend(), suppress_reports(entirely=True):
             result = attention(*args, **options)
-        given = _FlexCall(*args, **options)
-        if given.query.is_nested:
+        call = _FlexCall(*args, **options)
+        if call.query.is_nested:
             site.report_missed("FlexAttention of nested sequences; pad them, or pack them into one row")
             return result
-        out, *more = result if isinstance(result, tuple) else (result,)
-        kept = site.try_capture(lambda: _capture_call(given, _extract_lse(given, more)))
-        if kept is None:
+        out, *extra_outputs = result if isinstance(result, tuple) else (result,)
+        captured = site.try_capture(lambda: _capture_call(call, _extract_lse(call, extra_outputs)))
+        if captured is None:
             return result
-        changed = site.modify_output(kept, given.value, out)
-        rule = None if given.block_mask is None else given.block_mask.mask_mod
-        site.report(kept, score_tensors=collect_tensors(given.score_mod, rule))
-        return result if changed is out else (changed, *more) if more else changed
+        modified = site.modify_output(captured, call.value, out)
+        mask_mod = None if call.block_mask is None else call.block_mask.mask_mod
+        site.report(captured, score_tensors=collect_tensors(call.score_mod, mask_mod))
+        return result if modified is out else (modified, *extra_outputs) if extra_outputs else modified
 
     return watched_flex_attention
 
 
 def get_wrappers() -> dict[Function, WrapperFactory]:
-    """For the function, wherever it is held."""
+    """Return the wrapper of the function."""
     return {cast(Function, flex_attention): wrap_flex_attention}
 
 
@@ -69,69 +69,74 @@ def _capture_call(call: _FlexCall, lse: Tensor | None) -> CapturedAttention:
 
 
 def _extract_lse(call: _FlexCall, extra_outputs: list[Any]) -> Tensor | None:
-    """The row log-sum-exp, if the caller asked for it."""
+    """Return the row log-sum-exp, if the caller requested it."""
     if not extra_outputs:
         return None
-    found = extra_outputs[0] if isinstance(extra_outputs[0], Tensor) else extra_outputs[0].lse
-    return found if found is None or found.shape == call.query.shape[:3] else None
+    lse = extra_outputs[0] if isinstance(extra_outputs[0], Tensor) else extra_outputs[0].lse
+    return lse if lse is None or lse.shape == call.query.shape[:3] else None
 
 
 def _build_score_mod(score_mod: Function | None, block_mask: BlockMask | None) -> ScoreMod | None:
     if score_mod is None and block_mask is None:
         return None
-    allowed = None if block_mask is None else _build_block_predicate(block_mask)
+    is_allowed = None if block_mask is None else _build_block_predicate(block_mask)
 
-    def change(scores: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    def modify_scores(scores: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         if score_mod is not None:
             scores = _vmap_scores(score_mod, scores, b, h, q, k)
-        if allowed is not None:
-            scores = scores.masked_fill(~allowed(scores, b, h, q, k), -torch.inf)
+        if is_allowed is not None:
+            scores = scores.masked_fill(~is_allowed(scores, b, h, q, k), -torch.inf)
         return scores
 
-    return change
+    return modify_scores
 
 
 def _build_block_predicate(mask: BlockMask) -> Function:
-    """What the kernel makes of a block mask: skips blocks, takes some whole, and asks the rule in others."""
-    rows, columns = mask.BLOCK_SIZE
-    blocks = -(-mask.seq_lengths[1] // columns)
-    mixed = _expand_blocks(mask.kv_num_blocks, mask.kv_indices, blocks)
-    full = None
+    """Return the rule of a block mask as the kernel applies it.
+
+    The kernel skips blocks, takes some as a whole, and evaluates ``mask_mod`` in the others.
+    """
+    block_rows, block_cols = mask.BLOCK_SIZE
+    num_key_blocks = -(-mask.seq_lengths[1] // block_cols)
+    partial_blocks = _expand_blocks(mask.kv_num_blocks, mask.kv_indices, num_key_blocks)
+    full_blocks = None
     if mask.full_kv_num_blocks is not None and mask.full_kv_indices is not None:
-        full = _expand_blocks(mask.full_kv_num_blocks, mask.full_kv_indices, blocks)
+        full_blocks = _expand_blocks(mask.full_kv_num_blocks, mask.full_kv_indices, num_key_blocks)
 
-    def allowed(scores: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        at = (
-            _broadcast_index(b, mixed.shape[0]),
-            _broadcast_index(h, mixed.shape[1]),
-            q // rows,
-            k // columns,
+    def is_allowed(scores: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        block = (
+            _broadcast_index(b, partial_blocks.shape[0]),
+            _broadcast_index(h, partial_blocks.shape[1]),
+            q // block_rows,
+            k // block_cols,
         )
-        ruled = _vmap_scores(lambda score, *place: mask.mask_mod(*place), scores, b, h, q, k)
-        ruled = ruled & mixed[at]
-        return ruled if full is None else ruled | full[at]
+        visible = _vmap_scores(lambda score, *position: mask.mask_mod(*position), scores, b, h, q, k)
+        visible = visible & partial_blocks[block]
+        return visible if full_blocks is None else visible | full_blocks[block]
 
-    return allowed
+    return is_allowed
 
 
 def _broadcast_index(index: Tensor, size: int) -> Tensor:
-    """Where all is alike there is one entry, which every index finds."""
+    """Return the index, or 0 along an axis of size one, which is broadcast."""
     return index if size > 1 else torch.zeros_like(index)
 
 
 def _expand_blocks(num_blocks: Tensor, indices: Tensor, num_key_blocks: int) -> Tensor:
-    """Which blocks are listed: bool ``(B, H, num_key_blocks of queries, num_key_blocks of keys)``."""
+    """Return which blocks are listed: bool ``(B, H, query blocks, key blocks)``."""
     listed = torch.arange(indices.shape[-1], device=indices.device) < num_blocks[..., None]
     table = torch.zeros(*indices.shape[:-1], num_key_blocks + 1, dtype=torch.bool, device=indices.device)
     return table.scatter(-1, indices.long().where(listed, num_key_blocks), True)[..., :num_key_blocks]
 
 
 def _vmap_scores(mod: Function, scores: Tensor, *positions: Tensor) -> Tensor:
-    """``mod`` of every score and its place. It is written for one: so vmap, over one axis after the other."""
-    dims = scores.dim()
-    shaped = [place.reshape((1,) * (dims - place.dim()) + tuple(place.shape)) for place in positions]
-    axes = [[None if place.shape[axis] == 1 else 0 for place in shaped] for axis in range(dims)]
-    flat = [place.reshape(-1) if place.numel() > 1 else place.reshape(()) for place in shaped]
-    for axis in reversed(range(dims)):
+    """Apply ``mod``, a function of one score and its position, to all scores by a vmap over each axis."""
+    num_dims = scores.dim()
+    shaped = [
+        position.reshape((1,) * (num_dims - position.dim()) + tuple(position.shape)) for position in positions
+    ]
+    axes = [[None if position.shape[axis] == 1 else 0 for position in shaped] for axis in range(num_dims)]
+    flat = [position.reshape(-1) if position.numel() > 1 else position.reshape(()) for position in shaped]
+    for axis in reversed(range(num_dims)):
         mod = torch.vmap(mod, in_dims=(0, *axes[axis]), out_dims=0)
     return cast(Tensor, mod(scores, *flat))

@@ -1,7 +1,8 @@
-"""The attention of Hugging Face's models, which look up how to attend by the name of an implementation.
+"""The attention of Hugging Face models, which look up their implementation by name.
 
-Under ``sdpa`` and ``flex_attention``, what is called in the end is seen there. Under ``eager`` and
-``flash_attention_…`` the arguments tell all. Another one is seen if it comes down to one of the former.
+``sdpa`` and ``flex_attention`` are captured by the adapters of the functions that they call. For ``eager``
+and ``flash_attention_…`` the arguments are sufficient. Other implementations are captured if they call one of
+the former.
 """
 
 from __future__ import annotations
@@ -24,32 +25,22 @@ from jumok.look.capture.adapters.call_site import (
 from jumok.look.capture.adapters.patching import Function, WrapperFactory, patch_attribute
 from jumok.look.capture.captured_attention import CapturedAttention
 
-LEADING_ARGUMENTS = (
-    "module",
-    "query",
-    "key",
-    "value",
-    "attention_mask",
-)  # every implementation begins with these
+LEADING_ARGUMENTS = ("module", "query", "key", "value", "attention_mask")  # of every implementation
 WEIGHT_TOLERANCE = 0.02  # weights computed twice in bfloat16 differ by less
-PACKED_ARGUMENTS = (
-    "cu_seq_lens_q",
-    "cu_seq_lens_k",
-    "cu_seqlens",
-)  # arguments for several sequences in one row
+PACKED_ARGUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens")  # for several sequences in one row
 
 
 def get_wrappers() -> dict[Function, WrapperFactory]:
-    """For the function that calls a compiled FlexAttention, which it keeps to itself."""
+    """Return the wrapper of the function that calls the compiled FlexAttention."""
     module = sys.modules.get("transformers.integrations.flex_attention")
     return {} if module is None else {module.compile_friendly_flex_attention: _wrap_compiled_flex}
 
 
 @contextmanager
 def install_patches() -> Iterator[None]:
-    """While it lasts, implementations that models look up are told of."""
+    """Report the implementations that models look up."""
     module = sys.modules.get("transformers.modeling_utils")
-    if module is None:  # then the model is none of theirs
+    if module is None:  # transformers is not loaded
         yield
         return
     with patch_attribute(module.AttentionInterface, "get_interface", _wrap_get_interface):
@@ -90,8 +81,8 @@ class _HuggingFaceCall(NamedTuple):
 
     @property
     def scale(self) -> float:
-        told: float | None = self.options.get("scaling")
-        return self.query.shape[-1] ** -0.5 if told is None else told
+        scaling: float | None = self.options.get("scaling")
+        return self.query.shape[-1] ** -0.5 if scaling is None else scaling
 
 
 def _wrap_implementation(attention: Function, implementation: str) -> Function:
@@ -99,97 +90,105 @@ def _wrap_implementation(attention: Function, implementation: str) -> Function:
         def run() -> Any:
             return attention(*args, **options)
 
-        named = dict(zip(LEADING_ARGUMENTS, args, strict=False)) | options
-        site = get_call_site(named["module"])
+        arguments = dict(zip(LEADING_ARGUMENTS, args, strict=False)) | options
+        site = get_call_site(arguments["module"])
         if site is None:
             return run()
-        first = (named["module"], named["query"], named["key"], named["value"])
-        given = _HuggingFaceCall(*first, mask=named.get("attention_mask"), options=options)
+        leading = (arguments["module"], arguments["query"], arguments["key"], arguments["value"])
+        call = _HuggingFaceCall(*leading, mask=arguments.get("attention_mask"), options=options)
         if implementation in ("eager", "None"):
-            return _run_eager(site, given, run)
+            return _run_eager(site, call, run)
         if "flash" in implementation:
-            return _run_flash(site, given, run)
-        return _run_other(site, given, implementation, run)
+            return _run_flash(site, call, run)
+        return _run_other(site, call, implementation, run)
 
     return attend
 
 
 def _run_eager(site: CallSite, call: _HuggingFaceCall, run: Function) -> Any:
-    """``softmax(q kᵀ + bias + mask) v``, written out by each model."""
+    """Run ``softmax(q kᵀ + bias + mask) v``, as written out by each model."""
     with suppress_reports(entirely=False), softmax.catch_scores() as scores:
         out = run()
 
-    def make() -> CapturedAttention:
+    def capture() -> CapturedAttention:
         mask = call.mask[..., : call.key.shape[2]] if isinstance(call.mask, Tensor) else None
         bias = call.options.get("position_bias")
         if bias is not None:
             mask = bias if mask is None else bias + mask
         return CapturedAttention(call.query, call.key, call.scale, call.options.get("softcap"), mask)
 
-    kept, sink = site.try_capture(make), getattr(call.module, "sinks", None)
-    if kept is not None and len(scores) == 1 and scores[0].dim() == 4 and not _scores_match(kept, scores[0]):
-        kept, sink = softmax.capture_scores(scores[0]), None  # this model does something of its own there
-    if kept is not None:
-        site.report(kept, sink=sink)
+    captured, sink = site.try_capture(capture), getattr(call.module, "sinks", None)
+    if (
+        captured is not None
+        and len(scores) == 1
+        and scores[0].dim() == 4
+        and not _scores_match(captured, scores[0])
+    ):
+        captured, sink = softmax.capture_scores(scores[0]), None  # this model modifies its scores
+    if captured is not None:
+        site.report(captured, sink=sink)
     return out
 
 
 def _scores_match(attention: CapturedAttention, scores: Tensor) -> bool:
-    """Whether the softmax that ran was that of these scores: some rows tell. A sink may stand behind."""
+    """Return whether these are the scores of the softmax that ran, by comparing some rows.
+
+    The scores of a sink may follow those of the keys.
+    """
     batch, heads, queries, keys = attention.shape
     if scores.shape[:3] != attention.shape[:3] or scores.shape[3] - keys not in (0, 1):
         return False
     rows = torch.tensor([0, queries // 2, queries - 1], device=scores.device)
-    for entry in {0, batch - 1}:
-        expected = attention.compute_weights(entry, slice(heads - 1, heads), rows, slice(0, keys))[0]
-        found = scores[entry, -1, rows, :keys].detach().to(expected.dtype).softmax(-1)
-        alive = expected.any(-1)  # a row without an allowed key says nothing
-        if not bool(((found - expected).abs().amax(-1) < WEIGHT_TOLERANCE)[alive].all()):
+    for batch_index in {0, batch - 1}:
+        expected = attention.compute_weights(batch_index, slice(heads - 1, heads), rows, slice(0, keys))[0]
+        actual = scores[batch_index, -1, rows, :keys].detach().to(expected.dtype).softmax(-1)
+        has_keys = expected.any(-1)  # rows without a visible key are not compared
+        if not bool(((actual - expected).abs().amax(-1) < WEIGHT_TOLERANCE)[has_keys].all()):
             return False
     return True
 
 
 def _run_flash(site: CallSite, call: _HuggingFaceCall, run: Function) -> Any:
-    """FlashAttention: the mask is 0/1 ``(B, K)``, causal is aligned at the bottom right."""
+    """Run FlashAttention: the mask is 0/1 ``(B, K)``, causal is aligned at the bottom right."""
     with suppress_reports(entirely=True):
         result = run()
     if any(call.options.get(name) is not None for name in PACKED_ARGUMENTS):
         site.report_missed("FlashAttention over packed sequences; give it one sequence a row")
         return result
 
-    def make() -> CapturedAttention:
+    def capture() -> CapturedAttention:
         keys, window, causal = (
             call.key.shape[2],
             call.options.get("sliding_window"),
             call.options.get("is_causal"),
         )
         causal = getattr(call.module, "is_causal", True) if causal is None else causal
-        left = None if window is None else window - 1  # so many keys before a query, and as many after it
+        left = None if window is None else window - 1  # number of keys before a query, and after it
         mask = None if call.mask is None else call.mask[:, None, None, -keys:].bool()
         return flash.capture_windowed_attention(
             call.query, call.key, call.scale, call.options.get("softcap"), mask, left, 0 if causal else left
         )
 
-    kept = site.try_capture(make)
-    if kept is None:
+    captured = site.try_capture(capture)
+    if captured is None:
         return result
     out = result[0].transpose(1, 2)  # (B, H, Q, D)
-    changed = site.modify_output(kept, call.value, out)
-    site.report(kept, sink=call.options.get("s_aux"))
-    return result if changed is out else (changed.transpose(1, 2), *result[1:])
+    modified = site.modify_output(captured, call.value, out)
+    site.report(captured, sink=call.options.get("s_aux"))
+    return result if modified is out else (modified.transpose(1, 2), *result[1:])
 
 
 def _run_other(site: CallSite, call: _HuggingFaceCall, implementation: str, run: Function) -> Any:
-    before = [frame.has_attention for frame in site.frames]
+    had_attention = [frame.has_attention for frame in site.frames]
     for frame in site.frames:
         frame.has_attention = False
     with provide_call_hints(keys=call.key):
         out = run()
     if not any(frame.has_attention for frame in site.frames):
         site.report_missed(
-            f"transformers' implementation {implementation!r} calls a kernel that tells nothing of itself; "
+            f"transformers' implementation {implementation!r} calls a kernel that cannot be captured; "
             "load the model with attn_implementation='sdpa'"
         )
-    for frame, saw in zip(site.frames, before, strict=True):
-        frame.has_attention |= saw
+    for frame, had_one in zip(site.frames, had_attention, strict=True):
+        frame.has_attention |= had_one
     return out

@@ -1,6 +1,7 @@
 """jumok's own attention: ``attend``, ``weights`` and ``mix``, with every score and every mask.
 
-A model that calls ``weights`` may do something to them before it calls ``mix``: then these are its weights.
+A model that calls ``weights`` may modify them before it calls ``mix``. In that case, the modified weights are
+captured.
 """
 
 from __future__ import annotations
@@ -30,14 +31,17 @@ from jumok.look.capture.captured_attention import CapturedAttention, ScoreMod
 
 
 def get_wrappers() -> dict[Function, WrapperFactory]:
-    """For ``mix``, wherever it is held."""
+    """Return the wrapper of ``mix``."""
     return {core.mix: _wrap_mix}
 
 
 @contextmanager
 def install_patches() -> Iterator[None]:
-    """While it lasts, every checked call is told of."""
-    with patch_attribute(core, "_attended", _wrap_attend), patch_attribute(core, "_weighed", _wrap_weights):
+    """Report every checked call."""
+    with (
+        patch_attribute(core, "_compute_output", _wrap_attend),
+        patch_attribute(core, "_compute_weights", _wrap_weights),
+    ):
         yield
 
 
@@ -48,15 +52,15 @@ def _wrap_attend(attend: Function) -> Function:
             return attend(call)
         with suppress_reports(entirely=True):
             out = attend(call)
-        kept = site.try_capture(lambda: _capture_call(call))
-        if kept is None:
+        attention = site.try_capture(lambda: _capture_call(call))
+        if attention is None:
             return out
-        four = _to_4d(out, call.leading_shape)
-        changed = site.modify_output(
-            kept, None if call.value is None else _to_key_heads(call.value, call), four
+        out_4d = _to_4d(out, call.leading_shape)
+        modified = site.modify_output(
+            attention, None if call.value is None else _to_key_heads(call.value, call), out_4d
         )
-        site.report(kept, kind=_infer_kind(site, call), score_tensors=_list_score_parameters(call))
-        return out if changed is four else changed.reshape(out.shape)
+        site.report(attention, kind=_infer_kind(site, call), score_tensors=_list_score_parameters(call))
+        return out if modified is out_4d else modified.reshape(out.shape)
 
     return watched_attend
 
@@ -68,14 +72,14 @@ def _wrap_weights(compute_weights: Function) -> Function:
             return compute_weights(call)
         with suppress_reports(entirely=True):
             out = compute_weights(call)
-        kept = site.try_capture(lambda: _capture_call(call))
-        if kept is None:
+        attention = site.try_capture(lambda: _capture_call(call))
+        if attention is None:
             return out
-        four = _to_4d(out, call.leading_shape)
-        changed = site.modify_output(kept, None, four)
-        out = out if changed is four else changed.reshape(out.shape)
+        out_4d = _to_4d(out, call.leading_shape)
+        modified = site.modify_output(attention, None, out_4d)
+        out = out if modified is out_4d else modified.reshape(out.shape)
         site.report_weights(
-            ObservedCall(kept, _infer_kind(site, call), score_tensors=_list_score_parameters(call)), out
+            ObservedCall(attention, _infer_kind(site, call), score_tensors=_list_score_parameters(call)), out
         )
         return out
 
@@ -86,39 +90,39 @@ def _wrap_mix(mix: Function) -> Function:
     def watched_mix(weights: Tensor, value: Tensor, *, finite: bool = False) -> Any:
         site = get_call_site()
         if site is not None and not site.report_mix(weights):
-            four = _to_4d(weights.detach(), weights.shape[:-2]).float()
-            site.report(capture_scores(four.log(), lse=four.new_zeros(four.shape[:3])))
+            weights_4d = _to_4d(weights.detach(), weights.shape[:-2]).float()
+            site.report(capture_scores(weights_4d.log(), lse=weights_4d.new_zeros(weights_4d.shape[:3])))
         return mix(weights, value, finite=finite)
 
     return watched_mix
 
 
 def _infer_kind(site: CallSite, call: AttentionCall) -> str | None:
-    """Whether it is self- or cross-attention, if the call or the module that makes it says so."""
+    """Return whether it is self- or cross-attention, if the call or the calling module determines it."""
     if isinstance(site.owner, MultiHead):
         return "self" if site.owner.key_width is None else "cross"
     return "cross" if isinstance(call.key, PreparedKeys) else None
 
 
-# ------------------------------------------------------------------------ from a call to what is kept
+# ----------------------------------------------------------------------- conversion of a call
 
 
 @torch.no_grad()
 def _capture_call(call: AttentionCall) -> CapturedAttention:
     query = _to_4d(call.query.expand(*call.leading_shape, *call.query.shape[-2:]), call.leading_shape)
     keys = _to_key_heads(call.score.resolve_keys(call.key), call)
-    mask, diagonal, window, change = _convert_masks(call)
+    mask, diagonal, window, score_mod = _convert_masks(call)
     score = None
     if call.dot_score is None:
         score = _CapturedScore(
             call.score, call.leading_shape, call.group_size, 1.0 if call.scale is None else call.scale
         )
     scale = 1.0 if call.dot_score is None else call.dot_scale()
-    return CapturedAttention(query, keys, scale, call.softcap, mask, diagonal, window, change, score)
+    return CapturedAttention(query, keys, scale, call.softcap, mask, diagonal, window, score_mod, score)
 
 
 def _to_4d(x: Tensor, leading: torch.Size) -> Tensor:
-    """``(*leading, length, width)`` as (batch, heads, length, width); what else is in front: batch."""
+    """Return ``(*leading, length, width)`` as (batch, heads, length, width). Further axes are batch."""
     match len(leading):
         case 0:
             return x[None, None]
@@ -129,14 +133,14 @@ def _to_4d(x: Tensor, leading: torch.Size) -> Tensor:
 
 
 def _to_key_heads(x: Tensor, call: AttentionCall) -> Tensor:
-    """Keys or values ``(…, K, width)`` as (batch, their heads, K, width)."""
+    """Return keys or values ``(…, K, width)`` as (batch, key heads, K, width)."""
     if call.group_size > 1:
         return x.expand(call.leading_shape[0], *x.shape[1:])
     return _to_4d(x.expand(*call.leading_shape, *x.shape[-2:]), call.leading_shape)
 
 
 def _list_score_parameters(call: AttentionCall) -> tuple[Tensor, ...]:
-    """What the score will be computed with again, if it is asked for."""
+    """Return the parameters that the score needs to be computed again."""
     if call.dot_score is not None:
         return ()
     return tuple(_split_score(call.score)[0].parameters())
@@ -144,7 +148,7 @@ def _list_score_parameters(call: AttentionCall) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class _CapturedScore:
-    """A score as a function of (batch, heads, some queries, width) and (batch, key heads, keys, width)."""
+    """A score as a function of (batch, heads, queries, width) and (batch, key heads, keys, width)."""
 
     score: Score
     leading: torch.Size
@@ -153,16 +157,16 @@ class _CapturedScore:
 
     def __call__(self, rows: Tensor, keys: Tensor) -> Tensor:
         score = _move_score(self.score, rows.device)
-        like = _split_score(score)[0].representative_parameter
-        if like is not None:
-            rows, keys = rows.to(like.dtype), keys.to(like.dtype)
+        parameter = _split_score(score)[0].representative_parameter
+        if parameter is not None:
+            rows, keys = rows.to(parameter.dtype), keys.to(parameter.dtype)
         keys = keys.repeat_interleave(self.group, 1)
         rows, keys = (x.reshape(*self.leading, *x.shape[-2:]) for x in (rows, keys))
         return _to_4d(score(rows, PreparedKeys(keys, score.name)) * self.factor, self.leading)
 
 
 def _split_score(score: Score) -> tuple[Score, Tensor | None]:
-    """The score with the parameters, and the weights before it, if it looks at those."""
+    """Return the score with the parameters and, if it is location sensitive, the previous weights."""
     if isinstance(score, _LocationSensitiveStep):
         return score.score, score.previous_weights  # type: ignore[return-value]
     return score, None
@@ -179,30 +183,30 @@ def _move_score(score: Score, device: torch.device) -> Score:
 
 
 def _convert_masks(call: AttentionCall) -> tuple[Tensor | None, int | None, int | None, ScoreMod | None]:
-    """Mask and bias as tensor, diagonal, window, and a rule for what would fill Q×K as a tensor."""
-    at, leading = call.shape, call.leading_shape
+    """Return mask and bias as a tensor, diagonal, window, and a score mod for what would fill Q×K."""
+    shape, leading = call.shape, call.leading_shape
     parts = [] if call.mask is None else list(call.mask.conjuncts())
     diagonal, window = None, None
     bands = [part for part in parts if isinstance(part, WindowMask) and _is_diagonal_window(part)]
     if bands:
         band = bands[0]
         parts.remove(band)
-        offset = at.num_keys - at.num_queries if band.offset is None else int(band.offset)
+        offset = shape.num_keys - shape.num_queries if band.offset is None else int(band.offset)
         diagonal = offset + (band.right or 0)
         window = None if band.left is None else band.left + (band.right or 0) + 1
-    change, tensor = None, None
-    small = [part for part in parts if part.is_query_independent()]
-    large = [part for part in parts if not part.is_query_independent()]
-    if large:
-        mask: Mask = functools.reduce(operator.and_, large)
+    score_mod, tensor = None, None
+    key_masks = [part for part in parts if part.is_query_independent()]
+    full_masks = [part for part in parts if not part.is_query_independent()]
+    if full_masks:
+        mask: Mask = functools.reduce(operator.and_, full_masks)
         if flex.is_structured(mask) and len(leading) <= 2:
-            change = _build_score_mod(
-                flex.build_mask_mod(mask, AttentionShape(2, at.num_queries, at.num_keys, at.device))
+            score_mod = _build_score_mod(
+                flex.build_mask_mod(mask, AttentionShape(2, shape.num_queries, shape.num_keys, shape.device))
             )
         else:
-            tensor = mask.to_dense_rows(at, slice(0, at.num_queries))
-    for part in small:
-        row = part.to_dense_rows(at, slice(0, 1))
+            tensor = mask.to_dense_rows(shape, slice(0, shape.num_queries))
+    for part in key_masks:
+        row = part.to_dense_rows(shape, slice(0, 1))
         tensor = row if tensor is None else tensor & row
     if call.bias is not None:
         bias = call.bias.detach()
@@ -210,16 +214,16 @@ def _convert_masks(call: AttentionCall) -> tuple[Tensor | None, int | None, int 
         tensor = bias if tensor is None else torch.where(tensor, bias, -torch.inf)
     if tensor is not None and len(leading) > 2:
         tensor = tensor.expand(*leading, *tensor.shape[-2:])
-    return None if tensor is None else _to_4d(tensor, leading), diagonal, window, change
+    return None if tensor is None else _to_4d(tensor, leading), diagonal, window, score_mod
 
 
 def _is_diagonal_window(window: WindowMask) -> bool:
-    """Causal, or a window that ends at some diagonal, the same in all rows."""
+    """Return whether it is causal or a window that ends at a diagonal, the same in all rows."""
     return window.right is not None and (window.offset is None or window.offset.dim() == 0)
 
 
 def _build_score_mod(mask_mod: flex.MaskMod) -> ScoreMod:
-    def change(scores: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    def score_mod(scores: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return scores.masked_fill(~mask_mod(b, h, q, k), -torch.inf)
 
-    return change
+    return score_mod

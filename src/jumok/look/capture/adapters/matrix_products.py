@@ -1,7 +1,7 @@
-"""Products of two tensors that a model computes: where scores come from.
+"""Products of two tensors that a model computes, which attention scores come from.
 
-A softmax of such a product weighs one set of positions for each of another. A softmax of anything else may be
-a classifier's, a router's, or one over features.
+A softmax of such a product weights one set of positions for each element of another. A softmax of anything
+else may belong to a classifier or a router, or be over features.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ PRODUCT_FUNCTIONS = (torch.matmul, torch.mm, torch.mv, torch.einsum, torch.tenso
 
 
 def get_wrappers() -> dict[Function, WrapperFactory]:
-    """For the functions, wherever they are held. That of ``torch.bmm`` is in :mod:`torch_nn`."""
+    """Return wrappers of the functions. That of ``torch.bmm`` is in :mod:`torch_nn`."""
     return dict.fromkeys(PRODUCT_FUNCTIONS, _wrap_product)
 
 
 @contextmanager
 def install_patches() -> Iterator[None]:
-    """While it lasts, products of tensors are recorded."""
+    """Record products of tensors."""
     with ExitStack() as stack:
         for name in PRODUCT_METHODS:
             stack.enter_context(patch_attribute(torch.Tensor, name, _wrap_product))
@@ -59,18 +59,20 @@ def record_product(out: Any, *factors: Tensor) -> None:
         get_tracker().exit_if_idle()
     if out.is_nested or any(map(_is_parameter, factors)) or len(factors) < 2:
         return
-    for listener in OBSERVERS.get():
-        if (frame := listener.module_stack.current_frame) is not None:
+    for observer in OBSERVERS.get():
+        if (frame := observer.module_stack.current_frame) is not None:
             frame.products.append((tuple(out.shape), weakref.ref(out)))
-            for part in frame.softmaxes:
-                part.note_factors(factors)
+            for softmax in frame.softmaxes:
+                softmax.record_factors(factors)
 
 
 def _find_factors(args: Any, options: dict[str, Any]) -> list[Tensor]:
-    """The two factors among the arguments: the last two tensors. A third one, before them, is the addend."""
-    given = [*args, *(x for name, x in options.items() if name != "out")]
-    some = [x for one in given for x in (one if isinstance(one, list | tuple) else (one,))]
-    return [x for x in some if isinstance(x, Tensor)][-2:]
+    """Return the two factors among the arguments: the last two tensors. A tensor before them is an addend."""
+    arguments = [*args, *(x for name, x in options.items() if name != "out")]
+    values = [
+        x for argument in arguments for x in (argument if isinstance(argument, list | tuple) else (argument,))
+    ]
+    return [x for x in values if isinstance(x, Tensor)][-2:]
 
 
 def _is_parameter(x: Tensor) -> bool:

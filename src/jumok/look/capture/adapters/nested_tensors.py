@@ -1,4 +1,4 @@
-"""Nested tensors as padded ones."""
+"""Padding of nested tensors."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from torch.nn import functional as F
 
 
 def pad_nested(x: Tensor) -> tuple[Tensor, Tensor]:
-    """``x``, nested in its last dimension but one, padded with zeros; and the lengths ``(B,)``."""
-    parts = x.detach().unbind()
-    lengths = [part.shape[-2] for part in parts]
-    longest = max(lengths, default=0)
-    stacked = torch.stack([F.pad(part, (0, 0, 0, longest - part.shape[-2])) for part in parts])
+    """Pad ``x``, nested in its second to last dimension, with zeros. Returns it with the lengths ``(B,)``."""
+    sequences = x.detach().unbind()
+    lengths = [sequence.shape[-2] for sequence in sequences]
+    max_length = max(lengths, default=0)
+    stacked = torch.stack(
+        [F.pad(sequence, (0, 0, 0, max_length - sequence.shape[-2])) for sequence in sequences]
+    )
     return stacked, torch.tensor(lengths, device=stacked.device)
 
 
 def lengths_to_mask(lengths: Tensor, max_length: int) -> Tensor:
-    """Which of so many places lie within each length: bool ``(B, max_length)``."""
+    """Return which positions lie within each length: bool ``(B, max_length)``."""
     return torch.arange(max_length, device=lengths.device) < lengths[:, None]

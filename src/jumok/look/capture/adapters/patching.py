@@ -1,9 +1,9 @@
-"""Functions that stand in for others while somebody looks, in every place that holds the others.
+"""Replacement of functions by wrappers, in every slot that holds them.
 
-Models call attention by many roads: ``F.scaled_dot_product_attention``, a name imported into a file, an
-attribute of a module, a variable of an enclosing function, a compiled copy. So every place within reach that
-holds a function is found, and gets the stand-in. Places are counted: two who look at the same time share the
-stand-ins, and when the last one leaves, in whatever order, each place holds again what it held.
+Models reach attention in many ways: ``F.scaled_dot_product_attention``, a name imported into a file, an
+attribute of a module, a variable of an enclosing function, a compiled copy. Every reachable slot that holds a
+function is therefore found and gets the wrapper. Slots count their users: simultaneous observers share the
+wrappers, and when the last one detaches, in whatever order, each slot gets its original value back.
 """
 
 from __future__ import annotations
@@ -20,67 +20,67 @@ from typing import Any
 from torch import nn
 
 Function = Callable[..., Any]
-WrapperFactory = Callable[[Function], Function]  # from a function to what stands in for it
+WrapperFactory = Callable[[Function], Function]  # from a function to its wrapper
 SlotKey = tuple[int, str]
 
 ABSENT = object()
-UNPATCHED_MODULES = ("torch._", "jumok.look.capture.adapters")  # where the functions themselves are needed
+UNPATCHED_MODULES = ("torch._", "jumok.look.capture.adapters")  # these need the original functions
 
 
 @dataclass
 class _PatchedSlot:
-    """Where a function is held: a name in a namespace, in a class, or in an enclosing function."""
+    """A slot that holds a function: a name in a namespace, in a class, or in an enclosing function."""
 
-    owner: Any  # kept alive, so that its id stays its own
-    original: Any  # what was there before; ABSENT: nothing of its own
+    owner: Any  # a reference, so that its id stays unique
+    original: Any  # the value before; ABSENT: none of its own
     assign: Callable[[Any], None]
     num_users: int = 1
 
 
-_PATCHED_SLOTS: dict[SlotKey, _PatchedSlot] = {}  # those that hold a stand-in now
+_PATCHED_SLOTS: dict[SlotKey, _PatchedSlot] = {}  # slots that hold a wrapper now
 _LOCK = threading.RLock()
 
 
 @contextmanager
 def patch_functions(wrappers: dict[Function, WrapperFactory], model: nn.Module) -> Iterator[None]:
-    """While it lasts, each function has its stand-in, in all loaded modules and in what ``model`` holds."""
-    makes = {id(function): make for function, make in wrappers.items()}
+    """Replace functions by their wrappers, in all loaded modules and in what ``model`` refers to."""
+    factories = {id(function): factory for function, factory in wrappers.items()}
 
-    def make_for(value: Any) -> WrapperFactory | None:
-        """What makes the stand-in of this value, if it is one of the functions or was compiled from one."""
-        if (make := makes.get(id(value))) is not None or type(value) is not types.FunctionType:
-            return make
+    def find_factory(value: Any) -> WrapperFactory | None:
+        """Return the factory for a value that is one of the functions or was compiled from one."""
+        if (factory := factories.get(id(value))) is not None or type(value) is not types.FunctionType:
+            return factory
         source = getattr(value, "_torchdynamo_orig_callable", None)
-        return makes.get(id(source)) or makes.get(id(getattr(source, "__wrapped__", None)))
+        return factories.get(id(source)) or factories.get(id(getattr(source, "__wrapped__", None)))
 
-    mine: list[SlotKey] = []
+    patched: list[SlotKey] = []
     try:
         with _LOCK:
-            for place in _PATCHED_SLOTS.values():  # taken by others who look: from now on held for both
-                place.num_users += 1
-            mine += _PATCHED_SLOTS
-            for owner, name, value, put in _find_slots(model, make_for):
+            for slot in _PATCHED_SLOTS.values():  # patched for other observers: share them
+                slot.num_users += 1
+            patched += _PATCHED_SLOTS
+            for owner, name, value, assign in _find_slots(model, find_factory):
                 key = (id(owner), name)
                 if key in _PATCHED_SLOTS:
                     continue
                 is_static = type(value) is staticmethod
-                held = value.__func__ if is_static else value
-                make = make_for(held)
-                assert make is not None
-                made = attach_original(held, make(held))
-                put(staticmethod(made) if is_static else made)
-                _PATCHED_SLOTS[key] = _PatchedSlot(owner, value, put)
-                mine.append(key)
+                original = value.__func__ if is_static else value
+                factory = find_factory(original)
+                assert factory is not None
+                wrapper = attach_original(original, factory(original))
+                assign(staticmethod(wrapper) if is_static else wrapper)
+                _PATCHED_SLOTS[key] = _PatchedSlot(owner, value, assign)
+                patched.append(key)
         yield
     finally:
-        _release_slots(mine)
+        _release_slots(patched)
 
 
 @contextmanager
 def patch_attribute(owner: Any, name: str, wrap: WrapperFactory) -> Iterator[None]:
-    """While it lasts, the attribute is what ``wrap`` makes of it. It may be one that ``owner`` inherits."""
+    """Replace an attribute by ``wrap`` of it. ``owner`` may inherit the attribute."""
 
-    def put(value: Any) -> None:
+    def assign(value: Any) -> None:
         if value is ABSENT:
             delattr(owner, name)
         else:
@@ -91,9 +91,9 @@ def patch_attribute(owner: Any, name: str, wrap: WrapperFactory) -> Iterator[Non
         if key in _PATCHED_SLOTS:
             _PATCHED_SLOTS[key].num_users += 1
         else:
-            held = getattr(owner, name)
-            _PATCHED_SLOTS[key] = _PatchedSlot(owner, vars(owner).get(name, ABSENT), put)
-            put(attach_original(held, wrap(held)))
+            original = getattr(owner, name)
+            _PATCHED_SLOTS[key] = _PatchedSlot(owner, vars(owner).get(name, ABSENT), assign)
+            assign(attach_original(original, wrap(original)))
     try:
         yield
     finally:
@@ -101,14 +101,14 @@ def patch_attribute(owner: Any, name: str, wrap: WrapperFactory) -> Iterator[Non
 
 
 def attach_original(function: Function, wrapper: Function) -> Function:
-    """``wrapper``, with the name and the documentation of ``function``, which it remembers."""
+    """Return ``wrapper`` with the name and documentation of ``function`` and a reference to it."""
     functools.update_wrapper(wrapper, function, updated=())
     wrapper.__jumok_original__ = function  # type: ignore[attr-defined]
     return wrapper
 
 
 def wrap_compile(compile_: Function) -> Function:
-    """``torch.compile`` that never compiles a stand-in: the result would outlive the looking."""
+    """Wrap ``torch.compile`` so that it compiles the original function: the result outlives the wrapper."""
 
     def compile(model: Any = None, *args: Any, **options: Any) -> Any:
         return compile_(getattr(model, "__jumok_original__", model), *args, **options)
@@ -119,30 +119,30 @@ def wrap_compile(compile_: Function) -> Function:
 def _release_slots(keys: Iterable[SlotKey]) -> None:
     with _LOCK:
         for key in keys:
-            place = _PATCHED_SLOTS[key]
-            place.num_users -= 1
-            if place.num_users == 0:
-                place.assign(_PATCHED_SLOTS.pop(key).original)
+            slot = _PATCHED_SLOTS[key]
+            slot.num_users -= 1
+            if slot.num_users == 0:
+                slot.assign(_PATCHED_SLOTS.pop(key).original)
 
 
 def _find_slots(
     model: nn.Module, is_target: Callable[[Any], object]
 ) -> Iterator[tuple[Any, str, Any, Callable[[Any], None]]]:
-    """The places within reach that hold what is ``is_target``: owner, name, value, and how to put another."""
+    """Iterate over reachable slots with a target: owner, name, value, and a function that assigns another."""
     namespaces: dict[int, dict[str, Any]] = {}
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", None)
         if type(names) is dict and not str(names.get("__name__")).startswith(UNPATCHED_MODULES):
             namespaces[id(names)] = names
     classes: set[type] = set()
-    for part in model.modules():
-        namespaces[id(vars(part))] = vars(part)
-        classes.update(type(part).__mro__)
+    for submodule in model.modules():
+        namespaces[id(vars(submodule))] = vars(submodule)
+        classes.update(type(submodule).__mro__)
     cells: dict[int, Any] = {}
-    for kind in classes - {nn.Module, object}:
-        for name, value in list(vars(kind).items()):
+    for cls in classes - {nn.Module, object}:
+        for name, value in list(vars(cls).items()):
             if is_target(value.__func__ if type(value) is staticmethod else value):
-                yield kind, name, value, functools.partial(setattr, kind, name)
+                yield cls, name, value, functools.partial(setattr, cls, name)
             elif isinstance(value, types.FunctionType):
                 namespaces[id(value.__globals__)] = value.__globals__
                 cells.update((id(cell), cell) for cell in value.__closure__ or ())

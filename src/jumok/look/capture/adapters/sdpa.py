@@ -1,4 +1,4 @@
-"""``F.scaled_dot_product_attention``, whoever calls it."""
+"""``F.scaled_dot_product_attention``, whichever code calls it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from jumok.look.capture.adapters.nested_tensors import lengths_to_mask, pad_nest
 from jumok.look.capture.adapters.patching import Function, WrapperFactory
 from jumok.look.capture.captured_attention import CapturedAttention
 
-# What the name in torch.nn.functional stands for, unless somebody has changed it.
+# The function in torch.nn.functional, unless it has been replaced.
 SDPA_FUNCTION: Function = torch._C._nn.scaled_dot_product_attention
 
 
 class _SdpaCall(NamedTuple):
-    """The arguments, by the names that the function has for them."""
+    """The arguments of ``scaled_dot_product_attention``."""
 
     query: Tensor
     key: Tensor
@@ -32,33 +32,33 @@ class _SdpaCall(NamedTuple):
 
 
 def wrap_sdpa(attention: Function) -> Function:
-    """The stand-in for this function, or for one that was compiled from it."""
+    """Wrap this function, or one that was compiled from it."""
 
     def scaled_dot_product_attention(*args: Any, **options: Any) -> Any:
         site = get_call_site()
         if site is None:
             return attention(*args, **options)
         try:
-            given = _SdpaCall(*args, **options)
-        except TypeError:  # not a call that the function takes: it says so itself
+            call = _SdpaCall(*args, **options)
+        except TypeError:  # an invalid call: the function raises its own error
             return attention(*args, **options)
-        found = _run_with_lse(given) if attention is SDPA_FUNCTION else None
-        out, lse = found or (attention(*args, **options), None)
-        kept = site.try_capture(lambda: _capture_call(given, lse))
-        if kept is None:
+        result = _run_with_lse(call) if attention is SDPA_FUNCTION else None
+        out, lse = result or (attention(*args, **options), None)
+        captured = site.try_capture(lambda: _capture_call(call, lse))
+        if captured is None:
             return out
         if not out.is_nested:
-            four = _to_4d(out)
-            changed = site.modify_output(kept, _to_4d(given.value), four)
-            out = out if changed is four else changed.reshape(out.shape)
-        site.report(kept)
+            out_4d = _to_4d(out)
+            modified = site.modify_output(captured, _to_4d(call.value), out_4d)
+            out = out if modified is out_4d else modified.reshape(out.shape)
+        site.report(captured)
         return out
 
     return scaled_dot_product_attention
 
 
 def get_wrappers() -> dict[Function, WrapperFactory]:
-    """For the function, wherever it is held."""
+    """Return the wrapper of the function."""
     return {SDPA_FUNCTION: wrap_sdpa}
 
 
@@ -83,43 +83,45 @@ def _capture_call(call: _SdpaCall, lse: Tensor | None) -> CapturedAttention:
 
 
 def _to_4d(x: Tensor) -> Tensor:
-    """``(…, length, width)`` as (batch, heads, length, width): what else is in front belongs to the batch."""
+    """Return ``(…, length, width)`` as (batch, heads, length, width). Further axes are batch."""
     if x.dim() > 4:
         return x.flatten(0, x.dim() - 4)
     return x if x.dim() == 4 else x[:, None] if x.dim() == 3 else x[None, None]
 
 
 def _apply_autocast(x: Tensor) -> Tensor:
-    """``x`` in the type that autocast gives it."""
-    kind = x.device.type
-    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return x.to(torch.get_autocast_dtype(kind)) if on and x.dtype != torch.float64 else x
+    """Return ``x`` in the type that autocast casts it to."""
+    device_type = x.device.type
+    is_enabled = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+    return x.to(torch.get_autocast_dtype(device_type)) if is_enabled and x.dtype != torch.float64 else x
 
 
 def _run_with_lse(call: _SdpaCall) -> tuple[Tensor, Tensor] | None:
-    """The output and the row log-sum-exp, by the very kernel that the function would have chosen.
+    """Return the output and the row log-sum-exp, computed by the kernel that the function would choose.
 
-    None where that kernel does not tell it, or where the function does something before or after the kernel.
+    Returns None if that kernel does not return it, or if the function does more than call the kernel.
     """
     query, key, value = call[:3]
-    plain = all(type(x) in (Tensor, nn.Parameter) and x.dim() == 4 for x in (query, key, value))
-    if not plain or call.attn_mask is not None or call.dropout_p or call.enable_gqa:
+    is_plain = all(type(x) in (Tensor, nn.Parameter) and x.dim() == 4 for x in (query, key, value))
+    if not is_plain or call.attn_mask is not None or call.dropout_p or call.enable_gqa:
         return None
-    learning = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
-    alike = query.shape[:2] == key.shape[:2] and query.shape[3] == key.shape[3] and key.shape == value.shape
-    if learning or not alike or torch.is_autocast_enabled(query.device.type):
+    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+    has_equal_shapes = (
+        query.shape[:2] == key.shape[:2] and query.shape[3] == key.shape[3] and key.shape == value.shape
+    )
+    if needs_grad or not has_equal_shapes or torch.is_autocast_enabled(query.device.type):
         return None
-    causal, scale = call.is_causal, call.scale
-    chosen = SDPBackend(torch._fused_sdp_choice(query, key, value, None, 0.0, causal, scale=scale))
+    is_causal, scale = call.is_causal, call.scale
+    backend = SDPBackend(torch._fused_sdp_choice(query, key, value, None, 0.0, is_causal, scale=scale))
     aten = torch.ops.aten
-    rest: tuple[Any, ...] = (0.0, causal)
-    match query.device.type, chosen:
+    rest: tuple[Any, ...] = (0.0, is_causal)
+    match query.device.type, backend:
         case "cpu", SDPBackend.FLASH_ATTENTION:
             kernel = aten._scaled_dot_product_flash_attention_for_cpu
         case "cuda", SDPBackend.FLASH_ATTENTION if query.shape[-1] % 8 == 0:  # else it pads
             kernel = aten._scaled_dot_product_flash_attention
         case "cuda", SDPBackend.CUDNN_ATTENTION:
-            kernel, rest = aten._scaled_dot_product_cudnn_attention, (None, True, 0.0, causal)
+            kernel, rest = aten._scaled_dot_product_cudnn_attention, (None, True, 0.0, is_causal)
         case _:
             return None
     out, lse, *_ = kernel(query, key, value, *rest, scale=scale)

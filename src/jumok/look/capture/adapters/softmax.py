@@ -1,6 +1,7 @@
 """Attention written out by hand: a softmax whose output multiplies values.
 
-Every softmax is followed to its use, and shown if that is an attention: see :mod:`follow` and :mod:`maps`.
+Every softmax is tracked to its use and shown if that is an attention: see :mod:`weight_tracker` and
+:mod:`softmax_analysis`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from jumok.look.capture.adapters.weight_tracker import get_tracker
 
 __all__ = ["capture_scores", "catch_scores", "get_wrappers", "install_patches", "return_scores"]
 
-_CAUGHT_SCORES: ContextVar[list[Tensor] | None] = ContextVar("jumok.look.caught", default=None)
+_CAUGHT_SCORES: ContextVar[list[Tensor] | None] = ContextVar("jumok.look.caught_scores", default=None)
 SOFTMAX_FUNCTIONS = (torch.softmax, torch.special.softmax, torch.log_softmax, torch.special.log_softmax)
 LOG_SOFTMAX_NAMES = {"log_softmax", "special_log_softmax"}
 DISPATCH_MODE_REASON = (
@@ -31,42 +32,42 @@ DISPATCH_MODE_REASON = (
 
 
 def get_wrappers() -> dict[Function, WrapperFactory]:
-    """For the functions, wherever they are held."""
+    """Return wrappers of the functions."""
     return dict.fromkeys(SOFTMAX_FUNCTIONS, _wrap_softmax)
 
 
 @contextmanager
 def install_patches() -> Iterator[None]:
-    """While it lasts, softmaxes are looked at."""
+    """Track softmaxes."""
     with ExitStack() as stack:
-        for name in ("softmax", "log_softmax"):  # F.softmax and nn.Softmax call the tensor's own
+        for name in ("softmax", "log_softmax"):  # F.softmax and nn.Softmax call the tensor's method
             stack.enter_context(patch_attribute(torch.Tensor, name, _wrap_softmax))
         yield
 
 
 def _wrap_softmax(softmax: Function) -> Function:
-    logarithmic = softmax.__name__ in LOG_SOFTMAX_NAMES
+    is_logarithmic = softmax.__name__ in LOG_SOFTMAX_NAMES
 
     def watched_softmax(scores: Any, *args: Any, **options: Any) -> Any:
         site = None if torch.compiler.is_compiling() or not OBSERVERS.get() else get_call_site()
         dim = None if site is None else _get_softmax_dim(scores, *args, **options)
         if site is None or dim is None:
             return softmax(scores, *args, **options)
-        if (catch := _CAUGHT_SCORES.get()) is not None:
-            return _run_inner_softmax(site, catch, softmax, scores, args, options)
+        if (caught_scores := _CAUGHT_SCORES.get()) is not None:
+            return _run_inner_softmax(site, caught_scores, softmax, scores, args, options)
         candidate = SoftmaxCandidate(scores)
         weights = None
         if site.is_modified:
             weights = _run_modified_softmax(site, softmax, scores, args, options)
-            four = _to_bhqk(scores, get_num_heads(site.module))
-            candidate.modified_shape = None if four is None else tuple(four.shape)
+            scores_4d = _to_bhqk(scores, get_num_heads(site.module))
+            candidate.modified_shape = None if scores_4d is None else tuple(scores_4d.shape)
         if weights is None:
             weights = softmax(scores, *args, **options)
         if isinstance(weights, Tensor) and not are_reports_suppressed():
-            if site.is_in_dispatch_mode:  # it may end before ours, and modes can only end in order
+            if site.is_in_dispatch_mode:  # it may end before ours, and modes must end in order
                 candidate.stop(DISPATCH_MODE_REASON)
             else:
-                get_tracker().track(candidate, weights, dim, is_unchanged=not logarithmic)
+                get_tracker().track(candidate, weights, dim, is_unchanged=not is_logarithmic)
             site.report_softmax(candidate, _may_come_from_product(site.frames[0], scores, dim))
         return weights
 
@@ -76,43 +77,45 @@ def _wrap_softmax(softmax: Function) -> Function:
 def _run_modified_softmax(
     site: CallSite, softmax: Function, scores: Tensor, args: Any, options: Any
 ) -> Tensor | None:
-    """The weights after changes to scores ``(B, H, Q, K)``; None if these cannot be told to be that."""
-    four = _to_bhqk(scores, get_num_heads(site.module))
-    if four is None:
+    """Return the weights of modified scores ``(B, H, Q, K)``; None if the axes are ambiguous."""
+    scores_4d = _to_bhqk(scores, get_num_heads(site.module))
+    if scores_4d is None:
         return None
-    changed = site.modify_scores(four)
-    weights: Tensor = softmax(scores if changed is four else changed.reshape(scores.shape), *args, **options)
-    four = weights.reshape(four.shape)
-    changed = site.modify_weights(four)
-    return weights if changed is four else changed.reshape(scores.shape)
+    modified = site.modify_scores(scores_4d)
+    weights: Tensor = softmax(
+        scores if modified is scores_4d else modified.reshape(scores.shape), *args, **options
+    )
+    weights_4d = weights.reshape(scores_4d.shape)
+    modified = site.modify_weights(weights_4d)
+    return weights if modified is weights_4d else modified.reshape(scores.shape)
 
 
 def _run_inner_softmax(
     site: CallSite, caught_scores: list[Tensor], softmax: Function, scores: Tensor, args: Any, options: Any
 ) -> Any:
-    """A softmax inside of an attention that somebody further out tells of."""
+    """Run a softmax inside an attention that an outer adapter reports."""
     dim = args[0] if args else options.get("dim")
     if not looks_like_attention(site.module) or scores.dim() < 3 or dim not in (-1, scores.dim() - 1):
         return softmax(scores, *args, **options)
-    four = _to_bhqk(scores, get_num_heads(site.module))
-    caught_scores.append(scores if four is None else four)
+    scores_4d = _to_bhqk(scores, get_num_heads(site.module))
+    caught_scores.append(scores if scores_4d is None else scores_4d)
     weights = _run_modified_softmax(site, softmax, scores, args, options)
     return softmax(scores, *args, **options) if weights is None else weights
 
 
 @contextmanager
 def catch_scores() -> Iterator[list[Tensor]]:
-    """The scores of the softmaxes that are called meanwhile. They are not followed: they are told of."""
-    catch: list[Tensor] = []
-    token = _CAUGHT_SCORES.set(catch)
+    """Collect the scores of the softmaxes that are called meanwhile. They are not tracked."""
+    caught_scores: list[Tensor] = []
+    token = _CAUGHT_SCORES.set(caught_scores)
     try:
-        yield catch
+        yield caught_scores
     finally:
         _CAUGHT_SCORES.reset(token)
 
 
 def _get_softmax_dim(scores: Any, dim: Any = None, *args: Any, **options: Any) -> int | None:
-    """The axis of a softmax that can be followed."""
+    """Return the dimension of a softmax that can be tracked, or None."""
     is_plain = isinstance(scores, Tensor) and not scores.is_nested and scores.is_floating_point()
     if not is_plain or type(dim) is not int or not -scores.dim() <= dim < scores.dim():
         return None
@@ -120,23 +123,23 @@ def _get_softmax_dim(scores: Any, dim: Any = None, *args: Any, **options: Any) -
 
 
 def _may_come_from_product(frame: ModuleFrame, scores: Tensor, dim: int) -> bool:
-    """Whether a product of two tensors in this module may have given these scores.
+    """Return whether a product of two tensors in this module may have given these scores.
 
-    It has as many rows, and as many keys, or fewer: some models put more behind them.
+    It has as many rows, and as many keys or fewer: some models append keys.
     """
-    keys = scores.shape[dim]
-    rows = scores.numel() // keys
+    num_keys = scores.shape[dim]
+    num_rows = scores.numel() // num_keys
     for shape, _ in frame.products:
-        count = torch.Size(shape).numel()
-        if count == scores.numel() and (keys in shape or keys == 1):
+        num_elements = torch.Size(shape).numel()
+        if num_elements == scores.numel() and (num_keys in shape or num_keys == 1):
             return True
-        if shape and 0 < shape[-1] < keys and count // shape[-1] == rows:
+        if shape and 0 < shape[-1] < num_keys and num_elements // shape[-1] == num_rows:
             return True
     return False
 
 
 def _to_bhqk(scores: Tensor, num_heads: int | None) -> Tensor | None:
-    """The scores as ``(B, H, Q, K)``; None if it cannot be told what is what."""
+    """Return the scores as ``(B, H, Q, K)``; None if the axes are ambiguous."""
     if scores.dim() == 4:
         return scores if num_heads in (None, scores.shape[1]) else None
     if scores.dim() == 3:

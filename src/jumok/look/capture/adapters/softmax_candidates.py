@@ -13,15 +13,15 @@ from jumok.look.capture.adapters.axes import WeightAxis
 
 
 def get_version(x: Tensor) -> int | None:
-    """How often the tensor was written to; None for an inference tensor, which has no counter."""
+    """Return how often the tensor was written to; None for an inference tensor, which has no counter."""
     return None if x.is_inference() else x._version
 
 
 def get_storage_id(x: Tensor) -> int:
-    """A number that tensors have in common if they share their memory."""
+    """Return a number that is equal for tensors that share memory."""
     try:
         return int(x.untyped_storage()._cdata)
-    except RuntimeError:  # a sparse tensor has no single one
+    except RuntimeError:  # sparse tensors have no single storage
         return id(x)
 
 
@@ -30,19 +30,19 @@ class ValueProduct:
     """A product of weights with values."""
 
     weights: Tensor  # before dropout, in the order of ``axes``
-    axes: list[WeightAxis]  # without those of which the weights have one place
-    sizes: Sequence[int]  # of the weights along them
+    axes: list[WeightAxis]  # without axes along which the weights are a single index
+    sizes: Sequence[int]  # of the weights along these axes
     all_axes: list[WeightAxis]  # all axes of the softmax, or of what was computed from it
-    batch_axes: set[WeightAxis]  # the axes that the values have, too
-    query_axes: set[WeightAxis]  # those that they do not have
+    batch_axes: set[WeightAxis]  # the axes that the values share
+    query_axes: set[WeightAxis]  # the axes that they do not have
     value: Tensor
     value_width: int  # width of the values
-    is_unchanged: bool  # the weights are those that the softmax gave
-    is_partial: bool  # they are some of them
+    is_unchanged: bool  # the weights are the output of the softmax
+    is_partial: bool  # they are a part of it
     source: Tensor  # shares its memory with the weights …
     version: int | None  # … and this was its version
-    weights_side: int  # of the weights in the product
-    key_stride: int = 0  # of the values as the model gave them; 0: not known
+    weights_side: int  # 0 or 1: which factor of the product the weights are
+    key_stride: int = 0  # of the values as passed by the model; 0: unknown
 
 
 class SoftmaxCandidate:
@@ -50,19 +50,19 @@ class SoftmaxCandidate:
 
     def __init__(self, scores: Tensor) -> None:
         self.scores, self.version = scores, get_version(scores)
-        self.is_overwritten = False  # the scores, since the softmax
+        self.is_overwritten = False  # whether the scores were overwritten since the softmax
         self.num_scores, self.num_keys = scores.numel(), 0
         self.value_products: list[ValueProduct] = []
-        self.reason: str | None = None  # why the weights could not be followed
+        self.reason: str | None = None  # why the weights could not be tracked
         self.is_merged = False  # the weights became part of those of another softmax
         self.is_live = True
-        self.product_outputs: list[weakref.ref[Tensor]] = []  # of the products with the weights
+        self.product_outputs: list[weakref.ref[Tensor]] = []  # outputs of the products with the weights
         self.is_output_multiplied = False  # such an output is a factor of another product
-        self.modified_shape: tuple[int, ...] | None = ()  # (B, H, Q, K) as which somebody changed the scores
-        self.cached_result: list[Any] = []  # what it turned out to be, once that is known
+        self.modified_shape: tuple[int, ...] | None = ()  # (B, H, Q, K), the shape of modified scores
+        self.cached_result: list[Any] = []  # the result of the analysis, once it is known
 
     def stop(self, reason: str | None = None) -> None:
-        """It need not be followed any longer."""
+        """Stop tracking this softmax."""
         self.is_live, self.reason = False, self.reason or reason
 
     @property

@@ -1,8 +1,8 @@
-"""``nn.MultiheadAttention`` and the layers made of it, on each of their paths.
+"""``nn.MultiheadAttention`` and the layers that contain it, on each of their paths.
 
-Where no weights are asked for, the plain path ends in ``F.scaled_dot_product_attention`` and is seen there.
-Where they are, it multiplies queries and keys itself: that product is looked at. The fast paths are single
-fused operations from a layer's input to its output: beside them, queries and keys are projected once more.
+Without weights, the regular path ends in ``F.scaled_dot_product_attention`` and is captured there. With
+weights, it multiplies queries and keys itself, and this product is captured. The fast paths are single fused
+operations from a layer's input to its output: queries and keys are projected again beside them.
 """
 
 from __future__ import annotations
@@ -33,24 +33,23 @@ from jumok.look.views import statistics
 
 @contextmanager
 def install_patches() -> Iterator[None]:
-    """While it lasts, the attention of ``torch.nn`` is told of."""
+    """Report the attention of ``torch.nn``."""
     with ExitStack() as stack:
-        for owner, name, make in (
+        for owner, name, wrap in (
             (F, "multi_head_attention_forward", _wrap_forward),
             (torch, "bmm", _wrap_bmm),
             (torch, "baddbmm", _wrap_baddbmm),
             (torch, "_native_multi_head_attention", _wrap_native_attention),
             (torch, "_transformer_encoder_layer_fwd", _wrap_encoder_layer),
         ):
-            stack.enter_context(patch_attribute(owner, name, make))
+            stack.enter_context(patch_attribute(owner, name, wrap))
         yield
 
 
-# ------------------------------------------------------------------- the plain path, with weights
+# ----------------------------------------------------------------- the regular path, with weights
 
-_PENDING_NUM_HEADS: ContextVar[int] = ContextVar(
-    "jumok.look.heads", default=0
-)  # of the call whose product is waited for
+# Number of heads of the call whose product of queries and keys comes next; 0: none.
+_PENDING_NUM_HEADS: ContextVar[int] = ContextVar("jumok.look.pending_num_heads", default=0)
 
 
 def _wrap_forward(forward: Function) -> Function:
@@ -59,11 +58,11 @@ def _wrap_forward(forward: Function) -> Function:
     def multi_head_attention_forward(*args: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling() or not OBSERVERS.get():
             return forward(*args, **options)
-        given = dict(zip(names, args, strict=False)) | options
-        token = _PENDING_NUM_HEADS.set(given["num_heads"] if given.get("need_weights", True) else 0)
+        arguments = dict(zip(names, args, strict=False)) | options
+        token = _PENDING_NUM_HEADS.set(arguments["num_heads"] if arguments.get("need_weights", True) else 0)
         try:
             with (
-                provide_call_hints(kind="self" if given["query"] is given["key"] else "cross"),
+                provide_call_hints(kind="self" if arguments["query"] is arguments["key"] else "cross"),
                 softmax.catch_scores(),
             ):
                 return forward(*args, **options)
@@ -96,16 +95,18 @@ def _wrap_baddbmm(baddbmm: Function) -> Function:
 
 
 def _report_score_product(query: Tensor, keys: Tensor, mask: Tensor | None) -> None:
-    """The first product of a call: queries ``(B · H, Q, D)``, scaled, and keys ``(B · H, D, K)``."""
-    heads = _PENDING_NUM_HEADS.get()
-    _PENDING_NUM_HEADS.set(0)  # what comes next is the product of weights and values
+    """Report the first product of a call: queries ``(B · H, Q, D)``, scaled, and keys ``(B · H, D, K)``."""
+    num_heads = _PENDING_NUM_HEADS.get()
+    _PENDING_NUM_HEADS.set(0)  # the next product is that of weights and values
     site = get_call_site()
     if site is None:
         return
     if mask is not None:  # a mask (B · H, Q, K), or one for all (1, Q, K)
-        mask = mask[None] if len(mask) == 1 else mask.unflatten(0, (-1, heads))
+        mask = mask[None] if len(mask) == 1 else mask.unflatten(0, (-1, num_heads))
     site.report(
-        CapturedAttention(query.unflatten(0, (-1, heads)), keys.mT.unflatten(0, (-1, heads)), mask=mask)
+        CapturedAttention(
+            query.unflatten(0, (-1, num_heads)), keys.mT.unflatten(0, (-1, num_heads)), mask=mask
+        )
     )
 
 
@@ -113,7 +114,7 @@ def _report_score_product(query: Tensor, keys: Tensor, mask: Tensor | None) -> N
 
 
 class _FusedEncoderCall(NamedTuple):
-    """What the two fused operations have in common."""
+    """The arguments that the two fused operations have in common."""
 
     x: Tensor  # (B, L, E), may be nested
     num_heads: int
@@ -127,13 +128,13 @@ class _FusedEncoderCall(NamedTuple):
 
 def _wrap_native_attention(native: Function) -> Function:
     def _native_multi_head_attention(*args: Any, **options: Any) -> Any:
-        if torch.compiler.is_compiling() or options or len(args) != 13:  # none of torch's own code
+        if torch.compiler.is_compiling() or options or len(args) != 13:  # not called by torch itself
             return native(*args, **options)
-        layer = _FusedEncoderCall(args[0], args[4], args[5], args[6], args[7], args[9], args[12])
-        merge, mask, mask_type, left = _report_fused_call(layer)
-        out, weights = native(*args[:7], merge, args[8], mask, *args[10:12], mask_type)
-        if left is not None and weights is not None:
-            weights = statistics.compute_weights(left).to(out.dtype)
+        call = _FusedEncoderCall(args[0], args[4], args[5], args[6], args[7], args[9], args[12])
+        output_weight, mask, mask_type, modified = _report_fused_call(call)
+        out, weights = native(*args[:7], output_weight, args[8], mask, *args[10:12], mask_type)
+        if modified is not None and weights is not None:
+            weights = statistics.compute_weights(modified).to(out.dtype)
             weights = weights.mean(1) if args[11] else weights
         return out, weights
 
@@ -145,9 +146,9 @@ def _wrap_encoder_layer(native: Function) -> Function:
         if torch.compiler.is_compiling() or options or len(args) != 20:
             return native(*args, **options)
         norm = (args[10], args[11], args[9]) if args[8] else None
-        layer = _FusedEncoderCall(args[0], args[2], args[3], args[4], args[5], args[18], args[19], norm)
-        merge, mask, mask_type, _ = _report_fused_call(layer)
-        return native(*args[:5], merge, *args[6:18], mask, mask_type)
+        call = _FusedEncoderCall(args[0], args[2], args[3], args[4], args[5], args[18], args[19], norm)
+        output_weight, mask, mask_type, _ = _report_fused_call(call)
+        return native(*args[:5], output_weight, *args[6:18], mask, mask_type)
 
     return _transformer_encoder_layer_fwd
 
@@ -155,35 +156,35 @@ def _wrap_encoder_layer(native: Function) -> Function:
 def _report_fused_call(
     call: _FusedEncoderCall,
 ) -> tuple[Tensor, Tensor | None, int | None, CapturedAttention | None]:
-    """Tell of the attention inside. What is to be passed on: output projection, mask and its type.
+    """Report the attention inside. Returns the output projection, the mask and its type to be passed on.
 
-    With it, if something was changed, the attention that is left.
+    The last item is the modified attention, or None if nothing was modified.
     """
     site = get_call_site()
     if site is None:
         return call.output_weight, call.mask, call.mask_type, None
     site = get_call_site(_find_attention_module(site.module, call.weight)) or site
     blocked = _get_blocked_mask(call)
-    kept = _capture_call(call, blocked)
-    site.report(kept, kind="self")
-    changed = site.modify_fused_inputs(FusedLayerInputs(blocked, call.output_weight), kept)
+    attention = _capture_call(call, blocked)
+    site.report(attention, kind="self")
+    modified = site.modify_fused_inputs(FusedLayerInputs(blocked, call.output_weight), attention)
     mask, mask_type = call.mask, call.mask_type
-    if changed.blocked_mask is not None and changed.blocked_mask is not blocked:
+    if modified.blocked_mask is not None and modified.blocked_mask is not blocked:
         if call.x.is_nested:
             raise InputError(
                 "knock_out: an edge cannot be taken out of nested sequences; switch off PyTorch's fast path "
                 "with torch.backends.mha.set_fastpath_enabled(False)"
             )
-        mask, mask_type = changed.blocked_mask.expand(kept.shape).contiguous(), 2
-    is_changed = changed.output_weight is not call.output_weight or mask is not call.mask
-    return changed.output_weight, mask, mask_type, site.modify_attention(kept) if is_changed else None
+        mask, mask_type = modified.blocked_mask.expand(attention.shape).contiguous(), 2
+    is_modified = modified.output_weight is not call.output_weight or mask is not call.mask
+    return modified.output_weight, mask, mask_type, site.modify_attention(attention) if is_modified else None
 
 
 def _find_attention_module(module: nn.Module, weight: Tensor) -> nn.Module:
-    """The attention inside of ``module`` that this projection is of."""
-    for part in module.modules():
-        if isinstance(part, nn.MultiheadAttention) and part.in_proj_weight is weight:
-            return part
+    """Return the attention inside ``module`` that has this projection."""
+    for child in module.modules():
+        if isinstance(child, nn.MultiheadAttention) and child.in_proj_weight is weight:
+            return child
     return module
 
 
@@ -203,6 +204,6 @@ def _capture_call(call: _FusedEncoderCall, blocked_mask: Tensor | None) -> Captu
     width = x.shape[-1]
     if call.norm is not None:
         x = F.layer_norm(x, (width,), *call.norm)
-    both = F.linear(x, call.weight[: 2 * width], call.bias[: 2 * width])
-    query, key = both.unflatten(-1, (2, call.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    projected = F.linear(x, call.weight[: 2 * width], call.bias[: 2 * width])
+    query, key = projected.unflatten(-1, (2, call.num_heads, -1)).permute(2, 0, 3, 1, 4)
     return CapturedAttention(query, key, scale=query.shape[-1] ** -0.5, mask=mask)

@@ -1,4 +1,4 @@
-"""Tensors that hold attention weights: which dimension is which axis of the softmax."""
+"""Tensors that hold attention weights, with the axis of the softmax for each dimension."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class TrackedWeights:
     owners: tuple[SoftmaxCandidate, ...]
     is_unchanged: bool = True
     is_partial: bool = False
-    before_dropout: Tensor | None = None  # the same before dropout, if there was dropout
+    before_dropout: Tensor | None = None  # the same weights before dropout, if there was dropout
     values: Tensor | None = None  # the tensor holds weights · values, to be summed over the keys …
     factor: TrackedWeights | None = None  # … and these are the weights
-    lost_reason: str | None = None  # why it cannot be told what is where
+    lost_reason: str | None = None  # why the axes of its dimensions are unknown
 
     @property
     def is_live(self) -> bool:
@@ -41,33 +41,33 @@ class TrackedWeights:
         return [leaf for leaf in list_leaf_axes(axis for axis in self.axes if axis.is_key) if leaf.size > 1]
 
     def arrange_axes(self) -> tuple[Tensor, list[WeightAxis]]:
-        """The weights with one dimension for each of their axes, in order, and these axes."""
+        """Return the weights with one dimension for each of their axes, in order, and these axes."""
         x = self.tensor if self.before_dropout is None else self.before_dropout
-        own: list[WeightAxis] = []
+        present_axes: list[WeightAxis] = []
         for label in self.labels:
-            some, at = list_leaf_axes(label), len(own)
-            if not some:
-                x = x.squeeze(at)
-            elif some == [REPEATED_AXIS]:
-                x = x.select(at, 0)
-            elif len(some) > 1:
-                x = x.unflatten(at, [axis.size for axis in some])
-                own += some
+            leaves, dim = list_leaf_axes(label), len(present_axes)
+            if not leaves:
+                x = x.squeeze(dim)
+            elif leaves == [REPEATED_AXIS]:
+                x = x.select(dim, 0)
+            elif len(leaves) > 1:
+                x = x.unflatten(dim, [axis.size for axis in leaves])
+                present_axes += leaves
             else:
-                own += some
-        axes = [axis for axis in list_leaf_axes(self.axes) if axis in own or axis.size == 1]
-        x = x.permute([own.index(axis) for axis in axes if axis.size > 1])
-        for at, axis in enumerate(axes):
+                present_axes += leaves
+        axes = [axis for axis in list_leaf_axes(self.axes) if axis in present_axes or axis.size == 1]
+        x = x.permute([present_axes.index(axis) for axis in axes if axis.size > 1])
+        for dim, axis in enumerate(axes):
             if axis.size == 1:
-                x = x.unsqueeze(at)
+                x = x.unsqueeze(dim)
         return x, axes
 
     def track_view(self, out: Tensor) -> TrackedWeights:
-        """These weights seen as ``out``, which shares their memory."""
+        """Track ``out``, a view of these weights."""
         labels = derive_view_labels(self.labels, self.tensor, out)
         if labels is None:
             return replace(
-                self, tensor=out, lost_reason="its weights are cut into pieces that are not followed"
+                self, tensor=out, lost_reason="its weights are cut into pieces that are not tracked"
             )
-        part = self.is_partial or count_unique_elements(out) < count_unique_elements(self.tensor)
-        return replace(self, tensor=out, labels=labels, is_partial=part)
+        is_partial = self.is_partial or count_unique_elements(out) < count_unique_elements(self.tensor)
+        return replace(self, tensor=out, labels=labels, is_partial=is_partial)

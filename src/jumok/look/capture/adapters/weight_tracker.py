@@ -1,9 +1,9 @@
-"""Follow attention weights from the softmax that computes them to the product with the values.
+"""Tracking of attention weights from the softmax that computes them to the product with the values.
 
-A dispatch mode runs from a softmax until its output has been used, or until the model has ended. It labels
-the dimensions of every tensor that holds the weights: views and copies move the labels, other operations give
-derived weights with the same labels. A product that sums over the keys tells what multiplies the values,
-which axes of the weights the values have, too (batch, heads), and which they do not (queries).
+A dispatch mode is active from a softmax until its output has been used or the model has ended. It labels the
+dimensions of every tensor that holds the weights: views and copies move the labels, other operations yield
+derived weights with the same labels. A product that sums over the keys shows what multiplies the values,
+which axes of the weights the values share (batch, heads), and which they do not (queries).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ AUTOCAST_KEYS = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.Dispa
 COPY_OPS = {aten.clone, aten._to_copy, aten.alias, aten.detach, aten.lift_fresh, aten.copy}
 RANDOM_OPS = {aten.bernoulli, aten.bernoulli_, aten.rand, aten.rand_like, aten.uniform_, aten.native_dropout}
 RANDOM_OPS |= {aten._fused_dropout}
-# Operations that read no more of a tensor than its shape.
+# Operations that read only the shape of a tensor.
 SHAPE_ONLY_OPS = {
     aten.empty_like,
     aten.zeros_like,
@@ -45,7 +45,7 @@ SHAPE_ONLY_OPS = {
     aten.rand_like,
 }
 SHAPE_ONLY_OPS |= {aten.new_empty, aten.new_zeros, aten.new_ones, aten.new_full}
-# Where the two factors of a product are among the arguments.
+# Index of the first of the two factors among the arguments of a product.
 PRODUCT_OPS = {
     aten.mm: 0,
     aten.bmm: 0,
@@ -55,7 +55,7 @@ PRODUCT_OPS = {
     aten.baddbmm: 1,
     aten.addmv: 1,
 }
-MAX_IDLE_OPS = 256  # operations after which weights that nothing uses are given up
+MAX_IDLE_OPS = 256  # number of operations after which unused weights are dropped
 JOINT_SUM_REASON = "its weights are summed over the keys and another axis at once"
 
 
@@ -69,16 +69,16 @@ class _OperatorCall:
     tensors: list[Tensor]
     weights: list[TrackedWeights]
     mutated_tensors: list[Tensor]
-    is_random: bool = False  # some of its numbers are random
-    saved_weights: dict[int, Tensor] = field(default_factory=dict)  # weights that dropout overwrites
+    is_random: bool = False  # some of its inputs or outputs are random
+    saved_weights: dict[int, Tensor] = field(default_factory=dict)  # weights before dropout overwrites them
 
     @property
     def owners(self) -> tuple[SoftmaxCandidate, ...]:
-        return tuple(dict.fromkeys(owner for one in self.weights for owner in one.owners))
+        return tuple(dict.fromkeys(owner for tracked in self.weights for owner in tracked.owners))
 
 
 class WeightTracker(TorchDispatchMode):
-    """Follows the weights of all candidates of one thread."""
+    """Tracks the weights of all candidates of one thread."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -88,17 +88,16 @@ class WeightTracker(TorchDispatchMode):
         self.remaining_idle_ops = 0
         self.autocast: tuple[str, torch.dtype] | None = None
         self.is_active = False
-        self.num_running_ops = 0  # operations that are being dispatched
+        self.num_running_ops = 0  # operations being dispatched
 
-    # --------------------------------------------------------------------------------------- life
+    # ---------------------------------------------------------------------------------- lifecycle
 
     def track(self, candidate: SoftmaxCandidate, weights: Tensor, dim: int, is_unchanged: bool) -> None:
-        """Follow the output of a softmax over ``dim`` from now on."""
+        """Track the output of a softmax over ``dim`` from now on."""
         candidate.num_keys = weights.shape[dim]
         candidate.is_overwritten = get_storage_id(weights) == get_storage_id(candidate.scores)
-        if (
-            before := self.tracked_weights.get(id(weights))
-        ) is not None:  # the scores were weights of another softmax
+        before = self.tracked_weights.get(id(weights))
+        if before is not None:  # the scores were weights of another softmax
             _merge_candidates(before.owners)
         axes, labels = create_axes(weights.shape, dim % weights.dim())
         self.candidates.append(candidate)
@@ -110,13 +109,13 @@ class WeightTracker(TorchDispatchMode):
             self.__enter__()  # type: ignore[no-untyped-call]
 
     def record_autocast(self, device_type: str) -> None:
-        """Remember whether autocast is on: in ``__torch_dispatch__`` it is always off."""
-        on = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
-        self.autocast = (device_type, torch.get_autocast_dtype(device_type)) if on else None
+        """Record whether autocast is enabled: within ``__torch_dispatch__`` it is always off."""
+        is_enabled = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+        self.autocast = (device_type, torch.get_autocast_dtype(device_type)) if is_enabled else None
 
     def exit_if_idle(self) -> None:
-        """Leave the stack of modes if there is nothing to follow."""
-        self.candidates = [one for one in self.candidates if one.is_live]
+        """Leave the stack of modes if there is nothing to track."""
+        self.candidates = [candidate for candidate in self.candidates if candidate.is_live]
         if not self.candidates:
             self.tracked_weights.clear()
             self.random_tensors.clear()
@@ -125,28 +124,28 @@ class WeightTracker(TorchDispatchMode):
                 self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
-        """Stop following, also after an interrupt, which skips the hooks of modules."""
+        """Stop tracking, also after an interrupt, which skips the hooks of modules."""
         for candidate in self.candidates:
             candidate.stop()
         self.exit_if_idle()
 
     def record_factors(self, out: Tensor, *factors: Tensor) -> None:
-        """Record the last product as the model sees it: its factors before they were copied."""
+        """Record the factors of the last product as the model sees them, before they were copied."""
         for candidate in self.candidates:
             if (
                 candidate.value_products
                 and len(candidate.product_outputs) < len(candidate.value_products)
                 and len(factors) == 2
             ):
-                use = candidate.value_products[-1]
+                product = candidate.value_products[-1]
                 candidate.product_outputs.append(weakref.ref(out))
-                value, at = factors[1 - use.weights_side], -2 if use.weights_side == 0 else -1
+                value, dim = factors[1 - product.weights_side], -2 if product.weights_side == 0 else -1
                 if value.dim() > 1:
-                    candidate.value_products[-1] = replace(use, key_stride=value.stride(at))
+                    candidate.value_products[-1] = replace(product, key_stride=value.stride(dim))
 
     @contextmanager
     def suspend(self) -> Iterator[None]:
-        """Run something that no dispatch mode may see, such as compiled FlexAttention."""
+        """Run code that no dispatch mode may see, such as compiled FlexAttention."""
         if not (self.is_active and _get_current_dispatch_mode() is self):
             yield
             return
@@ -169,21 +168,21 @@ class WeightTracker(TorchDispatchMode):
         if not self.candidates:
             return op(*args, **kwargs)
         if torch.is_inference_mode_enabled() and op.has_kernel_for_dispatch_key(COMPOSITE_KEY):
-            # Without inference mode, such an operation is taken apart before it comes here.
+            # Without inference mode, such an operation is decomposed before it is dispatched here.
             with self._restore_autocast(op), self:
-                return op._op_dk(COMPOSITE_KEY, *args, **kwargs)  # not by a decomposition in Python
+                return op._op_dk(COMPOSITE_KEY, *args, **kwargs)  # not the decomposition in Python
         call = self._inspect_call(op, args, kwargs)
         out = op(*args, **kwargs)
         try:
             with torch.no_grad():
                 self._process_call(call, out)
         except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
-            for one in self.candidates:
-                one.stop(f"its weights are used in an unusual form ({error})")
+            for candidate in self.candidates:
+                candidate.stop(f"its weights are used in an unusual form ({error})")
         return out
 
     def _restore_autocast(self, op: Any) -> Any:
-        """Autocast as it was for the caller, for operations that autocast lets through."""
+        """Return the autocast context of the caller, for operations that autocast does not handle."""
         key = None if self.autocast is None else AUTOCAST_KEYS.get(self.autocast[0])
         if self.autocast is None or key is None or op.has_kernel_for_dispatch_key(key):
             return nullcontext()
@@ -191,10 +190,14 @@ class WeightTracker(TorchDispatchMode):
 
     def _inspect_call(self, op: Any, args: Any, kwargs: Any) -> _OperatorCall:
         tensors = _collect_tensors([*args, *kwargs.values()])
-        found = [one for x in tensors if (one := self.tracked_weights.get(id(x))) is not None and one.is_live]
-        call = _OperatorCall(op, args, kwargs, tensors, found, _find_mutated(op, args, kwargs))
+        weights = [
+            tracked
+            for x in tensors
+            if (tracked := self.tracked_weights.get(id(x))) is not None and tracked.is_live
+        ]
+        call = _OperatorCall(op, args, kwargs, tensors, weights, _find_mutated(op, args, kwargs))
         call.is_random = op.overloadpacket in RANDOM_OPS or any(id(x) in self.random_tensors for x in tensors)
-        if call.is_random and found:
+        if call.is_random and weights:
             call.saved_weights = {
                 id(x): x.detach().clone() for x in call.mutated_tensors if id(x) in self.tracked_weights
             }
@@ -223,75 +226,81 @@ class WeightTracker(TorchDispatchMode):
             self._track_outputs(call, out)
 
     def _mark_overwritten(self, x: Tensor) -> None:
-        """All that shares memory with a tensor that was written to has changed."""
-        where = get_storage_id(x)
+        """Mark all tensors that share memory with a mutated one as changed."""
+        storage_id = get_storage_id(x)
         for candidate in self.candidates:
-            candidate.is_overwritten |= get_storage_id(candidate.scores) == where
-        for key, one in list(self.tracked_weights.items()):
-            if one.is_unchanged and get_storage_id(one.tensor) == where:
-                self.tracked_weights[key] = replace(one, is_unchanged=False)
+            candidate.is_overwritten |= get_storage_id(candidate.scores) == storage_id
+        for key, tracked in list(self.tracked_weights.items()):
+            if tracked.is_unchanged and get_storage_id(tracked.tensor) == storage_id:
+                self.tracked_weights[key] = replace(tracked, is_unchanged=False)
 
     def _add_weights(self, weights: TrackedWeights) -> None:
         self.tracked_weights[id(weights.tensor)] = weights
 
     def _track_outputs(self, call: _OperatorCall, out: Any) -> None:
-        """Note which outputs of an operation hold weights."""
-        outs = _collect_tensors([out])
-        clean: Sequence[Tensor | None] = self._recompute_without_dropout(call) or [None] * len(outs)
-        for at, (one, undropped) in enumerate(zip(outs, clean, strict=True)):
-            if call.is_random and at:  # a mask of dropout
-                self.random_tensors[id(one)] = one
+        """Record which outputs of an operation hold weights."""
+        outputs = _collect_tensors([out])
+        without_dropout: Sequence[Tensor | None] = self._recompute_without_dropout(call) or [None] * len(
+            outputs
+        )
+        for index, (output, before_dropout) in enumerate(zip(outputs, without_dropout, strict=True)):
+            if call.is_random and index:  # the mask of a dropout
+                self.random_tensors[id(output)] = output
                 continue
-            made = self._derive_weights(call, one)
-            if made is not None:
-                self._add_weights(made if undropped is None else replace(made, before_dropout=undropped))
+            weights = self._derive_weights(call, output)
+            if weights is not None:
+                self._add_weights(
+                    weights if before_dropout is None else replace(weights, before_dropout=before_dropout)
+                )
 
     def _recompute_without_dropout(self, call: _OperatorCall) -> list[Tensor] | None:
-        """What the operation gives for the weights before dropout, if there was dropout."""
-        if call.is_random or all(one.before_dropout is None for one in call.weights):
+        """Return the outputs for the weights before dropout, or None if there was no dropout."""
+        if call.is_random or all(tracked.before_dropout is None for tracked in call.weights):
             return None
 
-        def undropped(x: Any) -> Any:
-            one = self.tracked_weights.get(id(x)) if isinstance(x, Tensor) else None
-            if one is None or one.before_dropout is None:
+        def replace_dropped(x: Any) -> Any:
+            tracked = self.tracked_weights.get(id(x)) if isinstance(x, Tensor) else None
+            if tracked is None or tracked.before_dropout is None:
                 return x
-            return one.before_dropout.clone() if call.mutated_tensors else one.before_dropout
+            return tracked.before_dropout.clone() if call.mutated_tensors else tracked.before_dropout
 
-        args, kwargs = pytree.tree_map(undropped, (call.args, call.kwargs))
+        args, kwargs = pytree.tree_map(replace_dropped, (call.args, call.kwargs))
         return _collect_tensors([call.op(*args, **kwargs)])
 
     def _derive_weights(self, call: _OperatorCall, out: Tensor) -> TrackedWeights | None:
-        """The weights that one output of an operation holds; None: it holds none."""
-        packet, one = call.op.overloadpacket, call.weights[0]
-        if one.lost_reason is not None:
-            is_whole = out.numel() >= one.tensor.numel()  # more: it is repeated
-            return replace(one, tensor=out, owners=call.owners) if is_whole else None
-        if not call.mutated_tensors and get_storage_id(out) == get_storage_id(one.tensor):
-            return one.track_view(out)
-        if out.shape == one.tensor.shape:
-            if packet in COPY_OPS or (packet is aten.copy_ and call.tensors[0] is not one.tensor):
-                return replace(one, tensor=out)
+        """Return the weights that one output of an operation holds, or None."""
+        packet, weights = call.op.overloadpacket, call.weights[0]
+        if weights.lost_reason is not None:
+            is_whole = out.numel() >= weights.tensor.numel()  # larger: it is repeated
+            return replace(weights, tensor=out, owners=call.owners) if is_whole else None
+        if not call.mutated_tensors and get_storage_id(out) == get_storage_id(weights.tensor):
+            return weights.track_view(out)
+        if out.shape == weights.tensor.shape:
+            if packet in COPY_OPS or (packet is aten.copy_ and call.tensors[0] is not weights.tensor):
+                return replace(weights, tensor=out)
             if call.is_random:
-                before = call.saved_weights.get(id(one.tensor), one.tensor)
+                saved = call.saved_weights.get(id(weights.tensor), weights.tensor)
                 return replace(
-                    one,
+                    weights,
                     tensor=out,
-                    before_dropout=before if one.before_dropout is None else one.before_dropout,
+                    before_dropout=saved if weights.before_dropout is None else weights.before_dropout,
                 )
-            made = derive_axes(one.labels, out.shape)
-            if made is not None and one.values is None:
-                return TrackedWeights(out, made[1], made[0], call.owners, is_unchanged=False)
-        elif packet is aten.mul and one.values is None and len(call.weights) == 1:
-            other = next(x for x in call.tensors if x is not one.tensor)
-            labels = ((),) * (out.dim() - one.tensor.dim()) + one.labels
-            products = replace(one, tensor=out, labels=labels, values=other.expand(out.shape), factor=one)
-            if not one.key_axes:  # of one key there is no sum
+            derived = derive_axes(weights.labels, out.shape)
+            if derived is not None and weights.values is None:
+                return TrackedWeights(out, derived[1], derived[0], call.owners, is_unchanged=False)
+        elif packet is aten.mul and weights.values is None and len(call.weights) == 1:
+            other = next(x for x in call.tensors if x is not weights.tensor)
+            labels = ((),) * (out.dim() - weights.tensor.dim()) + weights.labels
+            products = replace(
+                weights, tensor=out, labels=labels, values=other.expand(out.shape), factor=weights
+            )
+            if not weights.key_axes:  # a single key is not summed
                 self._record_sum(products, set())
             return products
-        if out.numel() < one.tensor.numel() and packet not in (aten.mean, aten.slice, aten.index):
+        if out.numel() < weights.tensor.numel() and packet not in (aten.mean, aten.slice, aten.index):
             return None
         return replace(
-            one, tensor=out, lost_reason=f"its weights go through {packet.__name__}, and are not followed"
+            weights, tensor=out, lost_reason=f"its weights go through {packet.__name__}, which is not tracked"
         )
 
     # ----------------------------------------------------------------------------------- products
@@ -299,74 +308,81 @@ class WeightTracker(TorchDispatchMode):
     def _process_product(self, call: _OperatorCall, out: Tensor) -> None:
         start = PRODUCT_OPS[call.op.overloadpacket]
         factors = call.args[start : start + 2]
-        both = [
-            (side, one)
+        tracked_factors = [
+            (side, weights)
             for side, x in enumerate(factors)
-            if (one := self.tracked_weights.get(id(x))) and one.is_live
+            if (weights := self.tracked_weights.get(id(x))) and weights.is_live
         ]
-        if not both or both[0][1].values is not None:
+        if not tracked_factors or tracked_factors[0][1].values is not None:
             return
-        side, one = both[0]
-        if len(both) > 1:
-            lost = "its weights are multiplied with weights"
-            self._add_weights(replace(one, tensor=out, owners=call.owners, lost_reason=lost))
+        side, weights = tracked_factors[0]
+        if len(tracked_factors) > 1:
+            reason = "its weights are multiplied with weights"
+            self._add_weights(replace(weights, tensor=out, owners=call.owners, lost_reason=reason))
             return
-        if one.lost_reason is not None:
-            _stop_owners(one, one.lost_reason)
+        if weights.lost_reason is not None:
+            _stop_owners(weights, weights.lost_reason)
             return
-        *batch, last = [list_leaf_axes(label) for label in one.labels]
-        row = batch.pop() if batch else []
-        inner, rows = (last, row) if side == 0 or len(one.labels) == 1 else (row, last)
-        if inner == one.key_axes:
+        *batch, last = [list_leaf_axes(label) for label in weights.labels]
+        second_last = batch.pop() if batch else []
+        inner_axes, outer_axes = (
+            (last, second_last) if side == 0 or len(weights.labels) == 1 else (second_last, last)
+        )
+        if inner_axes == weights.key_axes:
             other = factors[1 - side]
-            columns = 1 if other.dim() == 1 else other.shape[-1 if side == 0 else -2]
+            value_width = 1 if other.dim() == 1 else other.shape[-1 if side == 0 else -2]
             self._record_value_product(
-                one, set(list_leaf_axes(batch[0]) if batch else []), set(rows), other, columns, side
+                weights,
+                set(list_leaf_axes(batch[0]) if batch else []),
+                set(outer_axes),
+                other,
+                value_width,
+                side,
             )
-        elif any(axis.is_key for axis in inner):
-            _stop_owners(one, JOINT_SUM_REASON)
-        elif out.dim() == len(one.labels):  # heads are mixed
-            mixed = (WeightAxis(out.shape[-1 if side == 0 else -2]),)
-            pair = (tuple(rows), mixed) if side == 0 else (mixed, tuple(rows))
-            made = derive_axes((*(tuple(some) for some in batch), *pair), out.shape)
-            assert made is not None
-            clean = self._recompute_without_dropout(call)
+        elif any(axis.is_key for axis in inner_axes):
+            _stop_owners(weights, JOINT_SUM_REASON)
+        elif out.dim() == len(weights.labels):  # heads are mixed
+            mixed_axes = (WeightAxis(out.shape[-1 if side == 0 else -2]),)
+            pair = (tuple(outer_axes), mixed_axes) if side == 0 else (mixed_axes, tuple(outer_axes))
+            derived = derive_axes((*(tuple(label) for label in batch), *pair), out.shape)
+            assert derived is not None
+            without_dropout = self._recompute_without_dropout(call)
             self._add_weights(
                 TrackedWeights(
                     out,
-                    made[1],
-                    made[0],
-                    one.owners,
+                    derived[1],
+                    derived[0],
+                    weights.owners,
                     is_unchanged=False,
-                    before_dropout=clean[0] if clean else None,
+                    before_dropout=without_dropout[0] if without_dropout else None,
                 )
             )
 
     def _process_sum(self, call: _OperatorCall) -> None:
-        """A sum of weights · values."""
-        one = call.weights[0]
-        count = one.tensor.dim()
-        dims = call.args[1] if len(call.args) > 1 and call.args[1] is not None else range(count)
-        dims = {dim % count for dim in dims}
-        inner = [leaf for dim in sorted(dims) for leaf in list_leaf_axes(one.labels[dim])]
-        if inner != one.key_axes or not inner:
-            if any(axis.is_key for axis in inner):
-                _stop_owners(one, JOINT_SUM_REASON)
+        """Process a sum of weights · values."""
+        weights = call.weights[0]
+        num_dims = weights.tensor.dim()
+        dims = call.args[1] if len(call.args) > 1 and call.args[1] is not None else range(num_dims)
+        dims = {dim % num_dims for dim in dims}
+        inner_axes = [leaf for dim in sorted(dims) for leaf in list_leaf_axes(weights.labels[dim])]
+        if inner_axes != weights.key_axes or not inner_axes:
+            if any(axis.is_key for axis in inner_axes):
+                _stop_owners(weights, JOINT_SUM_REASON)
             return
-        self._record_sum(one, dims)
+        self._record_sum(weights, dims)
 
     def _record_sum(self, weights: TrackedWeights, key_dims: set[int]) -> None:
-        """Weights · values were summed over the keys, which are at ``key_dims``."""
+        """Record a sum of weights · values over the keys, whose dimensions are ``key_dims``."""
         assert weights.values is not None
         assert weights.factor is not None
-        rows: set[WeightAxis] = set()
-        batch: set[WeightAxis] = set()
-        columns = 1
+        query_axes: set[WeightAxis] = set()
+        batch_axes: set[WeightAxis] = set()
+        value_width = 1
         for dim in set(range(weights.tensor.dim())) - key_dims:
             label = list_leaf_axes(weights.labels[dim])
-            (rows if weights.values.stride(dim) == 0 else batch).update(label)
-            columns *= 1 if label else weights.tensor.shape[dim]
-        self._record_value_product(weights.factor, batch, rows, weights.values, columns)
+            (query_axes if weights.values.stride(dim) == 0 else batch_axes).update(label)
+            value_width *= 1 if label else weights.tensor.shape[dim]
+        self._record_value_product(weights.factor, batch_axes, query_axes, weights.values, value_width)
 
     def _record_value_product(
         self,
@@ -379,7 +395,7 @@ class WeightTracker(TorchDispatchMode):
     ) -> None:
         weights, axes = tracked.arrange_axes()
         source = tracked.tensor if tracked.before_dropout is None else tracked.before_dropout
-        use = ValueProduct(
+        product = ValueProduct(
             weights.detach(),
             axes,
             tuple(weights.shape),
@@ -396,31 +412,35 @@ class WeightTracker(TorchDispatchMode):
         )
         owner, *others = tracked.owners
         _merge_candidates(others)
-        if source.is_inference():  # no counter tells if these are overwritten
+        if source.is_inference():  # no version counter shows whether it is overwritten
             if tracked.is_unchanged and owner.has_scores:
                 owner.scores = owner.scores.detach().clone()
             else:
-                use = replace(use, weights=use.weights.clone())
-        owner.value_products.append(use)
+                product = replace(product, weights=product.weights.clone())
+        owner.value_products.append(product)
         if not tracked.is_partial:
             owner.stop()
 
 
 def _collect_tensors(values: Iterable[Any]) -> list[Tensor]:
-    """The tensors among arguments or results, which may be in lists."""
-    each = (x for one in values for x in (one if isinstance(one, list | tuple) else (one,)))
-    return [x for x in each if isinstance(x, Tensor)]
+    """Return the tensors among arguments or results, also those in lists."""
+    flattened = (x for value in values for x in (value if isinstance(value, list | tuple) else (value,)))
+    return [x for x in flattened if isinstance(x, Tensor)]
 
 
 def _find_mutated(op: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """The tensors that an operation writes to."""
+    """Return the tensors that an operation writes to."""
     if not op._schema.is_mutable:
         return []
-    given = {one.name: x for one, x in zip(op._schema.arguments, args, strict=False)} | kwargs
-    written = [
-        given.get(one.name) for one in op._schema.arguments if one.alias_info and one.alias_info.is_write
+    arguments = {
+        schema_argument.name: x for schema_argument, x in zip(op._schema.arguments, args, strict=False)
+    } | kwargs
+    mutated = [
+        arguments.get(schema_argument.name)
+        for schema_argument in op._schema.arguments
+        if schema_argument.alias_info and schema_argument.alias_info.is_write
     ]
-    return [x for x in written if isinstance(x, Tensor)]
+    return [x for x in mutated if isinstance(x, Tensor)]
 
 
 def _merge_candidates(owners: Iterable[SoftmaxCandidate]) -> None:
@@ -435,7 +455,7 @@ def _stop_owners(weights: TrackedWeights, reason: str) -> None:
 
 
 class _ThreadTracker(threading.local):
-    """Each thread has its own follower, because it has its own stack of modes."""
+    """The tracker of each thread, which has its own stack of modes."""
 
     def __init__(self) -> None:
         self.tracker = WeightTracker()
@@ -445,10 +465,10 @@ _THREAD_TRACKER = _ThreadTracker()
 
 
 def get_tracker() -> WeightTracker:
-    """The follower of this thread."""
+    """Return the tracker of this thread."""
     return _THREAD_TRACKER.tracker
 
 
 def count_other_modes() -> int:
-    """The number of dispatch modes of others that are active in this thread."""
+    """Return the number of other dispatch modes that are active in this thread."""
     return int(torch._C._len_torch_dispatch_stack()) - get_tracker().is_active
