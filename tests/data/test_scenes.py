@@ -46,7 +46,7 @@ def relation(one: Box, other: Box) -> str | None:
 
 
 def test_the_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(module) == (0, 3)
+    assert doctest.testmod(module) == (0, 4)
 
 
 def test_a_caption_follows_from_its_boxes() -> None:
@@ -162,7 +162,7 @@ def test_a_ground_is_dull() -> None:
 
 def test_what_cannot_be_drawn() -> None:
     assert list(draw_scenes(1, 0)) == []
-    with pytest.raises(InputError, match="count is -1"):
+    with pytest.raises(InputError, match="count=-1"):
         draw_scenes(1, -1)
     with pytest.raises(InputError, match="language='de'"):
         draw_scenes(1, 1, "de")  # type: ignore[arg-type]

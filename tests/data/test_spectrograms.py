@@ -119,7 +119,7 @@ def test_flaws_go_through(tmp_path: Path) -> None:
     assert (one, two, again, three) == (found[0], flaw, found[2], found[3])
     assert str(bad).startswith("my.tsv:1 1.wav: no recording in WAV, FLAC or OGG")
     with pytest.raises(InputError, match=r"no features of .*1.wav; fill it first"):
-        opened(tmp_path)[found[1].sound]
+        opened(tmp_path)[found[1].audio]
 
 
 def test_built_in_voices_are_kept_too(tmp_path: Path) -> None:

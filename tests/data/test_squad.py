@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jumok.data.readers import squad
+from jumok.data.readers import squad as module
 from jumok.data.readers.formats import InvalidExample
 from jumok.data.readers.parallel_corpus import SkippedExamples, skip_invalid
 from jumok.data.readers.squad import (
@@ -45,7 +45,7 @@ def asked(*answers: tuple[str, Any], question: Any = " Where? ") -> dict[str, An
 
 
 def test_the_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(squad) == (0, 2)
+    assert doctest.testmod(module) == (0, 2)
 
 
 @pytest.mark.parametrize("name", ["train.json", "train.json.gz"])

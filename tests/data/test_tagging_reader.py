@@ -54,7 +54,7 @@ def test_a_file_by_hand(tmp_path: Path) -> None:
     assert second.words == ("Peter", "Blackburn", "Ann", "no\u3000break")
     assert second.tags == ("B-PER", "I-PER", "B-PER", "O")
     assert sentences(path) == [first, second]
-    assert sentences(path, word=2, tag=3)[0].words == ("NNP", "VBZ")
+    assert sentences(path, word_column=2, tag_column=3)[0].words == ("NNP", "VBZ")
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_a_store_is_read_only_small_and_mapped(tmp_path: Path) -> None:
 
 def test_large_vocabularies_take_four_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Large:
-        size, fingerprint = 70_000, "large"
+        vocab_size, fingerprint = 70_000, "large"
 
         def encode(self, lines: list[str]) -> list[list[int]]:
             return [[69_999, len(line)] for line in lines]
@@ -144,18 +144,19 @@ def test_an_error_half_way_leaves_the_old_store_and_nothing_else(tmp_path: Path)
 KILLED = """
 import sys, time
 from pathlib import Path
-from jumok.data import store
-from jumok.data.sources import Corpus
-from jumok.data.text import Tokenizer, Tokenizers
+from jumok.data.caches import token_store
+from jumok.data.readers.parallel_corpus import ParallelCorpus
+from jumok.data.tokenizers.tokenizer import Tokenizer, TokenizerPair
 
 def pairs():
     yield from [("a", "b")] * 7
     print("half-way", flush=True)
     time.sleep(60)
 
-store.AT_ONCE = 3
+token_store.EXAMPLES_PER_CHUNK = 3
 letters = Tokenizer.load(Path(sys.argv[2]))
-store.prepare(Path(sys.argv[1]), Corpus.made("made", pairs), Tokenizers(letters, letters))
+corpus = ParallelCorpus.from_pairs("made", pairs)
+token_store.prepare_token_store(Path(sys.argv[1]), corpus, TokenizerPair(letters, letters))
 """
 
 

@@ -135,9 +135,9 @@ def test_training_again_gives_the_same_file_in_this_process_and_in_another() -> 
     again = [Tokenizer.train(iter(LINES), TokenizerConfig(kind, vocab_size=420)) for kind in KINDS]  # type: ignore[arg-type]
     code = """
 import json, sys
-from jumok.data.text import TextConfig, Tokenizer
+from jumok.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig
 lines, kinds = json.loads(sys.argv[1])
-print(*(Tokenizer.train(lines, TextConfig(kind, size=420)).fingerprint for kind in kinds))
+print(*(Tokenizer.train(lines, TokenizerConfig(kind, vocab_size=420)).fingerprint for kind in kinds))
 """
     done = subprocess.run(
         [sys.executable, "-c", code, json.dumps([LINES, KINDS])], capture_output=True, text=True, check=True
@@ -235,8 +235,8 @@ def test_both_sides_are_saved_and_loaded(tmp_path: Path, joint: bool) -> None:
     assert loaded.is_shared == joint
     assert loaded.source.fingerprint == made.source.fingerprint
     assert loaded.target.fingerprint == made.target.fingerprint
-    assert ("개" in made.source.pieces(range(made.source.size))) == joint
-    assert "개" in made.target.pieces(range(made.target.size))
+    assert ("개" in made.source.ids_to_tokens(range(made.source.vocab_size))) == joint
+    assert "개" in made.target.ids_to_tokens(range(made.target.vocab_size))
     plain = tokenizers.Tokenizer.from_file(str(tmp_path / names[0]))  # the library's own
     assert plain.encode("dog 3").ids == loaded.source.encode(["dog 3"])[0]
 
@@ -287,5 +287,5 @@ def test_a_large_alphabet_leaves_room_for_pieces_and_its_rare_characters_are_byt
         piece for piece in tokenizer.ids_to_tokens(range(260, tokenizer.vocab_size)) if len(piece) == 1
     ]
     assert len(characters) == (600 - 260) // 2
-    assert "▁the" in tokenizer.pieces(range(tokenizer.size))
+    assert "▁the" in tokenizer.ids_to_tokens(range(tokenizer.vocab_size))
     assert tokenizer.decode(tokenizer.encode([rare])[0]) == rare

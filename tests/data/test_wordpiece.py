@@ -144,13 +144,13 @@ def test_characters_of_words_come_before_signs() -> None:
     fewer = WordPieceTokenizer.train([*texts, "가 나 라 마 바 사 아 자 차 카 타 파 하 걍"], vocab_size=100)
     assert few.unk_id not in few.encode(["재밌다 漢字典!?;:"])[0]
     assert fewer.unk_id not in fewer.encode(["재밌다"])[0]
-    assert fewer.encode(["漢!"])[0] == [fewer.unk] * 2
+    assert fewer.encode(["漢!"])[0] == [fewer.unk_id] * 2
 
 
 def test_characters_that_one_asks_for_are_there() -> None:
     pieces = WordPieceTokenizer.train(["친구와 갔다"] * 3, vocab_size=200, initial_alphabet="ㅋ ㅠQ^")
     assert pieces.unk_id not in pieces.encode(["ㅋㅋ 갔다ㅠㅠ q ^^"])[0]
-    assert pieces.encode(["♥"])[0] == [pieces.unk]
+    assert pieces.encode(["♥"])[0] == [pieces.unk_id]
 
 
 def test_no_text_makes_a_special_token_unless_asked(pieces: WordPieceTokenizer) -> None:

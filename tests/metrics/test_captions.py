@@ -254,11 +254,11 @@ def test_what_cannot_be_scored_is_an_error(told: list, true: list, message: str,
 def test_the_last_bit_does_not_depend_on_the_hash_seed() -> None:
     script = """
 import random
-from jumok.metrics.captions import score
+from jumok.metrics.captions import score_captions
 random.seed(5)
 made = [[[f"w{int(random.expovariate(0.1))}" for _ in range(12)] for _ in range(4)] for _ in range(60)]
-found = score([some[0][:6] + some[1][6:] for some in made], made)
-print(*map(float.hex, found.each), found.bleu, found.rouge_l.hex())
+found = score_captions([some[0][:6] + some[1][6:] for some in made], made)
+print(*map(float.hex, found.cider_d_per_image), found.bleu, found.rouge_l.hex())
 """
     told = {
         subprocess.run(

@@ -255,18 +255,18 @@ def test_properties(data: st.DataObject) -> None:
         ({"texts": [["a b"]]}, "no list of sentences"),
         ({"shares": [0.1, 1.0]}, "between 0 and 1"),
         ({"shares": []}, "between 0 and 1"),
-        ({"draws": 0}, "there is a draw"),
-        ({"probabilities": lambda texts: np.zeros(len(texts))}, "shape"),
-        ({"probabilities": lambda texts: np.ones((len(texts), 1))}, "shape"),
-        ({"probabilities": lambda texts: np.zeros((len(texts), 2))}, "add up to 1"),
-        ({"probabilities": lambda texts: np.full((len(texts), 2), np.nan)}, "add up to 1"),
+        ({"num_draws": 0}, "there is a draw"),
+        ({"predict": lambda texts: np.zeros(len(texts))}, "shape"),
+        ({"predict": lambda texts: np.ones((len(texts), 1))}, "shape"),
+        ({"predict": lambda texts: np.zeros((len(texts), 2))}, "add up to 1"),
+        ({"predict": lambda texts: np.full((len(texts), 2), np.nan)}, "add up to 1"),
     ],
 )
 def test_what_does_not_fit_is_told(change: dict[str, Any], told: str) -> None:
     asked: dict[str, Any] = {
         "texts": [[["a", "b", "c"]]],
         "weights": [[1, 2, 3]],
-        "probabilities": bag,
+        "predict": bag,
     } | change
     with pytest.raises(InputError, match=told):
         measure_faithfulness(**asked)

@@ -71,4 +71,4 @@ def test_gold_answers_that_normalise_to_nothing_are_left_out_as_by_the_script_of
         score_answers(["", "cat", "", "cat"], gold, "squad").exact_match == 2 / 4
     )  # "" is right where nothing is left
     assert score_answers(["the"], [["the", "cat"]], "squad").f1 == 0
-    assert score_answers(["()"], [["()", "서울"]], "korquad").exact == 1  # that script leaves none out
+    assert score_answers(["()"], [["()", "서울"]], "korquad").exact_match == 1  # that script leaves none out

@@ -73,12 +73,12 @@ def test_a_score_prints_with_its_signature() -> None:
 
 @pytest.mark.parametrize("metric", [Bleu(), Bleu("char"), Chrf(), Chrf(word_order=2)])
 def test_the_sums_over_sentences_make_the_score(metric) -> None:
-    statistics = metric.statistics(HYPOTHESES, REFERENCES)
+    statistics = metric.sentence_statistics(HYPOTHESES, REFERENCES)
     assert len(statistics) == 3
-    assert metric.values(statistics.sum(0)[None]) == pytest.approx(
+    assert metric.scores_from_sums(statistics.sum(0)[None]) == pytest.approx(
         [metric.score(HYPOTHESES, REFERENCES).value]
     )
-    assert metric.values(statistics[1:2]) == pytest.approx([metric.score(["a dog !"], ["a dog !"]).value])
+    assert metric.scores_from_sums(statistics[1:2]) == pytest.approx([metric.score(["a dog !"], ["a dog !"]).value])
 
 
 def test_empty_translations_count(capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,9 +179,9 @@ def test_each_bin_has_the_score_of_its_sentences() -> None:
     ("more", "message"),
     [
         ({"lengths": [1]}, "1 lengths came with 2 translations"),
-        ({"width": 0}, "width=0"),
-        ({"width": 10, "above": 55}, "multiple of the width"),
-        ({"width": 10, "above": 0}, "multiple of the width"),
+        ({"bin_width": 0}, "bin_width=0"),
+        ({"bin_width": 10, "last_bin_above": 55}, "multiple of the width"),
+        ({"bin_width": 10, "last_bin_above": 0}, "multiple of the width"),
         ({"hypotheses": ["a"]}, "1 hypotheses and 2 references"),
     ],
 )

@@ -94,26 +94,26 @@ class AudioConfig:
 
     def __post_init__(self) -> None:
         if not 1000 <= self.sample_rate <= 192_000:
-            raise InputError(f"rate {self.sample_rate}: samples a second, from 1000 to 192000")
+            raise InputError(f"sample_rate={self.sample_rate}: expected 1000 to 192000 samples per second")
         if not 0 < self.hop_length <= self.win_length <= self.n_fft:
             raise InputError(
-                f"hop {self.hop_length}, window {self.win_length} and fft {self.n_fft}: each is at most the next one"
+                f"hop_length={self.hop_length}, win_length={self.win_length} and n_fft={self.n_fft}: expected each to be at most the next"
             )
         if not 0 < self.n_mels < self.num_bins:
-            raise InputError(f"mels {self.n_mels}: from 1 to {self.num_bins - 1}, less than fft / 2 + 1")
+            raise InputError(f"n_mels={self.n_mels}: expected 1 to {self.num_bins - 1}, less than n_fft / 2 + 1")
         if not 0 <= self.f_min < self.effective_f_max <= self.sample_rate / 2:
             raise InputError(
-                f"mel bands from {self.f_min} to {self.effective_f_max} Hz; expected rising, up to {self.sample_rate / 2:g}, "
-                "half the rate"
+                f"f_min={self.f_min} and f_max={self.effective_f_max}: expected f_min < f_max ≤ {self.sample_rate / 2:g} Hz, "
+                "half the sample rate"
             )
         if not 0 <= self.preemphasis < 1:
-            raise InputError(f"preemphasis {self.preemphasis}: from 0 to less than 1")
+            raise InputError(f"preemphasis={self.preemphasis}: expected at least 0 and less than 1")
         if self.min_level_db >= 0:
-            raise InputError(f"floor {self.min_level_db}: decibels below full scale, as in -100")
+            raise InputError(f"min_level_db={self.min_level_db}: expected decibels below full scale, as in -100")
         if self.trim_db is not None and self.trim_db <= 0:
-            raise InputError(f"trim {self.trim_db}: decibels below the loudest, as in 40; None cuts nothing")
+            raise InputError(f"trim_db={self.trim_db}: expected decibels below the loudest, as in 40; None trims nothing")
         if self.target_level_db is not None and self.target_level_db >= 0:
-            raise InputError(f"loudness {self.target_level_db}: decibels of full scale, as in -24")
+            raise InputError(f"target_level_db={self.target_level_db}: expected decibels below full scale, as in -24")
 
     @classmethod
     def for_sample_rate(cls, sample_rate: int, n_mels: int = 80) -> AudioConfig:

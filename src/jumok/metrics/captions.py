@@ -11,9 +11,9 @@ They are counted as the evaluation code of the COCO captions (coco-caption) does
 
 A caption is a list of words, lower-cased and split already; :func:`tokenize_caption` does both, much as coco-caption.
 
->>> told = [words("A red circle above a star."), words("a moon")]
->>> true = [[words("a red circle above a star"), words("the circle, over a yellow star")], [words("a moon")]]
->>> print(score(told, true))
+>>> captions = [tokenize_caption(text) for text in ("A red circle above a star.", "a moon")]
+>>> references = [["a red circle above a star", "the circle, over a yellow star"], ["a moon"]]
+>>> print(score_captions(captions, [list(map(tokenize_caption, texts)) for texts in references]))
 BLEU-1 100.0, BLEU-2 100.0, BLEU-3 100.0, BLEU-4 100.0; ROUGE-L 100.0; CIDEr-D 5.280 (2 pictures)
 """
 

@@ -1,8 +1,8 @@
 """How a voice sounds, in three numbers: how high, how loud, how long.
 
 >>> wave = np.sin(2 * np.pi * 220 * np.arange(16000) / 16000)
->>> manner = prosody(wave, 16000)
->>> round(manner.pitch), round(manner.energy), round(manner.seconds, 1)
+>>> prosody = measure_prosody(wave, 16000)
+>>> round(prosody.pitch), round(prosody.energy), round(prosody.seconds, 1)
 (220, -3, 1.0)
 """
 

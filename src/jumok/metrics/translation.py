@@ -186,7 +186,8 @@ def score_by_length(
         )
     if bin_width < 1 or last_bin_above < bin_width or last_bin_above % bin_width:
         raise InputError(
-            f"width={bin_width} and above={last_bin_above} came; expected a multiple of the width for above"
+            f"bin_width={bin_width} and last_bin_above={last_bin_above}: expected last_bin_above to be a positive "
+            "multiple of the width"
         )
     numbers = [min(max(n, 1) - 1, last_bin_above) // bin_width for n in lengths]
     bins = []

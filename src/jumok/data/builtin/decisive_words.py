@@ -1,18 +1,18 @@
-"""Documents whose class one sentence decides, made on the spot from a seed: the decisive words are known.
+"""Documents whose class depends on one sentence, generated from a seed: the decisive words are known.
 
 ::
 
     The tram has a blue roof. The soup was awful. The museum was splendid overall. Once the film was usual.
                           misleading          the one that counts: praise
 
-Every document judges several things in words that praise, blame, or do neither. Only one judgement counts,
-that in the sentence with a *marker* (overall, finally, …); the others are drawn by chance, and so are the
-sentences' order and number. So neither a place in the text nor the number of words of a kind tells the class:
-who knows it has found the sentence with the marker, and read the judgement in it.
+Every document contains several judgements: praise, blame or neither. Only the judgement in the sentence with a
+*marker* (overall, finally, …) counts. The other judgements are random, and so are the number and the order of the
+sentences. The class therefore depends neither on a position nor on word counts: a model must find the sentence
+with the marker and read the judgement in it.
 
->>> one = next(documents(seed=2, count=1))
->>> words = one.text.replace(".", " .").split()
->>> one.label, [words[number] for number in decisive(words)]
+>>> document = next(generate_documents(seed=2, count=1))
+>>> words = document.text.replace(".", " .").split()
+>>> document.label, [words[index] for index in find_decisive_words(words)]
 ('praise', ['Altogether', 'brilliant'])
 """
 

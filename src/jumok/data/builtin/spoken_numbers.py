@@ -1,11 +1,11 @@
 """Spoken numbers in a handful of styles, made on the spot from a seed: the built-in data set.
 
->>> for one in voices(seed=4, count=3):
-...     print(one.text, one.style, round(one.pitch), round(one.seconds, 1))
+>>> for utterance in synthesize_utterances(seed=4, count=3):
+...     print(utterance.text, utterance.style, round(utterance.pitch), round(utterance.seconds, 1))
 fourteen hurried 200 0.6
 twenty seven bright 276 1.0
 twenty deep 88 0.8
->>> [round(begin, 1) for begin in one.begins]
+>>> [round(time, 1) for time in utterance.character_times]
 [0.1, 0.2, 0.2, 0.4, 0.5, 0.6]
 
 A style has a pitch and a rate of its own, so that what a model learned of styles can be scored; no style's

@@ -296,7 +296,8 @@ def _publish(temporary: Path, path: Path, fingerprint: str) -> None:
     old = _make_temporary_folder(path)
     try:
         if path.exists() and not _is_current(path, fingerprint):
-            path.replace(old / path.name)
+            with contextlib.suppress(FileNotFoundError):  # another process has moved it already
+                path.replace(old / path.name)
         temporary.chmod(0o755)
         temporary.replace(path)
         fsync_path(path.parent)

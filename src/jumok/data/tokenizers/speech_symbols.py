@@ -1,7 +1,7 @@
 """Text as it is spoken: the symbols that a voice is given, one a character, and numbers read out.
 
->>> symbols = Symbols.learned(["친구와 42", "one"], numbers="ko")
->>> symbols.normal("친구와 42")
+>>> symbols = SpeechSymbols.from_texts(["친구와 42", "one"], number_language="ko")
+>>> symbols.normalize("친구와 42")
 '친구와 사십이'
 >>> symbols.decode(symbols.encode("친구와 42"))
 '친구와 사십이'
