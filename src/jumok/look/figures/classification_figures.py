@@ -53,8 +53,8 @@ def draw_confusion_matrix(
         or (counts < 0).any()
     ):
         raise InputError(
-            f"counts of shape {counts.shape} came for {num_classes} classes; expected a row and a column each "
-            f"for 1 to {MAX_CLASSES} classes, and no negative count"
+            f"counts of shape {counts.shape} came for {num_classes} classes; expected a row and a column "
+            f"each for 1 to {MAX_CLASSES} classes, and no negative count"
         )
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     labels = shorten_words(class_names)
@@ -128,15 +128,33 @@ def draw_reliability_diagram(
                 sorted((calibration_bin.accuracy, calibration_bin.confidence))[0],
                 abs(calibration_bin.accuracy - calibration_bin.confidence),
             )
-            axes.bar(calibration_bin.low, height, calibration_bin.high - calibration_bin.low, bottom, align="edge", color=colour, alpha=0.16,
-                     linewidth=0, zorder=0)  # fmt: skip
+            axes.bar(
+                calibration_bin.low,
+                height,
+                calibration_bin.high - calibration_bin.low,
+                bottom,
+                align="edge",
+                color=colour,
+                alpha=0.16,
+                linewidth=0,
+                zorder=0,
+            )
             low, high = _compute_wilson_interval(calibration_bin)
             axes.plot(
                 [calibration_bin.confidence] * 2, [low, high], color=INK, linewidth=0.9, alpha=0.55, zorder=2
             )
         axes.plot(*points.T, color=INK, linewidth=1.2, alpha=0.3, zorder=2)
-        axes.plot(*points.T, color=INK, marker="o", markersize=6, linewidth=0, markeredgecolor="white",
-                  markeredgewidth=0.8, zorder=3, clip_on=False)  # fmt: skip
+        axes.plot(
+            *points.T,
+            color=INK,
+            marker="o",
+            markersize=6,
+            linewidth=0,
+            markeredgecolor="white",
+            markeredgewidth=0.8,
+            zorder=3,
+            clip_on=False,
+        )
         axes.set(xlim=(0, 1), ylim=(0, 1))
         _style_axes(axes)
         axes.set_ylabel("accuracy", size=11, color=INK, labelpad=8)
@@ -172,10 +190,27 @@ def _draw_cell(axes: Axes, row: int, column: int, share: float, count: int, size
 def _draw_totals(axes: Axes, counts: NDArray[np.int64], size: float) -> None:
     num_classes = len(counts)
     for i, (num_texts, num_predicted) in enumerate(zip(counts.sum(1), counts.sum(0), strict=True)):
-        axes.annotate(f"{num_texts:,}", (num_classes, i + 0.5), (5, 0), textcoords="offset points", va="center",
-                      size=size, color=GREY, annotation_clip=False)  # fmt: skip
-        axes.annotate(f"{num_predicted:,}", (i + 0.5, num_classes), (0, -5), textcoords="offset points", va="top",
-                      ha="center", size=size, color=GREY, annotation_clip=False)  # fmt: skip
+        axes.annotate(
+            f"{num_texts:,}",
+            (num_classes, i + 0.5),
+            (5, 0),
+            textcoords="offset points",
+            va="center",
+            size=size,
+            color=GREY,
+            annotation_clip=False,
+        )
+        axes.annotate(
+            f"{num_predicted:,}",
+            (i + 0.5, num_classes),
+            (0, -5),
+            textcoords="offset points",
+            va="top",
+            ha="center",
+            size=size,
+            color=GREY,
+            annotation_clip=False,
+        )
 
 
 def _draw_counts(axes: Axes, bins: Sequence[CalibrationBin]) -> None:
@@ -192,8 +227,16 @@ def _draw_counts(axes: Axes, bins: Sequence[CalibrationBin]) -> None:
     largest = max(bins, key=lambda calibration_bin: calibration_bin.count)
     num_texts = sum(calibration_bin.count for calibration_bin in bins)
     axes.set_ylim(0, 1.35 * largest.count)
-    axes.annotate(f"{largest.count:,}", ((largest.low + largest.high) / 2, largest.count), (0, 2), ha="center", size=8,
-                  textcoords="offset points", color=GREY, annotation_clip=False)  # fmt: skip
+    axes.annotate(
+        f"{largest.count:,}",
+        ((largest.low + largest.high) / 2, largest.count),
+        (0, 2),
+        ha="center",
+        size=8,
+        textcoords="offset points",
+        color=GREY,
+        annotation_clip=False,
+    )
     _style_axes(axes)
     axes.grid(visible=False)
     axes.set_yticks([])
