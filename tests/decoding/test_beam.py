@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from jumok.batches.tokens import EOS, UNK, Tokens
-from jumok.decoding import Hypothesis, beam, coverage_penalty, greedy
+from jumok.decoding import Hypothesis, beam_search, coverage_penalty, greedy_search
 from jumok.errors import InputError
 
 A, B, C = 4, 5, 6
 
 
 def test_the_examples_in_the_docstrings() -> None:
-    module = importlib.import_module("jumok.decoding.beam")  # the function has the name of its module
+    module = importlib.import_module("jumok.decoding.beam")
     done = doctest.testmod(module, extraglobs={"torch": torch})
     assert (done.failed, done.attempted) == (0, 2)
 
@@ -34,7 +34,7 @@ def test_a_beam_wide_enough_finds_everything_in_order(
     look_every(every)
     model = told(random_scores(7, seed=0))
     words, longest = [A, B, C], 3
-    found = beam(
+    found = beam_search(
         model, sentences(20, 21, 22), beam_size=108, n_best=108, length_penalty=penalty, max_length=longest
     )
     for n, hypotheses in zip((20, 21, 22), found, strict=True):
@@ -53,7 +53,7 @@ def test_a_beam_wide_enough_finds_everything_in_order(
 def test_the_exact_best_is_found_with_unknown_words_too(told, random_scores, sentences) -> None:
     model = told(random_scores(7, seed=8))
     for n in range(20, 26):
-        [[first]] = beam(model, sentences(n), beam_size=400, max_length=4, allow_unk=True)
+        [[first]] = beam_search(model, sentences(n), beam_size=400, max_length=4, allow_unk=True)
         ids, logprob = max(model.sentences(n, [UNK, A, B, C], 4), key=lambda pair: pair[1])
         assert first.ids == ids
         assert first.logprob == pytest.approx(logprob, abs=1e-5)
@@ -111,7 +111,7 @@ def test_the_rules_in_plain_python(
         (5, 3, 2),
         (13, 7, 1),
     ]:
-        found = beam(
+        found = beam_search(
             model,
             sentences(*numbers),
             beam_size=size,
@@ -130,7 +130,7 @@ def test_the_rules_in_plain_python(
 
 def test_a_large_vocabulary_keeps_to_the_rules_too(told, random_scores, sentences) -> None:
     model = told(random_scores(1009, seed=6, steps=0.25))
-    found = beam(model, sentences(20, 21), beam_size=3, n_best=3, max_length=4)
+    found = beam_search(model, sentences(20, 21), beam_size=3, n_best=3, max_length=4)
     for n, hypotheses in zip((20, 21), found, strict=True):
         expected = plain_beam(model, n, size=3, n_best=3, penalty=0.0, longest=4)
         assert [h.ids for h in hypotheses] == [h.ids for h in expected]
@@ -140,9 +140,9 @@ def test_a_large_vocabulary_keeps_to_the_rules_too(told, random_scores, sentence
 @pytest.mark.parametrize("words", [5, 11, 601])
 def test_size_one_is_greedy(told, random_scores, sentences, words: int, steps: float | None) -> None:
     scores, source = random_scores(words, seed=7, steps=steps), sentences(*range(20, 41))
-    expected = greedy(told(scores), source, max_length=9)
-    assert [h for [h] in beam(told(scores), source, beam_size=1, max_length=9)] == expected
-    penalised = beam(told(scores), source, beam_size=1, max_length=9, length_penalty=2.0)
+    expected = greedy_search(told(scores), source, max_length=9)
+    assert [h for [h] in beam_search(told(scores), source, beam_size=1, max_length=9)] == expected
+    penalised = beam_search(told(scores), source, beam_size=1, max_length=9, length_penalty=2.0)
     assert [h.ids for [h] in penalised] == [h.ids for h in expected]
 
 
@@ -151,9 +151,12 @@ def test_a_batch_gives_what_each_sentence_gives_alone(
     told, random_scores, look_every, sentences, every: int
 ) -> None:
     scores = random_scores(11, seed=1)
-    alone = [beam(told(scores), sentences(n), beam_size=4, n_best=3, max_length=13)[0] for n in range(20, 37)]
+    alone = [
+        beam_search(told(scores), sentences(n), beam_size=4, n_best=3, max_length=13)[0]
+        for n in range(20, 37)
+    ]
     look_every(every)
-    assert beam(told(scores), sentences(*range(20, 37)), beam_size=4, n_best=3, max_length=13) == alone
+    assert beam_search(told(scores), sentences(*range(20, 37)), beam_size=4, n_best=3, max_length=13) == alone
 
 
 def table(plan: dict[tuple[int, ...], dict[int, float]]):
@@ -172,10 +175,10 @@ ONE = Tokens.pad([[9, EOS]])
 def test_a_beam_sees_what_greedy_misses(told) -> None:
     # A is likelier than B, but what follows it is not: 0.6 · 0.3 < 0.4 · 0.9.
     plan = {(): {A: 0.6, B: 0.4}, (A,): {EOS: 0.3, A: 0.25, B: 0.25, C: 0.2}, (B,): {EOS: 0.9, C: 0.1}}
-    [[first, second]] = beam(told(table(plan)), ONE, beam_size=2, n_best=2)
+    [[first, second]] = beam_search(told(table(plan)), ONE, beam_size=2, n_best=2)
     assert (first.ids, first.logprob) == ((B,), pytest.approx(math.log(0.36), abs=1e-6))
     assert (second.ids, second.logprob) == ((A,), pytest.approx(math.log(0.18), abs=1e-6))
-    assert greedy(told(table(plan)), ONE)[0].ids == (A,)
+    assert greedy_search(told(table(plan)), ONE)[0].ids == (A,)
 
 
 def test_the_search_stops_at_so_many_finished_ones_though_a_longer_one_would_be_better(told) -> None:
@@ -186,8 +189,8 @@ def test_the_search_stops_at_so_many_finished_ones_though_a_longer_one_would_be_
         (A, B): {C: 1.0},
         (A, B, C): {EOS: 1.0},
     }
-    exact = beam(told(table(plan)), ONE, beam_size=9, length_penalty=3.0)
-    usual = beam(told(table(plan)), ONE, beam_size=2, length_penalty=3.0)
+    exact = beam_search(told(table(plan)), ONE, beam_size=9, length_penalty=3.0)
+    usual = beam_search(told(table(plan)), ONE, beam_size=2, length_penalty=3.0)
     assert exact[0][0].ids == (A, B, C)
     assert usual[0][0].ids == (A,)
     assert exact[0][0].score == pytest.approx(math.log(0.33) / (9 / 6) ** 3, abs=1e-6)
@@ -196,28 +199,28 @@ def test_the_search_stops_at_so_many_finished_ones_though_a_longer_one_would_be_
 
 def test_an_eos_outside_the_first_ones_finishes_nothing(told) -> None:
     plan = {(): {A: 0.4, B: 0.35, EOS: 0.25}, (A,): {EOS: 0.5, A: 0.3, B: 0.2}, (B,): {EOS: 0.5, A: 0.5}}
-    [hypotheses] = beam(told(table(plan)), ONE, beam_size=2, n_best=2)
+    [hypotheses] = beam_search(told(table(plan)), ONE, beam_size=2, n_best=2)
     assert [h.ids for h in hypotheses] == [(A,), (B,)]  # 0.2 and 0.175; () had 0.25
-    assert beam(told(table(plan)), ONE, beam_size=3)[0][0].ids == ()
+    assert beam_search(told(table(plan)), ONE, beam_size=3)[0][0].ids == ()
 
 
 def test_nothing_is_searched_once_nothing_can_change(told, look_every) -> None:
     # The first word ends it: 0.9. All that lives on has 0.1 at most.
     plan = {(): {EOS: 0.9, A: 0.1}} | {(A,) * n: {A: 1.0} for n in range(1, 60)}
     model = told(table(plan))
-    assert beam(model, ONE, beam_size=4)[0][0].ids == ()
+    assert beam_search(model, ONE, beam_size=4)[0][0].ids == ()
     assert model.rows == [1]
     model.rows.clear()
     look_every(8)
-    assert beam(model, ONE, beam_size=4)[0][0].ids == ()
+    assert beam_search(model, ONE, beam_size=4)[0][0].ids == ()
     assert model.rows == [1] + [4] * 7
     model.rows.clear()
     # With a penalty, 0.1 may come to be more than 0.9: by (17 / 6) ** 4 at length 12, not by the sixth root.
     look_every(1)
-    assert beam(model, ONE, beam_size=4, length_penalty=4.0, max_length=11)[0][0].ids == ()
+    assert beam_search(model, ONE, beam_size=4, length_penalty=4.0, max_length=11)[0][0].ids == ()
     assert len(model.rows) == 12
     model.rows.clear()
-    assert beam(model, ONE, beam_size=4, length_penalty=0.1, max_length=11)[0][0].ids == ()
+    assert beam_search(model, ONE, beam_size=4, length_penalty=0.1, max_length=11)[0][0].ids == ()
     assert len(model.rows) == 1
 
 
@@ -227,23 +230,27 @@ def test_finished_sentences_cost_nothing(told) -> None:
         return [-math.inf] * 3 + ([0.0, -math.inf] if done else [-math.inf, 0.0])
 
     model = told(scores)
-    found = beam(model, Tokens.pad([[10, EOS], [11, EOS], [14, EOS]]), beam_size=3)
+    found = beam_search(model, Tokens.pad([[10, EOS], [11, EOS], [14, EOS]]), beam_size=3)
     assert [h.ids for [h] in found] == [(), (A,), (A,) * 4]
     assert model.rows == [3, 6, 3, 3, 3]
 
 
 def test_fewer_than_asked_for_if_no_more_are_possible(told) -> None:
     plan = {(): {A: 0.7, B: 0.3}}
-    [hypotheses] = beam(told(table(plan)), ONE, beam_size=5, n_best=5)
+    [hypotheses] = beam_search(told(table(plan)), ONE, beam_size=5, n_best=5)
     assert [h.ids for h in hypotheses] == [(A,), (B,)]
 
 
 def test_unfinished_ones_stand_behind_and_are_told(told) -> None:
     plan = {(): {A: 0.6, B: 0.4}, (A,): {A: 0.99, EOS: 0.01}, (B,): {A: 0.5, B: 0.5}}
-    [hypotheses] = beam(told(table(plan)), ONE, beam_size=3, n_best=3, max_length=1, length_penalty=1.0)
+    [hypotheses] = beam_search(
+        told(table(plan)), ONE, beam_size=3, n_best=3, max_length=1, length_penalty=1.0
+    )
     # The EOS of A is the fourth candidate.
     assert [(h.ids, h.finished) for h in hypotheses] == [((A,), False), ((B,), False)]
-    [hypotheses] = beam(told(table(plan)), ONE, beam_size=4, n_best=3, max_length=1, length_penalty=1.0)
+    [hypotheses] = beam_search(
+        told(table(plan)), ONE, beam_size=4, n_best=3, max_length=1, length_penalty=1.0
+    )
     assert [(h.ids, h.finished) for h in hypotheses] == [((A,), True), ((B,), False)]
     first, second = hypotheses
     assert first.score == pytest.approx(math.log(0.006) / (7 / 6), abs=1e-6)  # A and EOS: length 2
@@ -259,7 +266,7 @@ def test_coverage_ranks_the_finished_ones(told) -> None:
         return torch.tensor([-2.0 if said == (A,) else -0.1 for said in ids])
 
     source = Tokens.pad([[EOS], [9, EOS], [8, EOS]])
-    found = beam(told(table(plan)), source, beam_size=3, n_best=3, coverage=coverage)
+    found = beam_search(told(table(plan)), source, beam_size=3, n_best=3, coverage=coverage)
     assert calls == [([1, 1, 1, 2, 2, 2], [(A,), (B,), (C,)] * 2)]
     assert found[0] == [Hypothesis((), 0.0, 0.0, True)]
     for hypotheses in found[1:]:
@@ -276,22 +283,22 @@ def test_coverage_waits_for_so_many_finished_ones(told) -> None:
     def coverage(rows, ids):
         return torch.tensor([-9.0 if not said else 0.0 for said in ids])
 
-    assert beam(told(table(plan)), ONE, beam_size=2)[0][0].ids == ()
-    assert beam(told(table(plan)), ONE, beam_size=2, coverage=coverage)[0][0].ids == (A,)
+    assert beam_search(told(table(plan)), ONE, beam_size=2)[0][0].ids == ()
+    assert beam_search(told(table(plan)), ONE, beam_size=2, coverage=coverage)[0][0].ids == (A,)
 
 
 def test_coverage_is_not_asked_where_nothing_is_finished(told) -> None:
     def coverage(rows, ids):
         raise AssertionError
 
-    [[h]] = beam(told(table({(): {A: 1.0}, (A,): {A: 1.0}})), ONE, max_length=1, coverage=coverage)
+    [[h]] = beam_search(told(table({(): {A: 1.0}, (A,): {A: 1.0}})), ONE, max_length=1, coverage=coverage)
     assert (h.ids, h.finished) == ((A,), False)
 
 
 @pytest.mark.parametrize("wrong", [[0.0, 0.0], [[0.0]], [math.nan], 1.0])
 def test_a_coverage_that_does_not_fit(told, wrong: object) -> None:
-    with pytest.raises(InputError, match=r"coverage gave .* each of the 1 finished"):
-        beam(told(table({(): {A: 1.0}})), ONE, coverage=lambda rows, ids: torch.tensor(wrong))
+    with pytest.raises(InputError, match=r"coverage returned .* each of the 1 finished"):
+        beam_search(told(table({(): {A: 1.0}})), ONE, coverage=lambda rows, ids: torch.tensor(wrong))
 
 
 def test_the_coverage_term_by_hand() -> None:
@@ -310,9 +317,9 @@ def test_the_coverage_term_by_hand() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"size": 0}, "size: 0 came"),
-        ({"size": 2.0}, "size: 2.0 came"),
-        ({"size": 3, "n_best": 4}, "n_best: 4 came with a beam of size 3"),
+        ({"beam_size": 0}, "beam_size: 0 came"),
+        ({"beam_size": 2.0}, "beam_size: 2.0 came"),
+        ({"beam_size": 3, "n_best": 4}, "n_best: 4 came with beam_size 3"),
         ({"n_best": 0}, "n_best: 0 came"),
         ({"length_penalty": -0.1}, "length_penalty: -0.1 came"),
         ({"length_penalty": math.nan}, "length_penalty"),
@@ -320,12 +327,12 @@ def test_the_coverage_term_by_hand() -> None:
 )
 def test_bad_input(told, wrong: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        beam(told(table({})), ONE, **wrong)
+        beam_search(told(table({})), ONE, **wrong)
 
 
 def test_a_size_beyond_the_vocabulary(told, random_scores, sentences) -> None:
     model = told(random_scores(5, seed=9))  # one word that may be said, and EOS
-    found = beam(model, sentences(20, 21), beam_size=50, n_best=50, max_length=6)
+    found = beam_search(model, sentences(20, 21), beam_size=50, n_best=50, max_length=6)
     for n, hypotheses in zip((20, 21), found, strict=True):
         assert sorted(h.ids for h in hypotheses) == [(A,) * k for k in range(7)]
         by_hand = max(model.sentences(n, [A], 6), key=lambda pair: pair[1])

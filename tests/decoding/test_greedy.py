@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from jumok.batches.tokens import BOS, EOS, PAD, UNK, Tokens
-from jumok.decoding import Hypothesis, beam, default_max_length, greedy, sample
+from jumok.decoding import Hypothesis, beam_search, default_max_length, greedy_search, sample
 from jumok.errors import InputError
 
 A, B = 4, 5
@@ -32,7 +32,7 @@ def test_by_hand(told) -> None:
         (7, (A, B)): only(EOS=0.0, A=0.0),  # a tie: EOS has the lower id
         (8, ()): only(EOS=2.0, A=0.0),
     }
-    found = greedy(
+    found = greedy_search(
         told(lambda n, said: plan.get((n, said), only(A=0.0))), Tokens.pad([[7, EOS], [8, 9, EOS]])
     )
     assert [h.ids for h in found] == [(A, B), ()]
@@ -47,11 +47,11 @@ def test_pad_and_bos_are_never_said_and_unk_only_if_asked(told) -> None:
         return only(PAD=9.0, BOS=8.0, UNK=7.0, A=6.0, B=5.0) if len(said) < 2 else only(EOS=0.0)
 
     source = Tokens.pad([[7, EOS]])
-    assert greedy(told(scores), source)[0].ids == (A, A)
-    assert greedy(told(scores), source, allow_unk=True)[0].ids == (UNK, UNK)
+    assert greedy_search(told(scores), source)[0].ids == (A, A)
+    assert greedy_search(told(scores), source, allow_unk=True)[0].ids == (UNK, UNK)
     # What is barred keeps its share: the log-probability is the model's own.
     total = math.log(sum(map(math.exp, [9.0, 8.0, 7.0, 6.0, 5.0])))
-    assert greedy(told(scores), source)[0].logprob == pytest.approx(2 * (6 - total), abs=1e-5)
+    assert greedy_search(told(scores), source)[0].logprob == pytest.approx(2 * (6 - total), abs=1e-5)
     for generator in (torch.Generator().manual_seed(n) for n in range(20)):
         assert set(sample(told(scores), source, generator=generator, temperature=9.0)[0].ids) <= {A, B, EOS}
 
@@ -69,7 +69,7 @@ def test_the_length_limit(told, look_every, every: int) -> None:
         return only(EOS=0.0) if len(said) == n else only(A=0.0)  # sentence n wants n words
 
     source = Tokens.pad([[5, 1, EOS], [6, 1, EOS], [7, EOS], [2, EOS], [9, 1, 1, EOS]])
-    found = greedy(told(scores), source, max_length=at_most)
+    found = greedy_search(told(scores), source, max_length=at_most)
     assert asked == [3, 3, 2, 2, 4]
     assert [(len(h.ids), h.finished) for h in found] == [
         (5, True),
@@ -78,8 +78,8 @@ def test_the_length_limit(told, look_every, every: int) -> None:
         (2, True),
         (8, False),
     ]
-    assert found == [h for [h] in beam(told(scores), source, beam_size=1, max_length=at_most)]
-    assert [len(h.ids) for h in greedy(told(scores), source, max_length=1)] == [1] * 5
+    assert found == [h for [h] in beam_search(told(scores), source, beam_size=1, max_length=at_most)]
+    assert [len(h.ids) for h in greedy_search(told(scores), source, max_length=1)] == [1] * 5
     # An unfinished one's log-probability is that of its words, and no more.
     assert found[1].logprob == pytest.approx(5 * -math.log1p(5 * math.exp(LOW)), abs=1e-6)
 
@@ -92,21 +92,21 @@ def test_an_empty_source_has_an_empty_translation(told) -> None:
     model = told(lambda n, said: only(A=0.0) if not said else only(EOS=0.0))
     empty = Hypothesis((), 0.0, 0.0, True)
     source = Tokens.pad([[EOS], [7, EOS], [], [8], [EOS]])
-    assert [h.ids for h in greedy(model, source)] == [
+    assert [h.ids for h in greedy_search(model, source)] == [
         (),
         (A,),
         (),
         (A,),
         (),
     ]  # [8] is a word, though a short one
-    assert greedy(model, source)[0] == empty
-    assert beam(model, source)[2] == [empty]
+    assert greedy_search(model, source)[0] == empty
+    assert beam_search(model, source)[2] == [empty]
     model.rows.clear()
-    assert greedy(model, Tokens.pad([[EOS], [EOS]])) == [empty, empty]
+    assert greedy_search(model, Tokens.pad([[EOS], [EOS]])) == [empty, empty]
     assert sample(model, Tokens.pad([[]])) == [empty]
-    assert beam(model, Tokens.pad([[EOS]]), beam_size=3, n_best=3) == [[empty]]
+    assert beam_search(model, Tokens.pad([[EOS]]), beam_size=3, n_best=3) == [[empty]]
     nobody = Tokens(torch.zeros(0, 5, dtype=torch.long), ())
-    assert (greedy(model, nobody), sample(model, nobody), beam(model, nobody)) == ([], [], [])
+    assert (greedy_search(model, nobody), sample(model, nobody), beam_search(model, nobody)) == ([], [], [])
     assert model.rows == []  # nobody asked the model
 
 
@@ -115,11 +115,11 @@ def test_a_batch_gives_what_each_sentence_gives_alone(
     told, random_scores, look_every, sentences, every: int
 ) -> None:
     scores = random_scores(11, seed=1)
-    alone = [greedy(told(scores), sentences(n), max_length=13)[0] for n in range(20, 37)]
+    alone = [greedy_search(told(scores), sentences(n), max_length=13)[0] for n in range(20, 37)]
     assert len({len(h.ids) for h in alone}) > 4
     assert {h.finished for h in alone} == {True, False}
     look_every(every)
-    assert greedy(told(scores), sentences(*range(20, 37)), max_length=13) == alone
+    assert greedy_search(told(scores), sentences(*range(20, 37)), max_length=13) == alone
 
 
 def test_finished_sentences_cost_nothing(told, look_every) -> None:
@@ -127,24 +127,24 @@ def test_finished_sentences_cost_nothing(told, look_every) -> None:
         return only(EOS=0.0) if len(said) >= n - 10 else only(A=0.0)
 
     model = told(scores)
-    greedy(model, Tokens.pad([[10, EOS], [11, EOS], [12, EOS], [16, EOS]]))
+    greedy_search(model, Tokens.pad([[10, EOS], [11, EOS], [12, EOS], [16, EOS]]))
     assert model.rows == [4, 3, 2, 1, 1, 1, 1]
     look_every(3)
     model.rows.clear()
-    greedy(model, Tokens.pad([[10, EOS], [11, EOS], [12, EOS], [16, EOS]]))
+    greedy_search(model, Tokens.pad([[10, EOS], [11, EOS], [12, EOS], [16, EOS]]))
     assert model.rows == [4, 4, 4, 1, 1, 1, 1, 1, 1]
     model.rows.clear()
-    greedy(model, Tokens.pad([[99, EOS]]), max_length=4)
+    greedy_search(model, Tokens.pad([[99, EOS]]), max_length=4)
     assert model.rows == [1] * 5  # no step behind the limit
 
 
 def test_few_of_many_are_not_worth_a_copy(told) -> None:
     model = told(lambda n, said: only(EOS=0.0) if len(said) >= n - 10 else only(A=0.0))
-    greedy(model, Tokens.pad([[10, EOS]] + [[12, EOS]] * 16))
+    greedy_search(model, Tokens.pad([[10, EOS]] + [[12, EOS]] * 16))
     assert model.rows == [17] * 3
 
 
-@pytest.mark.parametrize("search", [greedy, sample, beam])
+@pytest.mark.parametrize("search", [greedy_search, sample, beam_search])
 @pytest.mark.parametrize("every", [1, 8])
 def test_scores_that_are_no_numbers(told, look_every, search, every: int) -> None:
     look_every(every)
@@ -156,20 +156,20 @@ def test_scores_that_are_no_numbers(told, look_every, search, every: int) -> Non
         search(barred, Tokens.pad([[7, EOS]]))
     # After the end of a sentence nobody cares.
     late = told(lambda n, said: only(EOS=0.0) if len(said) == 0 else [math.nan] * 6)
-    if search is not beam:  # its other hypotheses go on
+    if search is not beam_search:  # its other hypotheses go on
         assert search(late, Tokens.pad([[7, EOS]]))[0].ids == ()
     else:
-        assert beam(late, Tokens.pad([[7, EOS]]), size=1)[0][0].ids == ()
+        assert beam_search(late, Tokens.pad([[7, EOS]]), beam_size=1)[0][0].ids == ()
 
 
-@pytest.mark.parametrize("search", [greedy, sample, beam])
+@pytest.mark.parametrize("search", [greedy_search, sample, beam_search])
 def test_bad_input(told, search) -> None:
     model, source = told(lambda n, said: only(A=0.0)), Tokens.pad([[7, EOS]])
-    with pytest.raises(InputError, match=r"packed sentences came.*Tokens\.padded"):
+    with pytest.raises(InputError, match=r"packed sentences came.*Tokens\.pad"):
         search(model, Tokens.pack([[7, EOS]]))
     for longest in (0, -3, 2.5, True, lambda n: 0, lambda n: n / 2):
-        with pytest.raises(InputError, match=r"longest: .* came"):
-            search(model, source, longest=longest)
+        with pytest.raises(InputError, match=r"max_length: .* came"):
+            search(model, source, max_length=longest)
     with pytest.raises(InputError, match="at least 4 words"):
         search(told(lambda n, said: [0.0, 0.0, 0.0]), source)
 
@@ -182,4 +182,6 @@ def test_low_precision_scores_are_normalised_in_float32(told) -> None:
         def step(self, state, ids):
             return torch.zeros(len(ids), 5003, dtype=torch.bfloat16), state
 
-    assert greedy(Half(), Tokens.pad([[7, EOS]]))[0].logprob == pytest.approx(-math.log(5003), abs=1e-6)
+    assert greedy_search(Half(), Tokens.pad([[7, EOS]]))[0].logprob == pytest.approx(
+        -math.log(5003), abs=1e-6
+    )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from jumok.batches.tokens import EOS, Tokens
-from jumok.decoding import greedy, sample
+from jumok.decoding import greedy_search, sample
 from jumok.decoding import sampling as module
 from jumok.decoding.sampling import sample_tokens
 from jumok.errors import InputError
@@ -130,7 +130,9 @@ def test_the_logprob_is_the_models_own(told, random_scores, sentences) -> None:
 
 def test_one_word_to_choose_from_is_greedy(told, random_scores, sentences) -> None:
     scores, source = random_scores(11, seed=4, steps=1.0), sentences(*range(20, 37))
-    assert sample(told(scores), source, top_k=1, max_length=9) == greedy(told(scores), source, max_length=9)
+    assert sample(told(scores), source, top_k=1, max_length=9) == greedy_search(
+        told(scores), source, max_length=9
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from jumok.batches.tokens import EOS, Tokens
-from jumok.decoding import StreamingDecoder, beam, greedy
+from jumok.decoding import StreamingDecoder, beam_search, greedy_search
 
 LONG = 9
 
@@ -21,14 +21,14 @@ class Listener:
         self.told: dict[int, list[list[int]]] = {n: [] for n in hears}
         self.asked: dict[int, int] = {}
 
-    def gone(self, sentence: int) -> bool:
+    def is_cancelled(self, sentence: int) -> bool:
         self.asked[sentence] = self.asked.get(sentence, 0) + 1
         return self.asked[sentence] > self.left.get(sentence, 10**9)
 
-    def hears(self, sentence: int) -> bool:
+    def is_streaming(self, sentence: int) -> bool:
         return sentence in self.wanted
 
-    def heard(self, sentence: int, ids: Sequence[int]) -> None:
+    def on_tokens(self, sentence: int, ids: Sequence[int]) -> None:
         self.told[sentence].append(list(ids))
 
 
@@ -54,8 +54,8 @@ def test_what_is_heard_grows_into_what_is_said(
 
     def search(model):
         if size == 1:
-            return greedy(model, source)
-        return [one for [one] in beam(model, source, beam_size=size)]
+            return greedy_search(model, source)
+        return [one for [one] in beam_search(model, source, beam_size=size)]
 
     plain = search(told(wordy(random_scores)))
     listener = Listener(hears=[101, 102])
@@ -74,7 +74,11 @@ def test_a_sentence_that_is_given_up_ends_and_the_others_do_not_notice(
     source, model = sentences(20, 21, 22), told(wordy(random_scores))
 
     def search(model):
-        return [[one] for one in greedy(model, source)] if size == 1 else beam(model, source, beam_size=size)
+        return (
+            [[one] for one in greedy_search(model, source)]
+            if size == 1
+            else beam_search(model, source, beam_size=size)
+        )
 
     plain = search(told(wordy(random_scores)))
     listener = Listener(gives_up={1: 2})
@@ -87,14 +91,16 @@ def test_a_sentence_that_is_given_up_ends_and_the_others_do_not_notice(
 
 def test_once_all_have_left_nothing_is_computed(told, random_scores, sentences) -> None:
     model = told(wordy(random_scores))
-    beam(StreamingDecoder(model, Listener(gives_up={0: 1, 1: 1}), [0, 1]), sentences(20, 21), beam_size=2)
+    beam_search(
+        StreamingDecoder(model, Listener(gives_up={0: 1, 1: 1}), [0, 1]), sentences(20, 21), beam_size=2
+    )
     assert len(model.rows) == 2
 
 
 def test_empty_sentences_have_no_number(told, random_scores) -> None:
     source = Tokens.pad([[EOS], [21, EOS], [EOS], [22, 7, EOS]])
     listener = Listener(hears=[5, 8])
-    found = greedy(StreamingDecoder(told(wordy(random_scores)), listener, [5, 8]), source)
+    found = greedy_search(StreamingDecoder(told(wordy(random_scores)), listener, [5, 8]), source)
     assert [len(one.ids) for one in found][::2] == [0, 0]
     assert [listener.told[n][-1] for n in (5, 8)] == [list(found[1].ids), list(found[3].ids)]
 

@@ -1,4 +1,4 @@
-"""Search: from a model's scores to sentences. Knows no model, only ``start``, ``step`` and ``reorder``."""
+"""Decoding: greedy search, beam search and sampling for models with ``start``, ``step`` and ``reorder``."""
 
 from jumok.decoding.beam import CoverageScorer, beam_search, coverage_penalty
 from jumok.decoding.constraints import LengthLimit, default_max_length

@@ -1,4 +1,4 @@
-"""What the host knows of a beam search: every step of every sentence, and which sentences are done."""
+"""State of a beam search on the host: all steps of all sentences, and which sentences are done."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Number = TypeVar("Number", np.int64, np.float64)
 
 
 class BeamStep(NamedTuple):
-    """What one step brought, for n sentences with ``beam_size`` live hypotheses each. −inf: there is none."""
+    """Result of one step for n sentences with ``beam_size`` live hypotheses each. −inf: no hypothesis."""
 
-    token_ids: Tensor  # (n, size), said last by the live hypotheses, best first
-    parents: Tensor  # (n, size), which of the live ones of the step before each goes on from
-    log_probs: Tensor  # (n, size), their log-probabilities, float64
-    eos_log_probs: Tensor  # (n, size), those of the hypotheses that said EOS
-    eos_parents: Tensor  # (n, size), which of the live ones of the step before these were
+    token_ids: Tensor  # (n, size), last tokens of the live hypotheses, best first
+    parents: Tensor  # (n, size), slots of their predecessors in the previous step
+    log_probs: Tensor  # (n, size), their total log-probabilities, float64
+    eos_log_probs: Tensor  # (n, size), of the hypotheses that generated EOS
+    eos_parents: Tensor  # (n, size), slots of their predecessors
 
 
 class _FinishedBeam(NamedTuple):
-    """A finished hypothesis: its number of words, which live one it was after them, its log-probability."""
+    """A finished hypothesis: the number of its tokens, its slot before EOS, and its log-probability."""
 
     length: int
     slot: int
@@ -37,7 +37,7 @@ class _FinishedBeam(NamedTuple):
 
 
 class BeamState:
-    """Filled step by step; then the hypotheses are read from it, each from its last word backwards."""
+    """Records the steps of a beam search. Hypotheses are then read backwards from their last token."""
 
     def __init__(
         self,
@@ -52,41 +52,41 @@ class BeamState:
         self.beam_size = beam_size
         self.n_best = n_best
         self.length_penalty = length_penalty
-        self.stop_by_score = stop_by_score  # during the search; if not, only numbers stop it
-        self._row_sentences = list(range(len(max_lengths)))  # the sentences in the rows of the state
+        self.stop_by_score = stop_by_score  # stop when no live hypothesis can be among the n best
+        self._row_sentences = list(range(len(max_lengths)))  # sentences in the rows of the decoder state
         self._is_open = [True] * len(max_lengths)
         self._finished: list[list[_FinishedBeam]] = [[] for _ in max_lengths]
-        self._token_ids: list[NDArray[np.int64]] = []  # a step each, (sentences, size)
+        self._token_ids: list[NDArray[np.int64]] = []  # one array (sentences, size) per step
         self._parents: list[NDArray[np.int64]] = []
         self._log_probs: list[NDArray[np.float64]] = []
 
     @property
     def num_steps(self) -> int:
-        """How many are written down."""
+        """The number of recorded steps."""
         return len(self._token_ids)
 
     @property
     def max_length(self) -> int:
-        """The greatest length limit of the sentences that are still searched for."""
+        """The largest length limit of the sentences that are not done."""
         return max(self.max_lengths[n] for n in self._row_sentences)
 
     def add_steps(self, steps: list[BeamStep]) -> list[int]:
-        """Write these steps down; gives the rows of the sentences that are not done yet."""
-        seen = [torch.stack(list(x)).cpu().numpy() for x in zip(*steps, strict=True)]
-        for words, parents, totals, ended, ended_parents in zip(*seen, strict=True):
-            self._check_not_nan(totals, ended)
-            self._record_finished(ended, ended_parents)
-            self._token_ids.append(self._scatter_rows(words, 0))
+        """Record steps. Returns the rows of the sentences that are not done."""
+        arrays = [torch.stack(list(field)).cpu().numpy() for field in zip(*steps, strict=True)]
+        for token_ids, parents, log_probs, eos_log_probs, eos_parents in zip(*arrays, strict=True):
+            self._check_not_nan(log_probs, eos_log_probs)
+            self._record_finished(eos_log_probs, eos_parents)
+            self._token_ids.append(self._scatter_rows(token_ids, 0))
             self._parents.append(self._scatter_rows(parents, 0))
-            self._log_probs.append(self._scatter_rows(totals, -np.inf))
+            self._log_probs.append(self._scatter_rows(log_probs, -np.inf))
         for n in self._row_sentences:
             self._is_open[n] = self._is_open[n] and not self._is_decided(n)
-        left = [row for row, n in enumerate(self._row_sentences) if self._is_open[n]]
-        self._row_sentences = [self._row_sentences[row] for row in left]
-        return left
+        open_rows = [row for row, n in enumerate(self._row_sentences) if self._is_open[n]]
+        self._row_sentences = [self._row_sentences[row] for row in open_rows]
+        return open_rows
 
     def finished_hypotheses(self, sentence: int) -> list[Hypothesis]:
-        """Those of sentence n that said EOS, in the order in which they did."""
+        """Return the hypotheses of a sentence that generated EOS, in the order in which they did."""
         return [
             Hypothesis(
                 self._backtrack(sentence, length, slot),
@@ -98,11 +98,11 @@ class BeamState:
         ]
 
     def unfinished_hypotheses(self, sentence: int) -> list[Hypothesis]:
-        """Those of sentence n that reached the length limit without an end, best first."""
+        """Return the hypotheses of a sentence that reached the length limit without EOS, best first."""
         limit = self.max_lengths[sentence]
         if self.num_steps < limit:
             return []
-        ended = {slot for length, slot, _ in self._finished[sentence] if length == limit}
+        finished_slots = {slot for length, slot, _ in self._finished[sentence] if length == limit}
         return [
             Hypothesis(
                 self._backtrack(sentence, limit, slot),
@@ -111,52 +111,55 @@ class BeamState:
                 finished=False,
             )
             for slot, logprob in enumerate(self._log_probs[limit - 1][sentence].tolist())
-            if slot not in ended and logprob > -math.inf
+            if slot not in finished_slots and logprob > -math.inf
         ]
 
     def find_dead_end_step(self, sentence: int) -> int:
-        """The step after which sentence n had no live hypothesis left."""
-        return next(step for step, totals in enumerate(self._log_probs) if totals[sentence, 0] == -np.inf)
+        """Return the step after which a sentence had no live hypothesis."""
+        return next(
+            step for step, log_probs in enumerate(self._log_probs) if log_probs[sentence, 0] == -np.inf
+        )
 
     def _check_not_nan(self, *values: NDArray[np.float64]) -> None:
-        """What a sentence brings after its end does not matter; before, it has to be a number."""
-        wrong = np.isnan(np.concatenate(values, axis=1)).any(axis=1)
-        if any(self._is_open[self._row_sentences[row]] for row in np.flatnonzero(wrong)):
+        """Raise an error if values of a sentence are NaN before its end."""
+        has_nan = np.isnan(np.concatenate(values, axis=1)).any(axis=1)
+        if any(self._is_open[self._row_sentences[row]] for row in np.flatnonzero(has_nan)):
             raise constraints.build_invalid_scores_error(self.num_steps)
 
     def _record_finished(self, eos_log_probs: NDArray[np.float64], parents: NDArray[np.int64]) -> None:
-        """Close what ends in the step after those written down."""
-        said = self.num_steps  # so many words before it
-        for row, place in np.argwhere(eos_log_probs > -np.inf).tolist():
+        """Record the hypotheses that finish in the next step, and close the sentences that are done."""
+        length = self.num_steps  # number of tokens before EOS
+        for row, rank in np.argwhere(eos_log_probs > -np.inf).tolist():
             n = self._row_sentences[row]
             if self._is_open[n]:
                 self._finished[n].append(
-                    _FinishedBeam(said, int(parents[row, place]), float(eos_log_probs[row, place]))
+                    _FinishedBeam(length, int(parents[row, rank]), float(eos_log_probs[row, rank]))
                 )
         for n in self._row_sentences:
-            if len(self._finished[n]) >= self.beam_size or said >= self.max_lengths[n]:
+            if len(self._finished[n]) >= self.beam_size or length >= self.max_lengths[n]:
                 self._is_open[n] = False
 
     def _is_decided(self, sentence: int) -> bool:
-        """Whether no live hypothesis can come among the n best any more."""
-        highest = float(self._log_probs[-1][sentence, 0])
-        if highest == -math.inf:
+        """Whether no live hypothesis can be among the n best any more."""
+        best_log_prob = float(self._log_probs[-1][sentence, 0])
+        if best_log_prob == -math.inf:
             return True
         if not self.stop_by_score or len(self._finished[sentence]) < self.n_best:
             return False
-        # A log-probability is below 0 and only falls: it weighs least where it is divided by the most.
-        reachable = self._compute_score(highest, self.max_lengths[sentence] + 1)
+        # A log-probability is negative and only decreases, so its score is at most that with the largest
+        # divisor.
+        upper_bound = self._compute_score(best_log_prob, self.max_lengths[sentence] + 1)
         scores = sorted(
-            (self._compute_score(end.logprob, end.length + 1) for end in self._finished[sentence]),
+            (self._compute_score(beam.logprob, beam.length + 1) for beam in self._finished[sentence]),
             reverse=True,
         )
-        return reachable <= scores[self.n_best - 1]
+        return upper_bound <= scores[self.n_best - 1]
 
     def _compute_score(self, logprob: float, length: int) -> float:
         return logprob / math.pow((5 + length) / 6, self.length_penalty)
 
     def _backtrack(self, sentence: int, length: int, slot: int) -> tuple[int, ...]:
-        """The words of the hypothesis that was live in ``slot`` after ``length`` of them."""
+        """Return the tokens of the hypothesis that was in ``slot`` after ``length`` tokens."""
         ids = []
         for step in range(length - 1, -1, -1):
             ids.append(int(self._token_ids[step][sentence, slot]))
@@ -164,7 +167,7 @@ class BeamState:
         return tuple(reversed(ids))
 
     def _scatter_rows(self, rows: NDArray[Number], fill_value: float) -> NDArray[Number]:
-        """With a row for every sentence, those that are done and dropped included."""
+        """Return an array with a row for every sentence, including those that are done."""
         full = np.full((len(self.max_lengths), rows.shape[1]), fill_value, rows.dtype)
         full[self._row_sentences] = rows
         return full

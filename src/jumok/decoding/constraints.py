@@ -1,17 +1,19 @@
-"""The rules that every search keeps to.
+"""Rules that all searches follow.
 
-- **What is said.** PAD and BOS never are; UNK only if ``allow_unk=True``. Barring a word takes it from the
-  choice and leaves the other probabilities as they are: a ``logprob`` is always the model's own.
-- **Ties.** Of words that are equally probable, the one with the lowest id; of paths, the better ranked one's.
-- **Finished** is a hypothesis that has said EOS.
-- **The length limit.** A sentence has at most ``max_length`` words (ids without EOS), which is a number, or a
-  function of how many ids the source has. After the last of them it may still say EOS; if it does not, it is
-  given back as it is, with ``finished=False``.
-- **An empty source** (nothing, or just EOS) has the empty translation, with probability 1; no model is asked.
-- **Scores that are no numbers** are an error, as is a step in which every word has probability 0.
+- **Forbidden tokens.** PAD and BOS are never generated; UNK only with ``allow_unk=True``. The probabilities
+  of the other tokens do not change: a ``logprob`` is always that of the model.
+- **Ties.** Of equally probable tokens, the one with the lowest id wins; of paths, the one with the better
+  rank.
+- A hypothesis is **finished** when it has generated EOS.
+- **Length limit.** A sentence has at most ``max_length`` tokens (ids without EOS). The limit is a number, or
+  a function of the number of source ids. After the last token, EOS is still allowed. Otherwise the hypothesis
+  is returned with ``finished=False``.
+- **Empty source.** A source without tokens, or with EOS alone, has the empty translation with probability 1,
+  without a call of the model.
+- **Invalid scores.** NaN is an error, and so is a step in which all allowed tokens have probability 0.
 
-A GPU is waited for only every few steps, when the host looks at what is finished and drops it from the batch.
-What was said in between, after the end of a sentence, is thrown away: the result does not depend on it.
+The host waits for a GPU only every few steps, when it looks for finished sentences and removes them from the
+batch. Tokens that were generated after the end of a sentence are discarded, so they do not affect the result.
 """
 
 from __future__ import annotations
@@ -44,80 +46,80 @@ EMPTY_HYPOTHESIS = Hypothesis(ids=(), score=0.0, logprob=0.0, finished=True)
 
 
 def default_max_length(source_length: int) -> int:
-    """The usual length limit: a translation of 2·n + 20 words is hardly one."""
+    """The default length limit, 2·n + 20."""
     return 2 * source_length + 20
 
 
 @dataclass(frozen=True, eq=False)
 class SearchInputs:
-    """The sentences that a model has to be asked about: all but the empty ones."""
+    """The sentences that are not empty, which the model must translate."""
 
     source: Tokens
-    rows: list[int]  # which sentences of the caller's these are
-    max_lengths: list[int]  # the most words that each may have
+    rows: list[int]  # their indices in the batch of the caller
+    max_lengths: list[int]  # length limit of each sentence
 
 
 def select_nonempty(source: Tokens, max_length: LengthLimit) -> SearchInputs:
-    """The sentences of ``source`` that are not empty, each with its length limit."""
+    """Select the sentences of ``source`` that are not empty, with their length limits."""
     if source.packed:
-        raise InputError(
-            "packed sentences came; a search steps through padded ones: make them with Tokens.padded(…)"
-        )
-    empty = _find_empty(source)
-    rows = [row for row, nothing in enumerate(empty) if not nothing]
-    limits = [_resolve_max_length(max_length, source.lengths[row]) for row in rows]
-    if len(rows) < len(empty):
+        raise InputError("packed sentences came; a search needs padded ones: make them with Tokens.pad(…)")
+    is_empty = _find_empty(source)
+    rows = [row for row, empty in enumerate(is_empty) if not empty]
+    max_lengths = [_resolve_max_length(max_length, source.lengths[row]) for row in rows]
+    if len(rows) < len(is_empty):
         ids = source.ids[move_to_device(torch.tensor(rows, dtype=torch.long), source.ids.device)]
         source = Tokens(ids, tuple(source.lengths[row] for row in rows))
-    return SearchInputs(source, rows, limits)
+    return SearchInputs(source, rows, max_lengths)
 
 
 def compute_log_probs(logits: Tensor, *, allow_unk: bool) -> Tensor:
-    """The model's log-probabilities ``(N, V)`` in float32, −inf for the words that must not be said."""
+    """Return the log-probabilities ``(N, V)`` of the model in float32, with −inf for forbidden tokens."""
     if logits.dim() != 2 or logits.shape[1] <= EOS:
         raise InputError(
-            f"step() gave logits of shape {tuple(logits.shape)}; expected (rows, words), with at least "
-            f"{EOS + 1} words: <pad>, <unk>, <s> and </s> begin every vocabulary"
+            f"step() returned logits of shape {tuple(logits.shape)}; expected (rows, words) with at least "
+            f"{EOS + 1} words: every vocabulary starts with <pad>, <unk>, <s> and </s>"
         )
-    logp = logits.log_softmax(-1, dtype=torch.float32)
-    # PAD, UNK and BOS are neighbours, so that one launch bars them; in steps of two it leaves UNK out.
-    logp[:, PAD : BOS + 1 : 2 if allow_unk else 1] = -torch.inf
-    return logp
+    log_probs = logits.log_softmax(-1, dtype=torch.float32)
+    # PAD, UNK and BOS are adjacent, so one kernel masks them. A stride of two skips UNK.
+    log_probs[:, PAD : BOS + 1 : 2 if allow_unk else 1] = -torch.inf
+    return log_probs
 
 
 def get_sync_interval(device: torch.device) -> int:
-    """After how many steps the host looks at what is finished."""
-    return 1 if device.type == "cpu" else 8  # on a CPU nobody waits, and every row costs
+    """Return the number of steps after which the host looks for finished sentences."""
+    return 1 if device.type == "cpu" else 8  # on a CPU this is free, and every row costs time
 
 
 def move_to_device(x: Tensor, device: torch.device) -> Tensor:
-    """Numbers of the host on a device, without waiting for it."""
+    """Copy a tensor to a device without waiting for it."""
     return x.to(device, non_blocking=device.type == "cuda")
 
 
 def build_invalid_scores_error(step: int) -> InputError:
-    """The error for scores that no word can be chosen by."""
+    """Return the error for scores that are NaN or that allow no token."""
     return InputError(
-        f"at step {step + 1} of the search the model gave scores that no word can be chosen by: NaN, or "
-        "probability 0 for every word that may be said. Probably its training has diverged; go back to an "
-        "earlier checkpoint"
+        f"at step {step + 1} of the search the scores of the model are NaN, or every allowed word has "
+        "probability 0; its training has probably diverged, so use an earlier checkpoint"
     )
 
 
 def _find_empty(source: Tokens) -> list[bool]:
     if min(source.lengths, default=2) > 1:
         return [False] * len(source.lengths)
-    width = source.ids.shape[1]
-    first = source.ids[:, 0].tolist() if width else [EOS] * len(source.lengths)
-    return [n == 0 or (n == 1 and word == EOS) for n, word in zip(source.lengths, first, strict=True)]
+    num_rows, width = source.ids.shape
+    first_ids = source.ids[:, 0].tolist() if width else [EOS] * num_rows
+    return [
+        length == 0 or (length == 1 and first_id == EOS)
+        for length, first_id in zip(source.lengths, first_ids, strict=True)
+    ]
 
 
 def _resolve_max_length(max_length: LengthLimit, source_length: int) -> int:
     limit = max_length(source_length) if callable(max_length) else max_length
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-        where = f" (for a source of {source_length} ids)" if callable(max_length) else ""
+        context = f" (for a source of {source_length} ids)" if callable(max_length) else ""
         raise InputError(
-            f"longest: {limit!r} came{where}; expected a whole number of words from 1 on, or a function that "
-            "gives one for the length of a source"
+            f"max_length: {limit!r} came{context}; expected an integer of at least 1, or a function that "
+            "returns one for the length of a source"
         )
     return limit

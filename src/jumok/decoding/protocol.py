@@ -1,26 +1,27 @@
-"""What a search asks of a model, and what it gives back.
+"""Interface between a search and a model.
 
-A search never looks inside a model. It hands over the source once, then, step after step, the words said
-last, and gets the scores of the words to say next::
+A search knows nothing about the model. It passes the source once and then, at every step, the last tokens. It
+receives the scores of the next tokens::
 
-    state = model.start(source)                     # rows B
+    state = model.start(source)                     # B rows
     logits, state = model.step(state, ids)          # ids (N,), logits (N, V)
-    state = state.reorder(index, sources)           # rows may repeat, vanish, change places
+    state = state.reorder(index, sources)           # rows are repeated, dropped and permuted
 
-**Sources.** Rows that continue the same sentence stand side by side, equally many of each. What belongs to
-the sentence need not be kept, or moved, for each of them. But which sentence a row belongs to, only the
-numbers in ``index`` tell, and these are on the GPU. So a search, which knows it, says it: ``sources`` are the
-sentences that go on, and the rows of ``index`` come in as many equal runs, each of rows of one source::
+**Sources.** Rows that continue the same sentence are adjacent, and every sentence has the same number of
+rows. So a state can store what belongs to a sentence once. Only the values of ``index`` show which sentence a
+row belongs to, and they are on the GPU. The search knows it on the host, so it passes ``sources``, the
+sentences that
+continue. The rows of ``index`` are then as many equal runs, each with the rows of one source::
 
     start                       a b c                   sources a b c
     reorder([0, 0, 1, 1, 2, 2], sources=[0, 1, 2])
                                 a a b b c c             sources a b c
     reorder([1, 0, 5, 5], sources=[0, 2])
-                                a a c c                 sources a c: from now on, c has the number 1
+                                a a c c                 sources a c: now c has the number 1
 
-Without it any index will do, and each row counts as a source of its own from then on.
+Without ``sources`` any index is valid, and each row becomes a source of its own.
 
-Shapes: ``B`` sentences, ``N`` rows of the state (one a path that is followed), ``V`` words of the vocabulary.
+Shapes: ``B`` sentences, ``N`` rows of the state (one per path), ``V`` words of the vocabulary.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ __all__ = ["DecoderState", "Hypothesis", "IncrementalDecoder"]
 
 
 class DecoderState(Protocol):
-    """All that a model remembers between steps, a row for each path. It never changes once made."""
+    """State of a decoder between steps, with one row per path. It is immutable."""
 
     def reorder(self, index: Tensor, sources: Sequence[int] | None = None) -> Self:
-        """The rows ``index`` ``(M,)``, in that order; a row may come twice, or not at all.
+        """Return the rows ``index`` ``(M,)``, in that order. Rows may be repeated or left out.
 
-        ``sources`` promises what is told above; a state may rely on it, or do without.
+        ``sources`` is described above. A state may use or ignore it.
         """
         ...
 
@@ -51,24 +52,24 @@ S = TypeVar("S", bound=DecoderState)
 
 
 class IncrementalDecoder(Protocol[S]):
-    """Anything that says one word after another. Put it into eval mode first: a search leaves it as it is."""
+    """A model that generates one token after another. Call ``eval()`` before a search, which does not."""
 
     def start(self, source: Tokens) -> S:
-        """The state before the first word, a row for each sentence of the padded source."""
+        """Return the state before the first token, with one row per sentence of the padded source."""
         ...
 
     def step(self, state: S, ids: Tensor) -> tuple[Tensor, S]:
-        """Unnormalised scores ``(N, V)`` of the words after ``ids`` ``(N,)``, and the state behind these."""
+        """Return the logits ``(N, V)`` of the tokens after ``ids`` ``(N,)``, and the next state."""
         ...
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """What a search found for one sentence.
+    """Result of a search for one sentence.
 
-    ``ids`` has neither BOS nor EOS. ``logprob`` is the model's own log-probability of all that was said, the
-    EOS of a finished one included. ``score`` is what the search ranked by. ``finished`` is False where the
-    length limit cut the sentence off: the text may end in the middle, and whoever shows it should say so.
+    ``ids`` contains neither BOS nor EOS. ``logprob`` is the log-probability of the tokens under the model,
+    including the EOS of a finished hypothesis. ``score`` is the value by which the search ranks. ``finished``
+    is False if the length limit cut the sentence off.
     """
 
     ids: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Sampling: every word drawn at random, as probable as the model holds it."""
+"""Sampling: every token is drawn at random from the distribution of the model."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ def sample(
     max_length: LengthLimit = default_max_length,
     allow_unk: bool = False,
 ) -> list[Hypothesis]:
-    """A random word at every step, until EOS; one hypothesis for each sentence, in their order.
+    """Draw a random token at every step, until EOS. Returns one hypothesis per sentence.
 
-    The words that may be said (see :mod:`jumok.decoding.rules`) have the probabilities softmax(logits /
-    ``temperature``). Of them stay the ``top_k`` most probable ones; of these, the fewest of the most probable
-    whose share is at least ``top_p``. One of the rest is drawn.
+    The allowed tokens (see :mod:`jumok.decoding.constraints`) have the probabilities softmax(logits /
+    ``temperature``). ``top_k`` keeps the k most probable tokens. Of these, ``top_p`` keeps the smallest set
+    of the most probable tokens whose total probability is at least ``top_p``.
 
-    ``score`` and ``logprob`` are the model's own log-probability, at temperature 1 and before any cut. With a
-    seeded ``generator`` the same batch gives the same words. A generator of the CPU serves a model on a GPU
-    too, which then draws the same random numbers.
+    ``score`` and ``logprob`` are the log-probability under the model, at temperature 1 and without top-k and
+    top-p. With a seeded ``generator``, the same batch gives the same tokens. A generator on the CPU also
+    works for a model on a GPU, and draws the same random numbers.
     """
     _check_options(temperature, top_k, top_p)
-    sentences = len(source.lengths)
+    num_sentences = len(source.lengths)
 
-    def choose(logp: Tensor, numbers: Tensor) -> Tensor:
-        # Drawn for all sentences, finished ones too: when a row is dropped, the others' luck does not change.
-        home = logp.device if generator is None else generator.device
-        luck = torch.rand(sentences, dtype=torch.float64, generator=generator, device=home)
-        return sample_tokens(logp, move_to_device(luck, logp.device)[numbers], temperature, top_k, top_p)
+    def choose(log_probs: Tensor, sentence_indices: Tensor) -> Tensor:
+        # Draw for all sentences, so that the numbers of the others do not change when a row is dropped.
+        device = log_probs.device if generator is None else generator.device
+        uniforms = torch.rand(num_sentences, dtype=torch.float64, generator=generator, device=device)
+        uniforms = move_to_device(uniforms, log_probs.device)[sentence_indices]
+        return sample_tokens(log_probs, uniforms, temperature, top_k, top_p)
 
     return decode_single_path(model, source, choose, max_length=max_length, allow_unk=allow_unk)
 
@@ -53,40 +54,38 @@ def sample(
 def sample_tokens(
     log_probs: Tensor, uniforms: Tensor, temperature: float, top_k: int | None, top_p: float | None
 ) -> Tensor:
-    """The words ``(N,)`` that numbers ``(N,)`` from [0, 1) fall on, if the words lie side by side on a line.
+    """Sample tokens ``(N,)`` by inverting the cumulative distribution at ``uniforms`` ``(N,)`` in [0, 1).
 
-    Each takes as much of the line as its probability after the cuts, the words of a cut in falling order.
+    With top-k or top-p, the tokens are in descending order of probability.
 
-    >>> logp = torch.tensor([[0.2, 0.5, 0.3]]).log().expand(3, 3)
-    >>> draw(logp, torch.tensor([0.1, 0.3, 0.8]), 1.0, None, None)
+    >>> log_probs = torch.tensor([[0.2, 0.5, 0.3]]).log().expand(3, 3)
+    >>> sample_tokens(log_probs, torch.tensor([0.1, 0.3, 0.8]), 1.0, None, None)
     tensor([0, 1, 2])
-    >>> draw(logp, torch.tensor([0.1, 0.3, 0.8]), 1.0, 2, None)  # 5/8 for the one, 3/8 for the other
+    >>> sample_tokens(log_probs, torch.tensor([0.1, 0.3, 0.8]), 1.0, 2, None)  # probabilities 5/8 and 3/8
     tensor([1, 1, 2])
     """
-    ids: Tensor | None = None  # None: a word's place is its id
+    ids: Tensor | None = None  # None: the columns are the token ids
     if top_k is not None and top_k < log_probs.shape[1]:
         log_probs, ids = stable_topk(log_probs, top_k)
     elif top_p is not None:
         log_probs, ids = log_probs.sort(dim=1, descending=True, stable=True)
-    share = (log_probs.double() / temperature).softmax(-1)
+    probs = (log_probs.double() / temperature).softmax(-1)
     if top_p is not None:
-        before = share.cumsum(-1) - share
-        share = share.masked_fill(before >= top_p, 0.0)
-    ends = share.cumsum(-1)
-    place = torch.searchsorted(ends, uniforms.to(ends)[:, None] * ends[:, -1:], right=True)
-    place = place.clamp(max=log_probs.shape[1] - 1)  # should rounding put a number on the very end
-    return (place if ids is None else ids.gather(1, place)).squeeze(1)
+        preceding = probs.cumsum(-1) - probs
+        probs = probs.masked_fill(preceding >= top_p, 0.0)
+    cumulative = probs.cumsum(-1)
+    column = torch.searchsorted(cumulative, uniforms.to(cumulative)[:, None] * cumulative[:, -1:], right=True)
+    column = column.clamp(max=log_probs.shape[1] - 1)  # rounding may reach the very end
+    return (column if ids is None else ids.gather(1, column)).squeeze(1)
 
 
 def _check_options(temperature: float, top_k: int | None, top_p: float | None) -> None:
     if not (math.isfinite(temperature) and temperature > 0):
         raise InputError(
-            f"temperature: {temperature!r} came; expected a number above 0 (greedy search takes the most "
+            f"temperature: {temperature!r} came; expected a number above 0 (use greedy search for the most "
             "probable word at every step)"
         )
     if top_k is not None and (not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1):
-        raise InputError(f"top_k: {top_k!r} came; expected a whole number from 1 on, or None to cut nothing")
+        raise InputError(f"top_k: {top_k!r} came; expected an integer of at least 1, or None")
     if top_p is not None and not 0 < top_p <= 1:
-        raise InputError(
-            f"top_p: {top_p!r} came; expected a share above 0 and up to 1, or None to cut nothing"
-        )
+        raise InputError(f"top_p: {top_p!r} came; expected a number above 0 and at most 1, or None")

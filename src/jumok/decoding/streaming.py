@@ -1,12 +1,14 @@
-"""A search that is followed: what it says is heard while it says it, and a sentence can be given up.
+"""Streaming: report the tokens of a search while it runs, and cancel sentences.
 
-A search knows no audience. So this stands between it and its model, and watches the words go by::
+A search knows nothing about listeners. A :class:`StreamingDecoder` stands between the search and the model
+and
+observes the tokens::
 
-    search  ── ids ──►  Followed  ── ids ──►  model
-            ◄─ logits ──          ◄─ logits ──
+    search  ── ids ──►  StreamingDecoder  ── ids ──►  model
+            ◄─ logits ──                  ◄─ logits ──
 
-A sentence that nobody waits for any more is told that its next word is EOS, and with that the search is done
-with it. The sentences beside it notice nothing: their scores are passed on as they are.
+A cancelled sentence gets EOS as its only possible next token, which ends its search. The scores of the other
+sentences do not change.
 """
 
 from __future__ import annotations
@@ -26,43 +28,47 @@ __all__ = ["StreamListener", "StreamingDecoder"]
 
 
 class StreamListener(Protocol):
-    """Who follows a search. Sentences have the numbers that whoever began it has given them."""
+    """Receives the tokens of a search. The caller of the search numbers the sentences."""
 
     def is_cancelled(self, sentence: int) -> bool:
-        """Whether nobody waits for this one any more. Asked at every step."""
+        """Whether this sentence is cancelled. Called at every step."""
         ...
 
     def is_streaming(self, sentence: int) -> bool:
-        """Whether somebody wants to hear this one while it is said. (A GPU is waited for then.)"""
+        """Whether to report the tokens of this sentence. The host then waits for the GPU at every step."""
         ...
 
     def on_tokens(self, sentence: int, ids: Sequence[int]) -> None:
-        """All words of this one so far; of a beam, those of the best path that still goes on."""
+        """Receive all tokens of this sentence so far; in a beam, those of the best live hypothesis."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class _StreamingState(Generic[S]):
-    """The model's own state, and whose rows they are: equally many of each sentence, side by side."""
+    """The state of the model, and the sentences of its rows: adjacent, the same number for each."""
 
     inner: S
     sentences: tuple[int, ...]
-    num_rows: int  # in all
-    token_ids: Tensor | None  # (rows, steps), BOS included; None: nobody listens
+    num_rows: int  # in total
+    token_ids: Tensor | None  # (rows, steps), with BOS; None: no sentence is streamed
 
     def reorder(self, index: Tensor, sources: Sequence[int] | None = None) -> Self:
-        if sources is None:  # only the numbers in the index tell
-            each = self.num_rows // len(self.sentences)
-            sentences = tuple(self.sentences[row // each] for row in index.tolist())
+        """Reorder the rows. See :class:`jumok.decoding.protocol.DecoderState`."""
+        if sources is None:  # only the values of the index show the sentences
+            rows_per_sentence = self.num_rows // len(self.sentences)
+            sentences = tuple(self.sentences[row // rows_per_sentence] for row in index.tolist())
         else:
-            sentences = tuple(self.sentences[n] for n in sources)
-        said = None if self.token_ids is None else self.token_ids[index]
+            sentences = tuple(self.sentences[source] for source in sources)
+        token_ids = None if self.token_ids is None else self.token_ids[index]
         inner = self.inner.reorder(index, sources)
-        return replace(self, inner=inner, sentences=sentences, num_rows=len(index), token_ids=said)
+        return replace(self, inner=inner, sentences=sentences, num_rows=len(index), token_ids=token_ids)
 
 
 class StreamingDecoder(Generic[S]):
-    """A model for one search, whose sentences have these numbers. Empty ones are asked about by no search."""
+    """A model that reports to a listener.
+
+    ``sentences`` are the numbers of the sentences of one search, without the empty ones.
+    """
 
     def __init__(
         self, model: IncrementalDecoder[S], listener: StreamListener, sentences: Sequence[int]
@@ -70,33 +76,36 @@ class StreamingDecoder(Generic[S]):
         self.model, self.listener, self.sentences = model, listener, tuple(sentences)
 
     def start(self, source: Tokens) -> _StreamingState[S]:
+        """Return the state before the first token."""
         assert len(source.lengths) == len(self.sentences)
-        rows, said = len(source.lengths), None
+        num_rows, token_ids = len(source.lengths), None
         if any(map(self.listener.is_streaming, self.sentences)):
-            said = torch.zeros((rows, 0), dtype=torch.long, device=source.ids.device)
-        return _StreamingState(self.model.start(source), self.sentences, rows, said)
+            token_ids = torch.zeros((num_rows, 0), dtype=torch.long, device=source.ids.device)
+        return _StreamingState(self.model.start(source), self.sentences, num_rows, token_ids)
 
     def step(self, state: _StreamingState[S], ids: Tensor) -> tuple[Tensor, _StreamingState[S]]:
-        said, each = state.token_ids, len(ids) // len(state.sentences)
-        if said is not None:
-            said = torch.cat([said, ids[:, None]], 1)
-            for n, sentence in enumerate(state.sentences):
-                words = said[n * each, 1:].tolist() if self.listener.is_streaming(sentence) else []
-                if words and EOS not in words:  # of its rows, the first is the best
-                    self.listener.on_tokens(sentence, words)
+        """Report the tokens so far, and return the logits of the next tokens."""
+        token_ids, rows_per_sentence = state.token_ids, len(ids) // len(state.sentences)
+        if token_ids is not None:
+            token_ids = torch.cat([token_ids, ids[:, None]], 1)
+            for source, sentence in enumerate(state.sentences):
+                if self.listener.is_streaming(sentence):
+                    best = token_ids[source * rows_per_sentence, 1:].tolist()  # its first row is the best
+                    if best and EOS not in best:
+                        self.listener.on_tokens(sentence, best)
         logits, inner = self.model.step(state.inner, ids)
-        left = [n for n, sentence in enumerate(state.sentences) if self.listener.is_cancelled(sentence)]
-        if left:
-            logits = _force_eos(logits, left, each)
-        return logits, replace(state, inner=inner, token_ids=said)
+        cancelled = [
+            source for source, sentence in enumerate(state.sentences) if self.listener.is_cancelled(sentence)
+        ]
+        if cancelled:
+            logits = _force_eos(logits, cancelled, rows_per_sentence)
+        return logits, replace(state, inner=inner, token_ids=token_ids)
 
 
 def _force_eos(logits: Tensor, sentences: list[int], rows_per_sentence: int) -> Tensor:
-    """The same scores, but for the rows of some sentences: there only EOS is possible."""
-    rows = constraints.move_to_device(
-        torch.tensor([n * rows_per_sentence + at for n in sentences for at in range(rows_per_sentence)]),
-        logits.device,
-    )
-    ends = torch.full_like(logits[:1], -torch.inf)
-    ends[:, EOS] = 0
-    return logits.index_copy(0, rows, ends.expand(len(rows), -1))
+    """Return the logits, with EOS as the only possible token in the rows of these sentences."""
+    rows = [n * rows_per_sentence + row for n in sentences for row in range(rows_per_sentence)]
+    index = constraints.move_to_device(torch.tensor(rows), logits.device)
+    eos_logits = torch.full_like(logits[:1], -torch.inf)
+    eos_logits[:, EOS] = 0
+    return logits.index_copy(0, index, eos_logits.expand(len(rows), -1))

@@ -1,7 +1,7 @@
-"""The best words of every row, in a fixed order.
+"""Top-k with a fixed order of equal values.
 
-``torch.topk`` leaves open which of two equal values it takes. Scores in bfloat16 often are equal; ties left
-to chance would mean another translation on another device, or with other sentences in the batch.
+``torch.topk`` does not specify which of two equal values comes first. Scores in bfloat16 are often equal, and
+random ties would mean another translation on another device or with other sentences in the batch.
 """
 
 from __future__ import annotations
@@ -13,38 +13,37 @@ from torch import Tensor
 
 __all__ = ["stable_topk"]
 
-MAX_SORTED_WORDS = 256  # up to so many words a row, sorting them all is quickest
-TIE_BREAK_EPSILON = (
-    2.0**-50
-)  # relative: two float64 differ by less, and two float32 by more, for up to 2²⁵ words
+MAX_SORTED_WORDS = 256  # up to this number of words, sorting the whole row is fastest
+# Relative difference that separates equal values in float64 and keeps the order of different float32 values,
+# for up to 2²⁵ words.
+TIE_BREAK_EPSILON = 2.0**-50
 
 
 def stable_topk(log_probs: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The ``k`` largest of each row, in order, and their ids; of equals, the lowest id comes first.
+    """Return the ``k`` largest values of each row in descending order, and their ids. Ties: lowest id first.
 
-    ``log_probs`` ``(N, V)`` holds float32 log-probabilities: nothing above 0, and no two of a row at 0.
+    ``log_probs`` ``(N, V)`` are float32 log-probabilities: none above 0, and at most one 0 in a row.
 
-    >>> best(torch.tensor([[-2.0, -1.0, -2.0, -1.0]]), 3)
+    >>> stable_topk(torch.tensor([[-2.0, -1.0, -2.0, -1.0]]), 3)
     (tensor([[-1., -1., -2.]]), tensor([[1, 3, 0]]))
     """
-    rows, words = log_probs.shape
-    if words <= max(MAX_SORTED_WORDS, 2 * k):
+    num_rows, num_words = log_probs.shape
+    if num_words <= max(MAX_SORTED_WORDS, 2 * k):
         values, ids = log_probs.sort(dim=1, descending=True, stable=True)
         return values[:, :k], ids[:, :k]
-    # The best `k` words lie in the `k` chunks with the highest maxima. So the whole row is read once,
-    # and what has to be ordered is about the square root of it.
-    width = math.isqrt(words // k)
-    chunks = words // width
-    highest = log_probs[:, : chunks * width].unflatten(1, (chunks, width)).amax(-1)
-    numbers = torch.arange(words, device=log_probs.device)
-    nudges = (
-        1.0 + TIE_BREAK_EPSILON * numbers.double()
-    )  # the higher the number, the lower a value: no two are equal
-    chosen = (highest * nudges[:chunks]).topk(k).indices
-    ids = (chosen[:, :, None] * width + numbers[:width]).flatten(1)
-    rest = numbers[chunks * width :]  # belongs to no chunk
-    if len(rest):
-        ids = torch.cat([ids, rest.expand(rows, -1)], dim=1)
+    # The top k words are in the k chunks with the highest maxima. So the whole row is read once, and only
+    # about the square root of it is sorted.
+    chunk_size = math.isqrt(num_words // k)
+    num_chunks = num_words // chunk_size
+    chunk_maxima = log_probs[:, : num_chunks * chunk_size].unflatten(1, (num_chunks, chunk_size)).amax(-1)
+    indices = torch.arange(num_words, device=log_probs.device)
+    # Log-probabilities are negative, so a larger factor lowers the value of a higher index.
+    tie_breakers = 1.0 + TIE_BREAK_EPSILON * indices.double()
+    top_chunks = (chunk_maxima * tie_breakers[:num_chunks]).topk(k).indices
+    ids = (top_chunks[:, :, None] * chunk_size + indices[:chunk_size]).flatten(1)
+    remainder = indices[num_chunks * chunk_size :]  # not in any chunk
+    if len(remainder):
+        ids = torch.cat([ids, remainder.expand(num_rows, -1)], dim=1)
     values = log_probs.gather(1, ids)
-    order = (values * nudges[ids]).topk(k).indices
+    order = (values * tie_breakers[ids]).topk(k).indices
     return values.gather(1, order), ids.gather(1, order)

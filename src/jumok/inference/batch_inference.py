@@ -99,7 +99,7 @@ class InferenceWorker:
             self._object_to_line = job.task.make_jsonl_reader(job.jsonl_path)
 
     def predict_lines(self, lines: list[str], first_number: int) -> Iterator[LineResult]:
-        """Yield the results of lines, numbered from ``first_number``. An invalid line is an error, or skipped."""
+        """Yield the results of lines, numbered from ``first_number``. Invalid lines raise, or are skipped."""
         job, n_best = self.job, self.job.options.n_best
         for prediction in predict_isolating_errors(
             self._predict, lines, first_number, skip_invalid=job.skip_invalid
