@@ -90,7 +90,7 @@ readers = trained(
 )
 drawn, both = figure(7, 2.35, 2, 1)
 for axes, reader, text in zip(both, readers, (english, korean), strict=True):
-    (document,) = reader.documents([text])
+    (document,) = reader.highlight_texts([text])
     shown: list[tuple[str, float]] = []
     for before, word, weight in zip(document.before, document.words, document.of(), strict=True):
         if before or not shown:

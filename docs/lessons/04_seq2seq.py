@@ -74,7 +74,7 @@ bahdanau, fixed, luong, luong_tanh, dot, general, concat = trained(
 # 문장이 세 단어든 마흔 단어든 크기가 같습니다.
 
 # %%
-test = bahdanau.texts.test()
+test = bahdanau.data.test_split()
 short = "this is an example sentence"
 middle, long = (next(e for e in test.examples if len(e.source.split()) == n) for n in (12, 26))
 wanted = {short: "이것은 예문이다", middle.source: middle.target, long.source: long.target}
@@ -132,8 +132,8 @@ source = "i studied korean with my friend in the library"
 target = "나는 도서관에서 나의 친구와 함께 한국어를 공부했다"
 said = luong_tanh.tokenizers.target
 pieces = said.encode([target])[0]
-until = max(n for n, word in enumerate(said.words(target)) if word == target.split().index("친구와"))
-print("pieces:", said.pieces(pieces), "· told up to", said.pieces(pieces)[until])
+until = max(n for n, word in enumerate(said.word_ids_from_text(target)) if word == target.split().index("친구와"))
+print("pieces:", said.ids_to_tokens(pieces), "· told up to", said.ids_to_tokens(pieces)[until])
 
 state = read(luong_tanh, source)
 with torch.no_grad():
@@ -167,7 +167,7 @@ table(
 
 # %%
 words = [
-    *(piece.strip("▁") for piece in luong_tanh.tokenizer.pieces(luong_tanh.tokenizer.encode([source])[0])),
+    *(piece.strip("▁") for piece in luong_tanh.tokenizer.ids_to_tokens(luong_tanh.tokenizer.encode([source])[0])),
     "</s>",
 ]
 drawn, (left, middle_axes, right) = figure(7, 2.9, 1, 3, width_ratios=[3, 3, 2.2])
@@ -180,7 +180,7 @@ left.axvline(0, color=GREY, lw=0.8)
 likely, which = by_hand[0, 0].softmax(-1).topk(5)
 right.barh(range(5), likely.tolist(), color=COLOURS[1])
 right.set(title="next", ylim=(4.6, -0.6), xlim=(0, 1))
-right.set_yticks(range(5), [piece.strip("▁") for piece in said.pieces(which.tolist())])
+right.set_yticks(range(5), [piece.strip("▁") for piece in said.ids_to_tokens(which.tolist())])
 right.tick_params(length=0)
 show(drawn, "one_step")
 
@@ -216,7 +216,7 @@ show(drawn, "one_step")
 def looked(translator, told: list[int]) -> torch.Tensor:
     """Where each step looks (steps, source pieces) if the decoder is told these pieces."""
     batch = Seq2SeqBatch.from_sequences(translator.tokenizer.encode([source]), [told])
-    return translator.model.maps(batch)[0].weights[0, 0]
+    return translator.model.compute_attention_maps(batch)[0].weights[0, 0]
 
 
 # %%
@@ -236,7 +236,7 @@ for n, (name, translator) in enumerate((("Bahdanau", bahdanau), ("Luong", luong)
     first = int((moved > 0).nonzero()[0])
     print(f"{name}: weights change from step {first} on; the changed piece is read at step {changed + 1}")
     assert first == changed + (2 if name == "Bahdanau" else 1)
-names = [piece.strip("▁") for piece in said.pieces([*pieces, EOS])]
+names = [piece.strip("▁") for piece in said.ids_to_tokens([*pieces, EOS])]
 axes.set_xticks(range(len(names)), names, size=9.5)
 axes.set(title="change of the weights of the step that says …, if 나의 had been another word")
 axes.legend()
@@ -275,12 +275,12 @@ show(drawn, "side_by_side")
 def bleu(translator, pairs) -> float:
     """Of greedy translations."""
     found = translator.predict([pair.source for pair in pairs], TranslationOptions(beam_size=1))
-    return Bleu().score([one.text for one in found], [pair.target for pair in pairs]).value
+    return Bleu().score([one.translation for one in found], [pair.target for pair in pairs]).value
 
 
 def error_rate(translator, count: int) -> float:
     """Of the word links that the weights give, against those that the grammar knows."""
-    return score_alignment(translator.align(test.examples[:count]), test.links[:count]).error_rate
+    return score_alignment(translator.align(test.examples[:count]), test.gold_alignments[:count]).error_rate
 
 
 # %%
@@ -330,9 +330,9 @@ show(drawn, "scores")
 text = "the lawyer runs because her mother cannot choose the book"
 (number,) = (n for n, pair in enumerate(test.examples) if pair.source == text)
 found = bahdanau.translate(text)
-print(text, "→", found.text)
-gold = test.links[number].sure if found.text == test.examples[number].target else []
-show(draw_heat_map(found.weights, found.words, found.source_words, at("alignment"), gold_links=gold))
+print(text, "→", found.translation)
+gold = test.gold_alignments[number].sure if found.translation == test.examples[number].target else []
+show(draw_heat_map(found.attention, found.target_words, found.source_words, at("alignment"), gold_links=gold))
 print(
     f"alignment error rate on all {len(test.examples)} test sentences: {error_rate(bahdanau, len(test.examples)):.3f}"
 )
@@ -403,7 +403,7 @@ source_lengths = [len(pair.source.split()) for pair in test.examples]
 curves = {}
 for name, translator in (("fixed context", fixed), ("Bahdanau", bahdanau), ("Luong", luong)):
     texts = [
-        one.text
+        one.translation
         for one in translator.predict(
             [pair.source for pair in test.examples], TranslationOptions(beam_size=1)
         )

@@ -344,17 +344,17 @@ bert = jumok.load(Path(package.origin).parent / "model", "cpu")
 
 
 @torch.no_grad()
-def seen_in(text: str):
+def capture(text: str):
     """All attention of MiniLM while it reads a text."""
     ids, _ = bert.tokenizer.joined(*bert.tokenizer.encode([text]))
-    with jumok.watch(bert.model, bert.tokenizer) as seen:
+    with jumok.watch(bert.model, bert.tokenizer) as captures:
         bert.model(torch.tensor([ids]))
-    return seen
+    return captures
 
 
-seen = seen_in("The old teacher gave the children a book, and they read it in the garden.")
-tokens = seen[0].rows[0]
-print(seen)
+captures = capture("The old teacher gave the children a book, and they read it in the garden.")
+tokens = captures[0].query_tokens[0]
+print(captures)
 
 
 # %%
@@ -371,7 +371,7 @@ def kinds(weights: Tensor) -> dict[str, float]:
 # %%
 shares = {
     (layer, head): kinds(entry.weights(batch=0, head=head))
-    for layer, entry in enumerate(seen)
+    for layer, entry in enumerate(captures)
     for head in range(12)
 }
 chosen = {
@@ -379,7 +379,7 @@ chosen = {
 }
 drawn, panels = figure(7, 7, 2, 2)
 for axes, (name, (layer, head)) in zip(panels.flat, chosen.items(), strict=True):
-    heat(axes, seen[layer].weights(batch=0, head=head), tokens, tokens, lean=True)
+    heat(axes, captures[layer].weights(batch=0, head=head), tokens, tokens, lean=True)
     axes.tick_params(labelsize=7.5)
     axes.set_xlabel(f"layer {layer + 1}, head {head + 1}: {name} {shares[layer, head][name]:.0%}")
 show(drawn, "heads")
@@ -430,7 +430,7 @@ plain, smooth, by_heart, by_heart_smooth = trained(
     few_0=[*SMALL, "data.builtin_size=500", "model.label_smoothing=0"],
     few_1=[*SMALL, "data.builtin_size=500", "model.label_smoothing=0.1"],
 )
-pairs = plain.texts.test().examples
+pairs = plain.data.test_split().examples
 
 
 # %%
@@ -439,7 +439,7 @@ pairs = plain.texts.test().examples
 @torch.no_grad()
 def judged(translator) -> tuple[Tensor, Tensor]:
     """For every piece of the test's targets: how likely the model's first choice was, and whether it was right."""
-    model, batch = translator.model, translator.batch(pairs)
+    model, batch = translator.model, translator.build_batch(pairs)
     encoded, target = model.encode(batch.source), batch.target
     to_past = [partial(layer.attention, mask=target.causal) for layer in model.decoder]
     to_source = [
@@ -513,10 +513,10 @@ two = "The dog did not enter the room because it was too dark."
 turned = {"rotation": 60, "ha": "right", "rotation_mode": "anchor", "size": 8.5}
 drawn, panels = figure(7, 4.4, 2, 2)
 for column, text in enumerate((one, two)):
-    seen = seen_in(text)
-    tokens = seen[0].rows[0]
+    captures = capture(text)
+    tokens = captures[0].query_tokens[0]
     for row, layer in enumerate((4, 5)):
-        of_it = seen[layer].weights(batch=0)[:, tokens.index("it")]  # (12 heads, tokens)
+        of_it = captures[layer].weights(batch=0)[:, tokens.index("it")]  # (12 heads, tokens)
         axes = panels[row, column]
         axes.imshow(of_it, cmap=BLUES, vmin=0, vmax=0.5, aspect="auto")
         axes.set_xticks(range(len(tokens)), tokens if row else [], **turned)
@@ -530,9 +530,9 @@ show(drawn, "it")
 # %%
 for layer in (4, 5):
     for text in (one, two):
-        seen = seen_in(text)
-        tokens = seen[0].rows[0]
-        mean = seen[layer].weights(batch=0)[:, tokens.index("it")].mean(0)
+        captures = capture(text)
+        tokens = captures[0].query_tokens[0]
+        mean = captures[layer].weights(batch=0)[:, tokens.index("it")].mean(0)
         assert mean[tokens.index("dog")] + mean[tokens.index("room")] < 0.5
         found = {word: f"{mean[tokens.index(word)]:.3f}" for word in ("dog", "room", "[CLS]", "[SEP]")}
         print(f"layer {layer + 1}, mean of heads, … {text.split()[-1]:8}", found)
@@ -560,10 +560,10 @@ PAIRS = [
 shift = torch.zeros(len(PAIRS), 6, 12)  # how much the balance moves towards the first noun, by layer and head
 for n, (frame, first, second, says_first, says_second) in enumerate(PAIRS):
     for sign, word in ((1, says_first), (-1, says_second)):
-        seen = seen_in(frame.format(word))
-        tokens = seen[0].rows[0]
+        captures = capture(frame.format(word))
+        tokens = captures[0].query_tokens[0]
         for layer in range(6):
-            of_it = seen[layer].weights(batch=0)[:, tokens.index("it")]
+            of_it = captures[layer].weights(batch=0)[:, tokens.index("it")]
             shift[n, layer] += sign * (of_it[:, tokens.index(first)] - of_it[:, tokens.index(second)])
 
 # %%

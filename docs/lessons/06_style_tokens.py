@@ -80,13 +80,13 @@ voice, free, voice_50, voice_150, free_50, free_150 = trained(
 # 합성기가 만든 소리이므로 음높이와 길이, 그리고 글자마다 언제 소리 나는지를 우리는 알고 있습니다.
 
 # %%
-text, rate = "forty two", voice.sound.config.rate
+text, rate = "forty two", voice.audio.config.sample_rate
 drawn, panels = figure(7, 1.9, 1, 5, sharey=True)
 rows = []
 for axes, (name, style) in zip(panels, STYLES.items(), strict=True):
     made = synthesize_text(text, name)
     axes.imshow(
-        voice.sound.mel(made.waveform).T, origin="lower", aspect="auto", cmap=BLUES, vmin=0.2, vmax=0.9
+        voice.audio.mel_spectrogram(made.waveform).T, origin="lower", aspect="auto", cmap=BLUES, vmin=0.2, vmax=0.9
     )
     axes.set(title=name, xticks=[], yticks=[], xlim=(0, 110))
     axes.spines[:].set_visible(False)
@@ -185,9 +185,9 @@ show(drawn, "one_step")
 # %%
 def told(speaker, made) -> torch.Tensor:
     """Where each step looks (steps, letters) if the voice is told this recording, frame by frame."""
-    mel = torch.from_numpy(speaker.sound.mel(made.wave))
+    mel = torch.from_numpy(speaker.audio.mel_spectrogram(made.waveform))
     batch = SpeechBatch.from_sequences([speaker.tokenizer.encode(made.text)], [mel])
-    return speaker.model.maps(batch)[0].weights[0, 0]
+    return speaker.model.compute_attention_maps(batch)[0].weights[0, 0]
 
 
 # %%
@@ -202,7 +202,7 @@ for line, (kind, stages) in zip(panels, trainings.items(), strict=True):
     for axes, (stage, speaker) in zip(line, stages.items(), strict=True):
         weights = told(speaker, made)
         axes.pcolormesh(weights.T, cmap=BLUES, vmin=0, vmax=1)
-        times = (np.arange(len(weights)) + 0.5) * 4 * speaker.sound.config.seconds
+        times = (np.arange(len(weights)) + 0.5) * 4 * speaker.audio.config.frame_seconds
         axes.plot(
             np.arange(len(weights)) + 0.5, made.character_indices(times) + 0.5, color=COLOURS[1], lw=1.2
         )
@@ -258,7 +258,7 @@ for name in STYLES:
     for said in ("seventy eight", "thirty one", "nineteen"):
         recording = synthesize_text(said, name)
         weights = told(voice, recording)
-        times = (np.arange(len(weights)) + 0.5) * 4 * voice.sound.config.seconds
+        times = (np.arange(len(weights)) + 0.5) * 4 * voice.audio.config.frame_seconds
         place = (weights * torch.arange(weights.shape[1])).sum(-1).numpy()
         gaps.extend(place - recording.character_indices(times))
     ahead[name] = np.mean(gaps)
@@ -292,7 +292,7 @@ print("letters ahead of what sounds:", ", ".join(f"{name} {gap:+.1f}" for name, 
 
 # %%
 tokens = tacotron.style
-mel = torch.from_numpy(voice.sound.mel(made.waveform))
+mel = torch.from_numpy(voice.audio.mel_spectrogram(made.waveform))
 one = SpeechBatch.from_sequences([[0]], [mel])  # the text does not matter here
 with torch.no_grad():
     reference = tokens.reference(one.mels, one.mel_tokens)[:, None]
@@ -318,9 +318,9 @@ table(["step", "what", "shape (batch, …)"], [[name, what, str(tuple(x.shape))]
 # %%
 def heard_by(speaker, split: str) -> tuple[list[str], torch.Tensor]:
     """The styles of recordings it did not learn from, and their weights (recordings, heads, tokens)."""
-    examples = speaker.split(split).examples
-    mels = [speaker.sound.mel(one.sound.decode(speaker.sound)) for one in examples]
-    return [one.emotion for one in examples], speaker.style_of(*mels)
+    examples = speaker.load_split(split).examples
+    mels = [speaker.audio.mel_spectrogram(one.sound.decode(speaker.audio)) for one in examples]
+    return [one.emotion for one in examples], speaker.extract_style_weights(*mels)
 
 
 named, weighed = heard_by(voice, "test")
@@ -394,7 +394,7 @@ TEXTS = [text, "seven", "sixteen", "thirty one", "eighty five", "ninety"]
 
 def measured(weights: torch.Tensor) -> np.ndarray:
     """Duration and pitch of each of the texts in a style: (texts, 2)."""
-    found = [measure_prosody(piece.wave, rate) for piece in voice.said(TEXTS, weights)]
+    found = [measure_prosody(piece.waveform, rate) for piece in voice.synthesize_segments(TEXTS, weights)]
     return np.array([(one.seconds, one.pitch) for one in found])
 
 
@@ -406,7 +406,7 @@ def typical(found: np.ndarray) -> tuple[float, float]:
 def hear(said, name: str) -> None:
     """A sound in a notebook; a file from a script."""
     path = at(name).with_suffix(".wav")
-    save_audio(path, said.wave, said.rate)
+    save_audio(path, said.waveform, said.sample_rate)
     if "ipykernel" in sys.modules:
         from IPython.display import Audio, display
 
@@ -420,10 +420,10 @@ rows = []
 for name in STYLES:
     recording = at(f"nineteen_{name}").with_suffix(".wav")
     save_audio(recording, synthesize_text("nineteen", name).waveform, rate)
-    said = voice.say(text, style_from=recording)
+    said = voice.speak(text, style_audio=recording)
     heard = [measure_prosody(synthesize_text(one, name).waveform, rate) for one in TEXTS]
     seconds, pitch = typical(np.array([(one.seconds, one.pitch) for one in heard]))
-    own_seconds, own_pitch = typical(measured(said.style))
+    own_seconds, own_pitch = typical(measured(said.head_style_weights))
     rows.append([name, f"{seconds:.2f}", f"{own_seconds:.2f}", f"{pitch:.0f}", f"{own_pitch:.0f}"])
 table(["style of", "seconds, synthesiser", "seconds, voice", "pitch, synthesiser", "pitch, voice"], rows)
 
@@ -441,7 +441,7 @@ table(["style of", "seconds, synthesiser", "seconds, voice", "pitch, synthesiser
 
 # %%
 for name in ("calm", "hurried"):
-    hear(voice.say(text, style_from=at(f"nineteen_{name}").with_suffix(".wav")), f"said_{name}")
+    hear(voice.speak(text, style_audio=at(f"nineteen_{name}").with_suffix(".wav")), f"said_{name}")
 
 # %% [markdown] lang="en"
 # Now tokens by hand. We let the code pick two: the token that calm recordings have more of than hurried ones, and the one for which it is the other way round.
@@ -459,12 +459,12 @@ wishes = {
     f"token {slow}, by −1": f"{slow}=-1",
 }  # fmt: skip
 for name, wish in wishes.items():
-    said = voice.say(text, token=wish)
-    health = said.pieces[0].health
+    said = voice.speak(text, style_weights=wish)
+    health = said.segments[0].health
     rows.append(
         [
             name,
-            f"{said.seconds:.2f}",
+            f"{said.duration_seconds:.2f}",
             f"{health.diagonality:.2f}",
             str(len(health.skipped)),
             "yes" if said.finished else "no",
@@ -472,7 +472,7 @@ for name, wish in wishes.items():
     )
 table(["style", "seconds", "diagonality", "letters skipped", "came to an end"], rows)
 
-alone = [voice.mixed(torch.eye(count)[n].tolist()) for n in range(count)]
+alone = [voice.expand_style_weights(torch.eye(count)[n].tolist()) for n in range(count)]
 a, b = tacotron.style_from(alone[slow - 1]), tacotron.style_from(alone[fast - 1])
 torch.testing.assert_close(tacotron.style_from((alone[slow - 1] + alone[fast - 1]) / 2), (a + b) / 2)
 

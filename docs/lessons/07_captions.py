@@ -76,7 +76,7 @@ def pixels_of(example) -> np.ndarray:
 
 def places_of(reader, examples) -> torch.Tensor:
     """What the encoder makes of pictures: (pictures, places, features)."""
-    return reader.places([reader.prepare(pixels_of(one)) for one in examples])
+    return reader.extract_features([reader.preprocess_image(pixels_of(one)) for one in examples])
 
 
 # %%
@@ -152,8 +152,8 @@ with torch.no_grad():
 # %%
 with torch.no_grad():
     query = before.hidden[0][:, None]  # h_(t−1)
-    weights = jumok.weights(query, before.seen.keys, score=captioner.attention.score)  # softmax(v·tanh(…))
-    found = jumok.mix(weights, before.seen.places)  # Σ weight · place
+    weights = jumok.weights(query, before.memory.keys, score=captioner.attention.score)  # softmax(v·tanh(…))
+    found = jumok.mix(weights, before.memory.features)  # Σ weight · place
     beta = torch.sigmoid(captioner.gate(query))  # how much that counts
     gated = beta * found  # z_t
     word = captioner.embedding(torch.tensor([[ids[step - 1]]]))  # E y_(t−1)
@@ -165,7 +165,7 @@ torch.testing.assert_close(by_hand[:, 0], logits)
 
 # %%
 steps = [
-    ("query", "h_(t−1)", query), ("keys and values", "a_1 … a_144", before.seen.places),
+    ("query", "h_(t−1)", query), ("keys and values", "a_1 … a_144", before.memory.features),
     ("weights", "softmax(v · tanh(W h + U a_i))", weights), ("found", "Σ α_i a_i", found), ("gate", "β = σ(w · h)", beta),
     ("into the LSTM", "[E y_(t−1); β · found]", both), ("state", "h_t", new), ("readout", "E y + L_h h_t + L_z z_t", readout),
     ("generator", "a number for every word", by_hand),
@@ -200,7 +200,7 @@ likely, which = by_hand[0, 0].softmax(-1).topk(5)
 right.barh(range(5), likely.tolist(), color=COLOURS[1])
 right.set(ylim=(4.6, -0.6), xlim=(0, 1))
 right.set_title("next word", size=9.5)
-right.set_yticks(range(5), [piece.strip("▁") for piece in soft.tokenizer.pieces(which.tolist())])
+right.set_yticks(range(5), [piece.strip("▁") for piece in soft.tokenizer.ids_to_tokens(which.tolist())])
 right.tick_params(length=0)
 show(drawn, "one_step")
 
@@ -220,8 +220,8 @@ show(drawn, "one_step")
 # %%
 def strip(reader, example, name: str, caption: str | None = None) -> None:
     """The picture once for each word of what is said of it, or of another caption."""
-    [seen] = reader.look_at(pixels_of(example), caption)
-    show(save_view(seen, at(name)))
+    [view] = reader.build_image_viewer_data(pixels_of(example), caption)
+    show(save_view(view, at(name)))
 
 
 strip(soft, scene, "overlay")
@@ -264,7 +264,7 @@ def looked(reader, examples) -> list[torch.Tensor]:
     maps = []
     for some in in_parts(examples):
         told = reader.tokenizer.encode([one.captions[0] for one in some])
-        maps += reader.looked(places_of(reader, some), told)
+        maps += reader.compute_attention(places_of(reader, some), told)
     return maps
 
 
@@ -362,7 +362,7 @@ def followed(reader, examples) -> tuple[list[str], torch.Tensor, torch.Tensor]:
     for some in in_parts(examples):
         texts = [one.captions[0] for one in some]
         batch = CaptionBatch.from_sequences(
-            places_of(reader, some), reader.grid, reader.tokenizer.encode(texts)
+            places_of(reader, some), reader.grid_size, reader.tokenizer.encode(texts)
         )
         state, gates, hits = captioner.start(batch.features), [], []
         for told, wanted in zip(batch.target.ids.T, batch.labels.T, strict=True):
@@ -422,10 +422,10 @@ assert blind.mean() < right.mean()
 
 # %%
 hard_maps = looked(hard, test)
-exact = {"soft": soft.judge(test).figures["exact"], "hard": hard.judge(test).figures["exact"]}
+exact = {"soft": soft.score_examples(test).metrics["exact"], "hard": hard.score_examples(test).metrics["exact"]}
 at_rest = hard.model.captioner.config
 hard.model.captioner.config = replace(at_rest, at_rest="expectation")  # its weights, used as soft ones are
-exact["hard, looking softly"] = hard.judge(test).figures["exact"]
+exact["hard, looking softly"] = hard.score_examples(test).metrics["exact"]
 hard.model.captioner.config = at_rest
 rows = []
 for name, maps in zip(exact, (soft_maps, hard_maps, hard_maps), strict=True):
@@ -441,7 +441,7 @@ told = soft.tokenizer.encode([scene.captions[0]])
 about = [n for n, box in enumerate(scene.boxes) if box == shapes[0]][-2:]  # its colour and its kind
 about += [n for n, box in enumerate(scene.boxes) if box == shapes[1]][-2:]
 for row, reader in enumerate((soft, hard)):
-    (maps,) = reader.looked(places_of(reader, [scene]), told)
+    (maps,) = reader.compute_attention(places_of(reader, [scene]), told)
     for axes, n in zip(panels[row], about, strict=True):
         on_picture(axes, pixels_of(scene), maps[n], scene.boxes[n])
         axes.set_title(f"{words[n]}: at most {maps[n].max():.2f}", size=9)

@@ -47,9 +47,9 @@ from jumok.metrics.faithfulness import measure_faithfulness
 
 torch.manual_seed(0)
 same, apart, far_apart, han, early = trained(
-    documents_same=["selfattentive", "model.penalty=0"],
-    documents_apart=["selfattentive", "model.penalty=0.03"],
-    documents_far_apart=["selfattentive", "model.penalty=0.3"],
+    documents_same=["self_attentive", "model.redundancy_penalty=0"],
+    documents_apart=["self_attentive", "model.redundancy_penalty=0.03"],
+    documents_far_apart=["self_attentive", "model.redundancy_penalty=0.3"],
     documents_levels=["hierarchical"],
     documents_early=["hierarchical", "train.max_epochs=1"],
 )
@@ -169,7 +169,7 @@ table(["", "P"], [[name, f"{penalty(A):.2f}"] for name, A in extremes.items()])
 
 # %%
 texts = [one.text for one in test]
-looked = {name: reader.documents(texts) for name, reader in readers.items()}
+looked = {name: reader.highlight_texts(texts) for name, reader in readers.items()}
 hopping = [name for name in readers if "hops" in name]
 number = test.index(chosen[0])
 drawn, panels = figure(7, 4.6, 3, 1)
@@ -238,10 +238,10 @@ text = (
     "The soup was awful. We walked to the castle in the rain. "
     "Overall the museum was splendid. The hotel was dreary once."
 )
-with jumok.watch(han.model) as seen:
+with jumok.watch(han.model) as captures:
     said = han.classify(text)
-print(seen)
-of_words, of_sentences = seen["words"].weights()[:, 0, 0], seen["sentences"].weights()[0, 0, 0]
+print(captures)
+of_words, of_sentences = captures["words"].weights()[:, 0, 0], captures["sentences"].weights()[0, 0, 0]
 torch.testing.assert_close(of_words.sum(-1), torch.ones(4))  # over the words of each sentence
 torch.testing.assert_close(of_sentences.sum(), torch.tensor(1.0))  # over the sentences of the document
 print("words: (sentences, words)", tuple(of_words.shape), "· sentences:", tuple(of_sentences.shape))
@@ -259,7 +259,7 @@ drawn, (left, middle, right) = figure(7, 4.4, 1, 3)
 places = range(len(document.words))
 columns = {
     left: ("in its sentence", document.in_sentences()),
-    middle: ("of its sentence", np.repeat(document.by_sentence(), np.diff(document.sentences))),
+    middle: ("of its sentence", np.repeat(document.get_sentence_weights(), np.diff(document.sentences))),
     right: ("in the document", document.of()),
 }
 for axes, (title, numbers) in columns.items():
@@ -296,7 +296,7 @@ viewer(han.looking(text)(), "two_levels")
 # 가중치가 가장 큰 문장이 표지가 있는 문장인지, 그리고 아무렇게나 고르면 얼마나 맞힐지를 잽니다.
 
 # %%
-figures = {name: reader.judge(test).figures for name, reader in readers.items()}
+figures = {name: reader.score_examples(test).metrics for name, reader in readers.items()}
 asked = {"attention_hits": "hits", "attention_precision": "precision", "sentence_hits": "sentence"}
 rows = [[name, f"{found['accuracy']:.3f}", *(f"{found[one]:.2f}" for one in asked)] for name, found in figures.items()]  # fmt: skip
 rows.append(["by chance", "", *(f"{figures['two levels'][f'{one}_by_chance']:.2f}" for one in asked)])
@@ -361,7 +361,7 @@ kinds = ["decides", "judges, does not count", "judges nothing"]
 for axes, name in zip(panels, ("two levels, early", "two levels"), strict=True):
     shares: list[list[float]] = [[], [], []]
     for document in looked[name]:
-        for n, (weight, label) in enumerate(zip(document.by_sentence(), judged(document), strict=True)):
+        for n, (weight, label) in enumerate(zip(document.get_sentence_weights(), judged(document), strict=True)):
             shares[0 if n == deciding(document) else 1 if label else 2].append(float(weight))
     axes.barh(kinds, [np.mean(share) for share in shares], color=[COLOURS[1], COLOURS[0], COLOURS[0]])
     right = np.mean([d.said[0][0] == one.label for d, one in zip(looked[name], test, strict=True)])
@@ -428,10 +428,10 @@ ours = {
 rows = []
 for text, wanted in ours.items():
     [document] = han.documents([text])
-    (label, chance), top = document.said[0], int(document.of().argmax())
+    (label, chance), top = document.class_probabilities[0], int(document.of().argmax())
     unknown = [word for word in document.words if han.tokenizer.encode([[[word]]]) == [[[UNK]]]]
     rows.append([text, wanted, f"{label} {chance:.2f}", f"{document.words[top]} {document.of()[top]:.2f}",
-                 f"{document.by_sentence().argmax() + 1}", ", ".join(unknown)])  # fmt: skip
+                 f"{document.get_sentence_weights().argmax() + 1}", ", ".join(unknown)])  # fmt: skip
 table(["text", "we mean", "it says", "most weight", "in sentence", "never seen"], rows)
 assert [row[2].split()[0] for row in rows[:2]] == ["praise", "blame"]
 
@@ -463,9 +463,9 @@ for word in ("Finally", "Yesterday"):
         if other != judgement:
             made[f"{begin.format(word)} The film was {other}. The bakery was {judgement} overall."] = label
     read = list(zip(han.documents(list(made)), made.values(), strict=True))
-    right = np.mean([document.said[0][0] == label for document, label in read])
-    cured[word] = np.mean([dict(document.said)[label] for document, label in read])
-    first, _, last = np.mean([document.by_sentence() for document, _ in read], axis=0)
+    right = np.mean([document.class_probabilities[0][0] == label for document, label in read])
+    cured[word] = np.mean([dict(document.class_probabilities)[label] for document, label in read])
+    first, _, last = np.mean([document.get_sentence_weights() for document, _ in read], axis=0)
     rows.append([word, len(made), f"{right:.0%}", f"{cured[word]:.2f}", f"{first:.2f}", f"{last:.2f}"])
 table(
     ["", "texts", "right", "probability of what we mean", "weight of the first sentence", "of the last"], rows
@@ -536,9 +536,9 @@ assert falls["two levels"].difference > falls["4 hops, penalty 0"].difference
 # %%
 def costs(reader, document) -> np.ndarray:
     """What taking each word away costs of the probability of what was said."""
-    label = reader.labels.index(document.said[0][0])
+    label = reader.labels.index(document.class_probabilities[0][0])
     versions = [sentences_of(document), *(sentences_of(document, frozenset([n])) for n in range(len(document.words)))]  # fmt: skip
-    whole, *rest = reader.probabilities(versions)[:, label]
+    whole, *rest = reader.predict_probabilities(versions)[:, label]
     return whole - np.array(rest)
 
 
@@ -597,7 +597,7 @@ show(drawn, "idle")
 top, needed = int(document.of().argmax()), int(cost.argmax())
 weight = document.of()
 print(
-    f"said {document.said[0][0]}: most weight on “{document.words[top]}”, {weight[top]:.2f}, which costs {cost[top]:.2f};"
+    f"said {document.class_probabilities[0][0]}: most weight on “{document.words[top]}”, {weight[top]:.2f}, which costs {cost[top]:.2f};"
 )
 print(f"“{document.words[needed]}” has {weight[needed]:.2f} of the weight, and costs {cost[needed]:.2f}")
 

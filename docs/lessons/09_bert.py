@@ -68,8 +68,8 @@ minilm = jumok.load(Path(package.origin).parent / "model", "cpu")
 
 # %%
 first, second = "The kite got stuck in a tree.", "So we fetched the stepladder."
-ids, segments = minilm.tokenizer.joined(*minilm.tokenizer.encode([first, second]))
-tokens = minilm.tokenizer.tokens(ids)
+ids, segments = minilm.tokenizer.join_segments(*minilm.tokenizer.encode([first, second]))
+tokens = minilm.tokenizer.ids_to_tokens(ids)
 model = minilm.model
 with torch.no_grad():
     parts = {
@@ -211,8 +211,8 @@ all_three = [
 ]
 row = max(all_three, key=lambda r: batch.tokens.lengths[r])
 length = batch.tokens.lengths[row]
-read = bert.tokenizer.tokens(batch.tokens.ids[row, :length].tolist())
-mine = {at: (bert.tokenizer.tokens([w])[0], how)
+read = bert.tokenizer.ids_to_tokens(batch.tokens.ids[row, :length].tolist())
+mine = {at: (bert.tokenizer.ids_to_tokens([w])[0], how)
         for (r, at), w, how in zip(places, batch.labels.tolist(), hows, strict=True) if r == row}  # fmt: skip
 
 # %%
@@ -257,8 +257,8 @@ left.axhline((-(often * often.log()).sum()).exp().item(), color=GREY, lw=1, ls="
 left.set(title="hidden words: perplexity", xlabel="step", yscale="log")
 left.set_yticks([1, 2, 5, 10, 20, 40], ["1", "2", "5", "10", "20", "40"])
 left.minorticks_off()
-right.plot(steps, [one["masked_accuracy"] for one in judged], marker="o", ms=4, label="hidden words")
-right.plot(steps, [one["next_accuracy"] for one in judged], marker="s", ms=4, label="next, or not")
+right.plot(steps, [one["mlm_accuracy"] for one in judged], marker="o", ms=4, label="hidden words")
+right.plot(steps, [one["nsp_accuracy"] for one in judged], marker="s", ms=4, label="next, or not")
 right.axhline(0.5, color=GREY, lw=1, ls=":")
 right.set(title="how often right", xlabel="step", ylim=(0, 1))
 right.legend(fontsize=8.5, loc="lower right")
@@ -323,13 +323,13 @@ AT_BEST = {"she, he": 1, "her, his": 1, "craft": 1, "tool": 1,
 chance = random.Random(1)
 right: dict[str, list[bool]] = {kind: [] for kind in [*KINDS, "all others"]}
 for _ in range(120):
-    whole = bert.tokenizer.tokens(
+    whole = bert.tokenizer.ids_to_tokens(
         bert.tokenizer.encode([" ".join(story(chance)[1])])[0]
     )  # here, pieces are words
     hidden = [" ".join([*whole[:at], "[MASK]", *whole[at + 1 :]]) for at in range(len(whole))]
     for word, found in zip(whole, bert.predict(hidden, FillMaskOptions()), strict=True):
         kind = next((kind for kind, some in KINDS.items() if word in some), "all others")
-        right[kind].append(found.words[0][0][0] == word)
+        right[kind].append(found.mask_predictions[0][0][0] == word)
 drawn, axes = figure(6.4, 3)
 shares = {kind: sum(some) / len(some) for kind, some in right.items()}
 axes.bar([*shares], [*shares.values()], color=COLOURS[0], width=0.6, label="the small BERT")
@@ -407,16 +407,16 @@ rights: dict[str, list[float]] = {}
 for he, names in NAMES.items():
     for name in names:
         line = FRAME.format(name)
-        ids, segments = bert.tokenizer.joined(*bert.tokenizer.encode([line], special=True))
-        read = bert.tokenizer.tokens(ids)
+        ids, segments = bert.tokenizer.join_segments(*bert.tokenizer.encode([line], special=True))
+        read = bert.tokenizer.ids_to_tokens(ids)
         hole, at, city = read.index("[MASK]"), read.index(name.lower()), read.index("busan")
-        with torch.no_grad(), jumok.watch(bert.model, bert.tokenizer) as seen:
+        with torch.no_grad(), jumok.watch(bert.model, bert.tokenizer) as captures:
             bert.model(torch.tensor([ids]))
-        looks.append(torch.stack([entry.weights(batch=0)[:, hole, at] for entry in seen]))
+        looks.append(torch.stack([entry.weights(batch=0)[:, hole, at] for entry in captures]))
         cuts = {"as it is": [], "without [MASK] → name": [(hole, at)], "without [MASK] → city": [(hole, city)],
                 "without anybody → name": [(q, at) for q in range(len(ids)) if q != at]}  # fmt: skip
         for how, edges in cuts.items():
-            with jumok.knock_out(bert.model, dict.fromkeys(seen.names, edges)) if edges else nullcontext():
+            with jumok.knock_out(bert.model, dict.fromkeys(captures.names, edges)) if edges else nullcontext():
                 found = dict(bert.fill(line, n_best=20).words[0])
             rights.setdefault(how, []).append(found.get(he, 0.0))
 mean = torch.stack(looks).mean(0)  # (layers, heads)
@@ -625,9 +625,9 @@ readers = dict(zip(runs, trained(**runs), strict=True))
 # %%
 def outputs(reader, *texts: str):
     """What a fine-tuned model says of a text or two, and its tokens."""
-    ids, segments = reader.tokenizer.joined(*reader.tokenizer.encode([*texts]))
+    ids, segments = reader.tokenizer.join_segments(*reader.tokenizer.encode([*texts]))
     with torch.no_grad():
-        return reader.model(torch.tensor([ids]), torch.tensor([segments])), reader.tokenizer.tokens(ids)
+        return reader.model(torch.tensor([ids]), torch.tensor([segments])), reader.tokenizer.ids_to_tokens(ids)
 
 
 text, ((question, _), *_) = sets["answer"][2][0]
@@ -668,7 +668,7 @@ bottom.set(ylim=(0, 1.05), ylabel="probability")
 bottom.legend(fontsize=8.5)
 show(drawn, "outputs")
 print(readers["bert_answer"].answer(question, text).answer)
-print(*readers["bert_tag"].tag(sentence).written(n_best=False, as_json=False))
+print(*readers["bert_tag"].tag(sentence).format_lines(n_best=False, as_json=False))
 
 
 # %%
@@ -679,13 +679,13 @@ def score(use: str, reader, part: int = 2) -> float:
         return sum(reader.classify(*texts).label == label for *texts, label in test) / len(test)
     if use == "answer":
         every = [(question, text, answer) for text, some in test for question, answer in some]
-        found = reader.answers([(question, text) for question, text, _ in every])
+        found = reader.answer_questions([(question, text) for question, text, _ in every])
         return sum(one.answer.text == answer for one, (_, _, answer) in zip(found, every, strict=True)) / len(
             every
         )
     hits = said_ = wanted = 0
     for row in test:
-        found = {(one["text"], one["kind"]) for one in reader.tag(" ".join(word for word, _ in row)).found()}
+        found = {(one["text"], one["type"]) for one in reader.tag(" ".join(word for word, _ in row)).to_entity_dicts()}
         true = {(word, tag[2:]) for word, tag in row if tag != "O"}
         hits, said_, wanted = hits + len(found & true), said_ + len(found), wanted + len(true)
     return 2 * hits / (said_ + wanted)
@@ -775,11 +775,11 @@ PLACES = ("before", "next", "itself", "[CLS]", "[SEP]", "same word")
 
 
 @torch.no_grad()
-def seen_in(text: str):
-    ids, _ = minilm.tokenizer.joined(*minilm.tokenizer.encode([text]))
-    with jumok.watch(minilm.model, minilm.tokenizer) as seen:
+def capture(text: str):
+    ids, _ = minilm.tokenizer.join_segments(*minilm.tokenizer.encode([text]))
+    with jumok.watch(minilm.model, minilm.tokenizer) as captures:
         minilm.model(torch.tensor([ids]))
-    return seen
+    return captures
 
 
 def shares_of(weights: Tensor, tokens: list[str]) -> Tensor:
@@ -801,9 +801,9 @@ def shares_of(weights: Tensor, tokens: list[str]) -> Tensor:
 
 every, alike = [], []
 for text in TEXTS:
-    seen = seen_in(text)
-    tokens = seen[0].rows[0]
-    every.append(torch.stack([shares_of(entry.weights(batch=0), tokens) for entry in seen]))
+    captures = capture(text)
+    tokens = captures[0].query_tokens[0]
+    every.append(torch.stack([shares_of(entry.weights(batch=0), tokens) for entry in captures]))
     alike.append(shares_of(torch.full((1, len(tokens), len(tokens)), 1 / len(tokens)), tokens)[0])
 by_text = torch.stack(every)  # (texts, layers, heads, places)
 mean, level = by_text.mean(0), torch.stack(alike).mean(0)
@@ -848,13 +848,13 @@ print("by layer:", " ".join(f"{one:.0%}" for one in ends.mean(-1).tolist()))
 # %%
 @torch.no_grad()
 def vector(text: str) -> Tensor:
-    ids, _ = minilm.tokenizer.joined(*minilm.tokenizer.encode([text]))
+    ids, _ = minilm.tokenizer.join_segments(*minilm.tokenizer.encode([text]))
     return minilm.model(torch.tensor([ids])).hidden[0].mean(0)
 
 
 before = [vector(text) for text in TEXTS[:10]]
 turns = torch.zeros(6, 12)
-for layer, name in enumerate(seen.names):
+for layer, name in enumerate(captures.names):
     for head in range(12):
         with jumok.knock_out(minilm.model, {name: [head]}):
             after = [vector(text) for text in TEXTS[:10]]

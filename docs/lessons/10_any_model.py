@@ -83,10 +83,10 @@ print("output_attentions=True under SDPA gives", asked.attentions)
 # 평소에 돌아가는 그것이 아닙니다.) 그 대신 지켜봅시다.
 
 # %%
-with jumok.watch(minilm, tokenizer) as seen:
+with jumok.watch(minilm, tokenizer) as captures:
     watched = minilm(**inputs).last_hidden_state
 print("the same to the bit:", torch.equal(plain, watched))
-print(seen)
+print(captures)
 assert torch.equal(plain, watched)
 
 # %% [markdown] lang="en"
@@ -248,7 +248,7 @@ assert largest.size < square / 20
 # 짧은 문장에서 바로 앞 토큰을 가장 많이 보는 헤드를 고릅니다. 그다음 `distance()`가 얼마나 멀리 얼마만큼의 가중치가 가는지 알려 줍니다.
 
 # %%
-back = torch.stack([entry.weights(batch=0).diagonal(-1, 1, 2).mean(-1) for entry in seen])  # (layers, heads)
+back = torch.stack([entry.weights(batch=0).diagonal(-1, 1, 2).mean(-1) for entry in captures])  # (layers, heads)
 layer, head = (int(n) for n in torch.unravel_index(back.argmax(), back.shape))
 print(f"layer {layer}, head {head}: {back[layer, head]:.0%} on the token before, in the short sentence")
 drawn, (left, middle, right) = figure(7, 2.6, 1, 3, width_ratios=[1, 1, 1.25])
@@ -298,7 +298,7 @@ assert set(far["stretched"].topk(3).indices.tolist()) <= {5, 6, 7, 8, 9}
 # %%
 drawn, axes = figure(7, 2.4)
 for size, colour in ((512, COLOURS[0]), (128, COLOURS[1])):
-    with jumok.watch(minilm, tokenizer, layers=seen[layer].name) as some:
+    with jumok.watch(minilm, tokenizer, layers=captures[layer].name) as some:
         minilm(**{name: ids[:, :size] for name, ids in read.items()})
     before = some[0].weights(batch=0, head=head).diagonal(-1)
     axes.plot(range(1, size), before, color=colour, lw=1.2, label=f"of {size} tokens")
@@ -414,7 +414,7 @@ torch.testing.assert_close(flow.sum(-1), torch.ones(96), atol=1e-3, rtol=1e-3)
 # 다시 짧은 문장을, 원래의 MiniLM으로 봅니다. 모든 층과 헤드가 들어 있습니다. 토큰을 가리켜 보거나, *Heads*를 골라 한꺼번에 보십시오.
 
 # %%
-viewer(ViewerData.from_captures(seen, title=sentence), "minilm")
+viewer(ViewerData.from_captures(captures, title=sentence), "minilm")
 
 # %% [markdown] lang="en"
 # (In a notebook of your own, `seen.show()` does it, with Python behind it: then the long document can be zoomed to the last token. A page like this one carries a fixed set of maps.)
@@ -491,7 +491,7 @@ def cuts(text: str, layer: int, query: int) -> tuple[Tensor, Tensor, list[str]]:
 
 
 # %%
-words = seen[0].query_tokens[0]
+words = captures[0].query_tokens[0]
 weight, effect, _ = cuts(sentence, 4, words.index("it"))
 drawn, axes = figure(7, 2.7)
 for shift, numbers, colour, label in (
@@ -612,18 +612,18 @@ assert abs(spearman(*tested["twelve documents"])) < 0.25
 # %%
 resting, effect = tested["eight sentences"]
 at, strongest = (int(n) for n in torch.unravel_index(effect[:5].argmax(), (5, 12)))
-name = seen[at].name
+name = captures[at].name
 with jumok.knock_out(minilm, {name: strongest}), jumok.watch(minilm, tokenizer) as left_over:
     minilm(**inputs)
-changes = [(a.weights() - b.weights()).abs().max().item() for a, b in zip(seen, left_over, strict=True)]
+changes = [(a.weights() - b.weights()).abs().max().item() for a, b in zip(captures, left_over, strict=True)]
 print(f"without head {strongest} of {name}, which rests {resting[at, strongest]:.0%} of its weight on marks,")
 print("the largest change of a weight, layer by layer:", [f"{change:.3f}" for change in changes])
 assert max(changes[:at], default=0) == 0
 two = [
-    ViewerData.from_captures(seen, title=sentence, label="as it is"),
+    ViewerData.from_captures(captures, title=sentence, label="as it is"),
     ViewerData.from_captures(left_over, label=f"without head {strongest} of layer {at}"),
 ]
-viewer(two, "knocked_out", heads={seen[n].name: sorted({0, strongest}) for n in range(at, 6)})
+viewer(two, "knocked_out", heads={captures[n].name: sorted({0, strongest}) for n in range(at, 6)})
 
 # %% [markdown] lang="en"
 # What to keep:
