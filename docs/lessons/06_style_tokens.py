@@ -247,7 +247,7 @@ show(drawn, "health")
 last = {kind: journal(speaker)[-1] for kind, speaker in (("helped", voice), ("neither", free))}
 for kind, found in last.items():
     print(
-        f"{kind}: diagonality {found['alignment/diagonality']:.2f}, read as a whole {found['alignment/whole']:.0%}"
+        f"{kind}: diagonality {found['alignment/diagonality']:.2f}, read as a whole {found['alignment/complete']:.0%}"
     )
 assert last["helped"]["alignment/diagonality"] > 0.9 > 0.5 > last["neither"]["alignment/diagonality"]
 
