@@ -114,7 +114,7 @@ def measure_views(report: Report, work: Work) -> None:
 
 
 def _get_picks(attention: Any) -> tuple[Any, torch.Tensor]:
-    return attention.weights.shape[:2], attention.picks()
+    return attention.weights.shape[:2], attention.pick_source_words()
 
 
 def measure_links(report: Report, work: Work) -> None:

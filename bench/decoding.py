@@ -193,7 +193,7 @@ def decoders(report: Report, plan: Plan, work: Work, exported: Path, dtype: torc
         return copy.deepcopy(work.model).to(plan.device, dtype).eval()
 
     def graphed() -> Decode:
-        from jumok.models.layers.cuda_graph_decoder import CudaGraphDecoder
+        from jumok.models.cuda_graph_decoder import CudaGraphDecoder
 
         return our_decode(CudaGraphDecoder(model()))
 

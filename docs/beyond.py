@@ -138,7 +138,7 @@ for n in (2, 8, 64):
         print(f"{n:3} GPUs, {batch:2} × the batch each: {told}")
 
 # %% [markdown]
-# So: within a machine, DDP is enough for models of this size. Over a network, give each GPU a larger batch (`train.tokens` is
+# So: within a machine, DDP is enough for models of this size. Over a network, give each GPU a larger batch (`train.batch_tokens` is
 # that of all of them together; raise the learning rate with it), and do not train over 10 Gbit/s.
 #
 # Note that steps are recorded as CUDA graphs on a single GPU only, and that on several GPUs a small model may wait for its
@@ -212,7 +212,7 @@ for path in sorted(
 # | several copies | `jumok serve RUN` on each machine, all alike, behind a load balancer that asks `/ready`; nothing is shared between them |
 # | an honest “no” | each copy holds at most `--max-queue-tokens` tokens of work; beyond, 503 with `Retry-After`, at once. Retry elsewhere, or later |
 # | batches that fill | requests wait `--max-batch-delay-ms` milliseconds for others; the busier, the fuller, the cheaper |
-# | figures | `/metrics` for Prometheus: scale by `jumok_queue_tokens`, not by CPU load |
+# | figures | `/metrics` for Prometheus: scale by `jumok_pending_tokens`, not by CPU load |
 # | deploys without loss | SIGTERM: no new requests, those taken are finished within `--shutdown-timeout` seconds |
 # | TLS, accounts, limits for each client | a proxy in front: jumok has one token, and no TLS |
 # | smaller answers | a smaller model, greedy search, or an [export](export.md) to an engine made for serving |

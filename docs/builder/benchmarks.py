@@ -79,7 +79,19 @@ OWN = (  # what our ways are called, up to a comma
         "sums unknown",
         "ours as they come",
     ),
-    *("attention", "forth", "back", "together", "intersection", "union", "grow-diag", "grow-diag-final-and"),
+    *(
+        "attention",
+        "forth",
+        "back",
+        "together",
+        "forward",
+        "backward",
+        "product",
+        "intersection",
+        "union",
+        "grow-diag",
+        "grow-diag-final-and",
+    ),
     *("server", "torch", "ctranslate2 by jumok"),
 )
 MOST_PANELS = 12

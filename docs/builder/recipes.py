@@ -1,4 +1,4 @@
-"""The page of recipes: what stands at their heads, and what their runs came to."""
+"""The page of recipes: their descriptions, and the results of their runs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from builder import ROOT, put, table
 from jumok import recipe
 
 RUNS = ROOT / "bench" / "results" / "runs"
-# Of what `jumok eval` found: the key, how it is called, how it is written.
+# Metrics of `jumok eval`, also of runs that were evaluated with earlier names: key, name, digits.
 FIGURES = (
     ("bleu_moses", "BLEU", 1), ("bleu", "BLEU", 1), ("chrf", "chrF", 1), ("perplexity", "perplexity", 2),
-    ("alignment.error_rate", "alignment error rate", 3), ("mean_absolute_error", "off by", 2),
-    ("accuracy", "accuracy", 3), ("macro_f1", "macro F1", 3), ("exact", "exact", 3), ("f1", "F1", 3),
-    ("masked_accuracy", "hidden words", 3), ("next_accuracy", "next segments", 3),
+    ("alignment.error_rate", "alignment error rate", 3), ("mean_absolute_error", "mean error", 2),
+    ("accuracy", "accuracy", 3), ("macro_f1", "macro F1", 3), ("exact_match", "exact match", 3),
+    ("exact", "exact match", 3), ("f1", "F1", 3), ("mlm_accuracy", "masked words", 3),
+    ("masked_accuracy", "masked words", 3), ("nsp_accuracy", "next sentences", 3),
+    ("next_accuracy", "next sentences", 3),
     ("spearman", "Spearman", 3), ("calibration_error", "calibration error", 3),
     ("bleu1_without_brevity", "BLEU-1 without brevity penalty", 1),
     ("bleu4_without_brevity", "BLEU-4 without brevity penalty", 1), ("cider_d", "CIDEr-D", 2),
-    ("judges/text", "text as judges hear it", 3), ("judges/speaker", "speaker as judges hear them", 3),
-    ("judges/emotion", "emotion as judges hear it", 3), ("mcd", "distortion (dB)", 2),
+    ("judges/text", "text recognised", 3), ("judges/speaker", "speaker recognised", 3),
+    ("judges/emotion", "emotion recognised", 3), ("mcd", "distortion (dB)", 2),
 )  # fmt: skip
 
 
@@ -29,12 +31,12 @@ def build(into: Path) -> None:
     """Write what the page of recipes includes."""
     runs = sorted(path for path in RUNS.iterdir() if path.is_dir())
     lines = [
-        "## What runs came to",
+        "## Results",
         "",
         table(["run", "steps", "training", "on its test data"], [_row(one) for one in runs]),
         "",
-        "A run with `-random` began from new weights, one with `-seed2` from another seed. Training is the "
-        "time in `metrics.jsonl`, validations included, mostly on a GPU that trained others as well.",
+        "A run with `-random` was initialized randomly; one with `-seed2` has another seed. Training is the "
+        "time in `metrics.jsonl`, including validations, mostly on a GPU that also trained other models.",
         "",
     ]
     last = ""

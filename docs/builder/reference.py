@@ -17,27 +17,27 @@ import jumok
 from builder import put, table
 from jumok import tasks
 
-# Pages of names: heading, what stands above them (nothing: the module's docstring), the module as users name
-# it, and its names (None: all that are public).
+# Pages: heading, introduction (empty: the module's docstring), the module as users import it, and its names
+# (None: all public names).
 PAGES: dict[str, tuple[str, str, str, list[str] | None]] = {
     "attention": (
         "Attention",
         "One pure function, `softmax(score(Q, K)) V`, its two halves, and the module that projects for it.",
         "jumok",
-        ["attend", "weights", "mix", "explain", "MultiHead", "Cache"],
+        ["attend", "weights", "mix", "explain", "MultiHead", "KVCache"],
     ),
     "masks": ("Masks", "", "jumok.masks", None),
     "scores": ("Scores", "How well a query fits a key.", "jumok.scores", None),
     "positions": ("Positions", "", "jumok.positions", None),
     "looking": (
         "Looking",
-        "Watch any PyTorch model, take parts of its attention away, and draw what was seen.",
+        "Capture the attention of any PyTorch model, ablate parts of it, and show it.",
         "jumok",
         ["watch", "knock_out"],
     ),
     "running": (
         "Runs",
-        "A trained run in Python, and what can go wrong.",
+        "A trained run in Python, and the exceptions.",
         "jumok",
         ["load", "JumokError", "InputError", "MissingExtra"],
     ),
@@ -47,25 +47,29 @@ PAGES: dict[str, tuple[str, str, str, list[str] | None]] = {
         "jumok.training",
         None,
     ),
-    "decoding": ("Decoding", "Search, which knows no model.", "jumok.decoding", None),
+    "decoding": ("Decoding", "Search, independent of the model.", "jumok.decoding", None),
     "batches": (
         "Batches",
-        "What data makes and models take.",
+        "The inputs of models.",
         "jumok.batches.tokens",
-        ["Tokens", "Pairs", "Loss", "Map"],
+        ["Tokens", "Seq2SeqBatch", "Loss", "LayerAttention"],
     ),
 }
-# Classes that users get from those names, and methods of theirs that they call.
-FURTHER = {
+# Further classes and functions of a page, by module.
+FURTHER_NAMES = {
     "looking": [
-        ("jumok.look.capture.captures", "Seen"), ("jumok.look.capture.captures", "Entry"), ("jumok.look.viewer.viewer_data", "Scene"),
-        ("jumok.look.viewer.view_writer", "save"), ("jumok.look.viewer.page", "serve"),
+        ("jumok.look.capture.captures", "Captures"),
+        ("jumok.look.capture.captures", "CapturedLayer"),
+        ("jumok.look.viewer.viewer_data", "ViewerData"),
+        ("jumok.look.viewer.view_writer", "save_view"),
+        ("jumok.look.viewer.page", "serve"),
     ],
-    "running": [("jumok.tasks.translate.predictor", "Translator")],
-}  # fmt: skip
-WHOLE = (
-    *("Seen", "Entry", "Cache", "MultiHead", "Translator", "Scene", "Mask", "Score", "Additive", "Tokens"),
-    *("Pairs", "Sinusoid", "Settings", "Data", "State", "Model", "Prepared", "LocationSensitive"),
+    "running": [("jumok.tasks.translate.predictor", "TranslationPredictor")],
+}
+CLASSES_WITH_MEMBERS = (
+    *("Captures", "CapturedLayer", "KVCache", "MultiHead", "TranslationPredictor", "ViewerData", "Mask"),
+    *("Score", "Additive", "PreparedKeys", "LocationSensitive", "Tokens", "Seq2SeqBatch"),
+    *("SinusoidalPositions", "TrainConfig", "TrainingDataset", "DecoderState", "IncrementalDecoder"),
 )
 
 
@@ -94,7 +98,7 @@ def _api(page: str) -> str:
     if not above:
         lines += [told, ""]
     lines += [f".. py:currentmodule:: {module}", ""]
-    chosen = [(module, name) for name in names or home.__all__] + FURTHER.get(page, [])
+    chosen = [(module, name) for name in names or home.__all__] + FURTHER_NAMES.get(page, [])
     for where, name in chosen:
         lines += _documented(where, name)
     return "\n".join([*lines, "```", ""])
@@ -104,7 +108,7 @@ def _documented(module: str, name: str) -> Iterator[str]:
     thing = getattr(_module(module), name)
     if inspect.isclass(thing):
         yield f".. autoclass:: {module}.{name}"
-        if name in WHOLE:
+        if name in CLASSES_WITH_MEMBERS:
             yield "   :members:"
     elif inspect.isfunction(thing) or callable(thing):
         yield f".. autofunction:: {module}.{name}"
@@ -158,7 +162,7 @@ def _settings() -> str:
     shown: dict[type, str] = {}
     for task in tasks.TASK_NAMES:
         lines += [f"## task: {task}", ""]
-        for section, kind in _sections(tasks.get_task_module(task).Recipe):
+        for section, kind in _sections(tasks.get_recipe_types(task)):
             if kind in shown:
                 lines += [f"`{section}:` is as in {shown[kind]}.", ""]
                 continue
@@ -171,11 +175,11 @@ def _settings() -> str:
     return "\n".join(lines)
 
 
-def _sections(recipe: Any) -> Iterator[tuple[str, type]]:
-    """The sections of a recipe, or of several, each once; of a section that may be of several kinds, all."""
+def _sections(recipe_types: Mapping[str, type]) -> Iterator[tuple[str, type]]:
+    """The sections of all recipe classes of a task, each once; all members if a section is a union."""
     seen = set()
-    for one in recipe.values() if isinstance(recipe, Mapping) else [recipe]:
-        for name, kind in typing.get_type_hints(one).items():
+    for recipe_type in recipe_types.values():
+        for name, kind in typing.get_type_hints(recipe_type).items():
             for part in typing.get_args(kind) if isinstance(kind, types.UnionType) else [kind]:
                 if dataclasses.is_dataclass(part) and (name, part) not in seen:
                     seen.add((name, part))

@@ -132,7 +132,9 @@ source = "i studied korean with my friend in the library"
 target = "나는 도서관에서 나의 친구와 함께 한국어를 공부했다"
 said = luong_tanh.tokenizers.target
 pieces = said.encode([target])[0]
-until = max(n for n, word in enumerate(said.word_ids_from_text(target)) if word == target.split().index("친구와"))
+until = max(
+    n for n, word in enumerate(said.word_ids_from_text(target)) if word == target.split().index("친구와")
+)
 print("pieces:", said.ids_to_tokens(pieces), "· told up to", said.ids_to_tokens(pieces)[until])
 
 state = read(luong_tanh, source)
@@ -167,7 +169,10 @@ table(
 
 # %%
 words = [
-    *(piece.strip("▁") for piece in luong_tanh.tokenizer.ids_to_tokens(luong_tanh.tokenizer.encode([source])[0])),
+    *(
+        piece.strip("▁")
+        for piece in luong_tanh.tokenizer.ids_to_tokens(luong_tanh.tokenizer.encode([source])[0])
+    ),
     "</s>",
 ]
 drawn, (left, middle_axes, right) = figure(7, 2.9, 1, 3, width_ratios=[3, 3, 2.2])

@@ -86,7 +86,12 @@ rows = []
 for axes, (name, style) in zip(panels, STYLES.items(), strict=True):
     made = synthesize_text(text, name)
     axes.imshow(
-        voice.audio.mel_spectrogram(made.waveform).T, origin="lower", aspect="auto", cmap=BLUES, vmin=0.2, vmax=0.9
+        voice.audio.mel_spectrogram(made.waveform).T,
+        origin="lower",
+        aspect="auto",
+        cmap=BLUES,
+        vmin=0.2,
+        vmax=0.9,
     )
     axes.set(title=name, xticks=[], yticks=[], xlim=(0, 110))
     axes.spines[:].set_visible(False)

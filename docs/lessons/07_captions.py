@@ -422,7 +422,10 @@ assert blind.mean() < right.mean()
 
 # %%
 hard_maps = looked(hard, test)
-exact = {"soft": soft.score_examples(test).metrics["exact"], "hard": hard.score_examples(test).metrics["exact"]}
+exact = {
+    "soft": soft.score_examples(test).metrics["exact"],
+    "hard": hard.score_examples(test).metrics["exact"],
+}
 at_rest = hard.model.captioner.config
 hard.model.captioner.config = replace(at_rest, at_rest="expectation")  # its weights, used as soft ones are
 exact["hard, looking softly"] = hard.score_examples(test).metrics["exact"]

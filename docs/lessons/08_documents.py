@@ -361,7 +361,9 @@ kinds = ["decides", "judges, does not count", "judges nothing"]
 for axes, name in zip(panels, ("two levels, early", "two levels"), strict=True):
     shares: list[list[float]] = [[], [], []]
     for document in looked[name]:
-        for n, (weight, label) in enumerate(zip(document.get_sentence_weights(), judged(document), strict=True)):
+        for n, (weight, label) in enumerate(
+            zip(document.get_sentence_weights(), judged(document), strict=True)
+        ):
             shares[0 if n == deciding(document) else 1 if label else 2].append(float(weight))
     axes.barh(kinds, [np.mean(share) for share in shares], color=[COLOURS[1], COLOURS[0], COLOURS[0]])
     right = np.mean([d.said[0][0] == one.label for d, one in zip(looked[name], test, strict=True)])

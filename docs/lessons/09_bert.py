@@ -416,7 +416,9 @@ for he, names in NAMES.items():
         cuts = {"as it is": [], "without [MASK] → name": [(hole, at)], "without [MASK] → city": [(hole, city)],
                 "without anybody → name": [(q, at) for q in range(len(ids)) if q != at]}  # fmt: skip
         for how, edges in cuts.items():
-            with jumok.knock_out(bert.model, dict.fromkeys(captures.names, edges)) if edges else nullcontext():
+            with (
+                jumok.knock_out(bert.model, dict.fromkeys(captures.names, edges)) if edges else nullcontext()
+            ):
                 found = dict(bert.fill(line, n_best=20).words[0])
             rights.setdefault(how, []).append(found.get(he, 0.0))
 mean = torch.stack(looks).mean(0)  # (layers, heads)
@@ -627,7 +629,9 @@ def outputs(reader, *texts: str):
     """What a fine-tuned model says of a text or two, and its tokens."""
     ids, segments = reader.tokenizer.join_segments(*reader.tokenizer.encode([*texts]))
     with torch.no_grad():
-        return reader.model(torch.tensor([ids]), torch.tensor([segments])), reader.tokenizer.ids_to_tokens(ids)
+        return reader.model(torch.tensor([ids]), torch.tensor([segments])), reader.tokenizer.ids_to_tokens(
+            ids
+        )
 
 
 text, ((question, _), *_) = sets["answer"][2][0]
@@ -685,7 +689,10 @@ def score(use: str, reader, part: int = 2) -> float:
         )
     hits = said_ = wanted = 0
     for row in test:
-        found = {(one["text"], one["type"]) for one in reader.tag(" ".join(word for word, _ in row)).to_entity_dicts()}
+        found = {
+            (one["text"], one["type"])
+            for one in reader.tag(" ".join(word for word, _ in row)).to_entity_dicts()
+        }
         true = {(word, tag[2:]) for word, tag in row if tag != "O"}
         hits, said_, wanted = hits + len(found & true), said_ + len(found), wanted + len(true)
     return 2 * hits / (said_ + wanted)

@@ -248,7 +248,9 @@ assert largest.size < square / 20
 # 짧은 문장에서 바로 앞 토큰을 가장 많이 보는 헤드를 고릅니다. 그다음 `distance()`가 얼마나 멀리 얼마만큼의 가중치가 가는지 알려 줍니다.
 
 # %%
-back = torch.stack([entry.weights(batch=0).diagonal(-1, 1, 2).mean(-1) for entry in captures])  # (layers, heads)
+back = torch.stack(
+    [entry.weights(batch=0).diagonal(-1, 1, 2).mean(-1) for entry in captures]
+)  # (layers, heads)
 layer, head = (int(n) for n in torch.unravel_index(back.argmax(), back.shape))
 print(f"layer {layer}, head {head}: {back[layer, head]:.0%} on the token before, in the short sentence")
 drawn, (left, middle, right) = figure(7, 2.6, 1, 3, width_ratios=[1, 1, 1.25])
