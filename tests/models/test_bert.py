@@ -268,7 +268,7 @@ def test_labels_that_do_not_count_and_what_fills_a_row_up_change_nothing(number:
     more: dict[str, Tensor] = {}
     for name, x in batch._tensor_fields().items():
         if x.dim() == 1:
-            label = torch.zeros(1, dtype=x.dtype) if name == "places" else fill.to(x.dtype)
+            label = torch.zeros(1, dtype=x.dtype) if name == "masked_indices" else fill.to(x.dtype)
             more[name] = torch.cat([x, label])
         else:
             empty = torch.full((1, 3), IGNORE if name == "labels" else 0, dtype=x.dtype)

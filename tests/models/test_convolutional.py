@@ -102,19 +102,19 @@ class Paper:
             new = []
             for i in range(len(h)):
                 y = self.convolution(layer.convolution, padded[i : i + kernel])
-                d = self.linear(layer.ask, y) + g[i]
+                d = self.linear(layer.query_projection, y) + g[i]
                 a = torch.stack([d @ x for x in z]).softmax(0)
                 c = sum(a[j] * (z[j] + e[j]) for j in range(len(z)))
                 m = len(z)
                 c = m * math.sqrt(1 / m) * c
-                new.append(half * (y + self.linear(layer.take, c)))
+                new.append(half * (y + self.linear(layer.context_projection, c)))
             h = [half * (x + y) for x, y in zip(h, new, strict=True)]
         return torch.stack([self.linear(model.output, self.linear(model.narrow_target, x)) for x in h])
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"kernel": 5}, {"kernel": 1}, {"tie": "target"}, {"tie": "all"}, {"positions": "sinusoid"}],
+    [{}, {"kernel_size": 5}, {"kernel_size": 1}, {"tie_embeddings": "target"}, {"tie_embeddings": "all"}, {"position_encoding": "sinusoid"}],
     ids=str,
 )
 def test_equal_to_the_paper_in_value_and_gradients(changes: dict[str, Any]) -> None:
@@ -189,7 +189,7 @@ def log_p(model: ConvolutionalSeq2Seq, source: list[int], target: list[int]) -> 
 
 @pytest.mark.parametrize("kernel", [1, 3, 5])
 def test_padding_does_not_matter(kernel: int) -> None:
-    model = small(kernel=kernel).eval()
+    model = small(kernel_size=kernel).eval()
     batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS, min_lengths=(11, 13))
     for tokens in (batch.source, batch.target):
         tokens.ids[~tokens.valid_mask] = 19  # whatever stands there
@@ -221,7 +221,7 @@ def test_later_words_do_not_matter() -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-@pytest.mark.parametrize("changes", [{}, {"kernel": 5, "positions": "sinusoid"}, {"kernel": 1}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"kernel_size": 5, "position_encoding": "sinusoid"}, {"kernel_size": 1}], ids=str)
 def test_steps_are_teacher_forcing(changes: dict[str, Any], mode: Callable[[], Any]) -> None:
     model = small(**changes).eval()
     batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
@@ -333,7 +333,7 @@ def test_under_autocast_the_loss_is_near_and_gradients_are_float32() -> None:
 def test_a_copy_is_the_same_model_and_its_own() -> None:
     batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
     for tie in ("none", "target", "all"):
-        model = small(tie=tie)
+        model = small(tie_embeddings=tie)
         twin = copy.deepcopy(model)
         torch.testing.assert_close(twin.loss(batch).total, model.loss(batch).total)
         with torch.no_grad():
@@ -385,15 +385,15 @@ def test_longer_than_its_positions_is_refused() -> None:
         _, state = model.step(state, torch.tensor([6]))
     with pytest.raises(InputError, match="position 17"):
         model.step(state, torch.tensor([6]))
-    small(positions="sinusoid").loss(Seq2SeqBatch.from_sequences([[5] * 40], [[6] * 40]))
+    small(position_encoding="sinusoid").loss(Seq2SeqBatch.from_sequences([[5] * 40], [[6] * 40]))
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"kernel": 4}, "kernel=4"),
+        ({"kernel_size": 4}, "kernel_size=4"),
         ({"width": 0}, "width=0"),
-        ({"longest": 0}, "longest=0"),
+        ({"max_positions": 0}, "max_positions=0"),
         ({"dropout": 1.0}, "dropout=1.0"),
     ],
 )

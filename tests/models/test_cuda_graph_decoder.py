@@ -271,13 +271,13 @@ def test_searches_find_the_same(monkeypatch: pytest.MonkeyPatch, every: int) -> 
     for chosen in (SOURCES, SOURCES[1:3], SOURCES[::-1]):
         source = Tokens.pad(chosen)
         searches: list[Callable[[Any], list[decoding.Hypothesis]]] = [
-            lambda one, source=source: decoding.greedy(one, source),
+            lambda one, source=source: decoding.greedy_search(one, source),
             lambda one, source=source: decoding.sample(
                 one, source, generator=torch.Generator().manual_seed(3), max_length=9
             ),
             *(
                 lambda one, source=source, size=size: [
-                    *itertools.chain(*decoding.beam(one, source, beam_size=size, n_best=size, max_length=11))
+                    *itertools.chain(*decoding.beam_search(one, source, beam_size=size, n_best=size, max_length=11))
                 ]
                 for size in (1, 2, 5)
             ),
@@ -341,18 +341,18 @@ def test_memory_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = CudaGraphDecoder(model, max_graphs=4)
     for _ in range(30):
         source = Tokens.pad([dice.choice(SOURCES) for _ in range(dice.randint(1, 9))])
-        decoding.beam(fast, source, beam_size=2, max_length=5)
+        decoding.beam_search(fast, source, beam_size=2, max_length=5)
         assert live(made) <= 4
     assert len(made) > 8  # some were dropped
     count = len(made)
     for _ in range(5):
-        decoding.greedy(fast, Tokens.pad(SOURCES), max_length=3)
+        decoding.greedy_search(fast, Tokens.pad(SOURCES), max_length=3)
     known = len(made)
     assert known - count <= 4
-    decoding.greedy(fast, Tokens.pad(SOURCES), max_length=3)
+    decoding.greedy_search(fast, Tokens.pad(SOURCES), max_length=3)
     assert len(made) == known  # the same batch needs nothing new
     tight = CudaGraphDecoder(model, max_bytes=1)
-    decoding.beam(tight, Tokens.pad(SOURCES), beam_size=3, max_length=5)
+    decoding.beam_search(tight, Tokens.pad(SOURCES), beam_size=3, max_length=5)
     assert live(made[known:]) == 1  # what is in use, and no more
     del fast, tight
     assert live(made) == 0
@@ -501,8 +501,8 @@ def test_recorded_searches_find_the_same() -> None:
     for chosen in batches() * 2:
         source = Tokens.pad(chosen).to("cuda")
         for search in (
-            lambda one, source=source: [x.ids for x in decoding.greedy(one, source)],
-            lambda one, source=source: [x[0].ids for x in decoding.beam(one, source)],
+            lambda one, source=source: [x.ids for x in decoding.greedy_search(one, source)],
+            lambda one, source=source: [x[0].ids for x in decoding.beam_search(one, source)],
         ):
             found = search(fast)
             assert found == search(unrecorded)
@@ -550,7 +550,7 @@ def test_memory_on_the_device_does_not_grow() -> None:
 
     def search() -> None:
         for chosen in batches():
-            decoding.beam(fast, Tokens.pad(chosen).to("cuda"), beam_size=dice.randint(2, 5), max_length=12)
+            decoding.beam_search(fast, Tokens.pad(chosen).to("cuda"), beam_size=dice.randint(2, 5), max_length=12)
 
     peaks = []
     for _ in range(3):

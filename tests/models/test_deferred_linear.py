@@ -20,7 +20,7 @@ Product = Callable[..., Tensor]
 
 
 def plain(weight: Tensor, bias: Tensor | None = None) -> Product:
-    return lambda x, plus=None: F.linear(x, weight, bias) + (0 if plus is None else plus)
+    return lambda x, addend=None: F.linear(x, weight, bias) + (0 if addend is None else addend)
 
 
 def leaves(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
@@ -39,7 +39,7 @@ def loop(make: Callable[..., Product], x: dict[str, Tensor]) -> list[Tensor]:
     first, second = make(x["into"], x["bias"]), make(x["weight"])
     states = [x["start"]]
     for given in x["given"].unbind(0):
-        states.append(second(first(states[-1]).tanh(), plus=given).tanh())
+        states.append(second(first(states[-1]).tanh(), addend=given).tanh())
     return states[1:]
 
 
@@ -174,9 +174,9 @@ def test_a_weight_in_two_loops_and_outside_of_them() -> None:
 def test_a_slice_of_a_weight_and_any_number_of_dimensions() -> None:
     weight = torch.randn(OUTPUTS, 2 * INPUTS, dtype=torch.float64, requires_grad=True)
     x = torch.randn(2, 4, INPUTS, dtype=torch.float64, requires_grad=True)
-    plus = torch.randn(4, 1, dtype=torch.float64, requires_grad=True)  # broadcasts
-    of = {"weight": weight, "x": x, "plus": plus}
-    ours, theirs = (make(weight[:, INPUTS:])(x, plus).square().sum() for make in (DeferredLinear, plain))
+    addend = torch.randn(4, 1, dtype=torch.float64, requires_grad=True)  # broadcasts
+    of = {"weight": weight, "x": x, "addend": addend}
+    ours, theirs = (make(weight[:, INPUTS:])(x, addend).square().sum() for make in (DeferredLinear, plain))
     assert_same(grads(ours, of), grads(theirs, of))
 
 

@@ -1,15 +1,15 @@
 """Convolutional seq2seq (Gehring 2017): gated convolutions, and attention in every decoder layer.
 
-A layer looks at ``kernel_size`` neighbouring words, and a stack of them at ever more; no word waits for another,
-so that all are worked on at once. With z the output of the encoder, e and g the embeddings of source and
-target, a decoder layer with input x is ::
+A layer sees ``kernel_size`` neighbouring words, and a stack of layers sees more. All positions are computed in
+parallel. With z the output of the encoder, and e and g the embeddings of source and target, a decoder layer
+with input x is ::
 
-    h       = GLU(convolution(x))                     the word itself and what came before
+    h       = GLU(convolution(x))                     of the word itself and those before it
     c       = √m · Σ_j a_j (z_j + e_j)                a = softmax_j((W h + b + g) · z_j)
     output  = √½ · (x + √½ · (h + U c))
 
-Each sum of two is scaled by √½, so that its variance stays theirs. The mean over the m source words, whose
-variance would fall with m, is scaled by m √(1/m); m counts the words of each sentence, without padding.
+Each sum of two terms is scaled by √½ to keep the variance. The variance of a mean over m source words falls
+with m, so the mean is scaled by m √(1/m) = √m. m is the length of each sentence without padding.
 
 Shapes: ``B`` sentences, ``S`` source and ``T`` target words, ``N`` rows while decoding, ``E`` width of the
 embeddings and of attention, ``D`` width of the convolutions.
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
@@ -33,6 +33,8 @@ from jumok.attention.mask_types import move_to_device
 from jumok.attention.positions import LearnedPositions, PositionEmbedding, SinusoidalPositions
 from jumok.attention.scores import Dot
 from jumok.batches.tokens import LayerAttention, Loss, Seq2SeqBatch, Tokens
+from jumok.models.layers.config_checks import check_ranges
+from jumok.models.layers.module_list import build_module_list
 from jumok.models.layers.output_loss import linear_cross_entropy, select_labelled
 from jumok.models.layers.source_sharing import reorder_sources
 
@@ -46,11 +48,11 @@ LinearMap = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class ConvolutionalConfig:
-    """The sizes of a :class:`ConvolutionalSeq2Seq` model and how it learns.
+    """Configuration of a :class:`ConvolutionalSeq2Seq`.
 
-    ``position_encoding`` "learned" are for sentences of up to ``longest`` tokens, and longer ones are refused;
-    "sinusoid" are for any length. ``tie_embeddings`` says which embeddings are one: "none", "target" (target words and
-    output layer), or "all" (source words too, with a joint vocabulary).
+    ``position_encoding`` "learned" supports up to ``max_positions`` tokens; longer sentences are refused.
+    "sinusoid" supports any length. ``tie_embeddings`` says which embeddings share one weight: "none", "target"
+    (target embedding and output layer), or "all" (the source embedding too, which needs a joint vocabulary).
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -64,28 +66,26 @@ class ConvolutionalConfig:
     position_encoding: Literal["learned", "sinusoid"] = "learned"
     max_positions: int = 1024
     tie_embeddings: Literal["none", "target", "all"] = "none"
-    dropout: float = 0.1  # of the embeddings, of what goes into a convolution, and before the output layer
-    label_smoothing: float = 0.1  # of the labels, in training
+    dropout: float = 0.1  # of embeddings, of the inputs of convolutions, and before the output layer
+    label_smoothing: float = 0.1  # in training only
 
     def __post_init__(self) -> None:
-        for name in ("embedding", "width", "kernel", "encoder_layers", "decoder_layers", "longest"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: 1 or more is expected")
+        sizes = ("embedding_width", "width", "kernel_size", "encoder_layers", "decoder_layers")
+        check_ranges(
+            self, positive=(*sizes, "max_positions"), fraction=("dropout", "label_smoothing")
+        )
         if self.kernel_size % 2 == 0:
             raise ValueError(
-                f"kernel={self.kernel_size}: an odd number is expected, so that the encoder sees equally far to "
-                "both sides"
+                f"kernel_size={self.kernel_size}: an odd number is expected, so that the encoder sees equally "
+                "far to both sides"
             )
-        for name in ("dropout", "smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: a share from 0 to below 1 is expected")
 
 
 # --------------------------------------------------------------------------------------- layers
 
 
 class ConvolutionalInputLayer(nn.Module):
-    """Words ``(B, L, E)`` with their positions."""
+    """Adds position embeddings to word embeddings ``(B, L, E)``."""
 
     def __init__(self, config: ConvolutionalConfig) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class ConvolutionalInputLayer(nn.Module):
             self.scale = 1.0
         else:
             self.position = SinusoidalPositions(config.embedding_width)
-            self.scale = EMBEDDING_STD / SQRT_HALF  # waves deviate by √½: so by as much as the words do
+            self.scale = EMBEDDING_STD / SQRT_HALF  # sinusoids have std √½; this gives that of the words
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, embeddings: Tensor, offset: int = 0) -> Tensor:
@@ -104,7 +104,7 @@ class ConvolutionalInputLayer(nn.Module):
 
 
 class ConvolutionalEncoderLayer(nn.Module):
-    """A gated convolution over the words to both sides, in a residual connection."""
+    """A gated convolution with a residual connection."""
 
     def __init__(self, config: ConvolutionalConfig) -> None:
         super().__init__()
@@ -113,17 +113,16 @@ class ConvolutionalEncoderLayer(nn.Module):
         self.convolution = _build_convolution(config)
 
     def forward(self, x: Tensor, valid_mask: Tensor | None) -> Tensor:
-        given = self.dropout(x)
-        if valid_mask is not None:  # beyond its end a sentence sees zeros, as if it were alone
-            given = given.where(valid_mask, 0)
+        dropped = self.dropout(x)
+        if valid_mask is not None:  # padding is zero, as beyond the end of a single sentence
+            dropped = dropped.where(valid_mask, 0)
         side = self.kernel_size // 2
-        return SQRT_HALF * (
-            x + _apply_gated_convolution(self.convolution, F.pad(given, (0, 0, side, side)), self.kernel_size)
-        )
+        h = _apply_gated_convolution(self.convolution, F.pad(dropped, (0, 0, side, side)), self.kernel_size)
+        return SQRT_HALF * (x + h)
 
 
 class ConvolutionalLayerMaps(NamedTuple):
-    """The linear maps of a decoder layer, their weights normalised once for all steps."""
+    """The linear maps of a decoder layer, with weights normalized once for all decoding steps."""
 
     convolution: LinearMap
     query_projection: LinearMap
@@ -131,7 +130,7 @@ class ConvolutionalLayerMaps(NamedTuple):
 
 
 class ConvolutionalDecoderLayer(nn.Module):
-    """A gated convolution over the words so far, then attention to the source, in a residual connection."""
+    """A gated causal convolution, then attention to the source, with a residual connection."""
 
     def __init__(self, config: ConvolutionalConfig) -> None:
         super().__init__()
@@ -142,10 +141,10 @@ class ConvolutionalDecoderLayer(nn.Module):
         self.context_projection = _build_linear(config.embedding_width, config.width)
 
     def prepare_maps(self) -> ConvolutionalLayerMaps:
-        """The layer's maps as functions, with their weights worked out."""
-        maps = (self.convolution, self.query_projection, self.context_projection)
+        """The layer's linear maps as functions of their normalized weights."""
+        layers = (self.convolution, self.query_projection, self.context_projection)
         return ConvolutionalLayerMaps(
-            *(functools.partial(F.linear, weight=one.weight, bias=one.bias) for one in maps)
+            *(functools.partial(F.linear, weight=layer.weight, bias=layer.bias) for layer in layers)
         )
 
     def forward(
@@ -155,25 +154,33 @@ class ConvolutionalDecoderLayer(nn.Module):
         attend_source: LinearMap,
         maps: ConvolutionalLayerMaps | None = None,
     ) -> Tensor:
-        """``x`` ``(B, kernel_size − 1 + T, D)`` begins before the ``words`` ``(B, T, E)``; gives ``(B, T, D)``.
+        """Return the layer's output ``(B, T, D)``.
 
-        ``attend_source`` makes contexts of queries; ``compute_attention_maps`` are the layer's own, if they are prepared.
+        Args:
+            x: Input ``(B, kernel_size − 1 + T, D)``, which begins ``kernel_size − 1`` positions earlier.
+            embeddings: Target embeddings g, ``(B, T, E)``.
+            attend_source: Maps queries ``(B, T, E)`` to contexts c, such as ``ConvolutionalMemory.attend_source``.
+            maps: The layer's prepared maps. They are computed if None.
         """
         maps = maps or self.prepare_maps()
         h = _apply_gated_convolution(maps.convolution, self.dropout(x), self.kernel_size)
-        context = maps.context_projection(attend_source(maps.query_projection(h) + embeddings))
+        query = maps.query_projection(h) + embeddings  # W h + b + g
+        context = maps.context_projection(attend_source(query))  # U c
         return SQRT_HALF * (x[:, self.kernel_size - 1 :] + SQRT_HALF * (h + context))
 
 
 def _apply_gated_convolution(convolution: LinearMap, x: Tensor, kernel_size: int) -> Tensor:
-    """``(B, kernel_size − 1 + L, D)`` to ``(B, L, D)``: a convolution is a linear map of so many neighbours."""
+    """``GLU(convolution(x))``, from ``(B, kernel_size − 1 + L, D)`` to ``(B, L, D)``.
+
+    The convolution is a linear map of ``kernel_size`` concatenated neighbours.
+    """
     length = x.shape[1] - kernel_size + 1
     neighbours = torch.cat([x[:, first : first + length] for first in range(kernel_size)], dim=-1)
     return F.glu(convolution(neighbours))
 
 
 def _build_linear(in_features: int, out_features: int, gain: float = 1.0) -> nn.Linear:
-    """Under weight normalisation; at first it scales the variance of its input by ``gain`` (section 3.5)."""
+    """A weight-normalized linear layer that initially scales the variance of its input by ``gain`` (section 3.5)."""
     layer = nn.Linear(in_features, out_features)
     nn.init.normal_(layer.weight, std=math.sqrt(gain / in_features))
     nn.init.zeros_(layer.bias)
@@ -181,7 +188,7 @@ def _build_linear(in_features: int, out_features: int, gain: float = 1.0) -> nn.
 
 
 def _build_convolution(config: ConvolutionalConfig) -> nn.Linear:
-    # A gate passes a quarter of the variance; dropout scales it up by what it keeps.
+    # A GLU reduces the variance to a quarter, and dropout increases it by 1 / (1 − dropout).
     return _build_linear(config.kernel_size * config.width, 2 * config.width, gain=4 * (1 - config.dropout))
 
 
@@ -190,23 +197,23 @@ def _build_convolution(config: ConvolutionalConfig) -> nn.Linear:
 
 @dataclass(frozen=True, eq=False)
 class ConvolutionalMemory:
-    """What the encoder made of B sentences."""
+    """The encoder's output for B sentences."""
 
     keys: Tensor  # z, (B, S, E)
     values: Tensor  # z + e
-    tokens: Tokens  # of which only the lengths matter from here on
+    tokens: Tokens  # only their lengths and mask are used
 
     @functools.cached_property
     def scale(self) -> Tensor:
-        """m √(1/m) for the m words of each sentence, ``(B, 1, 1)``."""
+        """√m for the length m of each sentence, ``(B, 1, 1)``."""
         return self.tokens.lengths_tensor.to(self.values.dtype).sqrt()[:, None, None]
 
     def attend_source(self, query: Tensor) -> Tensor:
-        """The context ``(N, T, E)`` of queries of this shape; N / B neighbouring rows share a sentence."""
-        sentences = self.keys.shape[0]
-        asked = query.reshape(sentences, query.shape[0] * query.shape[1] // max(1, sentences), query.shape[2])
-        found = attend(asked, self.keys, self.values, score=DOT_SCORE, mask=self.tokens.mask)
-        return (self.scale * found).reshape(query.shape)
+        """Contexts ``(N, T, E)`` of queries ``(N, T, E)``. N / B neighbouring rows share a sentence."""
+        sentences, rows, steps = self.keys.shape[0], query.shape[0], query.shape[1]
+        queries = query.reshape(sentences, rows * steps // max(1, sentences), query.shape[2])
+        context = attend(queries, self.keys, self.values, score=DOT_SCORE, mask=self.tokens.mask)
+        return (self.scale * context).reshape(query.shape)
 
     def reorder(self, indices: Sequence[int]) -> ConvolutionalMemory:
         index = move_to_device(torch.tensor(indices, dtype=torch.long), self.keys.device)
@@ -218,39 +225,40 @@ class ConvolutionalMemory:
 
 @dataclass(frozen=True, eq=False)
 class ConvolutionalState:
-    """How far decoding has come, for N rows; ``rows_per_source`` neighbouring ones continue the same source."""
+    """Decoding state of N rows. ``rows_per_source`` neighbouring rows continue the same source."""
 
     memory: ConvolutionalMemory
     maps: tuple[ConvolutionalLayerMaps, ...]
-    past_inputs: tuple[Tensor, ...]  # for each layer, its last inputs, (N, kernel − 1, D)
+    past_inputs: tuple[Tensor, ...]  # for each layer, its last inputs, (N, kernel_size − 1, D)
     num_steps: int = 0
     rows_per_source: int = 1
 
     def reorder(self, index: Tensor, sources: Sequence[int] | None = None) -> ConvolutionalState:
-        """The rows ``index``, in that order; a row may come twice or never.
+        """Return the state of the rows ``index``, in that order. Rows may be repeated or left out.
 
-        ``sources``: the sources that go on, equally many rows of each, side by side. Then the source is
-        copied only if these change, and no GPU is waited for. Without, each row gets its own.
+        ``sources``: the sources that remain, with equally many neighbouring rows each. If they are given, the
+        memory is copied only if the sources change, without waiting for a GPU. Otherwise each row gets its own
+        source.
         """
-        rows, shared = reorder_sources(index, sources, self.rows_per_source)
-        source = self.memory
-        if rows != list(range(len(source.tokens.lengths))):
-            source = source.reorder(rows)
-        elif shared == self.rows_per_source == 1:
-            return self  # each row stays where it is
-        index = move_to_device(index, source.keys.device)
-        past = tuple(x.index_select(0, index) for x in self.past_inputs)
-        return replace(self, memory=source, past_inputs=past, rows_per_source=shared)
+        source_rows, rows_per_source = reorder_sources(index, sources, self.rows_per_source)
+        memory = self.memory
+        if source_rows != list(range(len(memory.tokens.lengths))):
+            memory = memory.reorder(source_rows)
+        elif rows_per_source == self.rows_per_source == 1:
+            return self  # no row moves
+        index = move_to_device(index, memory.keys.device)
+        past_inputs = tuple(x.index_select(0, index) for x in self.past_inputs)
+        return replace(self, memory=memory, past_inputs=past_inputs, rows_per_source=rows_per_source)
 
 
 # ------------------------------------------------------------------------------------ the model
 
 
 class ConvolutionalSeq2Seq(nn.Module):
-    """Translates by gated convolutions with attention. Batches are padded.
+    """Gated convolutions with attention for translation. Batches must be padded.
 
-    >>> model = Convolutional(ConvolutionalConfig(embedding=8, width=16), 11, 13).eval()
-    >>> batch = Pairs.of([[5, 6], [7]], [[8], [9, 10, 11]])
+    >>> model = ConvolutionalSeq2Seq(ConvolutionalConfig(embedding_width=8, width=16), 11, 13).eval()
+    >>> batch = Seq2SeqBatch.from_sequences([[5, 6], [7]], [[8], [9, 10, 11]])
     >>> model.loss(batch).count
     6
     >>> state = model.start(batch.source)
@@ -259,46 +267,45 @@ class ConvolutionalSeq2Seq(nn.Module):
     torch.Size([2, 13])
     """
 
-    supports_compile = (
-        False  # the numbers inside a mask differ with every batch, and compiled code would be for one
-    )
+    supports_compile = False  # masks hold other numbers in every batch, and each would be compiled anew
     encoder: Sequence[ConvolutionalEncoderLayer]
     decoder: Sequence[ConvolutionalDecoderLayer]
 
     @property
     def max_length(self) -> int | None:
-        """The most tokens of a sentence, the special one included; None: any number."""
+        """Maximum number of tokens of a sentence, including the special one. None if there is no limit."""
         return self.config.max_positions if self.config.position_encoding == "learned" else None
 
     def __init__(self, config: ConvolutionalConfig, source_vocab_size: int, target_vocab_size: int) -> None:
         super().__init__()
         if config.tie_embeddings == "all" and source_vocab_size != target_vocab_size:
             raise ValueError(
-                f"tie='all' needs one vocabulary for both sides, and there are {source_vocab_size} source "
-                f"words and {target_vocab_size} target words; make a joint one, or use tie='target'"
+                f"tie_embeddings='all' needs a joint vocabulary, but there are {source_vocab_size} source "
+                f"words and {target_vocab_size} target words; build a joint one, or use "
+                "tie_embeddings='target'"
             )
         self.config = config
-        narrow, wide, kept = config.embedding_width, config.width, 1 - config.dropout
+        narrow, wide, keep_probability = config.embedding_width, config.width, 1 - config.dropout
         self.target_embedding = _build_embedding(target_vocab_size, narrow)
         self.source_embedding = (
             self.target_embedding
             if config.tie_embeddings == "all"
             else _build_embedding(source_vocab_size, narrow)
         )
-        self.source_input_layer, self.target_input_layer = (
-            ConvolutionalInputLayer(config),
-            ConvolutionalInputLayer(config),
-        )
-        self.widen_source, self.widen_target = (_build_linear(narrow, wide, gain=kept) for _ in range(2))
-        self.encoder = _build_module_list(
+        self.source_input_layer = ConvolutionalInputLayer(config)
+        self.target_input_layer = ConvolutionalInputLayer(config)
+        self.widen_source = _build_linear(narrow, wide, gain=keep_probability)
+        self.widen_target = _build_linear(narrow, wide, gain=keep_probability)
+        self.encoder = build_module_list(
             ConvolutionalEncoderLayer(config) for _ in range(config.encoder_layers)
         )
-        self.decoder = _build_module_list(
+        self.decoder = build_module_list(
             ConvolutionalDecoderLayer(config) for _ in range(config.decoder_layers)
         )
-        self.narrow_source, self.narrow_target = (_build_linear(wide, narrow) for _ in range(2))
+        self.narrow_source = _build_linear(wide, narrow)
+        self.narrow_target = _build_linear(wide, narrow)
         self.dropout = nn.Dropout(config.dropout)
-        self.output = _build_linear(narrow, target_vocab_size, gain=kept)
+        self.output = _build_linear(narrow, target_vocab_size, gain=keep_probability)
         if config.tie_embeddings != "none":
             self.output = nn.Linear(narrow, target_vocab_size)
             self.output.weight = self.target_embedding.weight
@@ -307,86 +314,82 @@ class ConvolutionalSeq2Seq(nn.Module):
     # ------------------------------------------------------------------------------- training
 
     def loss(self, batch: Seq2SeqBatch) -> Loss:
-        """Cross-entropy summed over the labels that count, smoothed in training; "nll" is the plain one."""
+        """Cross-entropy summed over the labels, smoothed in training. "nll" is the one without smoothing."""
         _check_padded("loss", batch.source, batch.target)
-        source = self.encode(batch.source)
-        hidden, labels = select_labelled(self._decode(batch.target, source.attend_source), batch)
+        memory = self.encode(batch.source)
+        hidden, labels = select_labelled(self._decode(batch.target, memory.attend_source), batch)
         smoothing = self.config.label_smoothing if self.training else 0.0
-        total, plain = linear_cross_entropy(hidden, self.output.weight, labels, smoothing, self.output.bias)
-        return Loss(total, batch.count, {"nll": plain})
+        total, nll = linear_cross_entropy(hidden, self.output.weight, labels, smoothing, self.output.bias)
+        return Loss(total, batch.count, {"nll": nll})
 
     def encode(self, source: Tokens) -> ConvolutionalMemory:
-        """What decoding looks at, from padded tokens."""
-        words = self.source_input_layer(self.source_embedding(source.ids))
-        x = self.widen_source(words)
-        real = None if source.mask is None else source.valid_mask[..., None]
+        """Encode padded tokens as the decoder's memory."""
+        embeddings = self.source_input_layer(self.source_embedding(source.ids))  # e
+        x = self.widen_source(embeddings)
+        valid_mask = None if source.mask is None else source.valid_mask[..., None]
         for layer in self.encoder:
-            x = layer(x, real)
+            x = layer(x, valid_mask)
         z = self.narrow_source(x)
-        # Every decoder layer sends a gradient back: the encoder gets their mean, the embeddings their sum.
+        # Every decoder layer sends a gradient. The encoder gets their mean, the embeddings their sum.
         z = torch.lerp(z.detach(), z, 1 / len(self.decoder))
-        return ConvolutionalMemory(z, z + words, source)
+        return ConvolutionalMemory(z, z + embeddings, source)
 
     def _decode(self, target: Tokens, attend_source: LinearMap) -> Tensor:
-        """``(B, T, E)``: for each token of the target, what the output layer says the next word from."""
-        words = self.target_input_layer(self.target_embedding(target.ids))
-        x = self.widen_target(words)
+        """Inputs ``(B, T, E)`` of the output layer for whole target sentences."""
+        embeddings = self.target_input_layer(self.target_embedding(target.ids))  # g
+        x = self.widen_target(embeddings)
         for layer in self.decoder:
-            before = F.pad(x, (0, 0, self.config.kernel_size - 1, 0))
-            x = layer(before, words, attend_source)
+            padded = F.pad(x, (0, 0, self.config.kernel_size - 1, 0))
+            x = layer(padded, embeddings, attend_source)
         return self.dropout(self.narrow_target(x))  # type: ignore[no-any-return]
 
     # ------------------------------------------------------------------------------- decoding
 
     def start(self, source: Tokens) -> ConvolutionalState:
-        """Encode the source, padded, and normalise the decoder's weights once for all steps."""
+        """Encode the padded source, and normalize the decoder's weights once for all steps."""
         _check_padded("start", source)
-        encoded = self.encode(source)
-        nothing = encoded.keys.new_zeros(len(source.lengths), self.config.kernel_size - 1, self.config.width)
+        memory = self.encode(source)
+        zeros = memory.keys.new_zeros(len(source.lengths), self.config.kernel_size - 1, self.config.width)
         maps = tuple(layer.prepare_maps() for layer in self.decoder)
-        return ConvolutionalState(encoded, maps, past_inputs=(nothing,) * len(maps))
+        return ConvolutionalState(memory, maps, past_inputs=(zeros,) * len(maps))
 
     def step(self, state: ConvolutionalState, ids: Tensor) -> tuple[Tensor, ConvolutionalState]:
-        """The logits ``(N, V)`` of the next words; ``ids`` ``(N,)`` are those said last, BOS at first."""
-        words = self.target_input_layer(self.target_embedding(ids[:, None]), offset=state.num_steps)
-        x = self.widen_target(words)
-        past = []
-        for layer, before, maps in zip(self.decoder, state.past_inputs, state.maps, strict=True):
-            window = torch.cat([before, x], dim=1)
-            past.append(window[:, 1:])
-            x = layer(window, words, state.memory.attend_source, maps)
+        """Return the logits ``(N, V)`` of the next words. ``ids`` ``(N,)`` are the last ones, BOS at first."""
+        embeddings = self.target_input_layer(self.target_embedding(ids[:, None]), offset=state.num_steps)
+        x = self.widen_target(embeddings)
+        past_inputs = []
+        for layer, past, maps in zip(self.decoder, state.past_inputs, state.maps, strict=True):
+            window = torch.cat([past, x], dim=1)
+            past_inputs.append(window[:, 1:])
+            x = layer(window, embeddings, state.memory.attend_source, maps)
         logits = self.output(self.dropout(self.narrow_target(x[:, 0])))
-        return logits, replace(state, past_inputs=tuple(past), num_steps=state.num_steps + 1)
+        return logits, replace(state, past_inputs=tuple(past_inputs), num_steps=state.num_steps + 1)
 
     @torch.no_grad()
     def compute_attention_maps(self, batch: Seq2SeqBatch) -> list[LayerAttention]:
-        """Where each decoder layer looks in the source, ``(B, 1, target, memory)``. The batch is padded."""
-        _check_padded("maps", batch.source, batch.target)
-        source = self.encode(batch.source)
-        seen: list[Tensor] = []
+        """Attention weights ``(B, 1, target, source)`` of each decoder layer. The batch must be padded."""
+        _check_padded("compute_attention_maps", batch.source, batch.target)
+        memory = self.encode(batch.source)
+        maps: list[Tensor] = []
 
-        def look(query: Tensor) -> Tensor:
-            seen.append(weights(query, source.keys, score=DOT_SCORE, mask=source.tokens.mask))
-            return source.attend_source(query)
+        def record_and_attend(query: Tensor) -> Tensor:
+            maps.append(weights(query, memory.keys, score=DOT_SCORE, mask=memory.tokens.mask))
+            return memory.attend_source(query)
 
-        self._decode(batch.target, look)
-        return [LayerAttention(f"decoder.{number}", found[:, None]) for number, found in enumerate(seen)]
-
-
-def _build_module_list(modules: Iterable[nn.Module]) -> Any:
-    # So that the types of the layers are known: a ModuleList forgets them.
-    return nn.ModuleList(modules)
+        self._decode(batch.target, record_and_attend)
+        return [LayerAttention(f"decoder.{number}", x[:, None]) for number, x in enumerate(maps)]
 
 
 def _build_embedding(vocab_size: int, width: int) -> nn.Embedding:
-    table = nn.Embedding(vocab_size, width)
-    nn.init.normal_(table.weight, std=EMBEDDING_STD)
-    return table
+    embedding = nn.Embedding(vocab_size, width)
+    nn.init.normal_(embedding.weight, std=EMBEDDING_STD)
+    return embedding
 
 
-def _check_padded(method_name: str, *tokens: Tokens) -> None:
-    if any(one.packed for one in tokens):
+def _check_padded(method_name: str, *sides: Tokens) -> None:
+    if any(tokens.packed for tokens in sides):
         raise ValueError(
-            f"Convolutional.{method_name} takes padded tokens, and packed ones came, whose sentences a convolution "
-            "would run together; see Tokens.padded"
+            f"ConvolutionalSeq2Seq.{method_name} needs padded tokens, but these are packed, and a convolution "
+            "would mix their sentences; build them with Tokens.pad"
         )
+

@@ -34,8 +34,7 @@ from jumok.batches.tokens import Tokens
 from jumok.export.onnx.graphs import NamedTensors, OnnxGraph, take_recorded_weights
 from jumok.models import convolutional, seq2seq
 from jumok.models.convolutional import ConvolutionalSeq2Seq
-from jumok.models.layers import decoder_attention
-from jumok.models.seq2seq import Seq2Seq
+from jumok.models.seq2seq import Seq2Seq, Seq2SeqMemory
 
 __all__ = ["TranslatorModel", "build_graphs", "get_next_state", "remove_weight_norm"]
 
@@ -129,7 +128,7 @@ def _run_recurrent_step(model: Seq2Seq, inputs: NamedTensors) -> tuple[Tensor, N
         lengths = inputs["lengths"]
         mask = masks.padding(lengths, bounds=(1, inputs["keys"].shape[1]))
         keys = PreparedKeys(inputs["keys"], attention.score.name, attention.score.key_owner)
-        source = decoder_attention.Seq2SeqMemory(inputs["values"], keys, mask, lengths)
+        source = Seq2SeqMemory(inputs["values"], keys, mask, lengths)
     said: int = inputs.get("said", 0)  # type: ignore[assignment]  # any number will do
     before = seq2seq.Seq2SeqState(hidden, source, inputs.get("fed"), said)
     logits, after = model.step(before, inputs["words"])

@@ -48,7 +48,7 @@ class BigramEmbedding(nn.Module):
     def __init__(self, num_bigrams: int, vocab_size: int, width: int) -> None:
         super().__init__()
         self.vocab_size = vocab_size
-        self.register_buffer("pairs", torch.full((num_bigrams,), EMPTY_SLOT))
+        self.register_buffer("bigram_codes", torch.full((num_bigrams,), EMPTY_SLOT))
         self.embedding = nn.Embedding(FIRST_BIGRAM + num_bigrams, width, padding_idx=NO_BIGRAM)
         # Small beside those of words: a pair begins as what its words are.
         nn.init.normal_(self.embedding.weight, std=0.1 * width**-0.5)

@@ -41,8 +41,8 @@ class MaskedBatchNorm(nn.Module):
         self.momentum, self.eps = momentum, eps
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
-        self.register_buffer("mean", torch.zeros(channels))
-        self.register_buffer("variance", torch.ones(channels))
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
 
     def forward(self, x: Tensor, valid_mask: Tensor) -> Tensor:
         given, further = upcast(x), (1,) * (x.dim() - 3)

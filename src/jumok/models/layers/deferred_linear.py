@@ -1,14 +1,14 @@
-"""A product with the same weight at many steps, whose gradient is computed once, after all of them.
+"""A linear layer for the steps of a loop, with its weight gradient computed once after all steps.
 
-A recurrent loop multiplies by the same weight at each of its T steps. Left alone, autograd computes a
-gradient of the whole weight T times, from a few rows each, and adds them up: on a GPU most of that time goes
-into reading and writing gradients. But their sum is one product over the rows of all steps::
+A recurrent loop multiplies by the same weight at each of its T steps. By default autograd computes a gradient
+of the whole weight T times, from a few rows each, and adds them up. On a GPU most of that time goes into reading
+and writing gradients. But their sum is one product over the rows of all steps::
 
     dW  =  Σ_t g_tᵀ x_t  =  [g_1; …; g_T]ᵀ [x_1; …; x_T]           g_t the gradient of y_t = W x_t + b
 
-So a step's backward only writes x_t and g_t into a ledger, and the weight's own node, which autograd reaches
-when all steps are through, does the product. For autograd to keep to this order, every step takes a *token*
-that was made from the weight; no gradient flows through it::
+So the backward of a step only stores x_t and g_t, and the weight's own node, which autograd reaches after all
+steps, computes the product. To enforce this order, every step takes a *token* that was computed from the weight.
+No gradient flows through it::
 
     weight ──► token ──┬──► step 1 ──► y_1
                        ├──► step 2 ──► y_2
@@ -30,19 +30,19 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def disable_compile(function: FunctionT) -> FunctionT:
-    """Keep torch.compile out: this is about the order of autograd's nodes, and a compiler has its own."""
+    """Exclude a function from ``torch.compile``, which does not keep the order of autograd's nodes."""
     return cast(FunctionT, torch.compiler.disable(function))
 
 
 class DeferredLinear:
-    """``x Wᵀ + b`` for the steps of one loop: make it before the loop, call it at each step.
+    """``x Wᵀ + b`` for the steps of one loop. Build it before the loop, and call it at each step.
 
-    ``weight`` is ``(out, in)``, ``bias`` ``(out,)`` or None. Differentiable once. Where no gradient of them
-    is wanted, it is ``F.linear``. Under autocast the weight is converted once, not at every step.
+    ``weight`` is ``(out, in)``, ``bias`` is ``(out,)`` or None. It is differentiable once. If neither needs a
+    gradient, it is ``F.linear``. Under autocast the weight is converted once, not at every step.
 
     >>> weight = torch.ones(2, 3, requires_grad=True)
-    >>> product = Deferred(weight)
-    >>> y = product(torch.ones(5, 3)) + product(torch.ones(5, 3))
+    >>> linear = DeferredLinear(weight)
+    >>> y = linear(torch.ones(5, 3)) + linear(torch.ones(5, 3))
     >>> y.sum().backward()
     >>> weight.grad
     tensor([[10., 10., 10.],
@@ -54,8 +54,8 @@ class DeferredLinear:
         self.weight, self.bias = weight, bias
         self.gradient_rows = _DeferredLinearRows()
         self.order_token: Tensor | None = None
-        learned = weight.requires_grad or (bias is not None and bias.requires_grad)
-        if torch.is_grad_enabled() and learned:
+        needs_gradient = weight.requires_grad or (bias is not None and bias.requires_grad)
+        if torch.is_grad_enabled() and needs_gradient:
             weight, bias = _to_autocast_dtype(weight), None if bias is None else _to_autocast_dtype(bias)
             rows = self.gradient_rows
             token = _DeferredLinearWeightFunction.apply(weight, bias, rows)  # type: ignore[no-untyped-call]
@@ -64,7 +64,7 @@ class DeferredLinear:
 
     @disable_compile
     def __call__(self, x: Tensor, addend: Tensor | None = None) -> Tensor:
-        """``(…, in)`` to ``(…, out)``, with ``addend`` (which broadcasts) added."""
+        """``(…, in)`` to ``(…, out)``, plus ``addend``, which may broadcast."""
         x, addend = _to_autocast_dtype(x), None if addend is None else _to_autocast_dtype(addend)
         if self.order_token is None or not torch.is_grad_enabled():
             return _linear_add(x, self.weight, self.bias, addend)
@@ -72,26 +72,26 @@ class DeferredLinear:
 
 
 def _to_autocast_dtype(x: Tensor) -> Tensor:
-    """As autocast would convert it."""
-    kind = x.device.type
-    if x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
+    """Convert ``x`` as autocast does, which leaves float64 as it is."""
+    device_type = x.device.type
+    if x.dtype == torch.float64 or not torch.is_autocast_enabled(device_type):
         return x
-    return x.to(torch.get_autocast_dtype(kind))
+    return x.to(torch.get_autocast_dtype(device_type))
 
 
 def _linear_add(x: Tensor, weight: Tensor, bias: Tensor | None, addend: Tensor | None) -> Tensor:
     if addend is None:
         return F.linear(x, weight, bias)
     if bias is None and x.dim() == 2:
-        return torch.addmm(addend, x, weight.t())  # added by the product itself
+        return torch.addmm(addend, x, weight.t())  # one kernel for product and sum
     return F.linear(x, weight, bias) + addend
 
 
 class _DeferredLinearRows:
-    """The rows ``(x, g)`` that the steps of one backward pass left.
+    """The rows ``(x, g)`` that the steps of one backward pass have stored.
 
-    A pass that asks for other gradients only leaves rows too, which nobody takes. Each pass has a number, and
-    rows of another one are dropped.
+    A pass that computes only other gradients stores rows too, but does not use them. Each pass has an id, and
+    rows of another pass are dropped.
     """
 
     def __init__(self) -> None:
@@ -110,22 +110,22 @@ class _DeferredLinearRows:
 
 
 class _DeferredLinearWeightFunction(torch.autograd.Function):
-    """(weight, bias) → token. Its backward comes after that of all steps, for each of them took the token."""
+    """(weight, bias) → token. Its backward runs after those of all steps, because each of them took the token."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, bias: Tensor | None, gradient_rows: _DeferredLinearRows) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.ledger = gradient_rows
-        return weight.new_empty(1)  # nobody looks at what it holds
+        ctx.gradient_rows = gradient_rows
+        return weight.new_empty(1)  # its value is not used
 
     @staticmethod
     def backward(ctx: Any, *_: None) -> tuple[Tensor | None, Tensor | None, None]:
         _forbid_double_backward()
-        rows = ctx.ledger.take()
+        rows = ctx.gradient_rows.pop_all()
         if not rows:
             return None, None, None
-        x, g = (torch.cat(same) for same in zip(*rows, strict=True))  # (T·B, in), (T·B, out)
-        for_weight, for_bias, _ledger = ctx.needs_input_grad
+        x, g = (torch.cat(parts) for parts in zip(*rows, strict=True))  # (T·B, in), (T·B, out)
+        for_weight, for_bias, _ = ctx.needs_input_grad
         return g.t() @ x if for_weight else None, g.sum(0) if for_bias else None, None
 
 
@@ -136,7 +136,7 @@ class _DeferredLinearStepFunction(torch.autograd.Function):
     ) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, linear.weight)
-        ctx.ledger = linear.gradient_rows
+        ctx.gradient_rows = linear.gradient_rows
         return _linear_add(x, linear.weight, linear.bias, addend)
 
     @staticmethod
@@ -145,18 +145,16 @@ class _DeferredLinearStepFunction(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         if gradient is None:
             return None, None, None, None
-        ctx.ledger.add(x.detach(), gradient)
-        for_x, for_plus, *_ = ctx.needs_input_grad
-        return (
-            gradient @ weight if for_x else None,
-            gradient if for_plus else None,
-            None,
-            None,
-        )  # autograd undoes broadcasts
+        ctx.gradient_rows.add(x.detach(), gradient)
+        for_x, for_addend, *_ = ctx.needs_input_grad
+        # Autograd sums the addend's gradient if it was broadcast.
+        return gradient @ weight if for_x else None, gradient if for_addend else None, None, None
 
 
 def _forbid_double_backward() -> None:
     if torch.is_grad_enabled():
         raise RuntimeError(
-            "a deferred product is differentiable once, and create_graph=True asks for more: leave that out"
+            "DeferredLinear is differentiable once only, but create_graph=True asks for second derivatives: "
+            "leave it out"
+
         )

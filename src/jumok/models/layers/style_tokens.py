@@ -139,7 +139,7 @@ class StyleTokens(nn.Module):
             with torch.no_grad():
                 self.attention.project_query.weight *= QUERY_INIT_SCALE
                 self.attention.project_source.weight *= KEY_VALUE_INIT_SCALE
-        for name in ("mean", "usual"):
+        for name in ("mean_weights", "default_weights"):
             self.register_buffer(
                 name, torch.full((1, config.num_heads, config.num_tokens), 1 / config.num_tokens)
             )
