@@ -1,14 +1,15 @@
-"""BERT from Hugging Face folders and to them: same hidden states, same logits.
+"""Import and export of BERT in the format of Hugging Face, with identical hidden states and logits.
 
-The two models differ in names alone, and in that our queries, keys and values are one product::
+The models differ only in the names of their weights, and jumok projects queries, keys and values in one
+matrix::
 
-    ours                                     theirs
+    jumok                                    Hugging Face
     word_embedding.weight                    embeddings.word_embeddings.weight
     layers.0.attention.project.weight        encoder.layer.0.attention.self.query.weight,
-                                             ….key.weight, ….value.weight, one below the other
+                                             ….key.weight, ….value.weight, concatenated
 
-Every tensor of a folder has its place in the model, and every weight of the model its tensors in the folder;
-what is left over on either side is an error that names it.
+Every tensor of a folder must correspond to a weight of the model, and vice versa. Otherwise an error names
+the tensors that are missing or unexpected.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
+from jumok.devices import move_to_device
 from jumok.errors import InputError
 from jumok.export.export_folder import create_export_folder, write_json
 from jumok.files import check_symlinks, read_json
@@ -37,7 +39,7 @@ from jumok.training.weights import get_weights, read_safetensors, write_safetens
 
 __all__ = ["LoadedBert", "export_bert", "load_bert"]
 
-# What ours is called there: the parts that come once, those of each layer, and the heads.
+# Names of Hugging Face: of the modules of the model, of the modules of each layer, and of the heads.
 MODEL_NAMES = {
     "word_embedding": "embeddings.word_embeddings",
     "segment_embedding": "embeddings.token_type_embeddings",
@@ -56,14 +58,11 @@ QKV_NAMES = ("attention.self.query", "attention.self.key", "attention.self.value
 MLM_HEAD_NAMES = {"mlm_head": "cls.predictions", "mlm_head.transform": "cls.predictions.transform.dense",
             "mlm_head.norm": "cls.predictions.transform.LayerNorm"}  # fmt: skip
 NSP_HEAD, CLASSIFIER_HEAD, QA_HEAD = "cls.seq_relationship", "classifier", "qa_outputs"
-# The output layer of the words has the embedding's weights and another name for its bias.
+# The output layer of the MLM head shares the weights of the word embedding, and its bias has two names.
 TIED_TENSORS = {"cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias"}  # fmt: skip
-IGNORED_BUFFERS = (
-    "embeddings.position_ids",
-    "embeddings.token_type_ids",
-)  # 0, 1, 2 … and zeros, once written along
-LEGACY_NORM_SUFFIXES = {".gamma": ".weight", ".beta": ".bias"}  # in folders that come from TensorFlow
+IGNORED_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")  # constants in old folders
+LEGACY_NORM_SUFFIXES = {".gamma": ".weight", ".beta": ".bias"}  # in folders converted from TensorFlow
 ACTIVATIONS = {
     "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new",
     "gelu_fast": "gelu_new", "relu": "relu", "silu": "swish", "swish": "swish",
@@ -72,158 +71,157 @@ HEAD_ARCHITECTURES = (
     "BertForPreTraining", "BertForMaskedLM", "BertForNextSentencePrediction",
     "BertForSequenceClassification", "BertForTokenClassification", "BertForQuestionAnswering",
 )  # fmt: skip
-MAX_NAMES_SHOWN = 20  # names in a message
+MAX_NAMES_SHOWN = 20  # in an error message
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedBert:
-    """A model from a Hugging Face folder, ready to use."""
+    """A model from a Hugging Face folder."""
 
-    model: nn.Module  # a Bert, or one with a head: Pretraining, Classifier, Tagger, Spans
+    model: nn.Module  # a Bert, or a BERT with a head
     tokenizer: WordPieceTokenizer | None  # None: the folder has none
-    labels: tuple[str, ...] = ()  # the names of a Classifier's or Tagger's classes, if the folder tells
+    labels: tuple[str, ...] = ()  # names of the classes, if the folder has them
 
 
-# ----------------------------------------------------------------------------------------- reading
+# ----------------------------------------------------------------------------------------- import
 
 
 def load_bert(folder: str | Path, device: str = "auto") -> LoadedBert:
-    """The model in a Hugging Face folder with BERT's architecture, with the head that it has, in float32.
+    """Load a BERT from a Hugging Face folder in float32, with its head.
 
     >>> loaded = load_bert("bert-base-uncased")  # doctest: +SKIP
-    >>> type(loaded.model).__name__, loaded.tokenizer.size  # doctest: +SKIP
-    ('Pretraining', 30522)
+    >>> type(loaded.model).__name__, loaded.tokenizer.vocab_size  # doctest: +SKIP
+    ('BertPretrainingModel', 30522)
     """
     folder = Path(folder)
     if folder.is_dir():
         check_symlinks(folder)
-    settings = _read_config(folder)
+    hf_config = _read_config(folder)
     tensors = _normalize_names(_read_tensors(folder), folder)
-    with torch.device("meta"):  # no weights are drawn that these would take the place of
-        model = _build_model(settings, tensors, folder)
+    with torch.device("meta"):  # without random weights
+        model = _build_model(hf_config, tensors, folder)
     _load_tensors(model, tensors, folder)
     tokenizer = None
     if any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt")):
         tokenizer = WordPieceTokenizer.load(folder)
         _check_vocabulary(tokenizer, model, str(folder))
-    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    try:
-        model = model.to(place)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {device!r} cannot be used here: {error}") from None
-    return LoadedBert(model.eval(), tokenizer, _get_labels(settings, model))
+    return LoadedBert(move_to_device(model, device), tokenizer, _get_labels(hf_config, model))
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """What config.json says, if it is a BERT's."""
+    """Read config.json and check that it describes a BERT."""
     path = folder / "config.json"
     if not path.is_file():
-        raise InputError(f"{folder} is no Hugging Face folder: it has no config.json")
-    found: dict[str, Any] = read_json(path, dict)
-    kind = found.get("model_type")
-    if kind != "bert":
-        raise InputError(f"{path} has model_type {kind!r}; models with BERT's architecture are read, 'bert'")
-    for key, usual in (("position_embedding_type", "absolute"), ("is_decoder", False),
-                       ("add_cross_attention", False), ("quantization_config", None)):  # fmt: skip
-        if found.get(key, usual) != usual:
-            raise InputError(f"{path} has {key}={found[key]!r}, which changes the model; {usual!r} is read")
-    other = [
-        name for name in found.get("architectures") or () if name not in ("BertModel", *HEAD_ARCHITECTURES)
-    ]
-    if other:
+        raise InputError(f"{folder} is not a Hugging Face folder: it has no config.json")
+    hf_config: dict[str, Any] = read_json(path, dict)
+    model_type = hf_config.get("model_type")
+    if model_type != "bert":
+        raise InputError(f"{path} has model_type {model_type!r}; only 'bert' is supported")
+    for key, supported in (("position_embedding_type", "absolute"), ("is_decoder", False),
+                           ("add_cross_attention", False), ("quantization_config", None)):  # fmt: skip
+        if hf_config.get(key, supported) != supported:
+            raise InputError(f"{path} has {key}={hf_config[key]!r}; only {supported!r} is supported")
+    architectures = hf_config.get("architectures") or ()
+    unsupported = [name for name in architectures if name not in ("BertModel", *HEAD_ARCHITECTURES)]
+    if unsupported:
         raise InputError(
-            f"{path} names {', '.join(other)}; read are BertModel, {', '.join(HEAD_ARCHITECTURES)}"
+            f"{path} has the architecture {', '.join(unsupported)}; supported are BertModel, "
+            f"{', '.join(HEAD_ARCHITECTURES)}"
         )
-    return found
+    return hf_config
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder, in one file or in several with an index."""
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if whole.is_file():
-        return read_safetensors(whole)
+    """Read all tensors of a folder, from one file or from several with an index."""
+    single_file, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single_file.is_file():
+        return read_safetensors(single_file)
     if not index.is_file():
         if any(folder.glob("pytorch_model*.bin")):
             raise InputError(
-                f"{folder} has its weights in pytorch_model.bin, a pickle, which may run any code when it is "
-                f"read. Convert it first, which reads nothing but tensors: jumok convert {folder} --out NEW"
+                f"{folder} has its weights in pytorch_model.bin, a pickle, which can execute code when it is "
+                f"loaded. Convert it first, which reads tensors only: jumok convert {folder} --out NEW"
             )
         raise InputError(f"{folder} has no weights: there is no model.safetensors")
-    where = read_json(index, dict).get("weight_map")
-    if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
-        raise InputError(f"{index} is no index of tensors: expected weight_map with a file for each tensor")
-    outside = [name for name in where.values() if Path(name).name != name]
+    weight_map = read_json(index, dict).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise InputError(f"{index} is not an index: expected weight_map with the file of each tensor")
+    outside = [name for name in weight_map.values() if Path(name).name != name]
     if outside:
-        raise InputError(f"{index} names files outside of its folder: {outside[0]}")
-    found: dict[str, Tensor] = {}
-    for file in sorted(set(where.values())):
-        found |= read_safetensors(folder / file)
-    lost, extra = sorted(where.keys() - found.keys()), sorted(found.keys() - where.keys())
-    if lost or extra:
-        raise InputError(f"{index} and its files differ: {_format_mismatch(missing=lost, surplus=extra)}")
-    return found
+        raise InputError(f"{index} names a file outside of its folder: {outside[0]}")
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(set(weight_map.values())):
+        tensors |= read_safetensors(folder / file)
+    missing = sorted(weight_map.keys() - tensors.keys())
+    unexpected = sorted(tensors.keys() - weight_map.keys())
+    if missing or unexpected:
+        raise InputError(
+            f"{index} does not match its files: {_format_mismatch(missing=missing, surplus=unexpected)}"
+        )
+    return tensors
 
 
 def _normalize_names(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """The tensors by the names that they have today in a model without a head: see ``MODEL_NAMES``."""
-    found: dict[str, Tensor] = {}
-    for old, tensor in tensors.items():
-        name = old.removeprefix("bert.")
-        for before, after in LEGACY_NORM_SUFFIXES.items():
-            if "LayerNorm" in name:
-                name = name.removesuffix(before) + after if name.endswith(before) else name
-        if name in found:
-            raise InputError(f"{folder} has {name} twice, as {old} and under another name")
+    """Return the tensors by their current names in a model without a head. See ``MODEL_NAMES``."""
+    normalized: dict[str, Tensor] = {}
+    for original_name, tensor in tensors.items():
+        name = original_name.removeprefix("bert.")
+        for legacy_suffix, suffix in LEGACY_NORM_SUFFIXES.items():
+            if "LayerNorm" in name and name.endswith(legacy_suffix):
+                name = name.removesuffix(legacy_suffix) + suffix
+        if name in normalized:
+            raise InputError(f"{folder} has {name} twice, as {original_name} and under another name")
         if name not in IGNORED_BUFFERS:
-            found[name] = tensor
+            normalized[name] = tensor
     for copy, original in TIED_TENSORS.items():
-        if copy in found:
-            tensor = found.pop(copy)
-            if not torch.equal(found.setdefault(original, tensor), tensor):
+        if copy in normalized:
+            tensor = normalized.pop(copy)
+            if not torch.equal(normalized.setdefault(original, tensor), tensor):
                 raise InputError(
-                    f"{folder} has an output layer of its own, {copy} unlike {original}; read are models in "
-                    "which the two are one (tie_word_embeddings), as BERT has it"
+                    f"{folder} has an output layer of its own: {copy} differs from {original}; only models "
+                    "with tied embeddings (tie_word_embeddings) are supported"
                 )
-    return found
+    return normalized
 
 
 def _build_model(hf_config: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path) -> nn.Module:
-    """A model as the folder describes it, with the heads it names and those it has tensors for."""
-    named = set(hf_config.get("architectures") or ())
+    """Build the model of a folder, with the heads that its config names or that have tensors."""
+    architectures = set(hf_config.get("architectures") or ())
 
-    def has(*beginnings: str) -> bool:
-        return any(name.startswith(beginnings) for name in tensors)
+    def has(*prefixes: str) -> bool:
+        return any(name.startswith(prefixes) for name in tensors)
 
-    words = has("cls.predictions.") or bool(named & {"BertForPreTraining", "BertForMaskedLM"})
-    next = has(f"{NSP_HEAD}.") or bool(named & {"BertForPreTraining", "BertForNextSentencePrediction"})
-    classifier = "BertForSequenceClassification" in named
-    tagger = "BertForTokenClassification" in named
-    if (
-        has(f"{CLASSIFIER_HEAD}.") and not tagger
-    ):  # unnamed, it is one for whole texts if there is a pooled output
-        classifier = classifier or has("pooler.")
-        tagger = not classifier
-    spans = has(f"{QA_HEAD}.") or "BertForQuestionAnswering" in named
-    if sum((words or next, classifier, tagger, spans)) > 1:
-        raise InputError(f"{folder} has several heads, and they are not those of pretraining; one is read")
-    config, vocabulary = _build_config(hf_config, folder, pooler=has("pooler.") or next or classifier)
-    dropout = hf_config.get("classifier_dropout")
-    if words or next:
-        return BertPretrainingModel(config, vocabulary, with_mlm_head=words, with_nsp_head=next)
-    if spans:
-        return BertSpanExtractor(config, vocabulary)
-    if not (classifier or tagger):
-        return Bert(config, vocabulary)
-    output = tensors.get(f"{CLASSIFIER_HEAD}.weight")
-    classes = len(hf_config.get("id2label") or "01") if output is None else len(output)
-    return (BertClassifier if classifier else BertTagger)(config, vocabulary, classes, dropout=dropout)
+    has_mlm = has("cls.predictions.") or bool(architectures & {"BertForPreTraining", "BertForMaskedLM"})
+    has_nsp = has(f"{NSP_HEAD}.") or bool(
+        architectures & {"BertForPreTraining", "BertForNextSentencePrediction"}
+    )
+    is_classifier = "BertForSequenceClassification" in architectures
+    is_tagger = "BertForTokenClassification" in architectures
+    if has(f"{CLASSIFIER_HEAD}.") and not is_tagger:
+        # Without an architecture, a pooler shows that the head classifies whole texts.
+        is_classifier = is_classifier or has("pooler.")
+        is_tagger = not is_classifier
+    has_spans = has(f"{QA_HEAD}.") or "BertForQuestionAnswering" in architectures
+    if sum((has_mlm or has_nsp, is_classifier, is_tagger, has_spans)) > 1:
+        raise InputError(f"{folder} has several heads that do not belong together; only one is supported")
+    config, vocab_size = _build_config(hf_config, folder, pooler=has("pooler.") or has_nsp or is_classifier)
+    if has_mlm or has_nsp:
+        return BertPretrainingModel(config, vocab_size, with_mlm_head=has_mlm, with_nsp_head=has_nsp)
+    if has_spans:
+        return BertSpanExtractor(config, vocab_size)
+    if not (is_classifier or is_tagger):
+        return Bert(config, vocab_size)
+    head_weight = tensors.get(f"{CLASSIFIER_HEAD}.weight")
+    num_classes = len(hf_config.get("id2label") or "01") if head_weight is None else len(head_weight)
+    model_class = BertClassifier if is_classifier else BertTagger
+    return model_class(config, vocab_size, num_classes, dropout=hf_config.get("classifier_dropout"))
 
 
 def _build_config(hf_config: Mapping[str, Any], folder: Path, pooler: bool) -> tuple[BertConfig, int]:
-    """Sizes and vocabulary; what config.json does not say is as in the published base model."""
+    """Return the config and the vocabulary size. Missing values are those of BERT base."""
     activation = hf_config.get("hidden_act", "gelu")
     if activation not in ACTIVATIONS:
-        raise InputError(f"{folder}: hidden_act={activation!r}; known are {', '.join(ACTIVATIONS)}")
+        raise InputError(f"{folder}: hidden_act={activation!r}; supported are {', '.join(ACTIVATIONS)}")
     try:
         config = BertConfig(
             width=hf_config.get("hidden_size", 768),
@@ -239,34 +237,35 @@ def _build_config(hf_config: Mapping[str, Any], folder: Path, pooler: bool) -> t
             pooler=pooler,
         )
     except (TypeError, ValueError) as error:
-        raise InputError(f"{folder / 'config.json'} does not fit: {error}") from None
+        raise InputError(f"{folder / 'config.json'} is not valid: {error}") from None
     return config, hf_config.get("vocab_size", 30522)
 
 
 def _load_tensors(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Write the tensors into the model: all into all of it."""
-    theirs = {name: _get_hf_names(name, model) for name in get_weights(model)}
-    wanted = {name for names in theirs.values() for name in names}
-    surplus = sorted(tensors.keys() - wanted)
-    if isinstance(model, BertTagger | BertSpanExtractor):  # which do without, though some folders have one
+    """Copy the tensors into the model. The names must match exactly."""
+    hf_names = {name: _get_hf_names(name, model) for name in get_weights(model)}
+    expected = {name for names in hf_names.values() for name in names}
+    surplus = sorted(tensors.keys() - expected)
+    if isinstance(model, BertTagger | BertSpanExtractor):  # they do not use the pooler of some folders
         surplus = [name for name in surplus if not name.startswith("pooler.")]
-    wrong = _format_mismatch(missing=sorted(wanted - tensors.keys()), surplus=surplus)
-    if wrong:
-        raise InputError(f"{folder} does not hold a whole {type(model).__name__} and nothing else: {wrong}")
-    shapes, found = [], {}
-    for name, own in get_weights(model).items():
-        parts = [tensors[part] for part in theirs[name]]
-        expected = (len(own) // len(parts), *own.shape[1:])
-        shapes += [
-            f"{part} is {tuple(x.shape)}, {expected} is expected"
-            for part, x in zip(theirs[name], parts, strict=True)
-            if x.shape != expected
+    mismatch = _format_mismatch(missing=sorted(expected - tensors.keys()), surplus=surplus)
+    if mismatch:
+        raise InputError(f"{folder} does not match a {type(model).__name__}: {mismatch}")
+    wrong_shapes: list[str] = []
+    weights: dict[str, Tensor] = {}
+    for name, weight in get_weights(model).items():
+        parts = [tensors[hf_name] for hf_name in hf_names[name]]
+        shape = (len(weight) // len(parts), *weight.shape[1:])
+        wrong_shapes += [
+            f"{hf_name} has shape {tuple(part.shape)} instead of {shape}"
+            for hf_name, part in zip(hf_names[name], parts, strict=True)
+            if part.shape != shape
         ]
-        if not shapes:
-            found[name] = torch.cat(parts).float()
-    if shapes:
-        raise InputError(f"{folder}: its weights do not fit its config.json: {_format_names(shapes)}")
-    model.load_state_dict(found, strict=False, assign=True)
+        if not wrong_shapes:
+            weights[name] = torch.cat(parts).float()
+    if wrong_shapes:
+        raise InputError(f"{folder}: the weights do not match config.json: {_format_names(wrong_shapes)}")
+    model.load_state_dict(weights, strict=False, assign=True)
     if isinstance(model, BertPretrainingModel) and model.mlm_head is not None:
         model.mlm_head.weight = model.bert.word_embedding.weight
 
@@ -274,34 +273,34 @@ def _load_tensors(model: nn.Module, tensors: dict[str, Tensor], folder: Path) ->
 def _get_labels(hf_config: Mapping[str, Any], model: nn.Module) -> tuple[str, ...]:
     if not isinstance(model, BertClassifier | BertTagger):
         return ()
-    named: dict[str, str] = hf_config.get("id2label") or {}
-    labels = tuple(named.get(str(number), "") for number in range(model.output.out_features))
+    id_to_label: dict[str, str] = hf_config.get("id2label") or {}
+    labels = tuple(id_to_label.get(str(number), "") for number in range(model.output.out_features))
     return labels if all(labels) else ()
 
 
 def _check_vocabulary(tokenizer: WordPieceTokenizer, model: nn.Module, source: str) -> None:
-    words = _get_encoder(model).word_embedding.num_embeddings
-    if tokenizer.vocab_size > words:
+    num_embeddings = _get_encoder(model).word_embedding.num_embeddings
+    if tokenizer.vocab_size > num_embeddings:
         raise InputError(
-            f"{source}: the tokenizer has {tokenizer.vocab_size} words, and the model {words}; they are "
-            "of different models"
+            f"{source}: the tokenizer has {tokenizer.vocab_size} words, and the model {num_embeddings}; they "
+            "belong to different models"
         )
 
 
-# ----------------------------------------------------------------------------------------- writing
+# ----------------------------------------------------------------------------------------- export
 
 
 def export_bert(
     model: nn.Module, tokenizer: WordPieceTokenizer | None, folder: str | Path, *, labels: Sequence[str] = ()
 ) -> Path:
-    """Write a folder that ``transformers`` loads, by ``AutoModel…`` and ``AutoTokenizer.from_pretrained``.
+    """Write a folder that ``AutoModel…`` and ``AutoTokenizer.from_pretrained`` of ``transformers`` load.
 
-    It appears whole or not at all, and takes the place of an earlier export only.
+    The folder is written atomically. It replaces an earlier export, but no other folder.
 
     Args:
-        model: a :class:`~jumok.models.bert.Bert`, with a head or without.
-        tokenizer: the one that it was trained with.
-        folder: to be made.
+        model: a :class:`~jumok.models.bert.Bert`, with or without a head.
+        tokenizer: the tokenizer of the model.
+        folder: the new folder.
         labels: the names of the classes, in order.
     """
     folder, bert = Path(folder), _get_encoder(model)
@@ -309,12 +308,12 @@ def export_bert(
         _check_vocabulary(tokenizer, model, "export_bert")
     if isinstance(model, BertClassifier) and model.uses_mean_pooling:
         raise InputError(
-            "this model decides by the mean of a text's hidden states (model.pooling: mean), and "
-            "BertForSequenceClassification by the first token alone; train one with model.pooling=first, or "
-            "export its encoder: export_bert(model.bert, …)"
+            "this model classifies the mean of the hidden states (model.pooling: mean), but "
+            "BertForSequenceClassification uses the first token only; train with model.pooling=first, or "
+            "export the encoder: export_bert(model.bert, …)"
         )
     if isinstance(model, BertClassifier | BertTagger) and labels and len(labels) != model.output.out_features:
-        raise InputError(f"{len(labels)} labels came for a model of {model.output.out_features} classes")
+        raise InputError(f"{len(labels)} labels came for a model with {model.output.out_features} classes")
     with create_export_folder(folder) as new:
         write_json(new / "config.json", _build_hf_config(model, tokenizer, labels))
         write_safetensors(_export_tensors(model), new / "model.safetensors")
@@ -327,73 +326,73 @@ def export_bert(
 
 
 def _export_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Their name and value of each tensor."""
+    """Return the tensors by their names in Hugging Face."""
     prefix = "" if isinstance(model, Bert) else "bert."
-    found: dict[str, Tensor] = {}
-    for name, own in get_weights(model).items():
-        names = _get_hf_names(name, model)
-        for theirs, part in zip(names, own.chunk(len(names)), strict=True):
-            head = theirs.startswith(("cls.", f"{CLASSIFIER_HEAD}.", f"{QA_HEAD}."))
-            found[theirs if head else prefix + theirs] = part.detach().cpu().contiguous()
-    if _get_architecture(model) == "BertForMaskedLM":  # which has no place for one
-        found = {name: x for name, x in found.items() if not name.startswith("bert.pooler.")}
-    return found
+    tensors: dict[str, Tensor] = {}
+    for name, weight in get_weights(model).items():
+        hf_names = _get_hf_names(name, model)
+        for hf_name, part in zip(hf_names, weight.chunk(len(hf_names)), strict=True):
+            is_head = hf_name.startswith(("cls.", f"{CLASSIFIER_HEAD}.", f"{QA_HEAD}."))
+            tensors[hf_name if is_head else prefix + hf_name] = part.detach().cpu().contiguous()
+    if _get_architecture(model) == "BertForMaskedLM":  # it has no pooler
+        tensors = {name: x for name, x in tensors.items() if not name.startswith("bert.pooler.")}
+    return tensors
 
 
 def _get_architecture(model: nn.Module) -> str:
     if isinstance(model, BertPretrainingModel):
-        words, next = model.mlm_head is not None, model.nsp_head is not None
-        if words and next:
+        has_mlm, has_nsp = model.mlm_head is not None, model.nsp_head is not None
+        if has_mlm and has_nsp:
             return "BertForPreTraining"
-        return "BertForMaskedLM" if words else "BertForNextSentencePrediction"
-    named: dict[type[nn.Module], str] = {
+        return "BertForMaskedLM" if has_mlm else "BertForNextSentencePrediction"
+    architectures: dict[type[nn.Module], str] = {
         Bert: "BertModel",
         BertClassifier: "BertForSequenceClassification",
         BertTagger: "BertForTokenClassification",
         BertSpanExtractor: "BertForQuestionAnswering",
     }
-    return named[type(model)]
+    return architectures[type(model)]
 
 
 def _build_hf_config(
     model: nn.Module, tokenizer: WordPieceTokenizer | None, labels: Sequence[str]
 ) -> dict[str, Any]:
     bert = _get_encoder(model)
-    ours = bert.config
-    found: dict[str, Any] = {
+    config = bert.config
+    hf_config: dict[str, Any] = {
         "model_type": "bert",
         "architectures": [_get_architecture(model)],
         "dtype": str(bert.word_embedding.weight.dtype).removeprefix("torch."),
         "vocab_size": bert.word_embedding.num_embeddings,
-        "hidden_size": ours.width,
-        "num_hidden_layers": ours.num_layers,
-        "num_attention_heads": ours.num_heads,
-        "intermediate_size": ours.feed_forward_width,
-        "hidden_act": "silu" if ours.activation == "swish" else ours.activation,
-        "hidden_dropout_prob": ours.dropout,
-        "attention_probs_dropout_prob": ours.attention_dropout,
-        "max_position_embeddings": ours.max_positions,
-        "type_vocab_size": ours.num_segments,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.feed_forward_width,
+        "hidden_act": "silu" if config.activation == "swish" else config.activation,
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "max_position_embeddings": config.max_positions,
+        "type_vocab_size": config.num_segments,
         "initializer_range": 0.02,
-        "layer_norm_eps": ours.layer_norm_eps,
+        "layer_norm_eps": config.layer_norm_eps,
         "pad_token_id": 0 if tokenizer is None else tokenizer.pad_id,
         "tie_word_embeddings": True,
     }
     if isinstance(model, BertClassifier | BertTagger):
         names = labels or [f"LABEL_{number}" for number in range(model.output.out_features)]
-        found["id2label"] = {str(number): name for number, name in enumerate(names)}
-        found["label2id"] = {name: number for number, name in enumerate(names)}
-        found["classifier_dropout"] = model.dropout.p
+        hf_config["id2label"] = {str(number): name for number, name in enumerate(names)}
+        hf_config["label2id"] = {name: number for number, name in enumerate(names)}
+        hf_config["classifier_dropout"] = model.dropout.p
         if isinstance(model, BertClassifier):
-            several = model.output.out_features > 1
-            found["problem_type"] = "single_label_classification" if several else "regression"
-    return found
+            has_several = model.output.out_features > 1
+            hf_config["problem_type"] = "single_label_classification" if has_several else "regression"
+    return hf_config
 
 
 def _build_tokenizer_config(tokenizer: WordPieceTokenizer, max_length: int) -> dict[str, Any]:
     return {
-        "tokenizer_class": "PreTrainedTokenizerFast",  # by tokenizer.json, and by nothing that it may not say
-        **{f"{what}_token": name for what, name in tokenizer.special_tokens.items()},
+        "tokenizer_class": "PreTrainedTokenizerFast",  # reads tokenizer.json only
+        **{f"{role}_token": token for role, token in tokenizer.special_tokens.items()},
         "model_max_length": max_length,
         "padding_side": "right",
         "clean_up_tokenization_spaces": False,
@@ -409,27 +408,27 @@ def _get_encoder(model: nn.Module) -> Bert:
         return model
     if isinstance(model, BertPretrainingModel | BertClassifier | BertTagger | BertSpanExtractor):
         return model.bert
-    raise InputError(f"a BERT is expected, with a head or without; this is a {type(model).__name__}")
+    raise InputError(f"expected a BERT, with or without a head; a {type(model).__name__} came")
 
 
 def _get_hf_names(weight_name: str, model: nn.Module) -> tuple[str, ...]:
-    """What the tensors are called there that make up a weight of ours, one below the other."""
-    part, _, kind = weight_name.removeprefix("bert.").rpartition(".")  # kind: weight or bias
+    """Return the names in Hugging Face of the tensors that a weight is the concatenation of."""
+    module_name, _, suffix = weight_name.removeprefix("bert.").rpartition(".")  # suffix: weight or bias
     heads = {
         **MLM_HEAD_NAMES,
         "nsp_head": NSP_HEAD,
         "output": QA_HEAD if isinstance(model, BertSpanExtractor) else CLASSIFIER_HEAD,
     }
-    if part in MODEL_NAMES or part in heads:
-        return (f"{(MODEL_NAMES | heads)[part]}.{kind}",)
-    _, number, inner = part.split(".", 2)
-    theirs = QKV_NAMES if inner == "attention.project" else (LAYER_NAMES[inner],)
-    return tuple(f"encoder.layer.{number}.{name}.{kind}" for name in theirs)
+    if module_name in MODEL_NAMES or module_name in heads:
+        return (f"{(MODEL_NAMES | heads)[module_name]}.{suffix}",)
+    _, layer, name_in_layer = module_name.split(".", 2)
+    hf_names = QKV_NAMES if name_in_layer == "attention.project" else (LAYER_NAMES[name_in_layer],)
+    return tuple(f"encoder.layer.{layer}.{name}.{suffix}" for name in hf_names)
 
 
 def _format_mismatch(missing: Sequence[str], surplus: Sequence[str]) -> str:
-    parts = [f"missing are {_format_names(missing)}"] if missing else []
-    parts += [f"of no use are {_format_names(surplus)}"] if surplus else []
+    parts = [f"missing: {_format_names(missing)}"] if missing else []
+    parts += [f"unexpected: {_format_names(surplus)}"] if surplus else []
     return "; ".join(parts)
 
 

@@ -1,12 +1,12 @@
-"""A Transformer as a CTranslate2 folder: the same translations, several times as fast.
+"""Export of a Transformer to CTranslate2: the same translations, several times as fast.
 
-All that a :class:`~jumok.models.transformer.Transformer` can be, CTranslate2 has: norms before or after each
-sublayer, embeddings that are one or not, any of the activations. Two things are written down for it:
+CTranslate2 supports every :class:`~jumok.models.transformer.Transformer`: pre-norm and post-norm, tied and
+separate embeddings, all activations. Two things are precomputed:
 
-- **positions**: a table of the first 4096, since ours follow from a formula that it does not have;
-- **words that must not be said**: a translation never holds ``<pad>``, ``<unk>`` or ``<s>``. Here a search
-  takes care of that; there the output layer gets a bias for these three, so that whoever uses the folder need
-  not think of it.
+- **positions**: a table of the first 4096 position encodings, which jumok computes by a formula;
+- **forbidden tokens**: a translation never contains ``<pad>``, ``<unk>`` or ``<s>``. In jumok the search
+  excludes them. Here the output layer gets a bias for these three tokens, so that users of the folder need no
+  extra code.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ __all__ = [
     "write_model",
 ]
 
-MAX_POSITIONS = 4096  # tokens that a sentence may have there
+MAX_POSITIONS = 4096  # maximum number of tokens of a sentence
 FLOAT_TYPES = ("float32", "float16", "bfloat16")
 QUANTIZATIONS = (*FLOAT_TYPES, "int16", "int8", *(f"int8_{name}" for name in FLOAT_TYPES))
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swish": "SWISH"}
-FORBIDDEN_BIAS = -1e4  # the bias of a word that must not be said: never the best, and a number in float16 too
-NUM_COMPARED = 200  # sentences
+FORBIDDEN_BIAS = -1e4  # bias of a forbidden token; it is finite in float16
+NUM_COMPARED = 200  # sentences of the comparison with PyTorch
 
 
 @functools.cache
 def import_ctranslate2() -> Any:
-    """The ``ctranslate2`` package, or an error that names the command to install it."""
+    """Import ``ctranslate2``, or raise an error with the command to install it."""
     try:
         return importlib.import_module("ctranslate2")
     except ModuleNotFoundError as error:
@@ -61,32 +61,32 @@ def import_ctranslate2() -> Any:
 
 
 def check_supported(run: Run) -> None:
-    """Raise if CTranslate2 does not have the model of this run."""
-    task, kind = run.recipe.task, getattr(getattr(run.recipe, "model", None), "kind", "model")
-    if (task, kind) != ("translate", "transformer"):
+    """Raise an error if CTranslate2 does not support the model of this run."""
+    task, model_type = run.recipe.task, getattr(getattr(run.recipe, "model", None), "type", "model")
+    if (task, model_type) != ("translate", "transformer"):
         raise InputError(
-            f"CTranslate2 runs Transformers that translate, and {run.folder} holds a {kind} of the task "
-            f"{task}: --to onnx and --engine onnx may take it, --engine torch takes everything"
+            f"CTranslate2 supports Transformers for translation, and {run.folder} has a {model_type} model "
+            f"for the task {task}; try --format onnx or --engine onnx, or use --engine torch"
         )
 
 
 def export_ctranslate2(
     run: Run, output_folder: str | Path, quantization: str | None = None, *, compare: bool = True
 ) -> str:
-    """Write a folder that ``ctranslate2.Translator(folder)`` loads, with its tokenizers and a README.
+    """Write a folder for ``ctranslate2.Translator(folder)``, with its tokenizers and a README.
 
-    It appears whole or not at all, and takes the place of an earlier export only.
+    The folder is written atomically. It replaces an earlier export, but no other folder.
 
     Args:
-        run: of a Transformer that translates.
-        out: the folder to be made.
-        quantization: one of QUANTIZATIONS; None is float32.
-        compare: translate some of the validation data by this and by PyTorch. The README has the figures.
+        run: the run of a Transformer for translation.
+        output_folder: the new folder.
+        quantization: one of QUANTIZATIONS. None: float32.
+        compare: compare the translations of some validation data with those of PyTorch.
 
     Returns:
-        How they compare, in words.
+        The result of the comparison, as text. It is also in the README.
     """
-    from jumok.tasks.translate import task as translate_task
+    from jumok.tasks.base import load_predictor
 
     check_supported(run)
     if quantization is not None and quantization not in QUANTIZATIONS:
@@ -94,71 +94,76 @@ def export_ctranslate2(
     output_folder = Path(output_folder)
     check_replaceable(output_folder)
     import_ctranslate2()
-    translator = translate_task.load(run, "cpu")
+    predictor: Any = load_predictor(run, "cpu")
     with create_export_folder(output_folder) as new:
-        write_model(translator.model, translator.tokenizers, new, quantization)
-        translator.tokenizers.save(new)
-        told = _compare_translations(translator, new) if compare else "It was not compared with its source."
-        (new / "README.md").write_text(_format_readme(run, quantization, told), encoding="utf-8")
-    return told
+        write_model(predictor.model, predictor.tokenizers, new, quantization)
+        predictor.tokenizers.save(new)
+        comparison = _compare_translations(predictor, new) if compare else "It was not compared with PyTorch."
+        (new / "README.md").write_text(_format_readme(run, quantization, comparison), encoding="utf-8")
+    return comparison
 
 
-# ----------------------------------------------------------------------------------------- comparing
+# ----------------------------------------------------------------------------------------- comparison
 
 
 @dataclass(frozen=True)
 class TranslationAgreement:
-    """How translations by CTranslate2 compare with those by PyTorch."""
+    """Agreement between the translations of CTranslate2 and PyTorch."""
 
     num_sentences: int
-    num_identical: int  # greedy translations that are equal
+    num_identical: int  # greedy translations that are identical
     beam_size: int
-    bleu: tuple[float, float]  # with this beam: by PyTorch, by CTranslate2
+    bleu: tuple[float, float]  # with this beam size: PyTorch, CTranslate2
 
     def __str__(self) -> str:
-        theirs, ours = self.bleu
+        torch_bleu, bleu = self.bleu
         return (
-            f"Of {self.num_sentences} sentences of the validation data, {self.num_identical} have the same greedy "
-            f"translation as by PyTorch. BLEU with beam {self.beam_size}: {ours:.2f}, and by PyTorch {theirs:.2f} "
-            f"({ours - theirs:+.2f})."
+            f"{self.num_identical} of {self.num_sentences} validation sentences have the same greedy "
+            f"translation as in PyTorch. BLEU with beam size {self.beam_size}: {bleu:.2f}, in PyTorch "
+            f"{torch_bleu:.2f} ({bleu - torch_bleu:+.2f})."
         )
 
 
-def _compare_translations(translator: Any, folder: Path) -> str:
+def _compare_translations(torch_predictor: Any, folder: Path) -> str:
     from jumok.inference.ctranslate2_engine import CTranslate2TranslationPredictor
     from jumok.tasks.translate import metrics as translate_metrics
     from jumok.tasks.translate.predictor import TranslationOptions
 
-    run = translator.run
+    run = torch_predictor.run
     try:
-        pairs = translator.texts.valid().examples[:NUM_COMPARED]
-        metric = translate_metrics.build_bleu(run)
+        examples = torch_predictor.load_split("valid").examples[:NUM_COMPARED]
+        bleu = translate_metrics.build_bleu(run)
     except (JumokError, OSError) as error:
-        return f"It was not compared with its source: {error}"
-    both = (translator, CTranslate2TranslationPredictor(run, folder, "cpu", "default"))
-    sources, references = [one.source for one in pairs], [one.target for one in pairs]
-    greedy, searched = (
-        [
-            [said.translation for said in one.predict(sources, TranslationOptions(beam_size=beam))]
-            for one in both
-        ]
-        for beam in (1, None)
+        return f"It was not compared with PyTorch: {error}"
+    sources = [example.source for example in examples]
+    references = [example.target for example in examples]
+    predictors = (torch_predictor, CTranslate2TranslationPredictor(run, folder, "cpu", "default"))
+
+    def translate(predictor: Any, beam_size: int | None) -> list[str]:
+        predictions = predictor.predict(sources, TranslationOptions(beam_size=beam_size))
+        return [prediction.translation for prediction in predictions]
+
+    greedy = [translate(predictor, 1) for predictor in predictors]
+    torch_bleu, ctranslate2_bleu = (
+        bleu.score(translate(predictor, None), references).value for predictor in predictors
     )
-    first, second = (metric.score(said, references).value for said in searched)
-    same = sum(x == y for x, y in zip(*greedy, strict=True))
-    return str(TranslationAgreement(len(pairs), same, translator.decode.beam, (first, second)))
+    num_identical = sum(x == y for x, y in zip(*greedy, strict=True))
+    beam_size = torch_predictor.decode_config.beam_size
+    return str(TranslationAgreement(len(examples), num_identical, beam_size, (torch_bleu, ctranslate2_bleu)))
 
 
-# -------------------------------------------------------------------------------------- the model
+# -------------------------------------------------------------------------------------- model
 
 
 def write_model(
     model: Transformer, tokenizers: TokenizerPair, folder: Path, quantization: str | None = None
 ) -> None:
-    """The model and its vocabularies, as CTranslate2 reads them, into a folder that is there."""
-    for name, weight in model.named_parameters():  # in C++ a NaN may be lost on its way, and go unseen
+    """Write the model and its vocabularies in the format of CTranslate2 to an existing folder."""
+    for name, weight in model.named_parameters():  # CTranslate2 does not report NaN
         if not weight.isfinite().all():
-            raise InputError(f"{name} holds NaN or infinity: the training has diverged; use earlier weights")
+            raise InputError(
+                f"{name} contains NaN or infinity: the training has diverged; use earlier weights"
+            )
     config, specs = model.config, import_ctranslate2().specs
     spec = specs.TransformerSpec.from_config(
         (config.encoder_layers, config.decoder_layers),
@@ -185,11 +190,11 @@ def _fill_encoder(spec: Any, model: Transformer) -> None:
     spec.embeddings[0].weight = _to_numpy(model.source_embedding.weight)
     spec.position_encodings.encodings = _compute_positions(model.source_input_layer)
     sublayers, norms = [], []
-    for theirs, ours in zip(spec.layer, model.encoder, strict=True):
-        _fill_attention(theirs.self_attention, ours.attention)
-        _fill_feed_forward(theirs.ffn, ours.feed_forward)
-        sublayers += [theirs.self_attention, theirs.ffn]
-        norms += [ours.feed_forward.attention_residual.norm, ours.feed_forward.residual.norm]
+    for layer_spec, layer in zip(spec.layer, model.encoder, strict=True):
+        _fill_attention(layer_spec.self_attention, layer.attention)
+        _fill_feed_forward(layer_spec.ffn, layer.feed_forward)
+        sublayers += [layer_spec.self_attention, layer_spec.ffn]
+        norms += [layer.feed_forward.attention_residual.norm, layer.feed_forward.residual.norm]
     _fill_norms(spec, model.source_input_layer, sublayers, norms)
 
 
@@ -200,36 +205,37 @@ def _fill_decoder(spec: Any, model: Transformer) -> None:
     spec.projection.bias = np.zeros(len(model.output.weight), np.float32)
     spec.projection.bias[[PAD, UNK, BOS]] = FORBIDDEN_BIAS
     sublayers, norms = [], []
-    for theirs, ours in zip(spec.layer, model.decoder, strict=True):
-        _fill_attention(theirs.self_attention, ours.self_attention)
-        _fill_attention(theirs.attention, ours.cross_attention)
-        _fill_feed_forward(theirs.ffn, ours.feed_forward)
-        sublayers += [theirs.self_attention, theirs.attention, theirs.ffn]
+    for layer_spec, layer in zip(spec.layer, model.decoder, strict=True):
+        _fill_attention(layer_spec.self_attention, layer.self_attention)
+        _fill_attention(layer_spec.attention, layer.cross_attention)
+        _fill_feed_forward(layer_spec.ffn, layer.feed_forward)
+        sublayers += [layer_spec.self_attention, layer_spec.attention, layer_spec.ffn]
         norms += [
-            ours.self_attention_residual.norm,
-            ours.feed_forward.attention_residual.norm,
-            ours.feed_forward.residual.norm,
+            layer.self_attention_residual.norm,
+            layer.feed_forward.attention_residual.norm,
+            layer.feed_forward.residual.norm,
         ]
     _fill_norms(spec, model.target_input_layer, sublayers, norms)
 
 
 def _fill_norms(
-    spec: Any, entry: TransformerInputLayer, sublayers: list[Any], norms: Sequence[nn.LayerNorm]
+    spec: Any, input_layer: TransformerInputLayer, sublayers: list[Any], norms: Sequence[nn.LayerNorm]
 ) -> None:
-    """Ours follow a sublayer. With norms "pre", what is a norm behind one is that before the next, there."""
-    if entry.norm is not None:
-        sublayers, norms = [*sublayers, spec], [entry.norm, *norms]  # the last one: of all that comes out
-    for theirs, ours in zip(sublayers, norms, strict=True):
-        theirs.layer_norm.gamma, theirs.layer_norm.beta = _to_numpy(ours.weight), _to_numpy(ours.bias)
+    """Fill the layer norms. With pre-norm, a norm after a sublayer in jumok is before the next one here."""
+    if input_layer.norm is not None:
+        sublayers, norms = [*sublayers, spec], [input_layer.norm, *norms]  # the last one is the final norm
+    for sublayer, norm in zip(sublayers, norms, strict=True):
+        sublayer.layer_norm.gamma = _to_numpy(norm.weight)
+        sublayer.layer_norm.beta = _to_numpy(norm.bias)
 
 
 def _fill_attention(spec: Any, attention: MultiHead) -> None:
     if attention.key_width is None:
-        layers = [attention.project, attention.merge]  # queries, keys and values in one product
+        layers = [attention.project, attention.merge]  # queries, keys and values in one matrix
     else:
         layers = [attention.project_query, attention.project_source, attention.merge]
-    for theirs, layer in zip(spec.linear, layers, strict=True):
-        _fill_linear(theirs, layer)
+    for layer_spec, layer in zip(spec.linear, layers, strict=True):
+        _fill_linear(layer_spec, layer)
 
 
 def _fill_feed_forward(spec: Any, feed_forward: FeedForward) -> None:
@@ -241,57 +247,58 @@ def _fill_linear(spec: Any, linear: nn.Linear) -> None:
     spec.weight, spec.bias = _to_numpy(linear.weight), _to_numpy(linear.bias)
 
 
-def _compute_positions(entry: TransformerInputLayer) -> NDArray[np.float32]:
-    return _to_numpy(entry.position.embed(torch.arange(MAX_POSITIONS)))
+def _compute_positions(input_layer: TransformerInputLayer) -> NDArray[np.float32]:
+    return _to_numpy(input_layer.position.embed(torch.arange(MAX_POSITIONS)))
 
 
 def _to_numpy(weight: Tensor) -> NDArray[np.float32]:
-    """A copy: a spec is quantized in place."""
+    """Copy a weight, because specs are quantized in place."""
     return weight.detach().cpu().float().numpy().copy()
 
 
-# ------------------------------------------------------------------------------------- the README
+# ------------------------------------------------------------------------------------- README
 
 README_TEMPLATE = """# {name}, for CTranslate2
 
-A Transformer that translates, written by `jumok export_ctranslate2`, its weights in {kind}. In this folder, after
-`pip install ctranslate2 tokenizers`:
+A Transformer for translation, exported by `jumok export` with weights in {dtype}. To use this folder, run
+`pip install ctranslate2 tokenizers`, then:
 
 ```python
 import ctranslate2, tokenizers
 
 source, target = map(tokenizers.Tokenizer.from_file, ("{source}", "{target}"))
-said = ctranslate2.Translator(".").translate_batch(
-    [source.encode("{example}").tokens], beam_size={beam}, length_penalty={penalty:g}
+results = ctranslate2.Translator(".").translate_batch(
+    [source.encode("{example}").tokens], beam_size={beam_size}, length_penalty={length_penalty:g}
 )
-print(target.decode([target.token_to_id(token) for token in said[0].hypotheses[0]]))
+print(target.decode([target.token_to_id(token) for token in results[0].hypotheses[0]]))
 ```
 
-{told}
+{comparison}
 
-{prepared}A text may have {positions} tokens, and so may its translation. CTranslate2 ranks what a beam
-found by log-probability / length^penalty, and jumok by log-probability / ((5 + length) / 6)^penalty: another
-translation may come first. `jumok run` and `jumok serve`, with `--engine ctranslate2`, rank as jumok does.
+{preprocessing}A text and its translation can have up to {max_positions} tokens. CTranslate2 ranks hypotheses
+by log-probability / length^penalty, and jumok by log-probability / ((5 + length) / 6)^penalty, so the order
+of hypotheses can differ. `jumok run` and `jumok serve` with `--engine ctranslate2` use the ranking of jumok.
 """
 
-PREPROCESSING_NOTE = """Texts go in as `data.prepare: {}` makes them, and come out so: the lines above leave that to
-you; `jumok run` and `jumok serve` do it.
+PREPROCESSING_NOTE = """The model was trained with `data.preprocessing: {}`. The code above does not apply it;
+`jumok run` and `jumok serve` do.
 
 """
 
 
 def _format_readme(run: Run, quantization: str | None, comparison: str) -> str:
     recipe = run.recipe
-    joint = not (run.folder / "tokenizer.source.json").exists()
+    shares_tokenizer = not (run.folder / "tokenizer.source.json").exists()
+    preprocessing = recipe.data.preprocessing
     return README_TEMPLATE.format(
         name=run.folder.resolve().name,
-        kind=quantization or "float32",
-        source="tokenizer.json" if joint else "tokenizer.source.json",
-        target="tokenizer.json" if joint else "tokenizer.target.json",
+        dtype=quantization or "float32",
+        source="tokenizer.json" if shares_tokenizer else "tokenizer.source.json",
+        target="tokenizer.json" if shares_tokenizer else "tokenizer.target.json",
         example="this is an example sentence",
-        beam=recipe.decode.beam,
-        penalty=recipe.decode.length_penalty,
-        told=comparison,
-        prepared="" if recipe.data.prepare == "none" else PREPROCESSING_NOTE.format(recipe.data.prepare),
-        positions=MAX_POSITIONS,
+        beam_size=recipe.decode.beam_size,
+        length_penalty=recipe.decode.length_penalty,
+        comparison=comparison,
+        preprocessing="" if preprocessing == "none" else PREPROCESSING_NOTE.format(preprocessing),
+        max_positions=MAX_POSITIONS,
     )

@@ -1,4 +1,4 @@
-"""Folders that we write for others: there as a whole or not at all, never in the place of somebody's own."""
+"""Export folders: written atomically, and never over a folder that is not an earlier export."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from jumok.errors import InputError
 
 __all__ = ["check_replaceable", "create_export_folder", "write_json"]
 
-MARKER_FILE = "jumok.json"  # tells an earlier export, which may be written over, from somebody's folder
-FORMAT_VERSION = 1
+MARKER_FILE = "jumok.json"  # marks an export, which may be overwritten
+FORMAT_VERSION = 2
 
 
 @contextlib.contextmanager
 def create_export_folder(folder: Path) -> Iterator[Path]:
-    """Gives an empty folder to write to. Afterwards it is ``folder``, in the place of an earlier export."""
+    """Yield an empty folder to write to. Afterwards it becomes ``folder`` and replaces an earlier export."""
     check_replaceable(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as made:
-        new = Path(made, "new")
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
+        new = Path(temporary, "new")
         new.mkdir()
         yield new
-        write_json(new / MARKER_FILE, {"made by": "jumok", "format": FORMAT_VERSION})
-        _swap_folders(folder, new, Path(made, "old"))
+        write_json(new / MARKER_FILE, {"created_by": "jumok", "format": FORMAT_VERSION})
+        _swap_folders(folder, new, Path(temporary, "old"))
 
 
 def check_replaceable(folder: Path) -> None:
@@ -36,15 +36,13 @@ def check_replaceable(folder: Path) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise InputError(f"{folder} is a file; name a folder to be made")
+        raise InputError(f"{folder} is a file; give the name of a new folder")
     if any(folder.iterdir()) and not (folder / MARKER_FILE).is_file():
-        raise InputError(
-            f"{folder} exists and is no earlier export; it is left alone. Name another folder, or remove it"
-        )
+        raise InputError(f"{folder} exists and is not an earlier export; give another folder, or remove it")
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """As text that people can read."""
+    """Write indented JSON."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -1,11 +1,10 @@
-"""The formats that a run can be written in; docs/export.md tells which model goes to which."""
+"""Export formats of a run. docs/export.md lists the formats of each model."""
 
 from __future__ import annotations
 
 import importlib
 from pathlib import Path
 
-from jumok import tasks
 from jumok.errors import InputError, MissingExtra
 from jumok.run import Run
 
@@ -22,30 +21,32 @@ def export_run(
     quantization: str | None = None,
     compare: bool = True,
 ) -> str | None:
-    """Write a run in another format, to a folder that is made. Gives what there is to tell of it.
+    """Export a run to a new folder in another format. Returns a report for the user, if there is one.
 
-    ``quantization`` and ``compare`` are for CTranslate2: see :func:`jumok.exchange.ctranslate2.export_run`.
+    ``quantization`` and ``compare`` are for CTranslate2: see :func:`.ctranslate2.export_ctranslate2`.
     """
     if format_name not in FORMAT_NAMES:
         raise InputError(
-            f"--to {format_name}: it is one of {', '.join(FORMAT_NAMES)}; docs/export.md tells what they take"
+            f"--format {format_name}: it is one of {', '.join(FORMAT_NAMES)}; docs/export.md describes them"
         )
     if quantization is not None and format_name != "ctranslate2":
         raise InputError(
-            f"--quantization {quantization} is for --to ctranslate2, and --to {format_name} came"
+            f"--quantization {quantization} needs --format ctranslate2; --format {format_name} came"
         )
     if format_name == "ctranslate2":
         from jumok.export import ctranslate2
 
         return ctranslate2.export_ctranslate2(run, output_folder, quantization, compare=compare)
     if format_name == "hf":
-        tasks.get_task_module(run.recipe.task).load(run, "cpu").export(format_name, output_folder)
+        from jumok.tasks.base import load_predictor
+
+        load_predictor(run, "cpu").export(format_name, output_folder)
         return None
     try:
         onnx = importlib.import_module("jumok.export.onnx")
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            f'--to onnx needs {error.name}, which is not installed: pip install "jumok[export]"'
+            f'--format onnx needs {error.name}, which is not installed: pip install "jumok[export]"'
         ) from error
-    told = onnx.export(run, output_folder)
-    return told if isinstance(told, str) else None
+    report: str = onnx.export_onnx(run, output_folder)
+    return report

@@ -1,13 +1,13 @@
-"""A Transformer as a Marian folder, which ``transformers`` loads: same logits, same translations.
+"""Export of a Transformer to Marian's format for ``transformers``, with identical logits and translations.
 
-Marian is the same model but for one thing: in its positions all sines come first and then all cosines, where
-in ours (and in the paper) they alternate. Its positions are not part of its file. But nothing depends on the
-order of the numbers in the residual stream, as long as all who read and write it agree: so the weights that
-touch the stream are written in Marian's order.
+Marian is the same model except for the order of its position encodings: all sines come first, then all
+cosines, while in jumok (and in the paper) they alternate. The positions are not part of the file. The order
+of the features in the residual stream is arbitrary, as long as all layers agree. So the weights that read or
+write the stream are exported in Marian's order.
 
 ::
 
-    ours      sin cos sin cos sin cos           Marian's      sin sin sin cos cos cos
+    jumok     sin cos sin cos sin cos           Marian        sin sin sin cos cos cos
                0   1   2   3   4   5                           0   2   4   1   3   5
 """
 
@@ -40,31 +40,28 @@ def export_marian(
     target_tokenizer: Tokenizer | None = None,
     max_length: int = 512,
 ) -> Path:
-    """Write a folder that ``transformers`` loads, by ``MarianMTModel.from_pretrained(folder)``.
+    """Write a folder for ``MarianMTModel.from_pretrained(folder)`` of ``transformers``.
 
-    It appears whole or not at all, and takes the place of an earlier export only.
+    The folder is written atomically. It replaces an earlier export, but no other folder.
 
     Args:
-        model: a :class:`~jumok.models.transformer.Transformer` with its norms "post".
-        folder: to be made.
-        tokenizer: of the source, and if no other is given, of the target: ``AutoTokenizer.from_pretrained(
-            folder)`` gives it back, ending each sentence with ``</s>``.
-        target_tokenizer: if the target has its own; it goes to the folder ``target`` inside.
-        longest: how many tokens a sentence may have there.
+        model: a :class:`~jumok.models.transformer.Transformer` with ``norm="post"``.
+        folder: the new folder.
+        tokenizer: the tokenizer of the source, and also of the target if there is no other. It is loaded by
+            ``AutoTokenizer.from_pretrained(folder)`` and appends ``</s>``.
+        target_tokenizer: the tokenizer of the target, written to the subfolder ``target``.
+        max_length: the maximum number of tokens of a sentence.
 
     Returns:
         The folder.
     """
     model = _check_exportable(model)
     if max_length < 1:
-        raise InputError(f"export_marian(longest={max_length}): 1 or more is expected")
+        raise InputError(f"export_marian(max_length={max_length}): 1 or more is expected")
     folder = Path(folder)
     check_replaceable(folder)
-    for name, one, words in (
-        ("tokenizer", tokenizer, model.source_embedding.num_embeddings),
-        ("target_tokenizer", target_tokenizer or tokenizer, model.target_embedding.num_embeddings),
-    ):
-        _check_tokenizer(name, one, words)
+    _check_tokenizer("tokenizer", tokenizer, model.source_embedding.num_embeddings)
+    _check_tokenizer("target_tokenizer", target_tokenizer or tokenizer, model.target_embedding.num_embeddings)
     with create_export_folder(folder) as new:
         write_json(new / "config.json", _build_config(model, max_length))
         write_json(new / "generation_config.json", _build_generation_config(max_length))
@@ -76,19 +73,18 @@ def export_marian(
     return folder
 
 
-# ----------------------------------------------------------------------------------- what can go
+# ----------------------------------------------------------------------------------- checks
 
 
 def _check_exportable(model: nn.Module) -> Transformer:
     if not isinstance(model, Transformer):
         raise InputError(
-            f"a Marian folder holds a Transformer, and this is a {type(model).__name__}, which transformers "
-            "does not have"
+            f"expected a Transformer; a {type(model).__name__} came, which transformers does not have"
         )
     if model.config.norm != "post":
         raise InputError(
-            f"model.norm={model.config.norm!r} cannot be exported: Marian has its layer norms after each "
-            'residual sum; train with model.norm="post"'
+            f"model.norm={model.config.norm!r} cannot be exported, because Marian normalizes after each "
+            "residual sum; train with model.norm=post"
         )
     return model
 
@@ -97,45 +93,43 @@ def _check_tokenizer(name: str, tokenizer: Tokenizer | None, vocab_size: int) ->
     if tokenizer is None:
         return
     if not isinstance(tokenizer, Tokenizer):
-        raise InputError(f"{name}: a tokenizers.Tokenizer is expected, {type(tokenizer).__name__} came")
+        raise InputError(f"{name}: expected a tokenizers.Tokenizer; a {type(tokenizer).__name__} came")
     if tokenizer.get_vocab_size() != vocab_size:
         raise InputError(
-            f"{name} has {tokenizer.get_vocab_size()} words, but the model {vocab_size}; give the one it was "
-            "trained with"
+            f"{name} has {tokenizer.get_vocab_size()} words, but the model has {vocab_size}; give the "
+            "tokenizer of the model"
         )
-    found = [tokenizer.id_to_token(number) for number in range(len(SPECIAL_TOKENS))]
-    if found != list(SPECIAL_TOKENS):
-        raise InputError(
-            f"{name} begins with {found}; every vocabulary of ours begins with {list(SPECIAL_TOKENS)}"
-        )
+    first_tokens = [tokenizer.id_to_token(token_id) for token_id in range(len(SPECIAL_TOKENS))]
+    if first_tokens != list(SPECIAL_TOKENS):
+        raise InputError(f"{name} starts with {first_tokens}; expected {list(SPECIAL_TOKENS)}")
 
 
-# -------------------------------------------------------------------------------------- settings
+# -------------------------------------------------------------------------------------- config
 
 
 def _build_config(model: Transformer, max_length: int) -> dict[str, Any]:
-    ours = model.config
+    config = model.config
     return {
         "model_type": "marian",
         "architectures": ["MarianMTModel"],
         "dtype": str(model.output.weight.dtype).removeprefix("torch."),
         "vocab_size": model.source_embedding.num_embeddings,
         "decoder_vocab_size": model.target_embedding.num_embeddings,
-        "share_encoder_decoder_embeddings": ours.tie_embeddings == "all",
-        "tie_word_embeddings": ours.tie_embeddings != "none",
-        "d_model": ours.width,
+        "share_encoder_decoder_embeddings": config.tie_embeddings == "all",
+        "tie_word_embeddings": config.tie_embeddings != "none",
+        "d_model": config.width,
         "scale_embedding": True,
         "max_position_embeddings": max_length,
-        "encoder_layers": ours.encoder_layers,
-        "decoder_layers": ours.decoder_layers,
-        "encoder_attention_heads": ours.num_heads,
-        "decoder_attention_heads": ours.num_heads,
-        "encoder_ffn_dim": ours.feed_forward_width,
-        "decoder_ffn_dim": ours.feed_forward_width,
-        "activation_function": ours.activation,
-        "dropout": ours.dropout,
-        "attention_dropout": ours.attention_dropout,
-        "activation_dropout": ours.activation_dropout,
+        "encoder_layers": config.encoder_layers,
+        "decoder_layers": config.decoder_layers,
+        "encoder_attention_heads": config.num_heads,
+        "decoder_attention_heads": config.num_heads,
+        "encoder_ffn_dim": config.feed_forward_width,
+        "decoder_ffn_dim": config.feed_forward_width,
+        "activation_function": config.activation,
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "activation_dropout": config.activation_dropout,
         "is_encoder_decoder": True,
         "use_cache": True,
         **_get_special_ids(),
@@ -147,7 +141,7 @@ def _build_generation_config(max_length: int) -> dict[str, Any]:
 
 
 def _get_special_ids() -> dict[str, Any]:
-    # Without the last one, Marian would end every translation with its word 0.
+    # Without the last entry, Marian would end every translation with the token 0.
     return {
         "pad_token_id": PAD,
         "bos_token_id": BOS,
@@ -159,18 +153,18 @@ def _get_special_ids() -> dict[str, Any]:
 
 def _write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int) -> None:
     folder.mkdir(exist_ok=True)
-    ours = Tokenizer.from_str(tokenizer.to_str())  # a copy, to be changed
-    ours.no_padding()
-    ours.no_truncation()
-    end = SPECIAL_TOKENS[EOS]
-    ours.post_processor = TemplateProcessing(single=f"$A {end}", pair=None, special_tokens=[(end, EOS)])
-    ours.save(str(folder / "tokenizer.json"))
-    names = {"pad_token": PAD, "unk_token": UNK, "bos_token": BOS, "eos_token": EOS}
+    exported = Tokenizer.from_str(tokenizer.to_str())  # a copy
+    exported.no_padding()
+    exported.no_truncation()
+    eos = SPECIAL_TOKENS[EOS]
+    exported.post_processor = TemplateProcessing(single=f"$A {eos}", pair=None, special_tokens=[(eos, EOS)])
+    exported.save(str(folder / "tokenizer.json"))
+    special_ids = {"pad_token": PAD, "unk_token": UNK, "bos_token": BOS, "eos_token": EOS}
     write_json(
         folder / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            **{name: SPECIAL_TOKENS[number] for name, number in names.items()},
+            **{name: SPECIAL_TOKENS[token_id] for name, token_id in special_ids.items()},
             "model_max_length": max_length,
             "padding_side": "right",
             "clean_up_tokenization_spaces": False,
@@ -185,7 +179,7 @@ WeightItems = Iterator[tuple[str, Tensor]]
 
 
 def _iter_weights(model: Transformer) -> WeightItems:
-    """Marian's name and value of each weight."""
+    """Yield the weights with their names in Marian."""
     width = model.config.width
     order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
     for name, weight in _iter_reordered_weights(model, order):
@@ -219,7 +213,7 @@ def _iter_reordered_weights(model: Transformer, order: Tensor) -> WeightItems:
 
 
 def _iter_attention(name: str, attention: MultiHead, order: Tensor) -> WeightItems:
-    """Queries, keys and values read the stream; what is merged from the heads is written to it."""
+    """Yield the weights of an attention. The projections read the stream, and the output writes it."""
     if attention.key_width is None:
         weights, biases = attention.project.weight.chunk(3), attention.project.bias.chunk(3)
     else:

@@ -1,7 +1,7 @@
-"""An old Hugging Face folder, whose weights are a pickle, as one with safetensors.
+"""Conversion of a Hugging Face folder with pickled weights to safetensors.
 
-A pickle may run any code when it is read. Here it is read by PyTorch's reader that knows tensors and nothing
-else (``weights_only``), and once only: what is written needs no such care any more.
+A pickle can execute code when it is loaded. This conversion uses PyTorch's restricted loader
+(``weights_only``), which accepts tensors only. The converted folder is then safe to load.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from jumok.training.weights import write_safetensors
 
 __all__ = ["convert_to_safetensors"]
 
-COPIED_PATTERNS = ("*.json", "*.txt", "*.model")  # the settings and the tokenizer; no code
+COPIED_PATTERNS = ("*.json", "*.txt", "*.model")  # config and tokenizer, but no code
 
 
 def convert_to_safetensors(folder: str | Path, output_folder: str | Path) -> Path:
-    """Write the folder anew to ``output_folder``, its weights in model.safetensors.
+    """Write a copy of the folder to ``output_folder``, with its weights in model.safetensors.
 
-    >>> convert("old-bert", "bert")  # doctest: +SKIP
+    >>> convert_to_safetensors("old-bert", "bert")  # doctest: +SKIP
     """
     folder, output_folder = Path(folder), Path(output_folder)
     check_replaceable(output_folder)
     files = sorted(folder.glob("pytorch_model*.bin"))
     if not files:
         raise InputError(f"{folder} has no pytorch_model.bin; there is nothing to convert")
-    check_symlinks(folder)  # what they lead to would be copied
+    check_symlinks(folder)  # their targets would be copied
     tensors: dict[str, Tensor] = {}
     for file in files:
         tensors |= _read_pickle(file)
@@ -41,20 +41,19 @@ def convert_to_safetensors(folder: str | Path, output_folder: str | Path) -> Pat
         write_safetensors(tensors, new / "model.safetensors")
         for pattern in COPIED_PATTERNS:
             for path in folder.glob(pattern):
-                if path.is_file() and not path.name.startswith("pytorch_model"):  # the index of several
+                if path.is_file() and not path.name.startswith("pytorch_model"):  # an index of several files
                     shutil.copyfile(path, new / path.name)
     return output_folder
 
 
 def _read_pickle(file: Path) -> dict[str, Tensor]:
     try:
-        found = torch.load(file, map_location="cpu", weights_only=True)
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise InputError(
-            f"{file} holds something other than tensors, or is not whole; it was not read "
-            f"({str(error).splitlines()[0]})"
+            f"{file} contains something other than tensors, or is incomplete ({str(error).splitlines()[0]})"
         ) from None
-    if not isinstance(found, dict) or not all(isinstance(x, Tensor) for x in found.values()):
-        raise InputError(f"{file} is not a model's tensors by name, and cannot be converted")
-    # Each its own memory: what was tied there is written twice, and recognised when it is read.
-    return {name: x.detach().clone().contiguous() for name, x in found.items()}
+    if not isinstance(tensors, dict) or not all(isinstance(x, Tensor) for x in tensors.values()):
+        raise InputError(f"{file} is not a dictionary of tensors by name")
+    # Copies, so that tied tensors are written twice. They are recognized when the folder is loaded.
+    return {name: x.detach().clone().contiguous() for name, x in tensors.items()}

@@ -110,9 +110,9 @@ class OnnxEncoderModel:
         """As those of the model."""
         said = self._run_session(batch)
         if isinstance(self.meta_model, BertSpanExtractor):
-            return said["starts"], said["ends"]
+            return said["start_logits"], said["end_logits"]
         if isinstance(self.meta_model, BertPretrainingModel):
-            return said.get("words"), said.get("next")
+            return said.get("mlm_logits"), said.get("nsp_logits")
         return said["logits"]
 
     def maps(self, batch: TextBatch) -> list[LayerAttention]:
@@ -211,12 +211,12 @@ class OnnxDecoderModel:
         """The state before the first word."""
         lengths = torch.tensor(source.lengths)
         return OnnxDecoderState(
-            graphs.run_session(self.encoder_session, {"source": source.ids, "source_lengths": lengths})
+            graphs.run_session(self.encoder_session, {"source_ids": source.ids, "source_lengths": lengths})
         )
 
     def step(self, state: OnnxDecoderState, ids: Tensor) -> tuple[Tensor, OnnxDecoderState]:
         """The logits of the next words, and the state behind these."""
-        said = graphs.run_session(self.step_session, {"words": ids, **state.tensors})
+        said = graphs.run_session(self.step_session, {"input_ids": ids, **state.tensors})
         return said["logits"], OnnxDecoderState({**state.tensors, **translator_graphs.get_next_state(said)})
 
 

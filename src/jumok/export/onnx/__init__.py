@@ -1,13 +1,14 @@
-"""Runs as ONNX files, which ONNX Runtime and others run without PyTorch: the same numbers, at any length.
+"""Export of runs to ONNX, for ONNX Runtime and other engines without PyTorch, at any batch size and length.
 
 ::
 
-    a BERT that classifies, tags, answers or says hidden words     model.onnx
-    a self_attentive or hierarchical classifier                     model.onnx, with where it looked
-    a recurrent or convolutional translator                        encoder.onnx and step.onnx
+    BERT for classification, tagging, answering or masked words     model.onnx
+    self-attentive or hierarchical classifier                       model.onnx, with attention weights
+    recurrent or convolutional translator                           encoder.onnx and step.onnx
 
-What goes in and out of them :mod:`.encoder_graphs` and :mod:`.translator_graphs` say, and the README beside them. When they
-are written, they are asked about a few texts; if they say other than the model, there is no folder.
+:mod:`.encoder_graphs` and :mod:`.translator_graphs` describe the inputs and outputs, and so does the README
+of each folder. After writing, the graphs are compared with the model on a few inputs. If they differ, the
+export fails.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jumok import tasks
 from jumok.batches.tokens import BOS, Tokens
 from jumok.errors import InputError, JumokError
 from jumok.export.export_folder import check_replaceable, create_export_folder
@@ -30,112 +30,126 @@ from jumok.run import Run
 
 __all__ = ["check_supported", "export_onnx", "write_graphs"]
 
-TOLERANCE = 1e-4  # how far numbers may be apart, or by how much of themselves
-PROBE_LENGTHS = ((7, 1, 4), (2, 2), (1, 13))  # the lengths of the texts that are asked about
-NUM_PROBE_STEPS = 5  # words that are said of each
+TOLERANCE = 1e-4  # absolute and relative
+PROBE_LENGTHS = ((7, 1, 4), (2, 2), (1, 13))  # lengths of the texts of the comparison
+NUM_PROBE_STEPS = 5  # decoding steps of the comparison
 
 
 def check_supported(run: Run) -> None:
-    """Raise if the model of this run has no graph."""
-    task, kind = run.recipe.task, getattr(run.recipe.model, "kind", "model")
-    if task in ("classify", "tag", "answer", "pretrain") or kind in ("seq2seq", "convolutional"):
+    """Raise an error if the model of this run cannot be exported to ONNX."""
+    task, model_type = run.recipe.task, getattr(run.recipe.model, "type", "model")
+    if task in ("classify", "tag", "answer", "pretrain") or model_type in ("seq2seq", "convolutional"):
         return
-    others = "--to ctranslate2 or --to hf" if kind == "transformer" else "--engine torch, as all others"
+    advice = "--format ctranslate2 or --format hf" if model_type == "transformer" else "--engine torch"
     raise InputError(
-        f"ONNX: {run.folder} holds a {kind} model of the task {task}; there are graphs of BERT (classify, "
-        f"tag, answer, pretrain), of self_attentive and hierarchical classifiers, and of seq2seq and "
-        f"convolutional translators. This one goes by {others}"
+        f"ONNX: {run.folder} has a {model_type} model for the task {task}; supported are BERT (classify, "
+        "tag, answer, pretrain), self-attentive and hierarchical classifiers, and seq2seq and convolutional "
+        f"translators. For this model, use {advice}"
     )
 
 
 def export_onnx(run: Run, output_folder: str | Path) -> str:
-    """Write a folder with the graphs of a run, its tokenizers and labels, and a README that shows their use.
+    """Write a folder with the graphs of a run, its tokenizers and labels, and a README with example code.
 
-    It appears whole or not at all, and takes the place of an earlier export only.
+    The folder is written atomically. It replaces an earlier export, but no other folder.
 
     Returns:
-        How it compares with the model, in words.
+        The result of the comparison with the model, as text.
     """
+    from jumok.tasks.base import load_predictor
+
     check_supported(run)
     output_folder = Path(output_folder)
     check_replaceable(output_folder)
     graphs.require_packages("onnx", "onnxscript", "onnxruntime")
-    predictor = tasks.get_task_module(run.recipe.task).load(run, "cpu")
+    predictor = load_predictor(run, "cpu")
     with create_export_folder(output_folder) as new:
-        apart = write_graphs(predictor.model, new)
+        max_difference = write_graphs(predictor.model, new)
         for path in sorted(run.folder.glob("tokenizer*.json")):
             shutil.copy(path, new)
-        labels = list(getattr(predictor, "labels", ()))
+        labels = list(predictor.labels)
         if labels:
-            told = json.dumps(labels, ensure_ascii=False) + "\n"
-            (new / "labels.json").write_text(told, encoding="utf-8")
-        told = f"Asked about a few texts, it says what PyTorch says, to within {apart:.0e}."
-        (new / "README.md").write_text(readme.format_readme(run, predictor.model, told), encoding="utf-8")
-    return told
+            text = json.dumps(labels, ensure_ascii=False) + "\n"
+            (new / "labels.json").write_text(text, encoding="utf-8")
+        comparison = f"On a few test inputs, its outputs differ from PyTorch by at most {max_difference:.0e}."
+        text = readme.format_readme(run, predictor.model, comparison)
+        (new / "README.md").write_text(text, encoding="utf-8")
+    return comparison
 
 
 def write_graphs(model: nn.Module, folder: Path) -> float:
-    """Write the graphs of a model, on the CPU, into a folder that is there; how far apart the two are."""
+    """Write the graphs of a model on the CPU to an existing folder. Returns their largest difference."""
     for name, weight in model.named_parameters():
         if not weight.isfinite().all():
-            raise InputError(f"{name} holds NaN or infinity: the training has diverged; use earlier weights")
+            raise InputError(
+                f"{name} contains NaN or infinity: the training has diverged; use earlier weights"
+            )
     if isinstance(model, translator_graphs.TranslatorModel):
-        made = translator_graphs.build_graphs(translator_graphs.remove_weight_norm(model))
-        for name, graph in made.items():
+        translator = translator_graphs.remove_weight_norm(model)
+        for name, graph in translator_graphs.build_graphs(translator).items():
             graphs.write_graph(graph, folder / f"{name}.onnx")
         return max(_compare_steps(model, folder, lengths) for lengths in PROBE_LENGTHS)
     if isinstance(model, encoder_graphs.EncoderModel):
         graphs.write_graph(encoder_graphs.build_graph(model), folder / "model.onnx")
         return max(_compare_outputs(model, folder, lengths) for lengths in PROBE_LENGTHS)
-    raise InputError(f"there is no ONNX graph of a {type(model).__name__}")
+    raise InputError(f"a {type(model).__name__} cannot be exported to ONNX")
 
 
-# ------------------------------------------------------------------------------------------- is it the same?
+# ------------------------------------------------------------------------------- comparison with the model
 
 
 def _compare_outputs(model: Any, folder: Path, lengths: tuple[int, ...]) -> float:
-    longest = model.bert.config.positions if hasattr(model, "bert") else max(lengths)
-    batch = encoder_graphs.build_probe_batch(model, [min(length, longest) for length in lengths])
-    said = graphs.run_session(
-        graphs.create_session(folder / "model.onnx"), encoder_graphs.build_inputs(model, batch)
-    )
-    wanted = encoder_graphs.compute_expected_outputs(model, batch)
-    of_tokens = {name for name, x in wanted.items() if x.shape[:2] == batch.segments.shape and x.dim() > 1}
-    real = batch.tokens.real
-    if hasattr(model, "bert"):  # which says something of padding too, of no meaning
-        said, wanted = (
-            {name: x[real] if name in of_tokens else x for name, x in some.items()} for some in (said, wanted)
+    is_bert = hasattr(model, "bert")
+    max_length = model.bert.config.max_positions if is_bert else max(lengths)
+    batch = encoder_graphs.build_probe_batch(model, [min(length, max_length) for length in lengths])
+    session = graphs.create_session(folder / "model.onnx")
+    outputs = graphs.run_session(session, encoder_graphs.build_inputs(model, batch))
+    expected = encoder_graphs.compute_expected_outputs(model, batch)
+    if is_bert:  # the outputs at padding are undefined
+        is_valid = batch.tokens.valid_mask
+        token_outputs = {
+            name for name, x in expected.items() if x.dim() > 1 and x.shape[:2] == batch.segments.shape
+        }
+        outputs, expected = (
+            {name: x[is_valid] if name in token_outputs else x for name, x in tensors.items()}
+            for tensors in (outputs, expected)
         )
-    return _compute_max_difference(said, wanted)
+    return _compute_max_difference(outputs, expected)
 
 
 @torch.no_grad()
 def _compare_steps(model: Any, folder: Path, lengths: tuple[int, ...]) -> float:
-    words, longest = model.source_embedding.num_embeddings, getattr(model, "longest", None) or max(lengths)
-    lengths = tuple(min(length, longest) for length in lengths)
-    source = Tokens.pad([[(5 * n + 3 * at + 3) % words for at in range(m)] for n, m in enumerate(lengths)])
+    vocab_size = model.source_embedding.num_embeddings
+    max_length = getattr(model, "max_length", None) or max(lengths)
+    lengths = tuple(min(length, max_length) for length in lengths)
+    source = Tokens.pad(
+        [[(5 * n + 3 * i + 3) % vocab_size for i in range(length)] for n, length in enumerate(lengths)]
+    )
     encoder, step = (graphs.create_session(folder / f"{name}.onnx") for name in ("encoder", "step"))
-    given = {"source": source.ids, "source_lengths": torch.tensor(source.lengths)}
-    state, wanted = graphs.run_session(encoder, given), model.start(source)
-    ids, apart = torch.full((len(lengths),), BOS), 0.0
+    state = graphs.run_session(
+        encoder, {"source_ids": source.ids, "source_lengths": torch.tensor(source.lengths)}
+    )
+    expected_state = model.start(source)
+    ids, max_difference = torch.full((len(lengths),), BOS), 0.0
     for _ in range(NUM_PROBE_STEPS):
-        logits, wanted = model.step(wanted, ids)
-        said = graphs.run_session(step, {"words": ids, **state})
-        apart = max(apart, _compute_max_difference({"logits": said["logits"]}, {"logits": logits}))
-        state |= translator_graphs.get_next_state(said)
+        logits, expected_state = model.step(expected_state, ids)
+        outputs = graphs.run_session(step, {"input_ids": ids, **state})
+        difference = _compute_max_difference({"logits": outputs["logits"]}, {"logits": logits})
+        max_difference = max(max_difference, difference)
+        state |= translator_graphs.get_next_state(outputs)
         ids = logits.argmax(-1)
-    return apart
+    return max_difference
 
 
 def _compute_max_difference(outputs: NamedTensors, expected: NamedTensors) -> float:
-    """The largest difference; a JumokError where it is too large."""
-    apart = 0.0
+    """Return the largest difference. Raises an error if it is too large."""
+    max_difference = 0.0
     for name, right in expected.items():
-        found: Tensor = outputs[name]
-        if found.shape != right.shape or not torch.allclose(found, right, rtol=TOLERANCE, atol=TOLERANCE):
+        output: Tensor = outputs[name]
+        if output.shape != right.shape or not torch.allclose(output, right, rtol=TOLERANCE, atol=TOLERANCE):
             raise JumokError(
-                f"the graph says other {name} than the model, which must not be: nothing was written. Please "
-                "report it, with the recipe"
+                f"the output {name} of the graph differs from that of the model, so nothing was written; "
+                "please report this, with the recipe"
             )
-        apart = max(apart, float((found - right).abs().max()) if right.numel() else 0.0)
-    return apart
+        max_difference = max(max_difference, float((output - right).abs().max()) if right.numel() else 0.0)
+    return max_difference

@@ -1,12 +1,12 @@
-"""From a module to an ONNX file, and from the file to something that runs.
+"""Writing of modules to ONNX files, and running of these files.
 
-A model is exported as it is: PyTorch goes through it once and writes down what it computes (``torch.export``,
-then ``torch.onnx``). Four things are put in other words meanwhile, none of which changes what is computed:
+PyTorch traces a model (``torch.export``) and writes its operations (``torch.onnx``). During the export, four
+things are replaced by equivalents:
 
-- attention is the plain formula, softmax(score(Q, K)) V, rather than one of many kernels by the sizes;
-- recurrent layers are nodes of ONNX's own (:mod:`.recurrent`);
-- no number is looked at on the way, to check it or to see whether it is finite;
-- a search in sorted numbers, which ONNX does not have, is made of comparisons.
+- attention is the plain formula softmax(score(Q, K)) V, instead of a kernel that depends on the sizes;
+- recurrent layers are ONNX operators (:mod:`.recurrent`);
+- checks of values, for example whether they are finite, are skipped;
+- ``searchsorted``, which ONNX does not have, is a sequence of comparisons.
 """
 
 from __future__ import annotations
@@ -45,45 +45,46 @@ __all__ = [
 
 NamedTensors = dict[str, Tensor]
 OPSET_VERSION = 23
-QUIET_LOGGERS = ("torch.onnx", "onnx_ir")  # loggers that tell what only their makers can mend
-_PATCH_LOCK = threading.Lock()  # what is put in other words, is so for the whole process
+QUIET_LOGGERS = ("torch.onnx", "onnx_ir")  # their messages do not concern the user
+_PATCH_LOCK = threading.Lock()  # patches apply to the whole process
 _RECORDED_WEIGHTS: list[Tensor] = []
 
 
 @dataclass(frozen=True, eq=False)
 class OnnxGraph:
-    """What goes into one file: what a model says of inputs, both by name."""
+    """The content of one file: a function of named inputs that returns named outputs."""
 
     model: nn.Module
     compute: Callable[[NamedTensors], NamedTensors]
-    inputs: NamedTensors  # an example: each of its sizes that may differ is 2 or more, …
-    dynamic_axes: Mapping[str, Sequence[str | None]]  # … and has a name here; None: it is as it is
+    inputs: NamedTensors  # example inputs, in which every dynamic axis has a size of at least 2
+    dynamic_axes: Mapping[str, Sequence[str | None]]  # names of the axes; None: a fixed axis
 
 
 class _TracedModel(nn.Module):
-    """A model as PyTorch goes through it."""
+    """A module whose ``forward`` is a function of a model."""
 
     def __init__(self, model: nn.Module, compute: Callable[..., tuple[Tensor, ...]]) -> None:
         super().__init__()
         self.model, self.compute = model, compute
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Compute the outputs."""
         return self.compute(*inputs)
 
 
 def write_graph(graph: OnnxGraph, path: Path) -> None:
     """Write a graph to a file."""
     require_packages("onnx", "onnxscript")
-    names = [
-        {axis: name for axis, name in enumerate(graph.dynamic_axes[one]) if name is not None}
-        for one in graph.inputs
+    axis_names = [
+        {axis: name for axis, name in enumerate(graph.dynamic_axes[input_name]) if name is not None}
+        for input_name in graph.inputs
     ]
-    outputs: list[str] = []
+    output_names: list[str] = []
 
-    def say(*given: Tensor) -> tuple[Tensor, ...]:
-        said = graph.compute(dict(zip(graph.inputs, given, strict=True)))
-        outputs[:] = said
-        return tuple(said.values())
+    def compute(*inputs: Tensor) -> tuple[Tensor, ...]:
+        outputs = graph.compute(dict(zip(graph.inputs, inputs, strict=True)))
+        output_names[:] = outputs
+        return tuple(outputs.values())
 
     with (
         _PATCH_LOCK,
@@ -93,68 +94,69 @@ def write_graph(graph: OnnxGraph, path: Path) -> None:
         _silence_libraries(),
     ):
         program = torch.export.export(
-            _TracedModel(graph.model, say).eval(),
+            _TracedModel(graph.model, compute).eval(),
             tuple(graph.inputs.values()),
-            dynamic_shapes=(tuple(dict.fromkeys(one, Dim.DYNAMIC) for one in names),),
+            dynamic_shapes=(tuple(dict.fromkeys(axes, Dim.DYNAMIC) for axes in axis_names),),
             strict=False,
         )
-        made = torch.onnx.export(
+        onnx_program = torch.onnx.export(
             program,
             dynamo=True,
             opset_version=OPSET_VERSION,
             input_names=list(graph.inputs),
-            output_names=outputs,
-            dynamic_shapes=(tuple(names),),
+            output_names=output_names,
+            dynamic_shapes=(tuple(axis_names),),
             verbose=False,
         )
-    assert made is not None
-    for node in made.model.graph.all_nodes():  # which line of which file it is from
+    assert onnx_program is not None
+    for node in onnx_program.model.graph.all_nodes():  # source locations
         node.metadata_props.clear()
-    made.save(str(path))
+    onnx_program.save(str(path))
 
 
 def take_recorded_weights() -> list[Tensor]:
-    """Where the model looked, ``(…, Q, K)`` for each attention since the last time; while it is written."""
-    found = list(_RECORDED_WEIGHTS)
+    """Return the weights ``(…, Q, K)`` of each attention since the last call, during an export."""
+    recorded = list(_RECORDED_WEIGHTS)
     _RECORDED_WEIGHTS.clear()
-    return found
+    return recorded
 
 
-# --------------------------------------------------------------------------------------- in other words
+# --------------------------------------------------------------------------------------- patches
 
 
 @contextlib.contextmanager
 def _patch_for_export() -> Iterator[None]:
-    weighed = core._compute_weights
+    """Replace functions by equivalents that can be exported."""
+    compute_weights = core._compute_weights
 
-    def recorded(call: AttentionCall) -> Tensor:
-        _RECORDED_WEIGHTS.append(weighed(call))
+    def record_weights(call: AttentionCall) -> Tensor:
+        _RECORDED_WEIGHTS.append(compute_weights(call))
         return _RECORDED_WEIGHTS[-1]
 
-    def attended(call: AttentionCall) -> Tensor:
-        return recorded(call) @ call.repeat_kv(call.prepare_value())
+    def compute_output(call: AttentionCall) -> Tensor:
+        return record_weights(call) @ call.repeat_kv(call.prepare_value())
 
-    places: list[tuple[Any, str, Any]] = [
-        (core, "_weighed", recorded),
-        (core, "_attended", attended),
-        (scores, "tanh_scores", _compute_additive_scores),
+    patches: list[tuple[Any, str, Any]] = [
+        (core, "_compute_weights", record_weights),
+        (core, "_compute_output", compute_output),
+        (scores, "compute_additive_scores", _compute_additive_scores),
         (torch, "searchsorted", _search_sorted),
-        *((module, "known_finite", lambda x: True) for module in (core, arguments)),
-        (PositionEmbedding, "_check_numbers", lambda self, positions: None),
-        *(
-            (module, "read", recurrent.run_rnn_on_tokens)
-            for module in (hierarchical, self_attentive, seq2seq)
-        ),
-        (seq2seq, "run", recurrent.run_rnn),
+        (core, "is_known_finite", lambda x: True),
+        (arguments, "is_known_finite", lambda x: True),
+        (PositionEmbedding, "_check_positions", lambda self, positions: None),
+        (hierarchical, "run_rnn_on_tokens", recurrent.run_rnn_on_tokens),
+        (self_attentive, "run_rnn_on_tokens", recurrent.run_rnn_on_tokens),
+        (seq2seq, "run_rnn_on_tokens", recurrent.run_rnn_on_tokens),
+        (seq2seq, "run_rnn", recurrent.run_rnn),
     ]
-    before = [getattr(owner, name) for owner, name, _ in places]
+    originals = [getattr(owner, name) for owner, name, _ in patches]
     try:
-        for owner, name, new in places:
-            setattr(owner, name, new)
+        for owner, name, replacement in patches:
+            setattr(owner, name, replacement)
         yield
     finally:
-        for (owner, name, _), old in zip(places, before, strict=True):
-            setattr(owner, name, old)
+        for (owner, name, _), original in zip(patches, originals, strict=True):
+            setattr(owner, name, original)
         _RECORDED_WEIGHTS.clear()
 
 
@@ -163,64 +165,66 @@ def _compute_additive_scores(query: Tensor, keys: Tensor, v: Tensor) -> Tensor:
 
 
 def _search_sorted(sorted_sequence: Tensor, values: Tensor) -> Tensor:
-    """How many of the numbers ``(N,)`` are below each value: as many as there are, bit by bit."""
-    most = sorted_sequence.shape[0]
-    below = torch.zeros_like(values)
-    for bit in reversed(range(most.bit_length())):
-        more = below + (1 << bit)
-        last = sorted_sequence[more.clamp(max=most) - 1]
-        below = torch.where((more <= most) & (last < values), more, below)
-    return below
+    """Count the elements of ``(N,)`` that are less than each value, by a binary search over the bits."""
+    size = sorted_sequence.shape[0]
+    count = torch.zeros_like(values)
+    for bit in reversed(range(size.bit_length())):
+        candidate = count + (1 << bit)
+        last = sorted_sequence[candidate.clamp(max=size) - 1]
+        count = torch.where((candidate <= size) & (last < values), candidate, count)
+    return count
 
 
 @contextlib.contextmanager
 def _silence_libraries() -> Iterator[None]:
-    """What the libraries tell one another."""
+    """Silence the messages and warnings of the libraries."""
     loggers = [logging.getLogger(name) for name in QUIET_LOGGERS]
-    levels = [one.level for one in loggers]
+    levels = [logger.level for logger in loggers]
     try:
-        for one in loggers:
-            one.setLevel(logging.ERROR)
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for one, level in zip(loggers, levels, strict=True):
-            one.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
-# ------------------------------------------------------------------------------------------------ at work
+# ------------------------------------------------------------------------------------------------ running
 
 
 def create_session(path: Path, device: str = "auto") -> Any:
-    """What runs a file: on the CPU, with as many threads as PyTorch would have; or on a GPU, if asked."""
+    """Open a file with ONNX Runtime: on the CPU with the number of threads of PyTorch, or on a GPU."""
     require_packages("onnxruntime")
     ort = importlib.import_module("onnxruntime")
     providers = ["CPUExecutionProvider"]
     if device not in ("auto", "cpu"):
         if not device.startswith("cuda") or "CUDAExecutionProvider" not in ort.get_available_providers():
             raise InputError(
-                f"device {device!r}: this ONNX Runtime computes on the CPU; take --device cpu, or install "
+                f"device {device!r}: this ONNX Runtime supports the CPU only; use --device cpu, or install "
                 "onnxruntime-gpu for cuda"
             )
         providers.insert(0, "CUDAExecutionProvider")
     options = ort.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads are for others
+    options.add_session_config_entry(
+        "session.intra_op.allow_spinning", "0"
+    )  # leave idle cores to other processes
     options.log_severity_level = 3
     return ort.InferenceSession(str(path), options, providers=providers)
 
 
 def run_session(session: Any, inputs: Mapping[str, Tensor]) -> NamedTensors:
-    """The outputs by name, of inputs by name."""
-    given = {name: x.detach().cpu().numpy() for name, x in inputs.items()}
-    names = [one.name for one in session.get_outputs()]
-    return {name: torch.from_numpy(x) for name, x in zip(names, session.run(names, given), strict=True)}
+    """Run a session on named inputs. Returns its outputs by name."""
+    arrays = {name: x.detach().cpu().numpy() for name, x in inputs.items()}
+    names = [output.name for output in session.get_outputs()]
+    return {name: torch.from_numpy(x) for name, x in zip(names, session.run(names, arrays), strict=True)}
 
 
 def require_packages(*packages: str) -> None:
-    """Raise if one of them is not installed."""
+    """Raise an error if a package is not installed."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise MissingExtra(f'ONNX needs {" and ".join(missing)}: pip install "jumok[export]"')

@@ -1,4 +1,4 @@
-"""The README of an exported folder: what is in it, and the lines that use it, without jumok."""
+"""The README of an exported folder, with example code that does not need jumok."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ __all__ = ["format_readme"]
 
 README_TEMPLATE = """# {name}, for ONNX Runtime
 
-{what}, written by `jumok export`. In this folder, after `pip install onnxruntime tokenizers{packages}`:
+{description}, exported by `jumok export`. To use this folder, run
+`pip install onnxruntime tokenizers{packages}`, then:
 
 ```python
 {code}
 ```
 
-{told}{more}
+{comparison}{notes}
 """
 
 SETUP_CODE = """\
@@ -38,19 +39,19 @@ tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")
 BERT_INPUT_CODE = """\
 tokenizer.enable_padding(pad_id={pad}, pad_token="{pad_token}")
 texts = {texts}
-some = tokenizer.encode_batch(texts{divided})
+encodings = tokenizer.encode_batch(texts{options})
 inputs = {{
-    "input_ids": np.array([one.ids for one in some]),
-    "token_type_ids": np.array([one.type_ids for one in some]),
-    "attention_mask": np.array([one.attention_mask for one in some]),
+    "input_ids": np.array([encoding.ids for encoding in encodings]),
+    "token_type_ids": np.array([encoding.type_ids for encoding in encodings]),
+    "attention_mask": np.array([encoding.attention_mask for encoding in encodings]),
 }}
 """
 BERT_CLASSIFICATION_CODE = """\
 [logits] = session.run(["logits"], inputs)
 labels = json.load(open("labels.json", encoding="utf-8"))
 for text, row in zip(texts, logits):
-    shares = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
-    print(text, labels[row.argmax()], shares.max())
+    probabilities = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+    print(text, labels[row.argmax()], probabilities.max())
 """
 BERT_REGRESSION_CODE = """\
 [numbers] = session.run(["logits"], inputs)
@@ -60,29 +61,30 @@ for text, [number] in zip(texts, numbers):
 TAGGING_CODE = """\
 [logits] = session.run(["logits"], inputs)
 labels = json.load(open("labels.json", encoding="utf-8"))
-for words, one, rows in zip(texts, some, logits):
-    places = [one.word_ids.index(number) for number in range(len(words))]  # of the first piece of each
-    print([(word, labels[rows[place].argmax()]) for word, place in zip(words, places)])
+for words, encoding, rows in zip(texts, encodings, logits):
+    first_pieces = [encoding.word_ids.index(number) for number in range(len(words))]
+    print([(word, labels[rows[piece].argmax()]) for word, piece in zip(words, first_pieces)])
 """
 ANSWERING_CODE = """\
-starts, ends = session.run(["starts", "ends"], inputs)
-for (question, text), one, start, end in zip(texts, some, starts, ends):
-    inside = [number == 1 for number in one.sequence_ids]
-    together = np.where(np.outer(inside, inside), np.add.outer(start, end), -np.inf)
-    together[np.tril_indices(len(start), -1)] = -np.inf  # no answer ends before it begins,
-    together[np.triu_indices(len(start), {longest})] = -np.inf  # or is longer than {longest} pieces
-    first, last = np.unravel_index(together.argmax(), together.shape)
-    print(question, text[one.offsets[first][0] : one.offsets[last][1]])
+start_logits, end_logits = session.run(["start_logits", "end_logits"], inputs)
+for (question, context), encoding, start, end in zip(texts, encodings, start_logits, end_logits):
+    in_context = [number == 1 for number in encoding.sequence_ids]
+    scores = np.where(np.outer(in_context, in_context), np.add.outer(start, end), -np.inf)
+    scores[np.tril_indices(len(start), -1)] = -np.inf  # an answer does not end before it starts,
+    scores[np.triu_indices(len(start), {max_tokens})] = -np.inf  # and has at most {max_tokens} tokens
+    first, last = np.unravel_index(scores.argmax(), scores.shape)
+    print(question, context[encoding.offsets[first][0] : encoding.offsets[last][1]])
 """
 FILL_MASK_CODE = """\
-mask = tokenizer.token_to_id("[MASK]")
-inputs["places"] = np.flatnonzero(inputs["input_ids"] == mask)  # counted through all rows
-[words] = session.run(["words"], inputs)
-for row in words:
+mask_id = tokenizer.token_to_id("[MASK]")
+inputs["masked_positions"] = np.flatnonzero(inputs["input_ids"] == mask_id)
+[mlm_logits] = session.run(["mlm_logits"], inputs)
+for row in mlm_logits:
     print([tokenizer.id_to_token(number) for number in row.argsort()[::-1][:5]])
 """
 
-# ---------------------------------------------------------------------------------------- models of words
+# ---------------------------------------------------------------------------------------- word-attention
+# models
 
 WORD_TOKENIZER_CODE = """\
 WORD = r"{pattern}"
@@ -91,36 +93,41 @@ def encode(text):
     words = regex.findall(WORD, unicodedata.normalize("NFC", text))
     return tokenizer.encode(" ".join(words), add_special_tokens=False).ids or [1]
 
-def padded(rows):
-    longest = max(map(len, rows))
-    return np.array([row + [0] * (longest - len(row)) for row in rows]), np.array([*map(len, rows)])
+def pad(rows):
+    length = max(map(len, rows))
+    return np.array([row + [0] * (length - len(row)) for row in rows]), np.array([*map(len, rows)])
 
 """
 SELF_ATTENTIVE_CODE = """\
 texts = ["a film that makes you happy", "dull"]
-ids, lengths = padded([encode(text) for text in texts])
+ids, lengths = pad([encode(text) for text in texts])
 logits, attention = session.run(["logits", "attention"], {"ids": ids, "lengths": lengths})
 """
 SELF_ATTENTIVE_PAIR_CODE = """\
 texts = [("He is old.", "He is young."), ("A man eats.", "Somebody eats.")]
-ids, lengths = padded([encode(first) for first, _ in texts])
-second_ids, second_lengths = padded([encode(second) for _, second in texts])
+ids, lengths = pad([encode(first) for first, _ in texts])
+second_ids, second_lengths = pad([encode(second) for _, second in texts])
 inputs = {"ids": ids, "lengths": lengths, "second_ids": second_ids, "second_lengths": second_lengths}
 logits, attention = session.run(["logits", "attention"], inputs)
 """
 HIERARCHICAL_CODE = """\
-texts = [["The plot is thin.", "I loved it."], ["Dull."]]  # each as its sentences
-ids, lengths = padded([encode(sentence) for text in texts for sentence in text])
+texts = [["The plot is thin.", "I loved it."], ["Dull."]]  # each is a list of sentences
+ids, lengths = pad([encode(sentence) for text in texts for sentence in text])
 numbers = iter(range(len(ids)))
-documents, document_lengths = padded([[next(numbers) for _ in text] for text in texts])
-inputs = {"ids": ids, "lengths": lengths, "documents": documents, "document_lengths": document_lengths}
-logits, attention, sentences = session.run(["logits", "attention", "document_attention"], inputs)
+document_sentences, document_lengths = pad([[next(numbers) for _ in text] for text in texts])
+inputs = {
+    "ids": ids,
+    "lengths": lengths,
+    "document_sentences": document_sentences,
+    "document_lengths": document_lengths,
+}
+logits, attention, document_attention = session.run(["logits", "attention", "document_attention"], inputs)
 """
 WORD_CLASSIFICATION_CODE = """\
 labels = json.load(open("labels.json", encoding="utf-8"))
 for text, row in zip(texts, logits):
-    shares = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
-    print(text, labels[row.argmax()], shares.max())
+    probabilities = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+    print(text, labels[row.argmax()], probabilities.max())
 """
 WORD_REGRESSION_CODE = """\
 for text, [number] in zip(texts, logits):
@@ -136,114 +143,122 @@ source, target = map(tokenizers.Tokenizer.from_file, ("{source}", "{target}"))
 encoder, step = map(onnxruntime.InferenceSession, ("encoder.onnx", "step.onnx"))
 
 def run(session, inputs):
-    return dict(zip([one.name for one in session.get_outputs()], session.run(None, inputs)))
+    return dict(zip([output.name for output in session.get_outputs()], session.run(None, inputs)))
 
 ids = source.encode("{example}", add_special_tokens=False).ids + [3]  # </s>
-state = run(encoder, {{"source": np.array([ids]), "source_lengths": np.array([len(ids)])}})
-words, said = np.array([2]), []  # <s>
-while words[0] != 3 and len(said) < 2 * len(ids) + 20:
-    found = run(step, {{"words": words, **state}})
-    found["logits"][:, :3] = -np.inf  # <pad>, <unk> and <s> are not said
-    words = found["logits"].argmax(-1)
-    said.append(words[0])
-    state |= {{name[5:]: x for name, x in found.items() if name.startswith("next_")}}
-print(target.decode([word for word in said if word != 3]))
+state = run(encoder, {{"source_ids": np.array([ids]), "source_lengths": np.array([len(ids)])}})
+input_ids, translation = np.array([2]), []  # <s>
+while input_ids[0] != 3 and len(translation) < 2 * len(ids) + 20:
+    outputs = run(step, {{"input_ids": input_ids, **state}})
+    outputs["logits"][:, :3] = -np.inf  # never generate <pad>, <unk> and <s>
+    input_ids = outputs["logits"].argmax(-1)
+    translation.append(input_ids[0])
+    state |= {{name[5:]: x for name, x in outputs.items() if name.startswith("next_")}}
+print(target.decode([token_id for token_id in translation if token_id != 3]))
 """
-ATTENTION_NOTE = " Where each step looked in the source is its output `attention`."
+ATTENTION_NOTE = " The output `attention` of a step is its attention over the source."
 
 
 def format_readme(run: Run, model: Any, comparison: str) -> str:
-    """The text of the file."""
-    what, code, more = _select_code(run, model)
-    standard = [name for name in ("json", "regex", "unicodedata") if f"{name}." in code]
-    if standard:
-        code = f"import {', '.join(standard)}\n{code}"
+    """Return the text of the README."""
+    description, code, notes = _select_code(run, model)
+    imports = [name for name in ("json", "regex", "unicodedata") if f"{name}." in code]
+    if imports:
+        code = f"import {', '.join(imports)}\n{code}"
     return README_TEMPLATE.format(
         name=run.folder.resolve().name,
-        what=what,
-        packages=" regex" * ("regex" in standard),
+        description=description,
+        packages=" regex" * ("regex" in imports),
         code=code.strip(),
-        told=comparison,
-        more=f" {more}".rstrip(),
+        comparison=comparison,
+        notes=f" {notes}".rstrip(),
     )
 
 
 def _select_code(run: Run, model: Any) -> tuple[str, str, str]:
-    recipe = run.recipe
+    """Return a description of the model, the example code, and notes."""
     if isinstance(model, Seq2Seq | ConvolutionalSeq2Seq):
-        joint = not (run.folder / "tokenizer.source.json").exists()
-        code = TRANSLATION_CODE.format(
-            source="tokenizer.json" if joint else "tokenizer.source.json",
-            target="tokenizer.json" if joint else "tokenizer.target.json",
-            example="this is an example sentence",
-        )
-        more = "The words are the most probable ones; a beam is yours to write."
-        if getattr(model.config, "attention", "global") not in (None, "local-p"):
-            more += ATTENTION_NOTE
-        if recipe.data.prepare != "none":
-            more += (
-                f" Texts go in as `data.prepare: {recipe.data.prepare}` makes them, and come out so: the "
-                "lines above leave that to you."
-            )
-        return f"A {recipe.model.kind} model that translates", code, more
-    regression = getattr(recipe.data, "regression", False)
+        return _select_translation_code(run, model)
+    is_regression = getattr(run.recipe.data, "regression", False)
     if isinstance(model, SelfAttentiveClassifier | HierarchicalAttentionNetwork):
-        pairs = isinstance(model, SelfAttentiveClassifier) and model.config.text_pairs
-        inputs = (
-            HIERARCHICAL_CODE
-            if isinstance(model, HierarchicalAttentionNetwork)
-            else SELF_ATTENTIVE_PAIR_CODE
-            if pairs
-            else SELF_ATTENTIVE_CODE
-        )
-        code = (
-            SETUP_CODE
-            + WORD_TOKENIZER_CODE.format(pattern=WORD_REGEX.pattern)
-            + inputs
-            + (WORD_REGRESSION_CODE if regression else WORD_CLASSIFICATION_CODE)
-        )
-        where = "in `attention`, for each hop of each text"
-        if isinstance(model, HierarchicalAttentionNetwork):
-            where = (
-                "in `attention`, for the words of each sentence, and in `sentences`, for those of each text"
-            )
-        more = f"Where it looked is {where}."
-        if recipe.text.markup:
-            more += " Tags (<br />) it learned without: take them out of your texts, too."
-        return f"A {recipe.model.kind} classifier", code, more
-    return _select_bert_code(run, model, regression)
+        return _select_word_attention_code(run, model, is_regression)
+    return _select_bert_code(run, model, is_regression)
 
 
-def _select_bert_code(run: Run, model: Any, regression: bool) -> tuple[str, str, str]:
-    texts, what, code = (
-        '["a film that makes you happy", "dull"]',
-        "A BERT that labels texts",
-        BERT_CLASSIFICATION_CODE,
+def _select_translation_code(run: Run, model: Seq2Seq | ConvolutionalSeq2Seq) -> tuple[str, str, str]:
+    recipe = run.recipe
+    shares_tokenizer = not (run.folder / "tokenizer.source.json").exists()
+    code = TRANSLATION_CODE.format(
+        source="tokenizer.json" if shares_tokenizer else "tokenizer.source.json",
+        target="tokenizer.json" if shares_tokenizer else "tokenizer.target.json",
+        example="this is an example sentence",
     )
-    more = f"It reads up to {model.bert.config.positions} tokens at once."
-    if isinstance(model, BertPretrainingModel):
-        texts, what, code = (
-            '["the capital of france is [MASK] ."]',
-            "A BERT that says hidden words",
-            FILL_MASK_CODE,
+    notes = "The code above is greedy search."
+    if getattr(model.config, "attention", "global") not in (None, "local-p"):
+        notes += ATTENTION_NOTE
+    if recipe.data.preprocessing != "none":
+        notes += (
+            f" The model was trained with `data.preprocessing: {recipe.data.preprocessing}`. The code above does "
+            "not apply it."
         )
-        if model.nsp_head is not None:
-            more += " Whether a second text follows the first is in the output `next`: it does, it does not."
-    elif isinstance(model, BertSpanExtractor):
-        texts = '[("Where is Seoul?", "Seoul is the capital of Korea.")]'
-        what, code = "A BERT that answers questions", ANSWERING_CODE.format(longest=run.recipe.decode.longest)
-        if run.recipe.data.unanswerable:
-            more += " Where there is no answer, `start[0] + end[0]` is more than that of all others."
-    elif isinstance(model, BertTagger):
-        texts, what, code = '["Ekeus heads for Baghdad .".split()]', "A BERT that tags words", TAGGING_CODE
+    return f"A {recipe.model.type} model for translation", code, notes
+
+
+def _select_word_attention_code(
+    run: Run, model: SelfAttentiveClassifier | HierarchicalAttentionNetwork, is_regression: bool
+) -> tuple[str, str, str]:
+    if isinstance(model, HierarchicalAttentionNetwork):
+        input_code = HIERARCHICAL_CODE
+        notes = (
+            "The output `attention` has the weights of the words of each sentence, and `document_attention` "
+            "those of the sentences of each text."
+        )
     else:
-        if regression:
-            what, code = "A BERT that says a number of texts", BERT_REGRESSION_CODE
-        if run.recipe.data.pair is not None:
-            texts = '[("He is old.", "He is young."), ("A man eats.", "Somebody eats.")]'
-    pieces = WordPieceTokenizer.load(run.folder)
-    divided = ", is_pretokenized=True" if isinstance(model, BertTagger) else ""
-    filled = BERT_INPUT_CODE.format(
-        pad=pieces.pad_id, pad_token=pieces.special_tokens["pad"], texts=texts, divided=divided
+        input_code = SELF_ATTENTIVE_PAIR_CODE if model.config.text_pairs else SELF_ATTENTIVE_CODE
+        notes = "The output `attention` has the weights of each hop over the words of each text."
+    if run.recipe.tokenizer.strip_markup:
+        notes += " The model was trained without markup (<br />); remove it from your texts."
+    code = (
+        SETUP_CODE
+        + WORD_TOKENIZER_CODE.format(pattern=WORD_REGEX.pattern)
+        + input_code
+        + (WORD_REGRESSION_CODE if is_regression else WORD_CLASSIFICATION_CODE)
     )
-    return what, SETUP_CODE + filled + code.replace("[MASK]", pieces.special_tokens["mask"]), more
+    return f"A {run.recipe.model.type} classifier", code, notes
+
+
+def _select_bert_code(run: Run, model: Any, is_regression: bool) -> tuple[str, str, str]:
+    recipe = run.recipe
+    notes = f"A text can have up to {model.bert.config.max_positions} tokens."
+    if isinstance(model, BertPretrainingModel):
+        description, code = "A BERT for masked words", FILL_MASK_CODE
+        texts = '["the capital of france is [MASK] ."]'
+        if model.nsp_head is not None:
+            notes += (
+                " The output `nsp_logits` has two columns: the second text follows the first, or it does not."
+            )
+    elif isinstance(model, BertSpanExtractor):
+        description = "A BERT for question answering"
+        code = ANSWERING_CODE.format(max_tokens=recipe.decode.max_answer_tokens)
+        texts = '[("Where is Seoul?", "Seoul is the capital of Korea.")]'
+        if recipe.data.has_unanswerable:
+            notes += " If `start[0] + end[0]` is larger than all scores, the question has no answer."
+    elif isinstance(model, BertTagger):
+        description, code = "A BERT for tagging", TAGGING_CODE
+        texts = '["Ekeus heads for Baghdad .".split()]'
+    else:
+        description, code = "A BERT for classification", BERT_CLASSIFICATION_CODE
+        if is_regression:
+            description, code = "A BERT for regression", BERT_REGRESSION_CODE
+        texts = '["a film that makes you happy", "dull"]'
+        if recipe.data.pair_column is not None:
+            texts = '[("He is old.", "He is young."), ("A man eats.", "Somebody eats.")]'
+    tokenizer = WordPieceTokenizer.load(run.folder)
+    input_code = BERT_INPUT_CODE.format(
+        pad=tokenizer.pad_id,
+        pad_token=tokenizer.special_tokens["pad"],
+        texts=texts,
+        options=", is_pretokenized=True" if isinstance(model, BertTagger) else "",
+    )
+    all_code = SETUP_CODE + input_code + code.replace("[MASK]", tokenizer.special_tokens["mask"])
+    return description, all_code, notes
