@@ -75,7 +75,7 @@ class LabelSet:
         """As a recipe says them."""
         called = labels if isinstance(labels, Mapping) else {one: one for one in labels}
         if len(called) < len(labels) or len(set(called.values())) < len(called):
-            raise InputError(f"data.labels: a label comes twice in {list(labels)} or their names")
+            raise InputError(f"data.label_names: a label occurs twice in {list(labels)} or their names")
         return cls(tuple(map(str, called)), tuple(map(str, called.values())))
 
     @classmethod
@@ -87,7 +87,7 @@ class LabelSet:
             if len(found) > MAX_LABELS:
                 raise InputError(
                     f"{sample.location}: more than {MAX_LABELS} different labels; is {sample.label!r} a label? "
-                    "data.label names the column, and for numbers: data.regression=true"
+                    "data.label_column names the column, and for numbers: data.regression=true"
                 )
         if len(found) == 1:
             raise InputError(
