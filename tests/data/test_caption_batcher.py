@@ -48,7 +48,9 @@ def test_examples_in_the_docstrings() -> None:
 
 
 @pytest.mark.parametrize("fixed_shapes", [False, True])
-def test_every_caption_comes_once_an_epoch_with_its_picture(places: CachedFeatureInputs, fixed_shapes: bool) -> None:
+def test_every_caption_comes_once_an_epoch_with_its_picture(
+    places: CachedFeatureInputs, fixed_shapes: bool
+) -> None:
     made = data(places, fixed_shapes=fixed_shapes)
     orders = []
     for epoch in range(4):

@@ -259,8 +259,16 @@ def test_packed_rows_fit_the_budget_and_are_full(store: TokenStore) -> None:
     for index in data.batches(epoch=0):
         pairs = data.collate(index)
         assert pairs.source.ids.shape[1] <= 640
-        assert data.layout.num_fillers <= (pairs.source.ids == PAD).sum() < data.layout.length_multiple + data.layout.num_fillers
-        assert data.layout.num_fillers <= (pairs.labels == IGNORE).sum() < data.layout.length_multiple + data.layout.num_fillers
+        assert (
+            data.layout.num_fillers
+            <= (pairs.source.ids == PAD).sum()
+            < data.layout.length_multiple + data.layout.num_fillers
+        )
+        assert (
+            data.layout.num_fillers
+            <= (pairs.labels == IGNORE).sum()
+            < data.layout.length_multiple + data.layout.num_fillers
+        )
         count += pairs.count
     assert count == store.target.lengths.sum() + len(store)
 

@@ -102,7 +102,9 @@ def test_half_of_the_second_segments_are_next_and_the_others_from_another_docume
         counts[1] += len(starts)
         offsets = store.sentences.offsets.astype(np.int64)
         ends = offsets[store.documents]  # of documents, in tokens
-        first, second = (np.searchsorted(ends, at, side="right") - 1 for at in (found.first_start, found.second_start))
+        first, second = (
+            np.searchsorted(ends, at, side="right") - 1 for at in (found.first_start, found.second_start)
+        )
         assert (first == own.document).all()
         assert ((second == first) == ~found.is_random).all()
         # What is next begins where the first ended, but for what was cut off between them.
@@ -123,7 +125,9 @@ def test_half_of_the_second_segments_are_next_and_the_others_from_another_docume
 def test_sequences_are_filled_up_and_some_are_shorter(store: DocumentStore) -> None:
     _, own, found = laid_out(store)
     assert found.lengths.max() == LENGTH
-    assert within(int((own.target_length < LENGTH - 3).sum()), len(own.target_length), 0.1 * (1 - 1 / (LENGTH - 4)))
+    assert within(
+        int((own.target_length < LENGTH - 3).sum()), len(own.target_length), 0.1 * (1 - 1 / (LENGTH - 4))
+    )
     assert set(own.target_length.tolist()) <= set(range(2, LENGTH - 2))
 
 
@@ -294,7 +298,9 @@ def contents(batch: PretrainingBatch) -> dict[int, tuple[Any, ...]]:
     return found
 
 
-@pytest.mark.parametrize("layout", [{"packed": True}, {"packed": True, "fixed_shapes": True}, {"fixed_shapes": True}])
+@pytest.mark.parametrize(
+    "layout", [{"packed": True}, {"packed": True, "fixed_shapes": True}, {"fixed_shapes": True}]
+)
 def test_every_layout_has_the_same_pairs(
     store: DocumentStore, pieces: WordPieceTokenizer, layout: dict[str, bool]
 ) -> None:

@@ -33,7 +33,7 @@ def test_chance_is_what_random_weights_reach() -> None:
 def test_nothing_to_hit() -> None:
     with pytest.raises(InputError, match="no documents"):
         attention_hit_rates([])
-    with pytest.raises(InputError, match=r"\[7\] came as decisive words of 2"):
+    with pytest.raises(InputError, match=r"the decisive words are \[7\]"):
         attention_hit_rates([(np.ones(2, np.float32), (7,), (0, 2))])
 
 

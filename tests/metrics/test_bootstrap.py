@@ -1,4 +1,4 @@
-"""Any figure on redrawn test sets."""
+"""The paired bootstrap, against resampling written out, and where its answer is known."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ import pytest
 
 from jumok.errors import InputError
 from jumok.metrics import bootstrap as module
-from jumok.metrics.bootstrap import FigureFunction, bootstrap_models
+from jumok.metrics.bootstrap import BootstrapResult, FigureFunction, bootstrap_models
+from jumok.metrics.translation import Bleu, Chrf, TranslationMetric
+
+random = np.random.default_rng(3)
+WORDS = [f"w{n}" for n in range(50)]
+REFERENCES = [" ".join(random.choice(WORDS, size=random.integers(5, 14))) for _ in range(97)]
 
 
 def mean(x: np.ndarray) -> FigureFunction:  # type: ignore[type-arg]
@@ -44,6 +49,8 @@ def test_the_same_twice_is_no_difference_and_a_clear_one_is() -> None:
 def test_nothing_to_compare() -> None:
     with pytest.raises(InputError, match="0 models on 3 examples"):
         bootstrap_models({}, 3)
+    with pytest.raises(InputError, match="num_samples=0"):
+        bootstrap_models({"a": mean(np.ones(3))}, 3, num_samples=0)
 
 
 def test_draws_on_which_a_figure_is_undefined_are_left_out() -> None:
@@ -61,3 +68,61 @@ def test_a_figure_that_is_undefined_has_no_p() -> None:
     one, other = bootstrap_models({"a": lambda some: 0.5, "b": lambda some: float("nan")}, 3, num_samples=20)
     assert one.p_value is None
     assert np.isnan([other.value, other.low, other.high, other.p_value]).all()
+
+
+# ------------------------------------------------------------------------------------------------ translations
+
+
+def worse(share: float, seed: int) -> list[str]:
+    """The references with this share of their words wrong."""
+    luck = np.random.default_rng(seed)
+    return [" ".join("?" if luck.random() < share else w for w in line.split()) for line in REFERENCES]
+
+
+def compare(
+    systems: dict[str, list[str]], metric: TranslationMetric = Bleu(), num_samples: int = 1000, seed: int = 7
+) -> list[BootstrapResult]:
+    figures = {name: metric.make_subset_score(outputs, REFERENCES) for name, outputs in systems.items()}
+    return bootstrap_models(figures, len(REFERENCES), num_samples=num_samples, seed=seed)
+
+
+@pytest.mark.parametrize("metric", [Bleu("none"), Chrf()])
+def test_one_draw_after_the_other(metric: TranslationMetric) -> None:
+    systems = {"a": worse(0.10, 1), "b": worse(0.12, 2), "c": worse(0.3, 3)}
+    results = compare(systems, metric, num_samples=50)
+    draws = np.random.default_rng(7)
+    scores: dict[str, list[float]] = {name: [] for name in systems}
+    for _ in range(50):
+        rows = draws.integers(0, 97, 97)
+        for name, outputs in systems.items():
+            texts = [outputs[row] for row in rows], [REFERENCES[row] for row in rows]
+            scores[name].append(metric.score(*texts).value)
+    for result in results:
+        values = np.array(scores[result.name])
+        assert result.value == pytest.approx(metric.score(systems[result.name], REFERENCES).value)
+        assert [result.low, result.high] == pytest.approx(np.percentile(values, [2.5, 97.5]))
+        assert result.low < result.value < result.high
+        if result.name == "a":
+            assert result.p_value is None
+            continue
+        gap = values - np.array(scores["a"])
+        observed = result.value - results[0].value
+        as_far = sum(abs(g - gap.mean()) >= abs(observed) for g in gap)
+        assert result.p_value == pytest.approx((1 + as_far) / 51)
+    assert results[2].p_value == pytest.approx(1 / 51)  # so much worse is no chance
+
+
+def test_equally_good_systems_are_seldom_told_apart() -> None:
+    results = [
+        compare({"a": worse(0.2, n), "b": worse(0.2, 1000 + n)}, num_samples=200)[1] for n in range(40)
+    ]
+    p_values = [result.p_value for result in results]
+    assert sum(p < 0.05 for p in p_values if p is not None) <= 6  # 2 are expected
+    assert 0.3 < np.mean([p for p in p_values if p is not None]) < 0.7
+
+
+def test_another_seed_gives_other_numbers() -> None:
+    systems = {"a": worse(0.1, 1), "b": worse(0.15, 2)}
+    once = compare(systems, num_samples=30)
+    assert once == compare(systems, num_samples=30)
+    assert once != compare(systems, num_samples=30, seed=1)

@@ -237,11 +237,11 @@ def test_captions_without_words_score_nothing() -> None:
     ("told", "true", "message"),
     [
         ([], [], "at least one"),
-        ([["a"]], [], "1 captions and references of 0 pictures"),
-        ([["a"]], [[]], "picture 0 has no references"),
-        (["a cat"], [[["a", "cat"]]], "split it"),
-        ([["a", "cat"]], [["a cat"]], "split it"),
-        ([["a", "cat"]], ["a cat"], "split it"),
+        ([["a"]], [], "1 captions, and references of 0 images"),
+        ([["a"]], [[]], "image 0 has no references"),
+        (["a cat"], [[["a", "cat"]]], "expected a list of words"),
+        ([["a", "cat"]], [["a cat"]], "expected a list of words"),
+        ([["a", "cat"]], ["a cat"], "expected a list of words"),
         ([["a", 7]], [[["a", "cat"]]], "a word is 7"),
     ],
 )

@@ -45,5 +45,5 @@ def test_like_scipy(rows: list[tuple[float, float]]) -> None:
 
 @pytest.mark.parametrize(("x", "y"), [([1], [1]), ([1, 2], [1]), ([], [])])
 def test_rows_that_do_not_fit(x: list[float], y: list[float]) -> None:
-    with pytest.raises(InputError, match="two rows"):
+    with pytest.raises(InputError, match="at least two"):
         pearson(x, y)

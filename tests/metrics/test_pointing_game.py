@@ -62,11 +62,11 @@ def test_maps_of_a_model_in_training() -> None:
 @pytest.mark.parametrize(
     ("maps", "boxes", "size", "message"),
     [
-        ([np.zeros((1, 3, 7))], [], SIZE, "maps of 1 pictures, boxes of 0"),
+        ([np.zeros((1, 3, 7))], [], SIZE, "maps of 1 images, boxes of 0"),
         ([np.zeros((1, 3, 7))], [[None]], (0, 7), r"size=\(0, 7\)"),
-        ([np.zeros((2, 3, 7))], [[None]], SIZE, "picture 0: maps of shape"),
-        ([np.zeros((1, 21))], [[None]], SIZE, "picture 0: maps of shape"),
-        ([np.zeros((1, 0, 7))], [[(0, 0, 5, 5)]], SIZE, "picture 0: maps of shape"),
+        ([np.zeros((2, 3, 7))], [[None]], SIZE, "image 0 has maps of shape"),
+        ([np.zeros((1, 21))], [[None]], SIZE, "image 0 has maps of shape"),
+        ([np.zeros((1, 0, 7))], [[(0, 0, 5, 5)]], SIZE, "image 0 has maps of shape"),
         ([np.full((1, 3, 7), np.nan)], [[(0, 0, 5, 5)]], SIZE, "NaN"),
         ([np.zeros((1, 3, 7))], [[None]], SIZE, "no word has a box"),
         ([], [], SIZE, "no word has a box"),

@@ -59,9 +59,9 @@ def test_what_has_no_sound() -> None:
     assert (nothing.energy, nothing.seconds, nothing.voiced_share) == (-math.inf, 0, 0)
     assert measure_prosody(np.ones(1), 16000).seconds > 0  # a single sample
     for wave in (np.zeros(0), np.zeros((2, 5)), np.array([math.nan])):
-        with pytest.raises(InputError, match="waveform of shape"):
+        with pytest.raises(InputError, match="waveform has shape"):
             measure_prosody(wave, 16000)
-    with pytest.raises(InputError, match="rate 100"):
+    with pytest.raises(InputError, match="sample_rate=100"):
         measure_prosody(np.ones(100), 100)
 
 

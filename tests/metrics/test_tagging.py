@@ -81,7 +81,7 @@ def test_like_the_official_script(sentences: list[list[tuple[str, str]]]) -> Non
 
 
 def test_tags_that_do_not_fit() -> None:
-    with pytest.raises(InputError, match="sentence 2 has 1 words, and 2 tags"):
+    with pytest.raises(InputError, match="sentence 2 has 1 words and 2 predicted tags"):
         score_tags([["O"], ["O"]], [["O"], ["O", "O"]])
     with pytest.raises(InputError, match="'PER' came"):
         score_tags([["O"]], [["PER"]])

@@ -115,7 +115,7 @@ def test_honest_highlights_mean_something_and_others_do_not(tmp_path: Path) -> N
     honest = Counter(tmp_path / "honest", samples(60))
     assert isinstance(honest, AttentionHighlighter)
     found = error_analysis.evaluate_faithfulness(honest, "test", told)
-    assert "the highlight means something" in found.verdict
+    assert "the highlight is meaningful" in found.verdict
     assert found.comprehensiveness.probability.low > 0.1
     assert found.sufficiency.probability.high < -0.1
     for part in (
@@ -137,7 +137,7 @@ def test_honest_highlights_mean_something_and_others_do_not(tmp_path: Path) -> N
     other = error_analysis.evaluate_faithfulness(
         Counter(tmp_path / "other", samples(60), honest=False), "test", QUIET
     )
-    assert "misleads" in other.verdict or "do not trust" in other.verdict
+    assert "misleading" in other.verdict or "do not trust" in other.verdict
 
 
 def test_figures_are_added_to_what_eval_found(tmp_path: Path) -> None:
@@ -383,7 +383,7 @@ def test_the_command(
     status, out, err = run()
     assert status == 0, err
     assert "4 of 40 test texts were given a wrong label" in out
-    assert "the highlight means something" in out
+    assert "the highlight is meaningful" in out
     kept = json.loads((tmp_path / "eval" / "test.json").read_text(encoding="utf-8"))
     assert kept["accuracy"] == 0.9
     assert kept["faithfulness"]["sample"] == 40

@@ -95,10 +95,10 @@ def test_the_examples_in_the_docstrings() -> None:
 
 def test_a_validation_tells_whether_it_reads_and_whether_styles_do_something(run: Run) -> None:
     [told] = events(run, "validation")
-    names = {"loss", "alignment/diagonality", "alignment/whole", "alignment/cut", "style/spread"}
+    names = {"loss", "alignment/diagonality", "alignment/complete", "alignment/cut", "style/spread"}
     assert names | {"style/effect"} <= told.keys()
     kinds = [one["alarm"].partition(":")[0] for one in events(run, "alarm")]
-    assert "style tokens do nothing" in kinds  # after three steps
+    assert "style tokens have no effect" in kinds  # after three steps
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path) -> None:
@@ -457,8 +457,8 @@ def test_an_evaluation_of_built_in_voices(run: Run) -> None:
     assert {row["emotion"] for row in kept["styles"]} == {one["emotion"] for one in each}
     assert [row["token"] for row in kept["tokens"]] == [str(n) for n in range(1, 9)]
     assert 0 <= kept["style/pitch_in_order"] <= 1
-    assert any(alarm.startswith("style tokens do nothing") for alarm in kept["alarms"])
-    assert "ALARM: style tokens do nothing" in spoken.getvalue()
+    assert any(alarm.startswith("style tokens have no effect") for alarm in kept["alarms"])
+    assert "ALARM: style tokens have no effect" in spoken.getvalue()
     for name in ("test-tokens.png", "test-1.png"):
         assert (run.folder / "figures" / name).stat().st_size > 5000
     assert samples(run.folder / "eval" / "said-1.wav")[1] == 16000

@@ -56,10 +56,10 @@ def test_alarms_come_late_enough_and_say_what_is_wrong() -> None:
     assert find_alarms([ill], 0.2) == []
     diagonal, style, heads = find_alarms([ill], 0.5)
     assert diagonal.startswith("attention never became diagonal: its diagonality was at most 0.30")
-    assert style.startswith("style tokens do nothing: whatever the style is")
+    assert style.startswith("style tokens have no effect: the mels do not depend on the style")
     assert heads.startswith("attention has no effect: 75% of the heads always attend to the same key")
     assert [one.partition(":")[0] for one in find_alarms([healthy, ill], 0.5)] == [
-        "style tokens do nothing",
+        "style tokens have no effect",
         "attention has no effect",
     ]  # it was diagonal before
     assert find_alarms([{"loss": 1.0}], 1.0) == []

@@ -651,7 +651,7 @@ def test_alarms_are_sounded_once_and_stand_in_the_summary(tmp_path: Path) -> Non
     settings = quick(max_steps=10, validate_every=2, patience=0, average_checkpoints=0)
     summary = train(Toy(), PointData(), settings, tmp_path, validate=never_diagonal, console=console)
     [alarm] = summary.alarms
-    assert alarm.startswith("attention never became diagonal: its diagonality was at most 0.10, with 100%")
+    assert alarm.startswith("attention never became diagonal: its diagonality was at most 0.10 after 100%")
     assert spoken.getvalue().count("ALARM: attention never") == 2  # when it is found, and at the end
     steps = [line["step"] for line in lines(tmp_path) if line["event"] == "alarm"]
     assert steps == [4, 6, 8, 10]  # a third of the training is too early to say

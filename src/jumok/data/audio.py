@@ -100,7 +100,9 @@ class AudioConfig:
                 f"hop_length={self.hop_length}, win_length={self.win_length} and n_fft={self.n_fft}: expected each to be at most the next"
             )
         if not 0 < self.n_mels < self.num_bins:
-            raise InputError(f"n_mels={self.n_mels}: expected 1 to {self.num_bins - 1}, less than n_fft / 2 + 1")
+            raise InputError(
+                f"n_mels={self.n_mels}: expected 1 to {self.num_bins - 1}, less than n_fft / 2 + 1"
+            )
         if not 0 <= self.f_min < self.effective_f_max <= self.sample_rate / 2:
             raise InputError(
                 f"f_min={self.f_min} and f_max={self.effective_f_max}: expected f_min < f_max ≤ {self.sample_rate / 2:g} Hz, "
@@ -109,11 +111,17 @@ class AudioConfig:
         if not 0 <= self.preemphasis < 1:
             raise InputError(f"preemphasis={self.preemphasis}: expected at least 0 and less than 1")
         if self.min_level_db >= 0:
-            raise InputError(f"min_level_db={self.min_level_db}: expected decibels below full scale, as in -100")
+            raise InputError(
+                f"min_level_db={self.min_level_db}: expected decibels below full scale, as in -100"
+            )
         if self.trim_db is not None and self.trim_db <= 0:
-            raise InputError(f"trim_db={self.trim_db}: expected decibels below the loudest, as in 40; None trims nothing")
+            raise InputError(
+                f"trim_db={self.trim_db}: expected decibels below the loudest, as in 40; None trims nothing"
+            )
         if self.target_level_db is not None and self.target_level_db >= 0:
-            raise InputError(f"target_level_db={self.target_level_db}: expected decibels below full scale, as in -24")
+            raise InputError(
+                f"target_level_db={self.target_level_db}: expected decibels below full scale, as in -24"
+            )
 
     @classmethod
     def for_sample_rate(cls, sample_rate: int, n_mels: int = 80) -> AudioConfig:

@@ -1,1 +1,1 @@
-"""How good outputs are: translations, differences between systems, word alignments."""
+"""Metrics: one module per task, with a function ``score_…`` and a dataclass ``…Score`` each."""

@@ -1,4 +1,4 @@
-"""Does attention find what decides? For texts whose decisive words are known."""
+"""How often attention finds the decisive words of a document, where these are known."""
 
 from __future__ import annotations
 
@@ -13,46 +13,53 @@ from jumok.errors import InputError
 
 __all__ = ["attention_hit_rates"]
 
+# The attention weights of all words (n,), the indices of the decisive words, and the start of each sentence,
+# followed by the end of the last.
 DocumentAttention = tuple[NDArray[np.float32], Sequence[int], Sequence[int]]
 
 
 def attention_hit_rates(documents: Sequence[DocumentAttention]) -> dict[str, float]:
-    """How often the words that got most weight are decisive ones, and what blind choice would reach.
+    """How often the words with the most weight are decisive, and how often random words would be.
 
-    A document is the weights of its words ``(n,)``, the numbers of those that decide, and the words at which
-    its sentences begin and the last one ends. Of as many words as decide, those with most weight:
+    The top words of a document are the words with the most weight, as many as are decisive.
 
-    - ``attention_hits``: the share of documents in which at least one of them decides;
-    - ``attention_precision``: the share of them that decide;
-    - ``sentence_hits``: the share of documents in which the sentence with most weight has a decisive word.
+    - ``attention_hits``: the share of documents in which at least one top word is decisive;
+    - ``attention_precision``: the share of top words that are decisive;
+    - ``sentence_hits``: the share of documents in which the sentence with the most weight has a decisive word.
 
     >>> rates = attention_hit_rates([(np.array([0.1, 0.2, 0.6, 0.1], np.float32), [2], [0, 2, 4])])
     >>> rates["attention_hits"], rates["attention_hits_by_chance"], rates["sentence_hits_by_chance"]
     (1.0, 0.25, 0.5)
     """
     if not documents:
-        raise InputError("no documents came; hits are a share of some")
-    rows = np.array([_document_hits(*one) for one in documents])
+        raise InputError("there are no documents; expected at least one")
+    rows = np.array([_document_hits(*document) for document in documents])
     names = ("attention_hits", "attention_precision", "sentence_hits")
     rates = dict(zip((*names, *(f"{name}_by_chance" for name in names)), rows.mean(0).tolist(), strict=True))
-    return {name: rates[name] for each in names for name in (each, f"{each}_by_chance")}
+    return {key: rates[key] for name in names for key in (name, f"{name}_by_chance")}
 
 
 def _document_hits(
     weights: NDArray[np.float32], decisive: Sequence[int], sentence_bounds: Sequence[int]
 ) -> tuple[float, ...]:
-    count, deciding = len(weights), set(decisive)
-    if not deciding or max(deciding) >= count:
-        raise InputError(f"{sorted(deciding)} came as decisive words of {count}; expected some of these")
-    top = set(np.argsort(-weights, kind="stable")[: len(deciding)].tolist())
-    sums = np.add.reduceat(weights, list(sentence_bounds[:-1]))
-    held = [any(begin <= at < end for at in deciding) for begin, end in pairwise(sentence_bounds)]
-    missed = comb(count - len(deciding), len(deciding)) / comb(count, len(deciding))
+    num_words, decisive_words = len(weights), set(decisive)
+    if not decisive_words or max(decisive_words) >= num_words:
+        raise InputError(
+            f"the decisive words are {sorted(decisive_words)}; expected one or more below {num_words}, the number "
+            "of words"
+        )
+    num_decisive = len(decisive_words)
+    top_words = set(np.argsort(-weights, kind="stable")[:num_decisive].tolist())
+    sentence_weights = np.add.reduceat(weights, list(sentence_bounds[:-1]))
+    is_decisive = [
+        any(start <= word < end for word in decisive_words) for start, end in pairwise(sentence_bounds)
+    ]
+    random_miss = comb(num_words - num_decisive, num_decisive) / comb(num_words, num_decisive)
     return (
-        float(bool(top & deciding)),
-        len(top & deciding) / len(deciding),
-        float(held[int(sums.argmax())]),
-        1 - missed,
-        len(deciding) / count,
-        sum(held) / len(held),
+        float(bool(top_words & decisive_words)),
+        len(top_words & decisive_words) / num_decisive,
+        float(is_decisive[int(sentence_weights.argmax())]),
+        1 - random_miss,
+        num_decisive / num_words,
+        sum(is_decisive) / len(is_decisive),
     )

@@ -1,9 +1,8 @@
-"""How far synthesised speech is from a recording: mel-cepstral distortion, in dB.
+"""Mel-cepstral distortion in dB: the distance between synthesized speech and a recording.
 
-Two utterances of one text have different lengths: dynamic time warping lays the frames of the one along those
-of the other so that they differ least. The difference of two frames is that of their cepstra, from the first
-coefficient to the 13th: the shape of the spectrum, without its loudness (c0) and without the harmonics of the
-voice. In dB it is what the field gives, (10 / ln 10) · √(2 Σ (c − c′)²).
+Two utterances of the same text have different lengths. Dynamic time warping aligns their frames such that they
+differ least. The distance of two frames is (10 / ln 10) · √(2 Σ (c − c′)²) over the cepstral coefficients 1 to
+13, which describe the shape of the spectrum without its loudness (c0) and without the harmonics of the voice.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ NUM_COEFFICIENTS = 13
 
 @dataclass(frozen=True, eq=False)
 class CepstralDistortion:
-    """The mean over all pairs of frames, and which these are ``(pairs, 2)``."""
+    """The mean distance of the aligned frames, and their indices ``(pairs, 2)``."""
 
     decibels: float
     path: NDArray[np.int64]
@@ -35,19 +34,22 @@ class CepstralDistortion:
 def mel_cepstra(
     mel: NDArray[Any], *, range_db: float = 100.0, num_coefficients: int = NUM_COEFFICIENTS
 ) -> FloatArray:
-    """``(T, num_coefficients)`` of log-mel spectra ``(T, M)``; Euclidean distances between them are in dB.
+    """Cepstra ``(T, num_coefficients)`` of log-mel spectra ``(T, M)``. Their Euclidean distances are in dB.
 
-    ``range_db`` is how many dB the numbers from 0 to 1 mean, as in ``-SoundConfig.floor``; 1 for dB.
+    ``range_db`` is the range in dB that the values from 0 to 1 represent, such as ``-AudioConfig.min_level_db``. Use
+    1 for spectra in dB.
     """
     mel = np.asarray(mel, np.float64) * range_db
     if mel.ndim != 2 or not len(mel) or not np.isfinite(mel).all():
-        raise InputError(f"spectra of shape {mel.shape} came; expected (frames, mel bands), finite")
-    bands = mel.shape[1]
-    if not 1 <= num_coefficients < bands:
-        raise InputError(f"{num_coefficients} coefficients of {bands} bands: from 1 to {bands - 1}")
-    angles = np.outer(np.arange(bands) + 0.5, np.arange(1, num_coefficients + 1)) * (math.pi / bands)
-    found: FloatArray = mel @ np.cos(angles) * (math.sqrt(2) / bands)
-    return found
+        raise InputError(f"the spectra have shape {mel.shape}; expected (frames, mel bands), finite")
+    n_mels = mel.shape[1]
+    if not 1 <= num_coefficients < n_mels:
+        raise InputError(
+            f"num_coefficients={num_coefficients}: expected 1 to {n_mels - 1}, for {n_mels} mel bands"
+        )
+    angles = np.outer(np.arange(n_mels) + 0.5, np.arange(1, num_coefficients + 1)) * (math.pi / n_mels)
+    cepstra: FloatArray = mel @ np.cos(angles) * (math.sqrt(2) / n_mels)
+    return cepstra
 
 
 def mel_cepstral_distortion(
@@ -57,10 +59,10 @@ def mel_cepstral_distortion(
     range_db: float = 100.0,
     num_coefficients: int = NUM_COEFFICIENTS,
 ) -> CepstralDistortion:
-    """Between two log-mel spectra ``(T, M)`` and ``(U, M)``."""
+    """The distortion between two log-mel spectra ``(T, M)`` and ``(U, M)``."""
     if np.shape(first)[1:] != np.shape(second)[1:]:
         raise InputError(
-            f"spectra of shapes {np.shape(first)} and {np.shape(second)} differ in their mel bands"
+            f"the spectra have shapes {np.shape(first)} and {np.shape(second)}; expected the same mel bands"
         )
     left, right = (
         mel_cepstra(mel, range_db=range_db, num_coefficients=num_coefficients) for mel in (first, second)

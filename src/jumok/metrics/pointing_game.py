@@ -1,7 +1,7 @@
-"""The pointing game: does attention look at what a word is about?
+"""The pointing game (Zhang et al. 2016): does attention point at the object that a word refers to?
 
-Of each word, the strongest place of its map is taken: the centre of a cell of the grid that covers the
-picture. It is a hit if that lies inside the word's box (Zhang et al. 2016, who play it with objects).
+The attention map of a word points at the centre of its strongest grid cell. It is a hit if that point lies
+inside the box of the word.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from jumok.errors import InputError
 
 __all__ = ["Box", "PointingScore", "score_pointing"]
 
-Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; the last two lie just outside
+Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom are exclusive
 AttentionMaps: TypeAlias = Tensor | NDArray[Any]
 
 
 @dataclass(frozen=True)
 class PointingScore:
-    """The share of words that were pointed at, and what a place drawn by chance would reach."""
+    """The share of hits, and the expected share for a random cell."""
 
     accuracy: float
     chance: float
@@ -38,10 +38,10 @@ class PointingScore:
 def score_pointing(
     maps: Sequence[AttentionMaps], boxes: Sequence[Sequence[Box | None]], image_size: tuple[int, int]
 ) -> PointingScore:
-    """Over many pictures of one ``image_size`` (height, width), each with its maps ``(words, rows, columns)``.
+    """Score the maps ``(words, rows, columns)`` of images that all have ``image_size`` (height, width).
 
-    A word without a box (None) is not counted. Where several places are the strongest alike, the share of
-    them inside the box counts, so that a flat map does as well as chance, and not as its first cell.
+    Words without a box (None) are not counted. If several cells have the largest weight, the share of them
+    inside the box counts, so that a uniform map scores like a random cell.
 
     >>> weights = torch.tensor([[[0.7, 0.3], [0.0, 0.0]], [[0.0, 0.2], [0.2, 0.6]]])  # two words, 2 × 2 cells
     >>> score_pointing([weights], [[(0, 0, 48, 48), None]], image_size=(96, 96))
@@ -49,33 +49,33 @@ def score_pointing(
     """
     if len(maps) != len(boxes) or min(image_size) < 1:
         raise InputError(
-            f"maps of {len(maps)} pictures, boxes of {len(boxes)} and size={image_size} came; expected as many of "
-            "the one as of the other, and the pictures' height and width"
+            f"there are maps of {len(maps)} images, boxes of {len(boxes)}, and image_size={image_size}; expected the "
+            "same number of both, and the height and the width of the images"
         )
     hits: list[float] = []
-    by_chance: list[float] = []
-    for number, (given, some) in enumerate(zip(maps, boxes, strict=True)):
-        weights = _to_numpy(given)
-        if weights.ndim != 3 or len(weights) != len(some) or 0 in weights.shape[1:]:
+    random_hits: list[float] = []
+    for image, (image_maps, image_boxes) in enumerate(zip(maps, boxes, strict=True)):
+        weights = _to_numpy(image_maps)
+        if weights.ndim != 3 or len(weights) != len(image_boxes) or 0 in weights.shape[1:]:
             raise InputError(
-                f"picture {number}: maps of shape {weights.shape} came with {len(some)} boxes; expected "
-                "(words, rows, columns), and a box or None for each word"
+                f"image {image} has maps of shape {weights.shape} and {len(image_boxes)} boxes; expected (words, "
+                "rows, columns), and a box or None for each word"
             )
-        for word, box in zip(weights, some, strict=True):
+        for word_map, box in zip(weights, image_boxes, strict=True):
             if box is None:
                 continue
-            if not np.isfinite(word).all():
-                raise InputError(f"picture {number}: a map holds NaN or infinity; where does it point?")
-            inside = _cells_inside(box, word.shape, image_size)
-            hits.append(float(inside[word == word.max()].mean()))
-            by_chance.append(float(inside.mean()))
+            if not np.isfinite(word_map).all():
+                raise InputError(f"image {image}: a map contains NaN or infinity; expected finite weights")
+            inside = _cells_inside(box, word_map.shape, image_size)
+            hits.append(float(inside[word_map == word_map.max()].mean()))
+            random_hits.append(float(inside.mean()))
     if not hits:
-        raise InputError("no word has a box; expected one at least")
-    return PointingScore(float(np.mean(hits)), float(np.mean(by_chance)), len(hits))
+        raise InputError("no word has a box; expected at least one")
+    return PointingScore(float(np.mean(hits)), float(np.mean(random_hits)), len(hits))
 
 
 def _cells_inside(box: Box, grid: tuple[int, ...], image_size: tuple[int, int]) -> NDArray[np.bool_]:
-    """Which cells of a grid over the picture have their centre in the box ``(rows, columns)``."""
+    """Which cells of a grid over the image have their centre inside the box ``(rows, columns)``."""
     left, top, right, bottom = box
     y, x = ((np.arange(cells) + 0.5) * length / cells for cells, length in zip(grid, image_size, strict=True))
     return ((top <= y) & (y < bottom))[:, None] & ((left <= x) & (x < right))

@@ -1,21 +1,22 @@
-"""How good answers are that were found in a text: *exact match* and *F1*, as each data set's script counts.
+"""Metrics of extractive question answering: *exact match* and *F1*, as in the script of each data set.
 
-Exact match is the share of answers that are the very answer of a person. F1 gives credit for a part: both
-answers are bags of units, and F1 is the harmonic mean of precision and recall of the units they share. Where
-people gave several answers the best counts. What a unit is, and what is left out before, each data set says:
+Exact match is the share of answers that equal a gold answer. F1 gives partial credit: both answers are bags of
+units, and F1 is the harmonic mean of precision and recall of these units. If there are several gold answers,
+the best one counts. The data sets differ in their normalization and in the unit:
 
 ==========  ==========================================================================  ================
-convention  before                                                                      a unit
+convention  normalization                                                               unit
 ==========  ==========================================================================  ================
-squad       small letters, no ASCII punctuation, no a/an/the, single spaces             a word
-korquad     spaces for ' " 《 》 < > 〈 〉 ( ) ‘ ’, small letters, no other ASCII        a character that
-            punctuation, single spaces                                                  is no space
-jaquad      nothing                                                                     the same
+squad       lower case, no ASCII punctuation, no a/an/the, single spaces                word
+korquad     spaces for ' " 《 》 < > 〈 〉 ( ) ‘ ’, lower case, no other ASCII           character other
+            punctuation, single spaces                                                  than a space
+jaquad      none                                                                        character other
+                                                                                        than a space
 ==========  ==========================================================================  ================
 
-Japanese has no spaces, and Korean words carry particles (서울, 서울에서): so their scripts count characters.
-Exact match compares what is left, with its spaces; only JaQuAD's script calls an answer exact if its F1 is 1.
-Only SQuAD 2's script leaves out answers of people that normalise to nothing ("the", "!").
+Japanese has no spaces, and Korean words carry particles (서울, 서울에서), so their scripts count characters. Exact
+match compares normalized answers including spaces; only the script of JaQuAD calls an answer exact if its F1 is 1.
+Only the script of SQuAD 2 ignores gold answers that are empty after normalization ("the", "!").
 """
 
 from __future__ import annotations
@@ -57,34 +58,36 @@ class AnswerScore:
 def score_answers(
     predictions: Sequence[str], gold: Sequence[Sequence[str]], convention: AnswerConvention
 ) -> AnswerScore:
-    """Of one answer to each question, and all that people gave. If they gave none, "" is right.
+    """Score one answer to each question against all gold answers. If there are none, "" is correct.
 
     >>> score_answers(["the Eiffel tower", "1889"], [["Eiffel Tower"], ["in 1889", "1890"]], "squad")
     AnswerScore(exact_match=0.5, f1=0.8333333333333333, count=2)
     """
     if len(predictions) != len(gold) or not predictions:
-        raise InputError(f"{len(predictions)} answers to {len(gold)} questions: one to each is needed")
-    exact = f1 = 0.0
-    for answer, right in zip(predictions, gold, strict=True):
-        usable = select_gold_answers(right, convention)
-        exact += max(is_exact_match(answer, one, convention) for one in usable)
-        f1 += max(answer_f1(answer, one, convention) for one in usable)
-    return AnswerScore(exact / len(predictions), f1 / len(predictions), len(predictions))
+        raise InputError(
+            f"there are {len(predictions)} answers to {len(gold)} questions; expected one answer to each question"
+        )
+    exact_match = f1 = 0.0
+    for prediction, question_gold in zip(predictions, gold, strict=True):
+        gold_answers = select_gold_answers(question_gold, convention)
+        exact_match += max(is_exact_match(prediction, answer, convention) for answer in gold_answers)
+        f1 += max(answer_f1(prediction, answer, convention) for answer in gold_answers)
+    return AnswerScore(exact_match / len(predictions), f1 / len(predictions), len(predictions))
 
 
 def select_gold_answers(gold: Sequence[str], convention: AnswerConvention) -> list[str]:
-    """The answers of people that an answer is compared with; if there are none, "" is right.
+    """The gold answers that a prediction is compared with; ``[""]`` if there are none.
 
     >>> select_gold_answers(["the", "The cat"], "squad"), select_gold_answers(["!"], "squad")
     (['The cat'], [''])
     """
     if convention == "squad":
-        gold = [one for one in gold if _normalize(one, convention)]
+        gold = [answer for answer in gold if _normalize(answer, convention)]
     return list(gold) or [""]
 
 
 def is_exact_match(prediction: str, gold: str, convention: AnswerConvention) -> bool:
-    """Whether it is the answer.
+    """Whether a prediction equals a gold answer.
 
     >>> is_exact_match("《태백산맥》", "태백산맥", "korquad"), is_exact_match("《태백산맥》", "태백산맥", "jaquad")
     (True, False)
@@ -100,11 +103,11 @@ def answer_f1(prediction: str, gold: str, convention: AnswerConvention) -> float
     >>> answer_f1("서울에서", "서울", "korquad")
     0.6666666666666666
     """
-    one, other = _split_units(prediction, convention), _split_units(gold, convention)
-    if not one or not other:
-        return float(one == other)
-    shared = (Counter(one) & Counter(other)).total()
-    return 2 * shared / (len(one) + len(other))
+    predicted_units, gold_units = _split_units(prediction, convention), _split_units(gold, convention)
+    if not predicted_units or not gold_units:
+        return float(predicted_units == gold_units)
+    num_shared = (Counter(predicted_units) & Counter(gold_units)).total()
+    return 2 * num_shared / (len(predicted_units) + len(gold_units))
 
 
 def _normalize(text: str, convention: AnswerConvention) -> str:

@@ -1,6 +1,6 @@
-"""How good translations are: BLEU and chrF as sacreBLEU counts them, and perplexity.
+"""Metrics of translation: BLEU and chrF, computed by sacreBLEU, and perplexity.
 
-A score is worth something only together with how it was counted, so each comes with sacreBLEU's signature::
+Scores are only comparable if they are computed in the same way, so each has the signature of sacreBLEU::
 
     >>> print(Bleu().score(["the cat sat on the mat"], ["the cat sat on the mat"]))  # doctest: +ELLIPSIS
     BLEU 100.00 (nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:...)
@@ -8,6 +8,7 @@ A score is worth something only together with how it was counted, so each comes 
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
 from abc import ABC, abstractmethod
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jumok.errors import InputError, MissingExtra
+from jumok.metrics.bootstrap import FigureFunction
 
 __all__ = [
     "DEFAULT_BLEU",
@@ -34,13 +36,13 @@ __all__ = [
     "score_by_length",
 ]
 
-# How BLEU finds the words of a text. "none": it is tokenised already, by Moses for example.
+# How BLEU splits a text into words. "none": the text is tokenized already, for example by Moses.
 BleuTokenization = Literal["13a", "none", "char", "intl", "zh", "ja-mecab", "ko-mecab"]
 
 
 @dataclass(frozen=True)
 class TranslationScore:
-    """From 0 to 100, with what one has to know to get the same number again."""
+    """A score from 0 to 100, with the signature that is needed to reproduce it."""
 
     name: str
     value: float
@@ -51,39 +53,45 @@ class TranslationScore:
 
 
 class TranslationMetric(ABC):
-    """A score of a whole test set, made from sums over its sentences."""
+    """A corpus-level score, computed from statistics that are summed over sentences."""
 
     @abstractmethod
     def build_sacrebleu(self) -> Any:
-        """The metric of sacreBLEU that counts."""
+        """Build the metric object of sacreBLEU."""
 
     def score(self, hypotheses: Sequence[str], references: Sequence[str]) -> TranslationScore:
-        """Of translations, against one reference each."""
+        """Score translations against one reference each."""
         _check_hypotheses(hypotheses, references)
         metric = self.build_sacrebleu()
-        found = metric.corpus_score(list(hypotheses), [list(references)])
-        return TranslationScore(found.name, float(found.score), metric.get_signature().format())
+        score = metric.corpus_score(list(hypotheses), [list(references)])
+        return TranslationScore(score.name, float(score.score), metric.get_signature().format())
 
-    def sentence_statistics(
-        self, hypotheses: Sequence[str], references: Sequence[str]
-    ) -> NDArray[np.float64]:
-        """What each sentence adds to the sums that the score is made from, a row each."""
+    def make_subset_score(self, hypotheses: Sequence[str], references: Sequence[str]) -> FigureFunction:
+        """A function that scores a subset of the sentences, for :func:`~jumok.metrics.bootstrap.bootstrap_models`.
+
+        The statistics of each sentence are computed once, on the first call.
+        """
         _check_hypotheses(hypotheses, references)
-        rows = self.build_sacrebleu()._extract_corpus_statistics(list(hypotheses), [list(references)])
-        return np.asarray(rows, dtype=np.float64)
 
-    def scores_from_sums(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The score that each row of sums makes."""
-        metric = self.build_sacrebleu()
-        return np.array([metric._compute_score_from_stats(row.tolist()).score for row in sums])
+        @functools.cache
+        def prepare() -> tuple[Any, NDArray[np.float64]]:
+            metric = self.build_sacrebleu()
+            rows = metric._extract_corpus_statistics(list(hypotheses), [list(references)])
+            return metric, np.asarray(rows, dtype=np.float64)
+
+        def score_subset(indices: NDArray[np.int64]) -> float:
+            metric, statistics = prepare()
+            return float(metric._compute_score_from_stats(statistics[indices].sum(0).tolist()).score)
+
+        return score_subset
 
 
 @dataclass(frozen=True)
 class Bleu(TranslationMetric):
-    """BLEU (Papineni et al. 2002), of text as people write it; see :func:`choose_bleu_tokenization` for the language.
+    """BLEU (Papineni et al. 2002) of untokenized text. See :func:`choose_bleu_tokenization` for the language.
 
-    For the figure that papers give of Moses-tokenised, lower-cased text: ``Bleu("none")``, with hypotheses
-    and references that are tokenised and lower-cased already.
+    Many papers report BLEU of lower-cased text tokenized by Moses. Use ``Bleu("none")`` with hypotheses and
+    references that are already tokenized and lower-cased.
     """
 
     tokenize: BleuTokenization = "13a"
@@ -92,26 +100,26 @@ class Bleu(TranslationMetric):
     def build_sacrebleu(self) -> Any:
         if self.tokenize not in get_args(BleuTokenization):
             raise InputError(
-                f"tokenize: {self.tokenize!r} came; expected one of {', '.join(get_args(BleuTokenization))}"
+                f"tokenize={self.tokenize!r}: expected one of {', '.join(get_args(BleuTokenization))}"
             )
-        needed = _TOKENIZER_PACKAGES.get(self.tokenize)
-        if needed and not _are_installed(*needed.modules):
+        packages = _TOKENIZER_PACKAGES.get(self.tokenize)
+        if packages and not _are_installed(*packages.modules):
             raise MissingExtra(
                 f"BLEU with {self.tokenize!r} needs packages that are not installed: pip install "
-                f'"{needed.requirement}" (or use "char", which needs none)'
+                f'"{packages.requirement}" (or use "char", which needs none)'
             )
-        # "force" says that we know the text to be tokenised; sacreBLEU warns of it otherwise.
+        # "force" suppresses the warning of sacreBLEU about tokenized text.
         return _import_sacrebleu().BLEU(
             tokenize=self.tokenize, lowercase=self.lowercase, force=self.tokenize == "none"
         )
 
 
-DEFAULT_BLEU = Bleu()  # what is meant where nobody says otherwise
+DEFAULT_BLEU = Bleu()
 
 
 @dataclass(frozen=True)
 class Chrf(TranslationMetric):
-    """chrF (Popović 2015): of characters, so that it needs no words; ``word_order=2`` is chrF++."""
+    """chrF (Popović 2015), a score of character n-grams. ``word_order=2`` is chrF++."""
 
     word_order: int = 0
     lowercase: bool = False
@@ -121,23 +129,22 @@ class Chrf(TranslationMetric):
 
 
 def choose_bleu_tokenization(language: str) -> BleuTokenization:
-    """What BLEU is best counted with in a language ("de", "ko-KR"), of what is installed.
+    """The best installed tokenization for BLEU in a language ("de", "ko-KR").
 
-    Korean and Japanese need a word splitter; without one, characters stand for words.
+    Korean and Japanese need a word segmenter. Without one, "char" is returned.
 
     >>> choose_bleu_tokenization("de"), choose_bleu_tokenization("zh")
     ('13a', 'zh')
     """
     splitters: dict[str, BleuTokenization] = {"ko": "ko-mecab", "ja": "ja-mecab", "zh": "zh"}
     name = language.lower().replace("_", "-").partition("-")[0]
-    found = splitters.get(name, "13a")
-    if found in _TOKENIZER_PACKAGES and not _are_installed(*_TOKENIZER_PACKAGES[found].modules):
-        return "char"
-    return found
+    tokenization = splitters.get(name, "13a")
+    packages = _TOKENIZER_PACKAGES.get(tokenization)
+    return "char" if packages and not _are_installed(*packages.modules) else tokenization
 
 
 def perplexity(nll: float, num_words: int) -> float:
-    """From the negative log-likelihood (nats) summed over ``num_words`` words.
+    """Perplexity from the negative log-likelihood (nats), summed over ``num_words`` words.
 
     >>> round(perplexity(4 * math.log(7), 4), 6)
     7.0
@@ -152,7 +159,7 @@ def perplexity(nll: float, num_words: int) -> float:
 
 @dataclass(frozen=True)
 class LengthBin:
-    """The score of the sentences whose source has ``min_words`` to ``max_words`` words; None: or any number more."""
+    """The score of the sentences whose source has ``min_words`` to ``max_words`` words; None: no upper limit."""
 
     min_words: int
     max_words: int | None
@@ -161,7 +168,7 @@ class LengthBin:
 
     @property
     def label(self) -> str:
-        """As people write it: ``11–20``, or ``> 50`` for the last one."""
+        """``11–20``, or ``> 50`` for the last bin."""
         return f"> {self.min_words - 1}" if self.max_words is None else f"{self.min_words}–{self.max_words}"
 
 
@@ -174,27 +181,26 @@ def score_by_length(
     bin_width: int = 10,
     last_bin_above: int = 50,
 ) -> list[LengthBin]:
-    """The score of sentences of like length, in bins ``bin_width`` wide; all ``last_bin_above`` are in one.
+    """Score sentences by length, in bins of ``bin_width`` words. One bin holds all above ``last_bin_above``.
 
-    ``lengths`` are the numbers of words of the sources (without a word counts as one). A bin without
-    sentences is left out.
+    ``lengths`` are the numbers of words of the sources; 0 counts as 1. Empty bins are left out.
     """
     _check_hypotheses(hypotheses, references)
     if len(lengths) != len(hypotheses):
         raise InputError(
-            f"{len(lengths)} lengths came with {len(hypotheses)} translations; expected one each"
+            f"there are {len(lengths)} lengths and {len(hypotheses)} hypotheses; expected one length each"
         )
     if bin_width < 1 or last_bin_above < bin_width or last_bin_above % bin_width:
         raise InputError(
             f"bin_width={bin_width} and last_bin_above={last_bin_above}: expected last_bin_above to be a positive "
             "multiple of the width"
         )
-    numbers = [min(max(n, 1) - 1, last_bin_above) // bin_width for n in lengths]
+    bin_indices = [min(max(length, 1) - 1, last_bin_above) // bin_width for length in lengths]
     bins = []
-    for number in sorted(set(numbers)):
-        rows = [row for row, of in enumerate(numbers) if of == number]
+    for bin_index in sorted(set(bin_indices)):
+        rows = [row for row, index in enumerate(bin_indices) if index == bin_index]
         score = metric.score([hypotheses[row] for row in rows], [references[row] for row in rows])
-        first = number * bin_width + 1
+        first = bin_index * bin_width + 1
         last = None if first > last_bin_above else first + bin_width - 1
         bins.append(LengthBin(first, last, len(rows), score.value))
     return bins
@@ -202,7 +208,7 @@ def score_by_length(
 
 @dataclass(frozen=True)
 class _TokenizerPackages:
-    """What a way to tokenise needs, and how one gets it."""
+    """The modules that a tokenization imports, and the pip requirement that installs them."""
 
     modules: tuple[str, ...]
     requirement: str
@@ -231,14 +237,14 @@ def _import_sacrebleu() -> ModuleType:
 def _check_hypotheses(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     for name, texts in (("hypotheses", hypotheses), ("references", references)):
         if isinstance(texts, str):
-            raise InputError(f"{name}: one string came; expected a list of strings, one for each sentence")
+            raise InputError(f"{name} is a string; expected a list of strings, one for each sentence")
         for number, text in enumerate(texts):
             if not isinstance(text, str):
-                raise InputError(f"{name}: number {number} is {text!r}; expected a string for each sentence")
+                raise InputError(f"{name}[{number}] is {text!r}; expected a string for each sentence")
     if len(hypotheses) != len(references):
         raise InputError(
-            f"{len(hypotheses)} hypotheses and {len(references)} references came; expected one reference for "
-            "each hypothesis"
+            f"there are {len(hypotheses)} hypotheses and {len(references)} references; expected one reference "
+            "for each hypothesis"
         )
     if not hypotheses:
-        raise InputError("no sentences came; a score needs at least one")
+        raise InputError("there are no sentences; a score needs at least one")

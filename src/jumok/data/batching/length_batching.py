@@ -238,9 +238,7 @@ class SequenceLayout:
 
     def round_up(self, lengths: LengthArray) -> LengthArray:
         """The lengths that count for the budget."""
-        rounded: LengthArray = (
-            round_up_lengths(lengths) if self.fixed_shapes and not self.packed else lengths
-        )
+        rounded: LengthArray = round_up_lengths(lengths) if self.fixed_shapes and not self.packed else lengths
         return rounded
 
     def width(self, lengths: IntArray) -> int:

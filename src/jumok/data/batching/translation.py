@@ -72,7 +72,10 @@ class TranslationBatcher(LengthBatcher[Seq2SeqBatch]):
         indices = np.asarray(index, np.int64)
         source_ids, target_ids = (_gather(side, indices) for side in (self.store.source, self.store.target))
         source, target, labels = _append_eos(*source_ids), _prepend_bos(*target_ids), _append_eos(*target_ids)
-        layout, (source_width, target_width) = self.layout, (self.layout.width(x[1]) for x in (source, target))
+        layout, (source_width, target_width) = (
+            self.layout,
+            (self.layout.width(x[1]) for x in (source, target)),
+        )
         num_rows = layout.num_rows(len(indices), max(source_width, target_width))
         target_tokens = layout.arrange(*target, (num_rows, target_width), filler_id=BOS)
         return Seq2SeqBatch(

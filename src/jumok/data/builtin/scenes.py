@@ -67,7 +67,9 @@ SMALL_RADII, LARGE_RADII = (10.0, 11.5), (15.5, 18.5)
 MAX_TILT = 0.2  # radians, in either direction
 MIN_GAP, MARGIN = 4.0, 2.0  # pixels between two shapes, and between a shape and the edge
 MAX_OFFSET_RATIO = 0.3  # largest offset across the direction of a relation, relative to the distance along it
-MIN_CORNER_RATIO = 0.65  # of the two shapes that are not in the corner: smaller / larger of their x and y distances
+MIN_CORNER_RATIO = (
+    0.65  # of the two shapes that are not in the corner: smaller / larger of their x and y distances
+)
 NUM_LAYOUT_DRAWS = 16  # candidate layouts drawn at once
 SHAPE_COUNTS = (1, 2, 2, 3, 3)
 # Direction from the first shape to the other one; y points down.
@@ -140,9 +142,7 @@ def draw_scene(seed: int, index: int, language: Language = "en") -> ShapeScene:
     """Draw the scene with this index. It does not depend on other scenes."""
     _check_language(language)
     # A digest makes neighbouring seeds independent.
-    rng = PortableGenerator(
-        int.from_bytes(hashlib.sha256(f"{seed} {index}".encode()).digest()[:16], "big")
-    )
+    rng = PortableGenerator(int.from_bytes(hashlib.sha256(f"{seed} {index}".encode()).digest()[:16], "big"))
     shapes = _draw_shapes(rng)
     layout = _draw_layout(rng, [shape.radius for shape in shapes])
     pixels = draw_background(rng, IMAGE_SIZE)
@@ -150,9 +150,7 @@ def draw_scene(seed: int, index: int, language: Language = "en") -> ShapeScene:
     for shape, (x, y) in zip(shapes, layout.centers.tolist(), strict=True):
         *_, color, kind = shape.words
         shade = [tone + rng.uniform(-10, 10) for tone in COLORS[color]]
-        boxes.append(
-            paint_shape(pixels, kind, shade, (x, y), shape.radius, rng.uniform(-MAX_TILT, MAX_TILT))
-        )
+        boxes.append(paint_shape(pixels, kind, shade, (x, y), shape.radius, rng.uniform(-MAX_TILT, MAX_TILT)))
     pixels += rng.uniform_array(-3, 3, (IMAGE_SIZE, IMAGE_SIZE, 1))  # grain
     describe = _describe_in_english if language == "en" else _describe_in_korean
     words = describe(shapes, boxes, layout.relations)
@@ -266,7 +264,10 @@ def _draw_layout(rng: PortableGenerator, shape_radii: Sequence[float]) -> _Scene
     while True:
         centers = np.zeros((NUM_LAYOUT_DRAWS, len(shape_radii), 2))  # relative to the first shape
         for number, relation in enumerate(relations, 1):
-            distances = (radii[0] + radii[number] + MIN_GAP, IMAGE_SIZE - 2 * MARGIN - radii[0] - radii[number])
+            distances = (
+                radii[0] + radii[number] + MIN_GAP,
+                IMAGE_SIZE - 2 * MARGIN - radii[0] - radii[number],
+            )
             along = rng.uniform_array(*distances, (NUM_LAYOUT_DRAWS, 1))
             across = along * rng.uniform_array(-MAX_OFFSET_RATIO, MAX_OFFSET_RATIO, (NUM_LAYOUT_DRAWS, 1))
             x, y = RELATION_DIRECTIONS[relation]

@@ -5,7 +5,7 @@
 fourteen hurried 200 0.6
 twenty seven bright 276 1.0
 twenty deep 88 0.8
->>> [round(time, 1) for time in utterance.character_times]
+>>> [round(time, 1) for time in utterance.start_times]
 [0.1, 0.2, 0.2, 0.4, 0.5, 0.6]
 
 A style has a pitch and a rate of its own, so that what a model learned of styles can be scored; no style's

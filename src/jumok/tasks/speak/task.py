@@ -136,7 +136,7 @@ class SpeechEvaluationConfig:
 
     # The loss, and its part "mel", are of a voice that is told what was said so far; all others are of what
     # it says by itself. When to stop is soon learned by heart, and then the loss is lowest too early.
-    select_by: Literal["loss", "mel", "diagonality", "whole"] = "loss"
+    select_by: Literal["loss", "mel", "diagonality", "complete"] = "loss"
     num_judges: int = 3  # that are trained on the recordings to tell who says what; 0: none
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ A Hangul syllable is an initial, a vowel and perhaps a final consonant, and what
 that final: 책은 but 사과는, 먹는다 but 간다. Everything here is a pure function of the written syllables and
 of the conjugation class that the lexicon gives.
 
->>> attach_particle("책", TOPIC), attach_particle("사과", TOPIC), attach_particle("서울", BY)
+>>> append_particle("책", TOPIC), append_particle("사과", TOPIC), append_particle("서울", BY)
 ('책은', '사과는', '서울로')
 >>> eat, help = Stem("먹"), Stem("돕", irregular="ㅂ")
 >>> [conjugate(eat, tense, Ending.PLAIN) for tense in (Tense.PRESENT, Tense.PAST)]
