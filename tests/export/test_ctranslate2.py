@@ -70,11 +70,11 @@ def pieces(ids: list[int]) -> list[str]:
 
 
 KINDS = [
-    *({"norm": norm, "tie": tie} for norm in ("pre", "post") for tie in ("none", "target", "all")),
+    *({"norm": norm, "tie_embeddings": tie} for norm in ("pre", "post") for tie in ("none", "target", "all")),
     {"activation": "gelu", "norm": "pre"},
     {"activation": "swish"},
-    {"width": 15, "heads": 3, "tie": "none"},  # the last wave has a sine and no cosine
-    {"encoder_layers": 1, "decoder_layers": 1, "heads": 1, "norm": "pre"},
+    {"width": 15, "num_heads": 3, "tie_embeddings": "none"},  # the last wave has a sine and no cosine
+    {"encoder_layers": 1, "decoder_layers": 1, "num_heads": 1, "norm": "pre"},
 ]
 of_each_kind = pytest.mark.parametrize(
     "changes", KINDS, ids=lambda changes: "-".join(map(str, changes.values()))
@@ -86,7 +86,7 @@ def test_greedy_search_says_the_same(changes: dict[str, Any], tmp_path: Path) ->
     said = set()
     for seed in range(3):  # such models like to repeat themselves
         model = small(seed, **changes)
-        ours = decoding.greedy(model, Tokens.pad([[*one, EOS] for one in SOURCES]), max_length=31)
+        ours = decoding.greedy_search(model, Tokens.pad([[*one, EOS] for one in SOURCES]), max_length=31)
         found = opened(model, tmp_path / str(seed)).translate_batch(
             [pieces(one) for one in SOURCES], beam_size=1, max_decoding_length=31, min_decoding_length=0
         )
@@ -118,7 +118,7 @@ def test_the_probabilities_are_the_same_but_for_words_that_are_never_said(
 
 
 def test_what_must_not_be_said_is_not_said(tmp_path: Path) -> None:
-    model = small(tie="none")
+    model = small(tie_embeddings="none")
     with torch.no_grad():  # such a model would say nothing else
         for n in (PAD, UNK, BOS):
             model.output.weight[n] = model.output.weight[7] * 3
@@ -130,7 +130,7 @@ def test_what_must_not_be_said_is_not_said(tmp_path: Path) -> None:
 
 
 def test_weights_in_eight_bits_leave_the_model_as_it_was(tmp_path: Path) -> None:
-    model = small(width=64, heads=4, feed_forward=128)
+    model = small(width=64, num_heads=4, feed_forward_width=128)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     whole, _ = opened(model, tmp_path / "whole"), opened(model, tmp_path / "int8", "int8")
     assert whole.compute_type == "float32"
@@ -153,14 +153,16 @@ def test_an_exported_folder_has_a_readme_whose_lines_run(numbers: Run, tmp_path:
     folder = tmp_path / "exported"
     done = CliRunner().invoke(
         cli_app.app,
-        ["export", str(numbers.folder), str(folder), "--to", "ctranslate2", "--quantization", "int8"],
+        ["export", str(numbers.folder), str(folder), "--format", "ctranslate2", "--quantization", "int8"],
     )
     assert done.exit_code == 0, done.output
     readme = (folder / "README.md").read_text(encoding="utf-8")
-    told = re.search(r"Of (\d+) sentences .*, (\d+) have .* beam 5: ([\d.]+), .* PyTorch ([\d.]+) ", readme)
+    told = re.search(
+        r"(\d+) of (\d+) validation sentences .* beam size 5: ([\d.]+), in PyTorch ([\d.]+) ", readme
+    )
     assert told is not None
     assert told[0] in done.output
-    sentences, same, ours, theirs = map(float, told.groups())
+    same, sentences, ours, theirs = map(float, told.groups())
     assert 0.9 * sentences <= same <= sentences
     assert theirs > 50
     assert abs(ours - theirs) <= 2  # of few sentences
@@ -194,7 +196,7 @@ def test_the_lines_of_the_docs_run(
         names: dict[str, Any] = {}
         exec(code.replace("this is an example sentence", "three nine one"), names)
     assert capsys.readouterr().out == "drei neun eins\n"
-    assert names["translator"].translate("three nine one").text == "drei neun eins"
+    assert names["translator"].translate("three nine one").translation == "drei neun eins"
 
 
 def test_two_vocabularies_and_a_run_without_its_data(tmp_path: Path) -> None:
@@ -206,7 +208,7 @@ def test_two_vocabularies_and_a_run_without_its_data(tmp_path: Path) -> None:
         "model.norm=pre",
     )
     told = export_formats.export_run(run, tmp_path / "there", "ctranslate2", compare=False)
-    assert told == "It was not compared with its source."
+    assert told == "It was not compared with PyTorch."
     readme = (tmp_path / "there" / "README.md").read_text(encoding="utf-8")
     assert '("tokenizer.source.json", "tokenizer.target.json")' in readme
     assert told in readme
@@ -233,7 +235,7 @@ def test_an_earlier_export_is_replaced_and_nothing_else(numbers: Run, tmp_path: 
     assert "float16" in (tmp_path / "there" / "README.md").read_text(encoding="utf-8")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(InputError, match="no earlier export"):
+    with pytest.raises(InputError, match="not an earlier export"):
         exchange.export_ctranslate2(numbers, tmp_path / "mine")
 
 
@@ -242,7 +244,7 @@ def test_an_earlier_export_is_replaced_and_nothing_else(numbers: Run, tmp_path: 
 
 def test_what_ctranslate2_does_not_have_is_refused(tmp_path: Path) -> None:
     run = Run.create_or_resume(tmp_path / "run", tasks_small.small("bahdanau"))
-    with pytest.raises(InputError, match=r"a seq2seq of the task translate: --to onnx"):
+    with pytest.raises(InputError, match=r"a seq2seq model for the task translate; try --format onnx"):
         exchange.export_ctranslate2(run, tmp_path / "there")
     assert not (tmp_path / "there").exists()
 
@@ -251,16 +253,16 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     model = small()
     with torch.no_grad():
         model.decoder[1].feed_forward.widen.weight[3, 5] = torch.nan
-    with pytest.raises(InputError, match=r"decoder.1.feed_forward.widen.weight holds NaN"):
+    with pytest.raises(InputError, match=r"decoder.1.feed_forward.widen.weight contains NaN"):
         opened(model, tmp_path / "there")
 
 
 def test_wrong_words_are_told(numbers: Run, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--quantization int4: it is one of float32, .*int8"):
         export_formats.export_run(numbers, tmp_path / "there", "ctranslate2", quantization="int4")
-    with pytest.raises(InputError, match=r"--quantization int8 is for --to ctranslate2"):
+    with pytest.raises(InputError, match=r"--quantization int8 needs --format ctranslate2"):
         export_formats.export_run(numbers, tmp_path / "there", "hf", quantization="int8")
-    with pytest.raises(InputError, match=r"--to tflite: it is one of hf, ctranslate2, onnx"):
+    with pytest.raises(InputError, match=r"--format tflite: it is one of hf, ctranslate2, onnx"):
         export_formats.export_run(numbers, tmp_path / "there", "tflite")
 
 

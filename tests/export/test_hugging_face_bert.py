@@ -61,20 +61,23 @@ def ours(kind: Any, *args: Any, **more: Any) -> Any:
 MODELS = {
     "BertModel": lambda: ours(Bert),
     "BertForPreTraining": lambda: ours(BertPretrainingModel),
-    "BertForMaskedLM": lambda: ours(BertPretrainingModel, next=False),
-    "BertForNextSentencePrediction": lambda: ours(BertPretrainingModel, words=False),
+    "BertForMaskedLM": lambda: ours(BertPretrainingModel, with_nsp_head=False),
+    "BertForNextSentencePrediction": lambda: ours(BertPretrainingModel, with_mlm_head=False),
     "BertForSequenceClassification": lambda: ours(BertClassifier, 3),
     "BertForTokenClassification": lambda: ours(BertTagger, 4),
     "BertForQuestionAnswering": lambda: ours(BertSpanExtractor),
 }
 LOGITS = {
     "BertModel": {"hidden": "last_hidden_state", "pooled": "pooler_output"},
-    "BertForPreTraining": {"words": "prediction_logits", "next": "seq_relationship_logits"},
-    "BertForMaskedLM": {"words": "logits"},
-    "BertForNextSentencePrediction": {"next": "logits"},
+    "BertForPreTraining": {
+        "word_logits": "prediction_logits",
+        "next_sentence_logits": "seq_relationship_logits",
+    },
+    "BertForMaskedLM": {"word_logits": "logits"},
+    "BertForNextSentencePrediction": {"next_sentence_logits": "logits"},
     "BertForSequenceClassification": {"logits": "logits"},
     "BertForTokenClassification": {"logits": "logits"},
-    "BertForQuestionAnswering": {"starts": "start_logits", "ends": "end_logits"},
+    "BertForQuestionAnswering": {"start_logits": "start_logits", "end_logits": "end_logits"},
 }
 
 
@@ -211,7 +214,7 @@ def test_an_export_takes_the_place_of_an_earlier_one_only(tmp_path: Path) -> Non
     export_bert(model, None, folder)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
-    with pytest.raises(InputError, match="left alone"):
+    with pytest.raises(InputError, match="is not an earlier export"):
         export_bert(model, None, tmp_path / "mine")
 
 
@@ -303,7 +306,7 @@ def test_weights_in_several_files(tmp_path: Path) -> None:
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     index["weight_map"]["some.thing"] = next(iter(index["weight_map"].values()))
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(InputError, match=r"differ: missing are some\.thing"):
+    with pytest.raises(InputError, match=r"does not match its files: missing: some\.thing"):
         load_bert(tmp_path)
     index["weight_map"]["some.thing"] = "../elsewhere.safetensors"
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -331,21 +334,21 @@ def test_every_missing_and_every_surplus_tensor_is_named(tmp_path: Path) -> None
     with pytest.raises(InputError) as caught:
         load_bert(folder)
     told = str(caught.value)
-    assert f"missing are {', '.join(sorted(missing))};" in told
-    assert "of no use are adapter.weight, encoder.layer.2.output.dense.bias" in told
+    assert f"missing: {', '.join(sorted(missing))};" in told
+    assert "unexpected: adapter.weight, encoder.layer.2.output.dense.bias" in told
 
 
 def test_a_head_that_is_named_and_not_there_is_missing(tmp_path: Path) -> None:
     folder = saved(tmp_path, "BertForSequenceClassification")
     rewrite(folder, lambda tensors: {name: x for name, x in tensors.items() if "classifier" not in name})
-    with pytest.raises(InputError, match=r"missing are classifier\.bias, classifier\.weight"):
+    with pytest.raises(InputError, match=r"missing: classifier\.bias, classifier\.weight"):
         load_bert(folder)
 
 
 def test_wrong_shapes_are_named(tmp_path: Path) -> None:
     folder = saved(tmp_path)
     rewrite(folder, lambda tensors: {**tensors, "pooler.dense.bias": torch.ones(15)})
-    with pytest.raises(InputError, match=r"pooler\.dense\.bias is \(15,\), \(14,\) is expected"):
+    with pytest.raises(InputError, match=r"pooler\.dense\.bias has shape \(15,\) instead of \(14,\)"):
         load_bert(folder)
 
 
@@ -364,8 +367,8 @@ def test_an_output_layer_of_its_own_is_refused(tmp_path: Path) -> None:
         ({"is_decoder": True}, "is_decoder=True"),
         ({"hidden_act": "mish"}, "hidden_act='mish'"),
         ({"architectures": ["BertForMultipleChoice"]}, "BertForMultipleChoice"),
-        ({"num_attention_heads": 3}, "does not divide"),
-        ({"hidden_size": "wide"}, "does not fit"),
+        ({"num_attention_heads": 3}, "is not divisible"),
+        ({"hidden_size": "wide"}, "is not valid"),
     ],
 )
 def test_settings_that_we_do_not_have_are_refused(tmp_path: Path, change: dict[str, Any], told: str) -> None:
@@ -377,14 +380,14 @@ def test_settings_that_we_do_not_have_are_refused(tmp_path: Path, change: dict[s
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, pieces: WordPieceTokenizer) -> None:
-    with pytest.raises(InputError, match="of different models"):
+    with pytest.raises(InputError, match="belong to different models"):
         export_bert(Bert(SMALL, pieces.vocab_size - 1), pieces, tmp_path / "out")
 
 
 def test_a_folder_without_weights_and_one_that_is_none(tmp_path: Path) -> None:
     folder = saved(tmp_path)
     (folder / "model.safetensors").write_bytes(b"\0" * 9)
-    with pytest.raises(InputError, match="not a whole safetensors file"):
+    with pytest.raises(InputError, match="not a complete safetensors file"):
         load_bert(folder)
     (folder / "model.safetensors").unlink()
     with pytest.raises(InputError, match=r"there is no model\.safetensors"):
@@ -437,7 +440,7 @@ def test_a_pickle_with_anything_but_tensors_is_refused(
     with pytest.raises(InputError, match="something other than tensors"):
         convert_to_safetensors(folder, tmp_path / "new")
     torch.save({"a": {"b": torch.ones(1)}}, folder / "pytorch_model.bin")
-    with pytest.raises(InputError, match="not a model's tensors by name"):
+    with pytest.raises(InputError, match="not a dictionary of tensors by name"):
         convert_to_safetensors(folder, tmp_path / "new")
     assert "evil" not in capsys.readouterr().out
     assert not (tmp_path / "new").exists()

@@ -67,10 +67,10 @@ def hub() -> Any:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"tie": "all"},
-        {"tie": "target", "activation": "gelu"},
-        {"tie": "none", "activation": "swish"},
-        {"width": 15, "heads": 3},  # an odd width has one sine more
+        {"tie_embeddings": "all"},
+        {"tie_embeddings": "target", "activation": "gelu"},
+        {"tie_embeddings": "none", "activation": "swish"},
+        {"width": 15, "num_heads": 3},  # an odd width has one sine more
     ],
     ids=str,
 )
@@ -99,7 +99,7 @@ def test_logits_and_greedy_output_are_the_same(
 
 @pytest.mark.filterwarnings("ignore")
 def test_what_was_loaded_can_be_saved_and_loaded_again(tmp_path: Path, hub: Any) -> None:
-    model = small(tie="all")
+    model = small(tie_embeddings="all")
     hub.MarianMTModel.from_pretrained(export_marian(model, tmp_path / "a")).save_pretrained(tmp_path / "b")
     marian = hub.MarianMTModel.from_pretrained(tmp_path / "b")
     batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
@@ -147,12 +147,12 @@ def test_two_tokenizers_come_along_in_two_folders(tmp_path: Path, hub: Any) -> N
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"tokenizer has 6 words, but the model 23"):
+    with pytest.raises(InputError, match=r"tokenizer has 6 words, but the model has 23"):
         export_marian(small(), tmp_path / "marian", tokenizer=words("the", "dog"))
-    with pytest.raises(InputError, match=r"target_tokenizer has 6 words, but the model 7"):
+    with pytest.raises(InputError, match=r"target_tokenizer has 6 words, but the model has 7"):
         export_marian(Transformer(SMALL, 6, 7), tmp_path / "marian", tokenizer=words("the", "dog"))
     other = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="b"))
-    with pytest.raises(InputError, match=r"begins with \['a', 'b', None, None\]"):
+    with pytest.raises(InputError, match=r"starts with \['a', 'b', None, None\]"):
         export_marian(Transformer(SMALL, 2, 2), tmp_path / "marian", tokenizer=other)
     assert list(tmp_path.iterdir()) == []
 
@@ -176,7 +176,7 @@ def test_an_earlier_export_is_replaced_whole(tmp_path: Path) -> None:
 
 def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(InputError, match="is no earlier export"):
+    with pytest.raises(InputError, match="is not an earlier export"):
         export_marian(small(), tmp_path)
     with pytest.raises(InputError, match="is a file"):
         export_marian(small(), tmp_path / "thesis.txt")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from jumok.attention import core
 from jumok.batches.text import DocumentBatch, TextPairBatch
 from jumok.batches.tokens import BOS, EOS, Tokens
-from jumok.decoding import greedy
+from jumok.decoding import greedy_search
 from jumok.errors import InputError, JumokError
 from jumok.export import onnx as exchange
 from jumok.export.bert import load_bert
@@ -102,7 +102,7 @@ def test_a_reader_says_the_same_at_all_lengths(reads: Any, lengths: list[int]) -
     if isinstance(model, HierarchicalAttentionNetwork) and len(lengths) < 2:
         lengths = [*lengths, 3]
     batch = encoder_graphs.build_probe_batch(model, lengths)
-    real = batch.tokens.real if hasattr(model, "bert") else None
+    real = batch.tokens.valid_mask if hasattr(model, "bert") else None
     close(
         graphs.run_session(session, encoder_graphs.build_inputs(model, batch)),
         encoder_graphs.compute_expected_outputs(model, batch),
@@ -123,7 +123,7 @@ def test_what_stands_at_padding_is_not_read(reads: Any) -> None:
             padding = torch.arange(inputs[name].shape[1]) >= lengths[:, None]
             assert padding.any()
             other[name] = inputs[name].masked_fill(padding, WORDS - 1)
-    real = batch.tokens.real if hasattr(model, "bert") else None
+    real = batch.tokens.valid_mask if hasattr(model, "bert") else None
     close(graphs.run_session(session, other), graphs.run_session(session, inputs), real)
 
 
@@ -151,7 +151,9 @@ def test_documents_of_any_sentences(tmp_path: Path) -> None:
         for packed in (False, True):
             used = rows[: max(map(max, sentences)) + 1]
             labels = [0] * len(sentences)
-            batch = DocumentBatch.from_sequences(used, sentences=sentences, labels=labels, packed=packed)
+            batch = DocumentBatch.from_sequences(
+                used, sentence_indices=sentences, labels=labels, packed=packed
+            )
             close(
                 graphs.run_session(session, encoder_graphs.build_inputs(model, batch)),
                 encoder_graphs.compute_expected_outputs(model, batch),
@@ -160,7 +162,7 @@ def test_documents_of_any_sentences(tmp_path: Path) -> None:
 
 def test_empty_texts_are_read_as_padding() -> None:
     model = SelfAttentiveClassifier(replace(HOPS, text_pairs=True), WORDS, 3)
-    batch = TextPairBatch.from_sequences([[], []], seconds=[[], [4, 5]], labels=[0, 0])
+    batch = TextPairBatch.from_sequences([[], []], second_tokens=[[], [4, 5]], labels=[0, 0])
     inputs = encoder_graphs.build_inputs(model, batch)
     assert inputs["ids"].tolist() == [[0], [0]]
     assert inputs["lengths"].tolist() == [1, 1]
@@ -169,11 +171,11 @@ def test_empty_texts_are_read_as_padding() -> None:
 
 # ------------------------------------------------------------------------------------ models that write
 
-SIZES: dict[str, Any] = {"width": 6, "embedding": 7}
+SIZES: dict[str, Any] = {"width": 6, "embedding_width": 7}
 WRITERS: dict[str, Any] = {
     "luong": Seq2SeqConfig(
-        **SIZES, cell="lstm", num_layers=2, bidirectional=False, reverse_source=True, attention_score="general", attention_query="current",
-        readout="tanh",
+        **SIZES, cell="lstm", num_layers=2, bidirectional=False, reverse_source=True,
+        attention_score="general", attention_query="current", readout="tanh",
     ),
     "bahdanau": Seq2SeqConfig(**SIZES),
     "concat": Seq2SeqConfig(**SIZES, attention_score="concat", cell="lstm", num_layers=2),
@@ -186,14 +188,17 @@ WRITERS: dict[str, Any] = {
         **SIZES, attention_score="general", attention_query="current", readout="tanh", input_feeding=False
     ),
     "local-m": Seq2SeqConfig(
-        **SIZES, bidirectional=False, attention_score="dot", attention_query="current", readout="tanh", attention="local-m",
-        attention_window=2,
+        **SIZES, bidirectional=False, attention_score="dot", attention_query="current", readout="tanh",
+        attention="local-m", attention_window=2,
     ),
     "local-p": Seq2SeqConfig(
-        **SIZES, num_layers=2, attention_score="scaled-dot", attention_query="current", readout="tanh", attention="local-p", attention_window=2
+        **SIZES, num_layers=2, attention_score="scaled-dot", attention_query="current", readout="tanh",
+        attention="local-p", attention_window=2,
     ),
     "convolutional": ConvolutionalConfig(embedding_width=7, width=5, max_positions=60),
-    "sinusoid": ConvolutionalConfig(embedding_width=7, width=5, position_encoding="sinusoid", kernel_size=5, tie_embeddings="target"),
+    "sinusoid": ConvolutionalConfig(
+        embedding_width=7, width=5, position_encoding="sinusoid", kernel_size=5, tie_embeddings="target"
+    ),
 }  # fmt: skip
 SOURCES = ([[4, 3], [5, 6, 7, 8, 9, 3], [8, 3]], [[9, 3]], [[5, *range(4, 22), 3], [11, 12, 13, 3]])
 
@@ -215,22 +220,22 @@ def writes(
 def test_a_writer_says_the_same_word_for_word(writes: Any, rows: Sequence[Sequence[int]]) -> None:
     model, steps = writes
     source = Tokens.pad(rows)
-    wanted, said = greedy(model, source, max_length=20), greedy(steps, source, max_length=20)
+    wanted, said = greedy_search(model, source, max_length=20), greedy_search(steps, source, max_length=20)
     assert [one.ids for one in said] == [one.ids for one in wanted]
     assert [one.logprob for one in said] == pytest.approx([one.logprob for one in wanted], abs=1e-4)
 
 
 def test_attention_of_a_step_is_where_the_model_looked(writes: Any) -> None:
     model, steps = writes
-    names = {one.name for one in steps.step_.get_outputs()}
+    names = {one.name for one in steps.step_session.get_outputs()}
     reach = getattr(model.config, "attention", "global")
     assert ("attention" in names) == (reach not in (None, "local-p"))
     if "attention" not in names:
         return
     source = Tokens.pad([[4, 5, 6, EOS], [7, EOS]])
     state = steps.start(source)
-    inputs = {"words": torch.tensor([BOS, BOS]), **state.parts}
-    attention = graphs.run_session(steps.step_, inputs)["attention"]
+    inputs = {"input_ids": torch.tensor([BOS, BOS]), **state.tensors}
+    attention = graphs.run_session(steps.step_session, inputs)["attention"]
     assert attention.shape == (2, attention.shape[1], 4)
     torch.testing.assert_close(attention.sum(-1), torch.ones(attention.shape[:2]))
     assert not attention[1, :, 2:].any()
@@ -251,7 +256,10 @@ def test_a_graph_that_says_something_else_leaves_no_folder(
     monkeypatch.setattr(
         graphs, "run_session", lambda session, inputs: {"logits": torch.zeros(len(inputs["input_ids"]), 3)}
     )
-    with pytest.raises(JumokError, match="other logits"), create_export_folder(tmp_path / "out") as new:
+    with (
+        pytest.raises(JumokError, match="output logits of the graph differs"),
+        create_export_folder(tmp_path / "out") as new,
+    ):
         exchange.write_graphs(model, new)
     assert list(tmp_path.iterdir()) == []
 
@@ -273,7 +281,7 @@ def test_nothing_stays_in_other_words_when_it_fails(tmp_path: Path) -> None:
     "model", [nn.Linear(2, 3), Transformer(TransformerConfig(width=8, num_heads=2), 9, 9), None]
 )
 def test_other_models_are_refused(model: Any, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no ONNX graph"):
+    with pytest.raises(InputError, match="cannot be exported to ONNX"):
         exchange.write_graphs(Bert(BERT, WORDS) if model is None else model, tmp_path)
 
 
@@ -281,7 +289,7 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     model = shaken(BertClassifier(BERT, WORDS, 3))
     with torch.no_grad():
         model.output.bias[1] = torch.nan
-    with pytest.raises(InputError, match=r"output.bias holds NaN"):
+    with pytest.raises(InputError, match=r"output.bias contains NaN"):
         exchange.write_graphs(model, tmp_path)
 
 
