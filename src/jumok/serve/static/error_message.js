@@ -1,18 +1,18 @@
 // An error message with a button to try again, which counts down if the server asks to wait.
 
-import { make, word } from "../../look/viewer/static/dom.js";
+import { createElement, createWord } from "../../look/viewer/static/dom.js";
 
 export class ErrorMessage {
   constructor(retry) {
-    this.message = make("p");
-    this.button = make("button", { class: "pg-button", type: "button", onclick: retry });
-    this.el = make("div", { class: "pg-error", role: "alert", hidden: true }, [this.message, this.button]);
+    this.message = createElement("p");
+    this.button = createElement("button", { class: "pg-button", type: "button", onclick: retry });
+    this.el = createElement("div", { class: "pg-error", role: "alert", hidden: true }, [this.message, this.button]);
   }
 
   show({ message, status, retryAfter }) {
     this.clear();
     const suffix = status >= 400 ? ` (${status})` : "";
-    this.message.replaceChildren(word(message), make("span", { class: "pg-muted", text: suffix }));
+    this.message.replaceChildren(createWord(message), createElement("span", { class: "pg-muted", text: suffix }));
     this.el.hidden = false;
     this.button.hidden = !(status === 0 || status >= 500);
     if (retryAfter) this.countDown(Date.now() + 1000 * retryAfter);

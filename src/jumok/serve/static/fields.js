@@ -1,7 +1,7 @@
 // Form fields: texts, numbers, files. A field has `el`, `value` (undefined if it is empty or has its default),
 // `fill(value)` for the values of a link or an example, and `reportMissing()`, which points out a required value.
 
-import { make } from "../../look/viewer/static/dom.js";
+import { createElement } from "../../look/viewer/static/dom.js";
 
 let numFields = 0; // for unique ids
 
@@ -15,15 +15,15 @@ export class TextField {
   constructor(name, label, { multiline = true, optional = false, hint = "", placeholder = "" } = {}) {
     Object.assign(this, { name, optional });
     const id = createFieldId();
-    this.input = make(multiline ? "textarea" : "input", {
+    this.input = createElement(multiline ? "textarea" : "input", {
       ...{ id, name, class: "pg-input", dir: "auto", placeholder, autocomplete: "off", spellcheck: "true" },
       ...(multiline ? { rows: "4" } : { type: "text", enterkeyhint: "go" }),
       ...(hint ? { aria: { describedby: `${id}-hint` } } : {}),
     });
-    this.el = make("div", { class: "pg-field" }, [
-      make("label", { for: id, text: label }),
+    this.el = createElement("div", { class: "pg-field" }, [
+      createElement("label", { for: id, text: label }),
       this.input,
-      hint ? make("p", { class: "pg-muted", id: `${id}-hint`, text: hint }) : null,
+      hint ? createElement("p", { class: "pg-muted", id: `${id}-hint`, text: hint }) : null,
     ]);
   }
 
@@ -46,9 +46,14 @@ export class NumberField {
   constructor(name, label, defaultValue, max = 100) {
     Object.assign(this, { name, defaultValue });
     const id = createFieldId();
-    this.input = make("input", { id, name, type: "number", class: "pg-input pg-number", min: "1", max: `${max}` });
+    this.input = createElement("input", {
+      ...{ id, name, type: "number", class: "pg-input pg-number", min: "1", max: `${max}` },
+    });
     this.input.value = `${defaultValue}`;
-    this.el = make("div", { class: "pg-field pg-inline" }, [make("label", { for: id, text: label }), this.input]);
+    this.el = createElement("div", { class: "pg-field pg-inline" }, [
+      createElement("label", { for: id, text: label }),
+      this.input,
+    ]);
   }
 
   get value() {
@@ -75,15 +80,19 @@ export class StyleField {
     Object.assign(this, { name, defaultWeights, optional: true });
     this.sliders = defaultWeights.map((weight, index) => {
       const label = `Token ${index + 1}`,
-        input = make("input", { type: "range", min: "0", max: "1", step: "0.01", aria: { label } });
+        input = createElement("input", { type: "range", min: "0", max: "1", step: "0.01", aria: { label } });
       input.value = `${weight}`;
       input.addEventListener("input", () => (this.isChanged = true));
       return input;
     });
-    const reset = make("button", { type: "button", class: "pg-button", text: "Reset", onclick: () => this.fill() });
-    this.el = make("fieldset", { class: "pg-style" }, [
-      make("legend", { text: label }),
-      ...this.sliders.map((input, index) => make("label", {}, [make("span", { text: `${index + 1}` }), input])),
+    const reset = createElement("button", {
+      ...{ type: "button", class: "pg-button", text: "Reset", onclick: () => this.fill() },
+    });
+    this.el = createElement("fieldset", { class: "pg-style" }, [
+      createElement("legend", { text: label }),
+      ...this.sliders.map((input, index) =>
+        createElement("label", {}, [createElement("span", { text: `${index + 1}` }), input]),
+      ),
       reset,
     ]);
   }
@@ -110,9 +119,14 @@ export class AudioField {
   constructor(name, label) {
     Object.assign(this, { name, optional: true, isShared: false, contentName: "recording" });
     const id = createFieldId();
-    this.input = make("input", { id, name, type: "file", class: "pg-input", accept: "audio/*,.wav,.flac,.ogg" });
+    this.input = createElement("input", {
+      ...{ id, name, type: "file", class: "pg-input", accept: "audio/*,.wav,.flac,.ogg" },
+    });
     this.input.addEventListener("change", () => (this.ready = this.read()));
-    this.el = make("div", { class: "pg-field" }, [make("label", { for: id, text: label }), this.input]);
+    this.el = createElement("div", { class: "pg-field" }, [
+      createElement("label", { for: id, text: label }),
+      this.input,
+    ]);
   }
 
   async read() {

@@ -1,6 +1,6 @@
 // An image: selected, dropped, pasted or taken with a phone. It is sent only to this server.
 
-import { make } from "../../look/viewer/static/dom.js";
+import { createElement } from "../../look/viewer/static/dom.js";
 import { encodeBase64 } from "./fields.js";
 
 const MEDIA_TYPES = ["image/png", "image/jpeg", "image/webp"]; // that the server accepts
@@ -16,21 +16,24 @@ export class ImageField {
     this.data = undefined; // base64
     const createFileInput = (attributes) => {
       const onchange = () => input.files[0] && this.load(input.files[0]).then(() => (input.value = ""));
-      const input = make("input", { type: "file", class: "pg-visually-hidden", ...attributes, onchange });
+      const input = createElement("input", { type: "file", class: "pg-visually-hidden", ...attributes, onchange });
       return input;
     };
     this.input = createFileInput({ name, accept: MEDIA_TYPES.join(","), aria: { label } });
     this.camera = createFileInput({ accept: "image/*", capture: "environment", aria: { label: "Take a photo" } });
-    this.image = make("img", { class: "pg-image", alt: "The selected image", hidden: true });
-    this.note = make("p", { class: "pg-muted", role: "status" });
-    this.prompt = make("span", { class: "pg-drop-prompt" }, [
-      make("strong", { text: "Select an image" }),
-      make("span", { class: "pg-muted", text: "or drop it here, or paste it" }),
+    this.image = createElement("img", { class: "pg-image", alt: "The selected image", hidden: true });
+    this.note = createElement("p", { class: "pg-muted", role: "status" });
+    this.prompt = createElement("span", { class: "pg-drop-prompt" }, [
+      createElement("strong", { text: "Select an image" }),
+      createElement("span", { class: "pg-muted", text: "or drop it here, or paste it" }),
     ]);
-    this.dropZone = make("label", { class: "pg-drop" }, [this.input, this.image, this.prompt]);
-    this.el = make("div", { class: "pg-field" }, [
+    this.dropZone = createElement("label", { class: "pg-drop" }, [this.input, this.image, this.prompt]);
+    this.el = createElement("div", { class: "pg-field" }, [
       this.dropZone,
-      make("label", { class: "pg-button pg-camera" }, [this.camera, make("span", { text: "Take a photo" })]),
+      createElement("label", { class: "pg-button pg-camera" }, [
+        this.camera,
+        createElement("span", { text: "Take a photo" }),
+      ]),
       this.note,
     ]);
     this.dropZone.addEventListener("dragover", (event) => {
@@ -113,7 +116,7 @@ export class ImageField {
 
 async function resizeImage(bitmap) {
   const scale = Math.min(1, MAX_SIDE / Math.max(bitmap.width, bitmap.height));
-  const canvas = make("canvas");
+  const canvas = createElement("canvas");
   canvas.width = Math.max(1, Math.round(bitmap.width * scale));
   canvas.height = Math.max(1, Math.round(bitmap.height * scale));
   const context = canvas.getContext("2d");

@@ -1,6 +1,6 @@
 // The web page at the root of a server: the list of its models, and the panel of the selected one.
 
-import { make, word } from "../../look/viewer/static/dom.js";
+import { createElement, createWord } from "../../look/viewer/static/dom.js";
 import { fetchJson, storedToken, storeToken } from "./api_client.js";
 import { ErrorMessage } from "./error_message.js";
 import { ModelPanel } from "./model_panel.js";
@@ -12,20 +12,20 @@ class Page {
     this.el = el;
     this.models = [];
     this.panel = null;
-    this.nav = make("nav", { class: "pg-models", aria: { label: "Models" } });
-    this.container = make("div");
-    this.tokenInput = make("input", {
+    this.nav = createElement("nav", { class: "pg-models", aria: { label: "Models" } });
+    this.container = createElement("div");
+    this.tokenInput = createElement("input", {
       ...{ id: "token", class: "pg-input", type: "password", name: "token", autocomplete: "off" },
     });
-    this.tokenNote = make("p", { class: "pg-muted", role: "status" });
-    this.tokenForm = make("form", { class: "pg-token", hidden: true, aria: { label: "Token" } }, [
-      make("label", { for: "token", text: "This server requires a token" }),
-      make("div", { class: "pg-row" }, [
+    this.tokenNote = createElement("p", { class: "pg-muted", role: "status" });
+    this.tokenForm = createElement("form", { class: "pg-token", hidden: true, aria: { label: "Token" } }, [
+      createElement("label", { for: "token", text: "This server requires a token" }),
+      createElement("div", { class: "pg-row" }, [
         this.tokenInput,
-        make("button", { class: "pg-button pg-primary", type: "submit", text: "Continue" }),
+        createElement("button", { class: "pg-button pg-primary", type: "submit", text: "Continue" }),
       ]),
       this.tokenNote,
-      make("p", {
+      createElement("p", {
         class: "pg-muted",
         text: "The token is stored until you close this tab. It is sent only to this server.",
       }),
@@ -65,9 +65,10 @@ class Page {
 
   createModelButton(model) {
     const { name, task } = model;
-    return make("button", { type: "button", class: "pg-model", data: { name }, onclick: () => this.switchTo(model) }, [
-      word(name),
-      make("span", { class: "pg-muted", text: TASKS[task]?.description ?? task }),
+    const onclick = () => this.switchTo(model);
+    return createElement("button", { type: "button", class: "pg-model", data: { name }, onclick }, [
+      createWord(name),
+      createElement("span", { class: "pg-muted", text: TASKS[task]?.description ?? task }),
     ]);
   }
 
@@ -103,7 +104,7 @@ class Page {
         });
       else {
         const text = `There is no form for the task ${model.task}. Use the API: see openapi.json.`;
-        this.panel = { model, el: make("p", { class: "pg-muted", text }), close() {} };
+        this.panel = { model, el: createElement("p", { class: "pg-muted", text }), close() {} };
       }
       this.container.replaceChildren(this.panel.el);
     }

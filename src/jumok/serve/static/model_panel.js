@@ -1,6 +1,6 @@
 // The panel of one model: its form, its response, and its attention.
 
-import { make, word } from "../../look/viewer/static/dom.js";
+import { createElement, createWord } from "../../look/viewer/static/dom.js";
 import { remote } from "../../look/viewer/static/remote.js";
 import { render } from "../../look/viewer/static/viewer.js";
 import { fetchJson, fetchStream } from "./api_client.js";
@@ -24,24 +24,24 @@ export class ModelPanel {
   build() {
     const { task, fields, options } = this,
       { examples = [], has_attention_maps: hasAttention = true } = this.model.metadata;
-    this.button = make("button", { class: "pg-button pg-primary", type: "submit", text: task.action });
-    this.stopButton = make("button", { class: "pg-button", type: "button", text: "Stop", hidden: true });
+    this.button = createElement("button", { class: "pg-button pg-primary", type: "submit", text: task.action });
+    this.stopButton = createElement("button", { class: "pg-button", type: "button", text: "Stop", hidden: true });
     this.stopButton.addEventListener("click", () => this.stop("Stopped."));
-    this.attentionCheckbox = make("input", { type: "checkbox", name: "attention" });
+    this.attentionCheckbox = createElement("input", { type: "checkbox", name: "attention" });
     this.attentionCheckbox.checked = hasAttention;
     this.attentionCheckbox.disabled = !hasAttention;
-    this.shareButton = make("button", { class: "pg-button", type: "button", text: "Copy link" });
+    this.shareButton = createElement("button", { class: "pg-button", type: "button", text: "Copy link" });
     this.shareButton.addEventListener("click", () => this.share());
-    this.shareNote = make("div", { class: "pg-muted", role: "status" });
-    this.form = make("form", { class: "pg-form", aria: { label: task.action } }, [
+    this.shareNote = createElement("div", { class: "pg-muted", role: "status" });
+    this.form = createElement("form", { class: "pg-form", aria: { label: task.action } }, [
       ...fields.map((field) => field.el),
-      make("div", { class: "pg-row pg-buttons" }, [
+      createElement("div", { class: "pg-row pg-buttons" }, [
         this.button,
         this.stopButton,
         this.shareButton,
-        make("label", { class: "pg-check" }, [
+        createElement("label", { class: "pg-check" }, [
           this.attentionCheckbox,
-          make("span", { text: hasAttention ? "show attention" : "this model has no attention to show" }),
+          createElement("span", { text: hasAttention ? "show attention" : "this model has no attention to show" }),
         ]),
       ]),
       this.shareNote,
@@ -59,31 +59,34 @@ export class ModelPanel {
         this.run();
       }
     });
-    this.response = make("div", { class: "pg-response" });
-    this.placeholder = make("p", { class: "pg-muted", text: "The answer appears here." });
+    this.response = createElement("div", { class: "pg-response" });
+    this.placeholder = createElement("p", { class: "pg-muted", text: "The answer appears here." });
     this.error = new ErrorMessage(() => this.run());
-    this.status = make("div", { class: "pg-visually-hidden", role: "status", aria: { live: "polite" } });
-    this.output = make("section", { class: "pg-output", aria: { label: "Answer" } }, [
+    this.status = createElement("div", { class: "pg-visually-hidden", role: "status", aria: { live: "polite" } });
+    this.output = createElement("section", { class: "pg-output", aria: { label: "Answer" } }, [
       this.error.el,
       this.placeholder,
       this.response,
       this.status,
     ]);
-    this.attentionNote = make("p", { class: "pg-muted", role: "status" });
+    this.attentionNote = createElement("p", { class: "pg-muted", role: "status" });
     this.attentionError = new ErrorMessage(() => this.showAttention());
-    this.viewer = make("div", { id: "viewer" });
-    this.attention = make("section", { class: "pg-attention", hidden: true, aria: { label: "Attention" } }, [
-      make("div", { class: "pg-row pg-between" }, [make("h2", { text: "Attention" }), this.attentionNote]),
+    this.viewer = createElement("div", { id: "viewer" });
+    this.attention = createElement("section", { class: "pg-attention", hidden: true, aria: { label: "Attention" } }, [
+      createElement("div", { class: "pg-row pg-between" }, [
+        createElement("h2", { text: "Attention" }),
+        this.attentionNote,
+      ]),
       this.attentionError.el,
       this.viewer,
     ]);
-    this.el = make("div", { class: "pg-panel" }, [this.form, this.output, this.attention]);
+    this.el = createElement("div", { class: "pg-panel" }, [this.form, this.output, this.attention]);
   }
 
   createOptions(options) {
-    return make("details", { class: "pg-options" }, [
-      make("summary", { text: "Options" }),
-      make(
+    return createElement("details", { class: "pg-options" }, [
+      createElement("summary", { text: "Options" }),
+      createElement(
         "div",
         { class: "pg-row" },
         options.map((field) => field.el),
@@ -93,7 +96,7 @@ export class ModelPanel {
 
   createExamples(examples) {
     const createButton = (example, index) =>
-      make(
+      createElement(
         "button",
         {
           type: "button",
@@ -103,12 +106,14 @@ export class ModelPanel {
         },
         [
           example.image
-            ? make("img", { src: `data:image/jpeg;base64,${example.image}`, alt: "", width: "64", height: "64" })
-            : word(example.text),
+            ? createElement("img", {
+                ...{ src: `data:image/jpeg;base64,${example.image}`, alt: "", width: "64", height: "64" },
+              })
+            : createWord(example.text),
         ],
       );
-    return make("div", { class: "pg-examples", role: "group", aria: { label: "Examples" } }, [
-      make("span", { class: "pg-muted", text: "Examples" }),
+    return createElement("div", { class: "pg-examples", role: "group", aria: { label: "Examples" } }, [
+      createElement("span", { class: "pg-muted", text: "Examples" }),
       ...examples.map(createButton),
     ]);
   }
@@ -149,7 +154,7 @@ export class ModelPanel {
       this.shareNote.replaceChildren(["Link copied.", ...notes].join(" "));
     } catch {
       // The page may not write to the clipboard, so the user copies the link from a text box.
-      const box = make("input", { class: "pg-input", readonly: true, aria: { label: "Link" } });
+      const box = createElement("input", { class: "pg-input", readonly: true, aria: { label: "Link" } });
       box.value = location.href;
       this.shareNote.replaceChildren(["Copy this link.", ...notes].join(" "), box);
       box.select();
@@ -260,7 +265,7 @@ export class ModelPanel {
         numSegments = prediction.segments?.length ?? 1;
       this.attentionNote.replaceChildren(
         numSegments > 1 ? `This is the first of ${numSegments} segments. ` : "",
-        make("a", { href: url, target: "_blank", rel: "noopener", text: "Open in a new tab" }),
+        createElement("a", { href: url, target: "_blank", rel: "noopener", text: "Open in a new tab" }),
         minutes ? ` (expires in ${minutes} minutes)` : "",
       );
     } catch (error) {

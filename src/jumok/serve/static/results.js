@@ -1,7 +1,7 @@
 // Elements for responses: bars for probabilities, marks in the input text. All texts are inserted as text, not HTML.
 
-import { make, word } from "../../look/viewer/static/dom.js";
-import { percentOf } from "../../look/viewer/static/telling.js";
+import { createElement, createWord } from "../../look/viewer/static/dom.js";
+import { formatPercent } from "../../look/viewer/static/descriptions.js";
 
 const NUM_ENTITY_COLOURS = 8; // a ninth entity type has the colour of the first
 
@@ -21,57 +21,60 @@ function splitAtSpans(text, spans) {
 /** Rows of { name, probability } with bars. `onSelect(index)` makes them buttons; `isRanked`: the first is the best. */
 function createBars(rows, { label, onSelect = null, isRanked = true } = {}) {
   const createRow = ({ name, probability }, index) => {
-    const track = make("span", { class: "pg-track", aria: { hidden: "true" } }, [
-      make("span", { class: "pg-fill", css: { width: `${Math.max(0, Math.min(1, probability)) * 100}%` } }),
+    const track = createElement("span", { class: "pg-track", aria: { hidden: "true" } }, [
+      createElement("span", { class: "pg-fill", css: { width: `${Math.max(0, Math.min(1, probability)) * 100}%` } }),
     ]);
-    const cells = [word(name || "(no answer)", { class: "pg-bar-name" }), track, createNumber(percentOf(probability))];
-    if (!onSelect) return make("li", { class: "pg-bar" }, cells);
-    const button = make("button", { type: "button", class: "pg-bar", aria: { pressed: `${index === 0}` } }, cells);
+    const nameCell = createWord(name || "(no answer)", { class: "pg-bar-name" }),
+      cells = [nameCell, track, createNumber(formatPercent(probability))];
+    if (!onSelect) return createElement("li", { class: "pg-bar" }, cells);
+    const aria = { pressed: `${index === 0}` },
+      button = createElement("button", { type: "button", class: "pg-bar", aria }, cells);
     button.addEventListener("click", () => {
       for (const other of button.closest("ol").querySelectorAll("button"))
         other.setAttribute("aria-pressed", `${other === button}`);
       onSelect(index);
     });
-    return make("li", {}, [button]);
+    return createElement("li", {}, [button]);
   };
-  return make("ol", { class: isRanked ? "pg-bars" : "pg-bars pg-unranked", aria: { label } }, rows.map(createRow));
+  const listClass = isRanked ? "pg-bars" : "pg-bars pg-unranked";
+  return createElement("ol", { class: listClass, aria: { label } }, rows.map(createRow));
 }
 
 function createNumber(text) {
-  return make("span", { class: "pg-number-text", text });
+  return createElement("span", { class: "pg-number-text", text });
 }
 
 /** A large text. Korean text is not broken within words. */
 function renderLarge(parts, extraClass = "") {
   const isKorean = parts.some((part) => /[\uac00-\ud7a3]/.test(part.textContent ?? part));
-  return make("p", { class: `pg-prediction${isKorean ? " pg-korean" : ""}${extraClass}`, dir: "auto" }, parts);
+  return createElement("p", { class: `pg-prediction${isKorean ? " pg-korean" : ""}${extraClass}`, dir: "auto" }, parts);
 }
 
 function renderLargeText(text) {
-  return renderLarge([word(text)]);
+  return renderLarge([createWord(text)]);
 }
 
 /** An n-best list with scores. */
 function renderAlternatives(predictions, textKey) {
   if (predictions.length < 2) return null;
   const createRow = (prediction) =>
-    make("li", {}, [
-      word(prediction[textKey] || "(empty)"),
+    createElement("li", {}, [
+      createWord(prediction[textKey] || "(empty)"),
       createNumber(prediction.score.toFixed(2).replace("-0.00", "0.00").replace("-", "−")),
     ]);
-  return make("div", {}, [
-    make("h3", { text: "Best predictions and their scores" }),
-    make("ol", { class: "pg-list" }, predictions.map(createRow)),
+  return createElement("div", {}, [
+    createElement("h3", { text: "Best predictions and their scores" }),
+    createElement("ol", { class: "pg-list" }, predictions.map(createRow)),
   ]);
 }
 
 function renderUnfinished(response) {
-  return response.finished ? null : make("p", { class: "pg-muted", text: "Cut off at the length limit." });
+  return response.finished ? null : createElement("p", { class: "pg-muted", text: "Cut off at the length limit." });
 }
 
 /** The text of a streamed response so far. */
 export function renderPartialText(container, { text }) {
-  container.replaceChildren(renderLarge([word(text)], " pg-partial"));
+  container.replaceChildren(renderLarge([createWord(text)], " pg-partial"));
 }
 
 function renderGeneratedText(response, textKey) {
@@ -105,28 +108,28 @@ export function renderEntities(response, request, metadata) {
     end,
     render: (text) => {
       const colour = types.indexOf(type) % NUM_ENTITY_COLOURS;
-      return make("mark", { class: `pg-mark pg-type-${colour}`, title: percentOf(probability) }, [
-        word(text),
-        make("span", { class: "pg-type", text: type }),
+      return createElement("mark", { class: `pg-mark pg-type-${colour}`, title: formatPercent(probability) }, [
+        createWord(text),
+        createElement("span", { class: "pg-type", text: type }),
       ]);
     },
   }));
   const rows = entities.map(({ text, type, probability }) => ({ name: `${text} · ${type}`, probability }));
   return [
-    make("p", { class: "pg-text", dir: "auto" }, splitAtSpans(request.text, spans)),
+    createElement("p", { class: "pg-text", dir: "auto" }, splitAtSpans(request.text, spans)),
     rows.length
       ? createBars(rows, { label: "Entities and their probabilities", isRanked: false })
-      : make("p", { class: "pg-muted", text: "No entities were found." }),
+      : createElement("p", { class: "pg-muted", text: "No entities were found." }),
   ];
 }
 
 function createMark(text) {
-  return make("mark", { class: "pg-mark pg-type-0" }, [word(text)]);
+  return createElement("mark", { class: "pg-mark pg-type-0" }, [createWord(text)]);
 }
 
 export function renderAnswers(response, request) {
   const answers = [response, ...response.alternatives];
-  const context = make("p", { class: "pg-text", dir: "auto" });
+  const context = createElement("p", { class: "pg-text", dir: "auto" });
   const markAnswer = ({ start, end }) => {
     const spans = end > start ? [{ start, end, render: createMark }] : [];
     context.replaceChildren(...splitAtSpans(request.context, spans));
@@ -149,8 +152,8 @@ export function renderFilledMasks(response, request, metadata) {
     index ? [createMark(bestWords[index - 1] ?? ""), part] : [part],
   );
   const lists = masks.map((words, index) =>
-    make("div", {}, [
-      masks.length > 1 ? make("h3", { text: `Word ${index + 1}` }) : null,
+    createElement("div", {}, [
+      masks.length > 1 ? createElement("h3", { text: `Word ${index + 1}` }) : null,
       createBars(
         words.map((candidate) => ({ name: candidate.word, probability: candidate.probability })),
         { label: `Words for mask ${index + 1}` },
@@ -160,8 +163,8 @@ export function renderFilledMasks(response, request, metadata) {
   const next =
     nextProbability === null
       ? null
-      : make("div", {}, [
-          make("h3", { text: "Does the second text follow the first?" }),
+      : createElement("div", {}, [
+          createElement("h3", { text: "Does the second text follow the first?" }),
           createBars([{ name: "follows", probability: nextProbability }], { label: "Next sentence probability" }),
         ]);
   return [renderLarge(filledText), ...lists, next];
@@ -170,14 +173,15 @@ export function renderFilledMasks(response, request, metadata) {
 function createPlayer(audio, label) {
   const bytes = Uint8Array.from(atob(audio), (character) => character.charCodeAt(0)),
     url = URL.createObjectURL(new Blob([bytes], { type: "audio/wav" }));
-  return make("audio", { controls: true, preload: "auto", src: url, aria: { label } });
+  return createElement("audio", { controls: true, preload: "auto", src: url, aria: { label } });
 }
 
 /** Append a segment of streamed speech. */
 export function renderSegment(container, { text, audio }) {
-  const list = container.querySelector("ol") ?? make("ol", { class: "pg-segments", aria: { label: "Segments" } });
+  const list =
+    container.querySelector("ol") ?? createElement("ol", { class: "pg-segments", aria: { label: "Segments" } });
   if (!list.isConnected) container.replaceChildren(list);
-  list.append(make("li", {}, [word(text), createPlayer(audio, text)]));
+  list.append(createElement("li", {}, [createWord(text), createPlayer(audio, text)]));
 }
 
 /** The complete speech above its segments. The list of segments is kept, so that their playback continues. */
@@ -187,13 +191,13 @@ export function renderSpeech(response, request, metadata, container) {
     { duration_seconds: duration, sample_rate: sampleRate, unknown_characters: unknown } = response;
   return [
     player,
-    make("div", { class: "pg-row" }, [
-      make("span", { class: "pg-muted", text: `${duration.toFixed(1)} s at ${sampleRate} Hz` }),
-      make("a", { href: player.src, download: "speech.wav", text: "Save as speech.wav" }),
+    createElement("div", { class: "pg-row" }, [
+      createElement("span", { class: "pg-muted", text: `${duration.toFixed(1)} s at ${sampleRate} Hz` }),
+      createElement("a", { href: player.src, download: "speech.wav", text: "Save as speech.wav" }),
     ]),
     renderUnfinished(response),
     unknown.length
-      ? make("p", { class: "pg-muted", text: `Skipped unknown characters: ${unknown.join(" ")}` })
+      ? createElement("p", { class: "pg-muted", text: `Skipped unknown characters: ${unknown.join(" ")}` })
       : null,
     response.segments.length > 1 ? segments : null,
   ];
