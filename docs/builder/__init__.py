@@ -1,4 +1,4 @@
-"""What builds the site: pages as they are, pages made from the sources, lessons that are run."""
+"""Builds the site: pages, pages generated from the sources, and executed lessons."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-BUILD = Path(os.environ.get("DOCS_BUILD", ROOT / "build" / "docs"))  # elsewhere for a test
+BUILD = Path(os.environ.get("DOCS_BUILD", ROOT / "build" / "docs"))  # set by a test
 
-placed: set[Path] = set()  # all that this process put somewhere; what else lies there is old
+written_paths: set[Path] = set()  # files written by this process; others in the site are outdated
 
 
-def put(path: Path, text: str | bytes) -> Path:
-    """Write a file, unless it holds this already: what did not change is not built again."""
+def write_if_changed(path: Path, text: str | bytes) -> Path:
+    """Write a file, unless it has this content already, so that it is not built again."""
     data = text.encode() if isinstance(text, str) else text
-    placed.add(path)
+    written_paths.add(path)
     if not path.is_file() or path.read_bytes() != data:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)

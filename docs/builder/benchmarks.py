@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from builder import ROOT, put, table
+from builder import ROOT, table, write_if_changed
 
 RESULTS = ROOT / "bench" / "results"
 # What is measured, by the key of a way: (unit, whether more is better). The first that a row has is shown.
@@ -102,23 +102,23 @@ def build(into: Path) -> None:
     """Write the page and its figures."""
     lines = []
     for path in sorted(RESULTS.glob("*.json")):
-        lines += _section(path, into)
-    put(into / "benchmarks-made.txt", "\n".join(lines))
+        lines += _build_section(path, into)
+    write_if_changed(into / "benchmarks-generated.txt", "\n".join(lines))
 
 
-def _section(path: Path, into: Path) -> list[str]:
+def _build_section(path: Path, into: Path) -> list[str]:
     told = json.loads(path.read_text(encoding="utf-8"))
     heading, about = next(
         (text for name, text in ABOUT.items() if path.stem.startswith(name)), (path.stem, "")
     )
     machine = told["machine"]
     where = machine.get("gpu") or f"{machine['cores']} cores of an {machine['cpu']}"
-    put(into / "files" / "bench" / "results" / path.name, path.read_bytes())
-    rows = [one for one in told["rows"] if _measure(one) is not None]
+    write_if_changed(into / "files" / "bench" / "results" / path.name, path.read_bytes())
+    rows = [one for one in told["rows"] if _find_measure(one) is not None]
     if path.stem.startswith("align"):
         rows = [one for one in rows if one["section"] != "views"]
     name = f"figures/{path.stem}.svg"
-    put(into / name, drawn(rows[:MOST_PANELS]))
+    write_if_changed(into / name, draw_panels(rows[:MOST_PANELS]))
     more = f" The first {MOST_PANELS} of {len(rows)} are drawn." if len(rows) > MOST_PANELS else ""
     return [
         f"## {heading}",
@@ -130,69 +130,69 @@ def _section(path: Path, into: Path) -> list[str]:
         "",
         "<details><summary>The figures as a table</summary>",
         "",
-        _table(rows),
+        _build_table(rows),
         "",
         "</details>",
         "",
     ]
 
 
-def _measure(row: dict[str, Any]) -> str | None:
+def _find_measure(row: dict[str, Any]) -> str | None:
     """The first measure that a way of this row has."""
     ways = row["ways"].values()
     return next((key for key in MEASURES if any(key in way for way in ways)), None)
 
 
-def _label(row: dict[str, Any]) -> str:
+def _format_label(row: dict[str, Any]) -> str:
     return ", ".join(str(row[key]) for key in ("case", "pass") if row.get(key))
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
+def _build_table(rows: list[dict[str, Any]]) -> str:
     lines = []
     for row in rows:
-        key = _measure(row)
+        key = _find_measure(row)
         for way, found in row["ways"].items():
             if key in found:
-                lines.append([_label(row), way, f"{found[key]:,.4g}", MEASURES[str(key)][0]])
+                lines.append([_format_label(row), way, f"{found[key]:,.4g}", MEASURES[str(key)][0]])
     return table(["what", "way", "", ""], lines)
 
 
-def drawn(rows: list[dict[str, Any]]) -> bytes:
+def draw_panels(rows: list[dict[str, Any]]) -> bytes:
     """A panel for each row, a bar for each way: SVG, the same for the same rows."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     columns = 2 if len(rows) > 1 else 1
     lines = -(-len(rows) // columns)
-    most = max(len(_bars(row)) for row in rows)
+    most = max(len(_list_bars(row)) for row in rows)
     style = {"font.size": 9, "svg.hashsalt": "jumok", "svg.fonttype": "path", "axes.titlesize": 9}
     with mpl.rc_context(style):
         figure = Figure(figsize=(5.0 * columns, (0.24 * most + 0.75) * lines), layout="constrained")
         for place, row in enumerate(rows):
             axes = figure.add_subplot(lines, columns, place + 1)
-            bars = _bars(row)
-            key = str(_measure(row))
+            bars = _list_bars(row)
+            key = str(_find_measure(row))
             others = row.get("case") in PEERS
             colours = [OURS if _is_ours(name) and not others else THEIRS for name, _ in bars]
             axes.barh(range(len(bars)), [value for _, value in bars], color=colours, height=0.72)
             axes.set_yticks(range(len(bars)), [name for name, _ in bars])
             axes.invert_yaxis()
-            top = max(value for one in (rows if key in SHARES else [row]) for _, value in _bars(one))
+            top = max(value for one in (rows if key in SHARES else [row]) for _, value in _list_bars(one))
             for y, (_, value) in enumerate(bars):
-                axes.text(value + top * 0.015, y, _short(value), va="center", fontsize=8)
+                axes.text(value + top * 0.015, y, _format_number(value), va="center", fontsize=8)
             axes.set_xlim(0, top * 1.2)
             axes.set_xticks([])
             axes.spines[["top", "right", "bottom"]].set_visible(False)
             axes.tick_params(length=0)
             unit, more = MEASURES[key]
-            axes.set_title(f"{_label(row)}\n{unit}{'' if more else ' (less is better)'}", loc="left")
+            axes.set_title(f"{_format_label(row)}\n{unit}{'' if more else ' (less is better)'}", loc="left")
         file = io.BytesIO()
         figure.savefig(file, format="svg", metadata={"Date": None})
     return file.getvalue()
 
 
-def _bars(row: dict[str, Any]) -> list[tuple[str, float]]:
-    key = str(_measure(row))
+def _list_bars(row: dict[str, Any]) -> list[tuple[str, float]]:
+    key = str(_find_measure(row))
     return [(name, way[key]) for name, way in row["ways"].items() if key in way]
 
 
@@ -201,10 +201,10 @@ def _is_ours(way: str) -> bool:
     return way.split(",")[0].split(" + ")[0] in OWN
 
 
-def _short(value: float) -> str:
+def _format_number(value: float) -> str:
     """Three digits.
 
-    >>> _short(839830.0), _short(0.13574), _short(54.067)
+    >>> _format_number(839830.0), _format_number(0.13574), _format_number(54.067)
     ('840,000', '0.136', '54.1')
     """
     if value >= 1000:

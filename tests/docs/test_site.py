@@ -46,10 +46,10 @@ def test_korean_pages_say_so() -> None:
     from builder import conf
 
     context = {"language": "en"}
-    conf.in_its_language(None, "ko/lessons/02_mechanism", "", context, None)
+    conf.set_page_language(None, "ko/lessons/02_mechanism", "", context, None)
     assert context["language"] == "ko"
     context = {"language": "en"}
-    conf.in_its_language(None, "lessons/02_mechanism", "", context, None)
+    conf.set_page_language(None, "lessons/02_mechanism", "", context, None)
     assert context["language"] == "en"
 
 
