@@ -1,13 +1,17 @@
-"""Recipes: names, overrides, and what is said of those that do not fit."""
+"""Recipes: names, overrides, and the errors of invalid ones."""
 
+import dataclasses
 import doctest
+import typing
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import jumok.recipe
-from jumok import InputError
+from jumok import InputError, tasks
 from jumok.recipe import (
+    RENAMED_KEYS,
     apply_overrides,
     find,
     iter_changes,
@@ -20,7 +24,7 @@ from jumok.recipe import (
     to_yaml,
 )
 
-SMALL = {"task": "translate", "model": {"kind": "seq2seq", "width": 8}}
+SMALL = {"task": "translate", "model": {"type": "seq2seq", "width": 8}}
 
 
 def test_examples_in_the_docstrings() -> None:
@@ -53,35 +57,40 @@ def test_overrides_are_yaml_and_come_in_order() -> None:
         "bahdanau",
         ["train.max_steps=5", "train.learning_rate=2e-4", "train.max_steps=7", "data.train=[a, b]"],
     )
-    assert (recipe.train.steps, recipe.train.learning_rate, recipe.data.train) == (7, 2e-4, ["a", "b"])
+    assert (recipe.train.max_steps, recipe.train.learning_rate, recipe.data.train) == (7, 2e-4, ["a", "b"])
     assert load("bahdanau", ["model.attention=null"]).model.attention is None
     assert apply_overrides({}, ["a=x: y: z"]) == {"a": "x: y: z"}
 
 
-def test_another_kind_of_model_takes_the_place_of_the_whole_section() -> None:
-    recipe = load("bahdanau", ["model={kind: transformer, width: 64}"])
-    assert (recipe.model.kind, recipe.model.width) == ("transformer", 64)
+def test_another_type_of_model_takes_the_place_of_the_whole_section() -> None:
+    recipe = load("bahdanau", ["model={type: transformer, width: 64}"])
+    assert (recipe.model.type, recipe.model.width) == ("transformer", 64)
 
 
 def test_a_recipe_may_begin_from_another_one_beside_it(tmp_path: Path) -> None:
-    (tmp_path / "one.yaml").write_text("base: bahdanau\ntrain: {steps: 3}\n", encoding="utf-8")
+    (tmp_path / "one.yaml").write_text("base: bahdanau\ntrain: {max_steps: 3}\n", encoding="utf-8")
     (tmp_path / "two.yaml").write_text("base: one.yaml\ntrain: {seed: 4}\n", encoding="utf-8")
     recipe = load(str(tmp_path / "two.yaml"))
-    assert (recipe.train.steps, recipe.train.seed, recipe.model.kind) == (3, 4, "seq2seq")
+    assert (recipe.train.max_steps, recipe.train.seed, recipe.model.type) == (3, 4, "seq2seq")
 
 
 def test_labels_take_the_place_of_the_recipes_labels(tmp_path: Path) -> None:
     labels = {"no": "negative", "yes": "positive"}
     given = load("bert/sst2", ["data.train=mine.tsv", "data.label_names={no: negative, yes: positive}"])
-    assert (given.data.labels, given.data.train) == (labels, "mine.tsv")
+    assert (given.data.label_names, given.data.train) == (labels, "mine.tsv")
     mine = tmp_path / "mine.yaml"
-    mine.write_text("base: bert/sst2\ndata:\n  labels: {no: negative, yes: positive}\n", encoding="utf-8")
+    mine.write_text(
+        "base: bert/sst2\ndata:\n  label_names: {no: negative, yes: positive}\n", encoding="utf-8"
+    )
     begun = load(str(mine))
-    assert (begun.data.labels, begun.data.train) == (labels, load("bert/sst2").data.train)
+    assert (begun.data.label_names, begun.data.train) == (labels, load("bert/sst2").data.train)
 
 
 def test_an_entry_of_a_value_is_changed_by_its_key_alone() -> None:
-    assert load("bert/sst2", ["data.labels.0=bad"]).data.labels == {"0": "bad", "1": "positive"}
+    assert load("bert/sst2", ["data.label_names.0=bad"]).data.label_names == {
+        "0": "bad",
+        "1": "positive",
+    }
     overrides = ["a.b.c=1", "a.b={d: 2}", "a.b.e.f=3"]
     assert apply_overrides({}, overrides) == {"a": {"b": {"d": 2, "c": 1, "e": {"f": 3}}}}
 
@@ -90,14 +99,14 @@ WRONG = {
     "a typo in a key": (["model.widht=5"], ["model.widht", "did you mean model.width?"]),
     "a typo in a section": (["modle.width=5"], ["modle", "did you mean model?"]),
     "a key of nobody": (["train.quux=5"], ["train.quux", "known: ", "learning_rate"]),
-    "a word for a number": (["train.max_steps=many"], ["train.steps", "'many' came"]),
-    "another kind": (["model={kind: perceptron}"], ["model.kind", "'perceptron' came", "transformer"]),
-    "no kind": (["model={kind: null}"], ["model.kind"]),
+    "a word for a number": (["train.max_steps=many"], ["train.max_steps", "'many' came"]),
+    "another type": (["model={type: perceptron}"], ["model.type", "'perceptron' came", "transformer"]),
+    "no type": (["model={type: null}"], ["model.type"]),
     "values that do not go together": (["model.reverse_source=true"], ["model: ", "bidirectional"]),
-    "no pair": (["train.steps"], ["'train.steps'", "key=value"]),
+    "no pair": (["train.max_steps"], ["'train.max_steps'", "key=value"]),
     "no key": (["=5"], ["'=5'", "key=value"]),
     "another task": (["task=transalte"], ["task", "'transalte'", "translate"]),
-    "two things at once": (["model.widht=5", "train.max_steps=0"], ["model.widht", "train: steps=0"]),
+    "two things at once": (["model.widht=5", "train.max_steps=0"], ["model.widht", "train: max_steps=0"]),
 }
 
 
@@ -128,9 +137,9 @@ def test_a_name_that_nobody_knows_is_told_with_the_nearest(name: str, told: list
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("task: translate\nmodel: {kind: seq2seq\n", ["mine.yaml:3", "not YAML"]),
+        ("task: translate\nmodel: {type: seq2seq\n", ["mine.yaml:3", "not YAML"]),
         ("task: translate\ntask: translate\n", ["mine.yaml:2", "'task' comes twice"]),
-        ("just a text", ["sections", "it holds str"]),
+        ("just a text", ["sections", "holds str"]),
         ("", ["sections", "None"]),
         ("base: mine.yaml", ["circle"]),
     ],
@@ -145,5 +154,69 @@ def test_a_file_that_is_no_recipe_is_told_by_its_line(tmp_path: Path, text: str,
 
 
 def test_changed_names_every_key_that_differs() -> None:
-    before, after = to_dict(parse(SMALL)), to_dict(parse({**SMALL, "train": {"steps": 5, "seed": 2}}))
-    assert list(iter_changes(before, after)) == [("train.steps", None, 5), ("train.seed", 1, 2)]
+    before, after = to_dict(parse(SMALL)), to_dict(parse({**SMALL, "train": {"max_steps": 5, "seed": 2}}))
+    assert list(iter_changes(before, after)) == [("train.max_steps", None, 5), ("train.seed", 1, 2)]
+
+
+# ---------------------------------------------------------------------------------- keys of format 1
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "told"),
+    [
+        ("bahdanau", "train.steps=5", "train.steps: there is no such key; did you mean train.max_steps?"),
+        ("bahdanau", "train.tokens=5", "did you mean train.batch_tokens?"),
+        ("bahdanau", "train.warmup=5", "did you mean train.warmup_steps?"),
+        ("bahdanau", "train.clip=5", "did you mean train.max_grad_norm?"),
+        ("bahdanau", "train.explode=5", "did you mean train.divergence_factor?"),
+        ("bahdanau", "model.smoothing=0.1", "did you mean model.label_smoothing?"),
+        ("bahdanau", "model={kind: seq2seq}", "model.kind: there is no such key; did you mean model.type?"),
+        ("bahdanau", "text.size=5", "text: there is no such key; did you mean tokenizer?"),
+        ("bahdanau", "tokenizer.least=5", "did you mean tokenizer.min_count?"),
+        ("bahdanau", "score.bleu=auto", "score: there is no such key; did you mean evaluation?"),
+        ("bahdanau", "data.longest=5", "did you mean data.max_tokens?"),
+        ("captioner", "data.longest=5", "did you mean data.max_words?"),
+        ("tacotron", "data.longest=5", "did you mean data.max_seconds?"),
+        ("tacotron", "model.refine=5", "did you mean model.postnet_layers?"),
+        ("tacotron", "sound.rate=8000", "sound: there is no such key; did you mean audio?"),
+        ("tacotron", "model.style.eager=true", "did you mean model.style.large_init?"),
+        ("bert/sst2", "from=folder", "from: there is no such key; did you mean pretrained?"),
+        ("bert/sst2", "model.heads=2", "did you mean model.num_heads?"),
+        (
+            "self_attentive",
+            "model.kind=hierarchical",
+            "model.kind: there is no such key; did you mean model.type?",
+        ),
+    ],
+)
+def test_a_key_of_format_1_is_told_with_its_successor(name: str, override: str, told: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load(name, [override])
+    assert told in str(caught.value)
+
+
+def test_several_keys_with_the_same_word_are_all_suggested() -> None:
+    with pytest.raises(InputError, match=r"did you mean train\.validate_every or train\.save_every or "):
+        load("bahdanau", ["train.every=5"])
+
+
+def field_names(section: type, prefix: str = "") -> Iterator[str]:
+    """The dotted names of all fields of a recipe class, and of the sections inside it."""
+    for name, hint in typing.get_type_hints(section).items():
+        yield f"{prefix}{name}"
+        for inner in {hint, *typing.get_args(hint)}:
+            if dataclasses.is_dataclass(inner):
+                yield from field_names(typing.cast(type, inner), f"{prefix}{name}.")
+
+
+def test_every_successor_of_a_key_is_known() -> None:
+    known = {
+        key
+        for task in tasks.TASK_NAMES
+        for recipe_type in tasks.get_recipe_types(task).values()
+        for key in field_names(recipe_type)
+    }
+    for old, successors in RENAMED_KEYS.items():
+        parent = old.rpartition(".")[0]
+        for name in successors:
+            assert (f"{parent}.{name}" if parent else name) in known, old

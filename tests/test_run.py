@@ -24,7 +24,7 @@ def test_the_same_recipe_resumes_and_may_go_on_longer(tmp_path: Path) -> None:
     longer = Run.create_or_resume(
         tmp_path / "run", load("bahdanau", ["train.max_steps=9", "train.device=cpu"])
     )
-    assert Run.open(longer.folder).recipe.train.steps == 9
+    assert Run.open(longer.folder).recipe.train.max_steps == 9
 
 
 def begun(folder: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_changed_recipe_is_refused_and_what_changed_is_named(tmp_path: Path) -
     before = (tmp_path / "run" / "recipe.yaml").read_bytes()
     with pytest.raises(InputError) as caught:
         Run.create_or_resume(tmp_path / "run", load("bahdanau", ["model.width=64", "train.seed=3"]))
-    for part in ("model.width: 256 then, 64 now", "train.seed: 1 then, 3 now", "--out"):
+    for part in ("model.width: 256 before, 64 now", "train.seed: 1 before, 3 now", "--out"):
         assert part in str(caught.value)
     assert (tmp_path / "run" / "recipe.yaml").read_bytes() == before
 
@@ -54,7 +54,7 @@ def test_a_changed_recipe_is_refused_and_what_changed_is_named(tmp_path: Path) -
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_bytes(b"meow")
-    with pytest.raises(InputError, match="is no run"):
+    with pytest.raises(InputError, match="is not a run"):
         Run.create_or_resume(tmp_path / "photos", load("bahdanau"))
     with pytest.raises(InputError, match=r"no recipe\.yaml"):
         Run.open(tmp_path / "photos")
@@ -71,13 +71,17 @@ def test_a_run_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> 
 def test_a_run_of_another_format_is_refused(tmp_path: Path) -> None:
     run = Run.create_or_resume(tmp_path / "run", load("bahdanau"))
     path = run.folder / "recipe.yaml"
-    path.write_text(path.read_text(encoding="utf-8").replace("format: 1", "format: 99"), encoding="utf-8")
-    with pytest.raises(InputError, match="format 99"):
-        Run.open(run.folder)
+    text = path.read_text(encoding="utf-8")
+    for version in (1, 99):
+        path.write_text(text.replace(f"format: {FORMAT_VERSION}", f"format: {version}"), encoding="utf-8")
+        with pytest.raises(InputError, match=rf"format {version}.* reads format 2; train again with this"):
+            Run.open(run.folder)
+        with pytest.raises(InputError, match="or use the version that wrote it"):
+            Run.create_or_resume(run.folder, load("bahdanau"))
 
 
 def test_no_weights_yet(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="hardly begun"):
+    with pytest.raises(InputError, match="wait for the first validation"):
         _ = Run.create_or_resume(tmp_path / "run", load("bahdanau")).weights_path
 
 
@@ -94,10 +98,10 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         fail()
     assert path.read_text(encoding="utf-8") == "old"
-    assert [one.name for one in path.parent.iterdir()] == ["text.txt"]
+    assert [entry.name for entry in path.parent.iterdir()] == ["text.txt"]
 
 
 def test_a_hugging_face_folder_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(InputError, match=r"is no run.*makes one of this Hugging Face folder"):
+    with pytest.raises(InputError, match=r"is not a run.*pretrained=.*from this Hugging Face folder"):
         Run.open(tmp_path)

@@ -1,10 +1,14 @@
 """Recurrent layers, GRU and LSTM: over whole sentences, and one step at a time.
 
-PyTorch's own layers hold the parameters and run whole sentences (cuDNN on a GPU). :class:`RecurrentStepper` goes through
-the same layers word by word, for decoders whose input depends on what they saw a step before.
+PyTorch's layers hold the parameters. There are several ways to run them::
 
-A *hidden state* is a tuple, ``(h,)`` for a GRU and ``(h, c)`` for an LSTM, so that both are handled alike.
-Each part is ``(num_layers, B, width)`` for a whole stack and ``(B, width)`` for one layer.
+    run_rnn              sentences without padding
+    run_rnn_on_tokens    padded sentences; lengths on the host: packed, lengths on the device: paused at padding
+    run_packed_rnn       packed sentences, sorted by length (see ragged_layout)
+    RecurrentStepper     one step at a time, for decoders whose input depends on the previous step
+
+A *hidden state* is a tuple, ``(h,)`` for a GRU and ``(h, c)`` for an LSTM. Each tensor is
+``(num_layers, B, width)`` for a whole stack and ``(B, width)`` for one layer.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ __all__ = [
 
 RecurrentModule = nn.GRU | nn.LSTM
 HiddenState = tuple[Tensor, ...]
-SATURATED_GATE = 100.0  # a gate with this input is open, with its negative closed, whatever else it is given
+SATURATED_GATE = 100.0  # added to a gate's input, it opens the gate; its negative closes it
 INPUT_ALIGNMENT = 8
 
 
@@ -51,23 +55,25 @@ def build_rnn(
     bidirectional: bool = False,
     dropout: float = 0.0,
 ) -> RecurrentModule:
-    """Recurrent layers over ``(B, T, input_width)`` with dropout between them, ready to learn.
+    """Build recurrent layers over ``(B, T, input_width)`` with dropout between them.
 
-    Recurrent weights start orthogonal, so that a state keeps its length from step to step. Biases start at
-    zero, but that of an LSTM's forget gate at one, so that it remembers until it learns to forget.
+    Recurrent weights are initialized orthogonal, which preserves the norm of states. Biases are zero, except
+    that of an LSTM's forget gate, which is one.
     """
-    kind: type[RecurrentModule] = nn.GRU if cell == "gru" else nn.LSTM
-    between = dropout if num_layers > 1 else 0.0
-    rnn = kind(input_width, width, num_layers, batch_first=True, bidirectional=bidirectional, dropout=between)
+    rnn_class: type[RecurrentModule] = nn.GRU if cell == "gru" else nn.LSTM
+    dropout = dropout if num_layers > 1 else 0.0  # PyTorch warns about dropout in a single layer
+    rnn = rnn_class(
+        input_width, width, num_layers, batch_first=True, bidirectional=bidirectional, dropout=dropout
+    )
     for name, parameter in rnn.named_parameters():
         if name.startswith("bias"):
             nn.init.zeros_(parameter)
             if cell == "lstm" and name.startswith("bias_ih"):
                 nn.init.ones_(parameter[width : 2 * width])  # the gates' order is i, f, g, o
             continue
-        fill = nn.init.orthogonal_ if name.startswith("weight_hh") else nn.init.xavier_uniform_
+        init_ = nn.init.orthogonal_ if name.startswith("weight_hh") else nn.init.xavier_uniform_
         for gate in parameter.split(width):
-            fill(gate)
+            init_(gate)
     return rnn
 
 
@@ -75,140 +81,137 @@ def build_rnn(
 
 
 def run_rnn(rnn: RecurrentModule, x: Tensor, hidden: HiddenState) -> tuple[Tensor, HiddenState]:
-    """The last layer's states at all steps of ``x`` ``(B, T, input_width)``, and the hidden state after them."""
+    """Return the last layer's states at all steps of ``x`` ``(B, T, input_width)``, and the final hidden state."""
     return _call_rnn(rnn, x, hidden if isinstance(rnn, nn.LSTM) else hidden[0])
 
 
 def run_packed_rnn(rnn: RecurrentModule, x: Tensor, packed_steps: PackedSteps) -> Tensor:
-    """The last layer's states, from zeros, of sentences without padding, the longest first.
+    """Return the last layer's states, from zeros, of packed sentences that are sorted by falling length.
 
-    ``x`` ``(words, input_width)`` has all first words, then all second words, and so on. The states lie as ``x``
-    does.
+    ``x`` ``(words, input_width)`` holds all first words, then all second words, and so on. The states have the
+    same order.
 
-    On CUDA, a narrow GRU of one layer takes one kernel for all steps, where cuDNN launches several a step.
-    (A GPU that the kernel does not run on takes cuDNN: see :mod:`jumok.attention.capability`.)
+    On CUDA, a narrow GRU of one layer uses one kernel for all steps, where cuDNN launches several per step. If
+    the GPU does not support the kernel, cuDNN is used (see :mod:`jumok.attention.gpu_support`).
     """
-    plain = isinstance(rnn, nn.GRU) and rnn.num_layers == 1 and rnn.bias
-    if plain and triton_unsupported_reason(x, uses_matmul=True) is None:
+    is_simple = isinstance(rnn, nn.GRU) and rnn.num_layers == 1 and rnn.bias
+    if is_simple and triton_unsupported_reason(x, uses_matmul=True) is None:
         from jumok.models.kernels import gru
 
         if rnn.hidden_size <= gru.MAX_WIDTH:
-            return gru.run_fused_gru(
-                x, [_get_layer_weights(rnn, 0, way) for way in _get_direction_suffixes(rnn)], packed_steps
-            )
+            weights = [_get_layer_weights(rnn, 0, suffix) for suffix in _get_direction_suffixes(rnn)]
+            return gru.run_fused_gru(x, weights, packed_steps)
     if torch.is_grad_enabled() and not (x.is_cuda and rnn.training):
-        # Without cuDNN, PyTorch's gradient of each step would be as large as all of x.
+        # Without cuDNN, PyTorch's gradient of each step is as large as that of all of x.
         return _run_packed_stepwise(rnn, x, packed_steps.batch_sizes.tolist())
     states: PackedSequence = _call_rnn(rnn, PackedSequence(x, packed_steps.batch_sizes))[0]
     return states.data
 
 
 def run_rnn_on_tokens(rnn: RecurrentModule, x: Tensor, tokens: Tokens) -> tuple[Tensor, HiddenState]:
-    """As :func:`run_rnn`, from zeros, of sentences that are padded at the right. States of padding are zero.
+    """Like :func:`run_rnn`, from zeros, for sentences padded on the right. States at padding are zero.
 
-    The hidden state is that after each sentence's own last word; of the direction that reads backwards, after
-    its first. ``tokens`` are those of which ``x`` ``(B, T, input_width)`` was made, at least one a sentence.
+    The hidden state is that after the last word of each sentence, or for the backward direction after its first
+    word. ``tokens`` are those that ``x`` ``(B, T, input_width)`` was computed from, at least one per sentence.
     """
     if tokens.mask is None:
         return _call_rnn(rnn, x)
     if tokens.device_lengths is not None:
         return _run_pausing_at_padding(rnn, x, tokens.device_lengths)
-    # Sorted here, and sorted back here: with enforce_sorted=False, PyTorch would wait for the GPU.
-    descending, order = torch.tensor(tokens.lengths).sort(descending=True, stable=True)
-    rows, back = move_to_device(order, x.device), move_to_device(order.argsort(), x.device)
-    packed = pack_padded_sequence(x.index_select(0, rows), descending, batch_first=True)
+    # Sorted here, because with enforce_sorted=False PyTorch would wait for the GPU.
+    lengths, order = torch.tensor(tokens.lengths).sort(descending=True, stable=True)
+    rows, inverse = move_to_device(order, x.device), move_to_device(order.argsort(), x.device)
+    packed = pack_padded_sequence(x.index_select(0, rows), lengths, batch_first=True)
     states, hidden = _call_rnn(rnn, packed)
     padded, _ = pad_packed_sequence(states, batch_first=True, total_length=x.shape[1])
-    return padded.index_select(0, back), tuple(part.index_select(1, back) for part in hidden)
+    return padded.index_select(0, inverse), tuple(part.index_select(1, inverse) for part in hidden)
 
 
 def _run_pausing_at_padding(rnn: RecurrentModule, x: Tensor, lengths: Tensor) -> tuple[Tensor, HiddenState]:
-    """The same, where the host does not know the lengths ``lengths`` ``(B,)``: cells pause at padding.
+    """Implement :func:`run_rnn_on_tokens` for lengths ``(B,)`` that only the device knows: cells pause at padding.
 
-    A further input says where padding is, and its fixed weights are so large that they alone decide: a GRU
-    keeps its state (z = 1), an LSTM its memory (f = 1, i = 0). So the direction that reads backwards comes to
-    a sentence's last word with the zeros it began with, and the other ends with what it knew there.
+    An additional input marks padding. Its fixed weights are so large that they saturate the gates: a GRU keeps
+    its state (z = 1), and an LSTM its memory (f = 1, i = 0). So the backward direction reaches the last word of
+    a sentence with its initial zeros, and the forward direction ends with its state after the last word.
     """
     is_lstm, layers = isinstance(rnn, nn.LSTM), rnn.num_layers
     padding = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
-    paused = F.pad(padding[..., None].to(x.dtype), (0, INPUT_ALIGNMENT - 1))  # tensor cores want whole eights
+    # Tensor cores need a multiple of 8 inputs.
+    pause_input = F.pad(padding[..., None].to(x.dtype), (0, INPUT_ALIGNMENT - 1))
     width = rnn.hidden_size
-    decided = x.new_zeros((4 if is_lstm else 3) * width, INPUT_ALIGNMENT)  # gates i, f, g, o, or r, z, n
-    decided[width : 2 * width, 0] = SATURATED_GATE
+    pause_weight = x.new_zeros((4 if is_lstm else 3) * width, INPUT_ALIGNMENT)  # gates i, f, g, o, or r, z, n
+    pause_weight[width : 2 * width, 0] = SATURATED_GATE
     if is_lstm:
-        decided[:width, 0] = -SATURATED_GATE
-    after: list[HiddenState] = []
+        pause_weight[:width, 0] = -SATURATED_GATE
+    final_hidden: list[HiddenState] = []
     for layer in range(layers):
         if layer and rnn.dropout and rnn.training:
             x = F.dropout(x, rnn.dropout)
         weights: list[Tensor] = []
-        for way in _get_direction_suffixes(rnn):
-            from_input, *others = _get_layer_weights(rnn, layer, way)
-            weights += [torch.cat([from_input, decided.to(from_input.dtype)], 1), *others]
-        x, hidden = _run_layer(rnn, torch.cat([x, paused], -1), weights)
+        for suffix in _get_direction_suffixes(rnn):
+            weight_ih, *others = _get_layer_weights(rnn, layer, suffix)
+            weights += [torch.cat([weight_ih, pause_weight.to(weight_ih.dtype)], 1), *others]
+        x, hidden = _run_layer(rnn, torch.cat([x, pause_input], -1), weights)
         x = x.masked_fill(padding[..., None], 0.0)
-        if is_lstm:  # its memory was kept, but what it makes of it depends on the word
+        if is_lstm:  # c was kept, but h = o ∘ tanh(c) depends on the input: take h at the last word
             last = (lengths - 1)[:, None, None].expand(-1, 1, width)
-            forwards = x[..., :width].gather(1, last)[:, 0]
-            hidden = torch.stack([forwards, *hidden[0][1:]]), hidden[1]
-        after.append(hidden)
-    return x, tuple(torch.cat(parts) for parts in zip(*after, strict=True))
+            forward_h = x[..., :width].gather(1, last)[:, 0]
+            hidden = torch.stack([forward_h, *hidden[0][1:]]), hidden[1]
+        final_hidden.append(hidden)
+    return x, tuple(torch.cat(parts) for parts in zip(*final_hidden, strict=True))
 
 
 def _run_packed_stepwise(rnn: RecurrentModule, x: Tensor, batch_sizes: list[int]) -> Tensor:
-    """:func:`run_packed_rnn`, a step at a time."""
+    """Implement :func:`run_packed_rnn` one step at a time."""
     cell = lstm_cell if isinstance(rnn, nn.LSTM) else gru_cell
     for layer in range(rnn.num_layers):
         if layer and rnn.dropout and rnn.training:
             x = F.dropout(x, rnn.dropout)
-        ways: list[Tensor] = []
-        for way in _get_direction_suffixes(rnn):
-            from_input, from_state, bias, bias_of_state = _get_layer_weights(rnn, layer, way)
-            gates, product = (
-                F.linear(x, from_input, bias).split(batch_sizes),
-                DeferredLinear(from_state, bias_of_state),
-            )
+        directions: list[Tensor] = []
+        for suffix in _get_direction_suffixes(rnn):
+            weight_ih, weight_hh, bias_ih, bias_hh = _get_layer_weights(rnn, layer, suffix)
+            input_gates = F.linear(x, weight_ih, bias_ih).split(batch_sizes)
+            recurrent_linear = DeferredLinear(weight_hh, bias_hh)
             hidden: HiddenState = (x.new_zeros(0, rnn.hidden_size),) * (1 + isinstance(rnn, nn.LSTM))
             states: list[Tensor] = []
-            for size, given in zip(
-                *(reversed(of) if way else of for of in (batch_sizes, gates)), strict=True
-            ):
-                # Sentences that are over are left out, and those that begin here begin with zeros.
-                more = size - len(hidden[0])
-                hidden = tuple(F.pad(part, (0, 0, 0, more)) if more else part for part in hidden)
-                hidden = cell(given, product(hidden[0]), hidden)
+            steps = list(zip(batch_sizes, input_gates, strict=True))
+            for size, gates in reversed(steps) if suffix else steps:
+                # A negative pad drops finished sentences. Sentences that begin here start from zeros.
+                change = size - len(hidden[0])
+                hidden = tuple(F.pad(part, (0, 0, 0, change)) if change else part for part in hidden)
+                hidden = cell(gates, recurrent_linear(hidden[0]), hidden)
                 states.append(hidden[0])
-            ways.append(torch.cat(states[::-1] if way else states))
-        x = torch.cat(ways, -1)
+            directions.append(torch.cat(states[::-1] if suffix else states))
+        x = torch.cat(directions, -1)
     return x
 
 
 def _get_direction_suffixes(rnn: RecurrentModule) -> tuple[str, ...]:
-    """How the names of its parameters end: those that read on, and perhaps those that read backwards."""
+    """Suffixes of the parameter names of each direction."""
     return ("", "_reverse") if rnn.bidirectional else ("",)
 
 
 def _get_layer_weights(
     rnn: RecurrentModule, layer: int, suffix: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """weight_ih, weight_hh, bias_ih and bias_hh."""
+    """Return weight_ih, weight_hh, bias_ih and bias_hh of a layer in one direction."""
     names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-    from_input, from_state, bias, bias_of_state = (getattr(rnn, f"{name}_l{layer}{suffix}") for name in names)
-    return from_input, from_state, bias, bias_of_state
+    weight_ih, weight_hh, bias_ih, bias_hh = (getattr(rnn, f"{name}_l{layer}{suffix}") for name in names)
+    return weight_ih, weight_hh, bias_ih, bias_hh
 
 
 def _run_layer(rnn: RecurrentModule, x: Tensor, weights: list[Tensor]) -> tuple[Tensor, HiddenState]:
-    """One layer of the kind of ``rnn`` with other weights, from zeros."""
+    """Run one layer of the type of ``rnn`` with other weights, from zeros."""
     directions = 1 + rnn.bidirectional
     zeros = x.new_zeros(directions, x.shape[0], rnn.hidden_size)
-    rest = (weights, True, 1, 0.0, rnn.training, rnn.bidirectional, True)
+    arguments = (weights, True, 1, 0.0, rnn.training, rnn.bidirectional, True)
     with warnings.catch_warnings(), _allow_gradients(rnn):
-        # cuDNN likes weights that lie end to end. These are new each time, so they are copied anyway.
+        # cuDNN prefers weights in one piece of memory. These are new each time and copied anyway.
         warnings.filterwarnings("ignore", message="RNN module weights are not part")
         if isinstance(rnn, nn.LSTM):
-            states, h, c = torch.lstm(x, (zeros, zeros), *rest)
+            states, h, c = torch.lstm(x, (zeros, zeros), *arguments)
             return states, (h, c)
-        states, h = torch.gru(x, zeros, *rest)
+        states, h = torch.gru(x, zeros, *arguments)
         return states, (h,)
 
 
@@ -219,89 +222,93 @@ def _call_rnn(rnn: RecurrentModule, *inputs: Any) -> tuple[Any, HiddenState]:
 
 
 def _allow_gradients(rnn: RecurrentModule) -> contextlib.AbstractContextManager[None]:
-    # cuDNN keeps what gradients need only in training. Those of a model at rest are for who looks into it.
-    at_rest = torch.is_grad_enabled() and not rnn.training
-    return torch.backends.cudnn.flags(enabled=False) if at_rest else contextlib.nullcontext()
+    # cuDNN supports gradients in training mode only. In eval mode they may be needed for attributions.
+    needs_workaround = torch.is_grad_enabled() and not rnn.training
+    return torch.backends.cudnn.flags(enabled=False) if needs_workaround else contextlib.nullcontext()
 
 
 def reverse_sequences(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """The rows of ``x`` ``(B, T, D)`` from last word to first; padding stays at the right.
+    """Reverse the sequences ``x`` ``(B, T, D)``. Padding stays on the right.
 
-    ``lengths`` ``(B,)`` are on the device; None: all rows are full.
+    ``lengths`` ``(B,)`` are on the device. None means that there is no padding.
     """
     if lengths is None:
         return x.flip(1)
-    place = torch.arange(x.shape[1], device=x.device)
-    mirrored = lengths[:, None] - 1 - place
-    return x.gather(1, torch.where(mirrored >= 0, mirrored, place)[..., None].expand_as(x))
+    positions = torch.arange(x.shape[1], device=x.device)
+    mirrored = lengths[:, None] - 1 - positions
+    return x.gather(1, torch.where(mirrored >= 0, mirrored, positions)[..., None].expand_as(x))
 
 
 # ----------------------------------------------------------------------------------- step by step
 
 
 class RecurrentStepper:
-    """The layers of ``rnn`` (of one direction) one step at a time, for one loop.
+    """Runs the layers of a unidirectional ``rnn`` one step at a time, in one loop.
 
-    The first layer's input is ``[known; feed]``. Its first ``known`` numbers are there for all steps before
-    the loop, and :meth:`prepare` multiplies them by the weights; the rest is ``feed`` step by step.
+    The first layer's input is ``[known; feed]``. The first ``known_width`` numbers are known for all steps
+    before the loop, and :meth:`prepare` multiplies them by the weights. The rest, ``feed``, is passed at each
+    step.
     """
 
     def __init__(self, rnn: RecurrentModule, known_width: int) -> None:
-        def of_layers(name: str) -> list[Tensor]:
+        def get_parameters(name: str) -> list[Tensor]:
             return [getattr(rnn, f"{name}_l{layer}") for layer in range(rnn.num_layers)]
 
-        weights, biases = of_layers("weight_ih"), of_layers("bias_ih")
+        weights, biases = get_parameters("weight_ih"), get_parameters("bias_ih")
         self.known_projection = weights[0][:, :known_width], biases[0]
         self.input_linears = [
             DeferredLinear(weights[0][:, known_width:]),
             *map(DeferredLinear, weights[1:], biases[1:]),
         ]
-        self.recurrent_linears = list(map(DeferredLinear, of_layers("weight_hh"), of_layers("bias_hh")))
+        self.recurrent_linears = list(
+            map(DeferredLinear, get_parameters("weight_hh"), get_parameters("bias_hh"))
+        )
         self.cell = lstm_cell if isinstance(rnn, nn.LSTM) else gru_cell
         self.dropout = rnn.dropout if rnn.training else 0.0
 
     def prepare(self, x: Tensor) -> Tensor:
-        """What the known inputs ``(B, T, known)`` give the first layer's gates, ``(B, T, gates)``."""
+        """Contribution ``(B, T, gates)`` of the known inputs ``(B, T, known_width)`` to the first layer's gates."""
         return F.linear(x, *self.known_projection)
 
     def __call__(self, known_gates: Tensor, feed: Tensor, hidden: Sequence[HiddenState]) -> list[HiddenState]:
-        """The hidden state of each layer after a step, from those before it.
+        """Return the hidden state of each layer after a step.
 
-        ``known_gates`` ``(B, gates)`` is this step's part of what :meth:`prepare` gave.
+        ``known_gates`` ``(B, gates)`` is this step's part of the output of :meth:`prepare`, and ``hidden`` has
+        the states of each layer before the step.
         """
         gates = self.input_linears[0](feed, addend=known_gates)
-        after: list[HiddenState] = []
-        for layer, before in enumerate(hidden):
+        new_hidden: list[HiddenState] = []
+        for layer, old in enumerate(hidden):
             if layer:
-                below = after[-1][0]
-                gates = self.input_linears[layer](F.dropout(below, self.dropout) if self.dropout else below)
-            after.append(self.cell(gates, self.recurrent_linears[layer](before[0]), before))
-        return after
+                x = new_hidden[-1][0]
+                gates = self.input_linears[layer](F.dropout(x, self.dropout) if self.dropout else x)
+            new_hidden.append(self.cell(gates, self.recurrent_linears[layer](old[0]), old))
+        return new_hidden
 
 
 def gru_cell(input_gates: Tensor, state_gates: Tensor, hidden: HiddenState) -> HiddenState:
-    """A GRU's step, given what its input and its state give the gates r, z and n, each ``(B, 3 · width)``.
+    """One step of a GRU, from the contributions of input and state to the gates r, z and n, ``(B, 3 · width)``.
 
     ::
 
         r = σ(W_r x + U_r h)    z = σ(W_z x + U_z h)    n = tanh(W_n x + r ∘ (U_n h))
         h' = (1 − z) ∘ n + z ∘ h
 
-    As in cuDNN, the reset gate acts after the product with U_n (in Cho's and Bahdanau's papers before it,
-    which would need a second product after the first).
+    As in cuDNN, the reset gate is applied after the product with U_n. (In Cho's and Bahdanau's papers it is
+    applied before, which needs a second product.)
     """
     (h,) = hidden
     h = h.to(input_gates.dtype)
-    if input_gates.is_cuda:  # the same in one kernel
+    if input_gates.is_cuda:  # one kernel
         return (torch.ops.aten._thnn_fused_gru_cell(input_gates, state_gates, h)[0],)
     width = h.shape[-1]
-    (rz, n), (rz_of_state, n_of_state) = (x.split((2 * width, width), -1) for x in (input_gates, state_gates))
-    r, z = torch.sigmoid(rz + rz_of_state).chunk(2, -1)
-    return (torch.lerp(torch.tanh(torch.addcmul(n, r, n_of_state)), h, z),)
+    (rz, n), (state_rz, state_n) = (x.split((2 * width, width), -1) for x in (input_gates, state_gates))
+    r, z = torch.sigmoid(rz + state_rz).chunk(2, -1)
+    return (torch.lerp(torch.tanh(torch.addcmul(n, r, state_n)), h, z),)
 
 
 def lstm_cell(input_gates: Tensor, state_gates: Tensor, hidden: HiddenState) -> HiddenState:
-    """An LSTM's step, given what its input and its state give the gates i, f, g, o, each ``(B, 4 · width)``.
+    """One step of an LSTM, from the contributions of input and state to the gates i, f, g, o, ``(B, 4 · width)``.
 
     ::
 
@@ -309,7 +316,7 @@ def lstm_cell(input_gates: Tensor, state_gates: Tensor, hidden: HiddenState) -> 
         c' = f ∘ c + i ∘ g    h' = o ∘ tanh(c')
     """
     c = hidden[1].to(input_gates.dtype)
-    if input_gates.is_cuda:  # the same in one kernel
+    if input_gates.is_cuda:  # one kernel
         h, c, _ = torch.ops.aten._thnn_fused_lstm_cell(input_gates, state_gates, c)
         return h, c
     i, f, g, o = (input_gates + state_gates).chunk(4, -1)
