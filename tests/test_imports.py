@@ -1,9 +1,10 @@
-"""Which packages may import which, and what `import jumok` may load."""
+"""Which packages may import which, what `import jumok` may load, and rules of names and docstrings."""
 
 import ast
 import subprocess
 import sys
 import types
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,12 +25,16 @@ ONLY = {
     "metrics": {"data", *BASICS},
     "training": {"attention", "metrics", *BASICS},
     "look": {"attention", "data", "metrics", *BASICS},
+    "run": {"recipe", *BASICS},
+    "recipe": {"tasks", *BASICS},
     **dict.fromkeys(BASICS, BASICS),
 }
 # A package may be imported, of jumok, only by these (and itself).
 ONLY_BY = {
     "cli": {"__main__"},  # so that `python -m jumok` works
     "serve": {"cli"},
+    "export": {"__init__", "cli", "inference", "tasks"},
+    "inference": {"cli", "export", "serve", "tasks"},
 }
 
 
@@ -136,3 +141,37 @@ def test_every_public_name_is_there_and_has_a_docstring(name: str) -> None:
         # A dataclass without a docstring is given its signature for one: that does not count.
         assert doc.strip()
         assert not doc.startswith(f"{name}(")
+
+
+# -------------------------------------------------------------------------------- names and docstrings
+
+
+def parse_modules() -> Iterator[tuple[Path, ast.Module]]:
+    """Yield all modules of the package."""
+    for path in sorted(SRC.glob("jumok/**/*.py")):
+        yield path.relative_to(SRC), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def test_no_two_classes_have_the_same_name() -> None:
+    locations = defaultdict(list)
+    for path, tree in parse_modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                locations[node.name].append(f"{path}:{node.lineno}")
+    assert {name: lines for name, lines in locations.items() if len(lines) > 1} == {}
+
+
+def test_every_public_function_and_class_has_a_docstring() -> None:
+    missing = [
+        f"{path}:{node.lineno} {node.name}"
+        for path, tree in parse_modules()
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        and not node.name.startswith("_")
+        and not ast.get_docstring(node)
+    ]
+    assert missing == []
+
+
+def test_every_module_with_code_has_a_docstring() -> None:
+    assert [str(path) for path, tree in parse_modules() if tree.body and not ast.get_docstring(tree)] == []
