@@ -32,7 +32,7 @@ HALF = DTYPES[-1]
 def kernel_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """`attend` takes the kernel, in the interpreter too."""
     if INTERPRETED:
-        monkeypatch.setattr(varlen, "packed_call_unsupported_reason", lambda call: None)
+        monkeypatch.setattr(varlen, "packed_unsupported_reason", lambda device: None)
 
 
 def edges(*lengths: int) -> Tensor:

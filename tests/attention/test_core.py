@@ -350,11 +350,11 @@ BAD: dict[str, tuple[Callable[[], Any], list[str]]] = {
     ),
     "query of a score": (
         lambda: attend(q, k, v, score=scores.Additive(5, 8, 3)),
-        ["Additive", "query has width 8", "made for 5", "query_width=8"],
+        ["Additive", "query has width 8", "expects 5", "query_width=8"],
     ),
     "key of a score": (
         lambda: attend(q, k, v, score=scores.General(8, 5)),
-        ["General", "key has width 8", "made for 5", "key_width=8"],
+        ["General", "key has width 8", "expects 5", "key_width=8"],
     ),
     "values": (lambda: attend(q, k, v[..., :4, :]), ["7 keys", "4 values"]),
     "batches": (
@@ -512,12 +512,12 @@ def test_weights_round_no_score(name: str, dtype: torch.dtype, most: float, auto
         else:
             keyed = prepared.keys
             if name == "location":
-                keyed = keyed + score.location_part(previous[:, None])
+                keyed = keyed + score.compute_location_term(previous[:, None])
             asked = score.project_query(query)
             pairs = asked.double()[:, :, None] + keyed.double()[:, None]
             scores = pairs.tanh() @ score.v.double() * scale
         exact, keys = scores.softmax(-1), prepared
-        score = score.after(previous) if name == "location" else score
+        score = score.with_previous(previous) if name == "location" else score
     with torch.autocast("cpu", dtype, enabled=autocast):
         found = jumok.weights(query, keys, score=score, scale=scale)
         mixed = jumok.attend(

@@ -435,10 +435,10 @@ def test_steps_in_a_cuda_graph() -> None:
 @pytest.fixture
 def stepping(monkeypatch: pytest.MonkeyPatch) -> None:
     """`attend` takes the step kernel, in the interpreter too."""
-    from jumok.attention import dispatch
+    from jumok.attention.paths import additive_step
 
     if INTERPRETED:
-        monkeypatch.setattr(dispatch, "triton_unsupported_reason", lambda x: None)
+        monkeypatch.setattr(additive_step, "triton_unsupported_reason", lambda x: None)
 
 
 @runs_kernels

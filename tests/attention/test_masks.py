@@ -309,20 +309,20 @@ BAD: dict[str, tuple[Callable[[], object], list[str]]] = {
     "negative length": (lambda: masks.padding([3, -2]), ["padding(lengths)", "-2", "0 or more"]),
     "float length": (
         lambda: masks.padding(torch.tensor([3.0, 2.0])),
-        ["padding(lengths)", "whole", "float32"],
+        ["padding(lengths)", "integers", "float32"],
     ),
-    "bool lengths": (lambda: masks.padding(torch.ones(B, K).bool()), ["whole", "bool", "from_zero_one"]),
-    "words": (lambda: masks.padding(["a"]), ["padding(lengths)", "whole numbers", "list"]),
-    "float offset": (lambda: masks.causal(1.5), ["causal(offset)", "whole", "float"]),
-    "window size": (lambda: masks.window(-1, 0), ["window(left=-1)", "whole number", "None"]),
-    "window float": (lambda: masks.window(0, 1.5), ["window(right=1.5)", "whole number", "None"]),
+    "bool lengths": (lambda: masks.padding(torch.ones(B, K).bool()), ["integers", "bool", "from_zero_one"]),
+    "words": (lambda: masks.padding(["a"]), ["padding(lengths)", "expected integers", "list"]),
+    "float offset": (lambda: masks.causal(1.5), ["causal(offset)", "integers", "float"]),
+    "window size": (lambda: masks.window(-1, 0), ["window(left=-1)", "integer", "None"]),
+    "window float": (lambda: masks.window(0, 1.5), ["window(right=1.5)", "integer", "None"]),
     "one query": (
         lambda: masks.documents([3], query_ids=2),
-        ["documents(ids, queries)", "one id for every query", "(N,)"],
+        ["documents(ids, query_ids)", "one id for every query", "(N,)"],
     ),
     "queries of another batch": (
         lambda: masks.documents([[3]], query_ids=[2]),
-        ["documents(ids, queries)", "(1, 1)", "(1,)", "the same"],
+        ["documents(ids, query_ids)", "(1, 1)", "(1,)", "must be equal"],
     ),
     "few queries": (used(masks.documents([0] * 7, query_ids=[0] * 4)), ["4 queries", "there are 5"]),
     "one document": (lambda: masks.documents(3), ["documents(ids)", "one id for every key", "(N,)"]),
@@ -336,9 +336,12 @@ BAD: dict[str, tuple[Callable[[], object], list[str]]] = {
     ),
     "lengths (B, Q)": (used(masks.padding([[1] * Q] * B)), ["lengths", "(2, 5)", "(2, 3)", "(batch,)"]),
     "offsets for 3": (used(masks.causal([0, 1, 2])), ["offset", "(3,)", "(2, 3)", "(batch,)"]),
-    "falling edges": (lambda: masks.packed(torch.tensor([0, 5, 3])), ["packed(edges)", "never fall", "5, 3"]),
-    "numbers for edges": (lambda: masks.packed(torch.ones(3)), ["packed(edges)", "(sequences + 1,)"]),
-    "too short": (lambda: masks.packed(torch.tensor([0, 5]), max_seqlen=4), ["5 tokens", "longest=4"]),
+    "falling edges": (
+        lambda: masks.packed(torch.tensor([0, 5, 3])),
+        ["packed(cu_seqlens)", "never decrease", "5, 3"],
+    ),
+    "numbers for edges": (lambda: masks.packed(torch.ones(3)), ["packed(cu_seqlens)", "(sequences + 1,)"]),
+    "too short": (lambda: masks.packed(torch.tensor([0, 5]), max_seqlen=4), ["5 tokens", "max_seqlen=4"]),
     "more that ask": (
         lambda: masks.packed(torch.tensor([0, 5]), cu_seqlens_q=torch.tensor([0, 2, 4])),
         ["1 sequences of keys", "2 of queries"],
@@ -401,8 +404,12 @@ DENSE: dict[str, tuple[masks.Mask, tuple[Any, Any], str]] = {
     "packed keys": (masks.packed([0, 2, 5]), (3, 4), "end at 5, and there are 4 keys"),
     "a tensor": (masks.tensor(torch.ones(3, 4, dtype=torch.bool)), (3, 5), r"has shape \(3, 4\)"),
     "other rows": (masks.padding([1, 2]) & masks.padding([1, 2, 3]), (3, 5), r"do not fit: \(2,\), \(3,\)"),
-    "less than nothing": (masks.causal(), (-3, 5), r"dense\(queries=-3\): a whole number, 0 or more"),
-    "half a key": (masks.causal(), (3, 5.5), r"dense\(keys=5\.5\)"),
+    "less than nothing": (
+        masks.causal(),
+        (-3, 5),
+        r"to_dense\(num_queries=-3\): expected an integer, 0 or more",
+    ),
+    "half a key": (masks.causal(), (3, 5.5), r"to_dense\(num_keys=5\.5\)"),
 }
 
 
@@ -424,5 +431,5 @@ def test_packed_takes_lists(queries: list[int] | None) -> None:
 
 @pytest.mark.parametrize("edges", [[], [0, 2.5], "05", [[0, 2]], torch.tensor([False, True]), None])
 def test_edges_that_are_none_are_refused(edges: Any) -> None:
-    with pytest.raises(jumok.InputError, match=r"packed\(edges\): whole numbers"):
+    with pytest.raises(jumok.InputError, match=r"packed\(cu_seqlens\): expected integers"):
         masks.packed(edges)

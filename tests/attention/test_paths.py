@@ -290,7 +290,7 @@ ON_HOST: dict[str, Callable[[], tuple[masks.Mask, int]]] = {
 def test_packed_documents_one_after_the_other(name: str, plain: Callable[..., Tensor]) -> None:
     mask, queries = ON_HOST[name]()
     inputs = [torch.randn(1, H, n, w, dtype=torch.float64) for n, w in ((queries, D), (91, D), (91, V))]
-    assert explain(*inputs, mask=mask).name == "sequences"
+    assert explain(*inputs, mask=mask).name == "sdpa-per-sequence"
     ours = with_gradients(functools.partial(attend, mask=mask), *inputs)
     exact = with_gradients(functools.partial(plain, allowed=mask.to_dense(queries, 91)), *inputs)
     for one, right in zip(ours, exact, strict=True):
@@ -308,7 +308,7 @@ def test_nobody_looks_at_numbers_on_a_device() -> None:
         masks.packed(NO_KEYS.to("meta"), 3),
         masks.packed(NO_KEYS, cu_seqlens_q=NO_QUERIES.to("meta"), max_seqlen_q=3),
     ):
-        assert mask.matched is None
+        assert mask.queries_match_keys is None
         assert not mask.has_no_empty_rows(AttentionShape(2, 4, 5, torch.device("cuda")))
 
 
@@ -319,7 +319,7 @@ def test_a_sequence_without_keys_of_which_nobody_knows(
 ) -> None:
     monkeypatch.setattr(dispatch, "PATHS", tuple(one for one in dispatch.PATHS if one.name == path))
     mask = masks.packed(NO_KEYS.to(device), 3, cu_seqlens_q=NO_QUERIES.to(device), max_seqlen_q=3)
-    mask = replace(mask, matched=None)  # on the CPU, as if they were on a GPU
+    mask = replace(mask, queries_match_keys=None)  # on the CPU, as if they were on a GPU
     inputs = [torch.randn(1, H, n, 16, device=device) for n in (4, 5, 5)]
     assert explain(*inputs, mask=mask).name == path
     allowed = mask.to_dense(4, 5, device)
@@ -336,7 +336,7 @@ def test_packed_documents_with_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     # Each key's value is a vector of its own, so that the weights themselves come out.
     inputs = [torch.zeros(1, 1, 91, D), torch.zeros(1, 1, 91, D), torch.eye(91)[None, None]]
     given = {"mask": masks.packed(EDGES), "dropout": 0.25}
-    assert explain(*inputs, **given).name == "sequences"
+    assert explain(*inputs, **given).name == "sdpa-per-sequence"
     torch.manual_seed(0)
     kept = attend(*inputs, **given)[0, 0]
     assert not kept[~masks.packed(EDGES).to_dense(91, 91)].any()
@@ -367,13 +367,13 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "one causal query": ({"query": torch.randn(B, H, 1, D), "mask": masks.causal()}, "sdpa: .*by flag\n"),
     "padding": ({"mask": masks.padding([3, 4])}, "sdpa: .* with a mask of one row\n"),
-    "causal": ({"mask": masks.causal()}, "sdpa: .*, the mask made for some queries at a time\n"),
+    "causal": ({"mask": masks.causal()}, "sdpa: .*, the mask built in chunks of queries\n"),
     "bias": ({"bias": torch.zeros(K)}, "sdpa: .* with the mask as a tensor\n"),
     "softcap": ({"softcap": 2.0}, "reference: plain PyTorch.*\n.*not sdpa: it has no softcap\n"),
     "dropout": ({"dropout": 0.5}, "reference: plain PyTorch.*\n.*not sdpa: with dropout"),
     "additive": (
         {"score": scores.Additive(D, D, 3)},
-        "reference: .*\n  not additive-step: .*on cpu\n  not sdpa: the score is no dot product\n",
+        "reference: .*\n  not additive-step: .*on cpu\n  not sdpa: the score is not a dot product\n",
     ),
     "documents": (
         {"mask": masks.documents([0, 0, 0, 1, 1, 1, 1])},
@@ -393,12 +393,10 @@ def test_explain_says_which_path_and_why_not_a_faster_one(name: str) -> None:
     assert re.match(CASES[name][1], f"{explanation}\n", re.DOTALL), str(explanation)
     faster = [path.name for path in dispatch.PATHS]
     reached = faster.index(explanation.name) if explanation.name in faster else len(faster)
-    refused = [refused for refused, _ in explanation.refused]
-    assert refused == [
-        name for name in faster[:reached] if name in refused
-    ]  # in order; none that is not faster
-    assert all(reason for _, reason in explanation.refused)
-    listed = [f"  not {path}: {reason}" for path, reason in explanation.refused]
+    rejected = [name for name, _ in explanation.rejected]
+    assert rejected == [name for name in faster[:reached] if name in rejected]  # in order, and all are faster
+    assert all(reason for _, reason in explanation.rejected)
+    listed = [f"  not {path}: {reason}" for path, reason in explanation.rejected]
     assert str(explanation).splitlines()[1:] == listed
 
 
@@ -411,11 +409,8 @@ def test_attend_runs_the_path_that_explain_names(name: str, monkeypatch: pytest.
 
     paths = tuple(replace(path, run=noting(path.name, path.run)) for path in dispatch.PATHS)
     monkeypatch.setattr(dispatch, "PATHS", paths)
-    monkeypatch.setattr(
-        jumok.attention.core,
-        "_compute_reference",
-        noting("reference", jumok.attention.core._compute_reference),
-    )
+    reference = replace(dispatch.REFERENCE, run=noting("reference", dispatch.REFERENCE.run))
+    monkeypatch.setattr(dispatch, "REFERENCE", reference)
     explanation, run = explained(**CASES[name][0])
     run()
     assert taken == [explanation.name]

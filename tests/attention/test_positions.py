@@ -143,15 +143,15 @@ def test_no_graph_break_when_compiled(position: PositionEmbedding) -> None:
     ("wrong", "message"),
     [
         (lambda: SinusoidalPositions(0), "width=0"),
-        (lambda: LearnedPositions(0, D), "maximum=0"),
+        (lambda: LearnedPositions(0, D), "max_positions=0"),
         (
             lambda: SinusoidalPositions(D)(torch.zeros(B, T, D + 1)),
-            r"\(2, 5, 8\) came; expected \(tokens, 7\)",
+            r"\(2, 5, 8\); expected \(tokens, 7\)",
         ),
-        (lambda: SinusoidalPositions(D)(torch.zeros(D)), r"\(7,\) came"),
+        (lambda: SinusoidalPositions(D)(torch.zeros(D)), r"has shape \(7,\)"),
         (lambda: SinusoidalPositions(D)(torch.zeros(B, T, D), offset=[1, 2, 3]), "one for each row"),
         (lambda: SinusoidalPositions(D)(torch.zeros(T, D), offset=[1, 2]), "one for each row"),
-        (lambda: SinusoidalPositions(D)(torch.zeros(B, T, D), offset=[1.5, 2.0]), "whole number"),
+        (lambda: SinusoidalPositions(D)(torch.zeros(B, T, D), offset=[1.5, 2.0]), "expected an integer"),
         (lambda: SinusoidalPositions(D)(torch.zeros(B, T, D), positions=torch.zeros(T)), "float32"),
         (
             lambda: SinusoidalPositions(D)(torch.zeros(B, T, D), positions=torch.zeros(T, B).long()),
@@ -163,7 +163,7 @@ def test_no_graph_break_when_compiled(position: PositionEmbedding) -> None:
         ),
         (
             lambda: LearnedPositions(5, D)(torch.zeros(B, 6, D)),
-            "position 5, only for 0 … 4.*larger maximum.*Sinusoid",
+            "position 5, only for 0 … 4.*larger max_positions.*SinusoidalPositions",
         ),
         (lambda: LearnedPositions(5, D)(torch.zeros(B, 2, D), offset=4), "position 5"),
         (lambda: LearnedPositions(5, D)(torch.zeros(B, 2, D), offset=[0, 4]), "position 5"),

@@ -285,11 +285,11 @@ def test_keys_prepared_by_a_score_without_parameters_serve_its_likes() -> None:
 
 def test_a_location_sensitive_score_asks_for_the_weights_before() -> None:
     score, query, key, value = made("LocationSensitive")
-    with pytest.raises(jumok.InputError, match=r"score=location\.after\(previous\); zeros of shape"):
+    with pytest.raises(jumok.InputError, match=r"score=score\.with_previous\(weights\), with zeros of shape"):
         attend(query, key, value, score=score)
-    with pytest.raises(jumok.InputError, match=r"\b4\) came; expected \(2, 5\) for 5 keys"):
-        attend(query, key, value, score=score.after(torch.zeros(B, 4, dtype=DOUBLE)))
-    with pytest.raises(jumok.InputError, match=r"kernel=4.*odd"):
+    with pytest.raises(jumok.InputError, match=r"\b4\); expected \(2, 5\) for 5 keys"):
+        attend(query, key, value, score=score.with_previous(torch.zeros(B, 4, dtype=DOUBLE)))
+    with pytest.raises(jumok.InputError, match=r"kernel_size=4.*odd"):
         scores.LocationSensitive(1, 1, 1, kernel_size=4)
 
 

@@ -297,7 +297,10 @@ def test_edges_of_any_whole_numbers(kind: torch.dtype) -> None:
         ({"mask": lambda: masks.packed(edges(30, 129), 129)}, "at most 128 tokens, and these have up to 129"),
         ({"softcap": 5.0}, "no softcap and no bias"),
         ({"bias": torch.zeros(1, device=DEVICE)}, "no softcap and no bias"),
-        ({"mask": lambda: masks.packed(edges(59, 100), 100) & masks.window(3, 3)}, "it knows only causal"),
+        (
+            {"mask": lambda: masks.packed(edges(59, 100), 100) & masks.window(3, 3)},
+            "supports only a causal mask",
+        ),
     ],
 )
 def test_what_it_refuses_it_says(change: dict[str, Any], reason: str) -> None:

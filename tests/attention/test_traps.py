@@ -197,7 +197,7 @@ def test_what_is_changed_before_the_backward_is_an_error(in_chunks: None) -> Non
     source = key.clone()
     out = attend(query.requires_grad_(), source, value, softcap=5.0)
     source.zero_()
-    with pytest.raises(jumok.InputError, match="changed in place"):
+    with pytest.raises(jumok.InputError, match="modified in place"):
         out.sum().backward()
 
 
@@ -231,7 +231,7 @@ SIZES = {
     scores.Additive: {"query_width": 3, "key_width": 5, "hidden": 7},
     scores.Concat: {"query_width": 3, "key_width": 5, "hidden": 7},
     scores.LocationSensitive: {
-        "query_width": 3, "key_width": 5, "hidden": 7, "filters": 2, "kernel": 3, "channels": 1
+        "query_width": 3, "key_width": 5, "hidden": 7, "num_filters": 2, "kernel_size": 3, "num_channels": 1
     },
 }  # fmt: skip
 
@@ -240,7 +240,7 @@ SIZES = {
 @pytest.mark.parametrize(("score", "name"), [(score, name) for score in SIZES for name in SIZES[score]])
 def test_sizes_that_are_none_are_refused_when_a_score_is_made(score: Any, name: str, wrong: Any) -> None:
     score(**SIZES[score])
-    told = rf"{score.__name__}\({name}={wrong!r}\): a whole number, 1 or more, is expected"
+    told = rf"{score.__name__}\({name}={wrong!r}\): expected an integer, 1 or more"
     with pytest.raises(jumok.InputError, match=told):
         score(**SIZES[score] | {name: wrong})
 

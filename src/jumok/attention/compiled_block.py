@@ -1,7 +1,7 @@
-"""The parts of a model that ``torch.compile`` compiles: all that lies between the attentions.
+"""The blocks of a model that ``torch.compile`` compiles: everything between the attention layers.
 
-Attention itself has fused kernels, and the numbers inside a mask, which differ with every batch, would make
-compiled code of use for one batch only.
+Attention itself is not compiled. It has fused kernels, and the contents of a mask change with every batch, so
+compiled code would serve one batch only.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ __all__ = ["CompiledBlock", "Projection", "compile_blocks"]
 
 
 class CompiledBlock(nn.Module):
-    """A part that knows no masks: what :func:`compile_blocks` compiles, for training.
+    """A module without masks, which :func:`compile_blocks` compiles for training.
 
-    While decoding, sizes change all the time, and to compile for each would take longer than it saves.
+    In evaluation mode it runs uncompiled: sizes change at every decoding step, and compiling for each size
+    would take longer than it saves.
     """
 
     def __call__(self, *args: Any) -> Any:
@@ -27,23 +28,24 @@ class CompiledBlock(nn.Module):
 
 
 class Projection(CompiledBlock, nn.Linear):
-    """A linear map on its own between two attentions. Compiled, the gradient of its bias is a faster sum."""
+    """A linear layer between two attention layers. Compiling it makes the gradient of its bias faster."""
 
     def forward(self, x: Tensor) -> Tensor:
-        # Not nn.Linear's: how often one function may be compiled is limited, and others compile that one.
+        # Not nn.Linear.forward: torch.compile limits how often it compiles one function, and other modules
+        # compile that one.
         return F.linear(x, self.weight, self.bias)
 
 
 def compile_blocks(model: nn.Module, *args: Any, **kwargs: Any) -> None:
-    """``torch.compile`` the regions of a model; the arguments are those of that function, if any."""
+    """Compile every :class:`CompiledBlock` of a model. The arguments are those of ``torch.compile``."""
     kwargs = kwargs or {"options": _get_inductor_options()}
-    for part in model.modules():
-        if isinstance(part, CompiledBlock):
-            part.compile(*args, **kwargs)
+    for module in model.modules():
+        if isinstance(module, CompiledBlock):
+            module.compile(*args, **kwargs)
 
 
 def _get_inductor_options() -> dict[str, Any]:
-    """Two kernels for the gradients of a layer norm: as one, they take twice as long on an H200."""
+    """Use two kernels for the gradients of a layer norm: a single one takes twice as long on an H200."""
     from torch._inductor import config
 
     return {"triton.mix_order_reduction": False} if hasattr(config.triton, "mix_order_reduction") else {}

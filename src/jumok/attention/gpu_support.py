@@ -1,15 +1,15 @@
-"""What a GPU can do. Every choice of a kernel by the generation of the GPU is made here.
+"""What a GPU supports. Every choice of a kernel that depends on the GPU generation is made here.
 
-=============================================  =======================================================
-our Triton kernels (``triton_unsupported_reason``)         NVIDIA, compute capability 7.5; 8.0 for bfloat16
-those with matrix products (``uses_matmul=``)     8.0: below it, Triton has no tensor cores
-FlashAttention and ours over packed sequences  8.0
-bfloat16 by default (``supports_bfloat16``)         8.0, or ROCm
-``torch.compile`` by default (``supports_compile``)    7.0, or ROCm, with Triton installed
-=============================================  =======================================================
+===================================================  =================================================
+Triton kernels (``triton_unsupported_reason``)       NVIDIA, compute capability 7.5; 8.0 for bfloat16
+Triton kernels with matrix products                  8.0: below it, Triton uses no tensor cores
+FlashAttention and our kernel for packed sequences   8.0
+bfloat16 by default (``supports_bfloat16``)          8.0, or ROCm
+``torch.compile`` by default (``supports_compile``)  7.0, or ROCm, with Triton installed
+===================================================  =================================================
 
-A kernel that keeps much in shared memory also asks :func:`get_max_shared_memory`. The table in ``docs/hardware.md``
-says what follows for each generation. Tests replace :func:`get_gpu_properties` to choose as another GPU would.
+A kernel that needs much shared memory also checks :func:`get_max_shared_memory`. ``docs/hardware.md`` lists
+the consequences for each GPU generation. Tests replace :func:`get_gpu_properties` to simulate other GPUs.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "HALF_DTYPES",
+    "MAX_FLASH_WIDTH",
     "GPUProperties",
     "get_gpu_properties",
     "get_max_shared_memory",
@@ -34,50 +36,52 @@ __all__ = [
 ]  # fmt: skip
 
 TURING, AMPERE, VOLTA = (7, 5), (8, 0), (7, 0)
+HALF_DTYPES = (torch.float16, torch.bfloat16)
+MAX_FLASH_WIDTH = 256  # the largest head width of FlashAttention
 
 
 class GPUProperties(NamedTuple):
-    """A device of type "cuda"."""
+    """The properties of a device of type "cuda"."""
 
-    compute_capability: tuple[int, int]  # the compute capability; (9, 0) is Hopper
+    compute_capability: tuple[int, int]  # (9, 0) is Hopper
     max_shared_memory: int  # bytes that one program (thread block) may use
     is_rocm: bool = False
 
 
 @functools.cache
 def get_gpu_properties(device: torch.device) -> GPUProperties | None:
-    """The GPU behind a device; None for a CPU and for other accelerators, whose kernels are PyTorch's own."""
+    """Return the properties of a GPU, or None for a CPU and for accelerators of other types."""
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)
-    # ROCm has no larger block to opt in to.
+    # ROCm has no larger opt-in size.
     shared = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
     return GPUProperties((properties.major, properties.minor), shared, torch.version.hip is not None)
 
 
 def get_max_shared_memory(device: torch.device) -> int:
-    """The bytes of shared memory that a program may use; without bound where Triton's interpreter runs it."""
+    """Return the bytes of shared memory that a program may use. Triton's interpreter has no limit."""
     gpu = get_gpu_properties(device)
     return sys.maxsize if gpu is None else gpu.max_shared_memory
 
 
 def triton_unsupported_reason(x: Tensor, uses_matmul: bool = False) -> str | None:
-    """Why our Triton kernels cannot serve a tensor such as ``x``; None when they can.
+    """Return why our Triton kernels do not support a tensor such as ``x``, or None if they do.
 
-    ``uses_matmul``: the kernel multiplies matrices.
+    ``uses_matmul`` says that the kernel multiplies matrices.
     """
     gpu = get_gpu_properties(x.device)
     if gpu is None:
         return f"the Triton kernels run on CUDA, and the tensors are on {x.device.type}"
     if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"the Triton kernels take bfloat16, float16 and float32, not {x.dtype}"
-    needed = AMPERE if uses_matmul or x.dtype == torch.bfloat16 else TURING
-    reason = _capability_unsupported_reason(gpu, needed, "this Triton kernel")
+        return f"the Triton kernels support bfloat16, float16 and float32, not {x.dtype}"
+    min_capability = AMPERE if uses_matmul or x.dtype == torch.bfloat16 else TURING
+    reason = _capability_unsupported_reason(gpu, min_capability, "this Triton kernel")
     return reason or (None if has_triton() else "Triton is not installed")
 
 
 def packed_unsupported_reason(device: torch.device) -> str | None:
-    """Why no kernel for packed sequences, FlashAttention or ours, runs on a device; None when they do."""
+    """Return why no kernel for packed sequences, FlashAttention or ours, runs on a device, or None."""
     gpu = get_gpu_properties(device)
     if gpu is None:
         return f"it runs on CUDA, and the tensors are on {device.type}"
@@ -85,13 +89,13 @@ def packed_unsupported_reason(device: torch.device) -> str | None:
 
 
 def supports_bfloat16(device: torch.device) -> bool:
-    """Whether a GPU multiplies bfloat16 in hardware. (An older one emulates it, slower than float32.)"""
+    """Return whether a GPU has bfloat16 arithmetic. (Older ones emulate it, slower than float32.)"""
     gpu = get_gpu_properties(device)
     return gpu is not None and (gpu.is_rocm or gpu.compute_capability >= AMPERE)
 
 
 def supports_compile(device: torch.device) -> bool:
-    """Whether ``torch.compile`` has a compiler for a GPU."""
+    """Return whether ``torch.compile`` supports a GPU."""
     gpu = get_gpu_properties(device)
     return gpu is not None and (gpu.is_rocm or gpu.compute_capability >= VOLTA) and has_triton()
 
@@ -101,12 +105,12 @@ def _capability_unsupported_reason(
 ) -> str | None:
     if not gpu.is_rocm and gpu.compute_capability >= min_capability:
         return None
-    least, has = (".".join(map(str, capability)) for capability in (min_capability, gpu.compute_capability))
-    this = "is AMD's" if gpu.is_rocm else f"has {has}"
-    return f"{kernel_name} needs an NVIDIA GPU of compute capability {least} or newer, and this one {this}"
+    required, actual = (".".join(map(str, version)) for version in (min_capability, gpu.compute_capability))
+    this_gpu = "is AMD's" if gpu.is_rocm else f"has {actual}"
+    return f"{kernel_name} needs an NVIDIA GPU of compute capability {required} or newer, and this one {this_gpu}"
 
 
 @functools.cache
 def has_triton() -> bool:
-    """Whether Triton is installed."""
+    """Return whether Triton is installed."""
     return importlib.util.find_spec("triton") is not None

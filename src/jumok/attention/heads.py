@@ -24,37 +24,36 @@ __all__ = ["MultiHead"]
 
 
 class MultiHead(nn.Module):
-    """Several attentions side by side, each on its own projection of queries, keys and values.
+    """Multi-head attention. Each head attends on its own projection of queries, keys and values.
 
-    A module is made for self-attention, or, with ``key_width``, for cross-attention. Nothing is kept on it
-    between calls:
+    A module does self-attention or, with ``key_width``, cross-attention. It stores nothing between calls:
 
     - ``mha(x)``: self-attention of whole sequences.
     - ``out, cache = mha.step(x, cache)``: self-attention of new tokens that follow those in the cache.
-    - ``mha.weights(x)``: where each head looks.
-    - ``mha(x, source)``: cross-attention. ``mha.prepare(source)`` may stand in for the source, so that its
-      keys and values are computed once for all steps.
+    - ``mha.weights(x)``: the attention weights of each head.
+    - ``mha(x, source)``: cross-attention. Pass ``mha.prepare(source)`` in place of the source to compute its
+      keys and values once for all steps.
 
     Args:
-        width: of ``x``, and of the result.
-        heads: H, for the queries.
-        key_heads: Hk, for keys and values, each of which serves ``heads / num_key_heads`` queries' heads (grouped
-            queries; 1 is multi-query). None: as many as the queries have.
-        key_width: of the source of cross-attention. None: self-attention.
-        head_width: D; None is ``width / heads``.
-        bias: whether the projections add one.
-        dropout: the share of the attention weights that is dropped in training.
-        score: one of :mod:`jumok.scores` between vectors of width D, shared by all heads; None is scaled
-            dot-product.
+        width: the width of ``x`` and of the result.
+        num_heads: H, the number of query heads.
+        num_key_heads: Hk, the number of key and value heads. Each serves ``num_heads / num_key_heads`` query
+            heads (grouped queries; 1 is multi-query attention). Default: ``num_heads``.
+        key_width: the width of the source of cross-attention. Default: self-attention.
+        head_width: D, the width of a head. Default: ``width / num_heads``.
+        bias: whether the projections have a bias.
+        dropout: probability with which an attention weight is dropped in training.
+        score: one of :mod:`jumok.scores` for vectors of width D, shared by all heads. Default: scaled dot
+            product.
         softcap: as in :func:`jumok.attend`.
 
     >>> import jumok, torch
-    >>> mha = jumok.MultiHead(width=12, heads=4, key_heads=2)
+    >>> mha = jumok.MultiHead(width=12, num_heads=4, num_key_heads=2)
     >>> x = torch.randn(2, 5, 12)
     >>> whole = mha(x, mask=jumok.masks.causal())
     >>> whole.shape
     torch.Size([2, 5, 12])
-    >>> first, cache = mha.step(x[:, :3], jumok.Cache())
+    >>> first, cache = mha.step(x[:, :3], jumok.KVCache())
     >>> rest, cache = mha.step(x[:, 3:], cache)
     >>> torch.allclose(torch.cat([first, rest], dim=1), whole, atol=1e-6)
     True
@@ -77,7 +76,7 @@ class MultiHead(nn.Module):
         num_key_heads = num_heads if num_key_heads is None else num_key_heads
         _check_sizes(width, num_heads, num_key_heads, key_width, head_width)
         if not 0 <= dropout < 1:
-            raise InputError(f"MultiHead(dropout={dropout}): a probability in [0, 1) is expected")
+            raise InputError(f"MultiHead(dropout={dropout}): expected a probability in [0, 1)")
         self.width, self.key_width = width, key_width
         self.num_heads, self.num_key_heads = num_heads, num_key_heads
         self.head_width = width // num_heads if head_width is None else head_width
@@ -85,7 +84,7 @@ class MultiHead(nn.Module):
         self.score, self.softcap = score, softcap
         query_size, key_size = num_heads * self.head_width, num_key_heads * self.head_width
         if key_width is None:
-            # Queries, keys and values in one product, in this order.
+            # One matrix product computes queries, keys and values, in this order.
             self.project = Projection(width, query_size + 2 * key_size, bias)
         else:
             self.project_query = Projection(width, query_size, bias)
@@ -94,7 +93,7 @@ class MultiHead(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Each projection on its own by Glorot's rule, the biases at zero."""
+        """Initialise each projection separately by Glorot's rule, and the biases to zero."""
         if self.key_width is None:
             weights = self.project.weight.split([n * self.head_width for n in self._qkv_head_counts()])
         else:
@@ -113,14 +112,14 @@ class MultiHead(nn.Module):
         mask: Mask | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """Attend from ``x`` to itself, or to the source: ``(B, Q, width)``.
+        """Attend from ``x`` to itself or to the source. Returns ``(B, Q, width)``.
 
         Args:
             x: ``(B, Q, width)``.
-            source: of cross-attention, ``(B, K, key_width)``, or what :meth:`prepare` gave.
-            mask: one of :mod:`jumok.masks`, for weights ``(B, H, Q, K)``. Without one, all may attend to all.
-                The padding of a prepared source is kept out in any case.
-            bias: added to the scores, broadcasts to ``(B, H, Q, K)`` (T5's relative positions, ALiBi).
+            source: of cross-attention, ``(B, K, key_width)``, or the result of :meth:`prepare`.
+            mask: one of :mod:`jumok.masks`, for weights ``(B, H, Q, K)``. Default: every query sees every key,
+                except the padding of a prepared source, which is always masked.
+            bias: added to the scores. It broadcasts to ``(B, H, Q, K)`` (T5's relative positions, ALiBi).
         """
         query, key, value, mask = self._project_inputs(x, source, mask)
         return self._attend_and_merge(query, key, value, mask, bias)
@@ -133,7 +132,7 @@ class MultiHead(nn.Module):
         mask: Mask | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """Where each head looks, ``(B, H, Q, K)``: the weights that the same call of the module mixes by."""
+        """Return the attention weights ``(B, H, Q, K)`` that the same call of the module uses."""
         query, key, _, mask = self._project_inputs(x, source, mask)
         return weights(query, key, score=self.score, mask=mask, bias=bias, softcap=self.softcap)
 
@@ -150,47 +149,48 @@ class MultiHead(nn.Module):
 
         Args:
             x: the T new tokens, ``(B, T, width)``.
-            cache: what the step before returned; ``KVCache()`` at the first.
-            mask: for weights ``(B, H, T, K)``, K the cached keys and the new ones. None is
-                ``cache.causal(T, lengths)``; a mask that is given takes its place, but what lies behind a
-                row's end stays out. Where rows differ in length, a mask needs to know where each begins:
+            cache: the cache that the previous step returned; ``KVCache()`` at the first step.
+            mask: for weights ``(B, H, T, K)``, where K counts the cached and the new keys. Default:
+                ``cache.build_causal_mask(T, lengths)``. Positions after the end of a row are always masked. If
+                the rows differ in length, give the mask their offsets:
                 ``masks.window(128, 0, offset=cache.offset)``.
             bias: as in :meth:`forward`.
-            lengths: how many of the new tokens of each row are real; None: all of them.
+            lengths: how many of the new tokens of each row are real. Default: all.
 
         Returns:
-            ``(B, T, width)``, and the cache that holds the new tokens too.
+            The output ``(B, T, width)``, and the cache that contains the new tokens too.
         """
         if not isinstance(cache, KVCache):
             raise InputError(
-                f"MultiHead.step: {type(cache).__name__} came as the cache; the first is Cache()"
+                f"MultiHead.step: the cache must be a KVCache, not {type(cache).__name__}; "
+                "the first step takes KVCache()"
             )
         self._check_owner(cache)
         query, key, value = self._project_qkv(x)
-        given = mask is not None
+        has_own_mask = mask is not None
         if mask is None:
             mask = cache.build_causal_mask(x.shape[1], lengths)
         elif isinstance(cache.offset, tuple) and any(
-            _is_aligned_to_last_key(part) for part in mask.conjuncts()
+            _is_aligned_to_last_key(conjunct) for conjunct in mask.conjuncts()
         ):
             raise InputError(
-                f"MultiHead.step: the rows of the cache differ in length, so {mask!r} would begin at a wrong "
-                "place; give the mask offset=cache.offset"
+                f"MultiHead.step: the rows of the cache differ in length, so {mask!r} would start at a wrong "
+                "position; give the mask offset=cache.offset"
             )
         cache = replace(cache, owner=self).append(key, value, lengths)
-        if given and cache.padding_mask is not None:
+        if has_own_mask and cache.padding_mask is not None:
             mask = mask & cache.padding_mask
         return self._attend_and_merge(query, cache.key, cache.value, mask, bias), cache
 
     def prepare(self, source: Tensor, lengths: PerRowInts | None = None) -> KVCache:
-        """Keys and values of a source ``(B, K, key_width)``: computed once, used at every step.
+        """Compute keys and values of a source ``(B, K, key_width)`` once, for use at every step.
 
-        ``lengths`` tells how many tokens of each row are real; None: all of them.
+        ``lengths`` is the number of real tokens of each row. Default: all.
         """
         if self.key_width is None:
             raise InputError(
-                "MultiHead was made for self-attention; to attend to a source, make it with the width of "
-                f"that source: MultiHead(…, key_width={source.shape[-1]})"
+                "this MultiHead does self-attention; to attend to a source, create it with the width of "
+                f"the source: MultiHead(…, key_width={source.shape[-1]})"
             )
         _check_input("source", source, "key_width", self.key_width)
         key, value = self._split_qkv_heads(
@@ -201,7 +201,7 @@ class MultiHead(nn.Module):
     def _project_inputs(
         self, x: Tensor, source: Tensor | KVCache | None, mask: Mask | None
     ) -> tuple[Tensor, Tensor, Tensor, Mask | None]:
-        """Queries, keys and values of a whole call, and its mask with the padding known to the source."""
+        """Return queries, keys and values of a call, and its mask combined with the padding of the source."""
         if source is None:
             return *self._project_qkv(x), mask
         if not isinstance(source, KVCache):
@@ -214,54 +214,54 @@ class MultiHead(nn.Module):
     def _check_owner(self, cache: KVCache) -> None:
         if cache.owner is not None and cache.owner is not self:
             raise InputError(
-                "MultiHead: these keys and values were made by another module; each layer has a cache, and a "
-                "prepared source, of its own"
+                "MultiHead: these keys and values were computed by another module; each layer needs its own "
+                "cache and its own prepared source"
             )
 
     def _project_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries ``(B, H, Q, D)``, keys and values ``(B, Hk, Q, D)`` of self-attention."""
+        """Return queries ``(B, H, Q, D)``, keys and values ``(B, Hk, Q, D)`` of self-attention."""
         if self.key_width is not None:
             raise InputError(
-                f"MultiHead(…, key_width={self.key_width}) was made for cross-attention: pass a source, as "
-                "in mha(x, source); for self-attention leave key_width out"
+                f"MultiHead(…, key_width={self.key_width}) does cross-attention: pass a source, as in "
+                "mha(x, source); for self-attention, omit key_width"
             )
         _check_input("x", x, "width", self.width)
         query, key, value = self._split_qkv_heads(self.project(x), self._qkv_head_counts())
         return query, key, value
 
     def _project_query(self, x: Tensor, source: KVCache) -> Tensor:
-        """The queries ``(B, H, Q, D)`` of cross-attention."""
+        """Return the queries ``(B, H, Q, D)`` of cross-attention."""
         _check_input("x", x, "width", self.width)
         self._check_owner(source)
-        heads, width = source.key.shape[1], source.key.shape[3]
-        if self.key_width is None or (heads, width) != (self.num_key_heads, self.head_width):
+        num_heads, width = source.key.shape[1], source.key.shape[3]
+        if self.key_width is None or (num_heads, width) != (self.num_key_heads, self.head_width):
             raise InputError(
-                f"MultiHead: the source was prepared by another module, with {heads} heads of width {width}; "
-                "give this one what its own prepare(source) makes"
+                f"MultiHead: the source was prepared by another module, with {num_heads} heads of width "
+                f"{width}; pass the result of this module's own prepare(source)"
             )
         return self._split_heads(self.project_query(x))
 
     def _qkv_head_counts(self) -> list[int]:
-        """How many heads queries, keys and values have in the one product of self-attention."""
+        """Return the number of heads of queries, keys and values in the joint projection of self-attention."""
         return [self.num_heads, self.num_key_heads, self.num_key_heads]
 
     def _split_qkv_heads(self, x: Tensor, head_counts: list[int]) -> list[Tensor]:
-        """``(B, T, · D)`` to ``(B, heads, T, D)``, one for each of these numbers of heads."""
+        """Split ``(B, T, · D)`` into one ``(B, heads, T, D)`` for each of these numbers of heads."""
         if type(x) is Tensor and x.is_cpu and len(set(head_counts)) == 1 and not is_tracing():
-            # Fewer operations; only kernels for GPUs write the gradients side by side.
+            # Fewer operations. Only GPU kernels write the gradients next to each other.
             return list(
                 x.unflatten(2, (len(head_counts), -1, self.head_width)).permute(2, 0, 3, 1, 4).unbind()
             )
         return [self._split_heads(part) for part in split_qkv(x, [n * self.head_width for n in head_counts])]
 
     def _split_heads(self, x: Tensor) -> Tensor:
-        """``(B, T, heads · D)`` to ``(B, heads, T, D)``."""
+        """Reshape ``(B, T, heads · D)`` to ``(B, heads, T, D)``."""
         return x.unflatten(2, (-1, self.head_width)).transpose(1, 2)  # type: ignore[no-any-return]
 
     def _attend_and_merge(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, bias: Tensor | None
     ) -> Tensor:
-        mixed = attend(  # (B, H, Q, D)
+        out = attend(  # (B, H, Q, D)
             query,
             key,
             value,
@@ -271,37 +271,43 @@ class MultiHead(nn.Module):
             softcap=self.softcap,
             dropout=self.dropout if self.training else 0.0,
         )
-        merged: Tensor = self.merge(mixed.transpose(1, 2).flatten(2))
+        merged: Tensor = self.merge(out.transpose(1, 2).flatten(2))
         return merged
 
 
 def _is_aligned_to_last_key(mask: Mask) -> bool:
-    """Whether the mask is aligned to the last key, wherever that is."""
+    """Return whether the mask is aligned bottom-right, relative to the last key."""
     return isinstance(mask, WindowMask) and mask.offset is None
 
 
 def _check_sizes(
     width: int, num_heads: int, num_key_heads: int, key_width: int | None, head_width: int | None
 ) -> None:
-    sizes = {"width": width, "heads": num_heads, "key_heads": num_key_heads}
-    for name, size in {**sizes, "key_width": key_width, "head_width": head_width}.items():
+    sizes = {
+        "width": width,
+        "num_heads": num_heads,
+        "num_key_heads": num_key_heads,
+        "key_width": key_width,
+        "head_width": head_width,
+    }
+    for name, size in sizes.items():
         if size is not None and size < 1:
-            raise InputError(f"MultiHead({name}={size}): 1 or more is expected")
+            raise InputError(f"MultiHead({name}={size}): expected 1 or more")
     if head_width is None and width % num_heads:
         raise InputError(
-            f"MultiHead(width={width}, heads={num_heads}): the width does not divide into the heads; "
+            f"MultiHead(width={width}, num_heads={num_heads}): the width is not a multiple of num_heads; "
             "change one of them, or give head_width="
         )
     if num_heads % num_key_heads:
         raise InputError(
-            f"MultiHead(heads={num_heads}, key_heads={num_key_heads}): each key head serves equally many heads, "
-            "so heads must be a multiple of key_heads"
+            f"MultiHead(num_heads={num_heads}, num_key_heads={num_key_heads}): each key head serves the same "
+            "number of query heads, so num_heads must be a multiple of num_key_heads"
         )
 
 
 def _check_input(name: str, x: Tensor, argument: str, width: int) -> None:
     if x.dim() != 3 or x.shape[-1] != width:
         raise InputError(
-            f"MultiHead: {name} of shape {tuple(x.shape)} came; expected (batch, length, {width}), with the "
-            f"{argument} that the module was made for; a single sequence goes in as {name}[None]"
+            f"MultiHead: {name} has shape {tuple(x.shape)}; expected (batch, length, {width}), where {width} "
+            f"is the {argument} of the module; pass a single sequence as {name}[None]"
         )

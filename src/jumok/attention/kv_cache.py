@@ -1,10 +1,10 @@
-"""The keys and values of past steps: passed in, returned, never stored on a module.
+"""The keys and values of past steps. They are passed in and returned, never stored on a module.
 
-A cache never changes once made. ``append`` gives a new one, and the old one may be continued a second
-time, in another way. Rows of the batch may hold different numbers of keys (a *ragged* cache): each
-begins at the left, and what is appended is written at each row's own place::
+A cache is immutable. ``append`` returns a new cache, and the old one can be continued a second time in another
+way. Rows of the batch may hold different numbers of keys (a *ragged* cache). Each row starts at the left, and
+new keys are written at the end of each row::
 
-    lengths (2, 4)      append 2 tokens a row      lengths (4, 6)
+    lengths (2, 4)      append 2 tokens per row    lengths (4, 6)
 
         a a · ·                  A A                 a a A A · ·
         b b b b                  B B                 b b b b B B
@@ -34,27 +34,27 @@ PerRowInts = Sequence[int] | Tensor  # one for each row
 
 
 class KVBuffer:
-    """Keys and values with free places behind them, shared by a cache and those that continue it.
+    """Keys and values with free capacity after them, shared by a cache and the caches that continue it.
 
-    ``used_lengths`` tells how much of each row belongs to the newest of these caches. Only that one may write
-    into the free places; whoever continues an older one takes a copy first, so that both stay right.
-    None: nobody may write, since the tensors are the caller's own or autograd's.
+    ``used_lengths`` is the length of each row in the newest of these caches. Only that cache may write into the
+    free capacity. Continuing an older cache copies the buffer first, so that both stay valid. None means that
+    no cache may write, because the tensors belong to the caller or to autograd.
     """
 
     def __init__(self, key: Tensor, value: Tensor, used_lengths: tuple[int, ...] | None) -> None:
-        self.key = key  # (B, Hk, places, D)
-        self.value = value  # (B, Hk, places, Dv)
+        self.key = key  # (B, Hk, capacity, D)
+        self.value = value  # (B, Hk, capacity, Dv)
         self.used_lengths = used_lengths
 
 
 @dataclass(frozen=True, eq=False)
 class KVCache:
-    """Keys and values of one attention layer. ``KVCache()`` is empty; the first ``append`` gives it its sizes.
+    """Keys and values of one attention layer. ``KVCache()`` is empty; the first ``append`` sets its sizes.
 
-    Rows begin at the left: of a left-padded prompt, move each row's tokens to the left first, or pass the
-    mask of the whole row, padding and all, at every step.
+    Rows start at the left. For a left-padded prompt, move the tokens of each row to the left first, or pass the
+    mask of the whole row, including the padding, at every step.
 
-    >>> past = Cache().append(torch.zeros(2, 3, 5, 8), torch.zeros(2, 3, 5, 8), lengths=[4, 5])
+    >>> past = KVCache().append(torch.zeros(2, 3, 5, 8), torch.zeros(2, 3, 5, 8), lengths=[4, 5])
     >>> past = past.append(torch.ones(2, 3, 1, 8), torch.ones(2, 3, 1, 8))
     >>> past.lengths
     (5, 6)
@@ -63,21 +63,19 @@ class KVCache:
             [0., 0., 0., 0., 0., 1.]])
     """
 
-    lengths: tuple[int, ...] = ()  # how many keys each row holds; on the host, so that no GPU is waited for
+    lengths: tuple[int, ...] = ()  # the number of keys of each row, on the host
     buffer: KVBuffer | None = field(default=None, repr=False)
-    owner: object | None = field(default=None, repr=False)  # the layer that these are of, if one said so
-    padding_is_zero: bool = field(
-        default=False, repr=False
-    )  # known: behind each row's length there are zeros
+    owner: object | None = field(default=None, repr=False)  # the layer that created the keys, if known
+    padding_is_zero: bool = field(default=False, repr=False)  # whether the rest of each row is known to be 0
 
     @property
     def key(self) -> Tensor:
-        """``(B, Hk, K, D)``, K the largest of ``lengths``; what lies behind a row's length means nothing."""
+        """``(B, Hk, K, D)``, where K is the largest of ``lengths``. The rest of a shorter row is undefined."""
         return self._require_buffer().key[:, :, : self.max_length]
 
     @property
     def value(self) -> Tensor:
-        """``(B, Hk, K, Dv)``, as :attr:`key`."""
+        """``(B, Hk, K, Dv)``. The rest of a shorter row is undefined."""
         return self._require_buffer().value[:, :, : self.max_length]
 
     @property
@@ -87,118 +85,124 @@ class KVCache:
 
     @property
     def offset(self) -> int | tuple[int, ...]:
-        """How many tokens lie before the next one: one number, or, where the rows differ, one for each."""
+        """The number of tokens before the next one: one number, or one for each row if the rows differ."""
         return self.lengths if _is_ragged(self.lengths) else self.max_length
 
     def append(self, key: Tensor, value: Tensor, lengths: PerRowInts | None = None) -> KVCache:
-        """A cache that holds ``key`` ``(B, Hk, T, D)`` and ``value`` ``(B, Hk, T, Dv)`` too.
+        """Return a cache that contains ``key`` and ``value`` too.
 
-        ``lengths`` tells how many of the T new tokens of each row are real, counted from the left;
-        None: all of them.
+        Args:
+            key: ``(B, Hk, T, D)``.
+            value: ``(B, Hk, T, Dv)``.
+            lengths: how many of the T new tokens of each row are real, counted from the left. Default: all.
         """
         self._check_append(key, value)
-        batch, new = key.shape[0], key.shape[2]
-        after = self._lengths_after(batch, new, lengths)
+        batch_size, num_new_tokens = key.shape[0], key.shape[2]
+        new_lengths = self._lengths_after(batch_size, num_new_tokens, lengths)
         if self.buffer is None:
-            return KVCache(after, KVBuffer(key, value, used_lengths=None), self.owner)
-        begin = self._get_write_positions(new, key.device)
+            return KVCache(new_lengths, KVBuffer(key, value, used_lengths=None), self.owner)
+        write_positions = self._get_write_positions(num_new_tokens, key.device)
         if torch.is_grad_enabled():
-            # Autograd keeps tensors for the backward pass by reference: nothing may be written in place.
-            joined = (
-                _append_out_of_place(self.key, key, begin),
-                _append_out_of_place(self.value, value, begin),
-            )
-            return KVCache(after, KVBuffer(*joined, used_lengths=None), self.owner)
-        room = self._get_writable_buffer(self.max_length + new)
-        _write_in_place(room.key, key, begin)
-        _write_in_place(room.value, value, begin)
-        room.used_lengths = after
-        return KVCache(after, room, self.owner)
+            # Autograd saves tensors for the backward pass by reference, so nothing is written in place.
+            key = _append_out_of_place(self.key, key, write_positions)
+            value = _append_out_of_place(self.value, value, write_positions)
+            return KVCache(new_lengths, KVBuffer(key, value, used_lengths=None), self.owner)
+        buffer = self._get_writable_buffer(self.max_length + num_new_tokens)
+        _write_in_place(buffer.key, key, write_positions)
+        _write_in_place(buffer.value, value, write_positions)
+        buffer.used_lengths = new_lengths
+        return KVCache(new_lengths, buffer, self.owner)
 
     def reorder(self, index: PerRowInts) -> KVCache:
-        """The rows ``index`` of the batch, in that order; a row may be left out or come twice (beam search).
+        """Return the rows ``index`` of the batch, in that order. A row may be repeated or left out.
 
-        An index on a GPU is waited for only if the rows differ in length.
+        The host waits for an index on a GPU only if the rows differ in length.
         """
-        room = self._require_buffer()
+        buffer = self._require_buffer()
         rows = torch.as_tensor(index)
         if rows.dim() != 1 or (rows.numel() and (rows.is_floating_point() or rows.dtype == torch.bool)):
             raise InputError(
-                "reorder(index) takes the numbers of the rows, whole numbers in one dimension; "
-                f"{rows.dtype} of shape {tuple(rows.shape)} came"
+                "reorder(index) takes row numbers, integers in one dimension, not "
+                f"{rows.dtype} of shape {tuple(rows.shape)}"
             )
         lengths = (self.max_length,) * len(rows)
         if rows.device.type == "cpu" or _is_ragged(self.lengths):
-            known = rows.tolist()
-            for row in known:
+            row_numbers = rows.tolist()
+            for row in row_numbers:
                 if not 0 <= row < len(self.lengths):
-                    raise InputError(f"reorder(index) asks for row {row} of a batch of {len(self.lengths)}; "
-                                     "the first row is 0")  # fmt: skip
-            lengths = tuple(self.lengths[row] for row in known)
-        rows = move_to_device(rows.long(), room.key.device)
-        # The free places come along, so that the step that follows need not make new ones.
-        taken = None if torch.is_grad_enabled() else lengths
-        key, value = (x.index_select(0, rows) for x in (room.key, room.value))
-        return KVCache(lengths, KVBuffer(key, value, taken), self.owner, self.padding_is_zero)
+                    raise InputError(
+                        f"reorder(index) asks for row {row} of a batch of {len(self.lengths)}; "
+                        "the first row is 0"
+                    )
+            lengths = tuple(self.lengths[row] for row in row_numbers)
+        rows = move_to_device(rows.long(), buffer.key.device)
+        # The free capacity is copied too, so that the next step need not allocate it again.
+        key, value = (x.index_select(0, rows) for x in (buffer.key, buffer.value))
+        used_lengths = None if torch.is_grad_enabled() else lengths
+        return KVCache(lengths, KVBuffer(key, value, used_lengths), self.owner, self.padding_is_zero)
 
     def zero_padding(self) -> KVCache:
-        """The same, with zeros behind each row's length: done once, so that no step has to see to it."""
+        """Return the same cache with zeros after the end of each row. Later steps then need not do it."""
         if self.padding_is_zero or not _is_ragged(self.lengths):
             return self
-        ends = move_to_device(torch.tensor(self.lengths), self.key.device)
-        real = (torch.arange(self.max_length, device=ends.device) < ends[:, None])[:, None, :, None]
-        key, value = (x.where(real, 0) for x in (self.key, self.value))
+        lengths = move_to_device(torch.tensor(self.lengths), self.key.device)
+        is_real = (torch.arange(self.max_length, device=lengths.device) < lengths[:, None])[:, None, :, None]
+        key, value = (x.where(is_real, 0) for x in (self.key, self.value))
         return KVCache(
             self.lengths, KVBuffer(key, value, used_lengths=None), self.owner, padding_is_zero=True
         )
 
     def build_causal_mask(self, num_new_tokens: int, lengths: PerRowInts | None = None) -> Mask:
-        """The mask for ``num_new_tokens`` tokens about to be appended: each sees the past, itself, and nothing later.
+        """Return the mask for tokens about to be appended: each sees the past and itself, but no later token.
 
-        ``lengths`` as in :meth:`append`. The layers of a model share this mask: make it once a step.
+        ``lengths`` as in :meth:`append`. All layers of a model can share the mask: build it once per step.
 
-        >>> Cache().causal(3)
+        >>> KVCache().build_causal_mask(3)
         causal()
-        >>> past = Cache().append(torch.zeros(2, 3, 5, 8), torch.zeros(2, 3, 5, 8), lengths=[4, 5])
-        >>> past.causal(2)
+        >>> past = KVCache().append(torch.zeros(2, 3, 5, 8), torch.zeros(2, 3, 5, 8), lengths=[4, 5])
+        >>> past.build_causal_mask(2)
         causal(offset=[4, 5]) & padding([6, 7])
         """
-        batch = len(self.lengths) if self.buffer is not None or lengths is None else len(lengths)
-        before, after = self._lengths_before(batch), self._lengths_after(batch, num_new_tokens, lengths)
+        batch_size = len(self.lengths) if self.buffer is not None or lengths is None else len(lengths)
+        before = self._lengths_before(batch_size)
+        after = self._lengths_after(batch_size, num_new_tokens, lengths)
         if not _is_ragged(before) and all(
             b + num_new_tokens == a for b, a in zip(before, after, strict=True)
         ):
-            return masks.causal()  # all rows alike: bottom-right says the same, and the fast paths know it
+            return (
+                masks.causal()
+            )  # for equal rows, bottom-right alignment is the same, and fast paths support it
         if num_new_tokens == 1:
-            return masks.padding(after)  # nothing is later than the only new token
+            return masks.padding(after)  # no token is later than the only new one
         return masks.causal(offset=before) & masks.padding(after)
 
     @functools.cached_property
     def padding_mask(self) -> Mask | None:
-        """The mask for queries that may see all that is cached (cross-attention); None: none is needed."""
+        """The mask for queries that may see all cached keys (cross-attention), or None if none is needed."""
         if not _is_ragged(self.lengths):
             return None
         return replace(cast(PaddingMask, masks.padding(self.lengths)), padding_is_zero=self.padding_is_zero)
 
     def _require_buffer(self) -> KVBuffer:
         if self.buffer is None:
-            raise InputError("this cache is empty; append(key, value) gives one that is not")
+            raise InputError("this cache is empty; append(key, value) returns a cache with keys and values")
         return self.buffer
 
     def _get_writable_buffer(self, capacity: int) -> KVBuffer:
-        """Room for so many keys a row, which this cache may write into."""
-        room = self._require_buffer()
-        have = room.key.shape[2]
-        # What was made in inference mode cannot be written outside of it.
-        writable = torch.is_inference_mode_enabled() or not room.key.is_inference()
-        if room.used_lengths == self.lengths and capacity <= have and writable:
-            return room
-        free = max(capacity, 2 * have) - self.max_length  # doubling: T steps copy O(T), not O(T²)
-        key, value = (F.pad(x, (0, 0, 0, free)) for x in (self.key, self.value))
+        """Return a buffer with this capacity per row, into which this cache may write."""
+        buffer = self._require_buffer()
+        current_capacity = buffer.key.shape[2]
+        # Tensors created in inference mode cannot be written outside of it.
+        is_writable = torch.is_inference_mode_enabled() or not buffer.key.is_inference()
+        if buffer.used_lengths == self.lengths and capacity <= current_capacity and is_writable:
+            return buffer
+        # Doubling the capacity: T steps copy O(T), not O(T²).
+        num_free = max(capacity, 2 * current_capacity) - self.max_length
+        key, value = (F.pad(x, (0, 0, 0, num_free)) for x in (self.key, self.value))
         return KVBuffer(key, value, self.lengths)
 
     def _get_write_positions(self, num_new_tokens: int, device: torch.device) -> int | Tensor:
-        """Where the new tokens go: from one place on, or, where the rows differ, to places ``(B, T)``."""
+        """Return where new tokens are written: the first position, or ``(B, T)`` positions if the rows differ."""
         if not _is_ragged(self.lengths):
             return self.max_length
         return move_to_device(torch.tensor(self.lengths)[:, None] + torch.arange(num_new_tokens), device)
@@ -214,22 +218,22 @@ class KVCache:
             return tuple(b + num_new_tokens for b in before)
         if isinstance(lengths, int):
             raise InputError(
-                f"lengths={lengths} came; one number for each of the {batch_size} rows is expected"
+                f"lengths={lengths} is one number; expected one for each of the {batch_size} rows"
             )
-        added = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
-        if len(added) != batch_size or any(
-            not isinstance(n, int) or not 0 <= n <= num_new_tokens for n in added
+        num_added = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
+        if len(num_added) != batch_size or any(
+            not isinstance(n, int) or not 0 <= n <= num_new_tokens for n in num_added
         ):
             raise InputError(
-                f"lengths {added} came with {batch_size} rows of {num_new_tokens} new tokens; "
-                f"expected a whole number from 0 to {num_new_tokens} for each row: how many of its tokens are real"
+                f"lengths {num_added} do not fit {batch_size} rows of {num_new_tokens} new tokens; "
+                f"expected an integer from 0 to {num_new_tokens} for each row: how many of its tokens are real"
             )
-        return tuple(b + n for b, n in zip(before, added, strict=True))
+        return tuple(b + n for b, n in zip(before, num_added, strict=True))
 
     def _check_append(self, key: Tensor, value: Tensor) -> None:
         if key.dim() != 4 or value.dim() != 4 or key.shape[:3] != value.shape[:3]:
             raise InputError(
-                f"append: key {tuple(key.shape)} and value {tuple(value.shape)} came; expected "
+                f"append: the key has shape {tuple(key.shape)}, the value {tuple(value.shape)}; expected "
                 "(batch, heads, tokens, width), with the same batch, heads and tokens in both"
             )
         if self.buffer is None:
@@ -237,26 +241,26 @@ class KVCache:
         for name, new, old in (("key", key, self.buffer.key), ("value", value, self.buffer.value)):
             if (*new.shape[:2], new.shape[3]) != (*old.shape[:2], old.shape[3]):
                 raise InputError(
-                    f"append: a {name} of shape {tuple(new.shape)} came, but the cache holds a batch of "
+                    f"append: the {name} has shape {tuple(new.shape)}, but the cache has a batch of "
                     f"{old.shape[0]}, {old.shape[1]} heads and width {old.shape[3]}; a cache belongs to one "
-                    "layer and one batch: start from Cache() for another, or choose rows with reorder(index)"
+                    "layer and one batch: start another from KVCache(), or select rows with reorder(index)"
                 )
             if (new.dtype, new.device) != (old.dtype, old.device):
                 raise InputError(
-                    f"append: a {name} of {new.dtype} on {new.device} came, but the cache holds {old.dtype} "
-                    f"on {old.device}; bring them together with .to()"
+                    f"append: the {name} is {new.dtype} on {new.device}, but the cache is {old.dtype} "
+                    f"on {old.device}; convert one with .to()"
                 )
 
 
 def _append_out_of_place(old: Tensor, new: Tensor, write_positions: int | Tensor) -> Tensor:
-    """``num_new_tokens`` behind what each row of ``old`` holds, as a tensor of its own."""
+    """Return a new tensor with ``new`` after the end of each row of ``old``."""
     if isinstance(write_positions, int):
         return torch.cat([old, new], dim=2)
     return F.pad(old, (0, 0, 0, new.shape[2])).scatter(2, _expand_scatter_index(write_positions, new), new)
 
 
 def _write_in_place(buffer: Tensor, new: Tensor, write_positions: int | Tensor) -> None:
-    """``num_new_tokens`` into the free places behind what each row of ``buffer`` holds."""
+    """Write ``new`` into the free capacity after the end of each row of ``buffer``."""
     if isinstance(write_positions, int):
         buffer[:, :, write_positions : write_positions + new.shape[2]] = new
     else:
@@ -264,7 +268,7 @@ def _write_in_place(buffer: Tensor, new: Tensor, write_positions: int | Tensor) 
 
 
 def _expand_scatter_index(write_positions: Tensor, new: Tensor) -> Tensor:
-    """The places ``(B, T)`` as ``scatter`` wants them: one for every number of ``num_new_tokens``."""
+    """Expand the positions ``(B, T)`` to the shape of ``new``, as ``scatter`` requires."""
     return write_positions[:, None, :, None].expand_as(new)
 
 

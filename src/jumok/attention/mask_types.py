@@ -1,12 +1,12 @@
-"""The kinds of mask, and what each can tell of itself. They are made by :mod:`jumok.attention.masks`.
+"""Mask classes. Users create them with :mod:`jumok.attention.masks`.
 
-Those of packed sequences are in :mod:`jumok.attention.packings`.
+The classes for packed sequences are in :mod:`jumok.attention.packed_masks`.
 
-Most masks are *bands*: query ``i`` may attend to the keys ``first[i] … last[i]``. Padding, causal,
-window and packed documents are bands, and so is every ``&`` of them. A band is two whole numbers a
-row, so that no path has to build a Q×K tensor for it; and what the paths want to know (rows with
-nothing allowed, keys that nobody sees, blocks that are full or empty) follows from those numbers.
-``|``, ``~`` and ``tensor`` give masks that need not be bands.
+Most masks are *bands*: query ``i`` may attend to the keys ``first[i] … last[i]``. Padding, causal, window and
+packed documents are bands, and so is every ``&`` of them. A band is two integers per row, so no path has to
+build a Q×K tensor for it. Everything that a path needs to know (rows without any key, keys that no query
+sees, blocks that are full or empty) follows from these integers. ``|``, ``~`` and ``tensor`` create masks
+that need not be bands.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from jumok.errors import InputError
 
 T = TypeVar("T")
 
-MAX_SCAN_ELEMENTS = 1 << 24  # mask elements held at one time when a mask that is no band is looked through
-MASK_CACHE_SIZE = 16  # things that a mask keeps, such as its band for one size; the oldest goes first
+MAX_SCAN_ELEMENTS = 1 << 24  # elements materialised at a time when a mask that is not a band is scanned
+MASK_CACHE_SIZE = 16  # cached values per mask, such as its band for one shape
 
 
 class AttentionShape(NamedTuple):
-    """The attention that a mask is used in: ``leading`` dimensions in front of Q queries and K keys."""
+    """The sizes of the attention in which a mask is used."""
 
-    num_leading_dims: int
+    num_leading_dims: int  # dimensions in front of the queries: batch, heads
     num_queries: int
     num_keys: int
     device: torch.device
@@ -40,21 +40,21 @@ class AttentionShape(NamedTuple):
 class Band(NamedTuple):
     """Query ``i`` may attend to the keys ``first[…, i] … last[…, i]``, both included.
 
-    Shapes ``(*leading, Q)``; a dimension in which all is alike may be 1.
+    Both have shape ``(*leading, Q)``. A dimension along which all values are equal may have size 1.
     """
 
     first: Tensor
     last: Tensor
 
 
-# -------------------------------------------------------------------- what every mask can tell
+# ------------------------------------------------------------------------------------ base class
 
 
 class Mask:
-    """What each query may attend to. Combine with ``&``, ``|`` and ``~``; a mask never changes once made.
+    """What each query may attend to. Masks are immutable. Combine them with ``&``, ``|`` and ``~``.
 
     >>> import jumok
-    >>> (jumok.masks.causal() & jumok.masks.padding([2, 3])).dense(3, 3).int()
+    >>> (jumok.masks.causal() & jumok.masks.padding([2, 3])).to_dense(3, 3).int()
     tensor([[[1, 0, 0],
              [1, 1, 0],
              [1, 1, 0]],
@@ -66,52 +66,58 @@ class Mask:
 
     @property
     def num_leading_dims(self) -> int:
-        """How many leading dimensions the mask has itself."""
+        """The number of leading dimensions that the mask itself has."""
         raise NotImplementedError
 
     def to_band(self, shape: AttentionShape) -> Band | None:
-        """The mask as a band, or None when it is none."""
+        """Return the mask as a band, or None if it is not a band."""
         return None
 
     def to_dense_rows(self, shape: AttentionShape, rows: slice) -> Tensor:
-        """Some rows, ``(*leading, rows, K)``, boolean; a dimension in which all is alike may be 1."""
+        """Return some rows as a boolean tensor ``(*leading, rows, K)``.
+
+        A dimension along which all values are equal may have size 1.
+        """
         raise NotImplementedError
 
     def check_shape(self, leading_shape: Sequence[int], shape: AttentionShape) -> None:
-        """Raise when the mask does not fit an attention of these sizes. Never waits for the GPU."""
+        """Raise if the mask does not fit an attention of these sizes. Never waits for the GPU."""
 
     def conjuncts(self) -> tuple[Mask, ...]:
-        """The masks of which this one is the ``&``."""
+        """Return the masks whose ``&`` this mask is."""
         return (self,)
 
     def leaves(self) -> tuple[Mask, ...]:
-        """The masks of which this one is combined in any way."""
+        """Return the masks from which this mask is combined by any operators."""
         return (self,)
 
     def is_query_independent(self) -> bool:
-        """Whether every query of a row of the batch sees the same keys."""
+        """Return whether all queries of a batch row see the same keys."""
         return False
 
     def has_no_empty_rows(self, shape: AttentionShape) -> bool:
-        """True when it is known, without looking at numbers on a device, that every query has a key."""
+        """Return whether every query is known to see a key, without reading values from a device."""
         return False
 
     def has_no_hidden_keys(self, shape: AttentionShape) -> bool:
-        """True when it is known likewise that every key has a query, or that the others hold zeros."""
+        """Return whether every key is known to be seen by a query, or the other keys are known to be zero.
+
+        Values are not read from a device.
+        """
         return False
 
     def includes_diagonal(self) -> bool:
-        """Whether, if it lets query i see anything, it lets it see the key of its own place."""
+        """Return whether every query that sees any key also sees the key at its own position."""
         return False
 
     def includes_first_key(self) -> bool:
-        """The same of the first key."""
+        """Return whether every query that sees any key also sees the first key."""
         return False
 
     def __and__(self, other: Mask) -> Mask:
         return AndMask(self, _require_mask(other))
 
-    __rand__ = __and__  # what is no mask and stands on the left is refused with the same words
+    __rand__ = __and__  # raises the same error if the left operand is not a mask
 
     def __or__(self, other: Mask) -> Mask:
         return OrMask(self, _require_mask(other))
@@ -133,88 +139,92 @@ class Mask:
         device: torch.device | str = "cpu",
         num_leading_dims: int | None = None,
     ) -> Tensor:
-        """The whole mask as a boolean tensor ``(*leading, Q, K)``.
+        """Return the whole mask as a boolean tensor ``(*leading, Q, K)``.
 
-        ``leading``: how many leading dimensions the attention has, where that is more than the mask's own.
-        What ``attend`` refuses of queries and keys of these lengths, is refused here as well.
+        It raises the same errors as ``attend`` for queries and keys of these lengths.
+
+        Args:
+            num_queries: Q.
+            num_keys: K.
+            device: the device of the result.
+            num_leading_dims: the number of leading dimensions of the attention, if the mask itself has fewer.
 
         >>> import jumok
-        >>> jumok.masks.causal().dense(2, 3)
+        >>> jumok.masks.causal().to_dense(2, 3)
         tensor([[ True,  True, False],
                 [ True,  True,  True]])
         """
-        for name, length in (("queries", num_queries), ("keys", num_keys)):
+        for name, length in (("num_queries", num_queries), ("num_keys", num_keys)):
             if not isinstance(length, int) or length < 0:
-                raise InputError(f"dense({name}={length!r}): a whole number, 0 or more, is expected")
-        at = AttentionShape(
+                raise InputError(f"to_dense({name}={length!r}): expected an integer, 0 or more")
+        shape = AttentionShape(
             max(self.num_leading_dims, num_leading_dims or 0), num_queries, num_keys, torch.device(device)
         )
-        own = [leaf.to_dense_rows(at, slice(0, 0)).shape[:-2] for leaf in self.leaves()]
+        leaf_shapes = [leaf.to_dense_rows(shape, slice(0, 0)).shape[:-2] for leaf in self.leaves()]
         try:
-            whole = torch.broadcast_shapes(*own)
+            leading_shape = torch.broadcast_shapes(*leaf_shapes)
         except RuntimeError:
-            shown = ", ".join(str(tuple(shape)) for shape in own)
-            raise InputError(f"the mask's parts have leading dimensions that do not fit: {shown}") from None
+            listed = ", ".join(str(tuple(leaf_shape)) for leaf_shape in leaf_shapes)
+            raise InputError(f"the mask's parts have leading dimensions that do not fit: {listed}") from None
         for leaf in self.leaves():
-            # A tensor that lies elsewhere comes along.
-            leaf.check_shape(
-                whole, at._replace(device=leaf.allowed.device) if isinstance(leaf, DenseMask) else at
-            )
-        part = self.to_dense_rows(at, slice(0, num_queries))
-        return part.expand(*part.shape[:-2], num_queries, num_keys)
+            # A tensor on another device is copied.
+            leaf_device = leaf.allowed.device if isinstance(leaf, DenseMask) else shape.device
+            leaf.check_shape(leading_shape, shape._replace(device=leaf_device))
+        dense = self.to_dense_rows(shape, slice(0, num_queries))
+        return dense.expand(*dense.shape[:-2], num_queries, num_keys)
 
     def find_nonempty_rows(self, shape: AttentionShape) -> Tensor | None:
-        """Which queries may attend to anything, ``(*leading, Q)`` up to broadcasting; None: all of them."""
+        """Return which queries see any key, ``(*leading, Q)`` up to broadcasting, or None if all do."""
         if self.has_no_empty_rows(shape):
             return None
 
-        def look() -> Tensor:
+        def compute() -> Tensor:
             band = self.to_band(shape)
             if band is not None:
                 return band.last.clamp(max=shape.num_keys - 1) >= band.first.clamp(min=0)
-            return torch.cat([part.any(-1) for part in self._iter_row_chunks(shape)], dim=-1)
+            return torch.cat([chunk.any(-1) for chunk in self._iter_row_chunks(shape)], dim=-1)
 
-        return self.get_or_compute(("rows", shape), look)
+        return self.get_or_compute(("rows", shape), compute)
 
     def find_visible_keys(self, shape: AttentionShape) -> Tensor | None:
-        """Which keys some query may attend to, ``(*leading, K)`` up to broadcasting; None: all of them."""
+        """Return which keys any query sees, ``(*leading, K)`` up to broadcasting, or None if all are seen."""
         if self.has_no_hidden_keys(shape):
             return None
 
-        def look() -> Tensor:
+        def compute() -> Tensor:
             band = self.to_band(shape)
             if band is not None:
                 return _find_covered_keys(band, shape.num_keys)
-            return functools.reduce(torch.logical_or, (part.any(-2) for part in self._iter_row_chunks(shape)))
+            chunks = (chunk.any(-2) for chunk in self._iter_row_chunks(shape))
+            return functools.reduce(torch.logical_or, chunks)
 
-        return self.get_or_compute(("keys", shape), look)
+        return self.get_or_compute(("keys", shape), compute)
 
     def _iter_row_chunks(self, shape: AttentionShape) -> Iterator[Tensor]:
-        """The whole mask, some rows at a time, so that looking through it never takes Q×K elements."""
+        """Yield the dense mask in chunks of rows, so that a scan never takes Q×K elements."""
         sample = self.to_dense_rows(shape, slice(0, 2))
-        if sample.shape[-2] < 2:  # all rows are alike, or there is only one
+        if sample.shape[-2] < 2:  # all rows are equal, or there is only one
             yield sample
             return
-        step = max(1, 2 * MAX_SCAN_ELEMENTS // max(1, sample.numel()))
-        for start in range(0, shape.num_queries, step):
-            yield self.to_dense_rows(shape, slice(start, min(start + step, shape.num_queries)))
+        chunk_size = max(1, 2 * MAX_SCAN_ELEMENTS // max(1, sample.numel()))
+        for start in range(0, shape.num_queries, chunk_size):
+            yield self.to_dense_rows(shape, slice(start, min(start + chunk_size, shape.num_queries)))
 
     def get_or_compute(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """What was worked out once for a size and a device holds for the mask's whole life."""
+        """Return a value derived from the mask, computed once and cached on the mask."""
         if is_tracing():
             return compute()
-        memo: BoundedCache = self.__dict__.setdefault("_memo", BoundedCache(MASK_CACHE_SIZE))
-        keep = True
-        if is_capturing_cuda_graph() and not memo.contains(
-            key
-        ):  # what is made now holds numbers only when its graph runs
-            recording = get_cuda_graph_scope()
-            key, keep = (recording, key), recording is not None
-        with torch.inference_mode(False):  # what is worked out in inference may be needed in training
-            return memo.get_or_compute(key, compute, store=keep)
+        cache: BoundedCache = self.__dict__.setdefault("_cache", BoundedCache(MASK_CACHE_SIZE))
+        store = True
+        if is_capturing_cuda_graph() and key not in cache:
+            # Tensors made during the capture hold values only when that graph runs.
+            scope = get_cuda_graph_scope()
+            key, store = (scope, key), scope is not None
+        with torch.inference_mode(False):  # a value computed in inference mode may be needed in training
+            return cache.get_or_compute(key, compute, store=store)
 
 
-# ---------------------------------------------------------------------------- the kinds of mask
+# ------------------------------------------------------------------------------------- mask types
 
 
 class BandMask(Mask):
@@ -224,25 +234,25 @@ class BandMask(Mask):
         band = self.to_band(shape)
         assert band is not None
 
-        def look() -> Tensor:
+        def compute() -> Tensor:
             first, last = (_slice_rows(x, rows, -1)[..., None] for x in band)
-            place = torch.arange(shape.num_keys, device=shape.device)
-            return (place >= first) & (place <= last)
+            keys = torch.arange(shape.num_keys, device=shape.device)
+            return (keys >= first) & (keys <= last)
 
-        return self.get_or_compute(("row", shape), look) if band.first.shape[-1] == 1 else look()
+        return self.get_or_compute(("row", shape), compute) if band.first.shape[-1] == 1 else compute()
 
 
 @dataclass(frozen=True, eq=False)
 class PaddingMask(BandMask):
-    """The same keys ``first … last`` for every query of a row of the batch: padding."""
+    """Every query of a batch row sees the same contiguous keys ``first … last``."""
 
     first: Tensor  # (*leading)
-    last: Tensor
-    min_length: int  # known on the host: the fewest keys of a row, …
-    max_end: int  # … one more than the last key of any, …
-    max_first: int  # … and the latest first key
-    num_keys: int | None = None  # how many keys a 0/1 mask was for
-    padding_is_zero: bool = False  # known: the keys that no query sees hold zeros
+    last: Tensor  # (*leading)
+    min_length: int  # the fewest keys of any row; like the next two, known on the host
+    max_end: int  # the largest last key of any row, plus one
+    max_first: int  # the largest first key of any row
+    num_keys: int | None = None  # the number of keys of the 0/1 mask that this was created from
+    padding_is_zero: bool = False  # whether the keys that no query sees are known to be zero
 
     @property
     def num_leading_dims(self) -> int:
@@ -252,11 +262,11 @@ class PaddingMask(BandMask):
         return True
 
     def to_band(self, shape: AttentionShape) -> Band:
-        def make() -> Band:
+        def compute() -> Band:
             ends = (move_to_device(x, shape.device)[..., None] for x in (self.first, self.last))
             return Band(*(align_leading_dims(x, self.num_leading_dims, shape.num_leading_dims) for x in ends))
 
-        return self.get_or_compute(("band", shape), make)
+        return self.get_or_compute(("band", shape), compute)
 
     def check_shape(self, leading_shape: Sequence[int], shape: AttentionShape) -> None:
         if self.num_keys is not None:
@@ -285,7 +295,7 @@ class PaddingMask(BandMask):
 
 @dataclass(frozen=True, eq=False)
 class KeyMask(Mask):
-    """The same keys for every query of a row of the batch, in more than one piece."""
+    """Every query of a batch row sees the same keys, which need not be contiguous."""
 
     allowed: Tensor  # (*leading, K), on the host
 
@@ -297,8 +307,8 @@ class KeyMask(Mask):
         return True
 
     def to_dense_rows(self, shape: AttentionShape, rows: slice) -> Tensor:
-        on_device = self.get_or_compute(shape.device, lambda: move_to_device(self.allowed, shape.device))
-        return align_leading_dims(on_device[..., None, :], self.num_leading_dims, shape.num_leading_dims)
+        allowed = self.get_or_compute(shape.device, lambda: move_to_device(self.allowed, shape.device))
+        return align_leading_dims(allowed[..., None, :], self.num_leading_dims, shape.num_leading_dims)
 
     def check_shape(self, leading_shape: Sequence[int], shape: AttentionShape) -> None:
         _check_zero_one_shape(self.allowed.shape, leading_shape, shape)
@@ -309,36 +319,36 @@ class KeyMask(Mask):
 
 @dataclass(frozen=True, eq=False)
 class WindowMask(BandMask):
-    """Keys near the diagonal. Causal is the window that is open to the left and ends at the diagonal."""
+    """Keys near the diagonal. A causal mask is a window without a left end that ends at the diagonal."""
 
     left: int | None
     right: int | None
-    offset: Tensor | None  # where the diagonal starts; None: K − Q
+    offset: Tensor | None  # the key at which the diagonal starts; None means K − Q
 
     @property
     def num_leading_dims(self) -> int:
         return 0 if self.offset is None else self.offset.dim()
 
     def to_band(self, shape: AttentionShape) -> Band:
-        def make() -> Band:
-            here = torch.arange(shape.num_queries, device=shape.device)
+        def compute() -> Band:
+            diagonal = torch.arange(shape.num_queries, device=shape.device)
             if self.offset is None:
-                here = here + (shape.num_keys - shape.num_queries)
+                diagonal = diagonal + (shape.num_keys - shape.num_queries)
             else:
-                here = here + move_to_device(self.offset, shape.device)[..., None]
-            here = align_leading_dims(here, self.num_leading_dims, shape.num_leading_dims)
-            far = (
-                shape.num_queries + shape.num_keys
-            )  # no window needs to reach further, and larger numbers would overflow
-            first = torch.zeros_like(here) if self.left is None else here - min(self.left, far)
-            last = (
-                torch.full_like(here, shape.num_keys - 1)
-                if self.right is None
-                else here + min(self.right, far)
-            )
+                diagonal = diagonal + move_to_device(self.offset, shape.device)[..., None]
+            diagonal = align_leading_dims(diagonal, self.num_leading_dims, shape.num_leading_dims)
+            max_reach = shape.num_queries + shape.num_keys  # a larger reach changes nothing and may overflow
+            if self.left is None:
+                first = torch.zeros_like(diagonal)
+            else:
+                first = diagonal - min(self.left, max_reach)
+            if self.right is None:
+                last = torch.full_like(diagonal, shape.num_keys - 1)
+            else:
+                last = diagonal + min(self.right, max_reach)
             return Band(first, last)
 
-        return self.get_or_compute(("band", shape), make)
+        return self.get_or_compute(("band", shape), compute)
 
     def check_shape(self, leading_shape: Sequence[int], shape: AttentionShape) -> None:
         if self.offset is not None:
@@ -346,15 +356,15 @@ class WindowMask(BandMask):
 
     @property
     def is_causal(self) -> bool:
-        """Plain causal, aligned bottom-right."""
+        """Whether the mask is causal and aligned bottom-right."""
         return self.left is None and self.right == 0 and self.offset is None
 
     def has_no_empty_rows(self, shape: AttentionShape) -> bool:
         return self.offset is None and shape.num_queries <= shape.num_keys
 
     def has_no_hidden_keys(self, shape: AttentionShape) -> bool:
-        sees_all_before = self.left is None and shape.num_queries > 0
-        return self.offset is None and (sees_all_before or shape.num_queries >= shape.num_keys)
+        sees_all_previous = self.left is None and shape.num_queries > 0
+        return self.offset is None and (sees_all_previous or shape.num_queries >= shape.num_keys)
 
     def includes_diagonal(self) -> bool:
         return True
@@ -371,7 +381,7 @@ class WindowMask(BandMask):
 
 @dataclass(frozen=True, eq=False)
 class DenseMask(Mask):
-    """A boolean tensor, aligned from the right as tensors broadcast."""
+    """A boolean tensor, which broadcasts from the right as tensors do."""
 
     allowed: Tensor  # (…, Q, K)
 
@@ -380,8 +390,8 @@ class DenseMask(Mask):
         return self.allowed.dim() - 2
 
     def to_dense_rows(self, shape: AttentionShape, rows: slice) -> Tensor:
-        part = _slice_rows(self.allowed, rows, -2).to(shape.device)
-        return part.reshape(*[1] * (shape.num_leading_dims - self.num_leading_dims), *part.shape)
+        dense = _slice_rows(self.allowed, rows, -2).to(shape.device)
+        return dense.reshape(*[1] * (shape.num_leading_dims - self.num_leading_dims), *dense.shape)
 
     def check_shape(self, leading_shape: Sequence[int], shape: AttentionShape) -> None:
         if self.allowed.device != shape.device:
@@ -389,9 +399,8 @@ class DenseMask(Mask):
                 f"the mask tensor is on {self.allowed.device}, the query on {shape.device}; "
                 "move the mask with .to()"
             )
-        check_broadcast(
-            "the mask tensor", self.allowed.shape, (*leading_shape, shape.num_queries, shape.num_keys)
-        )
+        scores_shape = (*leading_shape, shape.num_queries, shape.num_keys)
+        check_broadcast("the mask tensor", self.allowed.shape, scores_shape)
 
     def __repr__(self) -> str:
         return f"tensor({tuple(self.allowed.shape)})"
@@ -399,13 +408,13 @@ class DenseMask(Mask):
 
 @dataclass(frozen=True, eq=False)
 class AdditiveMask(Mask):
-    """A tensor as SDPA adds it to scores, 0 or −inf, whose maker knows all that would have to be looked for.
+    """A tensor of 0 and −inf that SDPA adds to the scores, used as it is, without any checks of its values.
 
-    Every query has a key, and the keys that none sees hold zeros. So a call takes it as it is, and computes
-    nothing. Aligned from the right.
+    Its creator guarantees that every query sees a key and that the keys that no query sees are zero. It
+    broadcasts from the right. :func:`jumok.masks.from_additive` does not create it, but a ``DenseMask``.
     """
 
-    values: Tensor  # (…, Q, K), in the type of the query
+    values: Tensor  # (…, Q, K), in the dtype of the query
 
     @property
     def num_leading_dims(self) -> int:
@@ -415,14 +424,13 @@ class AdditiveMask(Mask):
         return self.to_additive_rows(shape, rows) == 0
 
     def to_additive_rows(self, shape: AttentionShape, rows: slice) -> Tensor:
-        """As ``to_dense_rows``, 0 for True and −inf for False."""
-        part = _slice_rows(self.values, rows, -2)
-        return part.reshape(*[1] * (shape.num_leading_dims - self.num_leading_dims), *part.shape)
+        """Return the same as ``to_dense_rows``, with 0 for True and −inf for False."""
+        values = _slice_rows(self.values, rows, -2)
+        return values.reshape(*[1] * (shape.num_leading_dims - self.num_leading_dims), *values.shape)
 
     def check_shape(self, leading_shape: Sequence[int], shape: AttentionShape) -> None:
-        check_broadcast(
-            "the mask tensor", self.values.shape, (*leading_shape, shape.num_queries, shape.num_keys)
-        )
+        scores_shape = (*leading_shape, shape.num_queries, shape.num_keys)
+        check_broadcast("the mask tensor", self.values.shape, scores_shape)
 
     def has_no_empty_rows(self, shape: AttentionShape) -> bool:
         return True
@@ -431,7 +439,7 @@ class AdditiveMask(Mask):
         return True
 
     def __repr__(self) -> str:
-        return f"ready({tuple(self.values.shape)})"
+        return f"additive({tuple(self.values.shape)})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -455,38 +463,36 @@ class _BinaryMask(Mask):
 
 
 class AndMask(_BinaryMask):
-    """``a & b``. Two bands meet in a band."""
+    """``a & b``. The intersection of two bands is a band."""
 
     def conjuncts(self) -> tuple[Mask, ...]:
         return (*self.a.conjuncts(), *self.b.conjuncts())
 
     def to_band(self, shape: AttentionShape) -> Band | None:
-        def make() -> Band | None:
+        def compute() -> Band | None:
             a, b = self.a.to_band(shape), self.b.to_band(shape)
             if a is None or b is None:
                 return None
             return Band(torch.maximum(a.first, b.first), torch.minimum(a.last, b.last))
 
-        return self.get_or_compute(("band", shape), make)
+        return self.get_or_compute(("band", shape), compute)
 
     def to_dense_rows(self, shape: AttentionShape, rows: slice) -> Tensor:
         return self.a.to_dense_rows(shape, rows) & self.b.to_dense_rows(shape, rows)
 
     def has_no_empty_rows(self, shape: AttentionShape) -> bool:
-        # Known when every part lets query i see the key of its own place (all bottom-right aligned), or
-        # when every part lets it see key 0.
-        parts = self.conjuncts()
-        each = all(part.has_no_empty_rows(shape) for part in parts)
-        diagonal = all(part.includes_diagonal() for part in parts)
-        return each and (diagonal or all(part.includes_first_key() for part in parts))
+        # Known if every conjunct lets query i see the key at its own position (all are aligned bottom-right),
+        # or if every conjunct lets it see key 0.
+        masks = self.conjuncts()
+        if not all(mask.has_no_empty_rows(shape) for mask in masks):
+            return False
+        return all(mask.includes_diagonal() for mask in masks) or all(
+            mask.includes_first_key() for mask in masks
+        )
 
     def has_no_hidden_keys(self, shape: AttentionShape) -> bool:
-        parts = self.conjuncts()
-        diagonal = all(part.includes_diagonal() for part in parts)
-        return (
-            diagonal
-            and shape.num_queries == shape.num_keys
-            and all(part.has_no_hidden_keys(shape) for part in parts)
+        return shape.num_queries == shape.num_keys and all(
+            mask.includes_diagonal() and mask.has_no_hidden_keys(shape) for mask in self.conjuncts()
         )
 
     def __repr__(self) -> str:
@@ -535,36 +541,36 @@ class NotMask(Mask):
         return f"~({self.a!r})"
 
 
-# ------------------------------------------------------------------------------------ small tools
+# ---------------------------------------------------------------------------------------- helpers
 
 
 def move_to_device(x: Tensor, device: torch.device) -> Tensor:
-    """Numbers of the host on a device. CUDA has read them when the call returns, so there is no wait."""
+    """Copy a host tensor to a device without waiting. CUDA has read ``x`` when the call returns."""
     return x.to(device, non_blocking=device.type == "cuda")
 
 
 def _slice_rows(x: Tensor, rows: slice, dim: int) -> Tensor:
-    """Some rows of ``x``, or its only one where all rows are alike."""
+    """Return some rows of ``x``, or its only row if all rows are equal."""
     if x.shape[dim] == 1:
         return x
     return x[..., rows] if dim == -1 else x[..., rows, :]
 
 
 def align_leading_dims(x: Tensor, num_mask_dims: int, num_leading_dims: int) -> Tensor:
-    """Put dimensions of 1 behind the mask's own leading dimensions, so that those stand leftmost."""
+    """Insert dimensions of size 1 after the mask's own leading dimensions, which stay leftmost."""
     return x.reshape(
         *x.shape[:num_mask_dims], *[1] * (num_leading_dims - num_mask_dims), *x.shape[num_mask_dims:]
     )
 
 
 def _find_covered_keys(band: Band, num_keys: int) -> Tensor:
-    """Which keys lie in some row's band: +1 where a band begins, −1 behind its end, summed along the keys."""
+    """Return which keys are in the band of any row: +1 where a band starts, −1 after its end, cumulated."""
     first, last = torch.broadcast_tensors(band.first.clamp(min=0), band.last.clamp(max=num_keys - 1))
-    some = (first <= last).int()
-    edges = torch.zeros(*first.shape[:-1], num_keys + 1, dtype=torch.int32, device=first.device)
-    edges.scatter_add_(-1, first.clamp(max=num_keys), some)
-    edges.scatter_add_(-1, (last + 1).clamp(min=0), -some)
-    return edges.cumsum(-1)[..., :num_keys] > 0
+    is_nonempty = (first <= last).int()
+    changes = torch.zeros(*first.shape[:-1], num_keys + 1, dtype=torch.int32, device=first.device)
+    changes.scatter_add_(-1, first.clamp(max=num_keys), is_nonempty)
+    changes.scatter_add_(-1, (last + 1).clamp(min=0), -is_nonempty)
+    return changes.cumsum(-1)[..., :num_keys] > 0
 
 
 def _require_mask(other: object) -> Mask:
@@ -576,19 +582,19 @@ def _require_mask(other: object) -> Mask:
     )
 
 
-def _broadcasts_from_left(shape: Sequence[int], target_shape: Sequence[int]) -> bool:
-    """Whether the dimensions that are there broadcast to those that are wanted, from the left."""
+def broadcasts_from_left(shape: Sequence[int], target_shape: Sequence[int]) -> bool:
+    """Return whether ``shape`` broadcasts to the first dimensions of ``target_shape``."""
     return len(shape) <= len(target_shape) and all(
-        h in (1, w) for h, w in zip(shape, target_shape, strict=False)
+        size in (1, target) for size, target in zip(shape, target_shape, strict=False)
     )
 
 
 def check_leading_shape(name: str, shape: Sequence[int], leading_shape: Sequence[int]) -> None:
     """Raise unless a mask's own leading dimensions fit those of the query."""
-    if not _broadcasts_from_left(shape, leading_shape):
+    if not broadcasts_from_left(shape, leading_shape):
         raise InputError(
-            f"{name}: shape {tuple(shape)} does not fit the leading dimensions {tuple(leading_shape)} of the query; "
-            "they align from the left, so one number a batch row has shape (batch,)"
+            f"{name}: shape {tuple(shape)} does not fit the leading dimensions {tuple(leading_shape)} of the "
+            "query; they align from the left, so one number per batch row has shape (batch,)"
         )
 
 
@@ -597,21 +603,21 @@ def _check_zero_one_shape(
 ) -> None:
     if mask_shape[-1] != shape.num_keys:
         raise InputError(
-            f"the 0/1 mask has shape {tuple(mask_shape)}, but there are {shape.num_keys} keys; its last dimension is one "
-            "number for every key, those of a cache included"
+            f"the 0/1 mask has shape {tuple(mask_shape)}, but there are {shape.num_keys} keys; its last "
+            "dimension needs one number for every key, including those of a cache"
         )
-    if not _broadcasts_from_left(mask_shape[:-1], leading_shape):
+    if not broadcasts_from_left(mask_shape[:-1], leading_shape):
         raise InputError(
-            f"the 0/1 mask has shape {tuple(mask_shape)}, but the leading dimensions are {tuple(leading_shape)}; "
-            "give it as (batch, keys), without dimensions of 1 for heads or queries"
+            f"the 0/1 mask has shape {tuple(mask_shape)}, but the leading dimensions are "
+            f"{tuple(leading_shape)}; give it as (batch, keys), without dimensions of 1 for heads or queries"
         )
 
 
 def check_broadcast(name: str, shape: Sequence[int], scores_shape: Sequence[int]) -> None:
-    """Raise unless a tensor of shape ``have`` broadcasts to the scores' shape ``want``."""
-    if not _broadcasts_from_left(shape[::-1], scores_shape[::-1]):
+    """Raise unless a tensor of this shape broadcasts to the shape of the scores."""
+    if not broadcasts_from_left(shape[::-1], scores_shape[::-1]):
         raise InputError(
-            f"{name} has shape {tuple(shape)}, but the scores have {tuple(scores_shape)}, to which it must broadcast "
-            "from the right: (batch, keys) is t[:, None, None] for scores (batch, heads, queries, keys); a "
-            "0/1 mask of shape (batch, keys) goes through masks.from_zero_one"
+            f"{name} has shape {tuple(shape)}, but the scores have {tuple(scores_shape)}, to which it must "
+            "broadcast from the right: (batch, keys) is t[:, None, None] for scores (batch, heads, queries, "
+            "keys); a 0/1 mask of shape (batch, keys) goes through masks.from_zero_one"
         )

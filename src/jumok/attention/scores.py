@@ -9,9 +9,9 @@
 ``LocationSensitive``  ``v · tanh(W s + U h + F f + b)``  Chorowski 2015, Tacotron 2
 =====================  =================================  ==========================
 
-Calling one gives the scores ``(…, Q, K)`` of queries ``(…, Q, Dq)`` and keys ``(…, K, Dk)``. What
-depends on the keys alone is computed once by ``prepare(keys)``; the result stands in for the keys at
-every later step. Nothing is kept on the module between calls.
+``score(query, key)`` returns the scores ``(…, Q, K)`` of queries ``(…, Q, Dq)`` and keys ``(…, K, Dk)``.
+``prepare(keys)`` computes the part that depends on the keys alone. Pass its result in place of the keys at
+every later step. A score stores nothing between calls.
 """
 
 from __future__ import annotations
@@ -23,27 +23,29 @@ import torch
 from torch import Tensor, nn
 
 from jumok.attention.additive import compute_additive_scores
-from jumok.attention.prepared_keys import KeyLike, PreparedKeys, get_tensor_version
+from jumok.attention.caching import get_tensor_version
+from jumok.attention.mask_types import broadcasts_from_left
+from jumok.attention.prepared_keys import KeyLike, PreparedKeys
 from jumok.errors import InputError
 
 __all__ = ["Additive", "Concat", "Dot", "General", "LocationSensitive", "PreparedKeys", "ScaledDot", "Score"]
 
 
 class Score(nn.Module):
-    """How well each query fits each key: ``score_name(query_width, key_width)`` is ``(…, Q, K)``."""
+    """How well each query fits each key: ``score(query, key)`` is ``(…, Q, K)``."""
 
     def prepare(self, keys: Tensor) -> PreparedKeys:
-        """What is computed once per source; accepted in the place of the keys from then on.
+        """Project the keys once per source. The result can be passed in place of the keys.
 
-        It is computed from all keys, padding too: NaN held there stays out of what is attended to, but gets
-        into the gradients of the score's parameters. Fill the padding with zeros first.
+        All keys are projected, including padding. NaN in the padding does not affect the output of attention,
+        but it does affect the gradients of the score's parameters. Fill the padding with zeros first.
         """
         if isinstance(keys, PreparedKeys):
-            raise InputError(f"{self.name}.prepare: these keys are prepared already; pass them as they are")
+            raise InputError(f"{self.name}.prepare: these keys are already prepared; pass them as they are")
         return PreparedKeys(self.project_keys(keys), self.name, self.key_owner, self.key_version)
 
     def resolve_keys(self, key: KeyLike) -> Tensor:
-        """The prepared keys ``(…, K, width)``, prepared now if they were not yet."""
+        """Return the projected keys ``(…, K, width)``. Keys that are not prepared are projected now."""
         if isinstance(key, Tensor):
             return self.project_keys(key)
         self._check_prepared_keys(key)
@@ -53,42 +55,52 @@ class Score(nn.Module):
         raise NotImplementedError
 
     def project_keys(self, keys: Tensor) -> Tensor:
-        """The part of the score that depends on the keys alone."""
+        """Compute the part of the score that depends on the keys alone."""
         return keys
 
     def check_inputs(self, query: Tensor, key: KeyLike) -> None:
-        """Raise when queries and keys such as these do not fit the score."""
-        ready = isinstance(key, PreparedKeys)
+        """Raise if queries and keys such as these do not fit the score."""
+        is_prepared = isinstance(key, PreparedKeys)
         if isinstance(key, PreparedKeys):
             self._check_prepared_keys(key)
         keys = key.keys if isinstance(key, PreparedKeys) else key
-        self.check_widths(query.shape[-1], keys.shape[-1], ready)
-        mine = query if self.representative_parameter is None else self.representative_parameter
-        if mine.device != query.device:
+        self.check_widths(query.shape[-1], keys.shape[-1], is_prepared)
+        parameter = query if self.representative_parameter is None else self.representative_parameter
+        if parameter.device != query.device:
             raise InputError(
-                f"{self.name} is on {mine.device}, the query on {query.device}; move one with .to()"
+                f"{self.name} is on {parameter.device}, the query on {query.device}; move one with .to()"
             )
-        if not are_dtypes_compatible(mine, query):
-            raise InputError(f"{self.name} is {mine.dtype}, the query {query.dtype}; convert one with .to()")
+        if not are_dtypes_compatible(parameter, query):
+            raise InputError(
+                f"{self.name} is {parameter.dtype}, the query {query.dtype}; convert one with .to()"
+            )
 
     def check_widths(self, query_width: int, key_width: int, is_prepared: bool) -> None:
-        """Raise unless the score takes queries and keys (``is_prepared``: prepared ones) of these widths."""
+        """Raise unless the score supports queries and keys (prepared if ``is_prepared``) of these widths."""
 
     def _check_prepared_keys(self, key: PreparedKeys) -> None:
         if key.score_name != self.name:
-            raise InputError(f"these keys were prepared by {key.score_name}, but the score is {self.name}; "
-                             "call this score's own prepare(keys)")  # fmt: skip
+            raise InputError(
+                f"these keys were prepared by {key.score_name}, but the score is {self.name}; "
+                "call this score's own prepare(keys)"
+            )
         if key.owner is not None and key.owner is not self.key_owner:
-            raise InputError(f"these keys were prepared by another {self.name}, with parameters of its own; "
-                             "call this score's own prepare(keys)")  # fmt: skip
-        known = key.owner is not None and key.owner_version >= 0 and not torch.compiler.is_compiling()
-        if known and key.owner_version != self.key_version:
-            raise InputError(f"the parameters of {self.name} have changed since these keys were prepared (an "
-                             "optimizer's step?); call prepare(keys) again")  # fmt: skip
+            raise InputError(
+                f"these keys were prepared by another {self.name}, with its own parameters; "
+                "call this score's own prepare(keys)"
+            )
+        is_version_known = (
+            key.owner is not None and key.owner_version >= 0 and not torch.compiler.is_compiling()
+        )
+        if is_version_known and key.owner_version != self.key_version:
+            raise InputError(
+                f"the parameters of {self.name} have changed since these keys were prepared (by an optimizer "
+                "step?); call prepare(keys) again"
+            )
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name in error messages."""
         return type(self).__name__
 
     @property
@@ -98,25 +110,25 @@ class Score(nn.Module):
 
     @property
     def representative_parameter(self) -> Tensor | None:
-        """One of its parameters, whose device and dtype stand for all; None when it has none."""
+        """A parameter whose device and dtype represent all parameters, or None if there are none."""
         return next(self.parameters(), None)
 
     @property
     def key_owner(self) -> Score | None:
-        """The score itself if it has parameters: keys that it prepared are then for it alone."""
+        """The score itself if it has parameters. Only it can use the keys that it prepared."""
         return None if self.representative_parameter is None else self
 
 
 class DotScore(Score):
-    """The scores that are a dot product with the prepared keys: SDPA and its kernels serve them."""
+    """A score that is a dot product with the prepared keys. SDPA and its kernels compute it."""
 
     @property
     def uses_standard_formula(self) -> bool:
-        """Whether it is nothing but that; a subclass may compute what it likes."""
+        """Whether ``forward`` is the plain dot product. A subclass may override it."""
         return type(self).forward is DotScore.forward
 
     def default_scale(self, width: int) -> float:
-        """The factor on the dot product of vectors of this width."""
+        """Return the factor on the dot product of vectors of this width."""
         return 1.0
 
     def check_widths(self, query_width: int, key_width: int, is_prepared: bool) -> None:
@@ -130,7 +142,7 @@ class DotScore(Score):
         keys = self.resolve_keys(key)
         self.check_widths(query.shape[-1], keys.shape[-1], is_prepared=True)
         scale = self.default_scale(query.shape[-1])
-        # Scaled before the product, which in float16 might overflow.
+        # Scaled before the product, which may overflow in float16.
         return (query if scale == 1.0 else query * scale) @ keys.transpose(-1, -2)
 
 
@@ -143,7 +155,7 @@ class Dot(DotScore):
 
 
 class ScaledDot(DotScore):
-    """``s · h / √D``: what ``score_name=None`` means.
+    """``s · h / √D``, the default score.
 
     >>> ScaledDot()(torch.tensor([[1.0, 2.0, 0.0, 0.0]]), torch.tensor([[3.0, 4.0, 9.0, 9.0]]))
     tensor([[5.5000]])
@@ -164,8 +176,8 @@ class General(DotScore):
         super().__init__()
         _check_sizes(self.name, {"query_width": query_width, "key_width": key_width})
         self.key = nn.Linear(key_width, query_width, bias=False)
-        # If queries and keys have variance 1, so have the scores. Larger ones would begin as a hard choice,
-        # from which a model hardly learns to look elsewhere.
+        # If queries and keys have variance 1, the scores do too. Larger scores would start as a hard choice
+        # of one key, and the model would hardly learn to attend to others.
         nn.init.normal_(self.key.weight, std=(query_width * key_width) ** -0.5)
 
     def check_widths(self, query_width: int, key_width: int, is_prepared: bool) -> None:
@@ -189,7 +201,7 @@ class General(DotScore):
 
 
 class TanhScore(Score):
-    """The scores of the form ``v · tanh(query_width part + key_width part)``: our own kernels serve them."""
+    """A score of the form ``v · tanh(query part + key part)``. Our own kernels compute it."""
 
     v: nn.Parameter  # (hidden,)
 
@@ -217,7 +229,7 @@ class TanhScore(Score):
 
     @property
     def uses_standard_formula(self) -> bool:
-        """Whether it is nothing but that, and its query part ``query_weight · query_width``: the step kernel's."""
+        """Whether it is exactly that and the query part is ``query_weight · query``, as the step kernel assumes."""
         return False
 
     def project_query(self, query: Tensor) -> Tensor:
@@ -262,7 +274,7 @@ class Additive(TanhScore):
 
 
 class Concat(TanhScore):
-    """Luong's ``v · tanh(W [s; h])``: one matrix over both, of which ``prepare`` applies the keys' half."""
+    """Luong's ``v · tanh(W [s; h])``, with one matrix for both. ``prepare`` applies the part for the keys."""
 
     def __init__(self, query_width: int, key_width: int, hidden: int) -> None:
         super().__init__()
@@ -285,16 +297,16 @@ class Concat(TanhScore):
 
 
 class LocationSensitive(TanhScore):
-    """``v · tanh(W s + U h + F f + b)``, where ``f`` is a convolution over the weights of the steps before.
+    """``v · tanh(W s + U h + F f + b)``, where ``f`` is a convolution over the weights of previous steps.
 
-    The weights so far are passed in: ``with_previous(previous_weights)`` gives the score of the next step, for use with
-    ``jumok.weights`` and ``jumok.attend``. ``previous_weights`` is ``(…, K)``, or ``(…, num_channels, K)`` to look at
-    several kinds (Tacotron 2: the last step's weights and the sum of all of them).
+    ``with_previous(previous_weights)`` returns the score of the next step, for ``jumok.weights`` and
+    ``jumok.attend``. ``previous_weights`` is ``(…, K)``, or ``(…, num_channels, K)`` for several kinds of
+    weights (Tacotron 2: the weights of the last step and the sum of all weights).
 
     >>> score = LocationSensitive(query_width=3, key_width=5, hidden=7)
     >>> keys, query = score.prepare(torch.ones(2, 4, 5)), torch.ones(2, 1, 3)
     >>> previous = torch.zeros(2, 4)
-    >>> score.after(previous)(query, keys).shape
+    >>> score.with_previous(previous)(query, keys).shape
     torch.Size([2, 1, 4])
     """
 
@@ -310,11 +322,12 @@ class LocationSensitive(TanhScore):
     ) -> None:
         super().__init__()
         _check_sizes(self.name, {"query_width": query_width, "key_width": key_width, "hidden": hidden})
-        _check_sizes(self.name, {"filters": num_filters, "kernel": kernel_size, "channels": num_channels})
+        _check_sizes(
+            self.name,
+            {"num_filters": num_filters, "kernel_size": kernel_size, "num_channels": num_channels},
+        )
         if kernel_size % 2 == 0:
-            raise InputError(
-                f"LocationSensitive(kernel={kernel_size}): the kernel must be odd, to have a middle"
-            )
+            raise InputError(f"LocationSensitive(kernel_size={kernel_size}): the kernel size must be odd")
         self.query = nn.Linear(query_width, hidden, bias=False)
         self.key = nn.Linear(key_width, hidden)
         self.convolution = nn.Conv1d(
@@ -337,9 +350,11 @@ class LocationSensitive(TanhScore):
         return projected
 
     def with_previous(self, previous_weights: Tensor, *, location_term: Tensor | None = None) -> Score:
-        """The score of the step that follows the weights ``previous_weights``, ``(…, K)`` or ``(…, num_channels, K)``.
+        """Return the score of the step that follows these weights.
 
-        ``location_term`` is what :meth:`compute_location_term` gives for them, where a loop has its own way to it.
+        Args:
+            previous_weights: ``(…, K)`` or ``(…, num_channels, K)``.
+            location_term: the result of :meth:`compute_location_term`, if the caller has computed it.
         """
         return _LocationSensitiveStep(self, previous_weights, location_term)
 
@@ -352,8 +367,8 @@ class LocationSensitive(TanhScore):
     ) -> Tensor:
         if previous_weights is None:
             raise InputError(
-                "LocationSensitive needs the weights of the steps before: pass "
-                "score=location.after(previous); zeros of shape (…, K) at the first step"
+                "LocationSensitive needs the weights of previous steps: pass "
+                "score=score.with_previous(weights), with zeros of shape (…, K) at the first step"
             )
         keys = self.resolve_keys(key)
         previous_weights = self._check_previous_weights(previous_weights, keys)
@@ -363,50 +378,53 @@ class LocationSensitive(TanhScore):
         return compute_additive_scores(self.project_query(query), keys, self.v)
 
     def _check_previous_weights(self, previous_weights: object, keys: Tensor) -> Tensor:
-        """The weights so far as ``(…, num_channels, K)``, for prepared keys ``(…, K, hidden)``."""
-        channels, count = self.convolution.in_channels, keys.shape[-2]
+        """Return the weights as ``(…, num_channels, K)``, for prepared keys ``(…, K, hidden)``."""
+        num_channels, num_keys = self.convolution.in_channels, keys.shape[-2]
         if not isinstance(previous_weights, Tensor):
             raise InputError(
-                f"LocationSensitive: {type(previous_weights).__name__} came as the weights so far, a tensor is "
-                "expected; several kinds of weights go in as torch.stack([last, total], dim=-2)"
+                f"LocationSensitive: the previous weights must be a tensor, not "
+                f"{type(previous_weights).__name__}; pass several kinds of weights as "
+                "torch.stack([last, total], dim=-2)"
             )
-        shaped = (
-            previous_weights[..., None, :]
-            if channels == 1 and previous_weights.dim() == keys.dim() - 1
-            else previous_weights
-        )
-        fits = all(h in (1, w) for h, w in zip(shaped.shape[:-2], keys.shape[:-2], strict=False))
-        if shaped.dim() != keys.dim() or shaped.shape[-2:] != (channels, count) or not fits:
-            leading = "".join(f"{n}, " for n in keys.shape[:-2])
-            expected = f"({leading}{count})" if channels == 1 else f"({leading}{channels}, {count})"
+        channels = previous_weights
+        if num_channels == 1 and previous_weights.dim() == keys.dim() - 1:
+            channels = previous_weights[..., None, :]
+        if (
+            channels.dim() != keys.dim()
+            or channels.shape[-2:] != (num_channels, num_keys)
+            or not broadcasts_from_left(channels.shape[:-2], keys.shape[:-2])
+        ):
+            leading = "".join(f"{size}, " for size in keys.shape[:-2])
+            expected = f"{leading}{num_keys}" if num_channels == 1 else f"{leading}{num_channels}, {num_keys}"
             raise InputError(
-                f"LocationSensitive: weights of shape {tuple(previous_weights.shape)} came; expected {expected} "
-                f"for {count} keys and {channels} channel(s): those of the step before, zeros at the first"
+                f"LocationSensitive: the previous weights have shape {tuple(previous_weights.shape)}; expected "
+                f"({expected}) for {num_keys} keys and {num_channels} channel(s); pass zeros at the first step"
             )
-        return shaped
+        return channels
 
     @property
     def fused_location_weight(self) -> Tensor:
-        """Convolution and product as one: ``(hidden, num_channels · kernel_size)``, for windows of the weights."""
+        """Convolution and projection as one matrix ``(hidden, num_channels · kernel_size)`` for windows of weights."""
         return self.location.weight @ self.convolution.weight.flatten(1)
 
     def compute_location_term(self, previous_weights: Tensor) -> Tensor:
-        """What the weights so far, ``(…, num_channels, K)``, add to each key: ``(…, K, hidden)``."""
-        features = self.convolution(
-            previous_weights.reshape(-1, *previous_weights.shape[-2:])
-        )  # (N, filters, K)
-        added: Tensor = self.location(features.transpose(1, 2))  # (N, K, hidden)
-        return added.reshape(*previous_weights.shape[:-2], *added.shape[1:])
+        """Return what previous weights ``(…, num_channels, K)`` add to each key, ``(…, K, hidden)``."""
+        flat_weights = previous_weights.reshape(-1, *previous_weights.shape[-2:])  # (N, channels, K)
+        features = self.convolution(flat_weights)  # (N, filters, K)
+        location_term: Tensor = self.location(features.transpose(1, 2))  # (N, K, hidden)
+        return location_term.reshape(*previous_weights.shape[:-2], *location_term.shape[1:])
 
 
 class _LocationSensitiveStep(Score):
-    """A location-sensitive score together with the weights before it; lives for one step."""
+    """A location-sensitive score together with the previous weights, for one step."""
+
+    score: LocationSensitive
 
     def __init__(
         self, score: LocationSensitive, previous_weights: Tensor, location_term: Tensor | None
     ) -> None:
         super().__init__()
-        # Kept out of nn.Module's registry: this object only borrows the score, for one call.
+        # Not registered as a submodule: this object does not own the score.
         object.__setattr__(self, "score", score)
         self.previous_weights, self.location_term = previous_weights, location_term
 
@@ -416,33 +434,32 @@ class _LocationSensitiveStep(Score):
 
     @property
     def key_owner(self) -> Score | None:
-        return self.score  # type: ignore[return-value]
+        return self.score
 
     @property
     def key_version(self) -> int:
-        return self.score.writes  # type: ignore[union-attr, return-value]
+        return self.score.key_version
 
     def check_inputs(self, query: Tensor, key: KeyLike) -> None:
-        self.score.check(query, key)  # type: ignore[operator, union-attr]
+        self.score.check_inputs(query, key)
 
     def project_keys(self, keys: Tensor) -> Tensor:
-        projected: Tensor = self.score.project_keys(keys)  # type: ignore[operator, union-attr]
-        return projected
+        return self.score.project_keys(keys)
 
     def forward(self, query: Tensor, key: KeyLike) -> Tensor:
-        scores: Tensor = self.score(query, key, self.previous_weights, self.location_term)  # type: ignore[operator]
+        scores: Tensor = self.score(query, key, self.previous_weights, self.location_term)
         return scores
 
 
 def are_dtypes_compatible(x: Tensor, other: Tensor) -> bool:
-    """Whether two tensors can meet: one dtype, or autocast, which brings them to one."""
+    """Return whether two tensors have the same dtype, or autocast will convert them."""
     return x.dtype == other.dtype or torch.is_autocast_enabled(other.device.type)
 
 
 def _check_sizes(score_name: str, sizes: Mapping[str, object]) -> None:
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
-            raise InputError(f"{score_name}({name}={size!r}): a whole number, 1 or more, is expected")
+            raise InputError(f"{score_name}({name}={size!r}): expected an integer, 1 or more")
 
 
 def _init_score_vector(hidden: int) -> nn.Parameter:
@@ -451,5 +468,7 @@ def _init_score_vector(hidden: int) -> nn.Parameter:
 
 def _check_width(score_name: str, name: str, width: int, expected_width: int) -> None:
     if width != expected_width:
-        raise InputError(f"{score_name}: the {name} has width {width}, but the score was made for {expected_width}; "
-                         f"give such a {name}, or make the score with {name}_width={width}")  # fmt: skip
+        raise InputError(
+            f"{score_name}: the {name} has width {width}, but the score expects {expected_width}; "
+            f"pass such a {name}, or create the score with {name}_width={width}"
+        )

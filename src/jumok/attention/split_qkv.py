@@ -1,4 +1,4 @@
-"""Queries, keys and values from one product, and the gradient of that product from theirs."""
+"""Split the product of a joint projection into queries, keys and values without copying its gradient."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from jumok.attention.caching import is_tracing
 
 
 def split_qkv(x: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
-    """``x.split(widths, dim=-1)`` of ``(B, T, width)``; its gradient is not copied if it need not be.
+    """Return ``x.split(widths, dim=-1)`` of ``(B, T, width)``. The backward pass copies only if it must.
 
-    PyTorch's own always puts the gradients of the parts together in new memory. A kernel that makes them all
-    can write them side by side from the start (:mod:`jumok.attention.kernels.short` does).
+    PyTorch's own split always copies the gradients of the parts into new memory. A kernel that computes all
+    of them can write them next to each other (:mod:`jumok.attention.kernels.short_sequences` does).
     """
     plain = is_tracing() or torch._C._are_functorch_transforms_active()
     if plain or not (torch.is_grad_enabled() and x.requires_grad):
@@ -31,21 +31,25 @@ class _SplitQKV(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        # Where this is differentiated once more, each part must be seen.
-        whole = None if torch.is_grad_enabled() else _view_as_one(gradients)
-        return torch.cat(gradients, dim=-1) if whole is None else whole, None
+        # A double backward needs the graph of each part.
+        joined = None if torch.is_grad_enabled() else _view_as_one(gradients)
+        return torch.cat(gradients, dim=-1) if joined is None else joined, None
 
 
 def _view_as_one(gradients: Sequence[Tensor]) -> Tensor | None:
-    """The tensor whose parts these ``(B, T, ·)`` are, if they lie side by side in memory, in this order."""
+    """Return a view that joins these ``(B, T, ·)``, if they are adjacent in memory and in this order."""
     first = gradients[0]
     (batch, length), widths = first.shape[:2], [x.shape[-1] for x in gradients]
     width = sum(widths)
-    dense = (length * width, width, 1)
-    begins = itertools.accumulate(widths[:-1], initial=first.storage_offset())
-    for x, begin in zip(gradients, begins, strict=True):
-        there = x.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        steps = all(step == want for n, step, want in zip(x.shape, x.stride(), dense, strict=True) if n > 1)
-        if not (there and steps and x.storage_offset() == begin and x.dtype == first.dtype):
+    strides = (length * width, width, 1)
+    offsets = itertools.accumulate(widths[:-1], initial=first.storage_offset())
+    for x, offset in zip(gradients, offsets, strict=True):
+        same_storage = x.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        same_strides = all(
+            actual == expected
+            for size, actual, expected in zip(x.shape, x.stride(), strides, strict=True)
+            if size > 1
+        )
+        if not (same_storage and same_strides and x.storage_offset() == offset and x.dtype == first.dtype):
             return None
-    return first.as_strided((batch, length, width), dense)
+    return first.as_strided((batch, length, width), strides)

@@ -170,13 +170,13 @@ class _DeferredSharedGradients(torch.autograd.Function):
     ) -> Tensor:
         ctx.set_materialize_grads(False)  # the steps send no gradient through the token
         ctx.save_for_backward(weight, keys, v, value)
-        ctx.ledger = gradient_buffer
+        ctx.gradient_buffer = gradient_buffer
         return keys.new_empty(1, dtype=torch.float32)  # nobody looks at what it holds
 
     @staticmethod
     def backward(ctx: Any, *_: None) -> tuple[Tensor | None, ...]:
         forbid_double_backward()
-        entries = ctx.ledger.take()
+        entries = ctx.gradient_buffer.take()
         if not entries:
             return (None,) * 5
         weight, keys, v, value = ctx.saved_tensors
@@ -229,7 +229,7 @@ class _AdditiveStepFunction(torch.autograd.Function):
         context, precise, scores, lse = loop.launch_forward(q, allowed, any(ctx.needs_input_grad))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(query, q, scores, lse, precise, loop.weight, loop.keys, loop.v, loop.value)
-        ctx.shared, ctx.masked = loop, allowed is not None
+        ctx.loop, ctx.masked = loop, allowed is not None
         return context, compute_weights_from_lse(scores, lse) if with_weights else None
 
     @staticmethod
@@ -246,9 +246,11 @@ class _AdditiveStepFunction(torch.autograd.Function):
         d_context = d_context.contiguous()
         d_weights = None if d_weights is None else d_weights.contiguous()
         made = _AdditiveStepForwardResult(q, scores, lse, context, ctx.masked)
-        ds, dq = ctx.shared.launch_backward(made, d_context, d_weights)
+        ds, dq = ctx.loop.launch_backward(made, d_context, d_weights)
         if ctx.needs_input_grad[1] and scores.numel():
-            ctx.shared.ledger.add(_AdditiveStepGradients(query.detach(), q, scores, lse, ds, dq, d_context))
+            ctx.loop.gradient_buffer.add(
+                _AdditiveStepGradients(query.detach(), q, scores, lse, ds, dq, d_context)
+            )
         d_query = (dq.to(weight.dtype) @ weight).to(query.dtype) if ctx.needs_input_grad[0] else None
         return d_query, None, None, None, None
 

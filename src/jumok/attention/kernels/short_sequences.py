@@ -476,16 +476,16 @@ class _ShortAttention(torch.autograd.Function):
         q, k, v = make_rows_contiguous(q), make_rows_contiguous(k), make_rows_contiguous(v)
         seed = None if dropout is None else dropout.seed
         ctx.save_for_backward(q, k, v, layout.cu_seqlens_q, layout.cu_seqlens_k, seed)
-        ctx.packing, ctx.scale, ctx.dropout = layout, scale, dropout
+        ctx.layout, ctx.scale, ctx.dropout = layout, scale, dropout
         return compute_short_forward(q, k, v, layout, scale, dropout)
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         forbid_double_backward()
-        q, k, v, q_edges, k_edges, seed = ctx.saved_tensors
-        packing = ctx.packing._replace(q_edges=q_edges, k_edges=k_edges)
+        q, k, v, cu_seqlens_q, cu_seqlens_k, seed = ctx.saved_tensors
+        layout = ctx.layout._replace(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
         dropout = None if seed is None else ctx.dropout._replace(seed=seed)
-        gradients = compute_short_backward(q, k, v, make_rows_contiguous(d_out), packing, ctx.scale, dropout)
+        gradients = compute_short_backward(q, k, v, make_rows_contiguous(d_out), layout, ctx.scale, dropout)
         asked = (x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad, strict=False))
         return *asked, None, None, None
 

@@ -270,14 +270,14 @@ def test_a_cache_cannot_be_changed() -> None:
     [
         (lambda: KVCache().key, r"empty; append\(key, value\)"),
         (lambda: KVCache().reorder([0]), "empty"),
-        (lambda: KVCache().append(torch.zeros(2, 3, 5), torch.zeros(2, 3, 5)), r"key \(2, 3, 5\)"),
+        (lambda: KVCache().append(torch.zeros(2, 3, 5), torch.zeros(2, 3, 5)), r"key has shape \(2, 3, 5\)"),
         (
             lambda: KVCache().append(torch.zeros(2, 3, 5, 7), torch.zeros(2, 3, 4, 7)),
             "same batch, heads and tokens",
         ),
         (
             lambda: KVCache().append(*tokens(2, 3, 0)).append(*tokens(3, 1, 0)),
-            r"holds a batch of 2.*Cache\(\)",
+            r"has a batch of 2.*KVCache\(\)",
         ),
         (
             lambda: KVCache().append(*tokens(2, 3, 0)).append(*(x.half() for x in tokens(2, 1, 0))),
@@ -286,7 +286,7 @@ def test_a_cache_cannot_be_changed() -> None:
         (lambda: KVCache().append(*tokens(2, 3, 0), lengths=[1]), r"lengths \[1\].*2 rows.*from 0 to 3"),
         (lambda: KVCache().append(*tokens(2, 3, 0), lengths=[1, 4]), "from 0 to 3"),
         (lambda: KVCache().append(*tokens(2, 3, 0), lengths=[1, -1]), "from 0 to 3"),
-        (lambda: KVCache().append(*tokens(2, 3, 0), lengths=torch.tensor([1.0, 2.0])), "whole number"),
+        (lambda: KVCache().append(*tokens(2, 3, 0), lengths=torch.tensor([1.0, 2.0])), "integer"),
         (lambda: KVCache().append(*tokens(2, 3, 0)).build_causal_mask(1, lengths=[1, 2]), "from 0 to 1"),
         (lambda: KVCache().append(*tokens(2, 3, 0)).reorder([0, 2]), "row 2 of a batch of 2"),
         (lambda: KVCache().append(*tokens(2, 3, 0)).reorder([-1]), "row -1"),

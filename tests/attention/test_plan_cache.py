@@ -205,7 +205,7 @@ def test_numbers_that_are_attended_to_spread_as_they_do_without_a_plan() -> None
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "dtype": ({"key": torch.randn(B, H, L, D, dtype=torch.float64)}, "key is torch.float64"),
-    "whole numbers": ({"value": torch.ones(B, H, L, D, dtype=torch.long)}, "floating-point is expected"),
+    "whole numbers": ({"value": torch.ones(B, H, L, D, dtype=torch.long)}, "expected floating-point"),
     "device": ({"value": torch.empty(B, H, L, D, device="meta")}, "value is on meta"),
     "length": ({"value": torch.randn(B, H, L - 1, D)}, "8 keys but 7 values"),
     "width": ({"key": torch.randn(B, H, L, D + 1)}, "width 16, the key 17"),
@@ -320,7 +320,9 @@ def test_gradients_of_gradients() -> None:
     (query, key, value), more = KINDS["additive step, padding"](torch.float64)
     planned(query, key, value, **more)
     assert torch.autograd.gradgradcheck(
-        lambda q, v: attend(q, scores.PreparedKeys(key.keys, "Additive", key.maker, key.made_at), v, **more),
+        lambda q, v: attend(
+            q, scores.PreparedKeys(key.keys, "Additive", key.owner, key.owner_version), v, **more
+        ),
         (query, value),
     )
 
@@ -362,7 +364,7 @@ def test_the_cache_is_bounded_and_holds_no_argument(monkeypatch: pytest.MonkeyPa
         held += map(weakref.ref, arguments)
     del arguments
     assert len(plan_cache._unmasked_plans._entries) == 4
-    assert len(mask.__dict__["_plans"]._held) == plan_cache.MAX_PLANS_PER_MASK
+    assert len(mask.__dict__["_plans"]._entries) == plan_cache.MAX_PLANS_PER_MASK
     assert not any(reference() is not None for reference in held)
 
 
@@ -386,7 +388,7 @@ def test_plans_die_with_their_mask(name: str, no_collector: None) -> None:
 def test_a_mask_copies_without_its_plans() -> None:
     mask = masks.padding([5, 8])
     planned(*inputs(B, H), mask=mask)
-    assert not copy.deepcopy(mask).__dict__["_plans"]._held
+    assert not copy.deepcopy(mask).__dict__["_plans"]._entries
 
 
 def test_a_large_mask_is_not_kept_as_a_tensor() -> None:

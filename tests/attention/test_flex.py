@@ -158,14 +158,13 @@ def test_what_is_made_of_bands_is_structured() -> None:
 
 def test_document_edges_are_cumulative_lengths() -> None:
     ids = torch.tensor([5, 5, 5, 2, 9, 9])
-    alone = flex.pack_documents(cast(DocumentMask, masks.documents(ids)), CPU)
+    alone = cast(DocumentMask, masks.documents(ids)).to_packed(CPU)
     assert alone.cu_seqlens.tolist() == [0, 3, 4, 6]
     assert alone.cu_seqlens.dtype == torch.int32
     assert alone.max_seqlen == 3
     assert alone.cu_seqlens_q is None
-    asked = flex.pack_documents(
-        cast(DocumentMask, masks.documents(ids, query_ids=torch.tensor([5, 2, 2, 9]))), CPU
-    )
+    mask = cast(DocumentMask, masks.documents(ids, query_ids=torch.tensor([5, 2, 2, 9])))
+    asked = mask.to_packed(CPU)
     assert asked.cu_seqlens_q is not None
     assert asked.cu_seqlens_q.tolist() == [0, 1, 3, 4]
     assert asked.max_seqlen_q == 2
