@@ -1,8 +1,8 @@
 """Lessons: executed, cached, and written as two notebooks, one in English and one in Korean.
 
-A lesson is a file ``NN_name.py`` in jupytext's percent format. Each text is a cell with ``lang="en"``, followed
-by the same with ``lang="ko"``. Executed notebooks are cached by a hash of the lesson and of the sources that it
-depends on.
+A lesson is a file ``NN_name.py`` in jupytext's percent format. Each text is a cell with ``lang="en"``,
+followed by the same with ``lang="ko"``. Executed notebooks are cached by a hash of the lesson and the sources
+that it depends on.
 """
 
 from __future__ import annotations
