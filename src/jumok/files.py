@@ -19,10 +19,13 @@ __all__ = [
     "check_not_input",
     "check_symlinks",
     "fsync_path",
+    "get_cache_folder",
     "open_for_writing",
     "read_json",
     "remove_atomically",
     "remove_partial_files",
+    "write_json",
+    "write_text",
 ]
 
 
@@ -30,7 +33,7 @@ __all__ = [
 def atomic_write(path: Path) -> Iterator[Path]:
     """Gives another name to write a file or a folder to. It becomes ``path`` when all of it is on the disk.
 
-    >>> with written(Path("numbers.txt")) as part:  # doctest: +SKIP
+    >>> with atomic_write(Path("numbers.txt")) as part:  # doctest: +SKIP
     ...     part.write_text("1 2 3")
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -141,6 +144,22 @@ def read_json(path: Path, expected_type: type) -> Any:
             f"{path} is damaged: expected a {expected_type.__name__}, it holds {type(content).__name__}"
         )
     return content
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with atomic_write(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file atomically."""
+    write_text(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+
+
+def get_cache_folder() -> Path:
+    """The folder for files that all runs share: ``JUMOK_CACHE``, or ``~/.cache/jumok``."""
+    return Path(os.environ.get("JUMOK_CACHE") or Path.home() / ".cache" / "jumok")
 
 
 def fsync_path(path: Path) -> None:

@@ -45,11 +45,11 @@ def evaluate(
     if not faithfulness:
         base.evaluate(predictor, split, options, console)
         return
-    from jumok.tasks.classify import error_analysis
+    from jumok.tasks.classify import faithfulness as classify_faithfulness
 
-    error_analysis.check_can_highlight(predictor)
+    classify_faithfulness.check_can_highlight(predictor)
     base.evaluate(predictor, split, options, console)
-    error_analysis.evaluate_faithfulness(predictor, split, console)
+    classify_faithfulness.evaluate_faithfulness(predictor, split, console)
 
 
 def compare(

@@ -116,7 +116,7 @@ class HashedHoldOut(Generic[T]):
                 raise InputError(f"{path} is damaged: expected a number as fraction")
             return float(fraction)
         count = sum(1 for _ in examples)
-        fraction = min(MAX_HASHED_FRACTION, self.config.held_out_size / count)
+        fraction = min(MAX_HASHED_FRACTION, float(self.config.held_out_size / count))
         write_json(path, {self.unit: count, "fraction": fraction})
         return fraction
 

@@ -1,14 +1,13 @@
-"""What computes a run's predictions: PyTorch, or an engine that is made for nothing else and faster at it.
+"""Inference engines: PyTorch, or an engine that is faster at prediction.
 
-An engine's predictor has the methods of the task's own, so that whoever uses it sees no difference; what the
-engine cannot do it refuses, with the way to have it done. The files that an engine reads are made of the run
-when they are first needed, and kept in the user's cache::
+The predictor of an engine has the methods of the task's own predictor. What an engine cannot do raises an error that
+names the alternative. The files of an engine are built from the run when they are first needed, and cached::
 
     ~/.cache/jumok/engines/ctranslate2/demo-1f0c93ab52e7/6f1c0c4f2b7a9e01/
 
-The first folder is named after the run and its place, the second after a digest of its recipe, tokenizer and
-weights: a run that was trained further gets new files, and the old ones are removed. The run's folder is not
-used for them: the author of a run could have put the graph of another model there.
+The name of the first folder identifies the folder of the run, that of the second is a digest of its recipe, tokenizer
+and weights: after more training new files are built, and the old ones are removed. The files are never read from the
+folder of the run, because the author of an untrusted run could have put the graph of another model there.
 """
 
 from __future__ import annotations
@@ -21,13 +20,14 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jumok import tasks
 from jumok.errors import InputError, MissingExtra
-from jumok.files import fsync_path
+from jumok.files import fsync_path, get_cache_folder
 from jumok.run import Run
-from jumok.tasks.common import get_cache_folder
+
+if TYPE_CHECKING:
+    from jumok.tasks.base import Predictor
 
 __all__ = [
     "ENGINE_NAMES",
@@ -49,24 +49,27 @@ def check_engine(engine: str) -> None:
         raise InputError(f"--engine {engine}: it is one of {', '.join(ENGINE_NAMES)}")
 
 
-def load_predictor(run: Run, engine: str = "torch", device: str = "auto") -> Any:
-    """The predictor of a run, its predictions computed by this engine."""
+def load_predictor(run: Run, engine: str = "torch", device: str = "auto") -> Predictor[Any, Any]:
+    """Load the predictor of a run with an engine."""
     check_engine(engine)
     if engine == "torch":
-        return tasks.get_task_module(run.recipe.task).load(run, device)
+        from jumok.tasks import base
+
+        return base.load_predictor(run, device)
     try:
-        by = importlib.import_module(f"jumok.inference.{engine}_engine")
+        module = importlib.import_module(f"jumok.inference.{engine}_engine")
     except ModuleNotFoundError as error:
         raise MissingExtra(
             f'--engine {engine} needs {error.name}, which is not installed: pip install "jumok[export]"'
         ) from error
-    return by.load(run, device)
+    predictor: Predictor[Any, Any] = module.load(run, device)
+    return predictor
 
 
 def get_engine_files(run: Run, engine: str, build_files: Callable[[Path], None]) -> Path:
-    """The folder with an engine's files of this run; if there is none yet, ``build_files(folder)`` fills it.
+    """The folder with the files of an engine for a run. If it does not exist, ``build_files(folder)`` fills it.
 
-    It is there whole or not at all, whoever else makes it at the same time.
+    The folder is created atomically; several processes may build it at the same time.
     """
     home, digest = get_engine_cache_folder(run, engine), compute_run_digest(run)
     folder = home / digest
@@ -76,23 +79,23 @@ def get_engine_files(run: Run, engine: str, build_files: Callable[[Path], None])
             new = Path(part, digest)
             new.mkdir()
             build_files(new)
-            for inside in new.rglob("*"):
-                fsync_path(inside)
-            with contextlib.suppress(OSError):  # somebody else was faster: theirs are as good
+            for path in new.rglob("*"):
+                fsync_path(path)
+            with contextlib.suppress(OSError):  # another process was faster; its files are equal
                 os.rename(new, folder)
         for old in home.iterdir():
             if old != folder and not old.name.startswith(".part-"):
                 shutil.rmtree(old, ignore_errors=True)
     if not folder.is_dir():
-        raise InputError(f"{folder} cannot be made; is there another file of this name?")
+        raise InputError(f"{folder} cannot be created; is there another file of this name?")
     return folder
 
 
 def get_engine_cache_folder(run: Run, engine: str) -> Path:
-    """The folder for an engine's files of the run in this place."""
-    place = run.folder.resolve()
-    digest = hashlib.sha256(os.fsencode(place)).hexdigest()[:12]
-    return get_cache_folder() / "engines" / engine / f"{place.name}-{digest}"
+    """The folder for the files of an engine for the run in this folder."""
+    folder = run.folder.resolve()
+    digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
+    return get_cache_folder() / "engines" / engine / f"{folder.name}-{digest}"
 
 
 def compute_run_digest(run: Run) -> str:
@@ -108,13 +111,15 @@ class RunChangedError(InputError):
     """The weights of a run were replaced or deleted after an engine loaded them."""
 
 
-def load_torch_predictor(run: Run, digest: str, device: str) -> Any:
-    """The PyTorch predictor of a run that an engine loaded earlier, whose files have that ``digest``.
+def load_torch_predictor(run: Run, digest: str, device: str) -> Predictor[Any, Any]:
+    """Load the PyTorch predictor of a run that an engine loaded earlier, whose files have that ``digest``.
 
     The digest is computed after the weights are read, so a replacement in between is found as well.
     """
+    from jumok.tasks import base
+
     try:
-        predictor = tasks.get_task_module(run.recipe.task).load(run, device)
+        predictor = base.load_predictor(run, device)
         unchanged = compute_run_digest(run) == digest
     except (InputError, OSError):
         unchanged = False

@@ -1,27 +1,49 @@
-"""What jumok can be trained to do: one task, one module, and this list the only place that names them all.
+"""Tasks that jumok can train models for: one package per task, and the registry of all tasks.
 
-A task's module has
+The package of a task has the modules
 
-- ``Recipe``: the sections of its recipes, or such by the kind of the model, where they differ by it;
-- ``train(run, console)``: make or resume a run;
-- ``load(run, device)``: a predictor, with ``predict``, ``draw`` and ``export``;
-- ``Search``: what may be asked of ``predict``;
-- ``evaluate(predictor, split, …)`` and ``compare(runs, …)``;
-- if it reads something else than text: ``inputs``, with what ``lines.py`` has: ``windows`` and ``whole``;
-- if the objects of a JSONL file have more than a ``text``: ``objects_of``, as in ``objects.py``;
-- if what it makes are files: ``Kept(out)``, which writes the file of a prediction.
+- ``config``: the sections of its recipes, and ``RECIPE_TYPES``, the recipe class of each ``model.type``;
+- ``task``: ``build_task(run)``, which returns a :class:`jumok.tasks.base.Task`;
+- ``predictor``: its :class:`jumok.tasks.base.Predictor`;
+- ``data`` and ``metrics``: how examples are read and how predictions are scored;
+- ``api``: the schema of its HTTP requests and responses, and ``SERVICE``.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+import importlib.util
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["TASK_NAMES", "get_task_module"]
+from jumok.errors import InputError
+
+if TYPE_CHECKING:
+    from jumok.run import Run
+    from jumok.tasks.api import TaskService
+    from jumok.tasks.base import Task
+
+__all__ = ["TASK_NAMES", "build_task", "get_recipe_types", "get_service_type"]
 
 TASK_NAMES = ("translate", "pretrain", "classify", "tag", "answer", "caption", "speak")
 
 
-def get_task_module(name: str) -> Any:
-    """The module of a task."""
-    return importlib.import_module(f"jumok.tasks.{name}.task")
+def get_recipe_types(name: str) -> Mapping[str, type]:
+    """The recipe classes of a task by ``model.type``. The first one is the default."""
+    recipe_types: Mapping[str, type] = importlib.import_module(f"jumok.tasks.{name}.config").RECIPE_TYPES
+    return recipe_types
+
+
+def build_task(run: Run) -> Task[Any]:
+    """Build the task of a run."""
+    task: Task[Any] = importlib.import_module(f"jumok.tasks.{run.recipe.task}.task").build_task(run)
+    return task
+
+
+def get_service_type(name: str) -> type[TaskService[Any, Any]]:
+    """The class that serves the models of a task over HTTP. It is built from a predictor and limits."""
+    module_name = f"jumok.tasks.{name}.api"
+    if importlib.util.find_spec(module_name) is None:
+        raise InputError(f"runs of the task {name} cannot be served yet")
+    service_type: type[TaskService[Any, Any]] = importlib.import_module(module_name).SERVICE
+    return service_type

@@ -1,11 +1,11 @@
-"""What a server asks of a trained model: one task, one module, and each has a ``TaskService``.
+"""The interface between the server and the tasks: requests, responses and services.
 
-A server knows no task. It reads a request by the task's schema, asks how much work it is, puts it together
-with others that are alike, has them answered, and writes the answers by the task's schema::
+The server knows no task. It parses a request by the schema of the task, asks for its size, batches it with other
+requests that have the same key, and formats the responses by the schema of the task::
 
-    JSON  ►  request  ►  size(request)  ►  predict([request, request, …])  ►  response  ►  JSON
+    JSON  ►  request  ►  estimate_tokens(request)  ►  predict([request, request, …])  ►  response  ►  JSON
 
-To serve one more task, write its module here; to serve it by another engine, give its ``TaskService`` a predictor
+To serve another task, write its module ``api``. To serve a task with another engine, give its service a predictor
 with the same methods.
 """
 
@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-import importlib
-import importlib.util
 import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -28,90 +26,89 @@ from pydantic import (
     Field,
     PlainSerializer,
     WithJsonSchema,
+    model_validator,
 )
 
 from jumok.errors import InputError
+from jumok.text_checks import CONTROL_PATTERN, SURROGATE_PATTERN
 
 if TYPE_CHECKING:
     from jumok.look.viewer.viewer_data import ViewerData
 
 __all__ = [
-    *(
-        "TaskResponse",
-        "TaskRequest",
-        "ResponseListener",
-        "RequestLimits",
-        "Base64File",
-        "TaskService",
-        "RequestText",
-        "RequestTooLarge",
-    ),
-    *("to_single_line", "get_api_module", "format_request_error"),
+    "Base64File",
+    "BeamSearchRequest",
+    "RequestLimits",
+    "RequestText",
+    "RequestTooLarge",
+    "ResponseListener",
+    "TaskRequest",
+    "TaskResponse",
+    "TaskService",
+    "TextPairRequest",
+    "format_request_error",
 ]
 
-MAX_REQUEST_TEXTS = 2  # texts of a request at most: a pair, or a question and its context
+MAX_REQUEST_TEXTS = 2  # maximum number of texts in a request: a pair, or a question and its context
 MAX_ESCAPED_BYTES = 12  # bytes of a character that JSON writes as two escapes
 MAX_OTHER_ITEMS = 1024  # items of a request besides its texts
-SURROGATE_PATTERN = re.compile(r"[\ud800-\udfff]")  # half of a pair, which JSON can write and UTF-8 cannot
-CONTROL_PATTERN = re.compile(
-    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
-)  # all but tab, newline and carriage return
 
 
 class RequestTooLarge(InputError):
-    """A request is larger than this server takes; the message says how large one may be."""
+    """A request is larger than the server accepts; the message names the limit."""
 
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """How much one request may ask for."""
+    """Limits of a single request."""
 
-    max_text_chars: int = 20_000  # characters of a text
-    max_beam_size: int = 10  # hypotheses side by side
-    max_n_best: int = 100  # answers
-    max_image_bytes: int = 12 << 20  # bytes of a picture
+    max_text_chars: int = 20_000
+    max_beam_size: int = 10
+    max_n_best: int = 100
+    max_image_bytes: int = 12 << 20
     max_image_pixels: int = 24_000_000
     max_decode_tokens: int = 4096  # source tokens times hypotheses of one translation
-    max_speech_chars: int = 2_000  # characters of a text that is spoken
-    max_audio_bytes: int = 8 << 20  # bytes of a recording
-    max_audio_seconds: float = 30.0  # of it
-    max_audio_samples: int = 12_000_000  # of all of its channels
+    max_speech_chars: int = 2_000  # length of a text that is spoken
+    max_audio_bytes: int = 8 << 20
+    max_audio_seconds: float = 30.0
+    max_audio_samples: int = 12_000_000  # of all channels together
 
     def check_text(self, field: str, text: str, max_chars: int | None = None) -> None:
-        """Refuse a text that is too long."""
+        """Raise if a text is too long."""
         max_chars = self.max_text_chars if max_chars is None else min(max_chars, self.max_text_chars)
         if len(text) > max_chars:
             raise RequestTooLarge(
-                f"{field} has {len(text):,} characters; this server takes {max_chars:,} at most: divide it"
+                f"{field} has {len(text):,} characters; this server accepts at most {max_chars:,}: split it"
             )
 
     def check_decode_tokens(self, num_tokens: int, num_hypotheses: int) -> None:
-        """Refuse a translation that would occupy the model for too long."""
+        """Raise if a translation would occupy the model for too long."""
         if num_tokens * num_hypotheses > self.max_decode_tokens:
             raise RequestTooLarge(
-                f"this would be {num_tokens * num_hypotheses:,} tokens of work ({num_tokens:,} source tokens times a "
-                f"beam of {num_hypotheses}); {self.max_decode_tokens:,} are taken at most: divide the text or lower the beam"
+                f"this request needs {num_tokens * num_hypotheses:,} decoder tokens ({num_tokens:,} source tokens "
+                f"times a beam of {num_hypotheses}); the limit is {self.max_decode_tokens:,}: split the text, or "
+                "lower beam_size"
             )
 
     def check_maximum(self, field: str, value: int | None, maximum: int) -> None:
-        """Refuse a number that is too large."""
+        """Raise if a number is too large."""
         if value is not None and value > maximum:
-            raise RequestTooLarge(f"{field} is {value}; this server takes {maximum} at most")
+            raise RequestTooLarge(f"{field} is {value}; this server accepts at most {maximum}")
 
 
 def _check_text(text: str) -> str:
-    """A text that can be read, or an error that says why not."""
+    """Return a text without invalid characters, or raise."""
     if not text.strip():
         raise ValueError("it is empty; a text is expected")
-    if found := SURROGATE_PATTERN.search(text):
+    if match := SURROGATE_PATTERN.search(text):
         raise ValueError(
-            f"it has half of a surrogate pair, U+{ord(found.group()):04X}, at place {found.start()}: no "
-            "character, take it out"
+            f"it has half of a surrogate pair, U+{ord(match.group()):04X}, at position {match.start()}, which "
+            "is not a character: remove it"
         )
-    if found := CONTROL_PATTERN.search(text):
+    if match := CONTROL_PATTERN.search(text):
         raise ValueError(
-            f"it has the control character U+{ord(found.group()):04X} at place {found.start()}; of them only "
-            "tabs and newlines are read: take it out"
+            f"it has the control character U+{ord(match.group()):04X} at position {match.start()}; only tabs "
+            "and newlines are allowed: remove it"
         )
     return text
 
@@ -120,15 +117,12 @@ RequestText = Annotated[str, AfterValidator(_check_text)]
 
 
 def _decode_base64(value: object) -> object:
-    """The bytes that a text in base64 stands for."""
     if not isinstance(value, str):
         return value
     try:
         return base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError):
-        raise ValueError(
-            "it is no base64; the bytes of a file are expected in it, and nothing else"
-        ) from None
+        raise ValueError("it is not base64; the bytes of a file are expected in base64") from None
 
 
 def _encode_base64(data: bytes) -> str:
@@ -145,59 +139,89 @@ Base64File = Annotated[
 
 
 class TaskRequest(BaseModel):
-    """What all requests have."""
+    """Fields of all requests."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-    body_media_types: ClassVar[
-        tuple[str, ...]
-    ] = ()  # media types, besides JSON: the body is the one thing asked about
+    body_media_types: ClassVar[tuple[str, ...]] = ()  # media types of a body that is the input itself
 
-    model: str | None = Field(None, description="The name of a model; without it, the first of this task.")
+    model: str | None = Field(None, description="Name of a model. Defaults to the first model of the task.")
 
     @classmethod
     def max_bytes(cls, limits: RequestLimits) -> int:
-        """Of a body: what the largest request within the bounds may have."""
+        """The size of the largest body within the limits."""
         return max(1 << 20, MAX_REQUEST_TEXTS * MAX_ESCAPED_BYTES * limits.max_text_chars)
 
     @classmethod
     def max_items(cls, limits: RequestLimits) -> int:
-        """The number of commas and brackets in the JSON of the largest request within the bounds.
+        """The number of commas and brackets in the JSON of the largest request within the limits.
 
         Every item of a list and every key needs one, so this also limits the number of objects that parsing
-        creates. Texts may hold them as well.
+        creates. Texts may contain them, too.
         """
         return MAX_REQUEST_TEXTS * limits.max_text_chars + MAX_OTHER_ITEMS
 
 
+class BeamSearchRequest(TaskRequest):
+    """Fields of requests for generated text."""
+
+    beam_size: Annotated[
+        int | None,
+        Field(ge=1, description="Beam size. 1 means greedy search. Defaults to the value of the recipe."),
+    ] = None
+    n_best: Annotated[int, Field(ge=1, description="Number of predictions, best first.")] = 1
+
+    @model_validator(mode="after")
+    def _check_n_best(self) -> Self:
+        if self.beam_size is not None and self.n_best > self.beam_size:
+            raise ValueError(
+                f"n_best {self.n_best} needs a beam of at least {self.n_best}; beam_size {self.beam_size} came"
+            )
+        return self
+
+
+class TextPairRequest(TaskRequest):
+    """Fields of requests with one or two texts."""
+
+    text: RequestText
+    text_pair: Annotated[RequestText | None, Field(description="Second text, for a model of text pairs.")] = (
+        None
+    )
+
+    def check_limits(self, limits: RequestLimits) -> None:
+        """Raise if a text is too long."""
+        limits.check_text("text", self.text)
+        limits.check_text("text_pair", self.text_pair or "")
+
+
 class TaskResponse(BaseModel):
-    """What all responses have."""
+    """Base class of all responses."""
 
     model_config = ConfigDict(extra="forbid")
-    media_type: ClassVar[str | None] = None  # what it may be instead of JSON, for a client that accepts that
+    media_type: ClassVar[str | None] = None  # alternative to JSON, for a client that accepts it
 
     @property
     def body(self) -> bytes:
-        """The answer as that."""
+        """The response in the alternative media type."""
         raise NotImplementedError
 
 
 class ResponseListener(Protocol):
-    """Those who wait for the answers to some requests, by their numbers, from 0."""
+    """The clients that wait for the responses to a batch of requests, by index."""
 
     def is_cancelled(self, index: int) -> bool:
-        """Whether this one has left: its answer may be anything."""
+        """Whether the client has left; its response may then be anything."""
         ...
 
     def is_streaming(self, index: int) -> bool:
-        """Whether this one wants to hear the text while it is made."""
+        """Whether the client wants partial responses."""
         ...
 
     def on_partial(self, index: int, partial: str | TaskResponse) -> None:
-        """The text so far, in the place of that before; or a part, which comes behind those before."""
+        """Send the text so far, which replaces the previous one, or a part, which is added to the others."""
         ...
 
     def yield_to_shorter_jobs(self) -> None:
-        """Let much shorter requests be computed now; for work in steps that other work may interrupt."""
+        """Run much shorter requests now. A search that may be interrupted calls it between its steps."""
         ...
 
 
@@ -206,55 +230,44 @@ A = TypeVar("A", covariant=True, bound=TaskResponse)
 
 
 class TaskService(Protocol[Q, A]):
-    """A model of one task, as a server uses it; made by ``TaskService(predictor, limits)``.
+    """Serves a model of one task.
 
-    ``estimate_tokens`` is called by any thread, the others only by the one that owns the model.
+    Any thread calls ``estimate_tokens``; only the thread that owns the model calls the other methods.
     """
 
-    endpoint: ClassVar[str]  # what it does, and the address it is asked at
-    summary: ClassVar[str]  # the same, in a sentence
-    supports_streaming: ClassVar[bool]  # whether there is something to hear before the answer is whole
-    request_type: ClassVar[type[Any]]  # the schema, a subclass of Asked
-    response_type: ClassVar[type[Any]]  # a subclass of Answer
+    endpoint: ClassVar[str]  # the path of its URL
+    summary: ClassVar[str]  # one sentence
+    supports_streaming: ClassVar[bool]
+    request_type: ClassVar[type[Any]]  # a subclass of TaskRequest
+    response_type: ClassVar[type[Any]]  # a subclass of TaskResponse
+
+    def __init__(self, predictor: Any, request_limits: RequestLimits) -> None: ...
 
     def describe(self) -> dict[str, Any]:
-        """What a client may want to know of this model, such as the names of its classes.
+        """Properties of the model, such as its class names.
 
-        ``examples`` are requests to try it with; only built-in data gives some away.
+        ``examples`` are requests to try it with, for models of built-in data.
         """
         ...
 
     def estimate_tokens(self, request: Q) -> int:
-        """How much work this is, in tokens; an error if it is too much, or cannot be read."""
+        """Estimate the work of a request in tokens. Raise if it is invalid or too large."""
         ...
 
     def get_batch_key(self, request: Q) -> Hashable:
-        """Requests for which this is equal may be answered together."""
+        """Requests with equal keys may be batched."""
         ...
 
     def predict(self, requests: Sequence[Q], listener: ResponseListener) -> Sequence[A]:
-        """The answers to requests that are alike, in their order."""
+        """Respond to requests with equal keys, in their order."""
         ...
 
     def build_viewer_data(self, request: Q, response: Any) -> list[ViewerData]:
-        """What the model attends to while it gives this answer, for the viewer."""
+        """Capture the attention of the model for a response, for the viewer."""
         ...
 
 
-def get_api_module(task: str) -> Any:
-    """The module of a task, by the name that its recipes have."""
-    name = f"jumok.tasks.{task}.api"
-    if importlib.util.find_spec(name) is None:
-        raise InputError(f"runs of the task {task} cannot be served yet")
-    return importlib.import_module(name)
-
-
-def to_single_line(text: str) -> str:
-    """A text without what would mean something in a line of ``jumok run``: tabs and newlines."""
-    return " ".join(text.split())
-
-
 def format_request_error(error: InputError) -> str:
-    """What is wrong, without the number of a line: a request has none. No address in memory is told."""
+    """Format an error without line numbers, which a request does not have, and without memory addresses."""
     message = re.sub(r" at 0x[0-9a-fA-F]+", "", str(error))
-    return re.sub(r"^line 1\b(: )?", lambda found: "" if found[1] else "the text", message)
+    return re.sub(r"^line 1\b(: )?", lambda match: "" if match[1] else "the text", message)

@@ -1,13 +1,12 @@
-"""What BERT's uses have in common: what they begin from, and how long texts are read.
+"""Fine-tuning of BERT: pretrained weights, vocabulary, and encoding of long texts.
 
-A use (:mod:`.classify`, :mod:`.tag`, :mod:`.answer`) says which head learns its examples, and what a model
-reads of them. The rest is here, and what other models have too in :mod:`.supervised`. ::
+A subclass (:mod:`.classify`, :mod:`.tag`, :mod:`.answer`) builds the head, and encodes its examples. ::
 
-    from      a run of ours, or a Hugging Face folder    ►  sizes, vocabulary, weights of the encoder
-              package:NAME, such a folder in a package   ►  the same
-              null                                       ►  sizes of ``model:``, a vocabulary learned here
+    pretrained    a run or a Hugging Face folder            ►  sizes, vocabulary, weights of the encoder
+                  package:NAME, such a folder in a package  ►  the same
+                  null                                      ►  sizes of ``model:``, a vocabulary learned here
 
-In the run's folder lie ``tokenizer.json`` and ``model.json`` (the sizes).
+The folder of a run has ``tokenizer.json`` and ``model.json``, the sizes.
 """
 
 from __future__ import annotations
@@ -15,187 +14,138 @@ from __future__ import annotations
 import operator
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pydantic
-import torch
 from torch import nn
 
 from jumok.batches.text import TextBatch
 from jumok.data.batching.texts import EncodedText, TextBatcher
 from jumok.data.readers.formats import InvalidExample
-from jumok.data.tokenizers.wordpiece import WordPieceConfig, WordPieceTokenizer
+from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
 from jumok.errors import InputError
-from jumok.files import read_json
+from jumok.files import read_json, write_json
 from jumok.models.bert import BertConfig
-from jumok.tasks import common, supervised
-from jumok.tasks.pretrained import PretrainedSource, load_pretrained_encoder
-from jumok.tasks.supervised import (
-    DatasetSplit,
-    DataSource,
-    NBestOptions,
-    SupervisedTask,
-    load_trained_model,
-    train,
-)
+from jumok.tasks.base import DatasetSplit, FingerprintedDataset, format_model_size
+from jumok.tasks.batch_layout import resolve_batch_layout, resolve_packing
+from jumok.tasks.config import BertRecipe
+from jumok.tasks.options import NBestOptions
+from jumok.tasks.pretrained import build_wordpiece_tokenizer, load_pretrained_encoder
+from jumok.tasks.supervised import SupervisedPredictorT, SupervisedTask
 from jumok.training import DistributedRanks
 
-__all__ = [
-    "TOO_LONG_HINT",
-    "BertDataConfig",
-    "BertTask",
-    "DataSource",
-    "DatasetSplit",
-    "NBestOptions",
-    "PretrainedSource",
-    "load_trained_model",
-    "train",
-]
+__all__ = ["TOO_LONG_HINT", "BertTask"]
 
-TOO_LONG_HINT = "shorten it, or train with data.on_overflow=window, which reads it in windows"  # a text is
-OVERRIDABLE_FIELDS = (
-    "dropout",
-    "attention_dropout",
-    "pooling",
-    "adversarial_epsilon",
-)  # of ``model:``, where a model is taken over
+TOO_LONG_HINT = "shorten it, or train with data.on_overflow=window, which reads long texts in windows"
+# Keys of ``model:`` that hold for pretrained models, too.
+OVERRIDABLE_FIELDS = ("dropout", "attention_dropout", "pooling", "adversarial_epsilon")
 E = TypeVar("E")  # an example
 
 
-@dataclass(frozen=True)
-class BertDataConfig(supervised.SupervisedDataConfig):
-    """What the ``data:`` sections of BERT's uses have: a model reads so many tokens, and no more."""
-
-    max_tokens: int | None = None  # tokens of a text; None: as many as the model has positions
-    on_overflow: Literal["window", "refuse"] = "window"  # what becomes of a longer one
-    window_stride: int = 128  # tokens from the beginning of one window to that of the next
-    packing: Literal["auto"] | bool = "auto"  # texts end to end; auto: where a GPU is faster with it
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("window_stride", "max_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: 1 or more is expected")
-
-
-class BertTask(SupervisedTask[E]):
-    """One way to use BERT, for one run."""
+class BertTask(SupervisedTask[E, SupervisedPredictorT]):
+    """A task with a fine-tuned BERT."""
 
     batch_type: ClassVar[type[TextBatch]]
+    options_type = NBestOptions
+    recipe: BertRecipe
 
     @abstractmethod
     def get_texts(self, example: E) -> Iterable[str]:
-        """What a vocabulary is learned from."""
+        """The texts of an example, to learn a vocabulary from."""
 
     @abstractmethod
     def build_bert_model(self, config: BertConfig, vocab_size: int) -> nn.Module:
-        """A new model."""
+        """Build the model with random weights."""
 
     @abstractmethod
     def encode_rows(
         self, examples: Sequence[E], tokenizer: WordPieceTokenizer, max_tokens: int
     ) -> Iterator[list[EncodedText] | InvalidExample]:
-        """What a model reads of each example: one row, or several windows."""
+        """Encode each example as one row, or as several windows."""
 
     def resolve_max_tokens(self, config: BertConfig) -> int:
-        """The most tokens that are read at once, [CLS] and [SEP] included."""
-        asked: int | None = self.recipe.data.max_tokens
-        if asked is not None and asked > config.max_positions:
+        """The maximum length of a row, including [CLS] and [SEP]."""
+        max_tokens = self.recipe.data.max_tokens
+        if max_tokens is not None and max_tokens > config.max_positions:
             raise InputError(
-                f"data.max_tokens is {asked}, and the model has {config.max_positions} positions; "
-                "data.max_tokens=null takes as many"
+                f"data.max_tokens is {max_tokens}, and the model has {config.max_positions} positions; "
+                "data.max_tokens=null uses all of them"
             )
-        return asked or config.max_positions
+        return max_tokens or config.max_positions
 
-    def prepare(self, train: DatasetSplit[E]) -> None:
+    def write_artifacts(self, train_split: DatasetSplit[E]) -> None:
         recipe, folder = self.recipe, self.run.folder
         if recipe.pretrained is None:
             if recipe.random_init:
                 raise InputError(
-                    "random_init: true takes over sizes and vocabulary, but pretrained: is null, which begins with new "
-                    "weights anyway; leave random_init out, or name what to take them from"
+                    "random_init: true uses the sizes and the vocabulary of pretrained:, which is null; the "
+                    "weights are random anyway: remove random_init, or set pretrained"
                 )
             config = recipe.model
-            pieces = self._build_tokenizer(train.examples)
-            vocabulary = pieces.vocab_size
+            examples = train_split.examples[: recipe.tokenizer.max_training_examples]
+            texts = [text for example in examples for text in self.get_texts(example)]
+            tokenizer = build_wordpiece_tokenizer(recipe.tokenizer, texts)
+            vocab_size = tokenizer.vocab_size
         else:
-            bert, pieces = load_pretrained_encoder(recipe.pretrained)
-            chosen = {name: getattr(recipe.model, name) for name in OVERRIDABLE_FIELDS}
-            config = replace(bert.config, pooler=True, **chosen)
-            vocabulary = bert.word_embedding.num_embeddings
-        self.resolve_max_tokens(config)  # told before anything is written
-        pieces.save(folder)
-        supervised.write_json(folder / "model.json", {"vocab_size": vocabulary, **asdict(config)})
-
-    def _build_tokenizer(self, examples: Sequence[E]) -> WordPieceTokenizer:
-        text: WordPieceConfig = self.recipe.tokenizer
-        if text.pretrained is not None:
-            return WordPieceTokenizer.load(Path(text.pretrained))
-        texts = [one for example in examples[: text.max_training_examples] for one in self.get_texts(example)]
-        return WordPieceTokenizer.train(
-            texts,
-            text.vocab_size,
-            lowercase=text.lowercase,
-            strip_accents=text.strip_accents,
-            initial_alphabet=text.initial_alphabet,
-        )
+            bert, tokenizer = load_pretrained_encoder(recipe.pretrained)
+            overrides = {name: getattr(recipe.model, name) for name in OVERRIDABLE_FIELDS}
+            config = replace(bert.config, pooler=True, **overrides)
+            vocab_size = bert.word_embedding.num_embeddings
+        self.resolve_max_tokens(config)  # an error is raised before anything is written
+        tokenizer.save(folder)
+        write_json(folder / "model.json", {"vocab_size": vocab_size, **asdict(config)})
 
     def build_model(self) -> tuple[nn.Module, WordPieceTokenizer]:
-        config, vocabulary, pieces = _load_model_spec(self.run.folder)
-        return self.build_bert_model(config, vocabulary), pieces
+        config, vocab_size, tokenizer = _load_model_spec(self.run.folder)
+        return self.build_bert_model(config, vocab_size), tokenizer
 
-    def init_weights(self, model: Any, tokenizer: WordPieceTokenizer) -> str | None:
-        if self.recipe.pretrained is None or self.recipe.random_init:
-            return None
-        bert, _ = load_pretrained_encoder(self.recipe.pretrained)
+    def init_weights(self, model: Any, tokenizer: WordPieceTokenizer) -> list[str]:
+        source = self.recipe.pretrained
+        if source is None or self.recipe.random_init:
+            return []
+        bert, _ = load_pretrained_encoder(source)
         new: list[str] = model.bert.copy_weights_from(bert)
-        return f"New, as {self.recipe.pretrained} has none: {', '.join(new)}" if new else None
+        return [f"Initialized randomly, because {source} does not have them: {', '.join(new)}"] if new else []
 
-    def build_dataset(
+    def build_batcher(
         self, encoded: Sequence[list[EncodedText]], model: Any, ranks: DistributedRanks
     ) -> TextBatcher:
         config: BertConfig = model.bert.config
-        rows = [row for some in encoded for row in some]
-        layout = common.resolve_batch_layout(
-            self.run, ranks, _use_packing(self.recipe, config, rows, ranks.device)
-        )
-        train = self.recipe.train
+        rows = [row for windows in encoded for row in windows]
+        max_length = max((len(row.ids) for row in rows), default=0)
+        train_config = self.recipe.train
+        packed = resolve_packing(self.recipe.data.packing, config, max_length, train_config, ranks.device)
+        layout = resolve_batch_layout(self.run, ranks, packed=packed)
         return TextBatcher(
             self.batch_type,
             rows,
-            max_tokens=train.batch_tokens,
-            seed=train.seed,
+            max_tokens=train_config.batch_tokens,
+            seed=train_config.seed,
             max_length=self.resolve_max_tokens(config),
-            **layout,
+            packed=layout.packed,
+            fixed_shapes=layout.fixed_shapes,
         )
 
-    def describe_model(self, model: nn.Module, tokenizer: WordPieceTokenizer, num_examples: int) -> str:
-        weights = sum(weight.numel() for weight in model.parameters())
-        origin = self.recipe.pretrained if self.recipe.pretrained and not self.recipe.random_init else "new weights"
-        vocabulary = _load_model_spec(self.run.folder)[1]
-        return f"bert: {weights / 1e6:.1f} M weights ({origin}), vocabulary of {vocabulary:,}, {num_examples:,} texts"
+    def describe_model(
+        self, model: nn.Module, tokenizer: WordPieceTokenizer, dataset: FingerprintedDataset
+    ) -> str:
+        uses_pretrained = self.recipe.pretrained and not self.recipe.random_init
+        origin = self.recipe.pretrained if uses_pretrained else "random initialization"
+        vocab_size = _load_model_spec(self.run.folder)[1]
+        return f"bert: {format_model_size(model)} ({origin}), vocabulary of {vocab_size:,}, {len(dataset):,} texts"
 
 
 def _load_model_spec(folder: Path) -> tuple[BertConfig, int, WordPieceTokenizer]:
-    """What ``prepare`` wrote."""
+    """Read the sizes, the size of the vocabulary and the tokenizer that ``write_artifacts`` wrote."""
     path = folder / "model.json"
     if not path.is_file():
         raise InputError(f"{folder} has no model.json yet: its training has hardly begun")
-    told: dict[str, Any] = read_json(path, dict)
+    spec: dict[str, Any] = read_json(path, dict)
     try:
-        vocabulary = operator.index(told.pop("vocab_size"))
-        config = pydantic.TypeAdapter(BertConfig).validate_python(told)
+        vocab_size = operator.index(spec.pop("vocab_size"))
+        config = pydantic.TypeAdapter(BertConfig).validate_python(spec)
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"{path} does not describe a BERT: {error}") from None
-    return config, vocabulary, WordPieceTokenizer.load(folder)
-
-
-def _use_packing(recipe: Any, config: BertConfig, rows: Sequence[EncodedText], device: torch.device) -> bool:
-    asked: Literal["auto"] | bool = recipe.data.packing
-    if asked == "auto":
-        longest = max((len(row.ids) for row in rows), default=0)
-        return common.is_packing_fast(config, longest, recipe.train, device)
-    return asked
+    return config, vocab_size, WordPieceTokenizer.load(folder)

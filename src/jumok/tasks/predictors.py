@@ -1,12 +1,13 @@
-"""A trained model at work: what all uses of labelled data have in common then, and what BERT's have."""
+"""Predictors of tasks with labelled data: what all of them share, and what those of a fine-tuned BERT share."""
 
 from __future__ import annotations
 
 import math
 import warnings
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,245 +19,216 @@ from jumok.data.batching.texts import EncodedText, TextBatcher
 from jumok.data.readers.formats import InvalidExample
 from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
 from jumok.errors import InputError
-from jumok.run import Run
-from jumok.tasks import base as tasks_base
-from jumok.tasks.base import Evaluation
-from jumok.tasks.supervised import NBestOptions
+from jumok.tasks.base import (
+    DatasetSplit,
+    Evaluation,
+    O_contra,
+    P_co,
+    Predictor,
+    SplitName,
+    build_validation_report,
+)
+from jumok.tasks.fine_tuning import BertTask
+from jumok.tasks.options import NBestOptions
+from jumok.tasks.supervised import SupervisedTask
 from jumok.training import ValidationReport
 
 if TYPE_CHECKING:
     from jumok.look.viewer.comparison import Ablations
     from jumok.look.viewer.viewer_data import ViewerData
 
-__all__ = ["BertPredictor", "Prediction", "SupervisedPredictor", "split_pair"]
+__all__ = ["BertPredictor", "SupervisedPredictor", "compute_mean_loss", "compute_mean_losses"]
 
-MAX_BATCH_TOKENS = 8192  # in a batch
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """One line and what is said of it."""
-
-    index: int  # of the line, from 0
-    input: str  # the line
-
-    @property
-    def finished(self) -> bool:
-        """It always is: nothing is cut off here."""
-        return True
-
-    @property
-    def is_drawable(self) -> bool:
-        """Whether there is something to draw a map of."""
-        return bool(self.input.strip())
-
-    def to_lines(self, *, n_best: bool, alignments: bool, as_json: bool) -> Iterator[str]:
-        """As ``jumok run`` writes it."""
-        if alignments:
-            raise InputError("--alignments are the word links of a translation; here there is none")
-        return self.format_lines(n_best=n_best, as_json=as_json)
-
-    def format_lines(self, *, n_best: bool, as_json: bool) -> Iterator[str]:
-        """The same, for each use."""
-        raise NotImplementedError
+MAX_BATCH_TOKENS = 8192
 
 
-def split_pair(line: str) -> list[str]:
-    """The texts of a line that has two, with a tab or ||| between them.
+class SupervisedPredictor(Predictor[P_co, O_contra]):
+    """A predictor of a task with labelled data. A subclass adds ``predict``, ``encode`` and ``score_examples``."""
 
-    >>> split_pair("He is old. ||| He is young.")
-    ['He is old.', 'He is young.']
-    """
-    return [text.strip() for text in line.split("\t" if "\t" in line else "|||")]
-
-
-class SupervisedPredictor:
-    """A model with its tokenizer. A use adds ``predict`` and ``score_examples``; a kind of model, the rest."""
+    task: SupervisedTask[Any, Any]
 
     def __init__(self, task: Any, model: Any, tokenizer: Any) -> None:
         self.task, self.model, self.tokenizer = task, model, tokenizer
-        self.run: Run = task.run
+        self.run = task.run
 
-    @property
-    def device(self) -> torch.device:
-        weight: Tensor = next(iter(self.model.parameters()))
-        return weight.device
+    # Data and scores.
 
-    @property
-    def labels(self) -> Sequence[str]:
-        """The names of the classes, if there are any."""
-        return ()
-
-    def load_split(self, split_name: str) -> Any:
-        """The validation or test data."""
-        return self.task.load_readable_split(split_name, self.encode)
-
-    def predict(
-        self, lines: Iterable[str], options: Any, *, with_attention: bool = False, first_index: int = 0
-    ) -> Iterator[Prediction]:
-        """What is said of every line, in their order; ``first_index`` is the number of the first."""
-        raise NotImplementedError
-
-    def score_examples(self, examples: Sequence[Any]) -> Evaluation:
-        """How good the model is on some examples."""
-        raise NotImplementedError
-
-    def validate(self, examples: Sequence[Any]) -> ValidationReport:
-        """The same, for the training loop."""
-        return tasks_base.build_validation_report(self.score_examples(examples), self.compute_loss(examples))
+    @abstractmethod
+    def encode(self, examples: Sequence[Any]) -> Iterator[Any]:
+        """Encode examples for the model; an ``InvalidExample`` stands for one that cannot be encoded."""
 
     def check_encoded(self, encoded: Iterable[Any], first_index: int | None = 0) -> list[Any]:
-        """What was made of lines, numbered from ``first_index``, or of data; what cannot be read is an error."""
-        made = list(encoded)
-        for number, one in enumerate(made, 1):
-            if isinstance(one, InvalidExample):  # one of data names its place itself
-                raise InputError(
-                    str(one if first_index is None else replace(one, location=f"line {first_index + number}"))
-                )
-        return made
+        """Collect encoded examples; raise for an invalid one.
 
-    def check_has_attention(self) -> None:
-        """There is always attention to show."""
+        ``first_index`` is the index of the first line; None: the examples are data, and know their location.
+        """
+        examples = list(encoded)
+        for number, example in enumerate(examples, 1):
+            if isinstance(example, InvalidExample):
+                location = example.location if first_index is None else f"line {first_index + number}"
+                raise InputError(str(replace(example, location=location)))
+        return examples
 
-    def encode(self, examples: Sequence[Any]) -> Iterator[Any]:
-        """What the model reads of each example, or a flaw where it cannot."""
-        raise NotImplementedError
-
+    @abstractmethod
     def compute_loss(self, examples: Sequence[Any]) -> float:
-        """What training lowers, a label each; NaN where nothing is labelled."""
-        raise NotImplementedError
+        """The training loss per label; NaN if there are no labels."""
 
-    def draw_attention(self, prediction: Prediction, path: Path, title: str = "") -> Path:
-        """A picture of where the model looked in a line."""
-        raise NotImplementedError
+    @abstractmethod
+    def score_examples(
+        self, examples: Sequence[Any], options: O_contra | None = None, *, detailed: bool = False
+    ) -> Evaluation:
+        """Score the model on examples. ``detailed`` adds figures and metrics that take long."""
+
+    def load_split(self, name: SplitName) -> DatasetSplit[Any]:
+        return self.task.load_readable_split(name, self.encode)
+
+    def score_split(
+        self,
+        split: DatasetSplit[Any],
+        options: O_contra,
+        *,
+        detailed: bool = False,
+        scored_like: Evaluation | None = None,
+    ) -> Evaluation:
+        return self.score_examples(split.examples, options, detailed=detailed)
+
+    def validate(self, split: DatasetSplit[Any]) -> ValidationReport:
+        return build_validation_report(self.score_examples(split.examples), self.compute_loss(split.examples))
+
+    # Attention.
 
     def build_viewer_data(
-        self, text: str, target: str | None = None, *, ablations: Ablations | None = None
+        self,
+        text: str,
+        target: str | None = None,
+        *,
+        options: O_contra | None = None,
+        ablations: Ablations | None = None,
     ) -> list[ViewerData]:
-        """All attention of the model while it reads a line, and what it says of it, for the viewer.
-
-        ``ablations`` some of it, the same again: does it still say so?
-        """
         from jumok.look.viewer.comparison import compare_with_ablation
 
-        if target is not None:
-            raise InputError("this model reads, and says no text of its own: --target is for translations")
-        return compare_with_ablation(self.model, ablations, self.make_viewer_factory(text))
+        factory = self.make_viewer_factory(text, target, options)
+        return compare_with_ablation(self.model, ablations, factory)
 
-    def make_viewer_factory(self, text: str) -> Callable[[], ViewerData]:
-        """What looks at a line, each time that it is asked to; what cannot be read is an error at once."""
-        raise NotImplementedError
-
-    def export(self, format_name: str, folder: Path) -> None:
-        """Write the model in another format."""
-        raise InputError(f"--format {format_name}: a {self.task.recipe.model.type} model has no other format")
+    @abstractmethod
+    def make_viewer_factory(
+        self, text: str, target: str | None = None, options: O_contra | None = None
+    ) -> Callable[[], ViewerData]:
+        """Return a function that captures the attention for a line. Raise at once if the line is invalid."""
 
 
 def compute_mean_loss(model: Any, dataset: Any, device: torch.device) -> float:
-    """A label each; NaN where there is none."""
+    """The loss per label; NaN if there are no labels."""
     return compute_mean_losses(model, dataset, device)["loss"]
 
 
 def compute_mean_losses(model: Any, dataset: Any, device: torch.device) -> dict[str, float]:
-    """The loss and its parts, a label each."""
+    """The loss and its parts per label; NaN if there are no labels."""
     sums, count = Counter({"loss": 0.0}), 0
     for index in dataset.batches(0):
-        found = model.loss(dataset.collate(index).to(device))
-        sums.update({"loss": float(found.total)} | {name: float(part) for name, part in found.parts.items()})
-        count += found.count
+        loss = model.loss(dataset.collate(index).to(device))
+        sums.update({"loss": float(loss.total)} | {name: float(part) for name, part in loss.parts.items()})
+        count += loss.count
     return {name: total / count if count else math.nan for name, total in sums.items()}
 
 
-class BertPredictor(SupervisedPredictor):
-    """A fine-tuned BERT at work."""
+class BertPredictor(SupervisedPredictor[P_co, NBestOptions]):
+    """A predictor with a fine-tuned BERT."""
+
+    task: BertTask[Any, Any]
+    tokenizer: WordPieceTokenizer
 
     def __init__(self, task: Any, model: Any, tokenizer: WordPieceTokenizer) -> None:
         super().__init__(task, model, tokenizer)
         self.max_tokens: int = task.resolve_max_tokens(model.bert.config)
 
     def encode(self, examples: Sequence[Any]) -> Iterator[list[EncodedText] | InvalidExample]:
-        found: Iterator[list[EncodedText] | InvalidExample] = self.task.encode_rows(
-            examples, self.tokenizer, self.max_tokens
-        )
-        return found
+        return self.task.encode_rows(examples, self.tokenizer, self.max_tokens)
 
     @torch.inference_mode()
     def compute_loss(self, examples: Sequence[Any]) -> float:
-        rows = [row for some in self.check_encoded(self.encode(examples), None) for row in some]
-        data = TextBatcher(self.task.batch_type, rows, max_tokens=MAX_BATCH_TOKENS, seed=0)
-        return compute_mean_loss(self.model, data, self.device)
+        rows = [row for windows in self.check_encoded(self.encode(examples), None) for row in windows]
+        dataset = TextBatcher(self.task.batch_type, rows, max_tokens=MAX_BATCH_TOKENS, seed=0)
+        return compute_mean_loss(self.model, dataset, self.device)
 
     @torch.inference_mode()
     def compute_outputs(
         self, rows: Sequence[EncodedText], compute: Callable[[TextBatch], Sequence[Tensor]]
     ) -> list[tuple[Tensor, ...]]:
-        """What the model says of each row, on the host; ``compute`` gives tensors with a row for each text."""
-        plain = [EncodedText(row.ids, row.segments) for row in rows]
-        data = TextBatcher(TextBatch, plain, max_tokens=MAX_BATCH_TOKENS, seed=0)
-        found: dict[int, tuple[Tensor, ...]] = {}
-        for index in data.batches(0):
-            batch = data.collate(index)
-            said = [x.float().cpu() for x in compute(batch.to(self.device))]
-            found |= {number: tuple(x[at] for x in said) for at, number in enumerate(batch.example_indices)}
-        return [found[number] for number in range(len(rows))]
+        """The outputs of the model for each row, on the CPU. ``compute`` returns tensors ``(B, …)``."""
+        unlabelled = [EncodedText(row.ids, row.segments) for row in rows]
+        dataset = TextBatcher(TextBatch, unlabelled, max_tokens=MAX_BATCH_TOKENS, seed=0)
+        by_row: dict[int, tuple[Tensor, ...]] = {}
+        for index in dataset.batches(0):
+            batch = dataset.collate(index)
+            outputs = [x.float().cpu() for x in compute(batch.to(self.device))]
+            by_row |= {row: tuple(x[i] for x in outputs) for i, row in enumerate(batch.example_indices)}
+        return [by_row[row] for row in range(len(rows))]
 
-    # --------------------------------------------------------------------------------------------- looking
+    # ------------------------------------------------------------------------------------------- attention
 
+    @abstractmethod
     def encode_windows(self, text: str) -> list[EncodedText]:
-        """What the model reads of a line: one row, or of a long one several."""
-        raise NotImplementedError
+        """Encode a line: one row, or several windows of a long text."""
 
-    def _first_window(self, text: str) -> tuple[EncodedText, str]:
-        """What is shown of a line, and a few words about it if that is not all."""
+    def _encode_first_window(self, text: str) -> tuple[EncodedText, str]:
+        """The row that is shown, and a note if it is not the whole text."""
         row, *others = self.encode_windows(text)
         if not others:
             return row, ""
-        told = f"window 1 of {1 + len(others)}"
-        words = " ".join(self.tokenizer.ids_to_tokens(row.ids[-4:-1]))
+        last_tokens = " ".join(self.tokenizer.ids_to_tokens(row.ids[-4:-1]))
         warnings.warn(
-            f"a text of {1 + len(others)} windows: shown is the first, to … {words}; give a part of the text "
-            "to see that",
+            f"the text has {1 + len(others)} windows; the first one, up to … {last_tokens}, is shown. To see "
+            "another part, give that part of the text",
             stacklevel=2,
         )
-        return row, told
+        return row, f"window 1 of {1 + len(others)}"
 
-    def make_viewer_factory(self, text: str) -> Callable[[], ViewerData]:
+    def make_viewer_factory(
+        self, text: str, target: str | None = None, options: NBestOptions | None = None
+    ) -> Callable[[], ViewerData]:
         from jumok.look.viewer.viewer_data import ViewerData
 
-        row, part = self._first_window(text)
+        if target is not None:
+            raise InputError("--target: this model does not generate text")
+        row, window_note = self._encode_first_window(text)
 
-        def look() -> ViewerData:
+        def capture() -> ViewerData:
             [prediction] = self.predict([text], NBestOptions())
-            said = " ".join(prediction.format_lines(n_best=False, as_json=False)).replace("\t", " ")
-            title = f"{text}  →  {said}"
+            label = " ".join(prediction.format_lines(n_best=False, as_json=False)).replace("\t", " ")
+            title = f"{text}  →  {label}"
             return ViewerData.from_captures(
-                self._capture_attention(row), title=f"{part}: {title}" if part else title, label=said
+                self._capture_attention(row),
+                title=f"{window_note}: {title}" if window_note else title,
+                label=label,
             )
 
-        return look
+        return capture
 
-    def draw_attention(self, prediction: Prediction, path: Path, title: str = "") -> Path:
-        """The last layer's attention as a picture, the mean of its heads: rows look at columns."""
+    def draw_attention(self, prediction: Any, path: Path, title: str = "") -> Path:
+        """Draw the attention of the last layer, averaged over its heads. Rows are queries, columns are keys."""
         from jumok.look.figures.plots import draw_heat_map
 
-        row, part = self._first_window(prediction.input)
+        row, window_note = self._encode_first_window(prediction.input)
         weights = self._capture_attention(row)[-1].weights(batch=0).float().mean(0)
         tokens = self.tokenizer.ids_to_tokens(row.ids)
-        return draw_heat_map(weights, tokens, tokens, path, title=", ".join(filter(None, (title, part))))
+        return draw_heat_map(
+            weights, tokens, tokens, path, title=", ".join(filter(None, (title, window_note)))
+        )
 
     @torch.inference_mode()
     def _capture_attention(self, row: EncodedText) -> Any:
         from jumok.look.capture.watch import watch
 
         batch = TextBatch.from_sequences([row.ids], [row.segments]).to(self.device)
-        with watch(self.model, self.tokenizer) as seen:
+        with watch(self.model, self.tokenizer) as captures:
             self.model.logits(batch)
-        return seen
+        return captures
 
     def export(self, format_name: str, folder: Path) -> None:
-        """Write the model in another format: ``hf``, a Hugging Face folder."""
+        """Write the model as a Hugging Face folder (``hf``)."""
         if format_name != "hf":
-            raise InputError(f"--format {format_name}: hf is what a BERT can be exported to")
+            raise InputError(f"--format {format_name}: a BERT can be exported to hf")
         from jumok.export.bert import export_bert
 
         export_bert(self.model, self.tokenizer, folder, labels=self.labels)

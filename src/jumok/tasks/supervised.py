@@ -1,191 +1,83 @@
-"""What all uses of labelled data have in common, whichever model learns it: data, splits, training.
+"""Tasks with labelled data: reading it, splitting it, and encoding it for training.
 
-A *use* says how examples are read, which model learns them and how that model reads them. All else is here::
+A subclass says how examples are read, which model is trained on them, and how they are encoded for that model::
 
-    data      train, valid, test: named, or held out of train by chance
-              ►  examples  ►  what the model reads of each  ►  batches
+    data    train, valid, test: named by the recipe, or held out of train
+            ►  examples  ►  encoded examples  ►  batches
 
-What was settled at the beginning (a vocabulary, the names of the classes in ``labels.json``) lies in the
-run's folder, and what was held out (``data/valid.jsonl``, ``data/test.jsonl``). So nothing later needs what
-the run began from, but for data that the recipe names to validate or to test with.
+The folder of a run holds everything that was decided at the start: the vocabulary, the class names in
+``labels.json``, and the examples that were held out in ``data/valid.jsonl`` and ``data/test.jsonl``. Nothing later
+depends on the training data, only on data that the recipe names for validation or test.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-import torch
 from rich.console import Console
-from torch import nn
 
 from jumok.data.readers.formats import InvalidExample
-from jumok.data.readers.parallel_corpus import OnError, SkippedExamples, skip_invalid
+from jumok.data.readers.parallel_corpus import SkippedExamples, skip_invalid
 from jumok.data.splits import read_examples, split_held_out, write_examples
 from jumok.errors import InputError
-from jumok.files import atomic_write, read_json
+from jumok.files import read_json, write_json, write_text
 from jumok.run import Run
-from jumok.tasks import common
-from jumok.tasks.common import PredictOptions
-from jumok.training import (
-    DistributedRanks,
-    TrainingSummary,
-    ValidationReport,
-    init_distributed,
-    load_weights,
-)
-from jumok.training import train as train_model
-from jumok.training.prefetch import TrainingDataset
+from jumok.tasks.base import DatasetSplit, FingerprintedDataset, Task, format_skipped
+from jumok.tasks.config import DataSource, SupervisedDataConfig
+from jumok.training import DistributedRanks
 
-__all__ = [
-    "DataSource",
-    "DatasetSplit",
-    "FingerprintedDataset",
-    "NBestOptions",
-    "SupervisedDataConfig",
-    "SupervisedTask",
-    "load_trained_model",
-    "train",
-    "write_json",
-]
+if TYPE_CHECKING:
+    from jumok.tasks.predictors import SupervisedPredictor
 
-DataSource = str | list[str]
+__all__ = ["SupervisedPredictorT", "SupervisedTask"]
+
 E = TypeVar("E")  # an example
 T = TypeVar("T")
+SupervisedPredictorT = TypeVar("SupervisedPredictorT", bound="SupervisedPredictor[Any, Any]")
 
 
-@dataclass(frozen=True)
-class SupervisedDataConfig:
-    """What all ``data:`` sections have. How data is named is told in :mod:`jumok.data.readers.formats`."""
+class SupervisedTask(Task[SupervisedPredictorT], Generic[E, SupervisedPredictorT]):
+    """A task with labelled data."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
-
-    train: DataSource
-    valid: DataSource | None = None  # None: held out of train
-    test: DataSource | None = None
-    held_out_size: int = 1000  # examples for validation, and as many for test, where none are named
-    on_error: OnError = "stop"
-
-    def __post_init__(self) -> None:
-        if self.held_out_size < 1:
-            raise ValueError(f"held_out_size={self.held_out_size}: 1 or more is expected")
-
-
-@dataclass(frozen=True)
-class NBestOptions(PredictOptions):
-    """What one may ask of ``jumok run``: so many answers. There is no search through words here."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        asked = (self.beam_size, self.sample, self.temperature, self.top_k, self.top_p)
-        if asked != (None, False, 1.0, 0, 1.0):
-            raise InputError(
-                "--beam, --sample and their like are for models that write text; this one decides"
-            )
-
-
-@dataclass(frozen=True)
-class DatasetSplit(Generic[E]):
-    """Examples to validate or test with."""
-
-    name: str
-    examples: list[E]
-    skipped: SkippedExamples
-
-
-class FingerprintedDataset(TrainingDataset, Protocol):
-    """Examples as the training loop takes them; ``fingerprint`` is another one for other examples."""
-
-    @property
-    def fingerprint(self) -> str: ...
-    def __len__(self) -> int: ...
-
-
-# ------------------------------------------------------------------------------------------------- a use
-
-
-class SupervisedTask(ABC, Generic[E]):
-    """One way to use a model, for one run."""
-
-    description: ClassVar[str]  # what a trained run does, as in "label a text"
-    example_type: ClassVar[type]  # of its examples: a dataclass
-    encodes_with_model: ClassVar[bool] = False  # so that it goes to its device before it is trained
-    dataset_message: str | None = None  # what is told while batches are made of the data, if that takes long
+    example_type: ClassVar[type]  # the dataclass of its examples
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.recipe: Any = run.recipe
+        self.recipe = run.recipe
         self._skipped_messages: dict[str, None] = {}  # an ordered set
 
-    # What is read.
+    # Data.
 
     @abstractmethod
     def read_examples(self, data_source: DataSource, split_name: str) -> Iterator[E | InvalidExample]:
-        """The examples of some data."""
-
-    def log_skipped(self, examples: Iterable[T | InvalidExample]) -> Iterator[T | InvalidExample]:
-        """The same; what is left out is written down by name, all of it, in ``data/skipped.txt``."""
-        for one in examples:
-            if isinstance(one, InvalidExample):
-                self._skipped_messages.setdefault(str(one))
-            yield one
-        if self._skipped_messages:
-            with atomic_write(self.run.folder / "data" / "skipped.txt") as part:
-                part.write_text("".join(f"{line}\n" for line in self._skipped_messages), encoding="utf-8")
+        """Read the examples of a data source."""
 
     @abstractmethod
     def get_split_key(self, example: E) -> str:
-        """Examples of one key are on the same side of what is held out."""
+        """Examples with the same key are never divided between training data and held-out data."""
 
     @abstractmethod
     def collect_labels(self, examples: Sequence[E]) -> list[str]:
-        """The names of the classes, from the training data; none where there are none."""
+        """Collect the class names from the training data; empty if the task has no classes."""
 
-    # What reads it.
-
-    @abstractmethod
-    def prepare(self, train: DatasetSplit[E]) -> None:
-        """Settle in the run's folder what the model and its tokenizer are made from."""
-
-    @abstractmethod
-    def build_model(self) -> tuple[Any, Any]:
-        """The model with new weights, and its tokenizer, from what was settled."""
-
-    @abstractmethod
-    def init_weights(self, model: Any, tokenizer: Any) -> str | None:
-        """Give a new model what it begins from, if that is not chance; what there is to tell about it."""
-
-    @abstractmethod
-    def build_predictor(self, model: Any, tokenizer: Any) -> Any:
-        """The model at work, a :class:`jumok.tasks.reader.Reader`."""
-
-    @abstractmethod
-    def build_dataset(
-        self, encoded: Sequence[Any], model: Any, ranks: DistributedRanks
-    ) -> FingerprintedDataset:
-        """What the predictor's ``encode`` made of the training examples, as batches."""
-
-    @abstractmethod
-    def describe_model(self, model: nn.Module, tokenizer: Any, num_examples: int) -> str:
-        """A line about the model."""
-
-    # What follows from it.
-
-    @property
-    def input_example(self) -> str:
-        """What a line to predict for looks like."""
-        return "…"
+    def log_skipped(self, examples: Iterable[T | InvalidExample]) -> Iterator[T | InvalidExample]:
+        """Pass the examples on, and write a message for each invalid one to ``data/skipped.txt``."""
+        for example in examples:
+            if isinstance(example, InvalidExample):
+                self._skipped_messages.setdefault(str(example))
+            yield example
+        if self._skipped_messages:
+            lines = "".join(f"{line}\n" for line in self._skipped_messages)
+            write_text(self.run.folder / "data" / "skipped.txt", lines)
 
     @functools.cached_property
     def labels(self) -> list[str]:
-        """The names of the classes, as they were settled."""
+        """The class names that were stored when the run started."""
         path = self.run.folder / "labels.json"
         labels: list[str] = read_json(path, list)
         if not labels or not all(isinstance(label, str) for label in labels):
@@ -194,48 +86,41 @@ class SupervisedTask(ABC, Generic[E]):
 
     @functools.cached_property
     def _train_data(self) -> tuple[list[E], SkippedExamples]:
-        return self._read_usable(self.recipe.data.train, "train")
+        return self._read_valid_examples(self.recipe.data.train, "train")
 
     @property
     def all_examples(self) -> list[E]:
-        """The training data, and what is held out of it."""
+        """The examples of ``data.train``, including those that are held out."""
         return self._train_data[0]
 
     def train_split(self) -> DatasetSplit[E]:
-        """What is learned from, without what is held out."""
-        whole, skipped = self._train_data
+        """The training examples, without those that are held out."""
+        examples, skipped = self._train_data
         data: SupervisedDataConfig = self.recipe.data
         if data.valid is not None and data.test is not None:
-            return DatasetSplit("train", whole, skipped)
-        parts = split_held_out(whole, self.get_split_key, data.held_out_size)
-        named = [one for name in ("valid", "test") if getattr(data, name) is not None for one in parts[name]]
-        return DatasetSplit("train", parts["train"] + named, skipped)
+            return DatasetSplit("train", examples, skipped)
+        parts = split_held_out(examples, self.get_split_key, data.held_out_size)
+        unused = [
+            example
+            for name in ("valid", "test")
+            if getattr(data, name) is not None
+            for example in parts[name]
+        ]
+        return DatasetSplit("train", parts["train"] + unused, skipped)
 
-    def valid_split(self) -> DatasetSplit[E]:
-        """What training is watched with."""
-        return self._load_split("valid")
-
-    def test_split(self) -> DatasetSplit[E]:
-        """What results are given on."""
-        return self._load_split("test")
-
-    def _load_split(self, split_name: str) -> DatasetSplit[E]:
-        named: DataSource | None = getattr(self.recipe.data, split_name)
-        if named is not None:
-            return DatasetSplit(split_name, *self._read_usable(named, split_name))
-        if (path := self._held_out_path(split_name)).is_file():
-            return DatasetSplit(split_name, read_examples(path, self.example_type), SkippedExamples())
-        if "fingerprint" in _read_train_info(self.run):
+    def load_split(self, split_name: str) -> DatasetSplit[E]:
+        """The validation or test data: named by the recipe, or held out when the run started."""
+        data_source: DataSource | None = getattr(self.recipe.data, split_name)
+        if data_source is not None:
+            return DatasetSplit(split_name, *self._read_valid_examples(data_source, split_name))
+        path = self._held_out_path(split_name)
+        if not path.is_file():
             raise InputError(f"{path} is missing: the examples that training held out; train again")
-        whole, skipped = self._train_data  # a run of an earlier version has kept nothing
-        return DatasetSplit(
-            split_name,
-            split_held_out(whole, self.get_split_key, self.recipe.data.held_out_size)[split_name],
-            skipped,
-        )
+        examples: list[E] = read_examples(path, self.example_type)
+        return DatasetSplit(split_name, examples)
 
     def write_held_out(self) -> None:
-        """Keep what is held out in the run's folder: data may change, what was learned from does not."""
+        """Write the held-out examples to the folder of the run, so that later changes of the data do not matter."""
         data: SupervisedDataConfig = self.recipe.data
         names = [name for name in ("valid", "test") if getattr(data, name) is None]
         parts = split_held_out(self.all_examples, self.get_split_key, data.held_out_size) if names else {}
@@ -248,143 +133,57 @@ class SupervisedTask(ABC, Generic[E]):
     def load_readable_split(
         self, split_name: str, encode: Callable[[Sequence[E]], Iterator[Any]]
     ) -> DatasetSplit[E]:
-        """The validation or test data, without what the model cannot read, if such may be left out."""
-        given = self._load_split(split_name)
-        skipped = copy.deepcopy(given.skipped)
-        encoded = zip(given.examples, encode(given.examples), strict=True)
-        found = (read if isinstance(read, InvalidExample) else one for one, read in encoded)
-        examples = list(skip_invalid(found, self.recipe.data.on_error, skipped))
+        """The validation or test data without examples that cannot be encoded, if the recipe allows skipping."""
+        split = self.load_split(split_name)
+        skipped = copy.deepcopy(split.skipped)
+        readable = (
+            encoded if isinstance(encoded, InvalidExample) else example
+            for example, encoded in zip(split.examples, encode(split.examples), strict=True)
+        )
+        examples = list(skip_invalid(readable, self.recipe.data.on_error, skipped))
         if not examples:
             raise InputError(f"data.{split_name}: no examples that can be read; {skipped}")
         return DatasetSplit(split_name, examples, skipped)
 
-    def _read_usable(self, data_source: DataSource, split_name: str) -> tuple[list[E], SkippedExamples]:
+    def _read_valid_examples(
+        self, data_source: DataSource, split_name: str
+    ) -> tuple[list[E], SkippedExamples]:
         skipped = SkippedExamples()
-        found = list(
+        examples = list(
             skip_invalid(self.read_examples(data_source, split_name), self.recipe.data.on_error, skipped)
         )
-        if not found:
+        if not examples:
             raise InputError(f"data.{split_name}: {data_source}: no examples; {skipped}")
-        return found, skipped
+        return examples, skipped
 
+    # Training.
 
-# ---------------------------------------------------------------------------------------------- training
+    def prepare(self, console: Console) -> list[str]:
+        with console.status("reading the training data"):
+            split = self.train_split()
+            if not self.run.has_checkpoint:
+                labels = self.collect_labels(self.all_examples)
+                self.write_artifacts(split)
+                if labels:
+                    write_json(self.run.folder / "labels.json", labels)
+                self.write_held_out()
+        return format_skipped("training", split.skipped)
 
+    @abstractmethod
+    def write_artifacts(self, train_split: DatasetSplit[E]) -> None:
+        """Write to the folder of a new run what the model and its tokenizer are built from."""
 
-def train(task: SupervisedTask[Any], console: Console) -> TrainingSummary:
-    """Train the model of a run, or go on with it, and say what comes next."""
-    run, recipe = task.run, task.recipe
-    with init_distributed(recipe.train.device) as ranks:
-        notes: list[str | None] = []
-        if ranks.is_main:
-            with console.status("reading the training data"):
-                notes.append(_prepare_run(task))
-        ranks.barrier()
-        torch.manual_seed(recipe.train.seed)
-        model, tokenizer = task.build_model()
-        if task.encodes_with_model:
-            model.to(ranks.device)
-        reader = task.build_predictor(model, tokenizer)
+    def build_dataset(
+        self, predictor: SupervisedPredictorT, ranks: DistributedRanks
+    ) -> tuple[FingerprintedDataset, SkippedExamples]:
         skipped = SkippedExamples()
-        with _show_status(console, task.dataset_message) if ranks.is_main else nullcontext():
-            encoded = list(
-                skip_invalid(reader.encode(task.train_split().examples), recipe.data.on_error, skipped)
-            )
-            data = task.build_dataset(encoded, model, ranks)
-        notes.append(f"Of the training data, {skipped}" if skipped.total else None)
-        if ranks.is_main:
-            _check_unchanged(run, data)
-            for name in ("valid", "test"):
-                left_out = reader.load_split(name).skipped  # a flaw in it is told now, not after an hour
-                notes.append(f"Of the {name} data, {left_out}" if left_out.total else None)
-        if not run.has_checkpoint:
-            notes.append(task.init_weights(model, tokenizer))
-        if ranks.is_main:
-            for line in (*notes, task.describe_model(model, tokenizer, len(data))):
-                if line:
-                    console.print(line, markup=False, soft_wrap=True)
-        summary = train_model(
-            model,
-            data,
-            recipe.train,
-            run.folder,
-            validate=_SupervisedValidation(task, tokenizer),
-            console=console,
-            ranks=ranks,
+        encoded = list(
+            skip_invalid(predictor.encode(self.train_split().examples), self.recipe.data.on_error, skipped)
         )
-    if ranks.is_main:
-        console.print(
-            common.format_next_commands(run, task.description, task.input_example),
-            markup=False,
-            soft_wrap=True,
-        )
-    return summary
+        return self.build_batcher(encoded, predictor.model, ranks), skipped
 
-
-def _show_status(console: Console, message: str | None) -> AbstractContextManager[Any]:
-    """That something takes long: while it does on a terminal, once elsewhere."""
-    if message is None or console.is_terminal:
-        return nullcontext() if message is None else console.status(message)
-    console.print(f"{message} …", markup=False)
-    return nullcontext()
-
-
-def load_trained_model(task: SupervisedTask[Any], device: str = "auto") -> tuple[Any, Any]:
-    """The trained model of a run and its tokenizer."""
-    model, tokenizer = task.build_model()
-    load_weights(model, task.run.weights_path)
-    return common.move_to_device(model, device), tokenizer
-
-
-class _SupervisedValidation:
-    def __init__(self, task: SupervisedTask[Any], tokenizer: Any) -> None:
-        self.task, self.tokenizer = task, tokenizer
-        self.split: DatasetSplit[Any] | None = None  # read when first asked, by the process that validates
-
-    def __call__(self, model: nn.Module) -> ValidationReport:
-        predictor = self.task.build_predictor(model, self.tokenizer)
-        if self.split is None:
-            self.split = predictor.load_split("valid")
-        report: ValidationReport = predictor.validate(self.split.examples)
-        return report
-
-
-def _prepare_run(task: SupervisedTask[Any]) -> str | None:
-    """Settle all that is to be, unless that is done; what was left out of the data."""
-    train = task.train_split()
-    if not task.run.has_checkpoint:
-        labels = task.collect_labels(task.all_examples)
-        task.prepare(train)
-        if labels:
-            write_json(task.run.folder / "labels.json", labels)
-        task.write_held_out()
-    return f"Of the training data, {train.skipped}" if train.skipped.total else None
-
-
-def _check_unchanged(run: Run, dataset: FingerprintedDataset) -> None:
-    """Refuse to go on with other data than the run began with."""
-    told = {"num_rows": len(dataset), "fingerprint": dataset.fingerprint}
-    if run.has_checkpoint and (before := _read_train_info(run)):
-        if any(before.get(name, value) != value for name, value in told.items()):  # older runs tell less
-            raise InputError(
-                f"the data has changed since {run.folder} began with it; bring it back, or begin anew: --out"
-            )
-        return
-    write_json(_train_info_path(run), told)
-
-
-def _read_train_info(run: Run) -> dict[str, Any]:
-    """What is known of the data that a run began with; nothing, before it did."""
-    path = _train_info_path(run)
-    found: dict[str, Any] = read_json(path, dict) if path.is_file() else {}
-    return found
-
-
-def _train_info_path(run: Run) -> Path:
-    return run.folder / "data" / "train.json"
-
-
-def write_json(path: Path, content: Any) -> None:
-    """As JSON, whole or not at all."""
-    with atomic_write(path) as part:
-        part.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    @abstractmethod
+    def build_batcher(
+        self, encoded: Sequence[Any], model: Any, ranks: DistributedRanks
+    ) -> FingerprintedDataset:
+        """Build batches of encoded training examples."""

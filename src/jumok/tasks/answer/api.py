@@ -1,4 +1,4 @@
-"""Answering, served."""
+"""HTTP API of question answering."""
 
 from __future__ import annotations
 
@@ -8,41 +8,48 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from jumok.tasks import api as tasks_api
-from jumok.tasks.answer.task import AnswerPrediction, AnswerPredictor
-from jumok.tasks.api import RequestLimits, RequestText, ResponseListener
+from jumok.tasks.answer.predictor import AnswerPrediction, AnswerPredictor
+from jumok.tasks.api import RequestLimits, RequestText, ResponseListener, TaskRequest, TaskResponse
 
 if TYPE_CHECKING:
     from jumok.look.viewer.viewer_data import ViewerData
 
-__all__ = ["AnswerRequest", "AnswerResponse", "AnswerService"]
+__all__ = ["SERVICE", "AnswerRequest", "AnswerResponse", "AnswerService"]
 
 
-class AnswerRequest(tasks_api.TaskRequest):
+class AnswerRequest(TaskRequest):
     """A question about a text."""
 
     question: RequestText
     context: RequestText
-    n_best: Annotated[int, Field(ge=1, description="So many answers, the likeliest first.")] = 1
+    n_best: Annotated[int, Field(ge=1, description="Number of answers, likeliest first.")] = 1
 
 
-class AnswerSpan(tasks_api.TaskResponse):
-    """A part of the text."""
+class AnswerSpan(TaskResponse):
+    """A span of the context."""
 
-    answer: Annotated[str, Field(description="Empty: the text has no answer.")]
-    start: Annotated[int, Field(description="Its first character, counted from 0 in Unicode characters.")]
-    end: Annotated[int, Field(description="The one after its last.")]
+    answer: Annotated[str, Field(description="Empty: the context has no answer.")]
+    start: Annotated[int, Field(description="Index of its first character, in Unicode characters.")]
+    end: Annotated[int, Field(description="Index after its last character.")]
     probability: float
 
 
 class AnswerResponse(AnswerSpan):
-    """The likeliest answer; and if more were asked for, those behind it."""
+    """The likeliest answer, and the rest of an n-best list."""
 
     alternatives: tuple[AnswerSpan, ...] = ()
 
+    @classmethod
+    def from_prediction(cls, prediction: AnswerPrediction) -> AnswerResponse:
+        best, *others = (
+            AnswerSpan(answer=answer.text, start=answer.start, end=answer.end, probability=probability)
+            for answer, probability in prediction.answers
+        )
+        return cls(**best.model_dump(), alternatives=tuple(others))
+
 
 class AnswerService:
-    """A model that answers, served."""
+    """Serves a question answering model."""
 
     endpoint = "answer"
     summary = "Find the answer to a question in a text."
@@ -66,23 +73,13 @@ class AnswerService:
         return request.n_best
 
     def predict(self, requests: Sequence[AnswerRequest], listener: ResponseListener) -> list[AnswerResponse]:
-        found = self.predictor.answer_questions(
-            [(one.question, one.context) for one in requests], requests[0].n_best
-        )
-        return [_build_response(one) for one in found]
+        pairs = [(request.question, request.context) for request in requests]
+        predictions = self.predictor.answer_questions(pairs, requests[0].n_best)
+        return [AnswerResponse.from_prediction(prediction) for prediction in predictions]
 
     def build_viewer_data(self, request: AnswerRequest, response: AnswerResponse) -> list[ViewerData]:
-        return self.predictor.build_viewer_data(
-            json.dumps({"question": request.question, "context": request.context})
-        )
+        line = json.dumps({"question": request.question, "context": request.context})
+        return self.predictor.build_viewer_data(line)
 
 
-def _build_response(prediction: AnswerPrediction) -> AnswerResponse:
-    first, *others = (
-        AnswerSpan(answer=answer.text, start=answer.start, end=answer.end, probability=share)
-        for answer, share in prediction.answers
-    )
-    return AnswerResponse(**first.model_dump(), alternatives=tuple(others))
-
-
-Service = AnswerService
+SERVICE = AnswerService

@@ -1,9 +1,8 @@
-"""The pictures that ``jumok run`` and ``jumok look`` are given: one, a folder of them, a list, a table."""
+"""Image inputs of ``jumok run`` and ``jumok look``: an image, a folder of images, a list, or a table."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,45 +13,41 @@ from jumok.data.readers import formats as readers_formats
 from jumok.data.readers.formats import InvalidExample
 from jumok.errors import InputError
 from jumok.inference import line_io
-from jumok.tasks import jsonl_input
+from jumok.tasks.jsonl_input import JsonObject, get_text_field
 
-__all__ = ["ARCHIVE_SEPARATOR", "ImageFinder", "make_image_reader", "read_chunks", "read_text"]
+__all__ = ["ARCHIVE_SEPARATOR", "ImageFinder", "make_image_reader", "read_chunks"]
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-LIST_SUFFIXES = (".txt",)  # a name a line
+LIST_SUFFIXES = (".txt",)  # one name per line
 NAMES_PER_CHUNK = 1024
 ARCHIVE_SEPARATOR = ".tar:"  # photos.tar:a/dog.jpg
 
 
 @contextlib.contextmanager
 def read_chunks(text: str | None, *, skip_invalid: bool = False) -> Iterator[Iterator[list[str]]]:
-    """The names of pictures, so many at a time.
+    """Read the names of images in chunks.
 
-    ``text`` is a picture, a folder, a list (.txt, a name a line), a table with a column *image* or *picture*,
-    or ``scenes:4``, a built-in one; None: names come from standard input.
+    ``text`` is an image, a folder, a list (.txt, one name per line), a table with a column *image* or *picture*, or
+    ``scenes:4``, a built-in scene. None means that names come from standard input.
     """
     path = None if text is None else Path(text)
     if path is None or (path.suffix in LIST_SUFFIXES and path.is_file()):
-        with line_io.read_chunks(text, skip_invalid=skip_invalid) as some:
-            yield ([name.strip() for name in names] for names in some)
+        with line_io.read_chunks(text, skip_invalid=skip_invalid) as chunks:
+            yield ([name.strip() for name in names] for names in chunks)
     else:
-        yield _split_into_chunks(_list_images(str(text), path))
-
-
-def read_text(text: str) -> str:
-    """The name of a picture is read as it is."""
-    return text
+        yield line_io.iterate_chunks(_list_images(str(text), path), NAMES_PER_CHUNK)
 
 
 def _list_images(text: str, path: Path) -> Iterator[str]:
     if path.is_dir():
-        all_in_it = path.rglob("*")
-        found = sorted(
-            str(one) for one in all_in_it if one.suffix.lower() in IMAGE_SUFFIXES and not one.is_dir()
+        names = sorted(
+            str(file)
+            for file in path.rglob("*")
+            if file.suffix.lower() in IMAGE_SUFFIXES and not file.is_dir()
         )
-        if not found:
-            raise InputError(f"{path} has no pictures, files that end in {', '.join(IMAGE_SUFFIXES)}")
-        yield from found
+        if not names:
+            raise InputError(f"{path} has no images: files that end in {', '.join(IMAGE_SUFFIXES)}")
+        yield from names
     elif path.is_file() and readers_formats.file_suffix(path) in readers_formats.TABLE_READERS:
         yield from _read_table(path)
     else:
@@ -60,73 +55,68 @@ def _list_images(text: str, path: Path) -> Iterator[str]:
 
 
 def _read_table(path: Path) -> Iterator[str]:
-    place = _make_path_resolver(path)
+    resolve_path = _make_path_resolver(path)
     seen: set[str] = set()
     for record in tables.read_table(path, [captions.IMAGE_COLUMN_NAMES]):
         if isinstance(record, InvalidExample):
             if record.reason != readers_formats.BLANK_LINE:
                 raise InputError(str(record))
             continue
-        where = place(str(record.values[0]))
-        if where not in seen:  # a picture with five captions has five rows
-            seen.add(where)
-            yield where
+        name = resolve_path(str(record.values[0]))
+        if name not in seen:  # an image with five captions has five rows
+            seen.add(name)
+            yield name
 
 
-def make_image_reader(path: Path) -> Callable[[jsonl_input.JsonObject], str]:
-    """The picture that an object of a JSONL file names, ``image`` or ``picture``: beside the file, say."""
-    place = _make_path_resolver(path)
+def make_image_reader(path: Path) -> Callable[[JsonObject], str]:
+    """Return a function that finds the image that an object of a JSONL file names, ``image`` or ``picture``."""
+    resolve_path = _make_path_resolver(path)
 
-    def made(told: jsonl_input.JsonObject) -> str:
-        name = jsonl_input.get_text_field(told, *captions.IMAGE_COLUMN_NAMES)
-        return name if BuiltinScene.from_name(name) is not None else place(name)
+    def read(json_object: JsonObject) -> str:
+        name = get_text_field(json_object, *captions.IMAGE_COLUMN_NAMES)
+        return name if BuiltinScene.from_name(name) is not None else resolve_path(name)
 
-    return made
+    return read
 
 
 def _make_path_resolver(table: Path) -> Callable[[str], str]:
-    """How the pictures that a table speaks of are called."""
-    pictures = captions.find_images(table)
-    if isinstance(pictures, ImageArchive):
-        return lambda name: f"{pictures.path}:{name}"
+    """Return a function that resolves the names of images in a table."""
+    images = captions.find_images(table)
+    if isinstance(images, ImageArchive):
+        return lambda name: f"{images.path}:{name}"
 
-    def named(name: str) -> str:
-        found = pictures.find(name, name)
-        return str(pictures.path / name if isinstance(found, InvalidExample) else found.path)
+    def resolve(name: str) -> str:
+        image = images.find(name, name)
+        return str(images.path / name if isinstance(image, InvalidExample) else image.path)
 
-    return named
-
-
-def _split_into_chunks(names: Iterator[str]) -> Iterator[list[str]]:
-    while some := list(itertools.islice(names, NAMES_PER_CHUNK)):
-        yield some
+    return resolve
 
 
 class ImageFinder:
-    """Pictures by name. What a .tar holds is found out once."""
+    """Finds images by name. The index of a .tar file is read once."""
 
     def __init__(self) -> None:
         self._archives: dict[str, ImageArchive] = {}
 
     def __call__(self, name: str) -> ImageFile | BuiltinScene:
-        """The picture; an error that begins with its name if there is none."""
+        """Return the image; raise an error that starts with its name if there is none."""
         if (scene := BuiltinScene.from_name(name)) is not None:
             return scene
         path = Path(name)
-        archive, inside, member = name.partition(ARCHIVE_SEPARATOR)
-        if inside and not path.exists():
+        archive, separator, member = name.partition(ARCHIVE_SEPARATOR)
+        if separator and not path.exists():
             tar = f"{archive}.tar"
             if tar not in self._archives:
                 self._archives[tar] = ImageArchive(Path(tar))
-            found = self._archives[tar].find(member, name)
-            if isinstance(found, InvalidExample):
-                raise InputError(str(found))
-            return found
+            image = self._archives[tar].find(member, name)
+            if isinstance(image, InvalidExample):
+                raise InputError(str(image))
+            return image
         if path.is_dir():
-            raise InputError(f"{name}: a folder; one picture is expected here, as in {path / 'photo.jpg'}")
+            raise InputError(f"{name}: a folder; one image is expected here, as in {path / 'photo.jpg'}")
         if not path.is_file():
             raise InputError(
-                f"{name}: there is no such picture; expected a file, a folder, a table with a column image, "
-                "or scenes:4, a built-in one"
+                f"{name}: there is no such image; expected a file, a folder, a table with a column image, or "
+                "scenes:4, a built-in scene"
             )
         return ImageFile.from_path(path)

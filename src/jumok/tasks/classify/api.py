@@ -1,4 +1,4 @@
-"""Classification, served."""
+"""HTTP API of classification."""
 
 from __future__ import annotations
 
@@ -7,49 +7,52 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from jumok.data.builtin import decisive_words
-from jumok.tasks import api as tasks_api
-from jumok.tasks.api import RequestLimits, RequestText, ResponseListener, to_single_line
-from jumok.tasks.classify.predictor import BUILTIN_SEED, ClassificationPrediction, ClassificationPredictor
+from jumok.tasks.api import RequestLimits, ResponseListener, TaskResponse, TextPairRequest
+from jumok.tasks.classify.data import BUILTIN_SEED
+from jumok.tasks.classify.predictor import ClassificationPrediction, ClassificationPredictor
+from jumok.tasks.jsonl_input import to_pair_line
 
 if TYPE_CHECKING:
     from jumok.look.viewer.viewer_data import ViewerData
 
-__all__ = ["ClassificationRequest", "ClassificationResponse", "ClassificationService"]
+__all__ = ["SERVICE", "ClassificationRequest", "ClassificationResponse", "ClassificationService"]
 
-NUM_EXAMPLES, UNSEEN_SEED = 3, BUILTIN_SEED + 1
-
-
-class ClassificationRequest(tasks_api.TaskRequest):
-    """A text to label, or a pair of texts for a model that reads two."""
-
-    text: RequestText
-    text_pair: Annotated[RequestText | None, Field(description="The second text, for a model of pairs.")] = (
-        None
-    )
+NUM_EXAMPLES = 3
+UNSEEN_SEED = BUILTIN_SEED + 1  # of built-in documents that no model was trained on
 
 
-class ClassProbability(tasks_api.TaskResponse):
-    """A class and how likely it is."""
+class ClassificationRequest(TextPairRequest):
+    """A text to classify, or a text pair for a model of pairs."""
+
+
+class ClassProbability(TaskResponse):
+    """A class and its probability."""
 
     label: str
     probability: float
 
 
-class ClassificationResponse(tasks_api.TaskResponse):
-    """The likeliest class, and all of them; of a model that says a number, that."""
+class ClassificationResponse(TaskResponse):
+    """The likeliest class and all classes; or the number that a regression model predicts."""
 
     label: str | None = None
     probability: float | None = None
-    classes: Annotated[tuple[ClassProbability, ...], Field(description="The likeliest first.")] = ()
-    value: Annotated[float | None, Field(description="What a model of numbers says.")] = None
+    classes: Annotated[tuple[ClassProbability, ...], Field(description="Likeliest first.")] = ()
+    value: Annotated[float | None, Field(description="Prediction of a regression model.")] = None
+
+    @classmethod
+    def from_prediction(cls, prediction: ClassificationPrediction) -> ClassificationResponse:
+        if prediction.value is not None:
+            return cls(value=prediction.value)
+        classes = tuple(ClassProbability(label=label, probability=p) for label, p in prediction.classes)
+        return cls(label=classes[0].label, probability=classes[0].probability, classes=classes)
 
 
 class ClassificationService:
-    """A classifier, served."""
+    """Serves a classifier."""
 
     endpoint = "classify"
-    summary = "Label a text, or a pair of texts."
+    summary = "Classify a text, or a pair of texts."
     supports_streaming = False
     request_type = ClassificationRequest
     response_type = ClassificationResponse
@@ -58,13 +61,15 @@ class ClassificationService:
         self.predictor, self.request_limits = predictor, request_limits
 
     def describe(self) -> dict[str, Any]:
-        data = self.predictor.run.recipe.data
-        known = {"labels": list(self.predictor.labels), "text_pairs": data.pair_column is not None}
-        return known | {"examples": _build_examples(data.train)}
+        task = self.predictor.task
+        return {
+            "labels": list(self.predictor.labels),
+            "text_pairs": task.has_pairs,
+            "examples": _build_examples(task.data_config.train),
+        }
 
     def estimate_tokens(self, request: ClassificationRequest) -> int:
-        self.request_limits.check_text("text", request.text)
-        self.request_limits.check_text("text_pair", request.text_pair or "")
+        request.check_limits(self.request_limits)
         return self.predictor.count_tokens(request.text, request.text_pair)
 
     def get_batch_key(self, request: ClassificationRequest) -> Hashable:
@@ -73,36 +78,24 @@ class ClassificationService:
     def predict(
         self, requests: Sequence[ClassificationRequest], listener: ResponseListener
     ) -> list[ClassificationResponse]:
-        return [
-            _build_response(one)
-            for one in self.predictor.classify_texts([(one.text, one.text_pair) for one in requests])
-        ]
+        texts = [(request.text, request.text_pair) for request in requests]
+        predictions = self.predictor.classify_texts(texts)
+        return [ClassificationResponse.from_prediction(prediction) for prediction in predictions]
 
     def build_viewer_data(
         self, request: ClassificationRequest, response: ClassificationResponse
     ) -> list[ViewerData]:
-        if request.text_pair is None:
-            return self.predictor.build_viewer_data(request.text)
-        return self.predictor.build_viewer_data(
-            f"{to_single_line(request.text)}\t{to_single_line(request.text_pair)}"
-        )
+        return self.predictor.build_viewer_data(to_pair_line(request.text, request.text_pair))
 
 
 def _build_examples(data_source: object) -> list[dict[str, str]]:
-    """Requests to try with a model of built-in documents: others than those that it has learned from."""
+    """Built-in documents, for a model that was trained on others of them."""
+    from jumok.data.builtin import decisive_words
+
     if data_source not in decisive_words.LANGUAGES:
         return []
-    return [
-        {"text": one.text}
-        for one in decisive_words.generate_documents(UNSEEN_SEED, NUM_EXAMPLES, str(data_source))
-    ]
+    documents = decisive_words.generate_documents(UNSEEN_SEED, NUM_EXAMPLES, str(data_source))
+    return [{"text": document.text} for document in documents]
 
 
-def _build_response(prediction: ClassificationPrediction) -> ClassificationResponse:
-    if prediction.value is not None:
-        return ClassificationResponse(value=prediction.value)
-    classes = tuple(ClassProbability(label=label, probability=share) for label, share in prediction.classes)
-    return ClassificationResponse(label=classes[0].label, probability=classes[0].probability, classes=classes)
-
-
-Service = ClassificationService
+SERVICE = ClassificationService

@@ -1,94 +1,82 @@
-"""Which documents a pretraining recipe means: what to train on, what to validate with, what to test on.
+"""Data of a pretraining run: training, validation and test documents.
 
-A recipe may name all three. Where it names no validation or test data, so many documents are held out of the
-training data, chosen by their text alone: one that comes twice is never on both sides.
+A recipe names data for all three. Where it names no validation or test data, documents are held out of the training
+data, chosen by their text alone: a document that occurs twice is never on both sides.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
+from jumok.data.batching.pretraining import PretrainingBatcher
+from jumok.data.caches.document_store import DocumentStore, prepare_document_store
 from jumok.data.readers import documents
 from jumok.data.readers.documents import DocumentCorpus, DocumentRows, TextDocument
+from jumok.data.splits import HashedHoldOut
+from jumok.data.tokenizers.wordpiece import WordPieceTokenizer
 from jumok.errors import InputError
-from jumok.files import atomic_write
-from jumok.tasks.common import resolve_held_out_fraction
+from jumok.files import write_text
+from jumok.run import Run
+from jumok.tasks.base import DatasetSplit
+from jumok.tasks.config import DataSource
+from jumok.tasks.pretrain.config import PretrainingDataConfig
 
-__all__ = ["PretrainingData", "PretrainingDataConfig"]
+__all__ = ["PretrainingData", "PretrainingSplit", "load_pretraining_split"]
 
-HELD_OUT_SPLITS = ("valid", "test")
-MAX_HELD_OUT_FRACTION = 0.1  # of the training data, for each of validation and test
-HASH_RANGE = 1 << 64
-DataSource = str | list[str]
-
-
-@dataclass(frozen=True)
-class PretrainingDataConfig:
-    """The ``data:`` section. How documents are written is told in :mod:`jumok.data.documents`."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
-
-    train: DataSource | None = None
-    valid: DataSource | None = None  # None: held out of train
-    test: DataSource | None = None
-    text_column: str | int | list[str | int] | None = None  # of tables: the column to read
-    rows_per_document: int = 1  # so many rows of a table make a document
-    held_out_size: int = 300  # documents for validation, and as many for test, where none are named
-    on_error: Literal["stop", "skip"] = "stop"
-    packing: Literal["auto"] | bool = "auto"  # sequences end to end; auto: where a GPU can
-
-    def __post_init__(self) -> None:
-        for name in ("held_out_size", "rows_per_document"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: 1 or more is expected")
-        if self.rows_per_document > 1 and self.text_column is None:
-            raise ValueError("rows_per_document counts rows of a table: name the column to read, as in text_column: review")
+MAX_BATCH_TOKENS = 16384  # in a batch of held-out sequences
+MASKING_SEED = 0  # the same tokens are masked in every evaluation
 
 
 @dataclass(frozen=True)
 class PretrainingData:
-    """The documents of a run. ``folder`` is the run's, where what was held out is kept."""
+    """The documents of a run. ``folder`` is that of the run, where the held-out documents are stored."""
 
     config: PretrainingDataConfig
     folder: Path
 
     def train_documents(self) -> DocumentCorpus:
-        """The training data, without what is held out."""
+        """The training documents, without those that are held out."""
         if self.config.train is None:
             raise InputError(
-                "there is no text to train on: name some, as in data.train=my.txt, with an empty line "
-                "between documents; texts/*.txt.gz or the name of a data set (wiki_en/text) will do, too"
+                "there is no text to train on: name some, as in data.train=my.txt, with an empty line between "
+                "documents; texts/*.txt.gz, or the name of a data set (wiki_en/text), is possible, too"
             )
-        whole = self._open_documents(self.config.train, "train")
-        if not self._held_out_paths:
-            return whole
-        share = self._resolve_held_out_fraction(whole)
-        if not all(path.is_file() for path in self._held_out_paths.values()):
-            self._write_held_out(whole, share)
-        kept = [name not in self._held_out_paths for name in HELD_OUT_SPLITS]
-
-        def is_kept(document: TextDocument) -> bool:
-            place = int(_hash_fraction(document) / share)
-            return place >= len(kept) or kept[place]
-
-        return whole.filter(f"without {share} for {list(self._held_out_paths)}", is_kept)
+        corpus = self._open_documents(self.config.train, "train")
+        hold_out = self._hold_out
+        if not hold_out.paths:
+            return corpus
+        fraction = hold_out.resolve_fraction(corpus)
+        if not hold_out.is_written:
+            self._write_held_out(corpus, fraction)
+        return corpus.filter(
+            f"without {fraction} for {list(hold_out.paths)}",
+            lambda document: hold_out.is_training_example(document, fraction),
+        )
 
     def held_out_documents(self, split_name: str) -> DocumentCorpus:
-        """What training is watched with (valid), or what results are given on (test)."""
-        if split_name not in HELD_OUT_SPLITS:
+        """The validation or test documents."""
+        if split_name not in HashedHoldOut.NAMES:
             raise InputError(f"--split {split_name}: it is test or valid")
-        named = getattr(self.config, split_name)
-        if named is not None:
-            return self._open_documents(named, split_name)
-        kept = self._held_out_paths[split_name]
-        if not kept.is_file():
+        data_source: DataSource | None = getattr(self.config, split_name)
+        if data_source is not None:
+            return self._open_documents(data_source, split_name)
+        path = self._hold_out.paths[split_name]
+        if not path.is_file():
             raise InputError(
-                f"{kept} is missing: the data that training held out; train again, or name data.{split_name}"
+                f"{path} is missing: the data that training held out; train again, or set data.{split_name}"
             )
-        return documents.find_documents(str(kept))
+        return documents.find_documents(str(path))
+
+    @functools.cached_property
+    def _hold_out(self) -> HashedHoldOut[TextDocument]:
+        return HashedHoldOut(
+            self.folder / "data", self.config, ".txt", lambda document: document.text, "documents"
+        )
 
     def _open_documents(self, data_source: DataSource, split: str) -> DocumentCorpus:
         config = self.config
@@ -97,41 +85,55 @@ class PretrainingData:
         )
         return documents.find_documents(data_source, split=split, on_error=config.on_error, rows=rows)
 
-    @property
-    def _held_out_paths(self) -> dict[str, Path]:
-        """The splits that are held out of the training data, and where they are kept."""
-        names = [name for name in HELD_OUT_SPLITS if getattr(self.config, name) is None]
-        return {name: self.folder / "data" / f"{name}.txt" for name in names}
-
-    def _resolve_held_out_fraction(self, all_documents: DocumentCorpus) -> float:
-        """Which share of the data is held out for one split."""
-        return resolve_held_out_fraction(
-            self.folder,
-            "documents",
-            lambda: sum(1 for _ in all_documents),
-            self.config.held_out_size,
-            MAX_HELD_OUT_FRACTION,
-        )
-
-    def _write_held_out(self, all_documents: DocumentCorpus, fraction: float) -> None:
-        """Write what is held out to files of its own, where anybody can read it."""
-        kept: dict[str, list[TextDocument]] = {name: [] for name in HELD_OUT_SPLITS}
-        for document in all_documents:
-            place = int(_hash_fraction(document) / fraction)
-            if place < len(HELD_OUT_SPLITS):
-                kept[HELD_OUT_SPLITS[place]].append(document)
-        for name, path in self._held_out_paths.items():
-            if len(kept[name]) < 2:
+    def _write_held_out(self, corpus: DocumentCorpus, fraction: float) -> None:
+        """Write the held-out documents to files that anybody can read."""
+        splits = self._hold_out.collect(corpus, fraction)
+        for name, path in self._hold_out.paths.items():
+            if len(splits[name]) < 2:
                 raise InputError(
-                    f"of so few documents none can be held out; name data.{name}, or use more text. "
-                    "An empty line separates documents"
+                    f"there are too few documents to hold some out; set data.{name}, or use more text. An empty "
+                    "line separates documents"
                 )
-            with atomic_write(path) as part:
-                texts = "\n\n".join(document.text for document in kept[name])
-                part.write_text(f"{texts}\n", encoding="utf-8")
+            write_text(path, "\n\n".join(document.text for document in splits[name]) + "\n")
 
 
-def _hash_fraction(document: TextDocument) -> float:
-    """A number from 0 to 1 that the text alone decides."""
-    digest = hashlib.blake2b(document.text.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / HASH_RANGE
+@dataclass(frozen=True)
+class PretrainingSplit(DatasetSplit[Any]):
+    """Held-out documents as sequences with masked tokens, the same ones every time."""
+
+    batcher: PretrainingBatcher | None = None
+    vocabulary: str = ""  # the fingerprint of the tokenizer
+
+    @property
+    def store(self) -> DocumentStore:
+        assert self.batcher is not None
+        return self.batcher.store
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.store)
+
+    @property
+    def description(self) -> str:
+        return self.store.summary
+
+    def comparison_key(self) -> Mapping[str, Any]:
+        assert self.batcher is not None
+        digest = hashlib.sha256(self.store.documents.tobytes())
+        for array in (self.store.sentences.offsets, self.store.sentences.ids):
+            digest.update(array.tobytes())
+        return {
+            "vocabulary": self.vocabulary,
+            "masking": asdict(self.batcher.config),
+            "data": digest.hexdigest(),
+        }
+
+
+def load_pretraining_split(run: Run, tokenizer: WordPieceTokenizer, split_name: str) -> PretrainingSplit:
+    """The validation or test documents of a run."""
+    masking = run.recipe.masking
+    texts = PretrainingData(run.recipe.data, run.folder).held_out_documents(split_name)
+    store = prepare_document_store(run.folder / "data" / split_name, texts, tokenizer)
+    max_tokens = max(MAX_BATCH_TOKENS, 2 * masking.sequence_length)
+    batcher = PretrainingBatcher(store, tokenizer, masking, max_tokens=max_tokens, seed=MASKING_SEED)
+    return PretrainingSplit(split_name, (), store.skipped, batcher, tokenizer.fingerprint)

@@ -1,8 +1,9 @@
-"""Speech, served: a text in, a recording of it out, in a style of choice; as it is made, if one likes."""
+"""HTTP API of speech synthesis. Segments can be streamed."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import itertools
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import torch
@@ -13,40 +14,47 @@ from jumok.data import audio
 from jumok.data.readers.formats import InvalidExample
 from jumok.data.readers.text_files import import_optional
 from jumok.errors import InputError
-from jumok.tasks import api as tasks_api
-from jumok.tasks.api import Base64File, RequestLimits, RequestText, RequestTooLarge, ResponseListener
-from jumok.tasks.speak.prediction import MAX_STYLE_WEIGHT
-from jumok.tasks.speak.predictor import SpeechOptions, SpeechPredictor, SpeechSegment
-from jumok.tasks.speak.task import BUILTIN_DATASET
+from jumok.tasks.api import (
+    Base64File,
+    RequestLimits,
+    RequestText,
+    RequestTooLarge,
+    ResponseListener,
+    TaskRequest,
+    TaskResponse,
+)
+from jumok.tasks.speak.config import BUILTIN_DATASET
+from jumok.tasks.speak.prediction import MAX_STYLE_WEIGHT, SpeechPrediction, SpeechSegment
+from jumok.tasks.speak.predictor import SpeechOptions, SpeechPredictor
 
 if TYPE_CHECKING:
     from jumok.look.viewer.viewer_data import ViewerData
 
-__all__ = ["SpeechPart", "SpeechRequest", "SpeechResponse", "SpeechService"]
+__all__ = ["SERVICE", "SpeechPart", "SpeechRequest", "SpeechResponse", "SpeechService"]
 
 EXAMPLE_TEXTS = ("forty two", "ninety nine", "Three. Two. One.")  # for the built-in voices, which say numbers
 MAX_OTHER_BYTES = 1 << 20  # bytes of a request besides its recording
-MAX_STYLE_TOKENS = 1024  # style tokens, far more than any voice has
+MAX_STYLE_TOKENS = 1024  # far more than any voice has
 StyleWeight = Annotated[float, Field(ge=-MAX_STYLE_WEIGHT, le=MAX_STYLE_WEIGHT, allow_inf_nan=False)]
 
 
-class SpeechRequest(tasks_api.TaskRequest):
-    """A text to say, in the usual style, that of a recording, or a mix of style tokens."""
+class SpeechRequest(TaskRequest):
+    """A text to speak, in the default style, that of a recording, or a mix of style tokens."""
 
     text: RequestText
     style_weights: Annotated[
         Annotated[list[StyleWeight], Field(max_length=MAX_STYLE_TOKENS, fail_fast=True)] | None,
-        Field(description="How much of each style token, as many as the voice has."),
+        Field(description="Weights of all style tokens of the voice."),
     ] = None
     style_audio: Annotated[
         Base64File | None,
-        Field(description="A recording to take the style from: WAV, FLAC or OGG, in base64."),
+        Field(description="Recording to take the style from: WAV, FLAC or OGG, in base64."),
     ] = None
 
     @model_validator(mode="after")
     def _check_single_style(self) -> Self:
         if self.style_weights is not None and self.style_audio is not None:
-            raise ValueError("style_weights and style_audio came: a style is taken from one of them")
+            raise ValueError("style_weights and style_audio exclude each other")
         return self
 
     @classmethod
@@ -54,34 +62,46 @@ class SpeechRequest(tasks_api.TaskRequest):
         return limits.max_audio_bytes * 4 // 3 + MAX_OTHER_BYTES
 
 
-class SpeechPart(tasks_api.TaskResponse):
-    """What was said in one go: a sentence, mostly."""
+class SpeechPart(TaskResponse):
+    """A segment of the speech, usually a sentence."""
 
     text: str
     duration_seconds: float
-    audio: Annotated[Base64File, Field(description="A WAV, in base64.")]
+    audio: Annotated[Base64File, Field(description="WAV, in base64.")]
 
 
-class SpeechResponse(tasks_api.TaskResponse):
-    """A text and the sound of it."""
+class SpeechResponse(TaskResponse):
+    """The speech of a text."""
 
     media_type: ClassVar[str] = "audio/wav"
 
-    audio: Annotated[Base64File, Field(description="A WAV, in base64.")]
+    audio: Annotated[Base64File, Field(description="WAV, in base64.")]
     duration_seconds: float
-    sample_rate: Annotated[int, Field(description="Samples a second.")]
-    finished: Annotated[bool, Field(description="false: some of it was cut off, for it would not end.")]
-    segments: Annotated[list[str], Field(description="What was said in one go, one after the other.")]
+    sample_rate: Annotated[int, Field(description="Samples per second.")]
+    finished: Annotated[bool, Field(description="false: a segment was cut off at the length limit.")]
+    segments: Annotated[list[str], Field(description="Parts of the text that were synthesized at once.")]
     unknown_characters: Annotated[
         list[str], Field(description="Signs of the text that the voice does not know.")
     ]
     style_weights: Annotated[
-        list[float], Field(description="How much of each style token is in it, in the mean of the heads.")
+        list[float], Field(description="Weights of the style tokens, averaged over heads.")
     ]
 
     @property
     def body(self) -> bytes:
         return self.audio
+
+    @classmethod
+    def from_prediction(cls, prediction: SpeechPrediction, segment_texts: list[str]) -> SpeechResponse:
+        return cls(
+            audio=audio.encode_wav(prediction.waveform, prediction.sample_rate),
+            duration_seconds=prediction.duration_seconds,
+            sample_rate=prediction.sample_rate,
+            finished=prediction.finished,
+            segments=segment_texts,
+            unknown_characters=list(prediction.unknown_characters),
+            style_weights=list(prediction.style_weights),
+        )
 
 
 CANCELLED_RESPONSE = SpeechResponse(
@@ -92,14 +112,14 @@ CANCELLED_RESPONSE = SpeechResponse(
     segments=[],
     unknown_characters=[],
     style_weights=[],
-)  # for who has left
+)
 
 
 class SpeechService:
-    """A voice, served."""
+    """Serves a voice."""
 
     endpoint = "speak"
-    summary = "Say a text."
+    summary = "Speak a text."
     supports_streaming = True
     request_type = SpeechRequest
     response_type = SpeechResponse
@@ -115,94 +135,87 @@ class SpeechService:
         )
 
     def describe(self) -> dict[str, Any]:
-        usual = self.predictor.get_style_weights(SpeechOptions())
-        tokens = [] if usual is None else [round(one, 4) for one in usual[0].mean(0).tolist()]
-        known = {
+        default = self.predictor.get_style_weights(SpeechOptions())
+        weights = [] if default is None else [round(x, 4) for x in default[0].mean(0).tolist()]
+        texts = EXAMPLE_TEXTS if self.predictor.task.recipe.data.train == BUILTIN_DATASET else ()
+        return {
             "sample_rate": self.predictor.audio.config.sample_rate,
-            "default_style_weights": tokens,
+            "default_style_weights": weights,
             "max_audio_bytes": self.request_limits.max_audio_bytes,
+            "examples": [{"text": text} for text in texts],
         }
-        examples = EXAMPLE_TEXTS if self.predictor.run.recipe.data.train == BUILTIN_DATASET else ()
-        return known | {"examples": [{"text": text} for text in examples]}
 
     def estimate_tokens(self, request: SpeechRequest) -> int:
         self.request_limits.check_text("text", request.text, self.request_limits.max_speech_chars)
-        count, style = len(request.style_weights or ()), self.predictor.model.style_tokens
-        if style is None and (request.style_weights is not None or request.style_audio is not None):
-            raise InputError("this voice has no style tokens: leave style_weights and style_audio out")
-        if request.style_weights is not None and count != style.config.num_tokens:
-            raise InputError(f"style_weights: {count} weights came; this voice has {style.config.num_tokens}")
-        if request.style_audio is not None and len(request.style_audio) > self.audio_limits.max_bytes:
-            raise RequestTooLarge(
-                str(audio.file_too_large("style_audio", len(request.style_audio), self.audio_limits))
+        self._check_style(request)
+        parts = self.predictor.split_segments(request.text, "text")
+        return sum(len(self.predictor.tokenizer.encode(part)) for part in parts)
+
+    def _check_style(self, request: SpeechRequest) -> None:
+        style_tokens = self.predictor.model.style_tokens
+        if style_tokens is None and (request.style_weights is not None or request.style_audio is not None):
+            raise InputError("this voice has no style tokens: remove style_weights and style_audio")
+        if request.style_weights is not None and len(request.style_weights) != style_tokens.config.num_tokens:
+            raise InputError(
+                f"style_weights: {len(request.style_weights)} weights came; this voice has "
+                f"{style_tokens.config.num_tokens}"
             )
-        encode = self.predictor.tokenizer.encode
-        return sum(len(encode(part)) for part in self.predictor.split_segments(request.text, "text"))
+        if request.style_audio is not None and len(request.style_audio) > self.audio_limits.max_bytes:
+            size = len(request.style_audio)
+            raise RequestTooLarge(str(audio.file_too_large("style_audio", size, self.audio_limits)))
 
     def get_batch_key(self, request: SpeechRequest) -> Hashable:
         return None
 
     def predict(self, requests: Sequence[SpeechRequest], listener: ResponseListener) -> list[SpeechResponse]:
-        texts = [self.predictor.split_segments(one.text, "text") for one in requests]
-        styles = [self._get_style_weights(one) for one in requests]
-        each = [style for style, some in zip(styles, texts, strict=True) for _ in some if style is not None]
-        said = self.predictor.synthesize_segments(
-            [part for some in texts for part in some], torch.cat(each) if each else None
+        texts = [self.predictor.split_segments(request.text, "text") for request in requests]
+        styles = [self._get_style_weights(request) for request in requests]
+        weights = [
+            style for style, parts in zip(styles, texts, strict=True) for _ in parts if style is not None
+        ]
+        segments = self.predictor.synthesize_segments(
+            list(itertools.chain.from_iterable(texts)), torch.cat(weights) if weights else None
         )
-        answers = []
-        for number, (one, style, parts) in enumerate(zip(requests, styles, texts, strict=True)):
-            pieces = [self._send_segment(number, part, next(said), listener) for part in parts]
-            gone = listener.is_cancelled(number)  # then the rest of its sound is not made
-            answers.append(
-                CANCELLED_RESPONSE if gone else self._build_response(one.text, parts, pieces, style)
-            )
-        return answers
+        responses = []
+        for index, (request, style, parts) in enumerate(zip(requests, styles, texts, strict=True)):
+            own = list(self._send_segments(index, parts, segments, listener))
+            if listener.is_cancelled(index):  # then the waveforms are not computed
+                responses.append(CANCELLED_RESPONSE)
+            else:
+                prediction = self.predictor.join_segments(0, request.text, own, style)
+                responses.append(SpeechResponse.from_prediction(prediction, parts))
+        return responses
 
-    def _send_segment(
-        self, index: int, text: str, segment: SpeechSegment, listener: ResponseListener
-    ) -> SpeechSegment:
-        if listener.is_streaming(index):
-            rate = self.predictor.audio.config.sample_rate
-            seconds = len(segment.waveform) / rate
-            listener.on_partial(
-                index,
-                SpeechPart(
-                    text=text, duration_seconds=seconds, audio=audio.encode_wav(segment.waveform, rate)
-                ),
-            )
-        return segment
-
-    def _build_response(
-        self,
-        text: str,
-        segment_texts: list[str],
-        segments: Sequence[SpeechSegment],
-        style_weights: Tensor | None,
-    ) -> SpeechResponse:
-        found = self.predictor.join_segments(0, text, segments, style_weights)
-        return SpeechResponse(
-            audio=audio.encode_wav(found.waveform, found.sample_rate),
-            duration_seconds=found.duration_seconds,
-            sample_rate=found.sample_rate,
-            finished=found.finished,
-            segments=segment_texts,
-            unknown_characters=list(found.unknown_characters),
-            style_weights=list(found.style_weights),
-        )
+    def _send_segments(
+        self, index: int, texts: Sequence[str], segments: Iterator[SpeechSegment], listener: ResponseListener
+    ) -> Iterator[SpeechSegment]:
+        """Pass the segments of a request on, and stream them if the client wants that."""
+        sample_rate = self.predictor.audio.config.sample_rate
+        for text, segment in zip(texts, segments, strict=False):
+            if listener.is_streaming(index):
+                part = SpeechPart(
+                    text=text,
+                    duration_seconds=len(segment.waveform) / sample_rate,
+                    audio=audio.encode_wav(segment.waveform, sample_rate),
+                )
+                listener.on_partial(index, part)
+            yield segment
 
     def build_viewer_data(self, request: SpeechRequest, response: SpeechResponse) -> list[ViewerData]:
         return [self.predictor.build_segment_view(response.segments[0], self._get_style_weights(request))]
 
     def _get_style_weights(self, request: SpeechRequest) -> Tensor | None:
-        """Weights of style tokens ``(1, H, N)``; None: the voice has none."""
+        """The weights of the style tokens ``(1, H, N)``; None: the voice has no style tokens."""
         if request.style_weights is not None:
             return self.predictor.expand_style_weights(request.style_weights)
         if request.style_audio is None:
             return self.predictor.get_style_weights(SpeechOptions())
-        wave = self.predictor.audio.decode_waveform(request.style_audio, "style_audio", self.audio_limits)
-        if isinstance(wave, InvalidExample):
-            raise (RequestTooLarge if wave.reason == audio.TOO_LONG_REASON else InputError)(str(wave))
-        return self.predictor.extract_style_weights(self.predictor.audio.mel_spectrogram(wave))
+        processor = self.predictor.audio
+        waveform = processor.decode_waveform(request.style_audio, "style_audio", self.audio_limits)
+        if isinstance(waveform, InvalidExample):
+            is_too_long = waveform.reason == audio.TOO_LONG_REASON
+            raise (RequestTooLarge if is_too_long else InputError)(str(waveform))
+        return self.predictor.extract_style_weights(processor.mel_spectrogram(waveform))
 
 
-Service = SpeechService
+SERVICE = SpeechService

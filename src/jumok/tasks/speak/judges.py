@@ -177,13 +177,13 @@ def evaluate_with_judges(
         if not groups["known"]:
             first = len(examples)
             more = predictor.load_split("valid").examples
-            own = _load_mels(predictor, more)
+            own = predictor.load_mels(more)
             examples, mels = [*examples, *more], [*mels, *own]
             if style_weights is not None:
                 style_weights = torch.cat([style_weights, predictor.extract_style_weights(*own)])
             groups["known"] = list(range(first, len(examples)))
     heard = _synthesize_mels(predictor, examples, style_weights)
-    real = _load_mels(predictor, train)
+    real = predictor.load_mels(train)
     found: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     for label in learnable:
@@ -260,9 +260,3 @@ def choose_style_references(examples: Sequence[SpeechExample]) -> list[int]:
 def _is_learnable(labels: Sequence[str]) -> bool:
     counts = Counter(labels)
     return "" not in counts and 2 <= len(counts) <= MAX_CLASSES and min(counts.values()) >= MIN_CLASS_EXAMPLES
-
-
-def _load_mels(predictor: SpeechPredictor, examples: Sequence[SpeechExample]) -> list[NDArray[np.float32]]:
-    encoded = predictor.check_encoded(predictor.encode(examples), None)
-    bands = predictor.audio.config.n_mels
-    return [np.asarray(predictor.task.feature_cache[one.recording][:, :bands], np.float32) for one in encoded]

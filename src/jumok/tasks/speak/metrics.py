@@ -1,11 +1,11 @@
-"""How good a voice is: does it read its texts, how far is it from recordings, what do its styles do?
+"""Scores of a voice: intelligibility, distance to recordings, and the effect of styles.
 
-Every text of a split is said in the style of its own recording, and compared with that. Looked into wholly,
+Every text of a split is synthesized in the style of its own recording and compared with it. A detailed evaluation
+also
 
-- every style that the data has a name for is given to the same few texts: are pitch and rate in the order of
-  the recordings?
-- there is more of one style token in turn: what are pitch, energy and duration then?
-- texts are said in the style of recordings of *other* texts, and judges listen (``speak_judges.py``).
+- synthesizes a few texts in every named style: are pitch and rate in the same order as in the recordings?
+- increases the weight of each style token: how do pitch, energy and duration change?
+- synthesizes texts in the styles of recordings of *other* texts, for judges to classify (:mod:`.judges`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import itertools
 import json
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,79 +31,80 @@ from jumok.metrics.alignment_health import average_alignment_health
 from jumok.metrics.cepstral_distortion import mel_cepstral_distortion
 from jumok.metrics.prosody import Prosody, measure_prosody
 from jumok.tasks.base import Evaluation
-from jumok.tasks.speak import judges as speak_judges
 from jumok.training import find_alarms
 
 if TYPE_CHECKING:
     from jumok.tasks.speak.prediction import SpeechSegment
     from jumok.tasks.speak.predictor import SpeechPredictor
 
-__all__ = ["compute_concordance", "score_speech"]
+__all__ = ["compute_concordance", "estimate_effects", "measure_style_tokens", "score_speech"]
 
-NUM_STYLE_TEXTS = 12  # that are said in every style, and with every token
-MAX_STYLES = 24  # styles that are told apart
-NUM_FIGURES = 2  # utterances that are drawn, and kept as sounds
+NUM_STYLE_TEXTS = 12  # texts that are synthesized in every style, and with every token
+MAX_STYLES = 24
+NUM_FIGURES = 2  # utterances that are drawn, and written as audio
 NUM_STYLE_EXAMPLES = 64  # utterances whose styles are measured
-TOKEN_FRACTION = 0.3  # of the style that is the one token
-NORMAL_95 = 1.96  # standard errors: 95 % of a normal distribution
+NUM_SAMPLES = 5
+TOKEN_FRACTION = 0.3  # weight of the single token in a style
+NORMAL_95 = 1.96  # standard errors that contain 95 % of a normal distribution
 
 
 def score_speech(
     predictor: SpeechPredictor, examples: Sequence[SpeechExample], *, detailed: bool
 ) -> Evaluation:
-    """The figures of some recordings; ``detailed``, also what styles do, which takes its time."""
-    encoded = predictor.check_encoded(predictor.encode(examples), None)
-    bands = predictor.audio.config.n_mels
-    mels = [np.asarray(predictor.task.feature_cache[one.recording][:, :bands], np.float32) for one in encoded]
-    styles = None if predictor.model.style_tokens is None else predictor.extract_style_weights(*mels)
-    pieces = list(predictor.synthesize_segments([one.text for one in examples], styles))
-    spans = -predictor.audio.config.min_level_db
-    apart = np.array(
+    """Score the speech of texts against their recordings; ``detailed`` adds the effect of styles."""
+    mels = predictor.load_mels(examples)
+    has_styles = predictor.model.style_tokens is not None
+    style_weights = predictor.extract_style_weights(*mels) if has_styles else None
+    segments = list(predictor.synthesize_segments([example.text for example in examples], style_weights))
+    range_db = -predictor.audio.config.min_level_db
+    distortions = np.array(
         [
-            mel_cepstral_distortion(one.mel, mel, range_db=spans).decibels
-            for one, mel in zip(pieces, mels, strict=True)
+            mel_cepstral_distortion(segment.mel, mel, range_db=range_db).decibels
+            for segment, mel in zip(segments, mels, strict=True)
         ]
     )
-    figures: dict[str, Any] = {"mcd": float(apart.mean()), "loss": predictor.compute_loss(examples)}
-    alignments = [one.alignment for one in pieces]
-    figures |= average_alignment_health(
-        alignments, *zip(*(one.shape for one in alignments), strict=True), has_end_symbol=True
+    metrics: dict[str, Any] = {
+        "mcd": float(distortions.mean()),
+        "loss": predictor.compute_loss(examples),
+    }
+    alignments = [segment.alignment for segment in segments]
+    metrics |= average_alignment_health(
+        alignments, *zip(*(alignment.shape for alignment in alignments), strict=True), has_end_symbol=True
     )
-    figures["alignment/cut"] = sum(one.is_truncated for one in pieces) / len(pieces)
+    metrics["alignment/truncated"] = sum(segment.is_truncated for segment in segments) / len(segments)
     health = predictor.measure_health(examples[:NUM_STYLE_EXAMPLES])
-    figures |= {name: value for name, value in health.items() if name.startswith("style/")}
-    drawings: dict[str, Callable[[Path], Path]] = {}
+    metrics |= {name: value for name, value in health.items() if name.startswith("style/")}
+    figures: dict[str, Callable[[Path], Path]] = {}
     if detailed:
-        if styles is not None:
-            figures |= _measure_styles(predictor, examples, mels, styles)
-            tokens = measure_style_tokens(predictor, _select_texts(examples))
-            figures["tokens"] = tokens
-            drawings["tokens"] = functools.partial(_draw_token_effects, tokens)
-        if predictor.run.recipe.evaluation.num_judges:
-            figures |= speak_judges.evaluate_with_judges(predictor, examples, mels, styles)
-        for number, one in enumerate(pieces[:NUM_FIGURES], 1):
-            save_audio(_build_audio_path(predictor, number), one.waveform, predictor.audio.config.sample_rate)
-            style = None if styles is None else styles[number - 1 : number]
-            drawings[str(number)] = functools.partial(
-                _draw_alignment, predictor, examples[number - 1].text, style
-            )
-    figures["alarms"] = find_alarms([{name: x for name, x in figures.items() if isinstance(x, float)}], 1.0)
+        if style_weights is not None:
+            metrics |= _measure_styles(predictor, examples, style_weights)
+            rows = measure_style_tokens(predictor, _select_texts(examples))
+            metrics["style_tokens"] = rows
+            figures["tokens"] = functools.partial(_draw_token_effects, rows)
+        if predictor.task.recipe.evaluation.num_judges:
+            from jumok.tasks.speak.judges import evaluate_with_judges
+
+            metrics |= evaluate_with_judges(predictor, examples, mels, style_weights)
+        figures |= _write_samples(predictor, examples, segments, style_weights)
+    metrics["alarms"] = find_alarms([{name: x for name, x in metrics.items() if isinstance(x, float)}], 1.0)
+    rows_of_outputs = zip(examples, segments, mels, distortions, strict=True)
     return Evaluation(
-        figures,
-        "mcd",
-        lambda some: float(apart[some].mean()),
-        [
-            json.dumps(_build_output(one, piece, len(mel), far, predictor), ensure_ascii=False)
-            for one, piece, mel, far in zip(examples, pieces, mels, apart, strict=True)
+        metrics,
+        select_by="mcd",
+        statistic=lambda indices: float(distortions[indices].mean()),
+        outputs=[
+            json.dumps(_build_output(example, segment, len(mel), x, predictor), ensure_ascii=False)
+            for example, segment, mel, x in rows_of_outputs
         ],
-        [
+        samples=[
             *(
-                f"  {one.text[:60]}  →  {piece.health}"
-                for one, piece in zip(examples[:5], pieces, strict=False)
+                f"  {example.text[:60]}  →  {segment.health}"
+                for example, segment in zip(examples[:NUM_SAMPLES], segments, strict=False)
             ),
-            *(f"ALARM: {alarm}" for alarm in figures["alarms"]),
+            *(f"ALARM: {alarm}" for alarm in metrics["alarms"]),
         ],
-        extra_figures=drawings,
+        print_samples=True,
+        figures=figures,
     )
 
 
@@ -114,24 +115,37 @@ def _build_output(
     distortion_db: float,
     predictor: SpeechPredictor,
 ) -> dict[str, Any]:
-    health, frame = segment.health, predictor.audio.config.frame_seconds
+    health, frame_seconds = segment.health, predictor.audio.config.frame_seconds
     return {
         "recording": example.audio.location,
         "text": example.text,
         "speaker": example.speaker,
         "emotion": example.emotion,
-        "seconds": round(len(segment.mel) * frame, 3),
-        "seconds of the recording": round(num_frames * frame, 3),
+        "duration_seconds": round(len(segment.mel) * frame_seconds, 3),
+        "recording_seconds": round(num_frames * frame_seconds, 3),
         "mcd": round(float(distortion_db), 3),
         "diagonality": round(health.diagonality, 4),
-        "skipped": [segment.symbols[at] for at in health.skipped],
-        "repeated": [segment.symbols[at] for at in health.repeated],
+        "skipped_symbols": [segment.symbols[index] for index in health.skipped],
+        "repeated_symbols": [segment.symbols[index] for index in health.repeated],
         "finished": not segment.is_truncated,
     }
 
 
-def _build_audio_path(predictor: SpeechPredictor, index: int) -> Path:
-    return predictor.run.folder / "eval" / f"said-{index}.wav"
+def _write_samples(
+    predictor: SpeechPredictor,
+    examples: Sequence[SpeechExample],
+    segments: Sequence[SpeechSegment],
+    style_weights: Tensor | None,
+) -> dict[str, Callable[[Path], Path]]:
+    """Write a few utterances as audio. Returns functions that draw their alignments."""
+    figures: dict[str, Callable[[Path], Path]] = {}
+    for index, segment in enumerate(segments[:NUM_FIGURES]):
+        path = predictor.run.folder / "eval" / f"sample-{index + 1}.wav"
+        save_audio(path, segment.waveform, predictor.audio.config.sample_rate)
+        style = None if style_weights is None else style_weights[index : index + 1]
+        text = examples[index].text
+        figures[str(index + 1)] = functools.partial(_draw_alignment, predictor, text, style)
+    return figures
 
 
 def _draw_alignment(predictor: SpeechPredictor, text: str, style_weights: Tensor | None, path: Path) -> Path:
@@ -147,59 +161,59 @@ def _draw_token_effects(rows: Sequence[dict[str, Any]], path: Path) -> Path:
 
 
 def _select_texts(examples: Sequence[SpeechExample]) -> list[str]:
-    """A few different ones, of all lengths."""
-    different = sorted({one.text for one in examples}, key=lambda text: (len(text), text))
-    chosen = np.linspace(0, len(different) - 1, min(NUM_STYLE_TEXTS, len(different))).round().astype(int)
-    return [different[number] for number in chosen]
+    """A few different texts of all lengths."""
+    texts = sorted({example.text for example in examples}, key=lambda text: (len(text), text))
+    indices = np.linspace(0, len(texts) - 1, min(NUM_STYLE_TEXTS, len(texts))).round().astype(int)
+    return [texts[index] for index in indices]
 
 
-# ------------------------------------------------------------------------------------------------- styles
+# ------------------------------------------------------------------------------------------------------ styles
 
 
 def _measure_styles(
-    predictor: SpeechPredictor,
-    examples: Sequence[SpeechExample],
-    mels: Sequence[NDArray[Any]],
-    style_weights: Tensor,
+    predictor: SpeechPredictor, examples: Sequence[SpeechExample], style_weights: Tensor
 ) -> dict[str, Any]:
-    """The same texts in each style that has a name, and whether pitch and rate come out in order.
+    """Synthesize the same texts in each named style: are pitch and rate in the expected order?
 
-    The order that is expected is that of the recordings, or of the built-in voices as they were made.
+    The expected order is that of the recordings, or of the parameters of the built-in voices.
     """
-    kind = "emotion" if any(one.emotion for one in examples) else "speaker"
-    names = [getattr(one, kind) for one in examples]
-    different = [name for name in dict.fromkeys(names) if name]
-    if not 2 <= len(different) <= MAX_STYLES:
+    field = "emotion" if any(example.emotion for example in examples) else "speaker"
+    names = [getattr(example, field) for example in examples]
+    styles = [name for name in dict.fromkeys(names) if name]
+    if not 2 <= len(styles) <= MAX_STYLES:
         return {}
+    is_builtin = isinstance(examples[0].audio, BuiltinUtterance)
     texts, rows = _select_texts(examples), []
-    for name in different:
-        those = [number for number, one in enumerate(names) if one == name]
-        said = _measure_segments(
-            predictor, predictor.synthesize_segments(texts, style_weights[those].mean(0, keepdim=True))
+    for style in styles:
+        indices = [index for index, name in enumerate(names) if name == style]
+        mean_weights = style_weights[indices].mean(0, keepdim=True)
+        speech = _measure_segments(predictor, predictor.synthesize_segments(texts, mean_weights))
+        recordings = _measure_recordings(
+            predictor, [examples[index] for index in indices[: 2 * NUM_STYLE_TEXTS]]
         )
-        real = _measure_recordings(predictor, [examples[number] for number in those[: 2 * NUM_STYLE_TEXTS]])
-        wanted = STYLES.get(name) if isinstance(examples[0].audio, BuiltinUtterance) else None
+        parameters = STYLES.get(style) if is_builtin else None
         rows.append(
             {
-                kind: name,
-                "recordings": len(those),
-                "pitch wanted": real["pitch"] if wanted is None else wanted.pitch,
-                "pitch": said["pitch"],
-                "rate wanted": real["rate"] if wanted is None else wanted.speed,
-                "rate": said["rate"],
+                field: style,
+                "recordings": len(indices),
+                "target pitch": recordings["pitch"] if parameters is None else parameters.pitch,
+                "pitch": speech["pitch"],
+                "target rate": recordings["rate"] if parameters is None else parameters.speed,
+                "rate": speech["rate"],
             }
         )
-    rows.sort(key=lambda row: row["pitch wanted"])
-    return {
-        f"style/{name}_in_order": compute_concordance(
-            [row[name] for row in rows], [row[f"{name} wanted"] for row in rows]
+    rows.sort(key=lambda row: row["target pitch"])
+    concordances = {
+        f"style/{name}_concordance": compute_concordance(
+            [row[name] for row in rows], [row[f"target {name}"] for row in rows]
         )
         for name in ("pitch", "rate")
-    } | {"styles": rows}
+    }
+    return concordances | {"styles": rows}
 
 
 def compute_concordance(values: Sequence[float], references: Sequence[float]) -> float:
-    """The share of pairs that are in the right order; what is no number is in no order.
+    """The fraction of pairs that are in the same order. A pair with a NaN is not.
 
     >>> compute_concordance([90.0, 130.0, 120.0], [1.0, 2.0, 3.0])
     0.6666666666666666
@@ -214,72 +228,69 @@ def compute_concordance(values: Sequence[float], references: Sequence[float]) ->
 def measure_style_tokens(predictor: SpeechPredictor, texts: Sequence[str]) -> list[dict[str, Any]]:
     """Mean pitch, energy and duration of the same texts, with more of one style token each, with intervals.
 
-    The usual style is moved towards the token, by no more than styles of recordings are: with a token alone,
-    a voice would say what it never learned to. An interval holds the mean with 95 %, by how much what the
-    token does differs from text to text; that the texts themselves differ, in length say, does not count.
+    The default style is moved towards the token, but no further than styles of recordings are: a token alone is a
+    style that the voice was never trained with. An interval contains the mean with 95 %, given how much the effect
+    of the token varies between texts. Differences between the texts themselves do not count.
     """
-    tokens = predictor.model.style_tokens.config.num_tokens
-    rows: list[dict[str, Any]] = [{"token": str(number + 1)} for number in range(tokens)]
-    said: list[list[Prosody]] = []
-    for number in range(tokens):
-        alone = predictor.expand_style_weights(torch.eye(tokens)[number].tolist())
-        weights = torch.lerp(predictor.model.style_tokens.default_weights, alone, TOKEN_FRACTION)
-        said.append(
-            [_measure_prosody(predictor, one) for one in predictor.synthesize_segments(texts, weights)]
-        )
+    style_tokens = predictor.model.style_tokens
+    num_tokens = style_tokens.config.num_tokens
+    rows: list[dict[str, Any]] = [{"token": str(number + 1)} for number in range(num_tokens)]
+    prosodies: list[list[Prosody]] = []
+    for number in range(num_tokens):
+        token_weights = predictor.expand_style_weights(torch.eye(num_tokens)[number].tolist())
+        weights = torch.lerp(style_tokens.default_weights, token_weights, TOKEN_FRACTION)
+        segments = predictor.synthesize_segments(texts, weights)
+        prosodies.append([_measure_prosody(predictor, segment) for segment in segments])
     for name in ("pitch", "energy", "seconds"):
-        found = estimate_effects([[getattr(one, name) for one in each] for each in said])
-        for row, one in zip(rows, found, strict=True):
-            row[name], row[f"{name} ±"] = one
+        effects = estimate_effects([[getattr(prosody, name) for prosody in row] for row in prosodies])
+        for row, (mean, margin) in zip(rows, effects, strict=True):
+            row[name], row[f"{name} ±"] = mean, margin
     return rows
 
 
 def estimate_effects(values: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
-    """The mean of each row of values, and how far it may be off; a column is one text, and has its own level.
+    """The mean of each row of values and its margin of error. A column is a text, which has its own level.
 
-    >>> [(round(mean, 2), round(off, 2)) for mean, off in estimate_effects([[1, 5, 9], [3, 7, 10.9]])]
+    >>> [(round(mean, 2), round(margin, 2)) for mean, margin in estimate_effects([[1, 5, 9], [3, 7, 10.9]])]
     [(5.0, 0.03), (6.97, 0.03)]
     """
     table = np.array(values, float)
     table[~np.isfinite(table)] = np.nan
-    with warnings.catch_warnings():  # of rows and texts that have no number at all
+    with warnings.catch_warnings():  # of rows and texts without any number
         warnings.simplefilter("ignore", RuntimeWarning)
-        own = table - np.nanmean(table, 0) + np.nanmean(table)
-        counts = np.isfinite(own).sum(1)
-        means, spreads = np.nanmean(own, 1), np.nanstd(own, 1, ddof=1)
-    within = np.where(counts > 1, NORMAL_95 * spreads / np.sqrt(np.maximum(counts, 1)), np.nan)
-    return list(zip(means.tolist(), within.tolist(), strict=True))
+        centered = table - np.nanmean(table, 0) + np.nanmean(table)
+        counts = np.isfinite(centered).sum(1)
+        means, deviations = np.nanmean(centered, 1), np.nanstd(centered, 1, ddof=1)
+    margins = np.where(counts > 1, NORMAL_95 * deviations / np.sqrt(np.maximum(counts, 1)), np.nan)
+    return list(zip(means.tolist(), margins.tolist(), strict=True))
 
 
 def _measure_prosody(predictor: SpeechPredictor, segment: SpeechSegment) -> Prosody:
     return measure_prosody(segment.waveform, predictor.audio.config.sample_rate)
 
 
-def _measure_segments(predictor: SpeechPredictor, segments: Any) -> dict[str, float]:
-    found = [(_measure_prosody(predictor, one), len(one.symbols) - 1) for one in segments]
-    return _average_prosody(found)
+def _measure_segments(predictor: SpeechPredictor, segments: Iterable[SpeechSegment]) -> dict[str, float]:
+    return _average_prosody(
+        [(_measure_prosody(predictor, segment), len(segment.symbols) - 1) for segment in segments]
+    )
 
 
 def _measure_recordings(predictor: SpeechPredictor, examples: Sequence[SpeechExample]) -> dict[str, float]:
-    found = []
-    for one in examples:
-        wave = one.audio.decode(predictor.audio)
-        assert isinstance(wave, np.ndarray)  # it was judged
-        found.append(
-            (
-                measure_prosody(wave, predictor.audio.config.sample_rate),
-                len(predictor.tokenizer.spell(one.text)),
-            )
-        )
-    return _average_prosody(found)
+    measurements = []
+    for example in examples:
+        waveform = example.audio.decode(predictor.audio)
+        assert isinstance(waveform, np.ndarray)  # its spectrogram was read before
+        prosody = measure_prosody(waveform, predictor.audio.config.sample_rate)
+        measurements.append((prosody, len(predictor.tokenizer.spell(example.text))))
+    return _average_prosody(measurements)
 
 
 def _average_prosody(measurements: Sequence[tuple[Prosody, int]]) -> dict[str, float]:
-    """Pitch, in the middle, for an octave off is an error; and the rate, symbols a second."""
-    pitches = np.array([one.pitch for one, _ in measurements])
-    rates = [symbols / one.seconds for one, symbols in measurements if one.seconds > 0]
-    heard = pitches[np.isfinite(pitches)]
+    """The median pitch, which ignores octave errors, and the mean rate in symbols per second."""
+    pitches: NDArray[np.float64] = np.array([prosody.pitch for prosody, _ in measurements])
+    rates = [num_symbols / prosody.seconds for prosody, num_symbols in measurements if prosody.seconds > 0]
+    voiced = pitches[np.isfinite(pitches)]
     return {
-        "pitch": float(np.median(heard)) if len(heard) else math.nan,
+        "pitch": float(np.median(voiced)) if len(voiced) else math.nan,
         "rate": float(np.mean(rates)) if rates else math.nan,
     }

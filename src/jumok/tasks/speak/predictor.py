@@ -1,4 +1,4 @@
-"""A trained voice at work: texts in, sounds out, in a style of one's choice; and how good it is."""
+"""A trained voice: speech of texts in a style of choice, and its scores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +25,10 @@ from jumok.data.readers.formats import InvalidExample
 from jumok.data.readers.speech import SpeechExample
 from jumok.data.tokenizers.sentence_splitter import split_sentences
 from jumok.data.tokenizers.speech_symbols import SpeechSymbols
+from jumok.decoding import StreamListener
 from jumok.errors import InputError
 from jumok.files import read_json
+from jumok.inference.line_io import iterate_chunks
 from jumok.metrics.alignment_health import (
     average_alignment_health,
     measure_style_effect,
@@ -34,93 +36,70 @@ from jumok.metrics.alignment_health import (
 )
 from jumok.metrics.cepstral_distortion import mel_cepstral_distortion
 from jumok.models.tacotron import TacotronOutput
-from jumok.tasks.base import Evaluation
-from jumok.tasks.common import PredictOptions
-from jumok.tasks.predictors import Prediction, SupervisedPredictor, compute_mean_losses
+from jumok.tasks.base import DatasetSplit, Evaluation
+from jumok.tasks.options import PredictOptions
+from jumok.tasks.predictors import SupervisedPredictor, compute_mean_losses
 from jumok.tasks.speak.prediction import SpeechPrediction, SpeechSegment, parse_style_weights, split_sentence
 from jumok.training import ValidationReport
 
 if TYPE_CHECKING:
-    from jumok.look.viewer.comparison import Ablations
     from jumok.look.viewer.viewer_data import ViewerData
+    from jumok.tasks.speak.task import SpeechTask
 
-__all__ = ["EncodedUtterance", "SpeechOptions", "SpeechPrediction", "SpeechPredictor", "SpeechSegment"]
+__all__ = ["EncodedUtterance", "SpeechOptions", "SpeechPredictor"]
 
-SEGMENTS_PER_BATCH = 32  # pieces of text that are said together
+SEGMENTS_PER_BATCH = 32  # segments that are synthesized together
 MAX_BATCH_FRAMES = 20_000  # in a batch whose loss is computed
 NUM_HEALTH_EXAMPLES = 32  # utterances whose attention is measured at a validation
-MIN_LIMIT_SECONDS = (
-    2.0  # seconds that any text may take: silence before and after a short word is as long as ever
-)
-PAUSE_SIGNS = ".,!?;:"  # signs between sentences, and parts of them
-SIGN_FALLBACKS = {
-    "!": ".",
-    "?": ".",
-    ";": ",",
-    ":": ",",
-}  # signs that are read as others, if a voice never saw them
-MAX_DURATION_RATIO = 1.5  # times what the slowest recording took for as many symbols: it is not going to stop
+MIN_LIMIT_SECONDS = 2.0  # minimum duration limit: a short word has as much silence around it as a long one
+PAUSE_SIGNS = ".,!?;:"  # between sentences, and parts of them
+SIGN_FALLBACKS = {"!": ".", "?": ".", ";": ",", ":": ","}  # for signs that the training texts do not have
+MAX_DURATION_RATIO = 1.5  # to the slowest recording, per symbol; longer speech is cut off
 ATTENTION_LAYER = "decoder.attention"
 END_SYMBOL = "</s>"
 
 
 @dataclass(frozen=True)
 class SpeechOptions(PredictOptions):
-    """What one asks of a voice: a style. There is nothing to search here."""
+    """Options of speech: its style."""
 
-    accepts_style: ClassVar[bool] = True
+    unsupported_hint = "this model speaks; it supports --style-audio and --style-weights"
+
+    style_audio: str | None = None  # recording to take the style from
+    style_weights: str | None = None  # weights of style tokens, as in 3=0.4,5=0.3
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.beam_size, self.n_best, self.sample) != (None, 1, False):
-            raise InputError(
-                "--beam-size, --n-best and --sample are for models that write text; this one speaks, and "
-                "--style-audio or --style-weights say how"
-            )
+        if self.n_best != 1:
+            raise InputError(f"--n-best {self.n_best}: {self.unsupported_hint}")
         if self.style_audio is not None and self.style_weights is not None:
-            raise InputError("--style-audio and --style-weights came: a style is taken from one of them")
+            raise InputError("--style-audio and --style-weights exclude each other")
 
 
 class EncodedUtterance(NamedTuple):
-    """The symbols of a recording, the recording, and what is known of how it is spoken."""
+    """The symbols of a recording, the recording, and its style group."""
 
     symbol_ids: list[int]
     recording: AudioSource
     style_group: str = ""
 
 
-class SpeechPredictor(SupervisedPredictor):
-    """A model that says texts.
+class SpeechPredictor(SupervisedPredictor[SpeechPrediction, SpeechOptions]):
+    """A model that speaks texts.
 
     >>> voice = jumok.load("runs/tacotron")  # doctest: +SKIP
-    >>> said = voice.speak("forty two", style_weights="3=0.4")  # doctest: +SKIP
-    >>> said.waveform.shape, said.sample_rate, said.segments[0].alignment.shape  # doctest: +SKIP
+    >>> speech = voice.speak("forty two", style_weights="3=0.4")  # doctest: +SKIP
+    >>> speech.waveform.shape, speech.sample_rate, speech.segments[0].alignment.shape  # doctest: +SKIP
     ((14400,), 16000, torch.Size([18, 10]))
     """
 
-    def __init__(
-        self,
-        task: Any,
-        model: Any,
-        tokenizer: SpeechSymbols,
-        options: SpeechOptions | None = None,
-        *,
-        detailed: bool = False,
-    ) -> None:
+    task: SpeechTask
+    tokenizer: SpeechSymbols
+
+    def __init__(self, task: SpeechTask, model: Any, tokenizer: SpeechSymbols) -> None:
         super().__init__(task, model, tokenizer)
-        self.options = SpeechOptions() if options is None else options  # that evaluations speak with
         self.audio: AudioProcessor = task.audio
-        self._detailed = detailed
 
-    def with_options(self, options: SpeechOptions) -> SpeechPredictor:
-        """The same voice; evaluations ask it for this."""
-        return SpeechPredictor(self.task, self.model, self.tokenizer, options, detailed=self._detailed)
-
-    def with_detailed_evaluation(self) -> SpeechPredictor:
-        """The same voice; evaluations take their time, and look at styles too."""
-        return SpeechPredictor(self.task, self.model, self.tokenizer, self.options, detailed=True)
-
-    # ------------------------------------------------------------------------------------------- from texts
+    # ------------------------------------------------------------------------------------------------- synthesis
 
     def speak(
         self,
@@ -129,17 +108,17 @@ class SpeechPredictor(SupervisedPredictor):
         style_audio: str | Path | None = None,
         style_weights: str | Mapping[int, float] | None = None,
     ) -> SpeechPrediction:
-        """One text of any length, in the usual style, that of a recording, or a mix of tokens: "3=0.4,5=0.3",
-        or ``{3: 0.4, 5: 0.3}``.
+        """Speak a text of any length, sentence by sentence.
 
-        Sentences are said one after the other.
+        The style is that of a recording, or a mix of style tokens: "3=0.4,5=0.3", or ``{3: 0.4, 5: 0.3}``. It
+        defaults to the mean style of the training data.
         """
         if isinstance(style_weights, Mapping):
             style_weights = ",".join(f"{number}={weight}" for number, weight in style_weights.items())
-        search = SpeechOptions(
+        options = SpeechOptions(
             style_audio=None if style_audio is None else str(style_audio), style_weights=style_weights
         )
-        return next(self.predict([text], search))
+        return next(self.predict([text], options))
 
     def predict(
         self,
@@ -148,148 +127,165 @@ class SpeechPredictor(SupervisedPredictor):
         *,
         with_attention: bool = False,
         first_index: int = 0,
+        listener: StreamListener | None = None,
     ) -> Iterator[SpeechPrediction]:
-        """The sound of every line, in their order."""
-        weights = self.get_style_weights(options)
-        texts = iter(lines)
-        while some := list(itertools.islice(texts, SEGMENTS_PER_BATCH)):
-            cut = [
-                self.split_segments(text, f"line {number}")
-                for number, text in enumerate(some, first_index + 1)
-            ]
-            said = iter(self.synthesize_segments([piece for pieces in cut for piece in pieces], weights))
-            for number, (text, pieces) in enumerate(zip(some, cut, strict=True), first_index):
-                yield self.join_segments(number, text, list(itertools.islice(said, len(pieces))), weights)
-            first_index += len(some)
+        """Speak lines, in their order."""
+        style_weights = self.get_style_weights(options)
+        for chunk in iterate_chunks(enumerate(lines, first_index), SEGMENTS_PER_BATCH):
+            texts = [self.split_segments(line, f"line {index + 1}") for index, line in chunk]
+            segments = self.synthesize_segments(list(itertools.chain.from_iterable(texts)), style_weights)
+            for (index, line), parts in zip(chunk, texts, strict=True):
+                own = list(itertools.islice(segments, len(parts)))
+                yield self.join_segments(index, line, own, style_weights)
 
     def join_segments(
         self, index: int, text: str, segments: Sequence[SpeechSegment], style_weights: Tensor | None
     ) -> SpeechPrediction:
-        """What was said in several goes, with pauses between them."""
-        rate, decode = self.audio.config.sample_rate, self.run.recipe.decode
-        pause = np.zeros(round(decode.pause_seconds * rate), np.float32)
-        waves = [part for one in segments for part in (pause, one.waveform)][1:]
-        signs = tuple(self.find_unknown_signs(text))
+        """Join the segments of a text, with pauses between them."""
+        sample_rate = self.audio.config.sample_rate
+        pause = np.zeros(round(self.task.recipe.decode.pause_seconds * sample_rate), np.float32)
+        waveforms = [part for segment in segments for part in (pause, segment.waveform)][1:]
         return SpeechPrediction(
-            index, text, tuple(segments), np.concatenate(waves), rate, style_weights, unknown_characters=signs
+            index,
+            text,
+            tuple(segments),
+            np.concatenate(waveforms),
+            sample_rate,
+            style_weights,
+            unknown_characters=tuple(self.find_unknown_signs(text)),
+            finished=not any(segment.is_truncated for segment in segments),
         )
 
     def split_segments(self, text: str, location: str) -> list[str]:
-        """A text in parts that are said in one go: sentences, and of what is too long, parts of sentences."""
-        symbols: SpeechSymbols = self.tokenizer
+        """Split a text into segments that are synthesized at once: sentences, or parts of long sentences."""
+        symbols = self.tokenizer
         text = self._replace_unknown_signs(text)
         unknown = self._find_unknown_characters(text)
-        signs = [one for one in unknown if _is_sign(one)]
+        signs = [character for character in unknown if _is_sign(character)]
         if len(unknown) > len(signs):
-            strange = " ".join(one for one in unknown if one not in signs)
+            letters = " ".join(character for character in unknown if character not in signs)
             raise InputError(
-                f"{location}: the voice does not know {strange}, for no text that it learned from has it; it "
-                f"knows {' '.join(symbols.characters).strip()}"
+                f"{location}: the voice does not know {letters}, because no training text has it; it knows "
+                f"{' '.join(symbols.characters).strip()}"
             )
         if signs:
             warnings.warn(f"the voice does not know {' '.join(signs)}, and leaves it out", stacklevel=2)
-        # An apostrophe stands inside a word, all else between words.
-        plain = str.maketrans({one: "" if one == "'" else " " for one in signs})
-        whole = [symbols.normalize(symbols.normalize(one).translate(plain)) for one in split_sentences(text)]
-        most = self.run.recipe.decode.max_symbols or self._size_limits["max_symbols"]
+        # An apostrophe is inside a word, other signs are between words.
+        replacements = str.maketrans({sign: "" if sign == "'" else " " for sign in signs})
+        sentences = [
+            symbols.normalize(symbols.normalize(sentence).translate(replacements))
+            for sentence in split_sentences(text)
+        ]
+        max_symbols = self.task.recipe.decode.max_symbols or self._size_limits["max_symbols"]
 
         def fits(part: str) -> bool:
-            return len(symbols.encode(part)) <= most and not symbols.unknown_characters(part)
+            return len(symbols.encode(part)) <= max_symbols and not symbols.unknown_characters(part)
 
-        found = [part for one in whole for part in split_sentence(one, fits)]
-        if not any(any(map(str.isalnum, part)) for part in found):
-            raise InputError(f"{location} has nothing to say; a text is expected, it is {text[:60]!r}")
-        return found
+        parts = [part for sentence in sentences for part in split_sentence(sentence, fits)]
+        if not any(any(map(str.isalnum, part)) for part in parts):
+            raise InputError(f"{location} has nothing to speak; a text is expected, but it is {text[:60]!r}")
+        return parts
 
     def find_unknown_signs(self, text: str) -> list[str]:
-        """The signs of a text that the voice does not know, and does without, but for those of pauses."""
+        """The signs of a text that the voice leaves out, without those of pauses."""
         return [
-            one
-            for one in self._find_unknown_characters(self._replace_unknown_signs(text))
-            if _is_sign(one) and one not in PAUSE_SIGNS
+            character
+            for character in self._find_unknown_characters(self._replace_unknown_signs(text))
+            if _is_sign(character) and character not in PAUSE_SIGNS
         ]
 
     def _replace_unknown_signs(self, text: str) -> str:
         known = set(self.tokenizer.characters)
         return text.translate(
-            {ord(one): other for one, other in SIGN_FALLBACKS.items() if one not in known >= {other}}
+            {ord(sign): other for sign, other in SIGN_FALLBACKS.items() if sign not in known >= {other}}
         )
 
     def _find_unknown_characters(self, text: str) -> list[str]:
-        return [one for one in self.tokenizer.unknown_characters(text) if one != " "]  # without it, word by word is said
+        unknown = self.tokenizer.unknown_characters(text)
+        return [character for character in unknown if character != " "]  # then words are spoken one by one
 
     def synthesize_segments(
         self, texts: Sequence[str], style_weights: Tensor | None
     ) -> Iterator[SpeechSegment]:
-        """Texts that are short enough, each in one go.
+        """Synthesize texts that are short enough.
 
-        ``style_weights`` of style tokens are ``(1, H, N)`` for all, or ``(B, H, N)``, a style for each.
+        ``style_weights`` are ``(1, H, N)`` for all texts, or ``(B, H, N)``, one style for each.
         """
-        for begin in range(0, len(texts), SEGMENTS_PER_BATCH):
-            some = slice(begin, begin + SEGMENTS_PER_BATCH)
-            each = style_weights if style_weights is None or len(style_weights) == 1 else style_weights[some]
-            yield from self._synthesize_batch(texts[some], each)
+        for start in range(0, len(texts), SEGMENTS_PER_BATCH):
+            batch = slice(start, start + SEGMENTS_PER_BATCH)
+            is_shared = style_weights is None or len(style_weights) == 1
+            yield from self._synthesize_batch(
+                texts[batch],
+                style_weights if style_weights is None or is_shared else style_weights[batch],
+            )
 
     @torch.inference_mode()
     def _synthesize_batch(self, texts: Sequence[str], style_weights: Tensor | None) -> list[SpeechSegment]:
         style = None if style_weights is None else self.model.mix_style(style_weights)
         ids = [self.tokenizer.encode(text) for text in texts]
-        longest = self.get_max_frames(max(map(len, ids)))
-        said = self.model.synthesize(Tokens.pad(ids).to(self.device), style=style, max_frames=longest)
-        spectra = said.mels if said.linear_spectrograms is None else said.linear_spectrograms
-        found = []
-        for number, text in enumerate(texts):
-            limit = self.get_max_frames(len(ids[number]))  # its own, whatever it is said with
-            frames = min(said.mel_lengths[number], limit)
-            steps = -(-frames // self.run.recipe.model.reduction_factor)
-            found.append(
+        max_frames = self.get_max_frames(max(map(len, ids)))
+        output: TacotronOutput = self.model.synthesize(
+            Tokens.pad(ids).to(self.device), style=style, max_frames=max_frames
+        )
+        linear = output.linear_spectrograms
+        spectrograms = output.mels if linear is None else linear
+        segments = []
+        for row, text in enumerate(texts):
+            limit = self.get_max_frames(len(ids[row]))  # of this text, not of its batch
+            num_frames = min(output.mel_lengths[row], limit)
+            num_steps = -(-num_frames // self.task.recipe.model.reduction_factor)
+            segments.append(
                 SpeechSegment(
                     (*self.tokenizer.spell(text), END_SYMBOL),
-                    _to_numpy(said.mels[number, :frames]),
-                    said.alignments[number, :steps, : len(ids[number])].float().cpu(),
-                    said.truncated[number] or said.mel_lengths[number] > limit,
-                    functools.partial(self.invert_spectra, _to_numpy(spectra[number, :frames])),
+                    _to_numpy(output.mels[row, :num_frames]),
+                    output.alignments[row, :num_steps, : len(ids[row])].float().cpu(),
+                    output.truncated[row] or output.mel_lengths[row] > limit,
+                    functools.partial(self.invert_spectrogram, _to_numpy(spectrograms[row, :num_frames])),
                 )
             )
-        return found
+        return segments
 
-    def invert_spectra(self, spectra: NDArray[np.float32]) -> Waveform:
-        """The waveform of spectra ``(T, M)``."""
-        decode = self.run.recipe.decode
+    def invert_spectrogram(self, spectrogram: NDArray[np.float32]) -> Waveform:
+        """The waveform of a spectrogram ``(T, M)``."""
+        config = self.task.recipe.decode
         return self.audio.reconstruct_waveform(
-            spectra, num_iterations=decode.griffin_lim_iterations, magnitude_power=decode.magnitude_power
+            spectrogram,
+            num_iterations=config.griffin_lim_iterations,
+            magnitude_power=config.magnitude_power,
         )
 
     def get_max_frames(self, num_symbols: int) -> int:
-        """The frames after which a text of so many symbols is cut off."""
-        frames = math.ceil(MAX_DURATION_RATIO * float(self._size_limits["max_frames_per_symbol"]) * num_symbols)
-        return max(frames, round(MIN_LIMIT_SECONDS / self.audio.config.frame_seconds))
+        """The number of frames after which a text of ``num_symbols`` is cut off."""
+        frames_per_symbol = float(self._size_limits["max_frames_per_symbol"])
+        num_frames = math.ceil(MAX_DURATION_RATIO * frames_per_symbol * num_symbols)
+        return max(num_frames, round(MIN_LIMIT_SECONDS / self.audio.config.frame_seconds))
 
     @functools.cached_property
     def _size_limits(self) -> dict[str, Any]:
         path = self.run.folder / "sizes.json"
-        found: dict[str, Any] = read_json(path, dict)
-        if not all(isinstance(found.get(name), int | float) for name in ("max_frames_per_symbol", "max_symbols")):
-            raise InputError(f"{path} is damaged: expected numbers as max_frames_per_symbol and max_symbols")
-        return found
+        limits: dict[str, Any] = read_json(path, dict)
+        names = ("max_frames_per_symbol", "max_symbols")
+        if not all(isinstance(limits.get(name), int | float) for name in names):
+            raise InputError(f"{path} is damaged: expected numbers as {' and '.join(names)}")
+        return limits
 
-    # ----------------------------------------------------------------------------------------------- styles
+    # ---------------------------------------------------------------------------------------------------- styles
 
     def get_style_weights(self, options: SpeechOptions) -> Tensor | None:
-        """The weights of style tokens ``(1, H, N)`` that are asked for; None: the voice has no styles."""
-        tokens = self.model.style_tokens
-        if tokens is None:
+        """The weights of the style tokens ``(1, H, N)``; None: the voice has no style tokens."""
+        style_tokens = self.model.style_tokens
+        if style_tokens is None:
             if options.style_audio is not None or options.style_weights is not None:
                 raise InputError("this voice has no style tokens: train one whose recipe has model.style")
             return None
         if options.style_audio is not None:
-            return self.extract_style_weights(
-                self.audio.mel_spectrogram(self._read_reference(Path(options.style_audio)))
-            )
+            waveform = self._read_reference(Path(options.style_audio))
+            return self.extract_style_weights(self.audio.mel_spectrogram(waveform))
         if options.style_weights is not None:
-            return self.expand_style_weights(parse_style_weights(options.style_weights, tokens.config.num_tokens))
-        usual: Tensor = tokens.default_weights
-        return usual
+            num_tokens = style_tokens.config.num_tokens
+            return self.expand_style_weights(parse_style_weights(options.style_weights, num_tokens))
+        default_weights: Tensor = style_tokens.default_weights
+        return default_weights
 
     def _read_reference(self, path: Path) -> Waveform:
         if not path.is_file():
@@ -298,61 +294,46 @@ class SpeechPredictor(SupervisedPredictor):
 
     @torch.no_grad()
     def extract_style_weights(self, *mels: NDArray[Any]) -> Tensor:
-        """How much of each token is in these sounds ``(T, M)``, by head: ``(B, H, N)``."""
-        found = []
-        for begin in range(0, len(mels), SEGMENTS_PER_BATCH):
-            some = [
-                torch.from_numpy(np.asarray(x, np.float32)) for x in mels[begin : begin + SEGMENTS_PER_BATCH]
-            ]
-            batch = SpeechBatch.from_sequences([[0]] * len(some), some).to(self.device)
-            found.append(self.model.style_tokens.weights(batch.mels, batch.mel_tokens))
-        return torch.cat(found)
+        """The weights of the style tokens of recordings ``(T, M)``, by head: ``(B, H, N)``."""
+        weights = []
+        for chunk in iterate_chunks(mels, SEGMENTS_PER_BATCH):
+            tensors = [torch.from_numpy(np.asarray(mel, np.float32)) for mel in chunk]
+            batch = SpeechBatch.from_sequences([[0]] * len(tensors), tensors).to(self.device)
+            weights.append(self.model.style_tokens.weights(batch.mels, batch.mel_tokens))
+        return torch.cat(weights)
 
     def expand_style_weights(self, weights: Sequence[float]) -> Tensor:
         """The same weights for all heads, ``(1, H, N)``."""
         row = torch.tensor(weights, dtype=torch.float32, device=self.device)
         return row.expand(1, self.model.style_tokens.config.num_heads, -1)
 
-    # -------------------------------------------------------------------------------------------- attention
+    # ------------------------------------------------------------------------------------------------- attention
 
-    def make_viewer_factory(self, text: str) -> Callable[[], ViewerData]:
-        return self._make_styled_viewer_factory(text, self.get_style_weights(self.options))
-
-    def build_viewer_data(
-        self, text: str, target: str | None = None, *, ablations: Ablations | None = None
-    ) -> list[ViewerData]:
-        """What is said, where in the text each step of it looked, and its style, for the viewer.
-
-        ``ablations`` some of it, the same again.
-        """
-        from jumok.look.viewer.comparison import compare_with_ablation
-
-        if target is not None:
-            raise InputError("--target is for models that write text; this one speaks")
-        return compare_with_ablation(self.model, ablations, self.make_viewer_factory(text))
-
-    def _make_styled_viewer_factory(
-        self, text: str, style_weights: Tensor | None
+    def make_viewer_factory(
+        self, text: str, target: str | None = None, options: SpeechOptions | None = None
     ) -> Callable[[], ViewerData]:
+        """The speech, its alignment with the text, and its style."""
+        if target is not None:
+            raise InputError("--target is for models that generate text; this model speaks")
+        style_weights = self.get_style_weights(options or SpeechOptions())
         first, *others = self.split_segments(text, "the text")
         if others:
             warnings.warn(
-                f"a text that is said in {1 + len(others)} parts: shown is the first, {first!r}; give another"
-                " one to see that",
+                f"the text has {1 + len(others)} segments; the first one, {first!r}, is shown. To see another "
+                "one, give that part of the text",
                 stacklevel=2,
             )
         return lambda: self.build_segment_view(first, style_weights)
 
     def build_segment_view(self, text: str, style_weights: Tensor | None) -> ViewerData:
-        """What is said of a text in one go, with weights of style tokens ``(1, H, N)``."""
-        [piece] = self.synthesize_segments([text], style_weights)
-        return self._build_segment_view(piece, text, style_weights)
+        """Synthesize one segment for the viewer, with weights of style tokens ``(1, H, N)``."""
+        [segment] = self.synthesize_segments([text], style_weights)
+        return self._build_segment_view(segment, text, style_weights)
 
     def _build_segment_view(
         self, segment: SpeechSegment, text: str, style_weights: Tensor | None
     ) -> ViewerData:
-        from jumok.look.viewer.viewer_data import StyleTokenWeights, ViewerData
-        from jumok.look.viewer.viewer_data import SynthesizedSpeech as Heard
+        from jumok.look.viewer.viewer_data import StyleTokenWeights, SynthesizedSpeech, ViewerData
 
         style = None
         if style_weights is not None:
@@ -360,61 +341,64 @@ class SpeechPredictor(SupervisedPredictor):
             style = StyleTokenWeights(tuple(names), style_weights[0].float().cpu().numpy())
         return ViewerData.from_weights(
             {ATTENTION_LAYER: segment.alignment},
-            col_labels=["␣" if one == " " else one for one in segment.symbols],
+            col_labels=["␣" if symbol == " " else symbol for symbol in segment.symbols],
             title=text,
             label=str(segment.health),
-            speech=Heard(
+            speech=SynthesizedSpeech(
                 segment.mel,
                 frame_seconds=self.audio.config.frame_seconds,
                 wav_bytes=encode_wav(segment.waveform, self.audio.config.sample_rate),
-                frames_per_step=self.run.recipe.model.reduction_factor,
+                frames_per_step=self.task.recipe.model.reduction_factor,
             ),
             style=style,
             resynthesize=None
             if style is None
-            else lambda wish: self.build_segment_view(text, self.expand_style_weights(wish)),
+            else lambda weights: self.build_segment_view(text, self.expand_style_weights(weights)),
         )
 
-    def draw_attention(self, prediction: Prediction, path: Path, title: str = "") -> Path:
-        """The spectrogram of the first part that is said, with the alignment, and the style tokens."""
+    def draw_attention(self, prediction: SpeechPrediction, path: Path, title: str = "") -> Path:
+        """Draw the spectrogram of the first segment, with its alignment and style tokens."""
         from jumok.look.viewer import view_writer
 
-        assert isinstance(prediction, SpeechPrediction)
-        piece = prediction.segments[0]
-        scene = self._build_segment_view(piece, piece.text, prediction.head_style_weights)
-        return view_writer.save_view(replace(scene, title=title or scene.title), path)
+        segment = prediction.segments[0]
+        data = self._build_segment_view(segment, segment.text, prediction.head_style_weights)
+        return view_writer.save_view(replace(data, title=title or data.title), path)
 
-    # ------------------------------------------------------------------------------------------------- data
+    # ------------------------------------------------------------------------------------------------------ data
 
     def encode(self, examples: Iterable[SpeechExample]) -> Iterator[EncodedUtterance | InvalidExample]:
-        """What is learned of recordings, once their spectra are on the disk."""
-        found: Iterator[EncodedUtterance | InvalidExample] = self.task.log_skipped(
-            self._encode_recordings(examples)
-        )
-        return found
+        """Encode recordings, after their spectrograms are in the cache."""
+        return self.task.log_skipped(self._encode_recordings(examples))
 
     def _encode_recordings(
         self, examples: Iterable[SpeechExample]
     ) -> Iterator[EncodedUtterance | InvalidExample]:
-        cache, longest = self.task.feature_cache, self.run.recipe.data.max_seconds
-        for one in cache.fill(examples):
-            if isinstance(one, InvalidExample):
-                yield one
+        cache, max_seconds = self.task.feature_cache, self.task.recipe.data.max_seconds
+        for example in cache.fill(examples):
+            if isinstance(example, InvalidExample):
+                yield example
                 continue
-            seconds = cache.num_frames(one.audio) * self.audio.config.frame_seconds
-            if seconds > longest:
-                told = f"{seconds:.1f} seconds, and data.max_seconds is {longest:g}"
-                yield InvalidExample(f"{one.location} {one.audio.name}", "too long a recording", told)
+            seconds = cache.num_frames(example.audio) * self.audio.config.frame_seconds
+            if seconds > max_seconds:
+                message = f"{seconds:.1f} seconds, and data.max_seconds is {max_seconds:g}"
+                location = f"{example.location} {example.audio.name}"
+                yield InvalidExample(location, "a recording that is too long", message)
             else:
-                yield EncodedUtterance(self.tokenizer.encode(one.text), one.audio, self.task.get_style_group(one))
+                ids = self.tokenizer.encode(example.text)
+                yield EncodedUtterance(ids, example.audio, self.task.get_style_group(example))
+
+    def load_mels(self, examples: Sequence[SpeechExample]) -> list[NDArray[np.float32]]:
+        """The mel spectrograms ``(T, M)`` of recordings."""
+        n_mels, cache = self.audio.config.n_mels, self.task.feature_cache
+        encoded = self.check_encoded(self.encode(examples), None)
+        return [np.asarray(cache[utterance.recording][:, :n_mels], np.float32) for utterance in encoded]
 
     def build_batch(self, encoded: Sequence[EncodedUtterance]) -> SpeechBatch:
-        """All of these at once, on the device."""
-        data = self.task.build_utterances(encoded, MAX_BATCH_FRAMES, 0, static_shapes=False)
-        found: SpeechBatch = data.collate(range(len(encoded))).to(self.device)
-        return found
+        """All of these utterances as one batch, on the device."""
+        dataset = self.task.build_utterances(encoded, MAX_BATCH_FRAMES, 0)
+        return dataset.collate(range(len(encoded))).to(self.device)
 
-    # ----------------------------------------------------------------------------------------------- judging
+    # ---------------------------------------------------------------------------------------------------- scores
 
     def compute_loss(self, examples: Sequence[SpeechExample]) -> float:
         return self._compute_losses(examples)["loss"]
@@ -422,56 +406,65 @@ class SpeechPredictor(SupervisedPredictor):
     @torch.inference_mode()
     def _compute_losses(self, examples: Sequence[SpeechExample]) -> dict[str, float]:
         encoded = self.check_encoded(self.encode(examples), None)
-        return compute_mean_losses(
-            self.model, self.task.build_utterances(encoded, MAX_BATCH_FRAMES, 0, static_shapes=False), self.device
-        )
+        dataset = self.task.build_utterances(encoded, MAX_BATCH_FRAMES, 0)
+        return compute_mean_losses(self.model, dataset, self.device)
 
-    def validate(self, examples: Sequence[SpeechExample]) -> ValidationReport:
-        """For the training loop: does it read, and do styles make a difference?"""
-        losses = self._compute_losses(examples)
-        told = {name: losses[name] for name in ("loss", "mel", "stop")}
-        figures = told | self.measure_health(examples[:NUM_HEALTH_EXAMPLES])
-        best = self.run.recipe.evaluation.select_by
-        if best in figures:
-            return ValidationReport(figures, select_by=best, higher_is_better=False)
-        return ValidationReport(figures, select_by=f"alignment/{best}", tie_breaker="loss")
+    def validate(self, split: DatasetSplit[SpeechExample]) -> ValidationReport:
+        """The losses, the health of the attention in free synthesis, and the effect of styles."""
+        losses = self._compute_losses(split.examples)
+        metrics = {name: losses[name] for name in ("loss", "mel", "stop")}
+        metrics |= self.measure_health(split.examples[:NUM_HEALTH_EXAMPLES])
+        select_by = self.task.recipe.evaluation.select_by
+        if select_by in metrics:
+            return ValidationReport(metrics, select_by=select_by, higher_is_better=False)
+        return ValidationReport(metrics, select_by=f"alignment/{select_by}", tie_breaker="loss")
 
     @torch.inference_mode()
     def measure_health(self, examples: Sequence[SpeechExample]) -> dict[str, float]:
-        """Of texts that the voice says by itself, each in the style of its recording."""
+        """Metrics of free synthesis of texts, each in the style of its recording."""
         batch = self.build_batch(self.check_encoded(self.encode(examples), None))
-        style, figures = None, {}
+        style, style_metrics = None, {}
         if self.model.style_tokens is not None:
             weights = self.model.style_tokens.weights(batch.mels, batch.mel_tokens)
             style = self.model.mix_style(weights)
-            figures = measure_style_health(weights)
+            style_metrics = measure_style_health(weights)
             if len(examples) > 1:
-                own, other = (self.model.predict_teacher_forced(batch, style=one) for one in (style, style.roll(1, 0)))
-                figures["style/effect"] = measure_style_effect(own, other, batch.mel_lengths)
-        longest = self.get_max_frames(max(batch.text.lengths))
-        said = self.model.synthesize(batch.text, style=style, max_frames=longest)
-        found = average_alignment_health(
-            said.alignments.float(), said.step_lengths, batch.text.lengths, has_end_symbol=True
+                own, other = (
+                    self.model.predict_teacher_forced(batch, style=x) for x in (style, style.roll(1, 0))
+                )
+                style_metrics["style/effect"] = measure_style_effect(own, other, batch.mel_lengths)
+        max_frames = self.get_max_frames(max(batch.text.lengths))
+        output: TacotronOutput = self.model.synthesize(batch.text, style=style, max_frames=max_frames)
+        health = average_alignment_health(
+            output.alignments.float(), output.step_lengths, batch.text.lengths, has_end_symbol=True
         )
-        found["alignment/cut"] = sum(said.truncated) / len(said.truncated)
-        return {"mcd": self._compute_distortion(said, batch), **found, **figures}
+        health["alignment/truncated"] = sum(output.truncated) / len(output.truncated)
+        return {"mcd": self._compute_distortion(output, batch), **health, **style_metrics}
 
-    def _compute_distortion(self, outputs: TacotronOutput, batch: SpeechBatch) -> float:
-        """How far what was said is from the recordings, in dB, on average."""
-        pairs = zip(outputs.mels, outputs.mel_lengths, batch.mels, batch.mel_lengths, strict=True)
-        each = [
+    def _compute_distortion(self, output: TacotronOutput, batch: SpeechBatch) -> float:
+        """The mean distortion between synthesized speech and recordings, in dB."""
+        rows = zip(output.mels, output.mel_lengths, batch.mels, batch.mel_lengths, strict=True)
+        distortions = [
             mel_cepstral_distortion(
-                _to_numpy(own[:size]), _to_numpy(real[:frames]), range_db=-self.audio.config.min_level_db
+                _to_numpy(mel[:length]),
+                _to_numpy(target[:target_length]),
+                range_db=-self.audio.config.min_level_db,
             ).decibels
-            for own, size, real, frames in pairs
+            for mel, length, target, target_length in rows
         ]
-        return float(np.mean(each))
+        return float(np.mean(distortions))
 
-    def score_examples(self, examples: Sequence[SpeechExample]) -> Evaluation:
-        """Does it read its texts, how far is it from the recordings, and what do styles do?"""
-        from jumok.tasks.speak import metrics as speak_metrics
+    def score_examples(
+        self,
+        examples: Sequence[SpeechExample],
+        options: SpeechOptions | None = None,
+        *,
+        detailed: bool = False,
+    ) -> Evaluation:
+        """Intelligibility, the distance to the recordings, and if ``detailed`` the effect of styles."""
+        from jumok.tasks.speak.metrics import score_speech
 
-        return speak_metrics.score_speech(self, examples, detailed=self._detailed)
+        return score_speech(self, examples, detailed=detailed)
 
 
 def _is_sign(character: str) -> bool:
@@ -479,5 +472,5 @@ def _is_sign(character: str) -> bool:
 
 
 def _to_numpy(tensor: Tensor) -> NDArray[np.float32]:
-    found: NDArray[np.float32] = tensor.float().cpu().numpy()
-    return found
+    array: NDArray[np.float32] = tensor.float().cpu().numpy()
+    return array

@@ -1,288 +1,114 @@
-"""The task of speaking: from a text to a sound of it, in a style that one can choose.
+"""Speech synthesis: from a text to speech, in a style of choice.
 
 ::
 
-    data       recordings with what is said in them (see ``jumok.data.speech``), or built-in voices
-    sound      how a recording becomes spectra, and spectra a recording again
-    text       the symbols that are spoken: characters, Hangul as its letters
-    model      ``tacotron``, with style tokens or without
+    data       recordings with their texts (see ``jumok.data.readers.speech``), or built-in voices
+    audio      spectrograms of recordings, and waveforms of spectrograms
+    text       the symbols of a text: characters, and Hangul as its letters
+    model      ``tacotron``, with or without style tokens
 
-What spectra are made of recordings is kept on the disk, for all runs.
+The spectrograms of recordings are cached on disk, for all runs.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console
 from torch import nn
 
-from jumok.data.audio import AudioConfig, AudioProcessor
+from jumok.data.audio import AudioProcessor
 from jumok.data.batching.speech import SpeechBatcher
 from jumok.data.caches.spectrograms import SpectrogramCache
-from jumok.data.readers import speech
 from jumok.data.readers.formats import InvalidExample
-from jumok.data.readers.speech import AudioFile, BuiltinUtterance, SpeechColumns, SpeechExample
-from jumok.data.tokenizers.speech_symbols import NumberLanguage, SpeechSymbols
+from jumok.data.readers.speech import BuiltinUtterance, SpeechExample
+from jumok.data.tokenizers.speech_symbols import SpeechSymbols
 from jumok.errors import InputError
-from jumok.files import atomic_write
-from jumok.metrics.cepstral_distortion import NUM_COEFFICIENTS
-from jumok.models.tacotron import Tacotron, TacotronConfig
+from jumok.files import atomic_write, get_cache_folder, write_json
+from jumok.models.tacotron import Tacotron
 from jumok.run import Run
-from jumok.tasks import base as tasks_base
-from jumok.tasks import common, supervised
-from jumok.tasks.base import Evaluation
-from jumok.tasks.speak import forced_alignment
+from jumok.tasks.base import DatasetSplit, FingerprintedDataset, PredictionWriter, format_model_size
+from jumok.tasks.batch_layout import resolve_batch_layout
+from jumok.tasks.config import DataSource
+from jumok.tasks.speak import data as speak_data
+from jumok.tasks.speak.config import BUILTIN_DATASET, SpeechRecipe
 from jumok.tasks.speak.predictor import EncodedUtterance, SpeechOptions, SpeechPredictor
 from jumok.tasks.speak.wav_writer import WavWriter
-from jumok.tasks.supervised import DatasetSplit, DataSource, SupervisedDataConfig, SupervisedTask
-from jumok.training import DistributedRanks, TrainConfig, TrainingSummary
+from jumok.tasks.supervised import SupervisedTask
+from jumok.training import DistributedRanks
 
-__all__ = ["SpeechOptions", "SpeechRecipe", "WavWriter", "compare", "evaluate", "load", "train"]
+if TYPE_CHECKING:
+    from jumok.tasks.speak.forced_alignment import FrameSymbols
 
-BUILTIN_DATASET, BUILTIN_SEED = "voices", 1
-MAX_REPEATED_TEXTS = 50  # texts: of fewer each is read many times, and some of its recordings can be held out
-ColumnName = str | int
+__all__ = ["SpeechTask", "build_task"]
 
-
-# ------------------------------------------------------------------------------------------------- recipes
+MAX_REPEATED_TEXTS = 50  # data with at most this many texts has many recordings of each
 
 
-@dataclass(frozen=True)
-class SpeechDataConfig(SupervisedDataConfig):
-    """The ``data:`` section. How recordings and texts are named is told in :mod:`jumok.data.speech`."""
+class SpeechTask(SupervisedTask[SpeechExample, SpeechPredictor]):
+    """Speech synthesis."""
 
-    train: DataSource = BUILTIN_DATASET
-    recordings: str | None = None  # the folder or .tar with the sounds; null: found beside the table
-    # Of tables: the columns. All splits may be in one table, which then names the split of each row.
-    audio_column: ColumnName | None = None  # null: file, audio, path, …
-    text_column: ColumnName | None = None  # null: text, sentence, transcript, …
-    speaker_column: ColumnName | None = None
-    emotion_column: ColumnName | None = None
-    split_column: ColumnName = "split"
-    has_header: bool | None = (
-        None  # whether the first line of a table names its columns; null: if they are named
-    )
-    # Whose sound an utterance has its style from in training: its own, as in the paper, or that of another
-    # with the same speaker, emotion, or both, so that nothing of what is said gets into a style.
-    style_reference: tuple[Literal["speaker", "emotion"], ...] = ()
-    max_seconds: float = 15.0  # seconds of a recording; a longer one cannot be used
-    builtin_size: int = 2000  # utterances of the built-in data, those that are held out included
-    cache_folder: str | None = None  # where spectra are kept; null: the folder JUMOK_CACHE, or ~/.cache/jumok
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.builtin_size < 1 or not self.max_seconds > 0:
-            raise ValueError(
-                f"builtin_size={self.builtin_size}, max_seconds={self.max_seconds}: more than 0 is expected"
-            )
-
-    @property
-    def columns(self) -> SpeechColumns:
-        named = {
-            "file": self.audio_column,
-            "text": self.text_column,
-            "speaker": self.speaker_column,
-            "emotion": self.emotion_column,
-        }
-        chosen = {name: column for name, column in named.items() if column is not None}
-        return SpeechColumns(**chosen, split=self.split_column, header=self.has_header)
-
-
-@dataclass(frozen=True)
-class SpeechTextConfig:
-    """The ``text:`` section."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
-
-    number_language: NumberLanguage | None = (
-        "en"  # the language that digits are read out in; null: they stay digits
-    )
-
-
-@dataclass(frozen=True)
-class SpeechDecodeConfig:
-    """The ``decode:`` section: how a text is said."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
-
-    max_symbols: int | None = (
-        None  # that are said in one go; null: as many as the longest text it learned from
-    )
-    pause_seconds: float = 0.25  # seconds between what is said in one go
-    griffin_lim_iterations: int = 60  # of Griffin and Lim: the more, the better phases fit
-    magnitude_power: float = 1.2  # the power that magnitudes are raised to, for what a model says is blurred
-
-    def __post_init__(self) -> None:
-        if (self.max_symbols is not None and self.max_symbols < 1) or self.griffin_lim_iterations < 1:
-            raise ValueError(
-                f"max_symbols={self.max_symbols}, griffin_lim_iterations={self.griffin_lim_iterations}: 1 or more is expected"
-            )
-        if not self.pause_seconds >= 0 or not self.magnitude_power > 0:
-            raise ValueError(
-                f"pause_seconds={self.pause_seconds}, magnitude_power={self.magnitude_power}: 0 or more, and more than 0"
-            )
-
-
-@dataclass(frozen=True)
-class SpeechEvaluationConfig:
-    """The ``evaluation:`` section: the figure that decides which weights are best, and how speech is judged."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
-
-    # The loss, and its part "mel", are of a voice that is told what was said so far; all others are of what
-    # it says by itself. When to stop is soon learned by heart, and then the loss is lowest too early.
-    select_by: Literal["loss", "mel", "diagonality", "complete"] = "loss"
-    num_judges: int = 3  # that are trained on the recordings to tell who says what; 0: none
-
-    def __post_init__(self) -> None:
-        if self.num_judges < 0:
-            raise ValueError(f"num_judges={self.num_judges}: 0 or more is expected")
-
-
-@dataclass(frozen=True)
-class SpeechRecipe:
-    """Everything that a run that speaks depends on."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
-
-    task: Literal["speak"]
-    model: TacotronConfig
-    audio: AudioConfig = field(default_factory=AudioConfig)
-    data: SpeechDataConfig = field(default_factory=SpeechDataConfig)
-    text: SpeechTextConfig = field(default_factory=SpeechTextConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    decode: SpeechDecodeConfig = field(default_factory=SpeechDecodeConfig)
-    evaluation: SpeechEvaluationConfig = field(default_factory=SpeechEvaluationConfig)
-
-    def __post_init__(self) -> None:
-        if self.audio.n_mels <= NUM_COEFFICIENTS:
-            raise ValueError(
-                f"audio.n_mels={self.audio.n_mels}: more than {NUM_COEFFICIENTS} are expected, for speech is "
-                "compared by as many cepstra"
-            )
-        linear = self.audio.num_bins if self.audio.linear_spectrogram else 0
-        if (self.model.n_mels, self.model.linear_bins) != (self.audio.n_mels, linear):
-            raise ValueError(
-                f"model.n_mels={self.model.n_mels} and model.linear_bins={self.model.linear_bins}, but audio has "
-                f"{self.audio.n_mels} mels and {linear} frequencies (audio.linear_spectrogram: {self.audio.linear_spectrogram}): "
-                "give both the same"
-            )
-
-
-# ----------------------------------------------------------------------------------------------- commands
-
-
-def train(run: Run, console: Console) -> TrainingSummary:
-    """Train the model of a run, or go on with it."""
-    return supervised.train(SpeechTask(run), console)
-
-
-def load(run: Run, device: str = "auto") -> SpeechPredictor:
-    """The trained model of a run, ready to speak."""
-    use = SpeechTask(run)
-    return use.build_predictor(*supervised.load_trained_model(use, device))
-
-
-def evaluate(
-    predictor: SpeechPredictor, split_name: str, options: SpeechOptions, console: Console
-) -> Evaluation:
-    """Score a run, and keep what was found, with some of what it said."""
-    found = tasks_base.evaluate(
-        predictor.with_options(options).with_detailed_evaluation(), split_name, console
-    )
-    console.print("\n".join(found.samples), markup=False, soft_wrap=True)
-    return found
-
-
-def compare(
-    runs: Sequence[Run],
-    split_name: str,
-    options: SpeechOptions,
-    output_folder: Path,
-    device: str,
-    console: Console,
-) -> None:
-    """Runs on the same texts, by how far they are from the recordings: the lower, the better."""
-    tasks_base.compare(
-        runs,
-        lambda run, place: load(run, place).with_options(options),
-        split_name,
-        output_folder,
-        device,
-        console,
-    )
-
-
-# ------------------------------------------------------------------------------------------------ the use
-
-
-class SpeechTask(SupervisedTask[SpeechExample]):
-    """Speech, for one run."""
-
-    description = "say a text"
+    description = "speak a text"
+    options_type = SpeechOptions
     example_type = SpeechExample
+    writes_files = True
+    recipe: SpeechRecipe
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self.audio = AudioProcessor(self.recipe.audio)
-        self._feature_cache: SpectrogramCache | None = None
-        finds = " and finding where their symbols are spoken" if self.recipe.model.alignment_loss else ""
-        self.dataset_message = f"listening to the recordings{finds}"
 
     @property
     def input_example(self) -> str:
         return "forty two" if self.recipe.data.train == BUILTIN_DATASET else "…"
 
-    # What is read.
+    @property
+    def dataset_message(self) -> str:
+        aligning = " and aligning their symbols" if self.recipe.model.alignment_loss else ""
+        return f"reading the recordings{aligning}"
+
+    # Data.
 
     def read_examples(
         self, data_source: DataSource, split_name: str
     ) -> Iterator[SpeechExample | InvalidExample]:
-        data: SpeechDataConfig = self.recipe.data
-        if data_source == BUILTIN_DATASET:
-            rate = self.recipe.audio.sample_rate
-            return iter(
-                speech.make_builtin_examples(
-                    BUILTIN_SEED, data.builtin_size, rate if rate in (8000, 16000) else 16000
-                )
-            )
-        found = speech.read_speech_examples(
-            data_source, split=split_name, columns=data.columns, audio_path=data.recordings
-        )
-        return self.log_skipped(_make_path_absolute(one) for one in found)
+        return self.log_skipped(speak_data.read_examples(self.recipe, data_source, split_name))
 
     def get_split_key(self, example: SpeechExample) -> str:
-        """Of many texts, some are held out; of a few, some of their recordings. A built-in one is held out in
-        one style, for it is learned in the others.
+        """Of many texts, some are held out; of a few texts, some of their recordings.
+
+        A built-in text is held out in one style, and trained in the others.
         """
         if isinstance(example.audio, BuiltinUtterance):
             return f"{example.text} {example.emotion}"
-        return example.text if self.has_many_texts else example.audio.name
+        return example.text if self._has_many_texts else example.audio.name
 
-    @property
-    def has_many_texts(self) -> bool:
-        return len({one.text for one in self.all_examples}) > MAX_REPEATED_TEXTS
+    @functools.cached_property
+    def _has_many_texts(self) -> bool:
+        return len({example.text for example in self.all_examples}) > MAX_REPEATED_TEXTS
 
     def collect_labels(self, examples: Sequence[SpeechExample]) -> list[str]:
-        for name in self.recipe.data.style_reference:
-            for one in examples:
-                if not getattr(one, name):
-                    raise InputError(
-                        f"data.style_reference: {one.location} names no {name}; name the column with data.{name}, or "
-                        "leave it out, and each recording has its style from itself"
-                    )
+        speak_data.check_style_labels(self.recipe, examples)
         return []
 
-    # What reads it.
+    def get_style_group(self, example: SpeechExample) -> str:
+        """Recordings of the same group are trained with each other's styles."""
+        return "\n".join(getattr(example, name) for name in self.recipe.data.style_reference)
 
-    def prepare(self, train: DatasetSplit[SpeechExample]) -> None:
-        symbols = SpeechSymbols.from_texts((one.text for one in train.examples), self.recipe.text.number_language)
-        symbols.save(self.run.folder)
+    @functools.cached_property
+    def feature_cache(self) -> SpectrogramCache:
+        """The cache of spectrograms."""
+        folder = Path(self.recipe.data.cache_folder or get_cache_folder())
+        return SpectrogramCache.open(folder / "sounds", self.audio)
+
+    # Training.
+
+    def write_artifacts(self, train_split: DatasetSplit[SpeechExample]) -> None:
+        texts = (example.text for example in train_split.examples)
+        SpeechSymbols.from_texts(texts, self.recipe.text.number_language).save(self.run.folder)
 
     def build_model(self) -> tuple[Tacotron, SpeechSymbols]:
         symbols = SpeechSymbols.load(self.run.folder)
@@ -291,67 +117,26 @@ class SpeechTask(SupervisedTask[SpeechExample]):
         except ValueError as error:
             raise InputError(f"model: {error}") from None
 
-    def init_weights(self, model: Any, tokenizer: SpeechSymbols) -> str | None:
-        return None
-
-    @property
-    def feature_cache(self) -> SpectrogramCache:
-        """Where the spectra of recordings are kept."""
-        if self._feature_cache is None:
-            self._feature_cache = SpectrogramCache.open(
-                Path(self.recipe.data.cache_folder or common.get_cache_folder()) / "sounds", self.audio
-            )
-        return self._feature_cache
-
     def build_predictor(self, model: Any, tokenizer: SpeechSymbols) -> SpeechPredictor:
         return SpeechPredictor(self, model, tokenizer)
 
-    def build_dataset(
+    def build_batcher(
         self, encoded: Sequence[EncodedUtterance], model: Any, ranks: DistributedRanks
     ) -> SpeechBatcher:
         if ranks.is_main and not self.run.has_checkpoint:
             self._write_size_limits(encoded)
-        alike = common.resolve_batch_layout(self.run, ranks, packed=False)["fixed_shapes"]
-        manners = [one.style_group for one in encoded] if self.recipe.data.style_reference else None
-        places = self._load_forced_alignments(encoded, ranks) if self.recipe.model.alignment_loss else None
-        settings = self.recipe.train
+        fixed_shapes = resolve_batch_layout(self.run, ranks).fixed_shapes
+        recipe = self.recipe
         return self.build_utterances(
             encoded,
-            settings.batch_tokens,
-            settings.seed,
-            static_shapes=alike,
-            style_groups=manners,
-            frame_symbols=places,
+            recipe.train.batch_tokens,
+            recipe.train.seed,
+            fixed_shapes=fixed_shapes,
+            style_groups=[x.style_group for x in encoded] if recipe.data.style_reference else None,
+            frame_symbols=self._load_forced_alignments(encoded, ranks)
+            if recipe.model.alignment_loss
+            else None,
         )
-
-    def _load_forced_alignments(
-        self, encoded: Sequence[EncodedUtterance], ranks: DistributedRanks
-    ) -> list[forced_alignment.FrameSymbols]:
-        """Where in its text each frame is: found by one process when a run begins, and kept."""
-        path, mels = self.run.folder / "data" / "forced_alignments.npy", self.recipe.audio.n_mels
-        if ranks.is_main and not (self.run.has_checkpoint and path.is_file()):
-            sounds = [self.feature_cache[one.recording][:, :mels] for one in encoded]
-            found = forced_alignment.align_recordings(
-                [one.symbol_ids for one in encoded], sounds, seed=self.recipe.train.seed, device=ranks.device
-            )
-            with atomic_write(path) as part, part.open("wb") as file:
-                np.save(file, np.concatenate(found).astype(np.int32))
-        ranks.barrier()
-        ends = np.cumsum([self.feature_cache.num_frames(one.recording) for one in encoded])
-        try:
-            kept = np.load(path).astype(np.int64)
-        except (OSError, ValueError, EOFError) as error:
-            raise InputError(f"{path}, which a training begins with, cannot be read: {error}") from None
-        if len(kept) != ends[-1]:
-            raise InputError(
-                f"the data has changed since {self.run.folder} began with it: it had {len(kept):,} frames, "
-                f"and has {ends[-1]:,}; bring it back, or begin anew in another folder"
-            )
-        return np.split(kept, ends[:-1])
-
-    def get_style_group(self, example: SpeechExample) -> str:
-        """What recordings share that have their styles from each other."""
-        return "\n".join(getattr(example, name) for name in self.recipe.data.style_reference)
 
     def build_utterances(
         self,
@@ -359,28 +144,57 @@ class SpeechTask(SupervisedTask[SpeechExample]):
         batch_frames: int,
         seed: int,
         *,
-        static_shapes: bool,
+        fixed_shapes: bool = False,
         style_groups: Sequence[str] | None = None,
-        frame_symbols: Sequence[forced_alignment.FrameSymbols] | None = None,
+        frame_symbols: Sequence[FrameSymbols] | None = None,
     ) -> SpeechBatcher:
-        """As batches of so many frames."""
+        """Build batches of up to ``batch_frames`` frames."""
         return SpeechBatcher(
-            [one.symbol_ids for one in encoded],
-            [self.feature_cache[one.recording] for one in encoded],
+            [utterance.symbol_ids for utterance in encoded],
+            [self.feature_cache[utterance.recording] for utterance in encoded],
             max_frames=batch_frames,
             seed=seed,
             n_mels=self.recipe.audio.n_mels,
-            fixed_shapes=static_shapes,
-            audio_names=[one.recording.location for one in encoded],
+            fixed_shapes=fixed_shapes,
+            audio_names=[utterance.recording.location for utterance in encoded],
             style_groups=style_groups,
             frame_symbols=frame_symbols,
         )
 
+    def _load_forced_alignments(
+        self, encoded: Sequence[EncodedUtterance], ranks: DistributedRanks
+    ) -> list[FrameSymbols]:
+        """The symbol of each frame. The main process computes them when a run starts, and stores them."""
+        path, n_mels = self.run.folder / "data" / "forced_alignments.npy", self.recipe.audio.n_mels
+        if ranks.is_main and not (self.run.has_checkpoint and path.is_file()):
+            from jumok.tasks.speak.forced_alignment import align_recordings
+
+            alignments = align_recordings(
+                [utterance.symbol_ids for utterance in encoded],
+                [self.feature_cache[utterance.recording][:, :n_mels] for utterance in encoded],
+                seed=self.recipe.train.seed,
+                device=ranks.device,
+            )
+            with atomic_write(path) as part, part.open("wb") as file:
+                np.save(file, np.concatenate(alignments).astype(np.int32))
+        ranks.barrier()
+        ends = np.cumsum([self.feature_cache.num_frames(utterance.recording) for utterance in encoded])
+        try:
+            symbols = np.load(path).astype(np.int64)
+        except (OSError, ValueError, EOFError) as error:
+            raise InputError(f"{path}, which training needs, cannot be read: {error}") from None
+        if len(symbols) != ends[-1]:
+            raise InputError(
+                f"the data has changed since the training of {self.run.folder} started: it had {len(symbols):,} "
+                f"frames, and has {ends[-1]:,}; restore it, or start a new run in another folder with --out"
+            )
+        return np.split(symbols, ends[:-1])
+
     def _write_size_limits(self, encoded: Sequence[EncodedUtterance]) -> None:
-        """How long texts and sounds were, which says when something that is said is far too long."""
-        symbols = np.array([len(one.symbol_ids) for one in encoded])
-        frames = np.array([self.feature_cache.num_frames(one.recording) for one in encoded])
-        supervised.write_json(
+        """Write the sizes of texts and recordings. Synthesis that takes much longer is cut off."""
+        symbols = np.array([len(utterance.symbol_ids) for utterance in encoded])
+        frames = np.array([self.feature_cache.num_frames(utterance.recording) for utterance in encoded])
+        write_json(
             self.run.folder / "sizes.json",
             {
                 "max_symbols": int(symbols.max()),
@@ -389,22 +203,23 @@ class SpeechTask(SupervisedTask[SpeechExample]):
             },
         )
 
-    def describe_model(self, model: nn.Module, tokenizer: SpeechSymbols, num_examples: int) -> str:
-        weights = sum(weight.numel() for weight in model.parameters()) / 1e6
+    def describe_model(
+        self, model: nn.Module, tokenizer: SpeechSymbols, dataset: FingerprintedDataset
+    ) -> str:
         style = self.recipe.model.style
         tokens = "no style tokens" if style is None else f"{style.num_tokens} style tokens"
         return (
-            f"{self.recipe.model.type}: {weights:.1f} M weights, {tokens}, {tokenizer.vocab_size} symbols, "
-            f"{num_examples:,} recordings"
+            f"{self.recipe.model.type}: {format_model_size(model)}, {tokens}, {tokenizer.vocab_size} symbols, "
+            f"{len(dataset):,} recordings"
         )
 
+    # Outputs.
 
-def _make_path_absolute(recording: SpeechExample | InvalidExample) -> SpeechExample | InvalidExample:
-    """Whoever evaluates the run may stand in another folder."""
-    if isinstance(recording, InvalidExample) or not isinstance(recording.audio, AudioFile):
-        return recording
-    return replace(recording, audio=replace(recording.audio, path=recording.audio.path.absolute()))
+    @staticmethod
+    def open_writer(output_path: Path | None, *, overwrite: bool = False) -> PredictionWriter:
+        return WavWriter(output_path, overwrite=overwrite)
 
 
-Recipe = SpeechRecipe
-Options = SpeechOptions
+def build_task(run: Run) -> SpeechTask:
+    """Build the task of a run."""
+    return SpeechTask(run)

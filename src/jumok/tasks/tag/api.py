@@ -1,4 +1,4 @@
-"""Tagging, served."""
+"""HTTP API of tagging."""
 
 from __future__ import annotations
 
@@ -7,43 +7,47 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from jumok.tasks import api as tasks_api
-from jumok.tasks.api import RequestLimits, RequestText, ResponseListener
-from jumok.tasks.fine_tuning import NBestOptions
-from jumok.tasks.tag.task import TaggingPredictor
+from jumok.tasks.api import RequestLimits, RequestText, ResponseListener, TaskRequest, TaskResponse
+from jumok.tasks.options import NBestOptions
+from jumok.tasks.tag.predictor import TaggingPrediction, TaggingPredictor
 
 if TYPE_CHECKING:
     from jumok.look.viewer.viewer_data import ViewerData
 
-__all__ = ["TaggingRequest", "TaggingResponse", "TaggingService"]
+__all__ = ["SERVICE", "TaggingRequest", "TaggingResponse", "TaggingService"]
 
 
-class TaggingRequest(tasks_api.TaskRequest):
+class TaggingRequest(TaskRequest):
     """A text to find entities in."""
 
     text: RequestText
 
 
-class TaggedEntity(tasks_api.TaskResponse):
+class TaggedEntity(TaskResponse):
     """An entity."""
 
     type: str
     text: str
-    start: Annotated[int, Field(description="Its first character, counted from 0 in Unicode characters.")]
-    end: Annotated[int, Field(description="The one after its last.")]
+    start: Annotated[int, Field(description="Index of its first character, in Unicode characters.")]
+    end: Annotated[int, Field(description="Index after its last character.")]
     probability: float
 
 
-class TaggingResponse(tasks_api.TaskResponse):
-    """The entities of a text; and its words, each with its tag in IOB2."""
+class TaggingResponse(TaskResponse):
+    """The entities of a text; and its words with their tags in IOB2."""
 
     entities: list[TaggedEntity]
     words: list[str]
     tags: list[str]
 
+    @classmethod
+    def from_prediction(cls, prediction: TaggingPrediction) -> TaggingResponse:
+        entities = [TaggedEntity(**entity) for entity in prediction.to_entity_dicts()]
+        return cls(entities=entities, words=list(prediction.words), tags=list(prediction.tags))
+
 
 class TaggingService:
-    """A tagger, served."""
+    """Serves a tagger."""
 
     endpoint = "tag"
     summary = "Find the entities of a text."
@@ -67,17 +71,11 @@ class TaggingService:
     def predict(
         self, requests: Sequence[TaggingRequest], listener: ResponseListener
     ) -> list[TaggingResponse]:
-        return [
-            TaggingResponse(
-                entities=[TaggedEntity(**entity) for entity in one.to_entity_dicts()],
-                words=list(one.words),
-                tags=list(one.tags),
-            )
-            for one in self.predictor.predict([one.text for one in requests], NBestOptions())
-        ]
+        predictions = self.predictor.predict([request.text for request in requests], NBestOptions())
+        return [TaggingResponse.from_prediction(prediction) for prediction in predictions]
 
     def build_viewer_data(self, request: TaggingRequest, response: TaggingResponse) -> list[ViewerData]:
         return self.predictor.build_viewer_data(request.text)
 
 
-Service = TaggingService
+SERVICE = TaggingService

@@ -1,45 +1,33 @@
-"""Translation, served."""
+"""HTTP API of translation."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from jumok.data.builtin import english_korean
-from jumok.tasks import api as tasks_api
-from jumok.tasks.api import RequestLimits, RequestText, ResponseListener
-from jumok.tasks.translate.data import BUILTIN_CORPUS
+from jumok.tasks.api import BeamSearchRequest, RequestLimits, RequestText, ResponseListener, TaskResponse
+from jumok.tasks.translate.config import BUILTIN_CORPUS
 from jumok.tasks.translate.predictor import TranslationOptions, TranslationPrediction, TranslationPredictor
 
 if TYPE_CHECKING:
     from jumok.look.viewer.viewer_data import ViewerData
 
-__all__ = ["TranslationRequest", "TranslationResponse", "TranslationService"]
+__all__ = ["SERVICE", "TranslationRequest", "TranslationResponse", "TranslationService"]
 
 NUM_EXAMPLES = 3
+RESPONSE_FIELDS = ("translation", "score", "finished", "source_words", "target_words", "alignment")
 
 
-class TranslationRequest(tasks_api.TaskRequest):
+class TranslationRequest(BeamSearchRequest):
     """A text to translate."""
 
     text: RequestText
-    beam_size: Annotated[
-        int | None,
-        Field(ge=1, description="Hypotheses side by side; 1 is greedy; without it, as the recipe says."),
-    ] = None
-    n_best: Annotated[int, Field(ge=1, description="So many translations, the best first.")] = 1
-    alignments: Annotated[bool, Field(description="Add the word links.")] = False
-
-    @model_validator(mode="after")
-    def _check_n_best(self) -> Self:
-        if self.beam_size is not None and self.n_best > self.beam_size:
-            raise ValueError(f"n_best {self.n_best} needs a beam of as many; beam_size {self.beam_size} came")
-        return self
+    alignments: Annotated[bool, Field(description="Add the word alignment.")] = False
 
 
-class TranslationAlternative(tasks_api.TaskResponse):
+class TranslationAlternative(TaskResponse):
     """One translation."""
 
     translation: str
@@ -49,18 +37,23 @@ class TranslationAlternative(tasks_api.TaskResponse):
     target_words: list[str]
     alignment: Annotated[
         list[tuple[int, int]] | None,
-        Field(description="Pairs of a source word and a word, counted from 0; null: not asked for."),
+        Field(description="Pairs of a source word and a target word, counted from 0. null: not requested."),
     ] = None
 
 
 class TranslationResponse(TranslationAlternative):
-    """The best translation; and of an n-best list, those behind it."""
+    """The best translation, and the rest of an n-best list."""
 
     alternatives: tuple[TranslationAlternative, ...] = ()
 
+    @classmethod
+    def from_prediction(cls, prediction: TranslationPrediction) -> TranslationResponse:
+        alternatives = tuple(TranslationAlternative(**_to_fields(other)) for other in prediction.alternatives)
+        return cls(**_to_fields(prediction), alternatives=alternatives)
+
 
 class TranslationService:
-    """A translator, served."""
+    """Serves a translation model."""
 
     endpoint = "translate"
     summary = "Translate a text."
@@ -72,19 +65,26 @@ class TranslationService:
         self.predictor, self.request_limits = predictor, request_limits
 
     def describe(self) -> dict[str, Any]:
-        known = {"beam_size": self.predictor.decode_config.beam_size, "has_attention_maps": self.predictor.has_attention}
-        return known | {"examples": _build_examples(self.predictor.run.recipe.data.train)}
+        return {
+            "beam_size": self.predictor.decode_config.beam_size,
+            "has_attention_maps": self.predictor.has_attention,
+            "examples": _build_examples(self.predictor.data.config.train),
+        }
 
     def estimate_tokens(self, request: TranslationRequest) -> int:
-        self.request_limits.check_text("text", request.text)
-        self.request_limits.check_maximum("beam_size", request.beam_size, self.request_limits.max_beam_size)
-        self.request_limits.check_maximum("n_best", request.n_best, self.request_limits.max_beam_size)
+        limits = self.request_limits
+        limits.check_text("text", request.text)
+        limits.check_maximum("beam_size", request.beam_size, limits.max_beam_size)
+        limits.check_maximum("n_best", request.n_best, limits.max_beam_size)
         if request.alignments:
             self.predictor.check_has_attention()
-        beam = self.predictor.decode_config.beam_size if request.beam_size is None else request.beam_size
-        tokens, hypotheses = self.predictor.count_tokens(request.text), max(beam, request.n_best)
-        self.request_limits.check_decode_tokens(tokens, hypotheses)
-        return tokens * hypotheses
+        beam_size = self.predictor.decode_config.beam_size if request.beam_size is None else request.beam_size
+        num_tokens, num_hypotheses = (
+            self.predictor.count_tokens(request.text),
+            max(beam_size, request.n_best),
+        )
+        limits.check_decode_tokens(num_tokens, num_hypotheses)
+        return num_tokens * num_hypotheses
 
     def get_batch_key(self, request: TranslationRequest) -> Hashable:
         return request.beam_size, request.n_best, request.alignments
@@ -93,19 +93,13 @@ class TranslationService:
         self, requests: Sequence[TranslationRequest], listener: ResponseListener
     ) -> list[TranslationResponse]:
         first = requests[0]
-        found = self.predictor.predict(
-            [one.text for one in requests],
+        predictions = self.predictor.predict(
+            [request.text for request in requests],
             TranslationOptions(beam_size=first.beam_size, n_best=first.n_best),
             with_attention=first.alignments,
             listener=_TranslationListener(self.predictor, listener),
         )
-        return [
-            TranslationResponse(
-                **_to_fields(one),
-                alternatives=tuple(TranslationAlternative(**_to_fields(other)) for other in one.alternatives),
-            )
-            for one in found
-        ]
+        return [TranslationResponse.from_prediction(prediction) for prediction in predictions]
 
     def build_viewer_data(
         self, request: TranslationRequest, response: TranslationResponse
@@ -114,19 +108,20 @@ class TranslationService:
 
 
 def _build_examples(data_source: object) -> list[dict[str, str]]:
-    """Requests to try with a model of the built-in sentences: of those that are for testing."""
+    """Test sentences of the built-in corpus, for a model that was trained on it."""
     if data_source != BUILTIN_CORPUS:
         return []
+    from jumok.data.builtin import english_korean
+
     return [{"text": pair.english} for pair in english_korean.make_splits(test=NUM_EXAMPLES).test]
 
 
 def _to_fields(prediction: TranslationPrediction) -> dict[str, Any]:
-    names = ("translation", "score", "finished", "source_words", "target_words", "alignment")
-    return {name: getattr(prediction, name) for name in names}
+    return {name: getattr(prediction, name) for name in RESPONSE_FIELDS}
 
 
 class _TranslationListener:
-    """Follows a search for an audience, which reads texts rather than ids."""
+    """Passes partial translations on as text."""
 
     def __init__(self, predictor: TranslationPredictor, listener: ResponseListener) -> None:
         self.predictor, self.listener = predictor, listener
@@ -141,4 +136,4 @@ class _TranslationListener:
         self.listener.on_partial(sentence, self.predictor.ids_to_text(target_ids))
 
 
-Service = TranslationService
+SERVICE = TranslationService

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from jumok.data.readers import formats as readers_formats
 from jumok.data.readers import parallel_corpus, word_alignments
@@ -17,8 +17,9 @@ from jumok.errors import InputError
 from jumok.metrics.symmetrization import SYMMETRIZATIONS, Symmetrization
 from jumok.metrics.word_alignment import format_links, score_alignment
 from jumok.run import Run
-from jumok.tasks.translate.data import TranslationDataConfig
-from jumok.tasks.translate.task import load
+from jumok.tasks.base import load_predictor
+from jumok.tasks.translate.config import TranslationDataConfig
+from jumok.tasks.translate.predictor import TranslationPredictor
 from jumok.tasks.translate.word_alignment import (
     MAX_SELECTION_PAIRS,
     PAIRS_PER_CHUNK,
@@ -89,7 +90,9 @@ class AlignmentJob:
         if name not in SYMMETRIZATIONS:
             raise InputError(f"symmetrization {name!r} came; it is one of {', '.join(SYMMETRIZATIONS)}")
         if self.symmetrization not in (None, "none") and aligner.backward is None:
-            raise InputError(f"--symmetrization {name} makes one of two directions; name the other: --reverse-run RUN")
+            raise InputError(
+                f"--symmetrization {name} makes one of two directions; name the other: --reverse-run RUN"
+            )
         return SYMMETRIZATIONS[name]
 
     def _check_pairs(
@@ -110,7 +113,9 @@ class AlignmentJob:
             word_alignments.read_alignments(path, num_pairs=num_pairs),
             aligner.forward.run.recipe.data,
         )
-        turned = self.gold_target_first or (self.gold_alignments == data.gold_alignments and data.gold_target_first)
+        turned = self.gold_target_first or (
+            self.gold_alignments == data.gold_alignments and data.gold_target_first
+        )
         return [one.swap_sides() for one in right] if turned else right
 
     def _check_gold_pairs(
@@ -182,7 +187,11 @@ def parse_view_filter(layer: str, head: str, shift: bool | None) -> AlignmentVie
     """From words of the command line."""
     heads: int | Literal["auto", "mean"]
     heads = (
-        "auto" if head == "auto" else "mean" if head == "mean" else _parse_index("alignment-head", head, "auto or mean")
+        "auto"
+        if head == "auto"
+        else "mean"
+        if head == "mean"
+        else _parse_index("alignment-head", head, "auto or mean")
     )
     return AlignmentViewFilter(
         None if layer == "auto" else _parse_index("alignment-layer", layer, "auto"), heads, shift
@@ -208,7 +217,9 @@ def load_aligner(run: Path, reverse_run: Path | None, device: str) -> WordAligne
     for one in opened:
         if one.recipe.task != "translate":
             raise InputError(f"{one.folder} is a run of the task {one.recipe.task}; translate has word links")
-    return WordAligner(*(load(one, device) for one in opened))
+    predictors = [load_predictor(one, device) for one in opened]
+    assert all(isinstance(predictor, TranslationPredictor) for predictor in predictors)
+    return WordAligner(*cast(list[TranslationPredictor], predictors))
 
 
 def read_pairs(

@@ -157,7 +157,6 @@ def build_bleu(run: Run) -> Bleu:
     return Bleu(tokenizer, lowercase=data.preprocessing != "none")
 
 
-
 @torch.inference_mode()
 def compute_perplexity(predictor: TranslationPredictor, pairs: Sequence[TranslationExample]) -> float:
     """The perplexity of the references, per token."""

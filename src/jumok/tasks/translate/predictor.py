@@ -1,10 +1,11 @@
-"""A trained translation model at work: text in, text out, with word links and maps; and how good it is."""
+"""A trained translation model: translations with word alignments and attention maps, and their scores."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,14 +17,20 @@ from jumok import decoding
 from jumok.batches.tokens import EOS, LayerAttention, Seq2SeqBatch, Tokens
 from jumok.data.readers.parallel_corpus import TranslationExample
 from jumok.data.tokenizers.tokenizer import TokenizerPair
-from jumok.decoding import Hypothesis
+from jumok.decoding import Hypothesis, StreamListener
 from jumok.errors import InputError
+from jumok.inference.line_io import iterate_chunks
 from jumok.metrics import word_alignment
-from jumok.models.layers.cuda_graph_decoder import CudaGraphDecoder
+from jumok.models.cuda_graph_decoder import CudaGraphDecoder
 from jumok.models.transformer import Transformer
 from jumok.run import Run
-from jumok.tasks.common import GenerationOptions
-from jumok.tasks.translate.data import TranslationData
+from jumok.tasks.base import Evaluation, Prediction, Predictor, SplitName
+from jumok.tasks.generation import generate, merge_to_words
+from jumok.tasks.options import GenerationOptions
+from jumok.tasks.translate import metrics as translate_metrics
+from jumok.tasks.translate.config import TranslationDecodeConfig
+from jumok.tasks.translate.data import TranslationData, TranslationSplit
+from jumok.training import ValidationReport, compute_attention_health
 
 if TYPE_CHECKING:
     from jumok.look.viewer.comparison import Ablations
@@ -31,143 +38,136 @@ if TYPE_CHECKING:
 
 __all__ = [
     "StreamingBatch",
-    "TranslationDecodeConfig",
     "TranslationOptions",
     "TranslationPrediction",
     "TranslationPredictor",
     "split_by_map_size",
 ]
 
-LINES_PER_CHUNK = (
-    1024  # lines that are read before any is translated, so that those of like length go together
-)
-MAX_MAP_WEIGHTS = 1 << 18  # of one head of one layer that are looked at together
+LINES_PER_CHUNK = 1024  # lines that are read before any is translated, so that similar lengths share a batch
+MAX_MAP_WEIGHTS = 1 << 18  # attention weights of one head of one layer that are computed together
 MAX_BATCH_TOKENS = 8192  # source tokens times hypotheses in a batch
-
-
-@dataclass(frozen=True)
-class TranslationDecodeConfig:
-    """The ``decode:`` section: how to search, and which attention tells the word links."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
-
-    beam_size: int = 5
-    length_penalty: float = 1.0
-    coverage_penalty: float = 0.0  # how much leaving source words out counts against a translation
-    # The attention that links are read from. None: `eval` chooses it, as `jumok align` does; `run` takes the last
-    # layer but one, plain.
-    alignment_layer: int | None = None
-    alignment_shift: bool | None = None  # the links of a word from the step after it, at which it is read
-
-    def __post_init__(self) -> None:
-        if self.beam_size < 1:
-            raise ValueError(f"beam_size={self.beam_size}: 1 or more is expected")
-        if self.length_penalty < 0 or self.coverage_penalty < 0:
-            raise ValueError("length_penalty and coverage_penalty are 0 or more")
+NUM_SAMPLES = 3  # sample translations per validation
+NUM_HEALTH_EXAMPLES = 32  # sentences whose attention is measured at a validation
+CHANCE_BLEU = 1.0  # BLEU below this is chance; perplexity decides then
 
 
 @dataclass(frozen=True)
 class TranslationOptions(GenerationOptions):
-    """What one asks of a translation; None: what the recipe says."""
+    """Options of a translation."""
 
 
 @dataclass(frozen=True)
 class StreamingBatch:
-    """Who follows a search, and the numbers that its lines have there."""
+    """A listener, and the indices that the lines of a batch have for it."""
 
-    listener: decoding.StreamListener
+    listener: StreamListener
     line_indices: list[int]
 
 
 @dataclass(frozen=True, eq=False)
-class TranslationPrediction:
-    """One line and what became of it. Words are between spaces, of the text as the tokenizer gets it."""
+class TranslationPrediction(Prediction):
+    """The translation of a line. Words are separated by spaces, after preprocessing."""
 
-    index: int  # of the line, from 0
-    source: str
-    translation: str  # as a reader wants it
+    supports_alignments: ClassVar[bool] = True
+
+    translation: str  # after postprocessing
     source_words: list[str]
     target_words: list[str]
-    score: float
-    finished: bool
-    alternatives: tuple[TranslationPrediction, ...] = ()  # of an n-best list, those behind the first
-    alignment: list[tuple[int, int]] | None = None  # (source word, word)
-    attention: Tensor | None = None  # (words, source words)
+    score: float = 0.0
+    alternatives: tuple[TranslationPrediction, ...] = ()  # the rest of an n-best list
+    alignment: list[tuple[int, int]] | None = None  # (source word, target word)
+    attention: Tensor | None = None  # (target words, source words)
 
     @property
     def is_drawable(self) -> bool:
-        """On both sides, so that there is a map to draw."""
         return bool(self.target_words and self.source_words)
 
     def to_lines(self, *, n_best: bool, alignments: bool, as_json: bool) -> Iterator[str]:
-        """As ``jumok run`` writes it: the text, or fields with ||| between them, or JSON."""
-        for one in (self, *self.alternatives):
-            pharaoh = " ".join(f"{i}-{j}" for i, j in one.alignment or [])
+        """The translation, or fields that ||| separates, or JSON."""
+        for prediction in (self, *self.alternatives):
+            pharaoh = " ".join(f"{i}-{j}" for i, j in prediction.alignment or [])
             if as_json:
-                known = {"source": one.source, "translation": one.translation, "score": one.score}
-                known |= {
-                    "finished": one.finished,
-                    "source_words": one.source_words,
-                    "target_words": one.target_words,
-                }
-                known |= {} if one.alignment is None else {"alignment": pharaoh}
-                yield json.dumps({"line": one.index, **known}, ensure_ascii=False)
+                yield prediction._to_json(pharaoh)
             elif n_best:
-                fields = [
-                    str(one.index),
-                    one.translation,
-                    f"{one.score:.4f}",
-                    *([pharaoh] if alignments else []),
-                ]
-                yield " ||| ".join(fields)
+                fields = [str(prediction.index), prediction.translation, f"{prediction.score:.4f}"]
+                yield " ||| ".join([*fields, *([pharaoh] if alignments else [])])
             else:
-                yield f"{one.translation} ||| {pharaoh}" if alignments else one.translation
+                text = prediction.translation
+                yield f"{text} ||| {pharaoh}" if alignments else text
+
+    def format_lines(self, *, n_best: bool, as_json: bool) -> Iterator[str]:
+        return self.to_lines(n_best=n_best, alignments=False, as_json=as_json)
+
+    def _to_json(self, pharaoh: str) -> str:
+        content = {
+            "line": self.index,
+            "source": self.input,
+            "translation": self.translation,
+            "score": self.score,
+            "finished": self.finished,
+            "source_words": self.source_words,
+            "target_words": self.target_words,
+        }
+        alignment = {} if self.alignment is None else {"alignment": pharaoh}
+        return json.dumps(content | alignment, ensure_ascii=False)
 
 
-class TranslationPredictor:
-    """A model with its tokenizers.
+class TranslationPredictor(Predictor[TranslationPrediction, TranslationOptions]):
+    """A translation model with its tokenizers.
 
     >>> translator = jumok.load("runs/bahdanau")  # doctest: +SKIP
     >>> translator.translate("this is an example sentence").translation  # doctest: +SKIP
     '이것은 예문이다'
+
+    ``load_model`` returns the PyTorch model. An engine passes its own ``decoder``, and loads the model only when
+    attention is needed.
     """
 
-    length_limit_reason = "has learned positions"  # if there is a longest text
+    length_limit_reason = "has learned positions"  # if there is a maximum length
 
-    def __init__(self, run: Run, model: Any, tokenizers: TokenizerPair, data: TranslationData) -> None:
-        self.run, self.model, self.tokenizers, self.data = run, model, tokenizers, data
+    def __init__(
+        self,
+        run: Run,
+        tokenizers: TokenizerPair,
+        data: TranslationData,
+        load_model: Callable[[], Any],
+        decoder: Any = None,
+    ) -> None:
+        self.run, self.tokenizers, self.data = run, tokenizers, data
+        self.tokenizer = tokenizers.source
         self.decode_config: TranslationDecodeConfig = run.recipe.decode
-        self._decoder = _wrap_cuda_graphs(model)
+        self._load_model, self._given_decoder = load_model, decoder
 
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer of the source; that of the target is ``tokenizers.target``."""
-        return self.tokenizers.source
+    @functools.cached_property
+    def model(self) -> Any:
+        """The PyTorch model."""
+        return self._load_model()
+
+    @functools.cached_property
+    def _decoder(self) -> Any:
+        """What the search steps through. It is chosen at the first search, when the model is on its device."""
+        return _wrap_cuda_graphs(self.model) if self._given_decoder is None else self._given_decoder
 
     @property
     def max_source_tokens(self) -> int | None:
-        """How many tokens a text may have, EOS included; None: any number."""
-        found: int | None = getattr(self.model, "max_length", None)
-        return found
+        """The maximum length of a text, including EOS; None: no limit."""
+        max_length: int | None = getattr(self.model, "max_length", None)
+        return max_length
 
     @property
     def is_reentrant(self) -> bool:
-        """Whether texts can be translated between two steps of another search: CUDA graphs share memory."""
+        """Whether another search may run between two steps of a search. CUDA graphs share memory."""
         return not isinstance(self._decoder, CudaGraphDecoder)
 
-    @property
-    def device(self) -> torch.device:
-        weight: Tensor = next(iter(self.model.parameters()))
-        return weight.device
-
-    # ----------------------------------------------------------------------------------------- translating
+    # ----------------------------------------------------------------------------------------------- translation
 
     def translate(
         self, text: str, options: TranslationOptions | None = None, *, with_attention: bool = True
     ) -> TranslationPrediction:
-        """One text, with its links and map; many of them by :meth:`predict`."""
+        """Translate one text, with its word alignment and attention map. For many texts use :meth:`predict`."""
         if not isinstance(text, str):
-            raise InputError(f"translate takes one text, and {type(text).__name__} came; predict takes many")
+            raise InputError(f"translate takes one text, but {type(text).__name__} came; predict takes many")
         return next(self.predict([text], options or TranslationOptions(), with_attention=with_attention))
 
     def predict(
@@ -177,68 +177,67 @@ class TranslationPredictor:
         *,
         with_attention: bool = False,
         first_index: int = 0,
-        listener: decoding.StreamListener | None = None,
+        listener: StreamListener | None = None,
     ) -> Iterator[TranslationPrediction]:
-        """A translation for every line, in their order; ``first_index`` is the number of the first line.
+        """Translate lines, in their order.
 
-        A ``listener`` follows what is said of each line while it is said, and may give lines up.
+        A ``listener`` follows the translation of each line, and may cancel lines.
         """
-        numbered = enumerate(lines, first_index)
         generator = torch.Generator().manual_seed(options.seed + first_index)
-        while window := list(itertools.islice(numbered, LINES_PER_CHUNK)):
-            prepared = [self.data.preprocess(line.strip(), "source") for _, line in window]
-            ids = self.tokenizers.source.encode(prepared)
-            self._check_lengths([number for number, _ in window], ids)
-            found: dict[int, TranslationPrediction] = {}
+        for chunk in iterate_chunks(enumerate(lines, first_index), LINES_PER_CHUNK):
+            texts = [self.data.preprocess(line.strip(), "source") for _, line in chunk]
+            ids = self.tokenizers.source.encode(texts)
+            self._check_lengths([index for index, _ in chunk], ids)
+            predictions: dict[int, TranslationPrediction] = {}
             for batch in self._group_by_length(ids, options):
-                heard = None if listener is None else StreamingBatch(listener, [window[i][0] for i in batch])
-                hypotheses = self._decode_batch([ids[i] for i in batch], options, generator, heard)
-                looked: Sequence[Sequence[Tensor | None]]
+                streaming = (
+                    None if listener is None else StreamingBatch(listener, [chunk[i][0] for i in batch])
+                )
+                hypotheses = self._decode_batch([ids[i] for i in batch], options, generator, streaming)
+                attentions: Sequence[Sequence[Tensor | None]]
                 if with_attention and self.has_attention:
-                    looked = self._compute_n_best_attention([ids[i] for i in batch], hypotheses)
+                    attentions = self._compute_n_best_attention([ids[i] for i in batch], hypotheses)
                 else:
-                    looked = [[None] * len(some) for some in hypotheses]
-                for i, some, weights in zip(batch, hypotheses, looked, strict=True):
-                    found[i] = self._build_prediction(*window[i], prepared[i], some, weights)
-            yield from (found[i] for i in range(len(window)))
+                    attentions = [[None] * len(n_best) for n_best in hypotheses]
+                for i, n_best, weights in zip(batch, hypotheses, attentions, strict=True):
+                    predictions[i] = self._build_prediction(*chunk[i], texts[i], n_best, weights)
+            yield from (predictions[i] for i in range(len(chunk)))
 
     def count_tokens(self, text: str) -> int:
-        """How many tokens the model reads of a text, EOS included; one that is too long is an error."""
+        """The number of tokens of a text, including EOS. Raise if it is too long."""
         ids = self.tokenizers.source.encode([self.data.preprocess(text.strip(), "source")])
         self._check_lengths([0], ids)
         return len(ids[0]) + 1
 
     def ids_to_text(self, target_ids: Sequence[int]) -> str:
-        """The text of what was said, or of a part of it, as a reader wants it."""
+        """The text of a translation, or of a part of it."""
         return self.data.postprocess(self.tokenizers.target.decode(target_ids))
 
     def _check_lengths(self, line_indices: list[int], source_ids: list[list[int]]) -> None:
-        longest = self.max_source_tokens
-        for number, one in zip(line_indices, source_ids, strict=True):
-            if longest is not None and len(one) + 1 > longest:
+        max_tokens = self.max_source_tokens
+        for index, ids in zip(line_indices, source_ids, strict=True):
+            if max_tokens is not None and len(ids) + 1 > max_tokens:
                 raise InputError(
-                    f"line {number + 1} has {len(one)} tokens, and this model, which {self.length_limit_reason}, "
-                    f"takes {longest - 1} at most; divide the line into sentences"
+                    f"line {index + 1} has {len(ids)} tokens, and this model, which "
+                    f"{self.length_limit_reason}, takes {max_tokens - 1} at most; split the line into sentences"
                 )
 
     def _max_target_tokens(self, num_source_tokens: int) -> int:
-        """The most tokens of a translation."""
-        usual = decoding.default_max_length(num_source_tokens)
-        return usual if self.max_source_tokens is None else min(usual, self.max_source_tokens - 1)
+        """The maximum length of a translation."""
+        default = decoding.default_max_length(num_source_tokens)
+        return default if self.max_source_tokens is None else min(default, self.max_source_tokens - 1)
 
     def _group_by_length(
         self, source_ids: list[list[int]], options: TranslationOptions
     ) -> Iterator[list[int]]:
-        """The numbers of lines of like length, as many as fit together; the longest first."""
-        room = max(
-            1,
-            MAX_BATCH_TOKENS // (1 if options.sample else options.beam_size or self.decode_config.beam_size),
-        )
+        """Indices of lines with similar lengths, as many as fit into a batch, longest first."""
+        num_hypotheses = 1 if options.sample else options.beam_size or self.decode_config.beam_size
+        max_tokens = max(1, MAX_BATCH_TOKENS // num_hypotheses)
         order = sorted(range(len(source_ids)), key=lambda i: -len(source_ids[i]))
         while order:
-            rows = max(1, room // (len(source_ids[order[0]]) + 1))
-            yield order[:rows]
-            order = order[rows:]
+            num_rows = max(1, max_tokens // (len(source_ids[order[0]]) + 1))
+            yield order[:num_rows]
+            order = order[num_rows:]
 
     @torch.inference_mode()
     def _decode_batch(
@@ -248,97 +247,95 @@ class TranslationPredictor:
         generator: torch.Generator,
         streaming: StreamingBatch | None,
     ) -> list[list[Hypothesis]]:
-        source = Tokens.pad([[*one, EOS] for one in source_ids]).to(self.device)
+        source = Tokens.pad([[*ids, EOS] for ids in source_ids]).to(self.device)
         model = self._decoder
-        if streaming is not None:  # an empty line is answered without the model
-            asked = [number for number, one in zip(streaming.line_indices, source_ids, strict=True) if one]
-            model = decoding.StreamingDecoder(model, streaming.listener, asked)
-        beam = self.decode_config.beam_size if options.beam_size is None else options.beam_size
-        if options.sample:
-            drawn = decoding.sample(
-                model,
-                source,
-                temperature=options.temperature,
-                top_k=options.top_k or None,
-                top_p=options.top_p if options.top_p < 1 else None,
-                generator=generator,
-                max_length=self._max_target_tokens,
-            )
-            return [[one] for one in drawn]
-        if beam == 1 and options.n_best == 1:
-            return [
-                [one] for one in decoding.greedy_search(model, source, max_length=self._max_target_tokens)
-            ]
-        return decoding.beam_search(
+        if streaming is not None:  # the model is not used for empty lines
+            indices = [index for index, ids in zip(streaming.line_indices, source_ids, strict=True) if ids]
+            model = decoding.StreamingDecoder(model, streaming.listener, indices)
+        return generate(
             model,
             source,
-            beam_size=max(beam, options.n_best),
-            n_best=options.n_best,
+            options,
+            beam_size=self.decode_config.beam_size,
             length_penalty=self.decode_config.length_penalty,
-            coverage=self._make_coverage_term(source_ids) if self.decode_config.coverage_penalty else None,
             max_length=self._max_target_tokens,
+            generator=generator,
+            coverage=self._make_coverage_scorer(source_ids) if self.decode_config.coverage_penalty else None,
         )
 
-    def _make_coverage_term(self, source_ids: list[list[int]]) -> decoding.CoverageScorer:
-        def term(sentences: Sequence[int], said: Sequence[tuple[int, ...]]) -> Tensor:
+    def _make_coverage_scorer(self, source_ids: list[list[int]]) -> decoding.CoverageScorer:
+        def score(sentences: Sequence[int], target_ids: Sequence[tuple[int, ...]]) -> Tensor:
             sources = [source_ids[n] for n in sentences]
-            weights = self._compute_layer_weights(sources, said)
-            rows = torch.tensor([len(one) + 1 for one in said], device=weights.device)
-            real = torch.arange(weights.shape[1], device=weights.device) < rows[:, None]
+            weights = self._compute_layer_weights(sources, target_ids)
+            lengths = torch.tensor([len(ids) + 1 for ids in target_ids], device=weights.device)
+            is_valid = torch.arange(weights.shape[1], device=weights.device) < lengths[:, None]
             return decoding.coverage_penalty(
-                weights * real[:, :, None],
-                [len(one) + 1 for one in sources],
+                weights * is_valid[:, :, None],
+                [len(ids) + 1 for ids in sources],
                 self.decode_config.coverage_penalty,
             )
 
-        return term
+        return score
 
     def _build_prediction(
         self,
         index: int,
         line: str,
-        prepared: str,
+        text: str,
         hypotheses: list[Hypothesis],
         attentions: Sequence[Tensor | None],
     ) -> TranslationPrediction:
-        first, *others = (
-            self._build_hypothesis_prediction(index, line, prepared, hypothesis, weights)
+        best, *others = (
+            self._build_hypothesis_prediction(index, line, text, hypothesis, weights)
             for hypothesis, weights in zip(hypotheses, attentions, strict=True)
         )
-        return replace(first, alternatives=tuple(others))
+        return replace(best, alternatives=tuple(others))
 
     def _build_hypothesis_prediction(
-        self, index: int, line: str, prepared: str, hypothesis: Hypothesis, attention: Tensor | None
+        self, index: int, line: str, text: str, hypothesis: Hypothesis, attention: Tensor | None
     ) -> TranslationPrediction:
-        text = self.tokenizers.target.decode(hypothesis.ids)
-        weights = links = None
+        target = self.tokenizers.target.decode(hypothesis.ids)
+        weights = alignment = None
         if attention is not None:
-            rows, columns = (
-                self.tokenizers.target.word_ids_from_ids(hypothesis.ids),
-                self.tokenizers.source.word_ids_from_text(prepared),
-            )
-            weights = _merge_to_words(attention, rows, columns)
-            links = sorted(word_alignment.argmax_links(weights))
+            rows = self.tokenizers.target.word_ids_from_ids(hypothesis.ids)
+            columns = self.tokenizers.source.word_ids_from_text(text)
+            weights = merge_to_words(attention, rows, columns)
+            alignment = sorted(word_alignment.argmax_links(weights))
         return TranslationPrediction(
-            index=index,
-            source=line,
-            translation=self.data.postprocess(text),
-            source_words=prepared.split(),
-            target_words=text.split(),
+            index,
+            line,
+            self.data.postprocess(target),
+            source_words=text.split(),
+            target_words=target.split(),
             score=hypothesis.score,
             finished=hypothesis.finished,
-            alignment=links,
+            alignment=alignment,
             attention=weights,
         )
 
-    # --------------------------------------------------------------------------------------------- looking
+    # ------------------------------------------------------------------------------------------------- attention
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether the model has attention between source and target."""
+        return getattr(self.run.recipe.model, "attention", True) is not None
+
+    def build_batch(self, pairs: Sequence[TranslationExample]) -> Seq2SeqBatch:
+        """Encode pairs of texts as a padded batch."""
+        sources = self.tokenizers.source.encode(
+            [self.data.preprocess(pair.source, "source") for pair in pairs]
+        )
+        targets = self.tokenizers.target.encode(
+            [self.data.preprocess(pair.target, "target") for pair in pairs]
+        )
+        return Seq2SeqBatch.from_sequences(sources, targets).to(self.device)
 
     def compute_attention_maps(
         self, pairs: Sequence[TranslationExample]
     ) -> tuple[list[LayerAttention], Seq2SeqBatch]:
-        """All attention of the model while it says the targets of these pairs, and the batch they made.
+        """All attention maps of the model for these pairs, and their batch.
 
-        Only of the first ones, if all would be too many weights.
+        If all maps together would be too large, only the first pairs are used.
         """
         batch = self.build_batch(pairs)
         first = next(
@@ -351,112 +348,140 @@ class TranslationPredictor:
         with torch.inference_mode():
             return self.model.compute_attention_maps(batch), batch
 
-    def build_batch(self, pairs: Sequence[TranslationExample]) -> Seq2SeqBatch:
-        """Pairs of texts as the model takes them, padded."""
-        sources = self.tokenizers.source.encode([self.data.preprocess(one.source, "source") for one in pairs])
-        targets = self.tokenizers.target.encode([self.data.preprocess(one.target, "target") for one in pairs])
-        return Seq2SeqBatch.from_sequences(sources, targets).to(self.device)
-
-    @property
-    def has_attention(self) -> bool:
-        """Whether the model has any attention between source and target."""
-        return getattr(self.run.recipe.model, "attention", True) is not None
-
-    def check_has_attention(self) -> None:
-        """Raise if it has none."""
-        if not self.has_attention:
-            raise InputError(
-                "this model has no attention (a fixed context), so there are no links and no map"
-            )
-
     def _compute_n_best_attention(
         self, source_ids: list[list[int]], hypotheses: list[list[Hypothesis]]
     ) -> list[list[Tensor]]:
-        """The same for all hypotheses of each source."""
-        each = [source for source, some in zip(source_ids, hypotheses, strict=True) for _ in some]
-        looked = iter(
-            self._compute_attention(each, [hypothesis.ids for some in hypotheses for hypothesis in some])
-        )
-        return [[next(looked) for _ in some] for some in hypotheses]
+        """The attention maps ``(Q, K)`` of all hypotheses of each source."""
+        sources = [ids for ids, n_best in zip(source_ids, hypotheses, strict=True) for _ in n_best]
+        targets = [hypothesis.ids for n_best in hypotheses for hypothesis in n_best]
+        maps = iter(self._compute_attention(sources, targets))
+        return [[next(maps) for _ in n_best] for n_best in hypotheses]
 
     def _compute_attention(
         self, source_ids: Sequence[Sequence[int]], target_ids: Sequence[Sequence[int]]
     ) -> list[Tensor]:
-        """How much each piece said looked at each of the source, ``(Q, K)`` for each pair, without EOS."""
+        """The attention map ``(Q, K)`` of each pair, without EOS."""
         shift = int(self.decode_config.alignment_shift or False)
-        found: list[Tensor] = []
+        maps: list[Tensor] = []
         for part in split_by_map_size(source_ids, target_ids):
             weights = self._compute_layer_weights(source_ids[part], target_ids[part])
-            found += (
-                one[shift : shift + len(y), : len(x)].cpu()
-                for one, x, y in zip(weights, source_ids[part], target_ids[part], strict=True)
+            maps += (
+                x[shift : shift + len(target), : len(source)].cpu()
+                for x, source, target in zip(weights, source_ids[part], target_ids[part], strict=True)
             )
-        return found
+        return maps
 
     @torch.inference_mode()
     def _compute_layer_weights(
         self, source_ids: Sequence[Sequence[int]], target_ids: Sequence[Sequence[int]]
     ) -> Tensor:
-        """The layer that tells links best, its heads averaged, ``(B, Q, K)``, with EOS and padding."""
-        maps = self.model.compute_attention_maps(Seq2SeqBatch.from_sequences(source_ids, target_ids).to(self.device))
+        """The weights of the alignment layer, averaged over heads: ``(B, Q, K)``, with EOS and padding."""
+        batch = Seq2SeqBatch.from_sequences(source_ids, target_ids).to(self.device)
+        maps = self.model.compute_attention_maps(batch)
         if not maps:
-            raise InputError(
-                "this model has no attention (a fixed context), so there are no links and no map"
-            )
+            self.check_has_attention()
         layer = self.decode_config.alignment_layer
         if layer is None:
             layer = max(0, len(maps) - 2)
         if not -len(maps) <= layer < len(maps):
             raise InputError(
-                f"decode.alignment_layer is {layer}, and the model has {len(maps)} layers, from 0 on"
+                f"decode.alignment_layer is {layer}, and the model has {len(maps)} layers, counted from 0"
             )
         weights: Tensor = maps[layer].weights.float().mean(1)
         return weights
 
     def draw_attention(self, prediction: TranslationPrediction, path: Path, title: str = "") -> Path:
-        """The map of a translation as a picture."""
+        """Draw the attention map of a translation."""
         from jumok.look.figures.plots import draw_heat_map
 
         self.check_has_attention()
         if prediction.attention is None:
-            raise InputError("this translation was made without its map: translate with with_attention=True")
+            raise InputError("this translation has no attention map: translate it with with_attention=True")
         return draw_heat_map(
             prediction.attention, prediction.target_words, prediction.source_words, path, title=title
         )
 
     def build_viewer_data(
-        self, text: str, target: str | None = None, *, ablations: Ablations | None = None
+        self,
+        text: str,
+        target: str | None = None,
+        *,
+        options: TranslationOptions | None = None,
+        ablations: Ablations | None = None,
     ) -> list[ViewerData]:
-        """All attention of the model while it says ``target``, or its own translation, for the viewer.
+        """Capture all attention for ``target``, or for the model's own translation, for the viewer.
 
-        With heads or edges to do ``ablations``: a second time, while it says the same without them, and how
-        likely that was each time.
+        With ``ablations``, capture it a second time without these heads or edges. Both captures show the
+        log-probability of the target.
         """
         from jumok.look.capture.watch import watch
         from jumok.look.viewer.comparison import compare_with_ablation
         from jumok.look.viewer.viewer_data import ViewerData
 
         self.check_has_attention()
-        said = self.translate(text, with_attention=False).translation if target is None else target
-        batch = self.build_batch([TranslationExample(text, said, "the text")])
+        if target is None:
+            target = self.translate(text, options, with_attention=False).translation
+        batch = self.build_batch([TranslationExample(text, target, "the text")])
         words = self.tokenizers.target.ids_to_tokens(batch.labels[0].tolist())
 
-        def look() -> ViewerData:
-            with watch(self.model, self.tokenizers) as seen:
+        def capture() -> ViewerData:
+            with watch(self.model, self.tokenizers) as captures:
                 loss = self.model.loss(batch)
             label = f"log-probability {-loss.total.item():.2f}"
-            scene = ViewerData.from_captures(seen, title=f"{text}  →  {said}", label=label)
-            # Between the two texts, a row is named by the word it says rather than by the one it was told.
-            layers = (replace(one, row_labels=words) if one.kind == "cross" else one for one in scene.layers)
-            return replace(scene, layers=tuple(layers))
+            data = ViewerData.from_captures(captures, title=f"{text}  →  {target}", label=label)
+            # In cross-attention, a row is labelled by the token that it predicts, not by the one it reads.
+            layers = (
+                replace(layer, row_labels=words) if layer.kind == "cross" else layer for layer in data.layers
+            )
+            return replace(data, layers=tuple(layers))
 
         with torch.inference_mode():
-            return compare_with_ablation(self.model, ablations, look)
+            return compare_with_ablation(self.model, ablations, capture)
+
+    # ---------------------------------------------------------------------------------------------------- scores
+
+    def load_split(self, name: SplitName) -> TranslationSplit:
+        return self.data.load_split(name)
+
+    def score_split(
+        self,
+        split: TranslationSplit,
+        options: TranslationOptions,
+        *,
+        detailed: bool = False,
+        scored_like: Evaluation | None = None,
+    ) -> Evaluation:
+        metric = None if scored_like is None else scored_like.scoring
+        return translate_metrics.evaluate_translations(self, split, options, detailed=detailed, metric=metric)
+
+    def validate(self, split: TranslationSplit) -> ValidationReport:
+        """BLEU of greedy search, perplexity, and the health of the attention."""
+        pairs = split.examples
+        predictions = list(self.predict([pair.source for pair in pairs], TranslationOptions(beam_size=1)))
+        bleu = translate_metrics.build_bleu(self.run).score(
+            [prediction.translation for prediction in predictions], [pair.target for pair in pairs]
+        )
+        metrics = {"bleu": bleu.value, "perplexity": translate_metrics.compute_perplexity(self, pairs)}
+        maps, batch = self.compute_attention_maps(pairs[:NUM_HEALTH_EXAMPLES])
+        weights = [layer.weights for layer in maps]
+        metrics |= compute_attention_health(weights, batch.target.lengths, batch.source.lengths)
+        samples = [
+            line
+            for pair, prediction in itertools.islice(zip(pairs, predictions, strict=True), NUM_SAMPLES)
+            for line in (
+                f"  source      {pair.source}",
+                f"  prediction  {prediction.translation}",
+                f"  target      {pair.target}",
+            )
+        ]
+        return ValidationReport(
+            metrics, select_by="bleu", tie_breaker="perplexity", chance_level=CHANCE_BLEU, samples=samples
+        )
 
     def export(self, format_name: str, folder: Path) -> None:
-        """Write the model in another format: ``hf``, a Marian folder."""
+        """Write the model as a Marian folder of Hugging Face (``hf``)."""
         if format_name != "hf":
-            raise InputError(f"--format {format_name}: hf is what a translation run can be exported to")
+            raise InputError(f"--format {format_name}: a translation run can be exported to hf")
         from jumok.export.marian import export_marian
 
         target = None if self.tokenizers.is_shared else self.tokenizers.target.backend
@@ -464,24 +489,18 @@ class TranslationPredictor:
 
 
 def _wrap_cuda_graphs(model: Any) -> Any:
-    """What a search steps through: the model, or on a GPU its steps as CUDA graphs, where it has them."""
+    """The model, or for a Transformer on a GPU a decoder that runs its steps as CUDA graphs."""
     on_gpu = next(iter(model.parameters())).is_cuda
     return CudaGraphDecoder(model) if on_gpu and isinstance(model, Transformer) else model
 
 
 def split_by_map_size(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Iterator[slice]:
-    """Neighbours as many as have maps of bounded size together."""
-    begin = longest_x = longest_y = 0
-    for end, (x, y) in enumerate(zip(sources, targets, strict=True)):
-        longest_x, longest_y = max(longest_x, len(x) + 1), max(longest_y, len(y) + 1)
-        if end > begin and (end + 1 - begin) * longest_x * longest_y > MAX_MAP_WEIGHTS:
-            yield slice(begin, end)
-            begin, longest_x, longest_y = end, len(x) + 1, len(y) + 1
-    if begin < len(sources):
-        yield slice(begin, len(sources))
-
-
-def _merge_to_words(weights: Tensor, row_words: Sequence[int], column_words: Sequence[int]) -> Tensor:
-    """A map of pieces as one of words; -1 is a piece of no word."""
-    target, source = ([None if word < 0 else word for word in words] for words in (row_words, column_words))
-    return word_alignment.pool_to_words(weights, target, source)
+    """Divide pairs into slices whose attention maps have a bounded size."""
+    start = max_source = max_target = 0
+    for end, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        max_source, max_target = max(max_source, len(source) + 1), max(max_target, len(target) + 1)
+        if end > start and (end + 1 - start) * max_source * max_target > MAX_MAP_WEIGHTS:
+            yield slice(start, end)
+            start, max_source, max_target = end, len(source) + 1, len(target) + 1
+    if start < len(sources):
+        yield slice(start, len(sources))

@@ -1,13 +1,13 @@
 """Translation::
 
-    this is an example sentence    →    이것은 예문이다
+this is an example sentence    →    이것은 예문이다
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from rich.console import Console
@@ -52,7 +52,7 @@ class TranslationTask(Task[TranslationPredictor]):
 
     description = "translate a text"
     options_type = TranslationOptions
-    checked_splits: tuple[SplitName, ...] = ("valid",)
+    checked_splits: ClassVar[tuple[SplitName, ...]] = ("valid",)
     recipe: TranslationRecipe
 
     def __init__(self, run: Run) -> None:
@@ -110,7 +110,9 @@ class TranslationTask(Task[TranslationPredictor]):
         model, setting = self.recipe.model, self.recipe.data.packing
         if not isinstance(model, TransformerConfig):
             if setting is True:
-                raise InputError(f"data.packing: true, but a {model.type} model needs padded sentences: use auto")
+                raise InputError(
+                    f"data.packing: true, but a {model.type} model needs padded sentences: use auto"
+                )
             return False
         max_tokens = self.recipe.data.max_tokens + 1  # with BOS or EOS
         return resolve_packing(setting, model, max_tokens, self.recipe.train, device)
@@ -151,4 +153,5 @@ class TranslationTask(Task[TranslationPredictor]):
 
 
 def build_task(run: Run) -> TranslationTask:
+    """Build the task of a run."""
     return TranslationTask(run)

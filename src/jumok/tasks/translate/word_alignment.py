@@ -27,7 +27,8 @@ from jumok.look.views.alignment_selection import (
 )
 from jumok.metrics.symmetrization import Symmetrization, product_links
 from jumok.metrics.word_alignment import AlignmentLinks, argmax_links, swap_links
-from jumok.tasks.translate.predictor import TranslationDecodeConfig, TranslationPredictor, split_by_map_size
+from jumok.tasks.translate.config import TranslationDecodeConfig
+from jumok.tasks.translate.predictor import TranslationPredictor, split_by_map_size
 
 __all__ = [
     "MAX_SELECTION_PAIRS",
@@ -312,7 +313,7 @@ def reverse_pair(pair: TranslationExample) -> TranslationExample:
 def _load_validation_pairs(predictor: TranslationPredictor) -> list[TranslationExample]:
     """The run's own, if it is still there."""
     try:
-        return predictor.data.valid_split().examples
+        return list(predictor.data.valid_split().examples)
     except (JumokError, OSError):
         return []
 

@@ -1,0 +1,59 @@
+"""Recipes of question answering."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from jumok.metrics.question_answering import AnswerConvention
+from jumok.tasks.config import BertDataConfig, BertRecipe, check_positive
+
+__all__ = [
+    "RECIPE_TYPES",
+    "AnswerDataConfig",
+    "AnswerDecodeConfig",
+    "AnswerEvaluationConfig",
+    "AnswerRecipe",
+]
+
+
+@dataclass(frozen=True)
+class AnswerDataConfig(BertDataConfig):
+    """The ``data:`` section. Whole articles are held out."""
+
+    has_unanswerable: bool = False  # some questions have no answer, as in SQuAD 2.0
+
+
+@dataclass(frozen=True)
+class AnswerDecodeConfig:
+    """The ``decode:`` section."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    max_answer_tokens: int = 30
+
+    def __post_init__(self) -> None:
+        check_positive(self, "max_answer_tokens")
+
+
+@dataclass(frozen=True)
+class AnswerEvaluationConfig:
+    """The ``evaluation:`` section."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    answer_convention: AnswerConvention = "squad"  # official script whose answer normalization is used
+    select_by: Literal["f1", "exact_match"] = "f1"  # validation metric that selects the best checkpoint
+
+
+@dataclass(frozen=True)
+class AnswerRecipe(BertRecipe):
+    """A recipe of question answering."""
+
+    task: Literal["answer"]
+    data: AnswerDataConfig
+    decode: AnswerDecodeConfig = field(default_factory=AnswerDecodeConfig)
+    evaluation: AnswerEvaluationConfig = field(default_factory=AnswerEvaluationConfig)
+
+
+RECIPE_TYPES: dict[str, type] = {"bert": AnswerRecipe}

@@ -1,0 +1,172 @@
+"""A trained tagger: the entities of texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jumok.batches.tokens import IGNORE
+from jumok.data.batching.texts import EncodedText
+from jumok.data.readers.formats import InvalidExample
+from jumok.data.readers.tagging import (
+    Entity,
+    TaggingExample,
+    convert_to_iob2,
+    extract_entities,
+    label_first_pieces,
+)
+from jumok.data.tokenizers.windows import find_central_window
+from jumok.decoding import StreamListener
+from jumok.errors import InputError
+from jumok.inference.line_io import iterate_chunks
+from jumok.tasks.base import Evaluation, Prediction
+from jumok.tasks.options import NBestOptions
+from jumok.tasks.predictors import BertPredictor
+from jumok.tasks.tag import metrics as tag_metrics
+from jumok.tasks.tag.data import SENTENCES_PER_CHUNK, WORD_PATTERN, locate_pieces, split_windows
+
+if TYPE_CHECKING:
+    from jumok.tasks.tag.task import TaggingTask
+
+__all__ = ["TaggingPrediction", "TaggingPredictor"]
+
+
+@dataclass(frozen=True)
+class TaggingPrediction(Prediction):
+    """The words of a line, their spans in the line, their tags in IOB2, and the probabilities of the tags."""
+
+    words: tuple[str, ...] = ()
+    spans: tuple[tuple[int, int], ...] = ()
+    tags: tuple[str, ...] = ()
+    probabilities: tuple[float, ...] = ()
+
+    @property
+    def entities(self) -> list[Entity]:
+        """The entities as ranges of words."""
+        return extract_entities(self.tags)
+
+    def to_entity_dicts(self) -> Iterator[dict[str, Any]]:
+        """The entities with their texts, spans in the line, and probabilities."""
+        for entity_type, first, last in self.entities:
+            start, end = self.spans[first][0], self.spans[last - 1][1]
+            yield {
+                "type": entity_type,
+                "text": self.input[start:end],
+                "start": start,
+                "end": end,
+                "probability": float(np.prod(self.probabilities[first:last])),
+            }
+
+    def format_lines(self, *, n_best: bool, as_json: bool) -> Iterator[str]:
+        if as_json:
+            content = {
+                "line": self.index,
+                "text": self.input,
+                "entities": list(self.to_entity_dicts()),
+                "words": self.words,
+                "tags": self.tags,
+            }
+            yield json.dumps(content, ensure_ascii=False)
+            return
+        line, done = "", 0
+        for entity in self.to_entity_dicts():
+            line += f"{self.input[done : entity['start']]}[{entity['text']}]({entity['type']})"
+            done = entity["end"]
+        yield line + self.input[done:]
+
+
+class TaggingPredictor(BertPredictor[TaggingPrediction]):
+    """A model that finds entities.
+
+    >>> tagger = jumok.load("runs/bert-conll2003")  # doctest: +SKIP
+    >>> tagger.tag("Ekeus heads for Baghdad .").entities[1]  # doctest: +SKIP
+    Entity(type='LOC', begin=3, end=4)
+    """
+
+    task: TaggingTask
+
+    @property
+    def labels(self) -> Sequence[str]:
+        return self.task.labels
+
+    def tag(self, text: str) -> TaggingPrediction:
+        """Tag one text. For many texts use :meth:`predict`."""
+        return next(self.predict([text], NBestOptions()))
+
+    def predict(
+        self,
+        lines: Iterable[str],
+        options: NBestOptions,
+        *,
+        with_attention: bool = False,
+        first_index: int = 0,
+        listener: StreamListener | None = None,
+    ) -> Iterator[TaggingPrediction]:
+        """Tag lines, in their order."""
+        if options.n_best > 1:
+            raise InputError("--n-best: each word has one tag, the likeliest; --json shows its probability")
+        for chunk in iterate_chunks(enumerate(lines, first_index), SENTENCES_PER_CHUNK):
+            matches = [list(WORD_PATTERN.finditer(line)) for _, line in chunk]
+            sentences = [_build_sentence(tuple(word.group() for word in words)) for words in matches]
+            outputs = self._predict_tags(sentences, chunk[0][0])
+            rows = zip(chunk, matches, sentences, outputs, strict=True)
+            for (index, line), words, sentence, (tags, probabilities) in rows:
+                spans = tuple(word.span() for word in words)
+                yield TaggingPrediction(
+                    index, line, sentence.words, spans, tuple(convert_to_iob2(tags)), probabilities
+                )
+
+    def count_tokens(self, text: str) -> int:
+        """The number of tokens of a text. Raise if it is too long."""
+        return sum(len(row.ids) for row in self.encode_windows(text))
+
+    def encode_windows(self, text: str) -> list[EncodedText]:
+        rows: list[EncodedText]
+        [rows] = self.check_encoded(self.encode([_build_sentence(tuple(WORD_PATTERN.findall(text)))]))
+        return rows
+
+    def score_examples(
+        self,
+        examples: Sequence[TaggingExample],
+        options: NBestOptions | None = None,
+        *,
+        detailed: bool = False,
+    ) -> Evaluation:
+        return tag_metrics.score_tagging(examples, [tags for tags, _ in self._predict_tags(examples, None)])
+
+    def _predict_tags(
+        self, sentences: Sequence[TaggingExample], first_index: int | None
+    ) -> Iterator[tuple[tuple[str, ...], tuple[float, ...]]]:
+        """The likeliest tag of each word, and its probability.
+
+        Of a sentence in several windows, each word is tagged in the window that shows most on both sides of it.
+        """
+        config = self.task.recipe.data
+        located = [pieces for _, pieces in locate_pieces(sentences, self.tokenizer)]
+        encoded = self.check_encoded(self.encode(sentences), first_index)
+        outputs = iter(
+            self.compute_outputs(
+                [row for windows in encoded for row in windows], lambda batch: [self.model.logits(batch)]
+            )
+        )
+        for sentence, pieces, rows in zip(sentences, located, encoded, strict=True):
+            windows = split_windows(pieces, self.max_tokens, config, "")
+            assert not isinstance(windows, InvalidExample)
+            by_window = [next(outputs)[0].double().softmax(-1).numpy() for _ in rows]
+            # A word without pieces, such as a control character, is no entity.
+            tags, probabilities = ["O"] * len(sentence.words), [1.0] * len(sentence.words)
+            for index, word in enumerate(label_first_pieces(pieces.word_ids, range(len(sentence.words)))):
+                if word != IGNORE:
+                    window = find_central_window(index, windows)
+                    row = by_window[window][1 + index - windows[window][0]]
+                    best = int(row.argmax())
+                    tags[word], probabilities[word] = self.task.labels[best], float(row[best])
+            yield tuple(tags), tuple(probabilities)
+
+
+def _build_sentence(words: tuple[str, ...]) -> TaggingExample:
+    return TaggingExample(words, ("O",) * len(words), "")
