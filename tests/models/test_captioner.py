@@ -20,7 +20,6 @@ from jumok.decoding.greedy import greedy_search
 from jumok.models import caption_transformer, captioner
 from jumok.models.caption_transformer import CaptionTransformer
 from jumok.models.captioner import Captioner, CaptionerConfig
-from jumok.models.layers import hard_attention
 from jumok.models.transformer import TransformerConfig
 
 VOCABULARY, FEATURES = 13, 5
@@ -54,7 +53,7 @@ def gradients(model: nn.Module, total: Tensor) -> list[Tensor]:
 
 
 def test_the_docstrings_are_right() -> None:
-    for module in (images, hard_attention, captioner, caption_transformer):
+    for module in (images, captioner, caption_transformer):
         found = doctest.testmod(module, extraglobs={"BOS": BOS, "torch": torch})
         assert found.attempted > 1
         assert found.failed == 0
@@ -78,7 +77,7 @@ def naive(
     mean = sum(places) / len(places)
     h, c = (
         torch.tanh(linear(f"{name}.2", torch.tanh(linear(f"{name}.0", mean))))
-        for name in ("first_state", "first_memory")
+        for name in ("init_hidden", "init_cell")
     )
     logits, looked = [], []
     for step, word in enumerate([BOS, *caption]):
@@ -93,7 +92,7 @@ def naive(
         alpha = e.exp() / e.exp().sum()
         if way:
             z = places[way[step]]
-        elif model.config.attention == "hard" and model.config.inference_attention == "place":
+        elif model.config.attention == "hard" and model.config.inference_attention == "hard":
             z = places[int(alpha.argmax())]
         else:
             z = sum(alpha[i] * places[i] for i in range(len(places)))
@@ -103,15 +102,18 @@ def naive(
         i, f, g, o = (gates + p["cell.weight_hh_l0"] @ h + p["cell.bias_hh_l0"]).chunk(4)
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
         h = torch.sigmoid(o) * torch.tanh(c)
-        logits.append(linear("generator", y + linear("of_state", h) + linear("of_found", z)))
+        logits.append(linear("generator", y + linear("hidden_projection", h) + linear("context_projection", z)))
         looked.append(alpha)
     return torch.stack(logits), torch.stack(looked)
 
 
 @pytest.mark.parametrize("gate", [True, False])
-@pytest.mark.parametrize("at_rest", ["soft", "place", "expectation"])
-def test_it_is_the_papers(gate: bool, at_rest: Any) -> None:
-    kind = {} if at_rest == "soft" else {"attention": "hard", "at_rest": at_rest}
+@pytest.mark.parametrize("attention", ["soft", "hard", "hard, soft at inference"])
+def test_it_is_the_papers(gate: bool, attention: str) -> None:
+    inference: Any = "hard" if attention == "hard" else "soft"
+    kind: dict[str, Any] = (
+        {} if attention == "soft" else {"attention": "hard", "inference_attention": inference}
+    )
     model, batch = made(dataclasses.replace(SOFT, context_gate=gate, **kind)), batch_of()
     nll = uneven = torch.zeros(()).double()
     for number, caption in enumerate(CAPTIONS):
@@ -128,7 +130,7 @@ def test_it_is_the_papers(gate: bool, at_rest: Any) -> None:
     torch.testing.assert_close(loss.parts["nll"], nll.detach(), **EXACT)
     torch.testing.assert_close(loss.parts["doubly_stochastic"], 0.3 * uneven.detach(), **EXACT)
     torch.testing.assert_close(loss.total, loss.parts["nll"], **EXACT)  # at rest; and in training:
-    if at_rest == "soft":
+    if attention == "soft":
         total = model.train().loss(batch).total
         torch.testing.assert_close(total, nll + 0.3 * uneven, **EXACT)
         expected = gradients(model, nll + 0.3 * uneven)
@@ -161,7 +163,7 @@ MODELS: dict[str, CaptionerConfig | TransformerConfig] = {
     "soft": SOFT,
     "plain": dataclasses.replace(SOFT, context_gate=False, doubly_stochastic_penalty=0.0),
     "hard": HARD,
-    "expectation": dataclasses.replace(HARD, inference_attention="expectation"),
+    "expectation": dataclasses.replace(HARD, inference_attention="soft"),
     "transformer": TransformerConfig(
         width=6, num_heads=2, feed_forward_width=7, encoder_layers=1, decoder_layers=2, dropout=0.0
     ),
@@ -185,14 +187,6 @@ def stepped(model: Any, batch: CaptionBatch) -> Tensor:
     return torch.stack(logits, 1)
 
 
-def test_steps_say_what_it_is_taught(model: Any) -> None:
-    batch = batch_of()
-    log_p = stepped(model, batch).log_softmax(-1)
-    counts = batch.labels != IGNORE
-    nll = -log_p.take_along_dim(batch.labels.clamp(min=0)[..., None], -1)[..., 0][counts].sum()
-    torch.testing.assert_close(model.loss(batch).total, nll, **EXACT)
-
-
 def test_padding_and_neighbours_change_nothing(model: Any) -> None:
     batch = batch_of()
     alone = [
@@ -207,14 +201,14 @@ def test_padding_and_neighbours_change_nothing(model: Any) -> None:
         found = model.loss(changed).total
         torch.testing.assert_close(found, total, **EXACT)
         torch.testing.assert_close(gradients(model, found), expected, **EXACT)
-    for one, found in zip(alone, model.maps(wide)[0].weights, strict=True):
-        weights = model.maps(one)[0].weights[0]
+    for one, found in zip(alone, model.compute_attention_maps(wide)[0].weights, strict=True):
+        weights = model.compute_attention_maps(one)[0].weights[0]
         torch.testing.assert_close(found[:, : weights.shape[1]], weights, **EXACT)
 
 
 def test_a_soft_penalty_does_not_see_padding() -> None:
     model = made(SOFT).train()
-    totals = [model.loss(batch_of(to=to)).total for to in (0, 11)]
+    totals = [model.loss(batch_of(min_length=to)).total for to in (0, 11)]
     torch.testing.assert_close(*totals, **EXACT)
     filled = batch_of()
     filled.labels[2] = IGNORE  # a picture that only fills the batch up
@@ -222,27 +216,6 @@ def test_a_soft_penalty_does_not_see_padding() -> None:
     torch.testing.assert_close(
         model.loss(filled).total, model.loss(dataclasses.replace(alone, features=filled.features[:2])).total
     )
-
-
-@pytest.mark.parametrize(("index", "sources"), [([2, 0, 0, 1], None), ([0, 0, 2, 2], [0, 2]), ([1, 0], None)])
-def test_reordered_rows_go_on_as_their_own(model: Any, index: list[int], sources: list[int] | None) -> None:
-    places = batch_of().features
-    ids = torch.tensor([[BOS, BOS, BOS], [4, 5, 6], [7, 8, 9]])
-    state = model.start(places)
-    for row in ids[:2]:
-        _, state = model.step(state, row)
-    expected, _ = model.step(state, ids[2])
-    state = state.reorder(torch.tensor(index), sources)
-    found, state = model.step(state, ids[2][index])
-    torch.testing.assert_close(found, expected[index], **EXACT)
-    if sources is not None:  # then within pictures, twice over
-        again = state.reorder(torch.tensor([1, 0, 3, 3]), [0, 1])
-        words = torch.tensor([10, 11, 12, 4])
-        before, _ = model.step(state, words[[1, 0, 2, 2]])
-        found, _ = model.step(again, words[[0, 1, 2, 2]])
-        torch.testing.assert_close(found, before[[1, 0, 3, 3]], **EXACT)
-        dropped = again.reorder(torch.tensor([2, 3]), [1])
-        torch.testing.assert_close(model.step(dropped, words[[2, 2]])[0], found[2:], **EXACT)
 
 
 def test_searches_take_pictures(model: Any) -> None:
@@ -288,7 +261,7 @@ def test_features_may_be_kept_in_half_precision(model: Any) -> None:
     half = dataclasses.replace(batch, features=batch.features.half())
     exact = dataclasses.replace(batch, features=half.features.double())
     torch.testing.assert_close(model.loss(half).total, model.loss(exact).total, **EXACT)
-    assert model.maps(half)[0].weights.dtype == torch.float64
+    assert model.compute_attention_maps(half)[0].weights.dtype == torch.float64
 
 
 @pytest.mark.parametrize("config", [SOFT, HARD], ids=["soft", "hard"])
@@ -337,7 +310,7 @@ def averages(model: Captioner, monkeypatch: pytest.MonkeyPatch, baseline: float)
         mean = mean + p * nll_of(logits, batch.labels[0])
         draws = iter(way)
         monkeypatch.setattr(
-            hard_attention, "sample_positions", lambda weights, draws=draws: torch.tensor([[next(draws)]])
+            captioner, "sample_positions", lambda weights, draws=draws: torch.tensor([[next(draws)]])
         )
         model.baseline.fill_(baseline)
         here = gradients(model, model.loss(batch).total)
@@ -362,18 +335,18 @@ def test_reinforce_is_right_on_average(monkeypatch: pytest.MonkeyPatch, baseline
 def test_places_are_drawn_as_probable_as_they_are() -> None:
     weights = torch.tensor([0.5, 0.3, 0.2, 0.0]).expand(20_000, 1, 4)
     torch.manual_seed(0)
-    chosen = hard_attention.sample_positions(weights)
+    chosen = captioner.sample_positions(weights)
     assert chosen.shape == (20_000, 1)
     shares = chosen.flatten().bincount(minlength=4) / 20_000
     torch.testing.assert_close(shares, weights[0, 0], atol=0.012, rtol=0)  # over three standard deviations
     assert shares[3] == 0
     torch.manual_seed(0)
-    assert torch.equal(hard_attention.sample_positions(weights), chosen)
+    assert torch.equal(captioner.sample_positions(weights), chosen)
 
 
 def test_entropy_by_hand() -> None:
     weights = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]], requires_grad=True)
-    found = hard_attention.entropy(weights)
+    found = captioner.entropy(weights)
     torch.testing.assert_close(found, torch.tensor([math.log(2), 0.0]))
     found.sum().backward()
     assert weights.grad.isfinite().all()
@@ -412,7 +385,7 @@ def test_about_the_share_that_is_said_takes_the_expectation() -> None:
     draws = model._build_recorder(
         CaptionBatch.from_sequences(torch.zeros(4000, 1, FEATURES), (1, 1), [[]] * 4000)
     )
-    assert isinstance(draws, hard_attention.HardAttentionSampler)
+    assert isinstance(draws, captioner.HardAttentionSampler)
     assert draws.sampled_rows.double().mean().item() == pytest.approx(0.75, abs=0.02)
 
 
@@ -495,11 +468,11 @@ def test_it_learns_to_look_at_what_it_names(attention: Any) -> None:
         ("width", 0),
         ("attention_width", -1),
         ("dropout", 1.0),
-        ("smoothing", -0.1),
+        ("label_smoothing", -0.1),
         ("baseline_decay", 1.0),
-        ("expected", 1.1),
-        ("penalty", float("nan")),
-        ("entropy", -1.0),
+        ("soft_probability", 1.1),
+        ("doubly_stochastic_penalty", float("nan")),
+        ("entropy_bonus", -1.0),
     ],
 )
 def test_a_value_that_cannot_be_is_named(field: str, value: Any) -> None:
@@ -509,38 +482,38 @@ def test_a_value_that_cannot_be_is_named(field: str, value: Any) -> None:
 
 def test_a_recipe_may_say_it() -> None:
     adapter = TypeAdapter(CaptionerConfig)
-    assert adapter.validate_python({"kind": "captioner", "attention": "hard"}).attention == "hard"
-    for wrong in ({"attention": "medium"}, {"witdh": 5}, {"at_rest": "asleep"}):
+    assert adapter.validate_python({"type": "captioner", "attention": "hard"}).attention == "hard"
+    for wrong in ({"attention": "medium"}, {"witdh": 5}, {"inference_attention": "asleep"}):
         with pytest.raises(ValidationError):
             adapter.validate_python(wrong)
 
 
 def test_batches_that_do_not_fit_are_refused(model: Any) -> None:
     for shape in ((2, 6, 4), (2, 5), (0, 6, 5), (2, 0, 5)):
-        with pytest.raises(ValueError, match="places of shape"):
+        with pytest.raises(ValueError, match="features have shape"):
             model.start(torch.zeros(shape))
-    with pytest.raises(ValueError, match="as many cells"):
+    with pytest.raises(ValueError, match="one cell for each"):
         CaptionBatch.from_sequences(torch.zeros(1, 6, FEATURES), (2, 2), [[5]])
-    with pytest.raises(ValueError, match="one of each"):
+    with pytest.raises(ValueError, match="one caption per image"):
         CaptionBatch.from_sequences(torch.zeros(1, 6, FEATURES), (2, 3), [[5], [6]])
 
 
 def test_packed_captions_are_refused() -> None:
     batch = batch_of()
     packed = dataclasses.replace(batch, target=Tokens.pack([[BOS, 5], [BOS], [BOS]]))
-    with pytest.raises(ValueError, match="row of its own"):
+    with pytest.raises(ValueError, match="one caption per row"):
         made(SOFT).loss(packed)
 
 
 def test_one_vocabulary_for_words_and_pictures_is_refused() -> None:
-    with pytest.raises(ValueError, match="tie='target'"):
+    with pytest.raises(ValueError, match="tie_embeddings='target'"):
         CaptionTransformer(TransformerConfig(tie_embeddings="all"), VOCABULARY, FEATURES)
 
 
 def test_a_picture_of_one_place_is_enough(model: Any) -> None:
     batch = CaptionBatch.from_sequences(torch.ones(1, 1, FEATURES).double(), (1, 1), [[]])
     assert model.loss(batch).total.isfinite()
-    weights = model.maps(batch)[0].weights
+    weights = model.compute_attention_maps(batch)[0].weights
     torch.testing.assert_close(weights, torch.ones_like(weights))
     assert len(greedy_search(model, batch.source, max_length=2)) == 1
 
@@ -549,10 +522,10 @@ def test_a_picture_of_one_place_is_enough(model: Any) -> None:
 
 
 def test_batches_of_one_form_are_alike() -> None:
-    batch, other = (batch_of(captions, to=6) for captions in (CAPTIONS, [[4], [5], [6, 7]]))
+    batch, other = (batch_of(captions, min_length=6) for captions in (CAPTIONS, [[4], [5], [6, 7]]))
     assert batch.graph_key is None
     assert batch.with_static_shapes().graph_key == other.with_static_shapes().graph_key is not None
-    assert batch.with_static_shapes().graph_key != batch_of(CAPTIONS, to=7).with_static_shapes().graph_key
+    assert batch.with_static_shapes().graph_key != batch_of(CAPTIONS, min_length=7).with_static_shapes().graph_key
     there = batch.with_static_shapes().to("cpu")
     assert there.grid == GRID
     assert there.count == 11

@@ -2,9 +2,7 @@
 
 import copy
 import dataclasses
-import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -176,17 +174,6 @@ def test_at_first_the_loss_is_that_of_guessing() -> None:
 # --------------------------------------------------------------------------- padding and causality
 
 
-def log_p(model: ConvolutionalSeq2Seq, source: list[int], target: list[int]) -> Tensor:
-    """Of all words at each place of one sentence, by steps over it alone: ``(T, V)``."""
-    with torch.no_grad():
-        state = model.start(Tokens.pad([[*source, EOS]]))
-        rows = []
-        for word in (BOS, *target):
-            logits, state = model.step(state, torch.tensor([word]))
-            rows.append(logits[0].log_softmax(-1))
-    return torch.stack(rows)
-
-
 @pytest.mark.parametrize("kernel", [1, 3, 5])
 def test_padding_does_not_matter(kernel: int) -> None:
     model = small(kernel_size=kernel).eval()
@@ -218,47 +205,6 @@ def test_later_words_do_not_matter() -> None:
 
 
 # ------------------------------------------------------------------------------------- decoding
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-@pytest.mark.parametrize("changes", [{}, {"kernel_size": 5, "position_encoding": "sinusoid"}, {"kernel_size": 1}], ids=str)
-def test_steps_are_teacher_forcing(changes: dict[str, Any], mode: Callable[[], Any]) -> None:
-    model = small(**changes).eval()
-    batch = Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
-    nll = torch.zeros(())
-    with mode():
-        state = model.start(batch.source)
-        for place in range(batch.target.ids.shape[1]):
-            logits, state = model.step(state, batch.target.ids[:, place])
-            nll = nll + F.cross_entropy(logits, batch.labels[:, place], reduction="sum")
-    whole = model.loss(Seq2SeqBatch.from_sequences(SOURCES, TARGETS)).total
-    torch.testing.assert_close(nll.detach(), whole.detach(), check_dtype=False)
-
-
-def test_rows_may_repeat_vanish_and_change_places() -> None:
-    model = small().eval()
-    said: list[tuple[int, list[int]]] = [(row, []) for row in range(len(SOURCES))]
-    moves = [
-        [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3],  # three beams each, before the first word
-        [2, 0, 0, 4, 5, 3, 6, 6, 6, 11, 9, 10],  # within each
-        [0, 1, 2, 6, 7, 8, 9, 9, 10],  # one sentence is done
-        [8, 7, 1, 0, 4],  # anything at all
-        [3],
-        [0, 0],
-    ]
-    words = itertools.cycle([7, 11, 5, 13, 4, 17, 9])
-    with torch.inference_mode():
-        state = model.start(Tokens.pad([[*source, EOS] for source in SOURCES]))
-        ids = torch.full((len(SOURCES),), BOS)
-        for index in moves:
-            state = state.reorder(torch.tensor(index))
-            said = [(said[i][0], [*said[i][1]]) for i in index]
-            logits, state = model.step(state, ids[torch.tensor(index)])
-            for (source, past), row in zip(said, logits, strict=True):
-                torch.testing.assert_close(row.log_softmax(-1), log_p(model, SOURCES[source], past)[-1])
-            ids = torch.tensor([next(words) for _ in index])
-            for (_, past), word in zip(said, ids.tolist(), strict=True):
-                past.append(word)
 
 
 def test_the_source_is_copied_only_if_its_rows_change() -> None:
