@@ -25,8 +25,8 @@ from jumok.data.image_inputs import (
     build_square_resize,
 )
 from jumok.data.readers.captions import CaptionExample
-from jumok.models.captioner import Captioner, CaptionerConfig
-from jumok.models.layers.image_encoder import ImageCaptioner, ImageEncoder
+from jumok.models.captioner import Captioner, CaptionerConfig, ImageCaptioner
+from jumok.models.layers.image_encoder import ImageEncoder
 
 CAPTIONS = [[[7, 8, 9], [10]], [[11, 12]], [[7], [8, 8, 8, 8, 8], [9, 7]]]
 PICTURE = [0, 0, 1, 2, 2, 2]

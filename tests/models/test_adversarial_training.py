@@ -36,7 +36,7 @@ def test_it_is_the_mean_of_the_loss_at_the_words_and_beside_them() -> None:
     scale = 0.7 * math.sqrt(2) / math.hypot(dx.norm(), dy.norm())
     moved = of(x + scale * dx, y + scale * dy)
     assert found.total.item() == pytest.approx((plain.item() + moved.item()) / 2, rel=1e-9)
-    assert found.parts["moved"].item() == pytest.approx(moved.item(), rel=1e-9)
+    assert found.parts["adversarial"].item() == pytest.approx(moved.item(), rel=1e-9)
     assert moved > plain
     # The words are moved by a constant: of that, no gradient.
     found.total.backward()
@@ -60,7 +60,7 @@ def test_nothing_is_left_on_the_embedding() -> None:
     assert torch.equal(embedding(ids), embedding.weight[ids])
     embedding.weight.requires_grad_(False)  # vectors that are not learned are moved all the same
     found = adversarial_loss(embedding, lambda: Loss(embedding(ids).sum(), 1), 0.3, torch.tensor([1]))
-    assert found.parts["moved"].item() == pytest.approx(embedding(ids).sum().item() + 0.3 * math.sqrt(3))
+    assert found.parts["adversarial"].item() == pytest.approx(embedding(ids).sum().item() + 0.3 * math.sqrt(3))
 
 
 BATCH = {
@@ -76,7 +76,7 @@ BATCH = {
 
 @pytest.mark.parametrize("kind", BATCH)
 def test_models_learn_so_and_are_judged_without(kind: str) -> None:
-    sizes = {"embedding": 5, "attention": 7, "width": 3, "dropout": 0.0}
+    sizes = {"embedding_width": 5, "attention_width": 7, "width": 3, "dropout": 0.0}
 
     def made(adversarial: float) -> BertClassifier | HierarchicalAttentionNetwork | SelfAttentiveClassifier:
         torch.manual_seed(3)
@@ -98,11 +98,11 @@ def test_models_learn_so_and_are_judged_without(kind: str) -> None:
     plain, hard, batch = made(0.0), made(0.5), BATCH[kind]
     usual, both = plain.loss(batch), hard.loss(batch)
     assert both.total > usual.total
-    assert both.total.item() == pytest.approx((usual.total + both.parts["moved"]).item() / 2)
-    assert {**both.parts, "moved": None}.keys() == {*usual.parts, "moved"}
+    assert both.total.item() == pytest.approx((usual.total + both.parts["adversarial"]).item() / 2)
+    assert {**both.parts, "adversarial": None}.keys() == {*usual.parts, "adversarial"}
     both.total.backward()
     assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in hard.parameters())
     hard.eval()
     assert torch.equal(hard.loss(batch).total, plain.eval().loss(batch).total)
-    with pytest.raises(ValueError, match="adversarial=-1"):
+    with pytest.raises(ValueError, match="adversarial_epsilon=-1"):
         made(-1.0)

@@ -431,7 +431,7 @@ def test_a_refused_call_spends_nothing() -> None:
     state = fast.start(Tokens.pad(SOURCES))
     with pytest.raises(ValueError, match=r"shape \(4,\); expected one id for each of the 5 rows"):
         fast.step(state, torch.full((4,), BOS))
-    with pytest.raises(ValueError, match="3 rows came with 2 sources"):
+    with pytest.raises(ValueError, match="3 rows and there are 2 sources"):
         state.reorder(torch.arange(3), [0, 1])
     with pytest.raises(ValueError, match="padded"):
         fast.start(Tokens.pack(SOURCES))

@@ -315,7 +315,7 @@ def test_a_network_learns_adversarially() -> None:
     def learnt() -> list[Tensor]:
         loss = model.loss(batch)
         slopes = torch.autograd.grad(loss.total, [*model.parameters()])
-        return [loss.total.detach(), loss.parts["moved"], *slopes]
+        return [loss.total.detach(), loss.parts["adversarial"], *slopes]
 
     ours = learnt()
     with without_kernels():

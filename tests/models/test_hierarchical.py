@@ -307,9 +307,9 @@ def test_watch_sees_where_it_looks() -> None:
     assert (
         [one.name for one in seen]
         == [one.name for one in model.compute_attention_maps(batch)]
-        == ["words", "sentences"]
+        == ["word_level", "sentence_level"]
     )
-    assert {"words", "sentences"} < {name for name, _ in model.named_modules()}
+    assert {"word_level", "sentence_level"} < {name for name, _ in model.named_modules()}
     longest_first = [2, 4, 0, 3, 6, 1, 5]
     shown = model.compute_attention_maps(batch)[0].weights[longest_first]
     torch.testing.assert_close(seen[0].weights().flatten(), shown.flatten(), **EXACT)
@@ -393,13 +393,13 @@ def test_dropout_is_for_training_only() -> None:
 
 def test_a_config_that_makes_no_sense() -> None:
     adapter = TypeAdapter(HierarchicalConfig)
-    assert adapter.validate_python({"kind": "hierarchical", "width": 50}).width == 50
+    assert adapter.validate_python({"type": "hierarchical", "width": 50}).width == 50
     with pytest.raises(ValidationError, match="widht"):
         adapter.validate_python({"widht": 50})
     for wrong in (
         {"width": 0},
-        {"embedding": -1},
-        {"attention": 0},
+        {"embedding_width": -1},
+        {"attention_width": 0},
         {"dropout": 1.0},
         {"word_dropout": -0.1},
     ):

@@ -154,14 +154,14 @@ def naive(model: SelfAttentiveClassifier, batch: ClassificationBatch) -> tuple[T
 @pytest.mark.parametrize("pruned", [{}, {"row_units": 3, "column_units": 2}], ids=str)
 @pytest.mark.parametrize("paired", [False, True], ids=["texts", "pairs"])
 def test_it_is_what_the_paper_says(cell: str, pruned: dict[str, int], paired: bool) -> None:
-    model = small(cell=cell, pairs=paired, **pruned)
+    model = small(cell=cell, text_pairs=paired, **pruned)
     batch = (pairs if paired else texts)((2, IGNORE, 4))
     loss = model.loss(batch)
     logits, error, penalty = naive(model, batch)
     torch.testing.assert_close(model.logits(batch), logits, **EXACT)
     torch.testing.assert_close(loss.total, error + penalty, **EXACT)
     torch.testing.assert_close(loss.parts["nll"], error.detach(), **EXACT)
-    torch.testing.assert_close(loss.parts["penalty"], penalty.detach(), **EXACT)
+    torch.testing.assert_close(loss.parts["redundancy"], penalty.detach(), **EXACT)
     assert loss.count == batch.count == 2
     ours = gradients(model, batch)
     model.zero_grad()
@@ -177,7 +177,7 @@ def test_with_one_class_it_says_numbers() -> None:
     logits, error, penalty = naive(model, batch)
     torch.testing.assert_close(model.logits(batch), logits, **EXACT)
     torch.testing.assert_close(loss.total, error + penalty, **EXACT)
-    assert (loss.count, sorted(loss.parts)) == (2, ["error", "penalty"])
+    assert (loss.count, sorted(loss.parts)) == (2, ["error", "redundancy"])
     assert all(x.isfinite().all() for x in gradients(model, batch).values())
 
 
@@ -253,7 +253,7 @@ def test_what_the_published_sizes_weigh() -> None:
     wider=st.integers(0, 3),
 )
 def test_padding_changes_nothing(cell: str, alike: bool, lengths: list[tuple[int, int]], wider: int) -> None:
-    model = small(cell=cell, pairs=True, layers=2)
+    model = small(cell=cell, text_pairs=True, num_layers=2)
     with torch.no_grad():
         model.embedding.weight[PAD] = torch.nan  # no text has it
     rows = [
@@ -305,7 +305,7 @@ def test_a_text_without_words_is_one_of_padding(alike: bool) -> None:
 
 def test_alike_batches_need_nothing_of_the_host() -> None:
     """What a graph replays: the tensors of another batch, with the lengths of the one that it was made of."""
-    model = small(pairs=True)
+    model = small(text_pairs=True)
     mine = pairs().with_static_shapes()
     others = TextPairBatch.from_sequences(
         FIRST[::-1], second_tokens=SECOND[::-1], labels=[1, IGNORE, 3]
@@ -322,7 +322,7 @@ def test_alike_batches_need_nothing_of_the_host() -> None:
 @pytest.mark.parametrize("pruned", [{}, {"row_units": 3, "column_units": 2}], ids=str)
 def test_no_number_is_waited_for(pruned: dict[str, int]) -> None:
     """On a device that has none, to ask for one is an error."""
-    model = small(pairs=True, **pruned).train().to("meta")
+    model = small(text_pairs=True, **pruned).train().to("meta")
     loss = model.loss(pairs().with_static_shapes().to("meta"))
     loss.total.backward()
     assert loss.total.is_meta
@@ -364,7 +364,7 @@ def test_watch_sees_where_the_hops_look() -> None:
 
 @pytest.mark.parametrize("paired", [False, True], ids=["texts", "pairs"])
 def test_under_autocast_it_says_about_the_same(paired: bool) -> None:
-    model = small(pairs=paired, row_units=2, column_units=1).float()
+    model = small(text_pairs=paired, row_units=2, column_units=1).float()
     batch = (pairs if paired else texts)()
     exact = model.loss(batch)
     slopes = gradients(model, batch)
@@ -430,22 +430,22 @@ def test_dropout_is_for_training_only() -> None:
 def test_what_it_cannot_read() -> None:
     with pytest.raises(ValueError, match="packed=False"):
         small().logits(texts(packed=True))
-    with pytest.raises(ValueError, match="pairs of texts came to a model with pairs=False"):
+    with pytest.raises(ValueError, match="has pairs of texts, but the model has text_pairs=False"):
         small().loss(pairs())
-    with pytest.raises(ValueError, match="single texts came to a model with pairs=True"):
-        small(pairs=True).loss(texts())
-    with pytest.raises(ValueError, match="no text"):
+    with pytest.raises(ValueError, match="has single texts, but the model has text_pairs=True"):
+        small(text_pairs=True).loss(texts())
+    with pytest.raises(ValueError, match="batch is empty"):
         small().logits(TextBatch.from_sequences([]))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hops": 0}, "hops=0: 1 or more"),
-        ({"penalty": -1.0}, "penalty=-1.0: 0 or more"),
-        ({"penalty": float("nan")}, "penalty=nan: 0 or more"),
+        ({"num_hops": 0}, "num_hops=0: 1 or more"),
+        ({"redundancy_penalty": -1.0}, "redundancy_penalty=-1.0: 0 or more"),
+        ({"redundancy_penalty": float("nan")}, "redundancy_penalty=nan: 0 or more"),
         ({"row_units": -1}, "row_units=-1: 0 or more"),
-        ({"dropout": 1.0}, "dropout=1.0: a share"),
+        ({"dropout": 1.0}, "dropout=1.0: a number from 0"),
         ({"row_units": 3}, "row_units=3 with column_units=0"),
     ],
 )
@@ -456,6 +456,6 @@ def test_sizes_that_make_no_model(change: dict[str, Any], message: str) -> None:
 
 def test_a_recipe_can_hold_the_config() -> None:
     adapter = TypeAdapter(SelfAttentiveConfig)
-    assert adapter.validate_python({"kind": "self_attentive", "hops": 3}) == SelfAttentiveConfig(num_hops=3)
+    assert adapter.validate_python({"type": "self_attentive", "num_hops": 3}) == SelfAttentiveConfig(num_hops=3)
     with pytest.raises(ValidationError, match="hop"):
         adapter.validate_python({"hop": 3})

@@ -1,19 +1,19 @@
-"""Hierarchical attention network (Yang 2016): the words that make a sentence, the sentences that decide.
+"""Hierarchical attention network (Yang 2016): attention to the words of sentences, and to the sentences of documents.
 
 ::
 
-    words ─ GRU, both ways ─ attention ─ sentences ─ GRU, both ways ─ attention ─ document ─ class
+    words ─ bidirectional GRU ─ attention ─ sentences ─ bidirectional GRU ─ attention ─ document ─ class
 
-Either level does the same: it reads its sequence, makes a key of each state, and asks all keys with one
-learned query. The words of sentence i, say::
+Both levels do the same. A GRU encodes a sequence, and attention with one learned query pools its states. For
+the words of sentence i::
 
-    u_it = tanh(W_w h_it + b_w)        the key of a word
-    α_it = softmax_t(u_w · u_it)       how much it matters
+    u_it = tanh(W_w h_it + b_w)        key of a word
+    α_it = softmax_t(u_w · u_it)       its weight
     s_i  = Σ_t α_it h_it               the sentence
 
-The sentences of all documents of a batch are read together, and neither level computes padding to speak of,
-however unlike the lengths are: see :mod:`jumok.models.ragged`. Only padded batches that are alike (for a CUDA
-graph) are read as they are, since the host does not know their lengths.
+The sentences of all documents of a batch are encoded together. Almost no padding is computed at either level,
+however different the lengths are (see :mod:`jumok.models.layers.ragged_layout`). Only padded batches with static
+shapes (for CUDA graphs) are encoded as they are, because the host does not know their lengths.
 
 Shapes: ``B`` sentences and ``N`` documents of a batch, ``L`` words of the longest sentence, ``S`` sentences
 of the longest document; widths: ``W`` of a state (of one direction), ``A`` of a key; ``C`` classes.
@@ -35,53 +35,46 @@ from jumok.attention.scores import Dot
 from jumok.batches.text import DocumentBatch
 from jumok.batches.tokens import LayerAttention, Loss, Tokens
 from jumok.models.layers.adversarial_training import adversarial_loss
-from jumok.models.layers.bigram_embedding import BigramEmbedding
+from jumok.models.layers.config_checks import check_ranges
 from jumok.models.layers.label_losses import label_loss
 from jumok.models.layers.ragged_layout import RaggedLayout
 from jumok.models.layers.recurrent import build_rnn, run_packed_rnn, run_rnn_on_tokens
-from jumok.models.layers.word_dropout import drop_words
+from jumok.models.layers.word_embedding import BigramEmbedding, drop_words
 
 __all__ = ["HierarchicalAttentionNetwork", "HierarchicalConfig", "HierarchicalLevel"]
+
+EmbeddingFunction = Callable[[Tensor], Tensor]  # ids (…) to vectors (…, width)
 
 
 @dataclass(frozen=True)
 class HierarchicalConfig:
-    """The sizes of a :class:`HierarchicalAttentionNetwork`; the paper's are width=50, attention=100, and no dropout."""
+    """Configuration of a :class:`HierarchicalAttentionNetwork`.
+
+    The paper has width=50, attention_width=100 and no dropout.
+    """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     type: Literal["hierarchical"] = "hierarchical"
     embedding_width: int = 200
-    num_bigrams: int = 0  # so many pairs of words have vectors too (see bigrams.py)
-    width: int = 64  # of a GRU's state, each way, at both levels
+    num_bigrams: int = 0  # number of frequent bigrams with embeddings (see layers/word_embedding.py)
+    width: int = 64  # of a GRU's state in each direction, at both levels
     attention_width: int = 128  # of keys and queries
     dropout: float = 0.3  # of embeddings, of sentences, and before the classifier
-    word_dropout: float = 0.0  # of whole words, which are unknown then
-    adversarial_epsilon: float = 0.0  # how far words are moved to make it hard (see adversarial.py)
+    word_dropout: float = 0.0  # fraction of words that become unknown
+    adversarial_epsilon: float = 0.0  # size of perturbations (see layers/adversarial_training.py)
 
     def __post_init__(self) -> None:
-        for name in ("embedding", "width", "attention"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: 1 or more is expected")
-        for name in ("dropout", "word_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: a share from 0 to below 1 is expected")
-        for name in ("bigrams", "adversarial"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)}: 0 or more is expected")
-
-
-@dataclass(frozen=True, eq=False)
-class _HierarchicalRows:
-    """States of sequences in rows, with what attention needs to know of them."""
-
-    states: Tensor  # (rows, length, 2 W)
-    keys: Tensor  # (rows, length, A)
-    mask: Mask | None
+        check_ranges(
+            self,
+            positive=("embedding_width", "width", "attention_width"),
+            fraction=("dropout", "word_dropout"),
+            non_negative=("num_bigrams", "adversarial_epsilon"),
+        )
 
 
 class HierarchicalLevel(nn.Module):
-    """From sequences to a vector each: a GRU reads them both ways, and attention picks what matters."""
+    """One level: a bidirectional GRU, and attention that pools each sequence into a vector."""
 
     def __init__(self, input_width: int, width: int, attention_width: int) -> None:
         super().__init__()
@@ -89,101 +82,84 @@ class HierarchicalLevel(nn.Module):
         self.key = nn.Linear(2 * width, attention_width)
         nn.init.xavier_uniform_(self.key.weight)
         nn.init.zeros_(self.key.bias)
-        # Small, so that it looks everywhere at first.
+        # Small, so that weights are almost uniform at first.
         self.query = nn.Parameter(torch.empty(attention_width).normal_(std=attention_width**-0.5))
         self.score = Dot()
 
-    def forward(
-        self, embed: Callable[[Tensor], Tensor], tokens: Tokens, *, return_weights: bool = False
-    ) -> Tensor:
-        """``(B, 2 W)``; ``embed`` gives vectors ``(…, input_width)`` for the numbers ``(…)`` in the tokens.
+    def forward(self, embed: EmbeddingFunction, tokens: Tokens, *, return_weights: bool = False) -> Tensor:
+        """Return a vector ``(B, 2 W)`` for each sequence, or the attention weights ``(B, L)``.
 
-        With ``return_weights``, :meth:`weights` instead.
+        ``embed`` maps the ids of the tokens ``(…)`` to vectors ``(…, input_width)``.
         """
+        weights_length = None
         if return_weights:
-            return self._compute_weights(embed, tokens)
-
-        def mixed(rows: _HierarchicalRows) -> Tensor:
-            # Not `attend`: every batch has lengths of its own, and cuDNN's kernel is planned anew for each.
-            # For a single query, two products do.
-            looked = weights(self._expand_query(rows), rows.keys, score=self.score, mask=rows.mask)
-            # States are finite, those of padding too, which are zeros or copies: no need to look for others.
-            return mix(looked, rows.states.to(looked.dtype), assume_finite=True).squeeze(1)
-
-        return self._map_sequences(mixed, embed, tokens, 2 * self.rnn.hidden_size)
-
-    def weights(self, embed: Callable[[Tensor], Tensor], tokens: Tokens) -> Tensor:
-        """How much each token matters to its sequence, ``(B, L)``; zero at padding."""
-        return self(embed, tokens, weigh=True)  # type: ignore[no-any-return]  # as whoever watches it sees
-
-    def _compute_weights(self, embed: Callable[[Tensor], Tensor], tokens: Tokens) -> Tensor:
-        length = max(tokens.lengths, default=0) if tokens.packed else tokens.ids.shape[1]
-
-        def weighed(rows: _HierarchicalRows) -> Tensor:
-            found = weights(self._expand_query(rows), rows.keys, score=self.score, mask=rows.mask).squeeze(1)
-            return F.pad(found, (0, length - found.shape[1]))
-
-        return self._map_sequences(weighed, embed, tokens, length)
-
-    def _map_sequences(
-        self,
-        function: Callable[[_HierarchicalRows], Tensor],
-        embed: Callable[[Tensor], Tensor],
-        tokens: Tokens,
-        width: int,
-    ) -> Tensor:
-        """What is made of rows ``(rows, width)``, for all sequences in their order: ``(B, width)``."""
+            weights_length = max(tokens.lengths, default=0) if tokens.packed else tokens.ids.shape[1]
         if not tokens.packed and (tokens.mask is None or tokens.device_lengths is not None):
-            return self._map_padded_rows(function, embed, tokens, width)
-        ragged = RaggedLayout.from_tokens(tokens)
-        if not ragged.buckets:
-            return self.query.new_zeros(len(tokens.lengths), width)
-        words = embed(tokens.ids.flatten().index_select(0, ragged.token_indices))
-        states = run_packed_rnn(self.rnn, words, ragged.packed_steps)
+            return self._pool_padded(embed, tokens, weights_length)
+        layout = RaggedLayout.from_tokens(tokens)
+        if not layout.buckets:
+            return self._build_zeros(tokens, weights_length)
+        inputs = embed(tokens.ids.flatten().index_select(0, layout.token_indices))
+        states = run_packed_rnn(self.rnn, inputs, layout.packed_steps)
         keys = self.key(states).tanh()
-        shelved = zip(ragged.to_buckets(states), ragged.to_buckets(keys), ragged.buckets, strict=True)
-        return ragged.from_buckets(
-            [function(_HierarchicalRows(states, keys, shelf.mask)) for states, keys, shelf in shelved]
+        buckets = zip(layout.to_buckets(states), layout.to_buckets(keys), layout.buckets, strict=True)
+        return layout.from_buckets(
+            [self._pool(states, keys, bucket.mask, weights_length) for states, keys, bucket in buckets]
         )
 
-    def _map_padded_rows(
-        self,
-        function: Callable[[_HierarchicalRows], Tensor],
-        embed: Callable[[Tensor], Tensor],
-        tokens: Tokens,
-        width: int,
-    ) -> Tensor:
-        """The same of rows as they came: all are full, or the host does not know how full."""
+    def weights(self, embed: EmbeddingFunction, tokens: Tokens) -> Tensor:
+        """Attention weights ``(B, L)``, zero at padding."""
+        # Called as a module, so that hooks run.
+        return self(embed, tokens, return_weights=True)  # type: ignore[no-any-return]
+
+    def _pool(self, states: Tensor, keys: Tensor, mask: Mask | None, weights_length: int | None) -> Tensor:
+        """Pool states ``(rows, length, 2 W)`` by attention with keys u ``(rows, length, A)``: ``(rows, 2 W)``.
+
+        With a ``weights_length``, return the weights ``(rows, weights_length)`` instead.
+        """
+        query = self.query.to(keys.dtype).expand(keys.shape[0], 1, -1)  # u_w
+        # Not `attend`: cuDNN would plan its kernel anew for the lengths of every batch. For a single query two
+        # products are enough.
+        alpha = weights(query, keys, score=self.score, mask=mask)  # softmax(u_w · u), (rows, 1, length)
+        if weights_length is not None:
+            return F.pad(alpha.squeeze(1), (0, weights_length - alpha.shape[2]))
+        # States are finite, even at padding, where they are zeros or copies.
+        return mix(alpha, states.to(alpha.dtype), assume_finite=True).squeeze(1)  # Σ α h
+
+    def _pool_padded(self, embed: EmbeddingFunction, tokens: Tokens, weights_length: int | None) -> Tensor:
+        """Pool padded rows as they are: there is no padding, or only the device knows the lengths."""
         if not tokens.ids.numel():
-            return self.query.new_zeros(len(tokens.lengths), width)
-        words, mask = embed(tokens.ids), None
+            return self._build_zeros(tokens, weights_length)
+        inputs, mask = embed(tokens.ids), None
         if tokens.device_lengths is not None:
-            words = words.masked_fill(~tokens.valid_mask[..., None], 0.0)  # whatever padding holds
-            empty = tokens.device_lengths < 1
+            inputs = inputs.masked_fill(~tokens.valid_mask[..., None], 0.0)  # padding may hold any ids
+            is_empty = tokens.device_lengths < 1
             tokens = replace(tokens, device_lengths=tokens.device_lengths.clamp(min=1))
             mask = tokens.mask
-        states, _ = run_rnn_on_tokens(self.rnn, words, tokens)
-        found = function(_HierarchicalRows(states, self.key(states).tanh(), mask))
-        return found if mask is None else found.masked_fill(empty[:, None], 0.0)
+        states, _ = run_rnn_on_tokens(self.rnn, inputs, tokens)
+        pooled = self._pool(states, self.key(states).tanh(), mask, weights_length)
+        return pooled if mask is None else pooled.masked_fill(is_empty[:, None], 0.0)
 
-    def _expand_query(self, rows: _HierarchicalRows) -> Tensor:
-        return self.query.to(rows.keys.dtype).expand(rows.keys.shape[0], 1, -1)
+    def _build_zeros(self, tokens: Tokens, weights_length: int | None) -> Tensor:
+        width = 2 * self.rnn.hidden_size if weights_length is None else weights_length
+        return self.query.new_zeros(len(tokens.lengths), width)
 
 
 class HierarchicalAttentionNetwork(nn.Module):
-    """One of C classes for each document; with a single class, a number.
+    """Classifies documents, or with a single class, predicts a number for each.
 
-    >>> model = Hierarchical(HierarchicalConfig(embedding=8, width=4, attention=8), vocabulary=11, classes=3)
-    >>> batch = LabelledDocuments.of([[7, 8, 9], [5], [4, 6]], sentences=[[0, 1], [2]], labels=[2, 0])
+    >>> config = HierarchicalConfig(embedding_width=8, width=4, attention_width=8)
+    >>> model = HierarchicalAttentionNetwork(config, vocab_size=11, num_classes=3)
+    >>> batch = DocumentBatch.from_sequences(
+    ...     [[7, 8, 9], [5], [4, 6]], sentence_indices=[[0, 1], [2]], labels=[2, 0]
+    ... )
     >>> model.logits(batch).shape
     torch.Size([2, 3])
-    >>> {map.name: map.weights.shape for map in model.maps(batch)}
-    {'words': torch.Size([3, 1, 1, 3]), 'sentences': torch.Size([2, 1, 1, 2])}
+    >>> {layer.name: layer.weights.shape for layer in model.compute_attention_maps(batch)}
+    {'word_level': torch.Size([3, 1, 1, 3]), 'sentence_level': torch.Size([2, 1, 1, 2])}
     """
 
-    supports_compile = (
-        False  # every batch has lengths of its own, for each of which it would be compiled anew
-    )
+    supports_compile = False  # batches have different lengths, and each would be compiled anew
 
     def __init__(self, config: HierarchicalConfig, vocab_size: int, num_classes: int) -> None:
         super().__init__()
@@ -203,20 +179,19 @@ class HierarchicalAttentionNetwork(nn.Module):
         nn.init.zeros_(self.output.bias)
 
     def logits(self, batch: DocumentBatch) -> Tensor:
-        """``(N, C)``, of the documents that have a label, if only one that does not count."""
-        documents = self.sentence_level(
-            _build_row_lookup(self._encode_sentences(batch)), batch.sentence_indices
-        )
+        """Logits ``(N, C)`` of the documents that have a label, including IGNORE."""
+        sentences = self._encode_sentences(batch)
+        documents = self.sentence_level(_build_row_lookup(sentences), batch.sentence_indices)
         return self.output(self.dropout(documents[: batch.labels.shape[0]]))  # type: ignore[no-any-return]
 
     def loss(self, batch: DocumentBatch) -> Loss:
         """Cross-entropy, or with one class the squared error, summed over the documents.
 
-        It is its own part, "nll" or "error"; and the only one, but in adversarial training.
+        The parts are "nll" or "error", and in adversarial training "adversarial".
         """
-        size = self.config.adversarial_epsilon
-        if self.training and size:
-            return adversarial_loss(self.embedding, lambda: self._compute_loss(batch), size, batch.labels)
+        epsilon = self.config.adversarial_epsilon
+        if self.training and epsilon:
+            return adversarial_loss(self.embedding, lambda: self._compute_loss(batch), epsilon, batch.labels)
         return self._compute_loss(batch)
 
     def _compute_loss(self, batch: DocumentBatch) -> Loss:
@@ -225,31 +200,31 @@ class HierarchicalAttentionNetwork(nn.Module):
 
     @torch.no_grad()
     def compute_attention_maps(self, batch: DocumentBatch) -> list[LayerAttention]:
-        """How much words matter in their sentences, ``(B, 1, 1, L)``, and sentences, ``(N, 1, 1, S)``."""
+        """Weights of words in their sentences, ``(B, 1, 1, L)``, and of sentences, ``(N, 1, 1, S)``."""
         words = self.word_level.weights(self._embed_words, self._combine_bigrams(batch.tokens))
         sentences = self.sentence_level.weights(
             _build_row_lookup(self._encode_sentences(batch)), batch.sentence_indices
         )
-        found = {"words": words, "sentences": sentences[: len(batch.labels)]}
-        return [LayerAttention(name, weights[:, None, None]) for name, weights in found.items()]
+        maps = {"word_level": words, "sentence_level": sentences[: len(batch.labels)]}
+        return [LayerAttention(name, weights[:, None, None]) for name, weights in maps.items()]
 
     def _encode_sentences(self, batch: DocumentBatch) -> Tensor:
-        """The vectors of all sentences, ``(B, 2 W)``."""
+        """Vectors ``(B, 2 W)`` of all sentences."""
         return self.dropout(self.word_level(self._embed_words, self._combine_bigrams(batch.tokens)))  # type: ignore[no-any-return]
 
     def _combine_bigrams(self, tokens: Tokens) -> Tokens:
-        """Words, or each word and the pair that it ends as one number."""
+        """Combine token ids with bigram ids, if the model has bigrams."""
         return tokens if self.bigrams is None else self.bigrams.combine_ids(tokens)
 
     def _embed_words(self, word_ids: Tensor) -> Tensor:
-        share = self.config.word_dropout if self.training else 0.0
+        word_dropout = self.config.word_dropout if self.training else 0.0
         if self.bigrams is None:
-            return self.dropout(self.embedding(drop_words(word_ids, share)))  # type: ignore[no-any-return]
-        ids, pairs = self.bigrams.split_ids(word_ids)
-        words = self.embedding(drop_words(ids, share)) + self.bigrams(pairs, share)
-        return self.dropout(words)  # type: ignore[no-any-return]
+            return self.dropout(self.embedding(drop_words(word_ids, word_dropout)))  # type: ignore[no-any-return]
+        ids, bigram_ids = self.bigrams.split_ids(word_ids)
+        embeddings = self.embedding(drop_words(ids, word_dropout)) + self.bigrams(bigram_ids, word_dropout)
+        return self.dropout(embeddings)  # type: ignore[no-any-return]
 
 
-def _build_row_lookup(vectors: Tensor) -> Callable[[Tensor], Tensor]:
-    """What gives vectors ``(…, D)`` for numbers ``(…)`` of rows of ``vectors``."""
-    return lambda numbers: vectors.index_select(0, numbers.flatten()).view(*numbers.shape, vectors.shape[-1])
+def _build_row_lookup(vectors: Tensor) -> EmbeddingFunction:
+    """A function that maps indices ``(…)`` to rows of ``vectors``, ``(…, D)``."""
+    return lambda index: vectors.index_select(0, index.flatten()).view(*index.shape, vectors.shape[-1])

@@ -1,12 +1,12 @@
-"""Adversarial training (Miyato 2017): a model must also be right about words that are moved a little.
+"""Adversarial training of text classifiers (Miyato 2017).
 
-They are moved where it hurts most, along the gradient of the loss at the vectors x of a batch's words::
+Word embeddings x of a batch are perturbed in the direction of the gradient of the loss::
 
-    r = ε √N · g / ‖g‖,   g = ∂loss / ∂x           N texts: each is moved by about ε
+    r = ε √N · g / ‖g‖,   g = ∂loss / ∂x           N texts: the perturbation of each is about ε
 
-and what is made smaller is the mean of the loss at x and the loss at x + r. With few texts and many weights,
-this keeps a model from learning texts by heart, better than dropout alone does. A step takes three times as
-long: the gradient at x is computed, and then the usual one of both losses.
+and the training loss is the mean of the losses at x and at x + r. With few texts and many weights, this reduces
+overfitting more than dropout alone. A training step takes three times as long: first the gradient at x, then the
+gradient of both losses.
 """
 
 from __future__ import annotations
@@ -29,41 +29,43 @@ VectorMap = Callable[[Tensor], Tensor]
 def adversarial_loss(
     embedding: nn.Embedding, compute_loss: Callable[[], Loss], epsilon: float, labels: Tensor
 ) -> Loss:
-    """The mean of ``compute_loss()`` and of the same with the vectors that ``embedding`` gives moved by ``epsilon``.
+    """Mean of ``compute_loss()`` with the vectors of ``embedding``, and with perturbed ones.
 
-    The parts are those of the first, and "moved", the second as a whole. In each of its calls the loss looks
-    words up in the same order; dropout is drawn anew. Of the ``labels``, those that count are the N texts.
+    The parts are those of the first loss, and "adversarial", the total of the second. ``compute_loss`` is called
+    twice and must look words up in the same order each time; dropout masks differ. N is the number of
+    ``labels`` that count.
 
     >>> embedding, labels = nn.Embedding(5, 2), torch.tensor([3.0])
-    >>> loss = lambda: Loss(embedding(torch.tensor([2])).sum(), 1)  # the gradient is (1, 1)
-    >>> plain, both = loss(), with_moved_words(embedding, loss, 0.5, labels)
-    >>> (both.parts["moved"] - plain.total).item()  # (1, 1) · 0.5 (1, 1) / √2
+    >>> compute_loss = lambda: Loss(embedding(torch.tensor([2])).sum(), 1)  # the gradient is (1, 1)
+    >>> clean, mean = compute_loss(), adversarial_loss(embedding, compute_loss, 0.5, labels)
+    >>> (mean.parts["adversarial"] - clean.total).item()  # (1, 1) · 0.5 (1, 1) / √2
     0.7071068286895752
     """
-    found: list[Tensor] = []
+    embedded: list[Tensor] = []
 
-    def kept(vectors: Tensor) -> Tensor:
+    def record(vectors: Tensor) -> Tensor:
         vectors = vectors if vectors.requires_grad else vectors.detach().requires_grad_()
-        found.append(vectors)
+        embedded.append(vectors)
         return vectors
 
-    with _perturb_embedding(embedding, kept):
-        plain = compute_loss()
-    gradients = torch.autograd.grad(plain.total, found, retain_graph=True)
-    norm = torch.stack([upcast(one).square().sum() for one in gradients]).sum().sqrt()
-    # Counted where the labels are: a step that is recorded in a graph counts anew at every replay.
-    texts = label_mask(labels).sum().clamp(min=1).to(norm.dtype)
-    step = epsilon * texts.sqrt() / norm.clamp(min=1e-12)
-    shifts = iter([(step * one).to(one.dtype) for one in gradients])
-    with _perturb_embedding(embedding, lambda vectors: vectors + next(shifts)):
-        moved = compute_loss()
-    parts = {**plain.parts, "moved": moved.total.detach()}
-    return Loss((plain.total + moved.total) / 2, plain.count, parts)
+    with _perturb_embedding(embedding, record):
+        clean = compute_loss()
+    gradients = torch.autograd.grad(clean.total, embedded, retain_graph=True)
+    norm = torch.stack([upcast(gradient).square().sum() for gradient in gradients]).sum().sqrt()
+    # Counted on the device, because a replayed CUDA graph must count the labels of every batch.
+    num_texts = label_mask(labels).sum().clamp(min=1).to(norm.dtype)
+    step = epsilon * num_texts.sqrt() / norm.clamp(min=1e-12)
+    perturbations = iter([(step * gradient).to(gradient.dtype) for gradient in gradients])
+    with _perturb_embedding(embedding, lambda vectors: vectors + next(perturbations)):
+        adversarial = compute_loss()
+    parts = {**clean.parts, "adversarial": adversarial.total.detach()}
+    return Loss((clean.total + adversarial.total) / 2, clean.count, parts)
 
 
 @contextlib.contextmanager
 def _perturb_embedding(embedding: nn.Embedding, perturb: VectorMap) -> Iterator[None]:
-    """Within, what the embedding gives is changed."""
+    """Apply ``perturb`` to the outputs of the embedding within the context."""
+
     hook = embedding.register_forward_hook(lambda _, __, vectors: perturb(vectors))
     try:
         yield

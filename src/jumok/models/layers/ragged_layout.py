@@ -1,21 +1,21 @@
-"""Sequences of unlike length, read and attended to without computing padding.
+"""Layouts of sequences of different lengths, for recurrent layers and attention without padding.
 
-Recurrent layers go through all sequences at once, a step at a time. Sorted by length, the sequences that are
-not over yet are always the first, so that they lie end to end, step by step (PyTorch's ``PackedSequence``)::
+Recurrent layers process all sequences together, one step at a time. Sorted by falling length, the sequences
+that have not ended come first, and the words of a step are contiguous (PyTorch's ``PackedSequence``)::
 
     sequences    a a a a      steps    a b c │ a b c │ a b │ a
                  b b b
                  c c
 
-Attention wants each sequence in a row of its own. Sequences of like length share a *shelf*, whose rows are
-filled up: so a single long one does not make all others as long as itself. ::
+Attention needs one row per sequence. Sequences of similar length share a *bucket* of padded rows, so that a
+single long sequence does not lengthen all others::
 
-    shelves      a a a a      c c
+    buckets      a a a a      c c
                  b b b ·
 
-Where everything lies is worked out on the host, which knows the lengths, and goes to the device in one piece.
+The layout is computed on the host, which knows the lengths, and moved to the device in one copy.
 
-Shapes: ``B`` sequences, ``T`` their words in all, ``P`` the places of all shelves.
+Shapes: ``B`` sequences, ``T`` words in total, ``P`` positions of all buckets.
 """
 
 from __future__ import annotations
@@ -41,170 +41,181 @@ from jumok.batches.tokens import Tokens
 __all__ = ["PackedSteps", "RaggedBucket", "RaggedLayout"]
 
 Int64Array = NDArray[np.int64]
-# A further shelf is a dozen launches more. It must save so many places to be worth it.
+# Each bucket costs a dozen kernel launches. It must save this many positions to be worth it.
 MIN_SAVED_POSITIONS, MIN_SAVED_POSITIONS_ON_GPU = 1 << 11, 1 << 17
 
 
 class PackedSteps(NamedTuple):
-    """Where the words of the steps lie."""
+    """The layout of words in the order of steps."""
 
-    batch_sizes: Tensor  # (steps,), on the host: how many sequences have a word at each step
-    # (steps + sequences,) int32, on the device: which is a step's first word; how many words a sequence has
+    batch_sizes: Tensor  # (steps,), on the host: number of sequences that have a word at each step
+    # (steps + sequences,) int32, on the device: index of each step's first word, then length of each sequence
     offsets_and_lengths: Tensor
     num_sequences: int
 
     @classmethod
     def from_batch_sizes(cls, batch_sizes: Tensor, device: torch.device | str) -> PackedSteps:
-        """From the sizes alone."""
-        each = batch_sizes.numpy()
-        sequences = int(each.max(initial=0))
-        lengths = np.searchsorted(-each, -np.arange(sequences), side="left")
-        return cls(
-            batch_sizes, _move_to_device(np.concatenate([np.cumsum(each) - each, lengths]), device), sequences
-        )
+        """Build the layout from the batch sizes."""
+        sizes = batch_sizes.numpy()
+        sequences = int(sizes.max(initial=0))
+        lengths = np.searchsorted(-sizes, -np.arange(sequences), side="left")
+        offsets_and_lengths = np.concatenate([np.cumsum(sizes) - sizes, lengths])
+        return cls(batch_sizes, _move_to_device(offsets_and_lengths, device), sequences)
 
 
 @dataclass(frozen=True, eq=False)
 class RaggedBucket:
-    """Sequences of like length, from the ``first_rank``-th longest on, in rows as long as the first of them."""
+    """Padded rows of sequences of similar length: ``num_rows`` of them, from rank ``first_rank`` on."""
 
     first_rank: int
     num_rows: int
-    length: int
-    mask: Mask | None  # for attention from anywhere to them; None: all rows are full
+    length: int  # of the longest sequence
+    mask: Mask | None  # for attention to these rows; None if there is no padding
 
 
 @dataclass(frozen=True, eq=False)
 class RaggedLayout:
-    """How sequences lie when they are read, and when they are attended to.
+    """The layouts of sequences for recurrent layers and for attention.
 
-    >>> ragged = Ragged.of(Tokens.pack([[5], [7, 8, 9], [], [4, 6]]))
-    >>> ragged.places, ragged.packing.sizes
+    >>> layout = RaggedLayout.from_tokens(Tokens.pack([[5], [7, 8, 9], [], [4, 6]]))
+    >>> layout.token_indices, layout.packed_steps.batch_sizes
     (tensor([1, 4, 0, 2, 5, 3], dtype=torch.int32), tensor([3, 2, 1]))
     >>> words = torch.tensor([7.0, 4.0, 5.0, 8.0, 6.0, 9.0])[:, None]
-    >>> [shelf[..., 0] for shelf in ragged.shelved(words)]
+    >>> [rows[..., 0] for rows in layout.to_buckets(words)]
     [tensor([[7., 8., 9.],
             [4., 6., 6.],
             [5., 5., 5.]])]
     """
 
-    token_indices: Tensor  # (T,): where the words are in the flattened ids, in the order of the steps
+    token_indices: Tensor  # (T,): indices of the words in the flattened ids, in the order of steps
     packed_steps: PackedSteps  # of the words in that order
     buckets: Sequence[RaggedBucket]
-    ranks: Tensor  # (B,): how many sequences are longer; empty ones come last
-    num_empty: int  # sequences without a word, which lie on no shelf
-    _bucket_sources: Tensor  # (P,): which word, in the order of the steps, lies at each place of the shelves
-    _bucket_positions: Tensor  # (T,): and at which of these places each word lies
+    ranks: Tensor  # (B,): rank of each sequence by falling length; empty ones come last
+    num_empty: int  # sequences without words, which are in no bucket
+    _bucket_sources: Tensor  # (P,): for each bucket position, the index of its word in the order of steps
+    _bucket_positions: Tensor  # (T,): for each word, its bucket position
 
     @classmethod
     @torch.inference_mode(False)
     def from_tokens(cls, tokens: Tokens) -> RaggedLayout:
-        """From the lengths that the host knows."""
+        """Build the layouts of tokens whose lengths are on the host."""
         if is_capturing_cuda_graph():
             raise RuntimeError(
-                "the lengths of these sequences would be recorded in a CUDA graph; give padded tokens that "
-                "are alike(), or record nothing"
+                "the lengths of these sequences would become part of a CUDA graph; use padded tokens "
+                "with_static_shapes(), or do not capture a graph"
             )
         device = tokens.ids.device
         lengths = np.array(tokens.lengths, np.int64)
         order = np.argsort(-lengths, kind="stable")
         falling = lengths[order]
-        full = int(np.count_nonzero(falling))
-        falling = falling[:full]
-        longest = int(falling.max(initial=0))
-        sizes = np.searchsorted(-falling, -np.arange(longest), side="left")
-        firsts = np.cumsum(sizes) - sizes  # where each step begins
-        # Of each word, in the order of the steps: the step, and how many sequences are longer than its own.
-        step = np.repeat(np.arange(longest), sizes)
-        rank = np.arange(len(step)) - np.repeat(firsts, sizes)
-        begins = (
+        num_filled = int(np.count_nonzero(falling))
+        falling = falling[:num_filled]
+        max_length = int(falling.max(initial=0))
+        # The steps: how many words each has, and the index of its first word.
+        sizes = np.searchsorted(-falling, -np.arange(max_length), side="left")
+        offsets = np.cumsum(sizes) - sizes
+        # For each word, in the order of steps: its step, and the rank of its sequence.
+        step = np.repeat(np.arange(max_length), sizes)
+        rank = np.arange(len(step)) - np.repeat(offsets, sizes)
+        starts = (
             np.cumsum(lengths) - lengths if tokens.packed else np.arange(len(order)) * tokens.ids.shape[1]
         )
 
-        cuts = _find_bucket_starts(
-            falling, MIN_SAVED_POSITIONS_ON_GPU if device.type == "cuda" else MIN_SAVED_POSITIONS
-        )
-        shapes = [(begin, end - begin, int(falling[begin])) for begin, end in itertools.pairwise(cuts)]
-        wide = np.repeat([length for *_, length in shapes], [rows for _, rows, _ in shapes]).astype(np.int64)
-        row_begins = np.cumsum(wide) - wide
-        # A row is filled up with its own last word, which attention does not see twice.
-        onto = [
-            firsts[np.minimum(np.arange(length), falling[begin : begin + rows, None] - 1)]
-            + np.arange(begin, begin + rows)[:, None]
-            for begin, rows, length in shapes
+        min_saved = MIN_SAVED_POSITIONS_ON_GPU if device.type == "cuda" else MIN_SAVED_POSITIONS
+        bucket_starts = _find_bucket_starts(falling, min_saved)
+        shapes = [
+            (first, end - first, int(falling[first])) for first, end in itertools.pairwise(bucket_starts)
         ]
-        numbers = (
-            firsts,  # first, so that kernels find the packing at an aligned address
+        row_lengths = np.repeat(
+            [length for *_, length in shapes], [rows for _, rows, _ in shapes]
+        ).astype(np.int64)
+        row_starts = np.cumsum(row_lengths) - row_lengths
+        # A row is padded with its own last word, which attention masks.
+        bucket_sources = [
+            offsets[np.minimum(np.arange(length), falling[first : first + rows, None] - 1)]
+            + np.arange(first, first + rows)[:, None]
+            for first, rows, length in shapes
+        ]
+        arrays = (
+            offsets,  # first, so that kernels find offsets and lengths at an aligned address
             falling,
-            begins[order][rank] + step,
+            starts[order][rank] + step,
             np.argsort(order),
-            row_begins[rank] + step,
-            *(x.ravel() for x in onto),
+            row_starts[rank] + step,
+            *(x.ravel() for x in bucket_sources),
         )
-        parts = [longest + full, len(step), len(order), len(step), int(wide.sum())]
-        packed, places, ranks, off, where = _move_to_device(np.concatenate(numbers), device).split(parts)
-        packing, counts = PackedSteps(torch.from_numpy(sizes), packed, full), packed[longest:]
+        parts = [max_length + num_filled, len(step), len(order), len(step), int(row_lengths.sum())]
+        moved = _move_to_device(np.concatenate(arrays), device).split(parts)
+        offsets_and_lengths, token_indices, ranks, positions, sources = moved
+        device_lengths = offsets_and_lengths[max_length:]
 
-        def mask(begin: int, rows: int, length: int) -> Mask | None:
-            shortest = int(falling[begin + rows - 1])
+        def build_mask(first: int, rows: int, length: int) -> Mask | None:
+            shortest = int(falling[first + rows - 1])
             if shortest == length:
                 return None
-            padding = masks.padding(counts[begin : begin + rows], bounds=(shortest, length))
-            # What fills a row up holds nothing that the row does not hold itself: no need to clear it.
+            padding = masks.padding(device_lengths[first : first + rows], bounds=(shortest, length))
+            # Padding repeats a word of the same row. It is finite if the row is, and need not be cleared.
             return replace(cast(PaddingMask, padding), padding_is_zero=True)
 
-        shelves = [RaggedBucket(*shape, mask(*shape)) for shape in shapes]
-        return cls(places, packing, shelves, ranks, len(order) - full, where, off)
+        return cls(
+            token_indices=token_indices,
+            packed_steps=PackedSteps(torch.from_numpy(sizes), offsets_and_lengths, num_filled),
+            buckets=[RaggedBucket(*shape, build_mask(*shape)) for shape in shapes],
+            ranks=ranks,
+            num_empty=len(order) - num_filled,
+            _bucket_sources=sources,
+            _bucket_positions=positions,
+        )
 
     def to_buckets(self, x: Tensor) -> list[Tensor]:
-        """Something of each word, ``(T, D)`` in the order of the steps, in rows ``(num_rows, length, D)``."""
-        laid: Tensor = _GatherRowsFunction.apply(x, self._bucket_sources, self._bucket_positions)  # type: ignore[no-untyped-call]
-        parts = laid.split([shelf.num_rows * shelf.length for shelf in self.buckets])
+        """Vectors of all words ``(T, D)``, in the order of steps, as rows ``(num_rows, length, D)`` per bucket."""
+        rows: Tensor = _GatherRowsFunction.apply(x, self._bucket_sources, self._bucket_positions)  # type: ignore[no-untyped-call]
+        parts = rows.split([bucket.num_rows * bucket.length for bucket in self.buckets])
         return [
-            part.unflatten(0, (shelf.num_rows, shelf.length))
-            for part, shelf in zip(parts, self.buckets, strict=True)
+            part.unflatten(0, (bucket.num_rows, bucket.length))
+            for part, bucket in zip(parts, self.buckets, strict=True)
         ]
 
     def from_buckets(self, bucket_rows: Sequence[Tensor]) -> Tensor:
-        """Something of each row of the shelves, ``(num_rows, D)`` each, as the sequences came: ``(B, D)``.
+        """Vectors ``(num_rows, D)`` of each bucket as ``(B, D)``, in the order of the sequences.
 
         Empty sequences get zeros.
         """
-        made = torch.cat([*bucket_rows])
+        vectors = torch.cat([*bucket_rows])
         if self.num_empty:
-            made = F.pad(made, (0, 0, 0, self.num_empty))
-        return made.index_select(0, self.ranks)
+            vectors = F.pad(vectors, (0, 0, 0, self.num_empty))
+        return vectors.index_select(0, self.ranks)
 
 
 def _move_to_device(values: Int64Array, device: torch.device | str) -> Tensor:
-    """As int32 on the device, without a wait."""
-    device, whole = torch.device(device), torch.from_numpy(values.astype(np.int32))
-    # From other memory, a large copy waits until the GPU is through.
-    return move_to_device(whole.pin_memory() if device.type == "cuda" else whole, device)
+    """Move an array to the device as int32, without waiting."""
+    device, tensor = torch.device(device), torch.from_numpy(values.astype(np.int32))
+    # A large copy from unpinned memory waits for the GPU.
+    return move_to_device(tensor.pin_memory() if device.type == "cuda" else tensor, device)
 
 
 def _find_bucket_starts(descending_lengths: Int64Array, min_saved: int) -> list[int]:
-    """Where shelves begin among sequences of falling length, and the end.
+    """Find the rank of the first sequence of each bucket, followed by the number of sequences.
 
-    Where the length has fallen to two thirds, if it saves places enough.
+    A bucket begins where the length has fallen to two thirds, if this saves enough positions.
     """
-    cuts = [0] if len(descending_lengths) else []
-    while cuts:
-        longest = descending_lengths[cuts[-1]]
-        cut = int(np.searchsorted(-descending_lengths, -(longest * 2 // 3), side="left"))
-        saved = (len(descending_lengths) - cut) * (
-            longest - descending_lengths[min(cut, len(descending_lengths) - 1)]
+    starts = [0] if len(descending_lengths) else []
+    while starts:
+        longest = descending_lengths[starts[-1]]
+        start = int(np.searchsorted(-descending_lengths, -(longest * 2 // 3), side="left"))
+        saved = (len(descending_lengths) - start) * (
+            longest - descending_lengths[min(start, len(descending_lengths) - 1)]
         )
-        if cut <= cuts[-1] or saved < min_saved:
+        if start <= starts[-1] or saved < min_saved:
             break
-        cuts.append(cut)
-    return [*cuts, len(descending_lengths)]
+        starts.append(start)
+    return [*starts, len(descending_lengths)]
 
 
 class _GatherRowsFunction(torch.autograd.Function):
-    """``x[sources]``, in which each row of x comes at ``positions``; what else is there passes no gradient on.
+    """``x[sources]``, where row n of x is at ``positions[n]``. Other copies of a row get no gradient.
 
-    The gradient is a copy, too. For PyTorch's own it would be a sum over all places with the same row.
+    So the gradient is a gather too. That of PyTorch's indexing is a sum over all copies of a row.
     """
 
     @staticmethod
@@ -215,5 +226,6 @@ class _GatherRowsFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (off,) = ctx.saved_tensors
-        return gradient.index_select(0, off), None, None
+        (positions,) = ctx.saved_tensors
+        return gradient.index_select(0, positions), None, None
+

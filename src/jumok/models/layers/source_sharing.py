@@ -1,11 +1,10 @@
 """Rows that share a source while decoding.
 
-In beam search several rows continue the same source, side by side. What belongs to the source (its keys and
-values) is then kept once for all of them, and most reorderings, which only swap rows of one source, leave it
-as it is::
+In beam search several neighbouring rows continue the same source. Its keys and values are stored once for all
+of them, and most reorderings, which only exchange rows of one source, do not touch them::
 
     rows       a a a b b b c c c
-    sources      a     b     c          each shared by 3
+    sources      a     b     c          each shared by 3 rows
 """
 
 from __future__ import annotations
@@ -20,27 +19,32 @@ __all__ = ["reorder_sources"]
 def reorder_sources(
     index: Tensor, sources: Sequence[int] | None, rows_per_source: int
 ) -> tuple[list[int], int]:
-    """Which sources the rows ``index`` need, in order, and how many rows share each then.
+    """Return the sources that the rows ``index`` need, in order, and the new number of rows per source.
 
-    ``rows_per_source`` is how many share each now; ``sources`` is what the caller knows of the index: it comes in as
-    many equal runs, each of rows of one of these. If the caller knows nothing (None), each row gets a source
-    of its own; to find it, an index on a GPU is waited for.
+    Args:
+        index: Rows to keep, in their new order.
+        sources: The sources of these rows, with equally many neighbouring rows each, if the caller knows them.
+            If None, each row gets its own source; this waits for an index on a GPU.
+        rows_per_source: The current number of rows per source.
 
-    >>> sources_after(torch.tensor([5, 3, 3, 0, 0, 2]), [1, 0], shared=3)
+    >>> reorder_sources(torch.tensor([5, 3, 3, 0, 0, 2]), [1, 0], rows_per_source=3)
     ([1, 0], 3)
-    >>> sources_after(torch.tensor([5, 3, 3, 0, 0, 2]), None, shared=3)
+    >>> reorder_sources(torch.tensor([5, 3, 3, 0, 0, 2]), None, rows_per_source=3)
     ([1, 1, 1, 0, 0, 0], 1)
     """
     if sources is None:
         return (index // rows_per_source).tolist(), 1
-    known, rows = list(sources), index.numel()
-    each = max(1, rows // max(1, len(known)))
-    fits = each * len(known) == rows
-    if fits and index.device.type == "cpu":  # where a look costs next to nothing
-        fits = (index // rows_per_source).tolist() == [source for source in known for _ in range(each)]
-    if not fits:
+    new_sources, num_rows = list(sources), index.numel()
+    new_rows_per_source = max(1, num_rows // max(1, len(new_sources)))
+    is_valid = new_rows_per_source * len(new_sources) == num_rows
+    if is_valid and index.device.type == "cpu":  # checking an index on a GPU would wait for it
+        expected = [source for source in new_sources for _ in range(new_rows_per_source)]
+        is_valid = (index // rows_per_source).tolist() == expected
+    if not is_valid:
         raise ValueError(
-            f"reorder: an index of {rows} rows came with {len(known)} sources; expected equally many rows of "
-            f"each source, side by side and in the order of the sources; {rows_per_source} rows share each now"
+            f"reorder: the index has {num_rows} rows and there are {len(new_sources)} sources; expected equally "
+            "many neighbouring rows of each source, in the order of the sources; currently "
+            f"{rows_per_source} rows share each source"
         )
-    return known, each
+    return new_sources, new_rows_per_source
+

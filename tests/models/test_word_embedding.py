@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jumok.batches.text import ClassificationBatch, DocumentBatch
 from jumok.batches.tokens import Tokens
 from jumok.models.hierarchical import HierarchicalAttentionNetwork, HierarchicalConfig
-from jumok.models.layers.bigram_embedding import (
+from jumok.models.layers.word_embedding import (
     FIRST_BIGRAM,
     MIN_COUNT,
     NO_BIGRAM,
@@ -70,7 +70,7 @@ def test_no_pair_is_nothing_and_a_share_is_made_rare() -> None:
 
 @pytest.mark.parametrize("kind", ["self_attentive", "hierarchical"])
 def test_models_read_a_word_as_its_vector_and_that_of_its_pair(kind: str) -> None:
-    sizes = {"embedding": 5, "attention": 7, "width": 3, "dropout": 0.0, "bigrams": 11}
+    sizes = {"embedding_width": 5, "attention_width": 7, "width": 3, "dropout": 0.0, "num_bigrams": 11}
     torch.manual_seed(3)
     model: HierarchicalAttentionNetwork | SelfAttentiveClassifier
     if kind == "hierarchical":
@@ -97,5 +97,5 @@ def test_models_read_a_word_as_its_vector_and_that_of_its_pair(kind: str) -> Non
     model.loss(batch).total.backward()
     weights = [name for name, weight in model.named_parameters() if weight.grad is None]
     assert not weights
-    with pytest.raises(ValueError, match="bigrams=-1"):
+    with pytest.raises(ValueError, match="num_bigrams=-1"):
         type(model.config)(num_bigrams=-1)
