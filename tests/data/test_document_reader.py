@@ -73,7 +73,7 @@ def test_rows_of_a_table_make_documents(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match=r"has no column 'text'.*review"):
         list(documents.find_documents(str(table), rows=documents.DocumentRows("text")))
-    with pytest.raises(InputError, match=r"data\.text names the column"):
+    with pytest.raises(InputError, match=r"set data\.text_column"):
         documents.find_documents(str(table))
 
 
@@ -100,7 +100,7 @@ def test_flaws_stop_or_are_counted(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not in SQuAD format"):
         list(documents.find_documents(str(tmp_path / "c.json")))
     (tmp_path / "d.doc").write_text("x")
-    with pytest.raises(InputError, match="documents come as"):
+    with pytest.raises(InputError, match="expected .txt"):
         documents.find_documents(str(tmp_path / "d.doc"))
     (tmp_path / "e.txt").write_text("\n \n")
     with pytest.raises(InputError, match="no documents"):

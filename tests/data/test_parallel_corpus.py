@@ -144,7 +144,7 @@ def test_without_a_header_two_columns_need_no_names_and_more_need_numbers(tmp_pa
     assert pairs(find_corpus(str(two), source=2, target=1))[0] == ("Hund", "dog")
     three = put(tmp_path / "three.tsv", "1\tdog\tHund\n")
     assert pairs(find_corpus(str(three), source=2, target=3)) == [("dog", "Hund")]
-    with pytest.raises(InputError, match=r"no column 'en'; its first line has 3: .*counted from 1"):
+    with pytest.raises(InputError, match=r"no column 'en'; its first line has 3: .*starting at 1"):
         list(find_corpus(str(three), source="en", target="de"))
     with pytest.raises(InputError, match="has 3 columns; there is no column 4"):
         list(find_corpus(str(three), source=2, target=4))
@@ -176,7 +176,7 @@ SENTENCES = "".join(f"a dog {n}\tein Hund {n}\n" for n in range(11))
 def test_a_header_taken_as_a_pair_is_told(tmp_path: Path, first: str, below: str) -> None:
     path = put(tmp_path / "my.tsv", f"{first}\n{below}")
     one, other = first.strip().split("\t")
-    told = f"the first line, '{one}' and '{other}', is taken as a pair; .*source={one} data.target={other}"
+    told = f"the first line, '{one}' and '{other}', is used as a pair; .*source={one} data.target={other}"
     with pytest.warns(UserWarning, match=told):
         assert pairs(find_corpus(str(path), source=1, target=2))[0] == (one, other)
     if below == SENTENCES:  # it might be a pair, and the names those of languages
@@ -228,9 +228,9 @@ def test_two_names_that_a_table_does_not_have_are_told(
 
 def test_the_keys_of_json_are_named(tmp_path: Path) -> None:
     for row, told in (
-        ('{"en": "dog", "ko": "개"}', "There is: en, ko. Name the keys: data.source=en data.target=ko$"),
-        ('{"translation": {"en": "a", "ko": "b"}}', "There is: en, ko. .* data.source=en data.target=ko$"),
-        ('{"id": 1, "en": "a", "ko": "b"}', "There is: id, en, ko. .* data.source=… data.target=…$"),
+        ('{"en": "dog", "ko": "개"}', "The keys are: en, ko. Name the keys: data.source=en data.target=ko$"),
+        ('{"translation": {"en": "a", "ko": "b"}}', "The keys are: en, ko. .* data.source=en data.target=ko$"),
+        ('{"id": 1, "en": "a", "ko": "b"}', "The keys are: id, en, ko. .* data.source=… data.target=…$"),
     ):
         path = put(tmp_path / "my.jsonl", f"\n{row}\n")
         for on_error in ("stop", "skip"):
@@ -296,8 +296,8 @@ def test_a_csv_row_of_several_lines_keeps_its_line_number(tmp_path: Path) -> Non
         (b" \xc2\x85\tHund", "an empty source"),
         (b"dog", "another number of columns .1, and the first line has 2"),
         (b"dog\tHund\tx", "another number of columns .3"),
-        (b"d\0g\tHund", "a NUL character .behind 'd' of the source"),
-        (b"dog\tH\xfcnd", "invalid UTF-8 .the byte 0xfc behind 'H' of the target"),
+        (b"d\0g\tHund", "a NUL character .after 'd' in the source"),
+        (b"dog\tH\xfcnd", "invalid UTF-8 .the byte 0xfc after 'H' in the target"),
     ],
 )
 def test_a_flaw_stops_with_file_line_and_reason_or_is_skipped_and_counted(
@@ -310,7 +310,7 @@ def test_a_flaw_stops_with_file_line_and_reason_or_is_skipped_and_counted(
     found = list(find_corpus(str(path), source="en", target="de", on_error="skip").read(skipped))
     assert [one.location for one in found] == [f"{path}:1", f"{path}:4"]
     assert skipped.total == 1
-    assert f"1 left out: 1 × {reason.split(' .')[0]} (first: {path}:3)" == str(skipped)
+    assert f"1 skipped: 1 × {reason.split(' .')[0]} (first: {path}:3)" == str(skipped)
 
 
 def test_half_a_surrogate_pair_in_json_is_a_flaw(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_half_a_surrogate_pair_in_json_is_a_flaw(tmp_path: Path) -> None:
 
 def test_a_file_where_everything_is_skipped_is_an_error(tmp_path: Path) -> None:
     path = put(tmp_path / "my.tsv", "a\t\nb\t\n")
-    with pytest.raises(InputError, match="no examples; 2 left out: 2 × an empty target"):
+    with pytest.raises(InputError, match="no examples; 2 skipped: 2 × an empty target"):
         list(find_corpus(str(path), source="en", target="de", on_error="skip"))
     put(path, "")
     with pytest.raises(InputError, match="no examples"):
@@ -331,14 +331,14 @@ def test_a_file_where_everything_is_skipped_is_an_error(tmp_path: Path) -> None:
 def test_files_that_are_not_what_they_seem(tmp_path: Path) -> None:
     named = tmp_path / "a.tsv.gz"
     named.write_bytes(b"a\tA\n")
-    with pytest.raises(InputError, match=r"named .gz and is not gzipped"):
+    with pytest.raises(InputError, match=r"has the suffix .gz but is not gzipped"):
         list(find_corpus(str(named), source="en", target="de"))
     unnamed = tmp_path / "b.tsv"
     unnamed.write_bytes(gzip.compress(b"a\tA\n"))
     assert pairs(find_corpus(str(unnamed), source="en", target="de")) == [("a", "A")]
     cut = tmp_path / "c.tsv.gz"
     cut.write_bytes(gzip.compress(b"a\tA\n" * 9999)[:-20])
-    with pytest.raises(InputError, match="is damaged behind line"):
+    with pytest.raises(InputError, match="is damaged after line"):
         list(find_corpus(str(cut), source="en", target="de"))
     wide = put(tmp_path / "d.tsv", "a\tA\n".encode("utf-16"))
     with pytest.raises(InputError, match="is UTF-16; convert it: iconv"):
@@ -431,8 +431,8 @@ def test_what_is_not_there_is_told_with_what_is_the_nearest_first(shelf: Path) -
         for folder in (shelf, shelf / "captions"):
             put(folder / name, "for people to read")
     for name, told in (
-        ("captons", "no file or data set 'captons'.*shelf are: captions, mixed. A data set .*hub:captons"),
-        ("captions/tain", "no captions/tain; .*captions holds: train.de.gz, train.en.gz, train.fr.gz"),
+        ("captons", "no file or data set 'captons'.*shelf are: captions, mixed. For a data set .*hub:captons"),
+        ("captions/tain", "no captions/tain; .*captions contains: train.de.gz, train.en.gz, train.fr.gz"),
         ("trian.tsv", "'trian.tsv'; here is: train.tsv"),
         ("captions", "captions is a folder, and does not hold a split; it holds: .*as in captions/train"),
         ("nothing*.tsv", "no file or data set"),
@@ -445,12 +445,12 @@ def test_what_is_not_there_is_told_with_what_is_the_nearest_first(shelf: Path) -
         find_corpus("captions/train", source=1, target=2)
     with pytest.raises(InputError, match="one side of parallel text; name both files"):
         find_corpus("captions/train.en.gz", source="en", target="de")
-    with pytest.raises(InputError, match=r"no captions/train.dee; .*captions holds: train\.de\.gz"):
+    with pytest.raises(InputError, match=r"no captions/train.dee; .*captions contains: train\.de\.gz"):
         find_corpus(["captions/train.en.gz", "captions/train.dee"], source="en", target="de")
     Path("captions").mkdir()  # a folder of the same name here does not hide the data set
     assert len(list(find_corpus("captions/train", source="en", target="de"))) == 5
     assert len(list(find_corpus("captions", source="en", target="de", split="train"))) == 5
-    with pytest.raises(InputError, match="no file named"):
+    with pytest.raises(InputError, match="no file to read"):
         find_corpus([], source="en", target="de")
 
 

@@ -65,17 +65,17 @@ def test_a_file_by_hand(tmp_path: Path, name: str) -> None:
         (
             asked(("Korea", 24)),
             "an answer that is not where it says",
-            "'Korea' at 24, where ' Kore' stands; it stands at 25",
+            "'Korea' at 24, where the context has ' Kore'; it is at 25",
         ),
         (
             asked(("Busan", 0)),
             "an answer that is not where it says",
-            "'Busan' at 0, where ' Seou' stands; it stands nowhere in the context",
+            "'Busan' at 0, where the context has ' Seou'; it is not in the context",
         ),
         (
             asked(("Korea", -6)),
             "an answer that is not where it says",
-            "'Korea' at -6, where ' Seou' stands; it stands at 25",
+            "'Korea' at -6, where the context has ' Seou'; it is at 25",
         ),
         (
             asked(("Korea", None)),
@@ -87,7 +87,7 @@ def test_a_file_by_hand(tmp_path: Path, name: str) -> None:
             "an answer without text and answer_start",
             "it is {'text': '', 'answer_start': 3}",
         ),
-        (asked(), "a question without an answer", "data.has_unanswerable=true expects such questions"),
+        (asked(), "a question without an answer", "set data.has_unanswerable=true to use such questions"),
         (asked(("Korea", 25), question=" "), "an empty question", ""),
         (asked(("Korea", 25), question=7), "a question that is no text", "it is 7"),
         ("no object", "an empty question", ""),

@@ -60,32 +60,32 @@ def test_a_file_by_hand(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "scheme", "reason", "detail"),
     [
-        ("word", "any", "too few columns", "'word' has 1; a word and its tag are expected"),
+        ("word", "any", "too few columns", "'word' has 1; expected a word and its tag"),
         (
             "word NN PER",
             "any",
-            "a tag that is neither O nor B-KIND nor I-KIND",
-            "'PER' of the word 'word', behind 'I-LOC'",
+            "a tag that is neither O nor B-TYPE nor I-TYPE",
+            "'PER' of the word 'word', after 'I-LOC'",
         ),
         (
             "word NN B-",
             "any",
-            "a tag that is neither O nor B-KIND nor I-KIND",
-            "'B-' of the word 'word', behind 'I-LOC'",
+            "a tag that is neither O nor B-TYPE nor I-TYPE",
+            "'B-' of the word 'word', after 'I-LOC'",
         ),
         (
             "word NN B-PER",
             "iob1",
-            "a tag that breaks IOB1: there B- stands behind an entity of the same kind only",
-            "'B-PER' of the word 'word', behind 'I-LOC'",
+            "a tag that violates IOB1, where B- only follows an entity of the same type",
+            "'B-PER' of the word 'word', after 'I-LOC'",
         ),
         (
             "word NN O",
             "iob2",
-            "a tag that breaks IOB2: there every entity begins with B-",
-            "'I-LOC' of the word 'Seoul', behind 'O'",
+            "a tag that violates IOB2, where every entity begins with B-",
+            "'I-LOC' of the word 'Seoul', after 'O'",
         ),
-        ("a\0b NN O", "any", "a NUL character", "behind 'a' of the word"),
+        ("a\0b NN O", "any", "a NUL character", "after 'a' in the word"),
     ],
 )
 def test_a_line_that_cannot_be_used(tmp_path: Path, line: str, scheme: Any, reason: str, detail: str) -> None:
@@ -100,7 +100,7 @@ def test_a_line_that_cannot_be_used(tmp_path: Path, line: str, scheme: Any, reas
 
 
 def test_columns_are_counted_from_one() -> None:
-    with pytest.raises(InputError, match="counted from 1"):
+    with pytest.raises(InputError, match="columns start at 1"):
         list(read_tagging_examples("x", word_column=0))
 
 

@@ -82,7 +82,7 @@ def test_examples_that_are_too_long_are_left_out_counted_and_told_again_later(tm
     store = prepare_token_store(tmp_path / "train", corpus(*pairs), BOTH, max_tokens=5)
     assert contents(store) == [pairs[0], pairs[3]]
     told = (
-        "2 left out: 1 × a source of more than 5 tokens (first: made:2); "
+        "2 skipped: 1 × a source of more than 5 tokens (first: made:2); "
         "1 × a target of more than 5 tokens (first: made:3)"
     )
     assert str(store.skipped) == str(TokenStore.open(tmp_path / "train").skipped) == told

@@ -25,7 +25,7 @@ def test_pharaoh_with_possible_links_counted_from_0_or_from_1(tmp_path: Path) ->
     from_1 = put(tmp_path / "b.txt.gz", "1-1 2p3\n\n5-4 1?2\n")
     assert word_alignments.read_alignments(from_0) == word_alignments.read_alignments(from_1) == expected
     assert word_alignments.read_alignments(from_1, first_index=0)[0].sure == {(1, 1)}
-    with pytest.raises(InputError, match=r"a\.txt:1: a word 0, where words are counted from 1"):
+    with pytest.raises(InputError, match=r"a\.txt:1: a word is 0, but words start at 1"):
         word_alignments.read_alignments(from_0, first_index=1)
 
 
@@ -49,8 +49,8 @@ def test_flipped_is_the_other_direction() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("0-0 1:2\n", ":1: '1:2'; a link is written as in 3-4"),
-        ("1 0 0 S\n1 0 S\n", ":2: '1 0 S'; a link is written as in 17 3 4 S"),
+        ("0-0 1:2\n", ":1: '1:2'; expected a link such as 3-4"),
+        ("1 0 0 S\n1 0 S\n", ":2: '1 0 S'; expected a link such as 17 3 4 S"),
         ("1 0 0 S\n0 1 1 S\n", ":2: '0 1 1 S'.*pairs from 1"),
         ("", "is empty"),
     ],
@@ -69,5 +69,5 @@ def test_the_links_of_a_split_are_found(tmp_path: Path, monkeypatch: pytest.Monk
         == word_alignments.find_alignment_file(str(path))
         == path
     )
-    with pytest.raises(InputError, match=r"no links set/dev .*holds: gold\.links\.txt\.gz"):
+    with pytest.raises(InputError, match=r"no file set/dev .*contains: gold\.links\.txt\.gz"):
         word_alignments.find_alignment_file("set/dev")

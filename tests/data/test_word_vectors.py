@@ -96,11 +96,11 @@ def test_no_word_found_is_no_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"", "holds no vectors"),
+        (b"", "contains no vectors"),
         (b"2 3\n", None),
-        (b"dog 1 2 3\ncat 1 2\n", r":2: a word and 3 numbers should stand here"),
-        (b"dog 1 2 3\nthe x y z\n", r":2: no vector stands behind 'the'"),
-        (b"word\n", r":1: a word and some numbers should stand here"),
+        (b"dog 1 2 3\ncat 1 2\n", r":2: expected a word and 3 numbers"),
+        (b"dog 1 2 3\nthe x y z\n", r":2: no vector after 'the'"),
+        (b"word\n", r":1: expected a word and some numbers"),
     ],
 )
 def test_what_is_no_vector_is_told_with_its_line(tmp_path: Path, content: bytes, told: str | None) -> None:
@@ -115,7 +115,7 @@ def test_what_is_no_vector_is_told_with_its_line(tmp_path: Path, content: bytes,
 
 def test_a_width_that_does_not_fit_is_told_with_both() -> None:
     found = word_vectors.WordVectors(Path("my.vec"), 3, {"dog": np.zeros(3, np.float32)})
-    with pytest.raises(InputError, match=r"of my\.vec are 3 wide, and the embedding is 5 wide"):
+    with pytest.raises(InputError, match=r"of my\.vec have 3 dimensions, and the embedding has 5"):
         word_vectors.fill_embedding(nn.Embedding(8, 5), PIECES, found)
-    with pytest.raises(InputError, match="8 words came for an embedding of 7"):
+    with pytest.raises(InputError, match="8 words for an embedding of 7"):
         word_vectors.fill_embedding(nn.Embedding(7, 3), PIECES, found)

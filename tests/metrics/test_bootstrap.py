@@ -10,7 +10,7 @@ import pytest
 from jumok.errors import InputError
 from jumok.metrics import bootstrap as module
 from jumok.metrics.bootstrap import BootstrapResult, FigureFunction, bootstrap_models
-from jumok.metrics.translation import Bleu, Chrf, TranslationMetric
+from jumok.metrics.translation import DEFAULT_BLEU, Bleu, Chrf, TranslationMetric
 
 random = np.random.default_rng(3)
 WORDS = [f"w{n}" for n in range(50)]
@@ -70,7 +70,7 @@ def test_a_figure_that_is_undefined_has_no_p() -> None:
     assert np.isnan([other.value, other.low, other.high, other.p_value]).all()
 
 
-# ------------------------------------------------------------------------------------------------ translations
+# ----------------------------------------------------------------------------------------------- translations
 
 
 def worse(share: float, seed: int) -> list[str]:
@@ -80,7 +80,7 @@ def worse(share: float, seed: int) -> list[str]:
 
 
 def compare(
-    systems: dict[str, list[str]], metric: TranslationMetric = Bleu(), num_samples: int = 1000, seed: int = 7
+    systems: dict[str, list[str]], metric: TranslationMetric = DEFAULT_BLEU, num_samples: int = 1000, seed: int = 7
 ) -> list[BootstrapResult]:
     figures = {name: metric.make_subset_score(outputs, REFERENCES) for name, outputs in systems.items()}
     return bootstrap_models(figures, len(REFERENCES), num_samples=num_samples, seed=seed)

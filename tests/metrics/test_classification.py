@@ -50,7 +50,7 @@ def test_like_scikit_learn(pairs: list[tuple[int, int]]) -> None:
 
 @pytest.mark.parametrize(("truth", "said"), [([0, 1], [0]), ([], []), ([0, 2], [0, 1]), ([0, -1], [0, 1])])
 def test_labels_that_do_not_fit(truth: list[int], said: list[int]) -> None:
-    with pytest.raises(InputError, match="labels|targets"):
+    with pytest.raises(InputError, match=r"labels|targets"):
         score_classification(truth, said, ["a", "b"])
 
 

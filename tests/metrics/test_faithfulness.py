@@ -170,7 +170,7 @@ def test_few_texts_give_no_verdict() -> None:
     texts, weights = planted(25)
     unsure = measure_faithfulness(texts, [one if n < 3 else -one for n, one in enumerate(weights)], decided)
     assert "the difference is between -0.0" in unsure.verdict
-    assert "take more texts" in unsure.verdict
+    assert "use more texts" in unsure.verdict
 
 
 def test_a_saturated_model_is_seen_through() -> None:

@@ -83,5 +83,5 @@ def test_like_the_official_script(sentences: list[list[tuple[str, str]]]) -> Non
 def test_tags_that_do_not_fit() -> None:
     with pytest.raises(InputError, match="sentence 2 has 1 words and 2 predicted tags"):
         score_tags([["O"], ["O"]], [["O"], ["O", "O"]])
-    with pytest.raises(InputError, match="'PER' came"):
+    with pytest.raises(InputError, match="a tag is 'PER'"):
         score_tags([["O"]], [["PER"]])

@@ -27,10 +27,10 @@ from jumok.data.batching.texts import EncodedText, TextBatcher
 from jumok.data.readers.classification import ClassificationExample
 from jumok.models.bert import BertConfig
 from jumok.run import Run
-from jumok.tasks import fine_tuning, pretrained
+from jumok.tasks import base as tasks_base
+from jumok.tasks import build_task, fine_tuning, pretrained
 from jumok.tasks.classify import task as classify_task
 from jumok.tasks.fine_tuning import NBestOptions
-from jumok.tasks.pretrain import task as pretrain_task
 from jumok.training import load_weights
 
 QUIET = Console(quiet=True)
@@ -60,7 +60,7 @@ def written(prediction: Any, **more: bool) -> list[str]:
 
 
 def test_of_weights_that_score_the_same_the_loss_decides(run: Run) -> None:
-    reader = classify_task.load(run, "cpu")
+    reader = tasks_base.load_predictor(run, "cpu")
     examples = reader.task.valid().examples
     report = reader.validate(examples)
     assert (report.select_by, report.tie_breaker) == ("accuracy", "loss")
@@ -82,7 +82,7 @@ def test_of_weights_that_score_the_same_the_loss_decides(run: Run) -> None:
 
 def test_single_texts_are_learned(run: Run) -> None:
     reader = jumok.load(run.folder, "cpu")
-    found = classify_task.evaluate(reader, "test", NBestOptions(), QUIET)
+    found = tasks_base.evaluate(reader, "test", NBestOptions(), QUIET)
     assert found.metrics["accuracy"] == found.metrics["f1"] == found.metrics["macro_f1"] == 1
     kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     assert kept["accuracy"] == 1
@@ -99,7 +99,7 @@ def test_pairs_are_learned_by_their_order(tmp_path: Path) -> None:
     chance = random.Random(2)
     path = table(tmp_path / "pairs.tsv", "a\tb\tlabel", [pair(chance) for _ in range(400)])
     data = {"train": path, "text": "a", "pair": "b", "held_out": 40}
-    reader = classify_task.load(trained(tmp_path / "run", "classify", data, train={"epochs": 20}), "cpu")
+    reader = tasks_base.load_predictor(trained(tmp_path / "run", "classify", data, train={"epochs": 20}), "cpu")
     assert reader.score_examples(reader.task.test().examples).metrics["accuracy"] == 1
     assert reader.classify("the sad", "a lovely").label == "1"
     assert reader.classify("a lovely", "the sad").label == "0"
@@ -119,10 +119,10 @@ def test_a_pair_may_be_read_both_ways(tmp_path: Path) -> None:
     data = {"train": path, "text": "a", "pair": "b", "held_out": 10, "both_ways": True}
     run = trained(tmp_path / "run", "classify", data, train={"epochs": None, "steps": 2, "warmup": 1})
     assert json.loads((run.folder / "data" / "train.json").read_text())["rows"] == 2 * 40
-    both = classify_task.load(run, "cpu")
+    both = tasks_base.load_predictor(run, "cpu")
     there, back = (dict(both.classify(*two).classes) for two in (("a lovely", "sad"), ("sad", "a lovely")))
     assert there == pytest.approx(back, abs=1e-6)
-    one_way = classify_task.load(run, "cpu")
+    one_way = tasks_base.load_predictor(run, "cpu")
     one_way.task.recipe = replace(run.recipe, data=replace(run.recipe.data, both_ways=False))
     ways = [one_way.classify(*two).classes for two in (("a lovely", "sad"), ("sad", "a lovely"))]
     assert there["1"] == pytest.approx(np.mean([dict(way)["1"] for way in ways]), abs=1e-6)
@@ -135,8 +135,8 @@ def test_numbers_are_learned(tmp_path: Path) -> None:
     path = table(tmp_path / "numbers.tsv", "text\tscore", [number(chance) for _ in range(400)])
     data = {"train": path, "label": "score", "regression": True, "held_out": 40}
     run = trained(tmp_path / "run", "classify", data, train={"epochs": 40})
-    reader = classify_task.load(run, "cpu")
-    found = classify_task.evaluate(reader, "test", NBestOptions(), QUIET)
+    reader = tasks_base.load_predictor(run, "cpu")
+    found = tasks_base.evaluate(reader, "test", NBestOptions(), QUIET)
     assert found.select_by == "spearman"
     assert found.metrics["spearman"] > 0.95
     assert found.metrics["root_mean_squared_error"] < 0.4
@@ -151,7 +151,7 @@ def test_numbers_are_learned(tmp_path: Path) -> None:
 def test_packed_and_padded_batches_learn_the_same(reviews: Path, tmp_path: Path) -> None:
     for packed in (False, True):
         data = {"train": str(reviews), "held_out": 40, "packed": packed}
-        reader = classify_task.load(trained(tmp_path / str(packed), "classify", data), "cpu")
+        reader = tasks_base.load_predictor(trained(tmp_path / str(packed), "classify", data), "cpu")
         assert reader.score_examples(reader.task.test().examples).metrics["accuracy"] == 1
         layout = json.loads((reader.run.folder / "data" / "layout.json").read_text())
         assert layout == {"packed": packed, "alike": False}
@@ -172,19 +172,19 @@ def test_the_mean_of_the_hidden_states_decides(run: Run, reviews: Path, tmp_path
     # What begins from it has its own way again: the one that is published.
     more = {"from": str(begun.folder), "train": {"epochs": 1}}
     again = trained(tmp_path / "first", "classify", data, **more)
-    assert classify_task.load(again, "cpu").model.bert.pooler is not None
+    assert tasks_base.load_predictor(again, "cpu").model.bert.pooler is not None
 
 
 def test_steps_are_those_of_transformers(run: Run, reviews: Path, tmp_path: Path) -> None:
     """The whole way of learning against a plain loop: batches, loss, clipping, decay, rates, the new head."""
     transformers = pytest.importorskip("transformers")
-    classify_task.load(run, "cpu").export("hf", tmp_path / "hf")
+    tasks_base.load_predictor(run, "cpu").export("hf", tmp_path / "hf")
     steps, rate, warmup, clip, decay = 7, 1e-3, 2, 2.85, 0.1
     train = {"epochs": None, "steps": steps, "learning_rate": rate, "warmup": warmup, "clip": clip}
     train |= {"optimizer": "adamw", "weight_decay": decay, "betas": [0.9, 0.999], "eps": 1e-6, "tokens": 64}
     data = {"train": str(reviews), "held_out": 40}
     begun = trained(tmp_path / "ours", "classify", data, **{"from": str(tmp_path / "hf"), "train": train})
-    reader = classify_task.load(begun, "cpu")
+    reader = tasks_base.load_predictor(begun, "cpu")
     use, settings = reader.task, begun.recipe.train
 
     theirs = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "hf").train()
@@ -242,7 +242,7 @@ def test_on_a_gpu_short_texts_are_packed_even_with_dropout(monkeypatch: pytest.M
 
 
 def test_what_is_said_in_words(run: Run) -> None:
-    reader = classify_task.load(run, "cpu")
+    reader = tasks_base.load_predictor(run, "cpu")
     lines = ["the film was awful", "", "a very lovely story", "the film was awful"]
     found = list(reader.predict(lines, NBestOptions(), first_index=7))
     assert [one.index for one in found] == [7, 8, 9, 10]
@@ -261,7 +261,7 @@ def test_what_is_said_in_words(run: Run) -> None:
 
 
 def test_what_goes_together_does_not_matter(run: Run) -> None:
-    reader = classify_task.load(run, "cpu")
+    reader = tasks_base.load_predictor(run, "cpu")
     texts = [text for text, _ in (review(random.Random(n), most=12) for n in range(30))]
     together = [dict(one.classes) for one in reader.predict(texts, NBestOptions())]
     for text, one in zip(texts, together, strict=True):
@@ -269,7 +269,7 @@ def test_what_goes_together_does_not_matter(run: Run) -> None:
 
 
 def test_what_cannot_be_asked(run: Run) -> None:
-    reader = classify_task.load(run, "cpu")
+    reader = tasks_base.load_predictor(run, "cpu")
     with pytest.raises(InputError, match="--beam, --sample"):
         NBestOptions(beam_size=3)
     with pytest.raises(InputError, match="--alignments"):
@@ -279,11 +279,11 @@ def test_what_cannot_be_asked(run: Run) -> None:
     with pytest.raises(InputError, match="two came"):
         reader.classify("one", "two")
     with pytest.raises(InputError, match="it is test or valid"):
-        classify_task.evaluate(reader, "train", NBestOptions(), QUIET)
+        tasks_base.evaluate(reader, "train", NBestOptions(), QUIET)
 
 
 def test_look_and_draw(run: Run, tmp_path: Path) -> None:
-    reader = classify_task.load(run, "cpu")
+    reader = tasks_base.load_predictor(run, "cpu")
     (scene,) = reader.build_viewer_data("the film was awful")
     assert len(scene.layers) == 2
     assert scene.layers[0].row_labels == ["[CLS]", "the", "film", "was", "awful", "[SEP]"]
@@ -299,7 +299,7 @@ def test_look_and_draw(run: Run, tmp_path: Path) -> None:
 
 
 def test_of_a_text_in_windows_the_first_is_shown_and_that_is_told(run: Run, tmp_path: Path) -> None:
-    reader = classify_task.load(run, "cpu")
+    reader = tasks_base.load_predictor(run, "cpu")
     reader.task.recipe = replace(run.recipe, data=replace(run.recipe.data, long="window", stride=10))
     text = " ".join(["film"] * 20 + ["awful"] + ["film"] * 30)
     with pytest.warns(UserWarning, match=r"a text of 3 windows: shown is the first, to … film film film"):
@@ -338,7 +338,7 @@ def test_a_line_that_is_too_long_takes_no_other_along(
 
 def test_export_is_what_transformers_reads(run: Run, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    reader = classify_task.load(run, "cpu")
+    reader = tasks_base.load_predictor(run, "cpu")
     reader.export("hf", tmp_path / "hf")
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
     assert theirs.config.id2label == {0: "bad", 1: "good"}
@@ -353,7 +353,7 @@ def test_export_is_what_transformers_reads(run: Run, tmp_path: Path) -> None:
 
 
 def test_the_escapes_of_a_treebank(run: Run) -> None:
-    reader = classify_task.load(run, "cpu")
+    reader = tasks_base.load_predictor(run, "cpu")
     data = replace(run.recipe.data, unescape=True)
     use = classify_task.BertClassificationTask(replace(run, recipe=replace(run.recipe, data=data)))
 
@@ -370,7 +370,7 @@ def test_the_escapes_of_a_treebank(run: Run) -> None:
 
 
 def test_a_long_text_is_refused_unless_windows_are_asked_for(run: Run, reviews: Path) -> None:
-    reader = classify_task.load(run, "cpu")
+    reader = tasks_base.load_predictor(run, "cpu")
     long = " ".join(["film"] * 50)
     with pytest.raises(
         InputError, match=r"line 1: a text that is too long \(52 tokens, and 40 are read at once"
@@ -396,12 +396,12 @@ def test_validation_data_is_checked_before_training(reviews: Path, tmp_path: Pat
         assert not (folder / "run" / "model.safetensors").exists()
         skipping = data | {"on_error": "skip"}
         run = trained(folder / "skipping", "classify", skipping, train=one)
-        split = classify_task.load(run, "cpu").load_split("valid")
+        split = tasks_base.load_predictor(run, "cpu").load_split("valid")
         assert (len(split.examples), split.skipped.total) == (1, 1)
 
 
 def test_windows_are_averaged(run: Run) -> None:
-    reader = classify_task.load(run, "cpu")
+    reader = tasks_base.load_predictor(run, "cpu")
     data = replace(run.recipe.data, long="window", stride=10)
     reader.task.recipe = replace(run.recipe, data=data)
     words = ["film"] * 20 + ["awful"] + ["film"] * 30  # 51 pieces, 38 at once
@@ -414,7 +414,7 @@ def test_windows_are_averaged(run: Run) -> None:
 def test_of_a_pair_the_longer_text_is_windowed(run: Run) -> None:
     use = classify_task.BertClassificationTask(run)
     use.recipe = replace(run.recipe, data=replace(run.recipe.data, long="window", stride=5, pair="b"))
-    reader = classify_task.load(run, "cpu")
+    reader = tasks_base.load_predictor(run, "cpu")
     short, long = "the film", " ".join(["long"] * 45)
     [rows] = use.encode_rows([ClassificationExample(short, long, "1", "x:1")], reader.tokenizer, 40)
     assert {len(row.ids) for row in rows} == {40}
@@ -432,18 +432,18 @@ def test_of_a_pair_the_longer_text_is_windowed(run: Run) -> None:
 def test_to_begin_from_a_run_and_from_a_folder(run: Run, reviews: Path, tmp_path: Path) -> None:
     data = {"train": str(reviews), "held_out": 40}
     few = {"train": TRAIN | {"epochs": None, "steps": 1, "learning_rate": 1e-9, "warmup": 0}}
-    classify_task.load(run, "cpu").export("hf", tmp_path / "hf")
-    before = classify_task.load(run, "cpu").model.bert.state_dict()
+    tasks_base.load_predictor(run, "cpu").export("hf", tmp_path / "hf")
+    before = tasks_base.load_predictor(run, "cpu").model.bert.state_dict()
     for name, begin in (("run", str(run.folder)), ("folder", str(tmp_path / "hf"))):
         begun = trained(tmp_path / name, "classify", data, **few, **{"from": begin, "model": {"width": 64}})
-        after = classify_task.load(begun, "cpu").model
+        after = tasks_base.load_predictor(begun, "cpu").model
         assert after.bert.config.width == 32  # the run's, not the recipe's
         assert all(torch.allclose(x, before[name], atol=1e-6) for name, x in after.bert.state_dict().items())
         assert (begun.folder / "tokenizer.json").read_text() == (run.folder / "tokenizer.json").read_text()
     scratch = trained(
         tmp_path / "scratch", "classify", data, **few, **{"from": str(run.folder), "scratch": True}
     )
-    new = classify_task.load(scratch, "cpu").model.bert
+    new = tasks_base.load_predictor(scratch, "cpu").model.bert
     assert new.config.width == 32
     assert not torch.allclose(new.word_embedding.weight, before["word_embedding.weight"], atol=1e-3)
 
@@ -461,12 +461,12 @@ def test_to_begin_from_a_pretraining_run(reviews: Path, tmp_path: Path) -> None:
         "train": TRAIN | {"epochs": 1},
     }
     before = Run.create_or_resume(tmp_path / "before", recipe.parse(tree))
-    pretrain_task.train(before, QUIET)
+    tasks_base.train(build_task(before), QUIET)
     few = {"train": {"epochs": None, "steps": 1, "learning_rate": 1e-9, "warmup": 0}}
     data = {"train": str(reviews), "held_out": 40}
     run = trained(tmp_path / "run", "classify", data, **few, **{"from": str(before.folder)})
-    given = pretrain_task.load(before, "cpu").model.bert.state_dict()
-    for name, x in classify_task.load(run, "cpu").model.bert.state_dict().items():
+    given = tasks_base.load_predictor(before, "cpu").model.bert.state_dict()
+    for name, x in tasks_base.load_predictor(run, "cpu").model.bert.state_dict().items():
         assert torch.allclose(x, given[name], atol=1e-6), name
 
 
@@ -532,11 +532,11 @@ def test_what_was_held_out_stays_held_out_when_the_data_changes(tmp_path: Path) 
     table(path, "text\tlabel", rows)
     data, few = {"train": str(path), "held_out": 20}, {"epochs": None, "steps": 1, "warmup": 0}
     run = trained(tmp_path / "run", "classify", data, train=few)
-    before = {name: classify_task.load(run, "cpu").load_split(name).examples for name in ("valid", "test")}
+    before = {name: tasks_base.load_predictor(run, "cpu").load_split(name).examples for name in ("valid", "test")}
     learned = {one.text for one in classify_task.BertClassificationTask(run).train_split().examples}
     table(path, "text\tlabel", [review(chance) for _ in range(50)] + rows[:70])
     for name, examples in before.items():
-        found = classify_task.load(run, "cpu").load_split(name).examples
+        found = tasks_base.load_predictor(run, "cpu").load_split(name).examples
         assert found == examples
         assert not learned & {one.text for one in found}
     table(path, "text\tlabel", rows)
@@ -545,16 +545,16 @@ def test_what_was_held_out_stays_held_out_when_the_data_changes(tmp_path: Path) 
     (older / "data" / "train.json").write_text('{"rows": 80, "sha256": "0"}', encoding="utf-8")
     for name, examples in before.items():
         (older / "data" / f"{name}.jsonl").unlink()
-        assert classify_task.load(Run.open(older), "cpu").load_split(name).examples == examples
+        assert tasks_base.load_predictor(Run.open(older), "cpu").load_split(name).examples == examples
     path.unlink()  # it is not needed any more
-    classify_task.evaluate(classify_task.load(run, "cpu"), "test", NBestOptions(), QUIET)
+    tasks_base.evaluate(tasks_base.load_predictor(run, "cpu"), "test", NBestOptions(), QUIET)
     kept = run.folder / "data" / "test.jsonl"
     kept.write_text(kept.read_text(encoding="utf-8") + "{}\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"test\.jsonl:\d+ is not what training held out"):
-        classify_task.load(run, "cpu").load_split("test")
+        tasks_base.load_predictor(run, "cpu").load_split("test")
     kept.unlink()
     with pytest.raises(InputError, match=r"test\.jsonl is missing"):
-        classify_task.load(run, "cpu").load_split("test")
+        tasks_base.load_predictor(run, "cpu").load_split("test")
 
 
 def test_test_data_is_checked_before_training(reviews: Path, tmp_path: Path) -> None:
@@ -571,13 +571,13 @@ def test_the_same_data_in_two_places_is_the_same(run: Run, reviews: Path, tmp_pa
     data = {"train": str(copied), "held_out": 40, "labels": {"0": "bad", "1": "good"}}
     few = {"epochs": None, "steps": 1, "warmup": 0}
     other = trained(tmp_path / "other", "classify", data, train=few)
-    classify_task.compare([run, other], "test", NBestOptions(), tmp_path / "out", "cpu", QUIET)
+    tasks_base.compare([run, other], "test", NBestOptions(), tmp_path / "out", "cpu", QUIET)
     rows = [line.replace("\t0", "\t2").replace("\t1", "\t0").replace("\t2", "\t1")
             for line in reviews.read_text().splitlines()]  # fmt: skip
     copied.write_text("\n".join(rows))
     swapped = trained(tmp_path / "swapped", "classify", data, train=few)
     with pytest.raises(InputError, match="has other test data"):
-        classify_task.compare([run, swapped], "test", NBestOptions(), tmp_path / "out", "cpu", QUIET)
+        tasks_base.compare([run, swapped], "test", NBestOptions(), tmp_path / "out", "cpu", QUIET)
 
 
 def _last_weights(run: Run) -> dict[str, torch.Tensor]:
@@ -588,14 +588,14 @@ def _last_weights(run: Run) -> dict[str, torch.Tensor]:
 def test_runs_are_compared(run: Run, reviews: Path, tmp_path: Path) -> None:
     data = {"train": str(reviews), "held_out": 40, "labels": {"0": "bad", "1": "good"}}
     other = trained(tmp_path / "other", "classify", data, train={"epochs": None, "steps": 1, "warmup": 0})
-    classify_task.compare([run, other], "test", NBestOptions(), tmp_path / "out", "cpu", QUIET)
+    tasks_base.compare([run, other], "test", NBestOptions(), tmp_path / "out", "cpu", QUIET)
     first, second = json.loads((tmp_path / "out" / "test.json").read_text())
     assert first["value"] == 1
     assert first["p"] is None
     assert second["value"] < 0.8
     assert second["p"] < 0.01
-    with pytest.raises(InputError, match="comes twice"):
-        classify_task.compare([run, run], "test", NBestOptions(), tmp_path / "out", "cpu", QUIET)
+    with pytest.raises(InputError, match="occurs twice"):
+        tasks_base.compare([run, run], "test", NBestOptions(), tmp_path / "out", "cpu", QUIET)
 
 
 def test_a_recipe_that_contradicts_itself() -> None:

@@ -1,6 +1,6 @@
-"""Files as data sets bring them, in a folder or inside a .tar: found by name, and read when they are needed.
+"""Files of a data set, in a folder or in a .tar archive, such as images and recordings.
 
-Pictures and recordings are such files; what their bytes mean is told where they are decoded.
+They are found by name and read when they are needed. An archive is not unpacked.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ __all__ = ["DataFile", "FileFolder", "TarArchive"]
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file that is there, on its own or inside a .tar, and has not been read yet."""
+    """An existing file, by itself or inside a .tar archive, that is read on demand."""
 
-    description: ClassVar[str] = "file"  # as flaws call it
+    description: ClassVar[str] = "file"  # for messages
 
-    path: Path  # of the file, or of the .tar
-    name: str  # in the .tar or the folder
-    offset: int  # its first byte in that file
-    num_bytes: int  # bytes
-    modified_ns: int  # when the file or the .tar was changed, in nanoseconds
+    path: Path  # of the file, or of the archive
+    name: str  # in the folder or the archive
+    offset: int  # position of its first byte in ``path``
+    num_bytes: int
+    modified_ns: int  # modification time of ``path``, in nanoseconds
 
     @classmethod
     def from_path(cls, path: Path) -> Self:
-        """A file of its own."""
-        found = FileFolder(path.parent, cls).find(path.name, str(path))
-        if isinstance(found, InvalidExample):
-            raise InputError(str(found))
-        return found
+        """A file by itself."""
+        file = FileFolder(path.parent, cls).find(path.name, str(path))
+        if isinstance(file, InvalidExample):
+            raise InputError(str(file))
+        return file
 
     @property
     def location(self) -> str:
@@ -44,11 +44,11 @@ class DataFile:
 
     @property
     def identity(self) -> list[object]:
-        """Other values for every other file, and for this one once it has changed."""
+        """Values that differ between files, and change when the file changes."""
         return [os.path.abspath(self.path), self.name, self.offset, self.num_bytes, self.modified_ns]
 
     def read(self) -> bytes:
-        """Its bytes."""
+        """Read the bytes."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset)
@@ -61,61 +61,61 @@ M = TypeVar("M", bound=DataFile)
 
 
 class FileFolder(Generic[M]):
-    """Files in a folder, by their path in it."""
+    """Files in a folder, by their relative path."""
 
     def __init__(self, path: Path, file_type: type[M]) -> None:
         self.path, self.file_type = path, file_type
 
     def find(self, name: str, location: str) -> M | InvalidExample:
-        """The file of this name; ``location`` someone speaks of it, is told of a flaw."""
+        """The file of this name. ``location``, where the name was found, is part of an :class:`InvalidExample`."""
         path = self.path / name
         try:
-            facts = path.stat()
+            status = path.stat()
         except (OSError, ValueError):
             return _missing_file(self.file_type, name, location, self.path)
-        if not stat.S_ISREG(facts.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             return _missing_file(self.file_type, name, location, self.path)
-        return self.file_type(path, name, 0, facts.st_size, facts.st_mtime_ns)
+        return self.file_type(path, name, 0, status.st_size, status.st_mtime_ns)
 
 
 class TarArchive(Generic[M]):
-    """Files in a .tar, which is not unpacked: where each one begins is found out once.
+    """Files in a .tar archive, whose table of contents is read once.
 
-    A file is found by its whole name (``images/dog.jpg``), or by its last part, if that is one of a kind.
+    A file is found by its full name (``images/dog.jpg``), or by its base name if that is unique.
     """
 
     def __init__(self, path: Path, file_type: type[M]) -> None:
         self.path, self.file_type = path, file_type
         self._by_name: dict[str, M] = {}
-        self._by_basename: dict[str, M | None] = {}  # None: there are several
+        self._by_basename: dict[str, M | None] = {}  # None: not unique
         try:
-            time = path.stat().st_mtime_ns
+            modified_ns = path.stat().st_mtime_ns
             with tarfile.open(path, "r:") as tar:
                 for member in tar:
-                    tar.members = []  # type: ignore[attr-defined]  # it would keep them all
+                    tar.members = []  # type: ignore[attr-defined]  # otherwise it keeps all members in memory
                     if not member.isreg() or member.issparse():
                         continue
                     name = member.name.removeprefix("./")
-                    self._by_name[name] = file_type(path, name, member.offset_data, member.size, time)
+                    self._by_name[name] = file_type(path, name, member.offset_data, member.size, modified_ns)
         except tarfile.TarError as error:
             raise InputError(
-                f"{path} cannot be read: {error}; expected a .tar that is not compressed and not cut off "
+                f"{path} cannot be read: {error}; expected a complete, uncompressed .tar "
                 f"(gunzip {path.name}, or unpack it into a folder)"
             ) from None
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
         for name, file in self._by_name.items():
-            short = PurePosixPath(name).name
-            self._by_basename[short] = None if short in self._by_basename else file
+            basename = PurePosixPath(name).name
+            self._by_basename[basename] = None if basename in self._by_basename else file
 
     def __len__(self) -> int:
         return len(self._by_name)
 
     def find(self, name: str, location: str) -> M | InvalidExample:
-        """The file of this name; ``location`` someone speaks of it, is told of a flaw."""
+        """The file of this name. ``location``, where the name was found, is part of an :class:`InvalidExample`."""
         name = name.removeprefix("./")
-        found = self._by_name.get(name) or self._by_basename.get(name)
-        return found or _missing_file(self.file_type, name, location, self.path)
+        file = self._by_name.get(name) or self._by_basename.get(name)
+        return file or _missing_file(self.file_type, name, location, self.path)
 
 
 def _missing_file(file_type: type[DataFile], name: str, location: str, folder: Path) -> InvalidExample:

@@ -1,14 +1,14 @@
-"""Texts with a label each: single sentences or pairs, of classes or with a number.
+"""Reader of classification and regression data: texts or text pairs with a label each.
 
-A recipe says where they are (see ``sources.py``) and which columns hold what::
+A recipe names the data (see ``parallel_corpus.py``) and its columns::
 
-    train: sst2/train                      rows such as    label    sentence
-    text: [sentence, content]                              0        contains no wit , only labored gags
-    label: label
-    labels: {0: negative, 1: positive}     how the data writes a class, and what it is called
+    train: sst2/train                          rows such as    label    sentence
+    text_column: [sentence, content]                           0        contains no wit , only labored gags
+    label_column: label
+    label_names: {0: negative, 1: positive}    the label in the data, and the name of the class
 
-Without ``labels``, classes are called as they are written, and numbered in the order in which the training
-data first has them. A row that cannot be used is a *flaw*: it stops the reading, or is skipped and counted.
+Without ``label_names``, classes are named like their labels and numbered in the order in which they first occur
+in the training data. A row that cannot be used is an :class:`InvalidExample`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ __all__ = [
     "unescape_treebank",
 ]
 
-MAX_LABELS = 1000  # as many classes are no classes: a wrong column was named
-MAX_LABELS_SHOWN = 20  # of them in a message
-# How the Penn Treebank writes what it uses for itself; in small letters, too.
+MAX_LABELS = 1000  # with more classes, the label column is probably wrong
+MAX_LABELS_SHOWN = 20  # in a message
+# Escapes of the Penn Treebank. They also occur in lower case.
 TREEBANK_ESCAPES = {
     "-LRB-": "(",
     "-RRB-": ")",
@@ -47,9 +47,9 @@ TREEBANK_ESCAPES = {
 
 @dataclass(frozen=True, slots=True)
 class ClassificationExample:
-    """A text or two, what is to be said of them, and where they were found: ``file:line``.
+    """One or two texts, their label, and their location, ``file:line``.
 
-    ``label`` is a class as the data writes it, or a number for regression.
+    ``label`` is the raw label of a class, or a number for regression.
     """
 
     text: str
@@ -60,7 +60,7 @@ class ClassificationExample:
 
 @dataclass(frozen=True)
 class LabelSet:
-    """The classes, numbered in this order: as the data writes them, and as they are called.
+    """The classes in order: the labels in the data, and the names.
 
     >>> labels = LabelSet.from_config({"0": "bad", "1": "good"})
     >>> labels.index("1"), labels.names[1]
@@ -72,45 +72,45 @@ class LabelSet:
 
     @classmethod
     def from_config(cls, labels: Mapping[str, str] | Sequence[str]) -> LabelSet:
-        """As a recipe says them."""
-        called = labels if isinstance(labels, Mapping) else {one: one for one in labels}
-        if len(called) < len(labels) or len(set(called.values())) < len(called):
+        """The labels of a recipe."""
+        names = labels if isinstance(labels, Mapping) else {label: label for label in labels}
+        if len(names) < len(labels) or len(set(names.values())) < len(names):
             raise InputError(f"data.label_names: a label occurs twice in {list(labels)} or their names")
-        return cls(tuple(map(str, called)), tuple(map(str, called.values())))
+        return cls(tuple(map(str, names)), tuple(map(str, names.values())))
 
     @classmethod
     def from_examples(cls, examples: Iterable[ClassificationExample]) -> LabelSet:
-        """Those of the samples, in order of first sight."""
-        found: dict[str, str] = {}
-        for sample in examples:
-            found.setdefault(str(sample.label), sample.location)
-            if len(found) > MAX_LABELS:
+        """The labels of examples, in the order of their first occurrence."""
+        locations: dict[str, str] = {}
+        for example in examples:
+            locations.setdefault(str(example.label), example.location)
+            if len(locations) > MAX_LABELS:
                 raise InputError(
-                    f"{sample.location}: more than {MAX_LABELS} different labels; is {sample.label!r} a label? "
-                    "data.label_column names the column, and for numbers: data.regression=true"
+                    f"{example.location}: more than {MAX_LABELS} different labels; is {example.label!r} a label? "
+                    "Set data.label_column to the right column, or data.regression=true for numbers"
                 )
-        if len(found) == 1:
+        if len(locations) == 1:
             raise InputError(
-                f"all examples have the one label {next(iter(found))!r}: nothing is to be learned"
+                f"all examples have the same label, {next(iter(locations))!r}; expected two or more labels"
             )
-        return cls(tuple(found), tuple(found))
+        return cls(tuple(locations), tuple(locations))
 
     def index(self, label: str | float) -> int:
-        """Of a class as the data writes it."""
+        """The index of a label."""
         return self.raw_labels.index(str(label))
 
     def check_examples(
         self, examples: Iterable[ClassificationExample | InvalidExample]
     ) -> Iterator[ClassificationExample | InvalidExample]:
-        """The same samples, with a flaw for each whose label is none of these."""
+        """The same examples, with an :class:`InvalidExample` for each with another label."""
         known = set(self.raw_labels)
-        listed = ", ".join(self.raw_labels[:MAX_LABELS_SHOWN]) + (
+        shown = ", ".join(self.raw_labels[:MAX_LABELS_SHOWN]) + (
             ", …" if len(self.raw_labels) > MAX_LABELS_SHOWN else ""
         )
-        for one in examples:
-            if isinstance(one, ClassificationExample) and one.label not in known:
-                one = InvalidExample(one.location, "an unknown label", f"{one.label!r}; known are: {listed}")
-            yield one
+        for example in examples:
+            if isinstance(example, ClassificationExample) and example.label not in known:
+                example = InvalidExample(example.location, "an unknown label", f"{example.label!r}; the labels are: {shown}")
+            yield example
 
     def __len__(self) -> int:
         return len(self.names)
@@ -118,12 +118,12 @@ class LabelSet:
 
 @dataclass(frozen=True)
 class ClassificationColumns:
-    """Which columns hold what; ``pair`` is the second text."""
+    """The columns of a table; ``pair`` is the second text."""
 
     text: ColumnSpec
     label: ColumnSpec
     pair: ColumnSpec | None = None
-    header: bool | None = None  # whether the first line names the columns; None: if they are told by name
+    header: bool | None = None  # whether the first line is a header; None: if columns are given by name
 
 
 def read_classification_examples(
@@ -133,14 +133,14 @@ def read_classification_examples(
     regression: bool = False,
     split: str | None = None,
 ) -> Iterator[ClassificationExample | InvalidExample]:
-    """The samples of the tables that a recipe means, and flaws in the place of what cannot be used."""
-    wanted = [columns.text, columns.label, *([] if columns.pair is None else [columns.pair])]
-    for record in tables.read_tables(dataset, wanted, split=split, header=columns.header):
+    """Read the tables that a recipe names, with an :class:`InvalidExample` for each row that cannot be used."""
+    requested = [columns.text, columns.label, *([] if columns.pair is None else [columns.pair])]
+    for record in tables.read_tables(dataset, requested, split=split, header=columns.header):
         yield record if isinstance(record, InvalidExample) else _make_example(record, regression)
 
 
 def unescape_treebank(text: str) -> str:
-    """A text as people write it, where it comes from a treebank.
+    """Replace the escapes of the Penn Treebank by the original characters.
 
     >>> unescape_treebank("-lrb- a -rrb- lovely film")
     '( a ) lovely film'
@@ -152,21 +152,21 @@ def unescape_treebank(text: str) -> str:
 
 def _make_example(record: TableRecord, regression: bool) -> ClassificationExample | InvalidExample:
     text, label, *pair = record.values
-    where = record.location
-    texts = [clean_text(text, "text", where)]
+    location = record.location
+    texts = [clean_text(text, "text", location)]
     if pair:
-        texts = [clean_text(text, "first text", where), clean_text(pair[0], "second text", where)]
-    said: str | float | InvalidExample
-    said = _parse_number(label, where) if regression else _parse_class(label, where)
-    for one in (*texts, said):
-        if isinstance(one, InvalidExample):
-            return one
-    assert not isinstance(said, InvalidExample)
-    return ClassificationExample(str(texts[0]), str(texts[1]) if pair else None, said, where)
+        texts = [clean_text(text, "first text", location), clean_text(pair[0], "second text", location)]
+    parsed_label: str | float | InvalidExample
+    parsed_label = _parse_number(label, location) if regression else _parse_class(label, location)
+    for value in (*texts, parsed_label):
+        if isinstance(value, InvalidExample):
+            return value
+    assert not isinstance(parsed_label, InvalidExample)
+    return ClassificationExample(str(texts[0]), str(texts[1]) if pair else None, parsed_label, location)
 
 
 def _parse_class(label: object, location: str) -> str | InvalidExample:
-    """A class as text: JSON and Parquet may have a number or a truth. The numbers 1 and 1.0 are one class."""
+    """A label as text. JSON and Parquet may contain numbers or booleans; 1 and 1.0 are the same label."""
     if isinstance(label, float) and label.is_integer():
         label = int(label)
     return clean_text(str(label) if isinstance(label, int | float) else label, "label", location)

@@ -1,14 +1,13 @@
-"""Documents of running text, one after the other: what BERT is pretrained on.
+"""Reader of documents of running text, for pretraining.
 
-A file is one of ::
+A file has one of these formats, optionally gzipped::
 
-    .txt      a paragraph or a sentence a line, and an empty line between documents
-    .jsonl    a JSON object a line: a document, as its field "text"
-    .json     the SQuAD format, of which the articles are taken and the questions left
+    .txt      one paragraph or sentence per line, and an empty line between documents
+    .jsonl    one JSON object per line: a document in its field "text"
+    .json     the SQuAD format: its articles, without the questions
 
-each of them also gzipped; or any table (see :mod:`jumok.data.tables`), if one says which column is the text.
-Short texts, as reviews are, make a document together, so many at a time. Nothing is held in memory but the
-document at hand.
+or it is a table (see :mod:`jumok.data.readers.tables`) of which a recipe names the text column. Several short texts,
+such as reviews, can be joined to one document. Only the current document is held in memory.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ from jumok.errors import InputError
 __all__ = ["DocumentCorpus", "DocumentRows", "FirstParagraphs", "TextDocument", "find_documents"]
 
 
-MAX_DOCUMENT_LINES = 10_000  # of a document; what goes on behind them is another one, and memory stays small
+MAX_DOCUMENT_LINES = 10_000  # a longer document is split, to limit the memory
 
 
 @dataclass(frozen=True, slots=True)
 class TextDocument:
-    """A text in paragraphs, and where it was found."""
+    """The paragraphs of a text, and its location."""
 
     paragraphs: tuple[str, ...]
     location: str
@@ -54,7 +53,7 @@ class TextDocument:
 
 @dataclass(frozen=True)
 class DocumentRows:
-    """Which column of a table is text, and how many rows make a document."""
+    """The text column of a table, and the number of rows per document."""
 
     column: ColumnSpec
     rows_per_document: int = 1
@@ -62,39 +61,39 @@ class DocumentRows:
 
 @dataclass(frozen=True)
 class DocumentCorpus:
-    """The documents of some files, read anew from the beginning every time that one asks for them."""
+    """The documents of some files. Each iteration reads them again from the beginning."""
 
     files: tuple[Path, ...]
     on_error: OnError = "stop"
-    rows: DocumentRows | None = None  # the files are tables
-    filter_name: str = ""  # of what ``predicate`` keeps
+    rows: DocumentRows | None = None  # not None: the files are tables
+    filter_name: str = ""  # identifies ``predicate``
     predicate: Callable[[TextDocument], bool] | None = None
 
     def read(self, skipped: SkippedExamples | None = None) -> Iterator[TextDocument]:
-        """The documents in order. Flaws are an error, or, with ``on_error="skip"``, counted."""
+        """The documents in order. Invalid ones raise, or, with ``on_error="skip"``, are counted in ``skipped``."""
         skipped = SkippedExamples() if skipped is None else skipped
-        some = False
-        found = itertools.chain.from_iterable(map(self._read_file, self.files))
-        for document in skip_invalid(found, self.on_error, skipped):
-            some = True
+        is_empty = True
+        documents = itertools.chain.from_iterable(map(self._read_file, self.files))
+        for document in skip_invalid(documents, self.on_error, skipped):
+            is_empty = False
             if self.predicate is None or self.predicate(document):
                 yield document
-        if not some:
+        if is_empty:
             raise InputError(f"{', '.join(map(str, self.files))}: no documents; {skipped}")
 
     def __iter__(self) -> Iterator[TextDocument]:
         return self.read()
 
     def filter(self, name: str, predicate: Callable[[TextDocument], bool]) -> DocumentCorpus:
-        """Some of them; ``filter_name`` says which."""
+        """The documents for which ``predicate`` is true. ``name`` must identify the predicate."""
         return replace(self, filter_name=name, predicate=predicate)
 
     @property
     def fingerprint(self) -> str:
-        """Another one when another text would be read: of the names, sizes and times of the files."""
-        told = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in self.files]
+        """Identifies the text, by the names, sizes and modification times of the files."""
+        files = [[str(file), *parallel_corpus.file_identity(file)] for file in self.files]
         rows = [self.rows.column, self.rows.rows_per_document] if self.rows else None
-        return hashlib.sha256(json.dumps([told, self.on_error, self.filter_name, rows]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([files, self.on_error, self.filter_name, rows]).encode()).hexdigest()
 
     def _read_file(self, path: Path) -> Iterator[TextDocument | InvalidExample]:
         return (
@@ -104,7 +103,7 @@ class DocumentCorpus:
 
 @dataclass(frozen=True)
 class FirstParagraphs(Iterable[str]):
-    """The paragraphs of the first documents, as often as one goes through them."""
+    """The paragraphs of the first documents. It can be iterated repeatedly."""
 
     documents: Iterable[TextDocument]
     max_documents: int
@@ -121,88 +120,88 @@ def find_documents(
     on_error: OnError = "stop",
     rows: DocumentRows | None = None,
 ) -> DocumentCorpus:
-    """The documents that a recipe means: files, patterns, or names of data sets, as in ``wiki_en/text``."""
-    known = list(DOCUMENT_READERS if rows is None else TABLE_READERS)
-    files = parallel_corpus.find_files(dataset, known, split)
+    """The documents that a recipe names: files, patterns, or names of data sets, such as ``wiki_en/text``."""
+    suffixes = list(DOCUMENT_READERS if rows is None else TABLE_READERS)
+    files = parallel_corpus.find_files(dataset, suffixes, split)
     for file in files:
-        if file_suffix(file) not in known:
-            of_table = (
-                "; of a table, data.text names the column" if file_suffix(file) in TABLE_READERS else ""
+        if file_suffix(file) not in suffixes:
+            hint = (
+                "; for a table, set data.text_column" if file_suffix(file) in TABLE_READERS else ""
             )
-            raise InputError(f"{file}: documents come as {', '.join(known)}, each of them also .gz{of_table}")
+            raise InputError(f"{file}: expected {', '.join(suffixes)}, optionally with .gz{hint}")
     return DocumentCorpus(tuple(files), on_error, rows)
 
 
 def _read_text(path: Path) -> Iterator[TextDocument | InvalidExample]:
-    """Lines, with an empty one between documents. A line that cannot be used spoils no other."""
+    """Lines, with an empty line between documents. An invalid line does not affect other lines."""
     paragraphs: list[str] = []
-    begin = 1
-    for number, line in enumerate(itertools.chain(read_lines(path), [""]), 1):
+    start = 1
+    for line_number, line in enumerate(itertools.chain(read_lines(path), [""]), 1):
         if line is None:
-            yield line_too_long(path, number)
+            yield line_too_long(path, line_number)
         elif line and not line.isspace():
-            told = clean_text(line, "text", f"{path}:{number}")
-            if isinstance(told, InvalidExample):
-                yield told
+            cleaned = clean_text(line, "text", f"{path}:{line_number}")
+            if isinstance(cleaned, InvalidExample):
+                yield cleaned
             else:
-                begin = begin if paragraphs else number
-                paragraphs.append(told)
+                start = start if paragraphs else line_number
+                paragraphs.append(cleaned)
         if paragraphs and ((line is not None and not line.strip()) or len(paragraphs) == MAX_DOCUMENT_LINES):
-            yield TextDocument(tuple(paragraphs), f"{path}:{begin}")
+            yield TextDocument(tuple(paragraphs), f"{path}:{start}")
             paragraphs = []
 
 
 def _read_json_lines(path: Path) -> Iterator[TextDocument | InvalidExample]:
-    for where, row in iter_json_rows(path):
+    for location, row in iter_json_rows(path):
         if isinstance(row, InvalidExample):
             yield row
         elif not isinstance(row, Mapping) or "text" not in row:
-            yield InvalidExample(where, 'no "text"', f"it is {row!r}"[:80])
+            yield InvalidExample(location, 'no "text"', f"it is {row!r}"[:80])
         else:
-            yield _make_document([row["text"]], where)
+            yield _make_document([row["text"]], location)
 
 
 def _read_squad_articles(path: Path) -> Iterator[TextDocument | InvalidExample]:
     with open_decompressed(path) as file:
         try:
             tree = json.loads(file.read())
-            found = [
-                (str(article.get("title", number)), [one["context"] for one in article["paragraphs"]])
+            articles = [
+                (str(article.get("title", number)), [paragraph["context"] for paragraph in article["paragraphs"]])
                 for number, article in enumerate(tree["data"], 1)
             ]
         except (ValueError, EOFError, RecursionError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{path} is not in SQuAD format: {error!r}") from None
-    for title, contexts in found:
+    for title, contexts in articles:
         yield _make_document(contexts, f"{path}, article {title!r}")
 
 
 def _read_table(path: Path, rows: DocumentRows) -> Iterator[TextDocument | InvalidExample]:
-    """The texts of a column. One that cannot be used spoils no other."""
+    """The texts of a column. An invalid text does not affect other texts."""
     paragraphs: list[str] = []
-    begin, count = "", 0
+    location, num_rows = "", 0
     for record in tables.read_table(path, [rows.column]):
-        one = record if isinstance(record, InvalidExample) else _make_document(record.values, record.location)
-        if isinstance(one, InvalidExample):
-            yield one
+        document = record if isinstance(record, InvalidExample) else _make_document(record.values, record.location)
+        if isinstance(document, InvalidExample):
+            yield document
             continue
-        begin = begin if paragraphs else one.location
-        paragraphs += one.paragraphs
-        count += 1
-        if count == rows.rows_per_document:
-            yield TextDocument(tuple(paragraphs), begin)
-            paragraphs, count = [], 0
+        location = location if paragraphs else document.location
+        paragraphs += document.paragraphs
+        num_rows += 1
+        if num_rows == rows.rows_per_document:
+            yield TextDocument(tuple(paragraphs), location)
+            paragraphs, num_rows = [], 0
     if paragraphs:
-        yield TextDocument(tuple(paragraphs), begin)
+        yield TextDocument(tuple(paragraphs), location)
 
 
 def _make_document(texts: Iterable[object], location: str) -> TextDocument | InvalidExample:
-    """A document of texts, whose lines are its paragraphs."""
+    """A document whose paragraphs are the lines of some texts."""
     paragraphs: list[str] = []
     for text in texts:
-        told = clean_text(text, "text", location)
-        if isinstance(told, InvalidExample):
-            return told
-        paragraphs += (line.strip() for line in told.split("\n") if line.strip())
+        cleaned = clean_text(text, "text", location)
+        if isinstance(cleaned, InvalidExample):
+            return cleaned
+        paragraphs += (line.strip() for line in cleaned.split("\n") if line.strip())
     return (
         TextDocument(tuple(paragraphs), location) if paragraphs else InvalidExample(location, "an empty text")
     )

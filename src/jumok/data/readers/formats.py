@@ -1,10 +1,10 @@
-"""Readers of parallel text, one for each format. Each goes through its file once, keeping next to nothing.
+"""Readers of parallel text, one for each format. Each streams its file and holds only the current row in memory.
 
-A reader yields an :class:`TranslationExample` for every pair of sentences, and a :class:`InvalidExample` in the place of one that
-cannot be used. What becomes of flaws (stop, or skip and count) is decided by who reads, in ``sources.py``.
+A reader yields a :class:`TranslationExample` for every sentence pair, and an :class:`InvalidExample` in place of one
+that cannot be used. The caller decides whether to stop or to skip and count these (see ``parallel_corpus.py``).
 
-The two *sides* of a pair are told by name or number: columns of a table (a name in its header, or a number,
-counted from 1), keys of a JSON object, languages of a translation.
+The two *sides* of a pair are given by name or number: columns of a table (a name in its header, or a number
+from 1), keys of a JSON object, or languages of a translation.
 """
 
 from __future__ import annotations
@@ -45,19 +45,20 @@ __all__ = [
     "read_hub_dataset",
     "read_parallel_files",
     "read_parallel_table",
+    "resolve_hub_name",
 ]
 
 Sides = tuple[str | int, str | int]
-# What the two columns are often called, for a table that does not have the names asked for.
+# Common names of the two columns, for a table without the requested names.
 USUAL_COLUMNS = (("source", "target"), ("src", "tgt"))
-BLANK_LINE = "an empty line"  # of a table, where it means nothing unless lines are counted
-ROWS_PER_BATCH = 1024  # of a Parquet file
+BLANK_LINE = "an empty line"  # ignored in tables
+ROWS_PER_BATCH = 1024  # rows of a Parquet file that are read together
 EXHAUSTED = object()
 
 
 @dataclass(frozen=True, slots=True)
 class TranslationExample:
-    """A sentence and its translation, and where they were found: ``file:line``."""
+    """A sentence, its translation, and their location, ``file:line``."""
 
     source: str
     target: str
@@ -66,7 +67,7 @@ class TranslationExample:
 
 @dataclass(frozen=True, slots=True)
 class InvalidExample:
-    """Why there is no example at this place: the reason, the same for all such places, and the details."""
+    """Why there is no example at this location: a reason, by which examples are counted, and details."""
 
     location: str
     reason: str
@@ -80,15 +81,15 @@ ExampleOrInvalid = TranslationExample | InvalidExample
 
 
 def make_example(source: object, target: object, location: str) -> ExampleOrInvalid:
-    """An example of two texts, with no white space around them, if both can be used."""
-    one, other = clean_text(source, "source", location), clean_text(target, "target", location)
-    if isinstance(one, InvalidExample):
-        return one
-    return other if isinstance(other, InvalidExample) else TranslationExample(one, other, location)
+    """An example of two texts, stripped of surrounding white space, if both are valid."""
+    source_text, target_text = clean_text(source, "source", location), clean_text(target, "target", location)
+    if isinstance(source_text, InvalidExample):
+        return source_text
+    return target_text if isinstance(target_text, InvalidExample) else TranslationExample(source_text, target_text, location)
 
 
 def clean_text(text: object, description: str, location: str) -> str | InvalidExample:
-    """A text with no white space around it, if it can be used; ``description`` it is, is told of a flaw."""
+    """A text, stripped of surrounding white space, if it is valid. ``description`` names it in error messages."""
     if text is None:
         return InvalidExample(location, f"an empty {description}")
     if not isinstance(text, str):
@@ -98,15 +99,15 @@ def clean_text(text: object, description: str, location: str) -> str | InvalidEx
         return InvalidExample(location, f"an empty {description}")
     if "\0" in text:
         return InvalidExample(
-            location, "a NUL character", f"behind {text.partition(chr(0))[0][-20:]!r} of the {description}"
+            location, "a NUL character", f"after {text.partition(chr(0))[0][-20:]!r} in the {description}"
         )
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # what was not UTF-8 is a lone surrogate now
+    except UnicodeEncodeError as error:  # invalid UTF-8 was decoded to lone surrogates
         byte = ord(text[error.start]) - 0xDC00
-        told = f"the byte 0x{byte:02x}" if 0x80 <= byte <= 0xFF else "half a surrogate pair"
+        problem = f"the byte 0x{byte:02x}" if 0x80 <= byte <= 0xFF else "half a surrogate pair"
         return InvalidExample(
-            location, "invalid UTF-8", f"{told} behind {text[: error.start][-20:]!r} of the {description}"
+            location, "invalid UTF-8", f"{problem} after {text[: error.start][-20:]!r} in the {description}"
         )
     return text
 
@@ -115,12 +116,12 @@ def clean_text(text: object, description: str, location: str) -> str | InvalidEx
 
 
 def read_parallel_table(path: Path, sides: Sides) -> Iterator[ExampleOrInvalid]:
-    """The examples of one file; its name tells the format."""
+    """Read the examples of one file. Its suffix determines the format."""
     return TABLE_READERS[file_suffix(path)](path, sides)
 
 
 def file_suffix(path: Path) -> str:
-    """What a file's name says of its format, without ``.gz``."""
+    """The suffix of a file in lower case, ignoring ``.gz``."""
     return Path(path.name.removesuffix(".gz")).suffix.lower()
 
 
@@ -129,95 +130,95 @@ CellRows = Iterator[tuple[int, CellRow]]
 
 
 def read_tsv(path: Path, sides: Sides) -> Iterator[ExampleOrInvalid]:
-    """Columns between tabs. A quote is a character like any other."""
+    """Read tab-separated columns. Quotes have no special meaning."""
     return _read_columns(path, sides, functools.partial(iter_separated_rows, separator="\t"))
 
 
 def read_bar_separated(path: Path, sides: Sides) -> Iterator[ExampleOrInvalid]:
-    """``source ||| target``, as the tools for word alignment take it; columns by number only."""
+    """Read ``source ||| target``, the input format of word aligners. Columns are given by number only."""
     return _read_columns(path, sides, functools.partial(iter_separated_rows, separator="|||"))
 
 
 def read_csv(path: Path, sides: Sides) -> Iterator[ExampleOrInvalid]:
-    """Comma-separated values: quotes hold commas, line ends and doubled quotes together."""
+    """Read comma-separated values. A quoted cell may contain commas, line breaks and doubled quotes."""
     return _read_columns(path, sides, iter_csv_rows)
 
 
 def iter_separated_rows(path: Path, separator: str) -> CellRows:
-    """The cells of each line between separators, with the line's number."""
+    """The cells of each line, with its line number."""
     for number, line in enumerate(read_lines(path), 1):
         yield number, line_too_long(path, number) if line is None else line.split(separator)
 
 
 def iter_csv_rows(path: Path) -> CellRows:
     """The cells of each row of a CSV file, with the number of its first line."""
-    # A line that is far too long is too long for a cell as well: the reader says so.
+    # A line that is too long is also too long for a cell, so the csv module reports it.
     too_long = "x" * (csv.field_size_limit() + 1)
     reader = csv.reader(
         ((too_long if line is None else line) + "\n" for line in read_lines(path)), strict=True
     )
     while True:
-        number = reader.line_num + 1  # where the row begins: it may have several lines
+        line_number = reader.line_num + 1  # where the row begins: it may span several lines
         try:
-            yield number, next(reader)
+            yield line_number, next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            told = f"{error}, in lines {number} to {reader.line_num}; is a quote left open?"
-            yield number, InvalidExample(f"{path}:{number}", "not CSV", told)
+            detail = f"{error}, in lines {line_number} to {reader.line_num}; is a quote not closed?"
+            yield line_number, InvalidExample(f"{path}:{line_number}", "not CSV", detail)
 
 
 def _read_columns(
     path: Path, sides: Sides, read_rows: Callable[[Path], CellRows]
 ) -> Iterator[ExampleOrInvalid]:
-    """The examples of rows of cells, each with the number of its line."""
-    places: tuple[int, int] | None = None
+    """The examples of rows of cells with line numbers."""
+    columns: tuple[int, int] | None = None
     width = 0
-    for number, cells in read_rows(path):
-        where = f"{path}:{number}"
+    for line_number, cells in read_rows(path):
+        location = f"{path}:{line_number}"
         if isinstance(cells, InvalidExample):
             yield cells
         elif not any(cells) and len(cells) < 2:
-            yield InvalidExample(where, BLANK_LINE)
-        elif places is None:
-            places, has_header = _find_columns(path, sides, [cell.strip() for cell in cells])
+            yield InvalidExample(location, BLANK_LINE)
+        elif columns is None:
+            columns, has_header = _find_columns(path, sides, [cell.strip() for cell in cells])
             width = len(cells)
             if not has_header:
-                if file_suffix(path) in TABLE_READERS:  # bars have no header
-                    rows = (_select_cells(row, places) for _, row in read_rows(path))
-                    _check_no_header(path, sides, _select_cells(cells, places), rows)
-                yield make_example(cells[places[0]], cells[places[1]], where)
+                if file_suffix(path) in TABLE_READERS:  # a file with bars has no header
+                    rows = (_select_cells(row, columns) for _, row in read_rows(path))
+                    _check_no_header(path, sides, _select_cells(cells, columns), rows)
+                yield make_example(cells[columns[0]], cells[columns[1]], location)
         elif len(cells) != width:
             yield InvalidExample(
-                where, "another number of columns", f"{len(cells)}, and the first line has {width}"
+                location, "another number of columns", f"{len(cells)}, and the first line has {width}"
             )
         else:
-            yield make_example(cells[places[0]], cells[places[1]], where)
+            yield make_example(cells[columns[0]], cells[columns[1]], location)
 
 
 def _find_columns(path: Path, sides: Sides, names: list[str]) -> tuple[tuple[int, int], bool]:
-    """Which columns hold the two sides, and whether the first line is a header."""
-    wanted = [side for side in sides if isinstance(side, str)]
+    """The columns of the two sides, and whether the first line is a header."""
+    requested = [side for side in sides if isinstance(side, str)]
     for side in sides:
         if isinstance(side, int) and not 1 <= side <= len(names):
             raise InputError(f"{path} has {len(names)} columns; there is no column {side}")
-    if not wanted:  # by number: a header shows only where it has the usual names
-        a, b = (int(side) - 1 for side in sides)
-        return (a, b), any({names[a], names[b]} == set(usual) for usual in USUAL_COLUMNS)
-    if all(name in names for name in wanted):
-        a, b = (side - 1 if isinstance(side, int) else names.index(side) for side in sides)
-        return (a, b), True
-    if len(wanted) == 2:
-        for one, other in USUAL_COLUMNS:
-            if one in names and other in names:
-                return (names.index(one), names.index(other)), True
-        if len(names) == 2 and not any(name in names for name in wanted):
+    if not requested:  # by number: only a header with common names is recognized
+        source_column, target_column = (int(side) - 1 for side in sides)
+        return (source_column, target_column), any({names[source_column], names[target_column]} == set(usual) for usual in USUAL_COLUMNS)
+    if all(name in names for name in requested):
+        source_column, target_column = (side - 1 if isinstance(side, int) else names.index(side) for side in sides)
+        return (source_column, target_column), True
+    if len(requested) == 2:
+        for source, target in USUAL_COLUMNS:
+            if source in names and target in names:
+                return (names.index(source), names.index(target)), True
+        if len(names) == 2 and not any(name in names for name in requested):
             return (0, 1), False
-    missing = next(name for name in wanted if name not in names)
+    missing = next(name for name in requested if name not in names)
     shown = ", ".join(repr(name[:30]) for name in rank_by_similarity(missing, names)[:8])
     raise InputError(
         f"{path} has no column {missing!r}; its first line has {len(names)}: {shown}. "
-        "Name two columns of its header as source and target, or give their numbers, counted from 1"
+        "Name two columns of its header as source and target, or give their numbers, starting at 1"
     )
 
 
@@ -225,141 +226,141 @@ def _select_cells(row: CellRow, columns: Sequence[int]) -> list[str]:
     return (
         []
         if isinstance(row, InvalidExample) or len(row) <= max(columns)
-        else [row[at].strip() for at in columns]
+        else [row[column].strip() for column in columns]
     )
 
 
 def _check_no_header(path: Path, sides: Sides, cells: list[str], rows: Iterator[list[str]]) -> None:
-    """Tell of a first line that is taken as a pair and looks like names; an error if others were asked for.
+    """Warn if the first line is used as a pair but looks like a header; raise if other names were requested.
 
-    Names may be asked for of a table without any: they are also those of languages.
+    Names may be requested for a table without a header, because they are also the names of languages.
     """
-    wanted = [side for side in sides if isinstance(side, str)]
-    one, other = cells
-    known = look_like_column_names(cells, wanted)
-    if known and wanted:
+    requested = [side for side in sides if isinstance(side, str)]
+    first, second = cells
+    is_header = look_like_column_names(cells, requested)
+    if is_header and requested:
         raise InputError(
-            f"{path} has no columns {' and '.join(map(repr, wanted))}; its first line is {one!r}, {other!r}. "
-            f"If that is a header, name its columns: data.source={one} data.target={other}. If it is a pair, "
-            "put a line with the names above it, or give the columns' numbers, counted from 1"
+            f"{path} has no columns {' and '.join(map(repr, requested))}; its first line is {first!r}, {second!r}. "
+            f"If that is a header, name its columns: data.source={first} data.target={second}. If it is a pair, "
+            "put a header above it, or give the numbers of the columns, starting at 1"
         )
-    if known or differs_from_rows(cells, filter(None, itertools.islice(rows, NUM_SAMPLED_LINES))):
+    if is_header or differs_from_rows(cells, filter(None, itertools.islice(rows, NUM_SAMPLED_LINES))):
         warnings.warn(
-            f"{path}: the first line, {one!r} and {other!r}, is taken as a pair; name the columns "
-            f"(data.source={one} data.target={other}) if it is a header",
+            f"{path}: the first line, {first!r} and {second!r}, is used as a pair; name the columns "
+            f"(data.source={first} data.target={second}) if it is a header",
             stacklevel=2,
         )
 
 
 def read_jsonl(path: Path, sides: Sides) -> Iterator[ExampleOrInvalid]:
-    """A JSON object a line, the sides at its top or under ``translation``."""
+    """Read one JSON object per line, with the sides at its top level or under ``translation``."""
     return _read_mappings(iter_json_rows(path), sides)
 
 
 def _read_mappings(rows: Iterator[tuple[str, object]], sides: Sides) -> Iterator[ExampleOrInvalid]:
-    """The examples of mappings. Keys are not counted: without names they are the usual ones, or an error."""
+    """The examples of mappings. Keys have no numbers: without names, only the common ones are accepted."""
     first = True
-    for where, row in rows:
+    for location, row in rows:
         if first and isinstance(row, Mapping):
             first = False
-            _check_keys(row, sides, where)
-        yield row if isinstance(row, InvalidExample) else _example_from_mapping(row, sides, where)
+            _check_keys(row, sides, location)
+        yield row if isinstance(row, InvalidExample) else _example_from_mapping(row, sides, location)
 
 
 def _check_keys(row: Mapping[str, object], sides: Sides, location: str) -> None:
-    """Raise when the sides are counted, and the row has not the usual names."""
+    """Raise if the sides are given by number and the row does not have the common names."""
     if all(isinstance(side, str) for side in sides) or _get_both_sides(row, sides) is not None:
         return
     names = list(map(str, _candidate_mappings(row)[-1]))
-    one, other = names if len(names) == 2 else ("…", "…")
+    source, target = names if len(names) == 2 else ("…", "…")
     raise InputError(
-        f"{location}: which keys hold the two sides? There is: {', '.join(names[:8]) or 'nothing'}. "
-        f"Name the keys: data.source={one} data.target={other}"
+        f"{location}: which keys hold the two sides? The keys are: {', '.join(names[:8]) or 'none'}. "
+        f"Name the keys: data.source={source} data.target={target}"
     )
 
 
 def iter_json_rows(path: Path) -> Iterator[tuple[str, object]]:
-    """Where each line is, and what it holds, or a flaw."""
-    for number, line in enumerate(read_lines(path), 1):
-        where = f"{path}:{number}"
+    """The location of each line, and its value or an :class:`InvalidExample`."""
+    for line_number, line in enumerate(read_lines(path), 1):
+        location = f"{path}:{line_number}"
         if line is None:
-            yield where, line_too_long(path, number)
+            yield location, line_too_long(path, line_number)
         elif not line.strip():
-            yield where, InvalidExample(where, BLANK_LINE)
+            yield location, InvalidExample(location, BLANK_LINE)
         else:
             try:
-                yield where, json.loads(line)
+                yield location, json.loads(line)
             except (ValueError, RecursionError) as error:
-                yield where, InvalidExample(where, "not JSON", str(error))
+                yield location, InvalidExample(location, "not JSON", str(error))
 
 
 def _example_from_mapping(row: object, sides: Sides, location: str) -> ExampleOrInvalid:
-    """The example in a mapping, the sides at its top or under ``translation``."""
+    """The example in a mapping, with the sides at its top level or under ``translation``."""
     if not isinstance(row, Mapping):
         return InvalidExample(location, "no JSON object", f"it is {row!r}"[:80])
-    if both := _get_both_sides(row, sides):
-        return make_example(*both, location)
-    names = [str(name) for place in _candidate_mappings(row) for name in place]
-    wanted = sides if all(isinstance(side, str) for side in sides) else USUAL_COLUMNS[0]
-    missing = next((side for side in wanted if side not in names), wanted[0])
+    if texts := _get_both_sides(row, sides):
+        return make_example(*texts, location)
+    names = [str(name) for mapping in _candidate_mappings(row) for name in mapping]
+    requested = sides if all(isinstance(side, str) for side in sides) else USUAL_COLUMNS[0]
+    missing = next((side for side in requested if side not in names), requested[0])
     return InvalidExample(
-        location, f"no {missing!r}", f"there is: {', '.join(rank_by_similarity(str(missing), names)[:8])}"
+        location, f"no {missing!r}", f"it has: {', '.join(rank_by_similarity(str(missing), names)[:8])}"
     )
 
 
 def _get_both_sides(row: Mapping[str, object], sides: Sides) -> tuple[object, object] | None:
-    """What a mapping has for the two sides, if it has both."""
+    """The values of the two sides, if a mapping has both."""
     for source, target in (sides, *USUAL_COLUMNS):
-        for place in _candidate_mappings(row):
-            if source in place and target in place:
-                return place[source], place[target]
+        for mapping in _candidate_mappings(row):
+            if source in mapping and target in mapping:
+                return mapping[source], mapping[target]
     return None
 
 
 def _candidate_mappings(row: Mapping[str, object]) -> list[Mapping[Any, object]]:
-    """Where the sides may be."""
+    """The mappings that may contain the sides."""
     nested = row.get("translation")
     return [row, nested] if isinstance(nested, Mapping) else [row]
 
 
 def read_parquet(path: Path, sides: Sides) -> Iterator[ExampleOrInvalid]:
-    """Columns of a Parquet file, or fields of its column ``translation``; a row group is read at a time."""
+    """Read columns of a Parquet file, or fields of its column ``translation``, one row group at a time."""
     rows = iter_parquet_rows(
         path, lambda schema: [_find_parquet_column(path, sides, side, schema) for side in (0, 1)]
     )
-    for where, (source, target) in rows:
-        yield make_example(source, target, where)
+    for location, (source, target) in rows:
+        yield make_example(source, target, location)
 
 
 def iter_parquet_rows(
     path: Path, choose_columns: Callable[[Any], Sequence[tuple[str, ...]]]
 ) -> Iterator[tuple[str, tuple[object, ...]]]:
-    """Where each row is, and its values in the columns that are chosen by the file's schema.
+    """The location of each row, and its values in the columns that ``choose_columns`` selects from the schema.
 
-    A column is told by the way to it, as (name,) or (name, field).
+    A column is given by its path, (name,) or (name, field).
     """
     arrow, reader = import_optional("pyarrow", "hub"), import_optional("pyarrow.parquet", "hub")
     with tempfile.TemporaryFile() as unzipped, open_decompressed(path) as file:
         source: Any = path
-        if path.suffix == ".gz":  # Parquet is read from its end
+        if path.suffix == ".gz":  # Parquet needs random access
             shutil.copyfileobj(file, unzipped)
             source = unzipped
         try:
-            with reader.ParquetFile(source) as opened_file:
-                names = choose_columns(opened_file.schema_arrow)
-                columns = [".".join(name) for name in names]
-                begun = 0
-                for batch in opened_file.iter_batches(ROWS_PER_BATCH, columns=columns):
-                    values = [_column_values(arrow, batch, name) for name in names]
-                    for number, row in enumerate(zip(*values, strict=True), begun + 1):
-                        yield f"{path}:{number}", row
-                    begun += batch.num_rows
+            with reader.ParquetFile(source) as parquet_file:
+                column_paths = choose_columns(parquet_file.schema_arrow)
+                columns = [".".join(column_path) for column_path in column_paths]
+                num_rows = 0
+                for batch in parquet_file.iter_batches(ROWS_PER_BATCH, columns=columns):
+                    values = [_column_values(arrow, batch, column_path) for column_path in column_paths]
+                    for row_number, row in enumerate(zip(*values, strict=True), num_rows + 1):
+                        yield f"{path}:{row_number}", row
+                    num_rows += batch.num_rows
         except (arrow.ArrowException, OSError) as error:
             raise InputError(f"{path} cannot be read as Parquet: {error}") from None
 
 
 def _find_parquet_column(path: Path, sides: Sides, side_index: int, schema: Any) -> tuple[str, ...]:
-    """The way to the column of one side, as (name,) or ("translation", name)."""
+    """The path of the column of one side: (name,) or ("translation", name)."""
     side = sides[side_index]
     if isinstance(side, int):
         if not 1 <= side <= len(schema.names):
@@ -378,7 +379,7 @@ def _find_parquet_column(path: Path, sides: Sides, side_index: int, schema: Any)
 
 
 def _column_values(arrow: Any, batch: Any, column_path: tuple[str, ...]) -> Iterator[object]:
-    """A column as Python strings, say; what is not UTF-8 comes as lone surrogates, as from a text file."""
+    """The Python values of a column. Invalid UTF-8 becomes lone surrogates, as when reading a text file."""
     column = batch.column(column_path[0])
     if len(column_path) == 2:
         column = column.field(column_path[1])
@@ -393,51 +394,59 @@ def _column_values(arrow: Any, batch: Any, column_path: tuple[str, ...]) -> Iter
 TABLE_READERS = {".tsv": read_tsv, ".csv": read_csv, ".jsonl": read_jsonl, ".parquet": read_parquet}
 
 
-# ------------------------------------------------------------------------------------- two files, the hub
+# --------------------------------------------------------------------------- parallel files, Hugging Face hub
 
 
 def read_parallel_files(source: Path, target: Path) -> Iterator[ExampleOrInvalid]:
-    """Two files of text: line n of the one is the translation of line n of the other."""
-    ones, others = read_lines(source), read_lines(target)
-    for number, (one, other) in enumerate(itertools.zip_longest(ones, others, fillvalue=EXHAUSTED), 1):
-        if one is EXHAUSTED or other is EXHAUSTED:
-            more = number + sum(1 for _ in (others if one is EXHAUSTED else ones))
-            counts = (number - 1, more) if one is EXHAUSTED else (more, number - 1)
+    """Read two text files: line n of one is the translation of line n of the other."""
+    source_lines, target_lines = read_lines(source), read_lines(target)
+    for line_number, (source_line, target_line) in enumerate(itertools.zip_longest(source_lines, target_lines, fillvalue=EXHAUSTED), 1):
+        if source_line is EXHAUSTED or target_line is EXHAUSTED:
+            total = line_number + sum(1 for _ in (target_lines if source_line is EXHAUSTED else source_lines))
+            counts = (line_number - 1, total) if source_line is EXHAUSTED else (total, line_number - 1)
             raise InputError(
-                f"{source} has {counts[0]} lines and {target} has {counts[1]}; line n of the one must be the "
-                "translation of line n of the other, and a line too many shifts all that follow it"
+                f"{source} has {counts[0]} lines and {target} has {counts[1]}; line n of one must be the "
+                "translation of line n of the other, and an extra line shifts all lines after it"
             )
-        is_long = one is None or other is None
-        yield line_too_long(source, number) if is_long else make_example(one, other, f"{source}:{number}")
+        is_long = source_line is None or target_line is None
+        yield line_too_long(source, line_number) if is_long else make_example(source_line, target_line, f"{source}:{line_number}")
 
 
 def read_hub_dataset(name: str, sides: Sides) -> Iterator[ExampleOrInvalid]:
-    """A data set of the Hugging Face hub, streamed: ``NAME[@REVISION][:CONFIGURATION[:SPLIT]]``."""
+    """Stream a data set of the Hugging Face hub: ``NAME[@REVISION][:CONFIGURATION[:SPLIT]]``."""
     return _read_mappings(iter_hub_rows(name), sides)
 
 
+def resolve_hub_name(dataset: str, split: str | None) -> str:
+    """The part of ``hub:NAME`` after the colon, with ``split`` if it has none."""
+    name = dataset.removeprefix("hub:")
+    if split and name.count(":") < 2:
+        name = f"{name}{':' * (2 - name.count(':'))}{split}"
+    return name
+
+
 def iter_hub_rows(name: str) -> Iterator[tuple[str, object]]:
-    """Where each row of it is, and what it holds."""
+    """The location of each row of a data set of the hub, and its value."""
     datasets = import_optional("datasets", "hub")
-    place, _, rest = name.partition(":")
+    repository, _, rest = name.partition(":")
     configuration, _, split = rest.partition(":")
-    place, _, revision = place.partition("@")
+    repository, _, revision = repository.partition("@")
     try:
         rows = datasets.load_dataset(
-            place, configuration or None, split=split or "train", revision=revision or None, streaming=True
+            repository, configuration or None, split=split or "train", revision=revision or None, streaming=True
         )
-        for number, row in enumerate(rows, 1):
-            yield f"hub:{name}:{number}", row
-    except Exception as error:  # of the network, the hub, the data set: a dozen kinds from four packages
-        told = str(error).strip().splitlines() or [type(error).__name__]
-        raise InputError(f"hub:{name} cannot be read: {told[0]}") from error
+        for row_number, row in enumerate(rows, 1):
+            yield f"hub:{name}:{row_number}", row
+    except Exception as error:  # the network, the hub and the data set raise many types, from four packages
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(f"hub:{name} cannot be read: {lines[0]}") from error
 
 
 def line_too_long(path: Path | str, line_number: int) -> InvalidExample:
-    """Of a line that nobody wrote."""
+    """The result for a line that is too long to be text."""
     return InvalidExample(f"{path}:{line_number}", "a line of more than 16 MiB")
 
 
 def rank_by_similarity(name: str, names: Sequence[str]) -> list[str]:
-    """The names that are there, those most like the one asked for first."""
-    return sorted(names, key=lambda one: -difflib.SequenceMatcher(None, name.lower(), one.lower()).ratio())
+    """Sort names by their similarity to ``name``, the most similar first."""
+    return sorted(names, key=lambda candidate: -difflib.SequenceMatcher(None, name.lower(), candidate.lower()).ratio())

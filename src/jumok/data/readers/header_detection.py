@@ -1,4 +1,4 @@
-"""Whether the first line of a table looks like the names of its columns, or is a pair like the others."""
+"""Header detection: whether the first line of a table looks like column names rather than a row."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 
 __all__ = ["NUM_SAMPLED_LINES", "differs_from_rows", "look_like_column_names"]
 
-NUM_SAMPLED_LINES = 100  # of a table, to tell whether its first is like the others, …
-MIN_LINES = 10  # … which so few do not tell
-# What columns are called: such words, in any case, also put together with - or _.
+NUM_SAMPLED_LINES = 100  # lines that the first one is compared with
+MIN_LINES = 10  # fewer lines are not enough to decide
+# Common column names, in any case, also combined with - or _.
 USUAL_NAMES_TEXT = """
     source target src tgt input output original translation sentence text
     arabic chinese czech danish dutch english finnish french german greek hindi italian japanese korean polish
@@ -22,32 +22,34 @@ USUAL_COLUMN_NAMES = frozenset(USUAL_NAMES_TEXT.split())
 
 
 def look_like_column_names(first_row: Sequence[str], requested: Sequence[str]) -> bool:
-    """Whether the cells are usual names of columns, or much like the names ``requested``.
+    """Whether the cells are common column names, or similar to the ``requested`` names.
 
-    >>> look_like_column_names(["en", "ko"], requested=[]), look_like_column_names(["dog", "개"], requested=["english", "korean"])
-    (True, False)
+    >>> look_like_column_names(["en", "ko"], requested=[])
+    True
+    >>> look_like_column_names(["dog", "개"], requested=["english", "korean"])
+    False
     """
     if not _are_single_words(first_row) or len(set(first_row)) < len(first_row):
         return False
     lower = [cell.lower() for cell in first_row]
     if all(USUAL_COLUMN_NAMES.intersection(re.split("[-_]", cell)) for cell in lower):
         return True
-    # Of three letters, too many words are alike.
+    # Too many words of three letters are similar.
     return any(
         difflib.get_close_matches(name.lower(), lower, cutoff=0.7) for name in requested if len(name) > 3
     )
 
 
 def differs_from_rows(first_row: Sequence[str], rows: Iterable[Sequence[str]]) -> bool:
-    """Whether the cells of the first of a table's ``rows`` are a word each, as in none of the others.
+    """Whether all cells of the first row are single words, unlike in all other ``rows`` (which include the first).
 
     >>> differs_from_rows(["ours", "theirs"], [["ours", "theirs"], *[["a dog", "ein Hund"]] * 10])
     True
     """
     if not _are_single_words(first_row) or len(set(first_row)) < len(first_row):
         return False
-    words = [_are_single_words(cells) for cells in rows if all(cells)]
-    return len(words) > MIN_LINES and sum(words) == 1
+    is_single_words = [_are_single_words(cells) for cells in rows if all(cells)]
+    return len(is_single_words) > MIN_LINES and sum(is_single_words) == 1
 
 
 def _are_single_words(cells: Sequence[str]) -> bool:

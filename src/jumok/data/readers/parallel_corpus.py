@@ -1,19 +1,19 @@
-"""Parallel text by name: from what a recipe says to examples, one after the other.
+"""Parallel corpora: from the names in a recipe to a stream of examples.
 
-A recipe says where the text is, and what its two sides are called::
+A recipe names the data and its two sides::
 
-    train: my.tsv                     a table: .tsv, .csv, .jsonl or .parquet, each of them also .gz
-    train: [corpus.en, corpus.de]     two files of text, line by line
+    train: my.tsv                     a table: .tsv, .csv, .jsonl or .parquet, optionally with .gz
+    train: [corpus.en, corpus.de]     two text files, aligned by line
     train: parts/*.tsv                several tables (or a list of any of these), one after the other
-    train: multi30k/train             the split "train" in a folder, here or under JUMOK_DATA: a table, or two
-                                      files that end in the names of the sides (train.en.gz, train.de.gz),
-                                      or one with bars, source ||| target (train.en-de.txt)
+    train: multi30k/train             the split "train" of a folder, here or under JUMOK_DATA: a table, or two
+                                      files whose suffixes are the sides (train.en.gz, train.de.gz), or a file
+                                      with bars, source ||| target (train.en-de.txt)
     train: hub:wmt/wmt16:de-en:train  the Hugging Face hub: NAME[@REVISION][:CONFIGURATION[:SPLIT]]
-    source: en                        a file ending, a column's name or its number (from 1), a language
+    source: en                        a file suffix, the name or number (from 1) of a column, or a language
     target: de
 
-Nothing is held in memory but the line at hand. Empty lines of tables and white space around a sentence mean
-nothing; whatever else cannot be used is a *flaw*: it stops the reading, or is skipped and counted.
+Only the current row is held in memory. Empty lines of tables and white space around sentences are ignored. Any
+other example that cannot be used is *invalid*: it stops reading, or it is skipped and counted.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ T = TypeVar("T")
 
 @dataclass
 class SkippedExamples:
-    """How many examples were left out, by reason, and where the first of each was.
+    """The number of skipped examples by reason, and the location of the first of each.
 
     >>> skipped = SkippedExamples()
     >>> for line in (7, 9):
-    ...     skipped.add(Flaw(f"my.tsv:{line}", "an empty target"))
+    ...     skipped.add(InvalidExample(f"my.tsv:{line}", "an empty target"))
     >>> print(skipped)
-    2 left out: 2 × an empty target (first: my.tsv:7)
+    2 skipped: 2 × an empty target (first: my.tsv:7)
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -88,37 +88,37 @@ class SkippedExamples:
 
     def __str__(self) -> str:
         if not self.total:
-            return "none left out"
-        told = (
+            return "none skipped"
+        reasons = (
             f"{count} × {reason} (first: {self.first_locations[reason]})"
             for reason, count in self.counts.most_common()
         )
-        return f"{self.total} left out: {'; '.join(told)}"
+        return f"{self.total} skipped: {'; '.join(reasons)}"
 
 
 @dataclass(frozen=True)
 class CorpusPart:
-    """One file, pair of files or other origin of a corpus. ``name`` tells it from every other."""
+    """One file, pair of files or other source of a corpus. ``name`` identifies it."""
 
     name: str
     read: Callable[[], Iterator[TranslationExample | InvalidExample]]
-    files: tuple[Path, ...] = ()  # what the text depends on
+    files: tuple[Path, ...] = ()  # files that the text depends on
 
 
 @dataclass(frozen=True)
 class ParallelCorpus:
-    """Parallel text somewhere, read anew from its beginning every time that one asks for it."""
+    """Parallel text. Each iteration reads it again from the beginning."""
 
     parts: tuple[CorpusPart, ...]
     on_error: OnError = "stop"
 
     @classmethod
     def from_pairs(cls, name: str, generate: Callable[[], Iterable[tuple[str, str]]]) -> ParallelCorpus:
-        """Of pairs that a function makes, always the same ones; ``name`` says all that they depend on.
+        """A corpus of pairs from a deterministic function. ``name`` must identify everything they depend on.
 
-        >>> corpus = ParallelCorpus.from_pairs("squares", lambda: ((f"{n} times {n}", str(n * n)) for n in range(3)))
+        >>> corpus = ParallelCorpus.from_pairs("squares", lambda: ((f"{n} × {n}", str(n * n)) for n in range(3)))
         >>> list(corpus)[2]
-        Example(source='2 times 2', target='4', where='squares:3')
+        TranslationExample(source='2 × 2', target='4', location='squares:3')
         """
 
         def read() -> Iterator[TranslationExample | InvalidExample]:
@@ -128,15 +128,14 @@ class ParallelCorpus:
         return cls((CorpusPart(name, read),))
 
     def read(self, skipped: SkippedExamples | None = None) -> Iterator[TranslationExample]:
-        """The examples in order. Flaws are an error, or, with ``on_error="skip"``, counted in ``skipped``."""
+        """The examples in order. Invalid ones raise, or, with ``on_error="skip"``, are counted in ``skipped``."""
         skipped = SkippedExamples() if skipped is None else skipped
-        some = False
-        for one in skip_invalid(
-            (found for part in self.parts for found in part.read()), self.on_error, skipped
-        ):
-            some = True
-            yield one
-        if not some:
+        is_empty = True
+        examples = (example for part in self.parts for example in part.read())
+        for example in skip_invalid(examples, self.on_error, skipped):
+            is_empty = False
+            yield example
+        if is_empty:
             raise InputError(f"{', '.join(part.name for part in self.parts)}: no examples; {skipped}")
 
     def __iter__(self) -> Iterator[TranslationExample]:
@@ -145,86 +144,94 @@ class ParallelCorpus:
     def map_texts(
         self, name: str, source_function: TextFunction, target_function: TextFunction
     ) -> ParallelCorpus:
-        """The same with every text changed by a function of its side; ``name`` says what they do."""
+        """The same corpus with a function applied to each text. ``name`` must identify the functions."""
 
-        def changed(part: CorpusPart) -> CorpusPart:
+        def map_part(part: CorpusPart) -> CorpusPart:
             def read() -> Iterator[TranslationExample | InvalidExample]:
-                for one in part.read():
-                    if isinstance(one, TranslationExample):
-                        one = readers_formats.make_example(
-                            source_function(one.source), target_function(one.target), one.location
-                        )
-                    yield one
+                for example in part.read():
+                    if isinstance(example, InvalidExample):
+                        yield example
+                    else:
+                        source, target = source_function(example.source), target_function(example.target)
+                        yield readers_formats.make_example(source, target, example.location)
 
             return replace(part, name=f"{part.name}, {name}", read=read)
 
-        return replace(self, parts=tuple(map(changed, self.parts)))
+        return replace(self, parts=tuple(map(map_part, self.parts)))
 
     @property
     def fingerprint(self) -> str:
-        """Another one when another text would be read: of the names, sizes and times of the files."""
-        told = [
-            [part.name, *([file.stat().st_size, file.stat().st_mtime_ns] for file in part.files)]
-            for part in self.parts
-        ]
-        return hashlib.sha256(json.dumps([told, self.on_error]).encode()).hexdigest()
+        """Identifies the text, by the names, sizes and modification times of the files."""
+        identity = [[part.name, *map(file_identity, part.files)] for part in self.parts]
+        return hashlib.sha256(json.dumps([identity, self.on_error]).encode()).hexdigest()
+
+
+def file_identity(path: Path) -> list[int]:
+    """The size and the modification time of a file, by which fingerprints detect a change."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]
 
 
 def skip_invalid(
     examples: Iterable[T | InvalidExample], on_error: OnError, skipped: SkippedExamples
 ) -> Iterator[T]:
-    """What can be used. Flaws are an error, or, with ``on_error="skip"``, counted."""
-    for one in examples:
-        if not isinstance(one, InvalidExample):
-            yield one
-        elif one.reason == readers_formats.BLANK_LINE:
+    """The valid examples. Invalid ones raise, or, with ``on_error="skip"``, are counted in ``skipped``."""
+    for example in examples:
+        if not isinstance(example, InvalidExample):
+            yield example
+        elif example.reason == readers_formats.BLANK_LINE:
             continue
         elif on_error == "skip":
-            skipped.add(one)
+            skipped.add(example)
         else:
-            raise InputError(f"{one}. Mend it, or leave such lines out and counted: data.on_error=skip")
+            raise InputError(f"{example}. Fix it, or skip and count such examples: data.on_error=skip")
 
 
 def find_files(dataset: str | Sequence[str], suffixes: Sequence[str], split: str | None = None) -> list[Path]:
-    """The files that a recipe means, of data sets whose examples are in one file each, not in two.
+    """The files of a data set whose examples are each in a single file.
 
     ``dataset`` is a file, a pattern (``jaquad/train/*``), a split of a folder (``sst2/train``), or a list of
-    these, here or under JUMOK_DATA; of a folder that is named alone, ``split`` is taken. A split is a file
-    with one of the endings, gzipped or not.
+    these, here or under JUMOK_DATA. If it is just a folder, ``split`` is used. A split is a file with one of the
+    suffixes, gzipped or not.
     """
-    found = []
+    files: list[Path] = []
     for name in [dataset] if isinstance(dataset, str) else dataset:
-        named: Path | None = None
+        folder: Path | None = None
         for path in (Path(name), data_folder() / name):
             if path.is_file():
-                some = [path]
+                matches = [path]
             elif path.is_dir():
-                named = named or path
-                some = _find_with_suffix(path / split, suffixes) if split else []
-            elif not (some := [Path(one) for one in sorted(glob.glob(str(path))) if Path(one).is_file()]):
-                some = _find_with_suffix(path, suffixes)
-            found += some
-            if some:
+                folder = folder or path
+                matches = _find_with_suffix(path / split, suffixes) if split else []
+            else:
+                matches = _glob_files(path) or _find_with_suffix(path, suffixes)
+            files += matches
+            if matches:
                 break
         else:
-            if named is None:
+            if folder is None:
                 raise InputError(_unknown_dataset_message(name))
-            asked = f"no {split}{suffixes[0]}" if split else "several splits"
+            problem = f"no {split}{suffixes[0]}" if split else "several splits"
+            contents = _format_names(split or "", _list_data_names(folder))
             raise InputError(
-                f"{named} is a folder with {asked}; it holds: {_format_names(split or '', _list_data_names(named))}. "
-                f"Name one of its splits, as in {named.name}/train, or all its files: {name}/*"
+                f"{folder} is a folder with {problem}; it contains: {contents}. Name one of its splits, as in "
+                f"{folder.name}/train, or all its files: {name}/*"
             )
-    if not found:
-        raise InputError("there is no file named to read from")
-    return found
+    if not files:
+        raise InputError("there is no file to read; name at least one")
+    return files
+
+
+def _glob_files(pattern: Path) -> list[Path]:
+    return [path for path in map(Path, sorted(glob.glob(str(pattern)))) if path.is_file()]
 
 
 def _find_with_suffix(path: Path, suffixes: Sequence[str]) -> list[Path]:
-    """The first file of this name that has one of the endings."""
+    """The first file of this name that has one of the suffixes."""
     if not path.name:
         return []
-    there = (path.with_name(f"{path.name}{ending}{zipped}") for ending in suffixes for zipped in ("", ".gz"))
-    return [one for one in there if one.is_file()][:1]
+    names = (f"{path.name}{suffix}{gzip_suffix}" for suffix in suffixes for gzip_suffix in ("", ".gz"))
+    return [candidate for candidate in map(path.with_name, names) if candidate.is_file()][:1]
 
 
 def find_corpus(
@@ -235,15 +242,15 @@ def find_corpus(
     split: str | None = None,
     on_error: OnError = "stop",
 ) -> ParallelCorpus:
-    """The corpus that a recipe means. ``split`` is the one to take of a folder that is named without one."""
+    """The corpus that a recipe names. ``split`` is used for folders that are named without a split."""
     sides = (source, target)
     names = [dataset] if isinstance(dataset, str) else list(dataset)
     if not names:
-        raise InputError("there is no file named to read from")
-    texts = [path for path in map(_find_file, names) if path and _is_plain_text(path)]
-    if len(names) == 2 and len(texts) == 2:
-        return ParallelCorpus((_make_parallel_part(*texts),), on_error)
-    if len(names) == 2 and len(texts) == 1:  # one side of parallel text is there: the other one is meant
+        raise InputError("there is no file to read; name at least one")
+    text_files = [path for path in map(_find_file, names) if path and _is_plain_text(path)]
+    if len(names) == 2 and len(text_files) == 2:
+        return ParallelCorpus((_make_parallel_part(*text_files),), on_error)
+    if len(names) == 2 and len(text_files) == 1:  # the other name is probably misspelled
         for name in names:
             if _find_file(name) is None:
                 raise InputError(_unknown_dataset_message(name))
@@ -251,78 +258,68 @@ def find_corpus(
 
 
 def _find_file(name: str) -> Path | None:
-    """The file of this name, here or among the data sets."""
+    """The file of this name, here or under JUMOK_DATA."""
     return next((path for path in (Path(name), data_folder() / name) if path.is_file()), None)
 
 
 def _find_parts(name: str, sides: Sides, split: str | None) -> list[CorpusPart]:
     if name.startswith("hub:"):
-        known = name.removeprefix("hub:")
-        if split and known.count(":") < 2:
-            known = f"{known}{':' * (2 - known.count(':'))}{split}"
-        return [
-            CorpusPart(
-                f"hub:{known} {sides}", functools.partial(readers_formats.read_hub_dataset, known, sides)
-            )
-        ]
+        hub_name = readers_formats.resolve_hub_name(name, split)
+        read = functools.partial(readers_formats.read_hub_dataset, hub_name, sides)
+        return [CorpusPart(f"hub:{hub_name} {sides}", read)]
     if file := _find_file(name):
         return [_make_table_part(file, sides)]
-    named = None
+    incomplete = None
     for path in (Path(name), data_folder() / name):
-        if found := [Path(one) for one in sorted(glob.glob(str(path))) if Path(one).is_file()]:
-            return [_make_table_part(one, sides) for one in found]
+        if files := _glob_files(path):
+            return [_make_table_part(file, sides) for file in files]
         if path.is_dir():
-            folder, wanted = path, split
+            folder, folder_split = path, split
         elif path.name and any(path.parent.glob(f"{glob.escape(path.name)}.*")):
-            folder, wanted = path.parent, path.name
+            folder, folder_split = path.parent, path.name
         else:
             continue
-        if wanted and (part := _find_split(folder, wanted, sides)):
+        if folder_split and (part := _find_split(folder, folder_split, sides)):
             return [part]
-        named = named or (folder, wanted)
-    raise InputError(_missing_split_message(*named, sides) if named else _unknown_dataset_message(name))
+        incomplete = incomplete or (folder, folder_split)
+    raise InputError(
+        _missing_split_message(*incomplete, sides) if incomplete else _unknown_dataset_message(name)
+    )
 
 
 def _find_split(folder: Path, split: str, sides: Sides) -> CorpusPart | None:
-    """The split of a folder: two files of text, one table, or one file with bars."""
+    """The split of a folder: two text files, a table, or a file with bars."""
 
-    def there(name: str) -> Path | None:
+    def find(name: str) -> Path | None:
         return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
-    one, other = (there(f"{split}.{side}") for side in sides)
-    if one and other:
-        return _make_parallel_part(one, other)
-    for ending in readers_formats.TABLE_READERS:
-        if path := there(f"{split}{ending}"):
+    source, target = (find(f"{split}.{side}") for side in sides)
+    if source and target:
+        return _make_parallel_part(source, target)
+    for suffix in readers_formats.TABLE_READERS:
+        if path := find(f"{split}{suffix}"):
             return _make_table_part(path, sides)
     for columns in ((1, 2), (2, 1)):
-        if path := there(f"{split}.{sides[columns[0] - 1]}-{sides[columns[1] - 1]}.txt"):
-            return CorpusPart(
-                f"{path} {columns}",
-                functools.partial(readers_formats.read_bar_separated, path, columns),
-                (path,),
-            )
+        if path := find(f"{split}.{sides[columns[0] - 1]}-{sides[columns[1] - 1]}.txt"):
+            read = functools.partial(readers_formats.read_bar_separated, path, columns)
+            return CorpusPart(f"{path} {columns}", read, (path,))
     return None
 
 
 def _make_table_part(path: Path, sides: Sides) -> CorpusPart:
     if _is_plain_text(path):
-        known = ", ".join(readers_formats.TABLE_READERS)
+        suffixes = ", ".join(readers_formats.TABLE_READERS)
         raise InputError(
-            f"{path}: its ending is none of {known}, so it is one side of parallel text; "
-            f"name both files, as in [{path}, OTHER]"
+            f"{path}: its suffix is none of {suffixes}, so it is one side of parallel text; name both files, as in "
+            f"[{path}, OTHER]"
         )
-    return CorpusPart(
-        f"{path} {sides}", functools.partial(readers_formats.read_parallel_table, path, sides), (path,)
-    )
+    read = functools.partial(readers_formats.read_parallel_table, path, sides)
+    return CorpusPart(f"{path} {sides}", read, (path,))
 
 
 def _make_parallel_part(source: Path, target: Path) -> CorpusPart:
-    return CorpusPart(
-        f"{source} {target}",
-        functools.partial(readers_formats.read_parallel_files, source, target),
-        (source, target),
-    )
+    read = functools.partial(readers_formats.read_parallel_files, source, target)
+    return CorpusPart(f"{source} {target}", read, (source, target))
 
 
 def _is_plain_text(path: Path) -> bool:
@@ -330,38 +327,39 @@ def _is_plain_text(path: Path) -> bool:
 
 
 def _missing_split_message(folder: Path, split: str | None, sides: Sides) -> str:
-    """There is a folder, but not what was asked for in it; what there is, the nearest first."""
-    there = [name for name in _list_data_names(folder) if (folder / name).is_file()]
-    asked = f"{split}.{sides[0]} and {split}.{sides[1]}" if split else "a split"
+    """The message for a folder without the requested split; it lists the contents, the most similar first."""
+    files = [name for name in _list_data_names(folder) if (folder / name).is_file()]
+    missing = f"{split}.{sides[0]} and {split}.{sides[1]}" if split else "a split"
     return (
-        f"{folder} is a folder, and does not hold {asked}; it holds: {_format_names(split or '', there)}. "
-        f"Name one of its splits, as in {folder.name}/train, and as source and target the endings or columns"
+        f"{folder} is a folder and does not contain {missing}; it contains: {_format_names(split or '', files)}. "
+        f"Name one of its splits, as in {folder.name}/train, and as source and target the suffixes or columns"
     )
 
 
 def _unknown_dataset_message(name: str) -> str:
-    """There is no such thing; what there is, the nearest first."""
+    """The message for a missing data set; it lists existing ones, the most similar first."""
     path, root = Path(name), data_folder()
     for folder in (path.parent, root / path.parent):
         if path.parent != Path() and folder.is_dir():
-            return f"there is no {name}; {folder} holds: {_format_names(path.name, _list_data_names(folder))}"
-    told = f"there is no file or data set {name!r}"
-    if near := difflib.get_close_matches(name, _list_data_names(Path()), n=3):
-        told += f"; here is: {', '.join(near)}"
+            contents = _format_names(path.name, _list_data_names(folder))
+            return f"there is no {name}; {folder} contains: {contents}"
+    message = f"there is no file or data set {name!r}"
+    if similar := difflib.get_close_matches(name, _list_data_names(Path()), n=3):
+        message += f"; similar names here: {', '.join(similar)}"
     if root.is_dir():
-        told += f"; the data sets in {root} are: {_format_names(name, _list_data_names(root))}"
+        message += f"; the data sets in {root} are: {_format_names(name, _list_data_names(root))}"
     else:
-        told += f"; nor is there a folder {root} of data sets (JUMOK_DATA may name one)"
-    return f"{told}. A data set of the Hugging Face hub is written hub:{name}"
+        message += f"; there is no folder {root} of data sets either (set JUMOK_DATA to use another one)"
+    return f"{message}. For a data set of the Hugging Face hub, write hub:{name}"
 
 
 def _list_data_names(folder: Path) -> list[str]:
-    """The folders and the files of data in a folder."""
+    """The folders and the data files in a folder."""
     return sorted(path.name for path in folder.iterdir() if _is_data(path))
 
 
 def _is_data(path: Path) -> bool:
-    """Whether it is a folder, or a file that may hold examples: not one for people or programs to read."""
+    """Whether a path is a folder or may contain examples, unlike documentation and programs."""
     if path.name.lower().startswith((".", "readme", "licence", "license")):
         return False
     return path.is_dir() or (path.suffix != "" and path.suffix.lower() not in NON_DATA_SUFFIXES)

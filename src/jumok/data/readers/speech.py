@@ -1,16 +1,17 @@
-"""Recordings with what is said in them: a table, or a folder as it is published, beside the sounds.
+"""Reader of recordings with transcripts: a table, or a folder in the layout of LJSpeech.
 
-A recipe says where they are::
+A recipe names the data::
 
-    train: LJSpeech-1.1    a folder, here or under JUMOK_DATA, as LJSpeech is published: metadata.csv, with
-                           lines of name|text|text read out, and the sounds in wavs/
-    train: my.tsv          a table (.tsv, .csv, .jsonl or .parquet, also .gz), a row a recording, with columns
-                           for file and text, and if there are any for speaker, emotion and split
+    train: LJSpeech-1.1    a folder, here or under JUMOK_DATA, in the layout of LJSpeech: metadata.csv, with
+                           lines of name|text|normalized text, and the recordings in wavs/
+    train: my.tsv          a table (.tsv, .csv, .jsonl or .parquet, optionally .gz), one recording per row, with
+                           columns for file and text, and optionally for speaker, emotion and split
     train: speech/fsdd     a folder, or a .tar that is not unpacked, with such a table (metadata.tsv) in it
-    recordings: takes.tar  the folder or the .tar with the sounds, if they are not found beside the table
-    train: voices          built-in: numbers in words, spoken on the spot in a handful of styles
+    recordings: takes.tar  the folder or the .tar with the recordings, if they are not beside the table
+    train: voices          built-in: synthesized number words in several styles
 
-A recording that is not there is a *flaw*; whether one that is there can be decoded shows when it is.
+A missing recording is an :class:`InvalidExample`. Whether an existing one can be decoded is known when it is
+decoded.
 """
 
 from __future__ import annotations
@@ -43,28 +44,28 @@ __all__ = [
     "read_speech_examples",
 ]
 
-# What the table of a folder, or of a .tar, may be called.
+# Names of the table in a folder or a .tar.
 TABLE_NAMES = tuple(
-    f"{name}{ending}{zipped}"
+    f"{name}{suffix}{gz}"
     for name in ("metadata", "transcripts")
-    for ending in readers_formats.TABLE_READERS
-    for zipped in ("", ".gz")
+    for suffix in readers_formats.TABLE_READERS
+    for gz in ("", ".gz")
 )
-AUDIO_FOLDER_NAMES = ("", "wavs/", "wav/", "audio/", "clips/")  # where sounds may be, as seen from the table
-AUDIO_SUFFIXES = ("", ".wav", ".flac", ".ogg")  # that a name may have been given without
+AUDIO_FOLDER_NAMES = ("", "wavs/", "wav/", "audio/", "clips/")  # relative to the table
+AUDIO_SUFFIXES = ("", ".wav", ".flac", ".ogg")  # names may omit the suffix
 LJSPEECH_SEPARATOR = "|"
 
 
 @dataclass(frozen=True, slots=True)
 class AudioFile(DataFile):
-    """A recording that is there, in a file or inside a .tar, and has not been read yet."""
+    """A recording, in a file or inside a .tar archive, that is read on demand."""
 
     description: ClassVar[str] = "recording"
 
     def decode(
         self, processor: AudioProcessor, location: str | None = None, limits: AudioLimits = AUDIO_LIMITS
     ) -> Waveform | InvalidExample:
-        """Its waveform by a config, or why there is none."""
+        """The preprocessed waveform, or why there is none."""
         location = location or self.location
         if self.num_bytes > limits.max_bytes:
             return file_too_large(location, self.num_bytes, limits)
@@ -82,7 +83,7 @@ def _synthesizer_digest() -> str:
 
 @dataclass(frozen=True, slots=True)
 class BuiltinUtterance:
-    """A built-in utterance, which is in no file: told by two numbers, and spoken when it is listened to."""
+    """A built-in utterance. It is synthesized when it is decoded."""
 
     seed: int
     index: int
@@ -98,7 +99,7 @@ class BuiltinUtterance:
 
     @property
     def identity(self) -> list[object]:
-        """Other values for every other utterance, and for every other way to speak it."""
+        """Values that differ between utterances, and between versions of the synthesizer."""
         return ["voices", _synthesizer_digest(), self.seed, self.index, self.sample_rate]
 
     @property
@@ -108,18 +109,18 @@ class BuiltinUtterance:
     def decode(
         self, processor: AudioProcessor, location: str | None = None, limits: AudioLimits = AUDIO_LIMITS
     ) -> Waveform | InvalidExample:
-        """Its waveform, at the rate of the config; its loudness is the style's and stays."""
-        loud = (
+        """The waveform, at the sample rate of the config. Its loudness is part of the style and is kept."""
+        unnormalized = (
             processor
             if processor.config.target_level_db is None
             else AudioProcessor(replace(processor.config, target_level_db=None))
         )
-        return loud.preprocess(self.utterance.waveform, self.sample_rate)
+        return unnormalized.preprocess(self.utterance.waveform, self.sample_rate)
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechExample:
-    """A recording, what is said in it, by whom and how, and where that was found: ``file:line``."""
+    """A recording, its text, speaker and emotion, and their location, ``file:line``."""
 
     audio: AudioFile | BuiltinUtterance
     text: str
@@ -130,9 +131,9 @@ class SpeechExample:
 
 @dataclass(frozen=True)
 class SpeechColumns:
-    """Which columns of a table hold what; of several names, the first that is there.
+    """The columns of a table; of several names, the first that exists.
 
-    Columns for speaker, emotion and split need not be there.
+    The columns of speaker, emotion and split are optional.
     """
 
     file: str | int | Sequence[str] = ("file", "audio", "path", "wav", "recording", "audio_filepath")
@@ -140,24 +141,22 @@ class SpeechColumns:
     speaker: str | int | Sequence[str] = ("speaker", "speaker_id", "client_id")
     emotion: str | int | Sequence[str] = ("emotion", "style")
     split: str | int | Sequence[str] = "split"
-    header: bool | None = None  # whether the first line names the columns; None: if they are told by name
+    header: bool | None = None  # whether the first line is a header; None: if columns are given by name
 
 
 DEFAULT_COLUMNS = SpeechColumns()
 AudioFiles = FileFolder[AudioFile] | TarArchive[AudioFile]
-SpeechRows = Iterator[
-    tuple[TableRecord, str | None] | InvalidExample
-]  # with the split, where the table tells it
+SpeechRows = Iterator[tuple[TableRecord, str | None] | InvalidExample]  # with the split, if the table has one
 
 
 def make_builtin_examples(
     seed: int, count: int, sample_rate: int = 16000, first_index: int = 0
 ) -> Iterator[SpeechExample]:
-    """So many built-in utterances, from the one of this number on; their styles stand for emotions."""
-    for number in range(first_index, first_index + count):
-        said = BuiltinUtterance(seed, number, sample_rate)
-        text, style = choose_text_and_style(seed, number)
-        yield SpeechExample(said, text, said.location, emotion=style)
+    """``count`` built-in utterances, starting at ``first_index``. Their emotion is the style."""
+    for index in range(first_index, first_index + count):
+        audio = BuiltinUtterance(seed, index, sample_rate)
+        text, style = choose_text_and_style(seed, index)
+        yield SpeechExample(audio, text, audio.location, emotion=style)
 
 
 def read_speech_examples(
@@ -167,39 +166,39 @@ def read_speech_examples(
     columns: SpeechColumns = DEFAULT_COLUMNS,
     audio_path: str | None = None,
 ) -> Iterator[SpeechExample | InvalidExample]:
-    """The recordings that a recipe means, and flaws in the place of what is missing.
+    """Read the recordings that a recipe names, and an :class:`InvalidExample` for each missing one.
 
-    Of those that come with the name of a split, those of ``split`` are taken; *val*, *valid* and *dev* are
-    the same. A table without such names is taken as a whole.
+    If recordings have splits, only those of ``split`` are read; *val*, *valid* and *dev* are the same. A table
+    without splits is read completely.
     """
     for name in [dataset] if isinstance(dataset, str) else dataset:
         with contextlib.ExitStack() as stack:
-            table, sounds, shown = _find_table(name, split, stack)
+            table, audio_files, table_name = _find_table(name, split, stack)
             if audio_path is not None:
-                sounds = _open_audio_files(audio_path)
+                audio_files = _open_audio_files(audio_path)
             try:
-                yield from _read_examples(table, shown, sounds, split, columns)
-            except InputError as error:  # what was taken out of a .tar is not known by that name
-                raise InputError(str(error).replace(str(table), shown)) from None
+                yield from _read_examples(table, table_name, audio_files, split, columns)
+            except InputError as error:  # a table from a .tar has a temporary name
+                raise InputError(str(error).replace(str(table), table_name)) from None
 
 
 def _read_examples(
     table: Path, table_name: str, audio_files: AudioFiles, split: str | None, columns: SpeechColumns
 ) -> Iterator[SpeechExample | InvalidExample]:
     splits: set[str] = set()
-    taken = False
-    for one in _read_rows(table, columns):
-        if isinstance(one, InvalidExample):
-            yield replace(one, location=one.location.replace(str(table), table_name))
+    has_examples = False
+    for row in _read_rows(table, columns):
+        if isinstance(row, InvalidExample):
+            yield replace(row, location=row.location.replace(str(table), table_name))
             continue
-        record, its_split = one
-        if split is not None and its_split is not None:
-            splits.add(its_split)
-            if normalize_split_name(its_split) != normalize_split_name(split):
+        record, row_split = row
+        if split is not None and row_split is not None:
+            splits.add(row_split)
+            if normalize_split_name(row_split) != normalize_split_name(split):
                 continue
-        taken = True
+        has_examples = True
         yield _make_example(record, record.location.replace(str(table), table_name), audio_files)
-    if splits and not taken:
+    if splits and not has_examples:
         raise InputError(
             f"{table_name} has no recordings of the split {split!r}; its splits are: {_join_names(splits)}"
         )
@@ -213,36 +212,36 @@ def _make_example(
     record: TableRecord, location: str, audio_files: AudioFiles
 ) -> SpeechExample | InvalidExample:
     name, text, speaker, emotion = record.values
-    file, said = clean_text(name, "file", location), clean_text(text, "text", location)
+    file, cleaned_text = clean_text(name, "file", location), clean_text(text, "text", location)
     if isinstance(file, InvalidExample):
         return file
-    if isinstance(said, InvalidExample):
-        return said
-    found = _find_audio(audio_files, file, f"{location} {file}")
-    if isinstance(found, InvalidExample):
-        return found
-    if not found.num_bytes:
+    if isinstance(cleaned_text, InvalidExample):
+        return cleaned_text
+    audio = _find_audio(audio_files, file, f"{location} {file}")
+    if isinstance(audio, InvalidExample):
+        return audio
+    if not audio.num_bytes:
         return InvalidExample(f"{location} {file}", "an empty recording")
-    return SpeechExample(found, said, location, *(str(one).strip() for one in (speaker, emotion)))
+    return SpeechExample(audio, cleaned_text, location, *(str(value).strip() for value in (speaker, emotion)))
 
 
 def _find_audio(audio_files: AudioFiles, name: str, location: str) -> AudioFile | InvalidExample:
-    """As it is called, or where and as it is usual."""
-    for ending in AUDIO_SUFFIXES:
+    """A recording by its name, with the usual folders and suffixes."""
+    for suffix in AUDIO_SUFFIXES:
         for folder in AUDIO_FOLDER_NAMES:
-            found = audio_files.find(f"{folder}{name}{ending}", location)
-            if not isinstance(found, InvalidExample):
-                return found
+            file = audio_files.find(f"{folder}{name}{suffix}", location)
+            if not isinstance(file, InvalidExample):
+                return file
     return audio_files.find(name, location)
 
 
-# --------------------------------------------------------------------------------------------------- places
+# -------------------------------------------------------------------------------------------- finding files
 
 
 def _find_table(name: str, split: str | None, stack: contextlib.ExitStack) -> tuple[Path, AudioFiles, str]:
-    """The table, where its sounds are, and what the table is called in messages."""
+    """The table, its recordings, and the name of the table in messages."""
     if name.startswith("hub:"):
-        raise InputError(f"{name}: recordings are not read from the hub; fetch them, and name a table")
+        raise InputError(f"{name}: recordings cannot be read from the hub; download them and name a table")
     for path in (Path(name), data_folder() / name):
         if path.is_dir():
             for table in TABLE_NAMES:
@@ -253,26 +252,26 @@ def _find_table(name: str, split: str | None, stack: contextlib.ExitStack) -> tu
                 return _extract_table(archive, stack)
         if path.is_file():
             return path, FileFolder(path.parent, AudioFile), str(path)
-    found = parallel_corpus.find_files(name, tuple(readers_formats.TABLE_READERS), split)
-    if len(found) > 1:
+    matches = parallel_corpus.find_files(name, tuple(readers_formats.TABLE_READERS), split)
+    if len(matches) > 1:
         raise InputError(
-            f"{name} means several tables; name them one by one: {', '.join(map(str, found[:5]))}"
+            f"{name} matches several tables; name each of them: {', '.join(map(str, matches[:5]))}"
         )
-    return found[0], FileFolder(found[0].parent, AudioFile), str(found[0])
+    return matches[0], FileFolder(matches[0].parent, AudioFile), str(matches[0])
 
 
 def _extract_table(archive: Path, stack: contextlib.ExitStack) -> tuple[Path, AudioFiles, str]:
-    """The table of a .tar, as a file for the time being."""
-    sounds = TarArchive(archive, AudioFile)
+    """Extract the table of a .tar to a temporary file."""
+    audio_files = TarArchive(archive, AudioFile)
     for name in TABLE_NAMES:
-        found = sounds.find(name, name)
-        if not isinstance(found, InvalidExample):
+        file = audio_files.find(name, name)
+        if not isinstance(file, InvalidExample):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            table = folder / PurePosixPath(found.name).name
-            table.write_bytes(found.read())
-            return table, sounds, f"{archive}:{found.name}"
+            table = folder / PurePosixPath(file.name).name
+            table.write_bytes(file.read())
+            return table, audio_files, f"{archive}:{file.name}"
     raise InputError(
-        f"{archive} has no table of its recordings in it; expected {', '.join(TABLE_NAMES[:8:2])}"
+        f"{archive} contains no table of its recordings; expected {', '.join(TABLE_NAMES[:8:2])}"
     )
 
 
@@ -280,39 +279,39 @@ def _open_audio_files(audio_path: str) -> AudioFiles:
     for path in (Path(audio_path), data_folder() / audio_path):
         if path.exists():
             return FileFolder(path, AudioFile) if path.is_dir() else TarArchive(path, AudioFile)
-    raise InputError(f"there is no folder or .tar {audio_path!r} with sounds; data.recordings names it")
+    raise InputError(f"there is no folder or .tar {audio_path!r}; set data.recordings to that of the recordings")
 
 
 # -------------------------------------------------------------------------------------------------- tables
 
 
 def _read_rows(table: Path, columns: SpeechColumns) -> SpeechRows:
-    """Rows of file, text, speaker and emotion; the last two are "" where they are not told."""
-    first = (
+    """Rows of file, text, speaker and emotion; the last two are "" if there is no such column."""
+    first_line = (
         next((line for line in read_lines(table) if line), "")
         if readers_formats.file_suffix(table) == ".csv"
         else ""
     )
-    if LJSPEECH_SEPARATOR in first and "," not in first.partition(LJSPEECH_SEPARATOR)[0]:
+    if LJSPEECH_SEPARATOR in first_line and "," not in first_line.partition(LJSPEECH_SEPARATOR)[0]:
         yield from _read_ljspeech(table)
         return
     names = tables.read_column_names(table)
-    # Of what must be there and is not, the reader of tables complains.
-    required = [_choose_column(one, names) or one for one in (columns.file, columns.text)]
-    optional = [_choose_column(one, names) for one in (columns.speaker, columns.emotion, columns.split)]
-    there = [*required, *(one for one in optional if one is not None)]
-    for record in tables.read_table(table, there, columns.header):
+    # read_table raises an error if a required column is missing.
+    required = [_choose_column(column, names) or column for column in (columns.file, columns.text)]
+    optional = [_choose_column(column, names) for column in (columns.speaker, columns.emotion, columns.split)]
+    available = [*required, *(column for column in optional if column is not None)]
+    for record in tables.read_table(table, available, columns.header):
         if isinstance(record, InvalidExample):
             yield record
             continue
         values = iter(record.values)
         file, text = next(values), next(values)
-        speaker, emotion, split = (None if one is None else str(next(values) or "") for one in optional)
+        speaker, emotion, split = (None if column is None else str(next(values) or "") for column in optional)
         yield TableRecord((file, text, speaker or "", emotion or ""), record.location), split
 
 
 def _choose_column(candidates: str | int | Sequence[str], names: Sequence[str]) -> str | int | None:
-    """Of the names that a column may have, the first that is there; a number is taken as it is."""
+    """The first of the candidates that exists; a number is returned as it is."""
     if isinstance(candidates, int):
         return candidates
     return next(
@@ -322,15 +321,15 @@ def _choose_column(candidates: str | int | Sequence[str], names: Sequence[str]) 
 
 
 def _read_ljspeech(table: Path) -> SpeechRows:
-    """LJSpeech's own: name|text|text read out, without a header, and a quote is a character."""
-    for number, cells in readers_formats.iter_separated_rows(table, LJSPEECH_SEPARATOR):
-        where = f"{table}:{number}"
+    """The format of LJSpeech: name|text|normalized text, without a header. Quotes have no special meaning."""
+    for line_number, cells in readers_formats.iter_separated_rows(table, LJSPEECH_SEPARATOR):
+        location = f"{table}:{line_number}"
         if isinstance(cells, InvalidExample):
             yield cells
         elif not any(cells):
-            yield InvalidExample(where, readers_formats.BLANK_LINE)
+            yield InvalidExample(location, readers_formats.BLANK_LINE)
         elif len(cells) < 2:
-            yield InvalidExample(where, "no name|text", f"it is {cells[0][:60]!r}")
+            yield InvalidExample(location, "not name|text", f"it is {cells[0][:60]!r}")
         else:
             text = cells[2] if len(cells) > 2 and cells[2].strip() else cells[1]
-            yield TableRecord((cells[0], text, "", ""), where), None
+            yield TableRecord((cells[0], text, "", ""), location), None

@@ -1,17 +1,17 @@
-"""Questions about texts, with answers that stand in them: the SQuAD format, and windows over long texts.
+"""Reader of extractive question answering data in the SQuAD format.
 
 ::
 
     {"data": [{"title": "Seoul",                                        an article
       "paragraphs": [{"context": "Seoul is the capital of Korea.",      a text
-        "qas": [{"id": "1", "question": "Where is Seoul?",              what is asked about it
-          "answers": [{"text": "Korea", "answer_start": 24}]}]}]}]}     where the answer begins, in characters
+        "qas": [{"id": "1", "question": "Where is Seoul?",              a question about it
+          "answers": [{"text": "Korea", "answer_start": 24}]}]}]}]}     answer_start counts characters
 
-A model reads the question and a window of the text (:mod:`jumok.data.windows`)::
+A model reads the question and a window of the text (:mod:`jumok.data.tokenizers.windows`)::
 
     ids       [CLS] q q q [SEP] p2 p3 p4 p5 p6 [SEP]        segments  0 0 0 0 0  1 1 1 1 1 1
 
-A window that does not hold the whole answer points to [CLS].
+The label of a window without the complete answer is [CLS].
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SQUAD_SUFFIXES = (".json",)
 
 
 class ContextSpan(NamedTuple):
-    """An answer, and the character of the context at which it begins."""
+    """An answer, and the index of its first character in the context."""
 
     text: str
     start: int
@@ -53,7 +53,7 @@ class ContextSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AnswerExample:
-    """A question and the text that answers it. ``answers`` are what people gave; none: it has no answer."""
+    """A question, its context and the gold answers; none if the question is unanswerable."""
 
     question: str
     context: str
@@ -69,9 +69,9 @@ class AnswerExample:
 def read_answer_examples(
     dataset: str | Sequence[str], *, allow_unanswerable: bool = False, split: str | None = None
 ) -> Iterator[AnswerExample | InvalidExample]:
-    """The questions of the files that a recipe means, and a flaw in the place of one that cannot be used.
+    """Read the files that a recipe names, with an :class:`InvalidExample` for each question that cannot be used.
 
-    A question without an answer (SQuAD 2.0) is one, unless such are expected.
+    A question without an answer (SQuAD 2.0) is invalid unless ``allow_unanswerable`` is set.
     """
     for path in parallel_corpus.find_files(dataset, SQUAD_SUFFIXES, split):
         yield from _read_squad_file(path, allow_unanswerable)
@@ -85,50 +85,50 @@ def _read_squad_file(path: Path, allow_unanswerable: bool) -> Iterator[AnswerExa
             raise InputError(f"{path} is not JSON: {error}") from None
     articles = tree.get("data") if isinstance(tree, Mapping) else None
     if not isinstance(articles, list):
-        raise InputError(f'{path} is not in SQuAD format: a JSON object with a list "data" is expected')
+        raise InputError(f'{path} is not in SQuAD format: expected a JSON object with a list "data"')
     for number, article in enumerate(articles, 1):
         title = str(_get_value(article, "title") or f"article {number}")
         for paragraph in _get_list(article, "paragraphs"):
-            for asked in _get_list(paragraph, "qas"):
-                yield _parse_question(path, title, paragraph, asked, allow_unanswerable)
+            for entry in _get_list(paragraph, "qas"):
+                yield _parse_question(path, title, paragraph, entry, allow_unanswerable)
 
 
 def _parse_question(
     path: Path, title: str, paragraph: Any, entry: Any, allow_unanswerable: bool
 ) -> AnswerExample | InvalidExample:
     identity = str(_get_value(entry, "id") or "?")
-    where = f"{path}, article {title!r}, question {identity}"
+    location = f"{path}, article {title!r}, question {identity}"
     context, question = (
         _get_value(paragraph, "context"),
-        clean_text(_get_value(entry, "question"), "question", where),
+        clean_text(_get_value(entry, "question"), "question", location),
     )
-    told = clean_text(context, "context", where)
-    for one in (question, told):
-        if isinstance(one, InvalidExample):
-            return one
+    checked_context = clean_text(context, "context", location)
+    for checked in (question, checked_context):
+        if isinstance(checked, InvalidExample):
+            return checked
     assert isinstance(context, str)
     answers = []
-    for given in _get_list(entry, "answers"):
-        text, start = _get_value(given, "text"), _get_value(given, "answer_start")
+    for answer in _get_list(entry, "answers"):
+        text, start = _get_value(answer, "text"), _get_value(answer, "answer_start")
         if not isinstance(text, str) or not text or not isinstance(start, int):
-            return InvalidExample(where, "an answer without text and answer_start", f"it is {given!r}"[:120])
+            return InvalidExample(location, "an answer without text and answer_start", f"it is {answer!r}"[:120])
         if start < 0 or context[start : start + len(text)] != text:
             return InvalidExample(
-                where, "an answer that is not where it says", _describe_misplaced_answer(context, text, start)
+                location, "an answer that is not where it says", _describe_misplaced_answer(context, text, start)
             )
         answers.append(ContextSpan(text, start))
     if not answers and not allow_unanswerable:
         return InvalidExample(
-            where, "a question without an answer", "data.has_unanswerable=true expects such questions"
+            location, "a question without an answer", "set data.has_unanswerable=true to use such questions"
         )
-    # The context stays as it is, white space around it included: characters are counted in it.
-    return AnswerExample(str(question), context, tuple(answers), identity, title, where)
+    # The context keeps its surrounding white space, because answer_start counts its characters.
+    return AnswerExample(str(question), context, tuple(answers), identity, title, location)
 
 
 def _describe_misplaced_answer(context: str, text: str, start: int) -> str:
-    found = context.find(text)
-    at = f"it stands at {found}" if found >= 0 else "it stands nowhere in the context"
-    return f"{text[:40]!r} at {start}, where {context[max(start, 0) :][: len(text)][:40]!r} stands; {at}"
+    position = context.find(text)
+    actual = f"it is at {position}" if position >= 0 else "it is not in the context"
+    return f"{text[:40]!r} at {start}, where the context has {context[max(start, 0) :][: len(text)][:40]!r}; {actual}"
 
 
 def _get_value(tree: Any, key: str) -> Any:
@@ -136,35 +136,35 @@ def _get_value(tree: Any, key: str) -> Any:
 
 
 def _get_list(tree: Any, key: str) -> list[Any]:
-    found = _get_value(tree, key)
-    return found if isinstance(found, list) else []
+    value = _get_value(tree, key)
+    return value if isinstance(value, list) else []
 
 
-# ------------------------------------------------------------------------------------ characters and pieces
+# ---------------------------------------------------------------------------------- characters and pieces
 
 CharSpan = tuple[int, int]
 
 
 def find_piece_span(char_span: CharSpan, offsets: Sequence[CharSpan]) -> CharSpan | None:
-    """The first and the last piece of some characters ``[begin, end)``; ``offsets`` are those of each piece.
+    """The first and the last piece of a range of characters ``[begin, end)``, given the offsets of all pieces.
 
-    None: no piece has any of them (they were control characters, say).
+    None if no piece contains any of the characters, for example control characters.
 
     >>> find_piece_span((4, 9), [(0, 3), (4, 7), (7, 10)])
     (1, 2)
     """
     begin, end = char_span
-    inside = [n for n, (first, last) in enumerate(offsets) if first < end and last > begin]
+    inside = [piece for piece, (first, last) in enumerate(offsets) if first < end and last > begin]
     return (inside[0], inside[-1]) if inside else None
 
 
 def extract_answer(
     context: str, offsets: Sequence[CharSpan], first_piece: int, last_piece: int, boundaries: Sequence[int]
 ) -> ContextSpan:
-    """The text from one piece to another, both included, as it stands in the context.
+    """The text of the context from one piece to another, both included.
 
-    A piece of decomposed text (NFD) spans only the first code point of its last letter. So the answer reaches
-    to the next of the ``boundaries`` between graphemes, those of the context.
+    A piece of decomposed text (NFD) covers only the first code point of its last letter. The answer is therefore
+    extended to the ``boundaries`` of graphemes of the context.
 
     >>> extract_answer("the blue house", [(0, 3), (4, 8), (9, 14)], 1, 2, range(15))
     ContextSpan(text='blue house', start=4)

@@ -1,4 +1,4 @@
-"""Files as they are found: plain or gzipped, read a line at a time."""
+"""Text files, plain or gzipped, read line by line."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ __all__ = ["data_folder", "import_optional", "open_decompressed", "read_lines"]
 
 GZIP_MAGIC = b"\x1f\x8b"
 UTF8_BOM = b"\xef\xbb\xbf"
-MAX_LINE_BYTES = 1 << 24  # bytes: what is longer is no line of text, and must not fill the memory
+MAX_LINE_BYTES = 1 << 24  # a longer line is not text, and must not fill the memory
 
 
 def data_folder() -> Path:
-    """Where data sets are looked up by name: the folder that ``JUMOK_DATA`` names, or ``data`` here."""
+    """The folder of data sets: the environment variable ``JUMOK_DATA``, or ``data`` in the working directory."""
     return Path(os.environ.get("JUMOK_DATA") or "data")
 
 
 def import_optional(module: str, extra: str) -> ModuleType:
-    """An optional package, or the command that installs it."""
+    """Import an optional package. If it is missing, the error gives the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -38,7 +38,7 @@ def import_optional(module: str, extra: str) -> ModuleType:
 
 @contextlib.contextmanager
 def open_decompressed(path: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file, unzipped where it is gzipped, whatever its name says."""
+    """Open a file for reading bytes, decompressing it if its content is gzipped."""
     try:
         file = path.open("rb")
     except OSError as error:
@@ -46,20 +46,22 @@ def open_decompressed(path: Path) -> Iterator[BinaryIO]:
     with file:
         start = file.peek(2)[:2]
         if start == GZIP_MAGIC:
-            # Python's own gzip file reads a line far more slowly than a buffer around it does.
+            # readline() of a buffer around a GzipFile is far faster than that of the GzipFile.
             with io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=file)), 1 << 18) as unzipped:
                 yield cast(BinaryIO, unzipped)
         elif path.suffix == ".gz":
-            raise InputError(f"{path} is named .gz and is not gzipped; was its download cut off or unzipped?")
+            raise InputError(
+                f"{path} has the suffix .gz but is not gzipped; was its download interrupted or decompressed?"
+            )
         else:
             yield cast(BinaryIO, file)
 
 
 def read_lines(path: Path) -> Iterator[str | None]:
-    r"""The lines of a text file without their ends, ``\n`` or ``\r\n``; None for one that is far too long.
+    r"""The lines of a text file without ``\n`` or ``\r\n`` at the end; None for a line that is far too long.
 
-    Lines end at ``\n`` alone: U+0085, U+2028 and their like stand inside real sentences. Bytes that are not
-    UTF-8 come as lone surrogates, for the reader to find: they matter only where the text is used.
+    Only ``\n`` ends a line: U+0085, U+2028 and similar characters occur inside real sentences. Invalid UTF-8
+    becomes lone surrogates; it matters only if the text is used.
     """
     number = 0
     try:
@@ -76,7 +78,7 @@ def read_lines(path: Path) -> Iterator[str | None]:
                 text = raw.decode("utf-8", "surrogateescape")
                 yield text.removesuffix("\n").removesuffix("\r")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{path} is damaged behind line {number}: {error}; fetch it again") from None
+        raise InputError(f"{path} is damaged after line {number}: {error}; download it again") from None
 
 
 def _strip_bom(path: Path, line: bytes) -> bytes:

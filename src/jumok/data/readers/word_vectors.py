@@ -1,12 +1,12 @@
-"""Pretrained word vectors for an embedding: from text (fastText's ``.vec``, GloVe) or word2vec's binary.
+"""Reader of pretrained word vectors: text files (fastText ``.vec``, GloVe) or binary files of word2vec.
 
-A file of two million words is gone through once, and only the vectors of wanted words are kept. Words that
-the file does not have keep the vectors that the embedding was made with.
+A file is read once, and only the vectors of words in the vocabulary are kept. Words without a pretrained vector
+keep their initial embedding.
 
->>> words = tokenizer.pieces(range(tokenizer.size))                     # doctest: +SKIP
->>> vectors = read(Path("wiki.en.vec"), words)                          # doctest: +SKIP
->>> found = fill(model.source_embedding, words, vectors)                # doctest: +SKIP
->>> print(f"{found} of {len(words)} words have a pretrained vector")    # doctest: +SKIP
+>>> words = tokenizer.ids_to_tokens(range(tokenizer.vocab_size))             # doctest: +SKIP
+>>> vectors = read_word_vectors(Path("wiki.en.vec"), words)                  # doctest: +SKIP
+>>> num_found = fill_embedding(model.source_embedding, words, vectors)       # doctest: +SKIP
+>>> print(f"{num_found} of {len(words)} words have a pretrained vector")     # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from jumok.errors import InputError
 __all__ = ["WordVectors", "fill_embedding", "read_word_vectors"]
 
 Vector = NDArray[np.float32]
-MAX_WORD_BYTES = 4096  # bytes: what goes on longer without a space is no word of a binary file
+MAX_WORD_BYTES = 4096  # longest word of a binary file
 
 
 @dataclass(frozen=True)
 class WordVectors:
-    """The vectors of some words, as read from a file."""
+    """The vectors of some words, read from a file."""
 
     path: Path
     dim: int
@@ -42,23 +42,23 @@ class WordVectors:
 
 
 def read_word_vectors(path: Path, words: Iterable[str]) -> WordVectors:
-    """The vectors of those words that the file has. A piece's ▁ is not part of its word."""
-    wanted = {normalize_word(word) for word in words if word not in SPECIAL_TOKENS}
-    vectors = _read_binary(path, wanted) if _is_binary(path) else _read_text(path, wanted)
+    """Read the vectors of ``words`` that the file contains. The ▁ of a piece is not part of its word."""
+    vocabulary = {normalize_word(word) for word in words if word not in SPECIAL_TOKENS}
+    vectors = _read_binary(path, vocabulary) if _is_binary(path) else _read_text(path, vocabulary)
     if not vectors.dim:
-        raise InputError(f"{path} holds no vectors")
+        raise InputError(f"{path} contains no vectors")
     return vectors
 
 
 def fill_embedding(embedding: nn.Embedding, words: Sequence[str], vectors: WordVectors) -> int:
-    """Write the vectors into the rows of their words; how many there were."""
+    """Copy the vectors into the rows of their words. Returns the number of rows."""
     if embedding.embedding_dim != vectors.dim:
         raise InputError(
-            f"the vectors of {vectors.path} are {vectors.dim} wide, and the embedding is "
-            f"{embedding.embedding_dim} wide: give the model this width, or take other vectors"
+            f"the vectors of {vectors.path} have {vectors.dim} dimensions, and the embedding has "
+            f"{embedding.embedding_dim}; change the width of the embedding, or use other vectors"
         )
     if embedding.num_embeddings < len(words):
-        raise InputError(f"{len(words)} words came for an embedding of {embedding.num_embeddings}")
+        raise InputError(f"there are {len(words)} words for an embedding of {embedding.num_embeddings} rows")
     rows = [
         row
         for row, word in enumerate(words)
@@ -72,48 +72,48 @@ def fill_embedding(embedding: nn.Embedding, words: Sequence[str], vectors: WordV
 
 
 def normalize_word(word: str) -> str:
-    """A word as vector files have it: without the ▁ of a piece, in Unicode's form NFC."""
+    """A word as in files of vectors: without the ▁ of a piece, in Unicode normalization form NFC."""
     return unicodedata.normalize("NFC", word.removeprefix("▁"))
 
 
 def _read_text(path: Path, vocabulary: set[str]) -> WordVectors:
-    """``word 0.1 0.2 …``, perhaps with a first line that tells the number of words and their width."""
-    width = 0
-    found: dict[str, Vector] = {}
-    for number, line in enumerate(read_lines(path), 1):
+    """Lines of ``word 0.1 0.2 …``, optionally after a line with the number of words and the dimension."""
+    dim = 0
+    vectors: dict[str, Vector] = {}
+    for line_number, line in enumerate(read_lines(path), 1):
         cells = (line or "").rstrip().split(" ")
-        if number == 1 and len(cells) == 2 and all(cell.isdecimal() for cell in cells):
-            width = int(cells[1])
+        if line_number == 1 and len(cells) == 2 and all(cell.isdecimal() for cell in cells):
+            dim = int(cells[1])
         elif cells != [""]:
-            width = width or len(cells) - 1
-            if not 0 < width < len(cells):
-                raise InputError(f"{path}:{number}: a word and {width or 'some'} numbers should stand here")
-            word = normalize_word(" ".join(cells[:-width]))  # a few words of GloVe have spaces in them
-            if word in vocabulary and word not in found:  # the first is the most frequent
+            dim = dim or len(cells) - 1
+            if not 0 < dim < len(cells):
+                raise InputError(f"{path}:{line_number}: expected a word and {dim or 'some'} numbers")
+            word = normalize_word(" ".join(cells[:-dim]))  # a few words of GloVe contain spaces
+            if word in vocabulary and word not in vectors:  # the first is the most frequent
                 try:
-                    found[word] = np.array(cells[-width:], np.float32)
+                    vectors[word] = np.array(cells[-dim:], np.float32)
                 except ValueError as error:
-                    raise InputError(f"{path}:{number}: no vector stands behind {word!r}: {error}") from None
-    return WordVectors(path, width, found)
+                    raise InputError(f"{path}:{line_number}: no vector after {word!r}: {error}") from None
+    return WordVectors(path, dim, vectors)
 
 
 def _read_binary(path: Path, vocabulary: set[str]) -> WordVectors:
-    """word2vec's: a line with count and width, then each word, a space and its numbers of 4 bytes."""
-    found: dict[str, Vector] = {}
+    """word2vec: a line with the count and the dimension, then for each word a space and float32 numbers."""
+    vectors: dict[str, Vector] = {}
     with open_decompressed(path) as file:
-        count, width = map(int, file.readline(64).split())
+        count, dim = map(int, file.readline(64).split())
         for number in range(1, count + 1):
             word = normalize_word(_read_word(file).decode("utf-8", "replace"))
-            raw = file.read(4 * width)
-            if len(raw) < 4 * width:
-                raise InputError(f"{path} ends within word {number} of {count}; was its download cut off?")
-            if word in vocabulary and word not in found:
-                found[word] = np.frombuffer(raw, "<f4").astype(np.float32)
-    return WordVectors(path, width, found)
+            raw = file.read(4 * dim)
+            if len(raw) < 4 * dim:
+                raise InputError(f"{path} ends within word {number} of {count}; was its download interrupted?")
+            if word in vocabulary and word not in vectors:
+                vectors[word] = np.frombuffer(raw, "<f4").astype(np.float32)
+    return WordVectors(path, dim, vectors)
 
 
 def _read_word(file: BinaryIO) -> bytes:
-    """What stands before the next space; some writers end every vector with a line end."""
+    """The bytes up to the next space. Some writers put a line break after every vector."""
     letters = bytearray()
     while len(letters) < MAX_WORD_BYTES and (letter := file.read(1)) not in (b"", b" "):
         letters += letter
@@ -121,7 +121,7 @@ def _read_word(file: BinaryIO) -> bytes:
 
 
 def _is_binary(path: Path) -> bool:
-    """Whether numbers of 4 bytes follow the first line's word, and not a text."""
+    """Whether the first line is followed by binary numbers rather than text."""
     with open_decompressed(path) as file:
         head = file.readline(64).split()
         if len(head) != 2 or not all(cell.isdigit() for cell in head):
@@ -130,5 +130,5 @@ def _is_binary(path: Path) -> bool:
     try:
         start.decode()
     except UnicodeDecodeError as error:
-        return error.start < len(start) - 4  # a character may be cut in two at the end
+        return error.start < len(start) - 4  # the last character may be incomplete
     return b"\0" in start
