@@ -86,11 +86,11 @@ def test_train_run_eval_and_the_next_commands(jumok: Callable[..., Said], home: 
     scored = jumok("eval", "runs/bahdanau")
     assert scored.status == 0
     assert "alignment error rate" in scored.out
-    assert json.loads((home / "runs/bahdanau/eval/test.json").read_text(encoding="utf-8"))["sentences"] == 11
+    assert json.loads((home / "runs/bahdanau/eval/test.json").read_text(encoding="utf-8"))["num_examples"] == 11
 
     again = jumok("train", "bahdanau", *SMALL)
     assert again.status == 0
-    assert "finished already" in again.out
+    assert "already finished" in again.out
 
 
 def test_a_map_as_a_picture_and_everything_as_json(jumok: Callable[..., Said], home: Path) -> None:
@@ -108,10 +108,10 @@ def test_the_map_is_of_the_first_line_with_words(jumok: Callable[..., Said], hom
     assert len(said.out.splitlines()) == 3
     assert "<svg" in (home / "map.svg").read_text(encoding="utf-8")
     said = jumok("run", "runs/bahdanau", "--attention-map", "none.png", stdin="\n")
-    assert (said.status, "no words for none.png" in said.err) == (0, True)
+    assert (said.status, "none.png is not written: the input has no words" in said.err) == (0, True)
     said = jumok("run", "runs/bahdanau", "we walk", "--attention-map", "map.xyz")
     assert (said.status, said.out) == (1, "")
-    assert "map.xyz: a picture's name ends in .png, .svg, .pdf" in said.err
+    assert "map.xyz: the name of an image ends in .png, .svg, .pdf" in said.err
 
 
 def test_links_of_given_pairs_in_and_out_of_files(jumok: Callable[..., Said], home: Path) -> None:
@@ -265,7 +265,7 @@ def test_a_training_that_is_refused_touches_nothing(jumok: Callable[..., Said], 
     assert [path.read_bytes() for path in files] == before
     (home / "foreign").mkdir()
     (home / "foreign/mine.txt").touch()
-    assert "is no run" in jumok("train", "bahdanau", *SMALL, "--out", "foreign").err
+    assert "is not a run" in jumok("train", "bahdanau", *SMALL, "--out", "foreign").err
     assert [path.name for path in (home / "foreign").iterdir()] == ["mine.txt"]
 
 
@@ -321,7 +321,7 @@ def test_a_terminated_training_saves_and_goes_on(tmp_path: Path) -> None:
     more = [*words, f"train.max_steps={steps + 5}", "train.max_epochs=null"]
     done = subprocess.run(more, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "Going on after step" in done.stdout
+    assert "Resuming after step" in done.stdout
 
 
 def test_torchrun_trains_with_two_processes(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def _run_app() -> None:
     try:
         app(standalone_mode=True)
     except JumokError as error:
-        exit_with_error(str(error), getattr(error, "status", 1))
+        exit_with_error(str(error), getattr(error, "exit_status", 1))
     except OSError as error:  # for example a full disk, or a folder without write permission
         exit_with_error(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
     except (MemoryError, RuntimeError) as error:
