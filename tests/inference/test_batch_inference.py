@@ -23,9 +23,9 @@ from jumok.errors import InputError, MissingExtra
 from jumok.inference import batch_inference, line_io, resumable_output
 from jumok.inference.batch_inference import InferenceJob
 from jumok.run import Run
-from jumok.tasks import get_task_module
-from jumok.tasks.answer import task as answer_task
-from jumok.tasks.classify import task as classify_task
+from jumok.tasks import base as tasks_base
+from jumok.tasks import build_task
+from jumok.tasks.translate.predictor import TranslationOptions
 
 TEXTS = [one.english for one in sentences(41, 5)]
 
@@ -41,7 +41,7 @@ def done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., li
         told = (one if isinstance(one, str) else json.dumps(one) for one in given)
         path.write_text("".join(f"{line}\n" for line in told), encoding="utf-8")
         job = InferenceJob(
-            run, get_task_module(run.recipe.task).Search(n_best=more.pop("n_best", 1)), device="cpu", **more
+            run, build_task(run).options_type(n_best=more.pop("n_best", 1)), device="cpu", **more
         )
         capsys.readouterr()
         batch_inference.run_inference(job, str(path), None if out is None else tmp_path / out)
@@ -55,8 +55,8 @@ def done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., li
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder, chance = tmp_path_factory.mktemp("pairs"), random.Random(3)
     data = table(folder / "train.tsv", "one\tother\tlabel", [pair(chance) for _ in range(60)])
-    named = {"train": data, "text": "one", "pair": "other", "held_out": 5}
-    return trained_bert(folder / "run", "classify", named, train={"epochs": 1})
+    named = {"train": data, "text_column": "one", "pair_column": "other", "held_out_size": 5}
+    return trained_bert(folder / "run", "classify", named, train={"max_epochs": 1})
 
 
 def test_objects_in_and_out_in_their_order_with_their_ids(
@@ -79,20 +79,22 @@ def test_objects_in_and_out_in_their_order_with_their_ids(
 def test_pairs_and_questions_are_what_the_server_takes(
     pairs: Run, tmp_path: Path, done: Callable[..., list[str]]
 ) -> None:
-    [said] = done(pairs, [{"text": "the film was\nsad", "pair": "nice"}])
-    right = classify_task.load(pairs, "cpu").classify("the film was sad", "nice")
+    [said] = done(pairs, [{"text": "the film was\nsad", "text_pair": "nice"}])
+    right = tasks_base.load_predictor(pairs, "cpu").classify("the film was sad", "nice")
     assert json.loads(said)["label"] == right.label
     assert json.loads(said)["probability"] == pytest.approx(right.classes[0][1])
     with pytest.raises(InputError, match="line 1 has 1 text; this model reads two"):
         done(pairs, [{"text": "alone"}])
 
     data = squad(tmp_path / "squad.json", [[question(random.Random(n))] for n in range(30)])
-    run = trained_bert(tmp_path / "run", "answer", {"train": data, "held_out": 5}, train={"epochs": 1})
+    run = trained_bert(
+        tmp_path / "run", "answer", {"train": data, "held_out_size": 5}, train={"max_epochs": 1}
+    )
     context = "a\tlong  story:\nAnna lives in Seoul"
     [said] = done(run, [{"id": 5, "question": "where?", "context": context}])
-    right = answer_task.load(run, "cpu").answer("where?", context).answer
-    assert (json.loads(said)["id"], json.loads(said)["begin"]) == (5, right.start)
-    assert json.loads(said)["text"] == context[right.start : right.end]
+    right = tasks_base.load_predictor(run, "cpu").answer("where?", context).answer
+    assert (json.loads(said)["id"], json.loads(said)["start"]) == (5, right.start)
+    assert json.loads(said)["answer"] == context[right.start : right.end]
 
 
 @pytest.mark.parametrize(
@@ -101,12 +103,12 @@ def test_pairs_and_questions_are_what_the_server_takes(
         ("{", "line 3: this is not JSON"),
         ("", "line 3: this is not JSON"),
         ("[" * 100_000, "line 3: this is not JSON"),
-        ("[]", r"line 3: an object is expected, .* and '\[\]' came"),
-        ({"txet": "a"}, """line 3: there is no "text"; there is: 'txet'"""),
-        ({"text": 5}, 'line 3: "text" is a text, and int came'),
-        ({"text": None}, 'line 3: "text" is a text, and NoneType came'),
-        ({"text": "a\ud800"}, 'line 3: "text" has half of a surrogate pair at place 1'),
-        ({"text": "a", "beam": 3}, 'line 3: "beam" is told for all lines at once: --beam'),
+        ("[]", r"line 3: expected an object, .* but '\[\]' came"),
+        ({"txet": "a"}, """line 3: there is no "text"; the object has: 'txet'"""),
+        ({"text": 5}, 'line 3: "text" must be a text, but int came'),
+        ({"text": None}, 'line 3: "text" must be a text, but NoneType came'),
+        ({"text": "a\ud800"}, 'line 3: "text" has half of a surrogate pair at position 1'),
+        ({"text": "a", "beam_size": 3}, 'line 3: "beam_size"'),
     ],
 )
 def test_a_bad_object_is_told_by_its_line_or_skipped(
@@ -116,8 +118,8 @@ def test_a_bad_object_is_told_by_its_line_or_skipped(
     given[2] = bad
     with pytest.raises(InputError, match=told):
         done(bahdanau, given)
-    assert [json.loads(line)["line"] for line in done(bahdanau, given, skip=True)] == [0, 1, 3, 4]
-    assert done(bahdanau, given, "out.txt", skip=True)[2] == ""
+    assert [json.loads(line)["line"] for line in done(bahdanau, given, skip_invalid=True)] == [0, 1, 3, 4]
+    assert done(bahdanau, given, "out.txt", skip_invalid=True)[2] == ""
 
 
 def test_gzipped_and_large_it_streams(
@@ -145,7 +147,7 @@ def test_gzipped_and_large_it_streams(
     monkeypatch.setattr(line_io, "decode_lines", counted)
     monkeypatch.setattr(resumable_output, "ResumableOutput", Counted)
     batch_inference.run_inference(
-        InferenceJob(bahdanau, get_task_module("translate").Search(beam=1), device="cpu"),
+        InferenceJob(bahdanau, TranslationOptions(beam_size=1), device="cpu"),
         str(path),
         tmp_path / "out.jsonl",
     )
@@ -164,7 +166,7 @@ def test_what_is_told_while_it_works(
             plain.update(1000 + 100 * second, 0.1 + 0.01 * second)
         plain.finish(8000)
     assert capsys.readouterr().err.splitlines() == [
-        "going on after 1,000 lines",
+        "resuming after 1,000 lines",
         "2,000 lines · 100 a second · 20% · 1:20 left",
         "5,000 lines · 100 a second · 50% · 0:50 left",
         "8,000 lines · 100 a second · 80% · 0:20 left",
@@ -195,21 +197,21 @@ def test_what_is_told_while_it_works(
 def test_a_command_that_is_killed_goes_on_to_the_same_lines(bahdanau: Run, tmp_path: Path) -> None:
     texts = [TEXTS[n % 41] for n in range(5000)]
     (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
-    command = [sys.executable, "-m", "jumok", "run", str(bahdanau.folder), "in.txt", "--beam", "1"]
+    command = [sys.executable, "-m", "jumok", "run", str(bahdanau.folder), "in.txt", "--beam-size", "1"]
     options = {"cwd": tmp_path, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
     state = tmp_path / "out.txt.part.json"
     with subprocess.Popen([*command, "--out", "out.txt"], **options) as process:
         for _ in range(3000):
-            if state.is_file() and json.loads(state.read_text())["inputs"]:
+            if state.is_file() and json.loads(state.read_text())["num_inputs"]:
                 break
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     assert not (tmp_path / "out.txt").exists()
-    noted = json.loads(state.read_text())["inputs"]
-    job = InferenceJob(bahdanau, get_task_module("translate").Search(beam=1), device="cpu")
-    other = InferenceJob(bahdanau, get_task_module("translate").Search(beam=2), device="cpu")
-    with pytest.raises(InputError, match=r"--beam: 1 then, 2 now.*--again"):
+    noted = json.loads(state.read_text())["num_inputs"]
+    job = InferenceJob(bahdanau, TranslationOptions(beam_size=1), device="cpu")
+    other = InferenceJob(bahdanau, TranslationOptions(beam_size=2), device="cpu")
+    with pytest.raises(InputError, match=r"--beam-size: 1 before, 2 now.*--overwrite"):
         batch_inference.run_inference(other, str(tmp_path / "in.txt"), tmp_path / "out.txt")
     asked: list[int] = []
     inside = batch_inference.InferenceWorker.predict_lines
@@ -241,7 +243,7 @@ def test_another_engine_says_the_same_and_is_another_job(
     assert [(one["id"], one["source"]) for one in found] == list(enumerate(TEXTS[:5]))
     with pytest.raises(InputError, match="line 4: this is not JSON"):
         done(transformer, [*given[:3], "{", "{"], "b.txt", "in.jsonl", engine="ctranslate2")
-    search = get_task_module("translate").Search()
+    search = TranslationOptions()
     jobs = [
         InferenceJob(transformer, search, engine=name).resume_settings()
         for name in ("torch", "ray", "ctranslate2")
@@ -250,10 +252,10 @@ def test_another_engine_says_the_same_and_is_another_job(
 
 
 def test_ray_takes_files_that_machines_can_read_in_parts(bahdanau: Run, tmp_path: Path) -> None:
-    job = InferenceJob(bahdanau, get_task_module("translate").Search(), engine="ray", device="cpu")
+    job = InferenceJob(bahdanau, TranslationOptions(), engine="ray", device="cpu")
     for given in ("a text", None, str(tmp_path / "in.txt.gz")):
         (tmp_path / "in.txt.gz").write_bytes(gzip.compress(b"a\n"))
-        with pytest.raises(InputError, match="--engine ray reads a file of lines"):
+        with pytest.raises(InputError, match="--engine ray needs an uncompressed file"):
             batch_inference.run_inference(job, given, tmp_path / "out.txt")
     assert not list(tmp_path.glob("out*"))
 
@@ -265,7 +267,7 @@ def test_without_ray_the_command_that_installs_it_is_told(
     (tmp_path / "in.txt").write_text("a\n")
     with pytest.raises(MissingExtra, match=r'pip install "jumok\[ray\]"'):
         batch_inference.run_inference(
-            InferenceJob(bahdanau, get_task_module("translate").Search(), engine="ray"),
+            InferenceJob(bahdanau, TranslationOptions(), engine="ray"),
             str(tmp_path / "in.txt"),
             None,
         )
@@ -285,10 +287,10 @@ def test_on_ray_the_same_lines_in_the_same_order(
     given[70] = "{"
     ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     try:
-        found = done(bahdanau, given, "ray.jsonl", engine="ray", skip=True)
+        found = done(bahdanau, given, "ray.jsonl", engine="ray", skip_invalid=True)
         with pytest.raises(InputError, match="line 71: this is not JSON"):
             done(bahdanau, given, "goes_on.jsonl", engine="ray")
-        assert json.loads((tmp_path / "goes_on.jsonl.part.json").read_text())["inputs"] == 64
+        assert json.loads((tmp_path / "goes_on.jsonl.part.json").read_text())["num_inputs"] == 64
         given[70] = {"text": "mended"}
         mended = done(bahdanau, given, "goes_on.jsonl", engine="ray")
     finally:
