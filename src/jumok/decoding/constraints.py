@@ -106,7 +106,7 @@ def build_invalid_scores_error(step: int) -> InputError:
 def _find_empty(source: Tokens) -> list[bool]:
     if min(source.lengths, default=2) > 1:
         return [False] * len(source.lengths)
-    num_rows, width = source.ids.shape
+    num_rows, width = source.ids.shape[:2]  # image features have a third dimension
     first_ids = source.ids[:, 0].tolist() if width else [EOS] * num_rows
     return [
         length == 0 or (length == 1 and first_id == EOS)
