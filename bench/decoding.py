@@ -130,7 +130,7 @@ def work_of_run(folder: Path, report: Report) -> Work:
         from jumok.metrics.translation import Bleu, choose_bleu_tokenization
 
         data = translator.run.recipe.data
-        metric = Bleu(choose_bleu_tokenization(str(data.target)) if data.prepare == "none" else "none")
+        metric = Bleu(choose_bleu_tokenization(str(data.target)) if data.preprocessing == "none" else "none")
         texts = [" ".join(translator.tokenizers.target.decode(one).split()) for one in said]
         return metric.score(texts, references).value
 
@@ -143,8 +143,10 @@ def work_of_run(folder: Path, report: Report) -> Work:
 def our_decode(model: Any) -> Decode:
     def decode(source: Tokens, size: int, longest: int) -> Said:
         if size == 1:
-            return [one.ids for one in decoding.greedy(model, source, max_length=longest, allow_unk=True)]
-        found = decoding.beam(model, source, beam_size=size, max_length=longest, allow_unk=True)
+            return [
+                one.ids for one in decoding.greedy_search(model, source, max_length=longest, allow_unk=True)
+            ]
+        found = decoding.beam_search(model, source, beam_size=size, max_length=longest, allow_unk=True)
         return [best.ids for (best,) in found]
 
     return decode

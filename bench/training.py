@@ -179,7 +179,7 @@ def transformer(report: Report, plan: Plan) -> None:
     drawn = text.draw(plan.batches)
     packed = pack_with_equal_shapes(plan, drawn)
     padded = [plan.batch(sides) for sides in drawn]
-    fixed = [plan.batch(sides, to=(text.longest, text.longest)) for sides in drawn]
+    fixed = [plan.batch(sides, min_lengths=(text.longest, text.longest)) for sides in drawn]
     torch.manual_seed(0)
     ours = Transformer(config, text.vocabulary, text.vocabulary)
 
