@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, and read from folders that may come from strangers."""
+"""Files and folders: atomic writing, and safe reading from untrusted folders."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from jumok.errors import InputError
 __all__ = [
     "add_filename_to_errors",
     "atomic_write",
+    "atomic_write_folder",
     "check_not_input",
     "check_symlinks",
     "fsync_path",
@@ -29,9 +32,12 @@ __all__ = [
 ]
 
 
+ABANDONED_SECONDS = 3600.0  # a temporary folder without a write for so long belongs to a dead process
+
+
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Gives another name to write a file or a folder to. It becomes ``path`` when all of it is on the disk.
+    """Yield a temporary path for a file or a folder. It is renamed to ``path`` when it is synced to disk.
 
     >>> with atomic_write(Path("numbers.txt")) as part:  # doctest: +SKIP
     ...     part.write_text("1 2 3")
@@ -45,11 +51,54 @@ def atomic_write(path: Path) -> Iterator[Path]:
         except BaseException:
             _delete(part)
             raise
-        for inside in part.rglob("*"):
-            fsync_path(inside)
-        fsync_path(part)
-        os.replace(part, path)
-        fsync_path(path.parent)
+        _publish(part, path)
+
+
+@contextlib.contextmanager
+def atomic_write_folder(path: Path, is_current: Callable[[], bool]) -> Iterator[Path]:
+    """Yield a temporary folder. It replaces the folder ``path`` when it is synced to disk.
+
+    Several processes may write the same folder at the same time: each has its own temporary folder. If
+    ``is_current()`` is true afterwards, the folder of another process that was faster is kept.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(path)
+    with contextlib.ExitStack() as stack:
+
+        def make_temporary_folder() -> Path:
+            folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", suffix=".tmp", dir=path.parent))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            return folder
+
+        new = make_temporary_folder()
+        yield new
+        try:
+            if path.exists() and not is_current():
+                with contextlib.suppress(FileNotFoundError):  # another process has moved it already
+                    path.replace(make_temporary_folder() / path.name)
+            new.chmod(0o755)
+            _publish(new, path)
+        except OSError:
+            if not is_current():
+                raise
+
+
+def _publish(part: Path, path: Path) -> None:
+    """Sync a file or a folder to disk, and rename it."""
+    for inside in part.rglob("*"):
+        fsync_path(inside)
+    fsync_path(part)
+    os.replace(part, path)
+    fsync_path(path.parent)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove the temporary folders of processes that were killed while they wrote ``path``."""
+    for folder in path.parent.glob(f".{path.name}-*.tmp"):
+        with contextlib.suppress(OSError):  # its process may be renaming it at this moment
+            last_write = max(item.stat().st_mtime for item in (folder, *folder.iterdir()))
+            if time.time() - last_write > ABANDONED_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -65,7 +114,7 @@ def add_filename_to_errors(path: Path | str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_for_writing(path: Path, mode: str, **options: Any) -> Iterator[Any]:
-    """Open a file. If closing it fails, because the rest of its buffer does not fit, the error names it."""
+    """Open a file. If closing it fails because the disk is full, the error names the file."""
     file = path.open(mode, **options)
     try:
         yield file
@@ -75,26 +124,26 @@ def open_for_writing(path: Path, mode: str, **options: Any) -> Iterator[Any]:
 
 
 def check_not_input(output: Path, inputs: Iterable[str | Path | int]) -> None:
-    """Raise if ``output`` is one of the inputs, files by name or descriptor; links to one of them count."""
+    """Raise if ``output`` is one of the inputs (paths or file descriptors), or a link to one."""
     target = _file_identity(output)
-    for one in inputs:
-        if target is not None and _file_identity(one) == target:
-            what = "standard input" if isinstance(one, int) else one
-            raise InputError(f"{output} is an input ({what}) and would be overwritten; choose another output")
+    for source in inputs:
+        if target is not None and _file_identity(source) == target:
+            name = "standard input" if isinstance(source, int) else source
+            raise InputError(f"{output} is an input ({name}) and would be overwritten; choose another output")
 
 
 def _file_identity(path: str | Path | int) -> tuple[int, int] | None:
-    """Identify a file or a folder; None for anything else, such as a pipe, and for what does not exist."""
+    """Device and inode of a file or a folder; None for anything else, such as a pipe or a missing file."""
     try:
-        facts = os.stat(path)
-    except (OSError, ValueError):  # a text that could not be a name
+        status = os.stat(path)
+    except (OSError, ValueError):  # ValueError: not a valid name
         return None
-    is_stored = stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)
-    return (facts.st_dev, facts.st_ino) if is_stored else None
+    is_stored = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
+    return (status.st_dev, status.st_ino) if is_stored else None
 
 
 def remove_atomically(path: Path) -> None:
-    """Take a file or a folder away: its name at once, so that no half of it is ever found under it."""
+    """Remove a file or a folder. It is renamed first, so that nobody finds a part of it."""
     part = path.with_name(f".{path.name}.part")
     _delete(part)
     with contextlib.suppress(FileNotFoundError):
@@ -103,7 +152,7 @@ def remove_atomically(path: Path) -> None:
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Take away what an earlier process had begun to write or to remove when it was killed."""
+    """Remove the temporary files of an earlier process that was killed."""
     for part in folder.glob(".*.part"):
         _delete(part)
 
@@ -111,28 +160,28 @@ def remove_partial_files(folder: Path) -> None:
 def check_symlinks(folder: Path) -> None:
     """Raise if a file of a folder is a symbolic link that leads out of the folder.
 
-    A folder from a stranger could otherwise have any file of this machine read, shown or copied. Links from a
-    snapshot of the Hugging Face hub to the ``blobs`` beside it are accepted. Links to folders are accepted,
-    too: people keep large ones on another disk.
+    Otherwise, an untrusted folder could have any file of this machine read, shown or copied. Links from a
+    snapshot of the Hugging Face hub to its ``blobs`` are accepted, and so are links to folders, which are often
+    stored on another disk.
     """
-    home = folder.resolve()
-    homes = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
+    root = folder.resolve()
+    allowed = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
     for path in sorted(folder.iterdir()):
         if not path.is_symlink() or path.is_dir():
             continue
         try:
             target = path.resolve()
-        except (OSError, RuntimeError):  # a circle, which leads nowhere
+        except (OSError, RuntimeError):  # a cycle
             continue
-        if not any(target.is_relative_to(one) for one in homes):
+        if not any(target.is_relative_to(parent) for parent in allowed):
             raise InputError(
                 f"{path} is a symbolic link that leads out of its folder, to {target}; if you trust it, "
-                "put a copy of the file in its place"
+                "replace it by a copy of the file"
             )
 
 
 def read_json(path: Path, expected_type: type) -> Any:
-    """Return the content of a JSON file that holds a ``expected_type``, ``list`` or ``dict``."""
+    """Read a JSON file that contains an ``expected_type``, ``list`` or ``dict``."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -141,7 +190,7 @@ def read_json(path: Path, expected_type: type) -> Any:
         raise InputError(f"{path} is damaged, it is not JSON: {error}") from None
     if not isinstance(content, expected_type):
         raise InputError(
-            f"{path} is damaged: expected a {expected_type.__name__}, it holds {type(content).__name__}"
+            f"{path} is damaged: expected a {expected_type.__name__}, it contains a {type(content).__name__}"
         )
     return content
 
@@ -163,11 +212,11 @@ def get_cache_folder() -> Path:
 
 
 def fsync_path(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    folder = path.is_dir()
-    if folder and os.name == "nt":  # Windows opens no folders
+    """Wait until a file, or the entries of a folder, are on disk."""
+    is_folder = path.is_dir()
+    if is_folder and os.name == "nt":  # Windows cannot open folders
         return
-    handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
+    handle = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
     try:
         os.fsync(handle)
     finally:

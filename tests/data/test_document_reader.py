@@ -158,5 +158,5 @@ def test_it_is_made_once_and_not_under_a_training(text: Path, tmp_path: Path) ->
     assert len(document_store.prepare_document_store(path, few, pieces)) == 1
     with pytest.raises(InputError, match="no document has 2 sentences"):
         document_store.prepare_document_store(path, found.filter("none", lambda _: False), pieces)
-    with pytest.raises(InputError, match="no tokenised documents"):
+    with pytest.raises(InputError, match="no tokenized documents"):
         DocumentStore.open(tmp_path / "nowhere")

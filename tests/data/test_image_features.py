@@ -257,8 +257,8 @@ def test_a_reader_sees_what_another_adds_when_it_asks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (np.zeros((2, 3)), r"shape \(2, 3\) of 3 pictures"),
-        (np.full((3, 2), np.nan), "NaN, infinity or numbers over 65504 of .*0.png or one of the 2 behind it"),
+        (np.zeros((2, 3)), r"shape \(2, 3\) for 3 images"),
+        (np.full((3, 2), np.nan), "features of .*0.png or one of the 2 sources after it"),
         (np.full((3, 2), 70000.0), "over 65504"),
     ],
 )
@@ -277,7 +277,7 @@ def test_another_shape_than_before(tmp_path: Path) -> None:
 
 
 def test_what_is_no_cache(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no features yet"):
+    with pytest.raises(InputError, match="contains no features yet"):
         opened(tmp_path).features  # noqa: B018
     path = opened(tmp_path).path
     path.mkdir(parents=True)

@@ -238,7 +238,7 @@ def test_the_keys_of_json_are_named(tmp_path: Path) -> None:
                 list(find_corpus(str(path), source=1, target=2, on_error=on_error))  # type: ignore[arg-type]
     rows = '{"source": "dog", "target": "개"}\n{"source": "cat"}\n'
     corpus = find_corpus(str(put(tmp_path / "my.jsonl", rows)), source=1, target=2)
-    with pytest.raises(InputError, match=r"my\.jsonl:2: no 'target' \(there is: source\)\. .*on_error=skip"):
+    with pytest.raises(InputError, match=r"my\.jsonl:2: no 'target' \(it has: source\)\. .*on_error=skip"):
         list(corpus)
 
 
@@ -433,13 +433,13 @@ def test_what_is_not_there_is_told_with_what_is_the_nearest_first(shelf: Path) -
     for name, told in (
         ("captons", "no file or data set 'captons'.*shelf are: captions, mixed. For a data set .*hub:captons"),
         ("captions/tain", "no captions/tain; .*captions contains: train.de.gz, train.en.gz, train.fr.gz"),
-        ("trian.tsv", "'trian.tsv'; here is: train.tsv"),
-        ("captions", "captions is a folder, and does not hold a split; it holds: .*as in captions/train"),
+        ("trian.tsv", "'trian.tsv'; similar names here: train.tsv"),
+        ("captions", "captions is a folder and does not contain a split; it contains: .*as in captions/train"),
         ("nothing*.tsv", "no file or data set"),
     ):
         with pytest.raises(InputError, match=told):
             find_corpus(name, source="en", target="de")
-    with pytest.raises(InputError, match=r"does not hold train.en and train.ko; it holds: train\."):
+    with pytest.raises(InputError, match=r"does not hold train.en and train.ko; it contains: train\."):
         find_corpus("captions/train", source="en", target="ko")
     with pytest.raises(InputError, match="as source and target the endings or columns"):
         find_corpus("captions/train", source=1, target=2)

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jumok import files
 from jumok.data.caches import token_store as module
 from jumok.data.caches.token_store import TokenStore, prepare_token_store
 from jumok.data.readers.parallel_corpus import ParallelCorpus, SkippedExamples, find_corpus
@@ -86,7 +87,7 @@ def test_examples_that_are_too_long_are_left_out_counted_and_told_again_later(tm
         "1 × a target of more than 5 tokens (first: made:3)"
     )
     assert str(store.skipped) == str(TokenStore.open(tmp_path / "train").skipped) == told
-    with pytest.raises(InputError, match="none of 4 examples is left; 4 left out"):
+    with pytest.raises(InputError, match="none of 4 examples is left; 4 skipped"):
         prepare_token_store(tmp_path / "other", corpus(*pairs), BOTH, max_tokens=0)
     assert [path.name for path in tmp_path.iterdir()] == ["train"]
 
@@ -179,7 +180,7 @@ def test_a_killed_process_leaves_nothing_that_is_taken_for_whole(
     )  # the same name, and so the same fingerprint
     assert len(store) == 9
     assert left[0].exists()  # it might be another process's that is at work
-    hour_ago = time.time() - 2 * module.ABANDONED_SECONDS
+    hour_ago = time.time() - 2 * files.ABANDONED_SECONDS
     for one in (left[0], *left[0].iterdir()):
         os.utime(one, (hour_ago, hour_ago))
     prepare_token_store(path, corpus(("a", "b"), name="new"), BOTH)
@@ -189,9 +190,9 @@ def test_a_killed_process_leaves_nothing_that_is_taken_for_whole(
 def test_what_is_no_store_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "thesis.txt").write_text("dear")
-    with pytest.raises(InputError, match="is there and is no store of token ids"):
+    with pytest.raises(InputError, match="exists and is not a store of token ids"):
         prepare_token_store(tmp_path / "s", corpus(("a", "b")), BOTH)
-    with pytest.raises(InputError, match="is no store"):
+    with pytest.raises(InputError, match="is not a store"):
         TokenStore.open(tmp_path / "s")
     assert (tmp_path / "s" / "thesis.txt").read_text() == "dear"
 

@@ -1,10 +1,11 @@
-"""What a frozen encoder makes of pictures, on disk: no picture is decoded twice.
+"""Disk cache of image features of a frozen encoder.
 
-How it is kept, is told in ``kept.py``; there is a cache for each encoder and size of its input::
+There is one cache for each encoder and input size; for its format see ``feature_cache.py``::
 
-    cache = Cache.open(Path("cache"), encoder="efficientnet_lite0", size=224)
-    found = list(usable(cache.filled(captioned.find("flickr8k"), resized, encode), "skip", skipped))
-    cache.features[cache.rows(one.picture for one in found[:32])]    # (32, 49, 1280)
+    cache = ImageFeatureCache.open(Path("cache"), encoder="efficientnet_lite0", image_size=224)
+    filled = cache.fill(read_caption_examples("flickr8k"), resize, encode)
+    examples = list(skip_invalid(filled, "skip", skipped))
+    cache.features[cache.row_indices(example.image for example in examples[:32])]    # (32, 49, 1280)
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from jumok.errors import InputError
 __all__ = ["EncodeImages", "ImageFeatureCache", "PrepareImage"]
 
 Features = NDArray[np.float16] | NDArray[np.uint8]
-PrepareImage = Callable[[Pixels], NDArray[Any]]  # a picture of any size → what the encoder takes
-EncodeImages = Callable[[list[NDArray[Any]]], NDArray[Any]]  # of several pictures → (pictures, *shape)
+PrepareImage = Callable[[Pixels], NDArray[Any]]  # an image of any size → input of the encoder
+EncodeImages = Callable[[list[NDArray[Any]]], NDArray[Any]]  # inputs → (images, *shape)
 ImageSource = ImageFile | BuiltinScene
 
 
 class ImageFeatureCache(FeatureCache[ImageSource]):
-    """Features of pictures by one encoder, on disk."""
+    """Image features of one encoder on disk."""
 
     source_name: ClassVar[str] = "pictures"
 
@@ -40,19 +41,19 @@ class ImageFeatureCache(FeatureCache[ImageSource]):
     def open(
         cls, folder: Path, *, encoder: str, image_size: int, storage_type: StorageType = "float16"
     ) -> ImageFeatureCache:
-        """The cache of one encoder, in a folder for those of many.
+        """Open the cache of one encoder, in a folder of caches.
 
-        ``encoder`` is to name all that features depend on besides the picture and the size: the network, its
-        weights, the layer, how pictures are cropped.
+        ``encoder`` must identify everything that features depend on besides the image and its size: the network,
+        its weights, the layer, and how images are cropped.
         """
-        made_by: dict[str, object] = {"format": FORMAT_VERSION, "encoder": encoder, "size": image_size}
+        provenance: dict[str, object] = {"format": FORMAT_VERSION, "encoder": encoder, "size": image_size}
         if storage_type != "float16":
-            made_by["kind"] = storage_type
-        return cls(cache_path(folder, f"{encoder[:40]}-{image_size}", made_by), made_by, storage_type)
+            provenance["kind"] = storage_type
+        return cls(cache_path(folder, f"{encoder[:40]}-{image_size}", provenance), provenance, storage_type)
 
     def row_indices(self, images: Iterable[ImageSource]) -> NDArray[np.int64]:
-        """Where the features of these pictures are among ``features``."""
-        return np.array([self.span(picture)[0] for picture in images], np.int64)
+        """The rows of ``features`` that belong to these images."""
+        return np.array([self.span(image)[0] for image in images], np.int64)
 
     def fill(
         self,
@@ -61,21 +62,21 @@ class ImageFeatureCache(FeatureCache[ImageSource]):
         encode: EncodeImages,
         limits: ImageLimits = IMAGE_LIMITS,
     ) -> Iterator[CaptionExample | InvalidExample]:
-        """The same, one after the other, once their features are here; a flaw for what cannot be decoded."""
+        """Yield the same examples once their features are cached; invalid ones for images that cannot be decoded."""
 
-        def read(one: CaptionExample) -> NDArray[Any] | InvalidExample:
-            pixels = one.image.decode(f"{one.location} {one.image.name}", limits)
+        def read(example: CaptionExample) -> NDArray[Any] | InvalidExample:
+            pixels = example.image.decode(f"{example.location} {example.image.name}", limits)
             return pixels if isinstance(pixels, InvalidExample) else prepare(pixels)
 
-        def add(pictures: list[ImageSource], prepared: list[NDArray[Any]]) -> None:
-            self._add_features(pictures, encode(prepared))
+        def add(images: list[ImageSource], prepared: list[NDArray[Any]]) -> None:
+            self._add_features(images, encode(prepared))
 
-        return self._fill_examples(examples, lambda one: one.image, read, add)
+        return self._fill_examples(examples, lambda example: example.image, read, add)
 
     def _add_features(self, images: Sequence[ImageSource], features: NDArray[Any]) -> None:
         if len(features) != len(images) or self.shape not in (None, features.shape[1:]):
             raise InputError(
-                f"the encoder made features of shape {features.shape} of {len(images)} pictures; expected "
+                f"the encoder returned features of shape {features.shape} for {len(images)} images; expected "
                 f"({len(images)}, {', '.join(map(str, self.shape or ('…',)))})"
             )
         self._append_rows(images, self._to_storage_type(features, images), [1] * len(images))

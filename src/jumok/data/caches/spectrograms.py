@@ -1,10 +1,11 @@
-"""Spectra of recordings, on disk: no recording is decoded twice.
+"""Disk cache of spectrograms.
 
-How they are kept, is told in ``kept.py``; there is a cache for each config of sound::
+There is one cache for each audio config; for its format see ``feature_cache.py``::
 
-    cache = Frames.open(Path("cache"), Sound(SoundConfig.at(16000)))
-    found = list(usable(cache.filled(recordings.find("speech/arctic", split="train")), "skip", skipped))
-    cache[found[0].sound]    # (T, 80)
+    cache = SpectrogramCache.open(Path("cache"), AudioProcessor(AudioConfig.for_sample_rate(16000)))
+    filled = cache.fill(read_speech_examples("speech/arctic", split="train"))
+    examples = list(skip_invalid(filled, "skip", skipped))
+    cache[examples[0].audio]    # (T, 80)
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ AudioSource = AudioFile | BuiltinUtterance
 
 
 class SpectrogramCache(FeatureCache[AudioSource]):
-    """Spectra of recordings by one config, on disk: a row is a frame."""
+    """Spectrograms of recordings on disk, for one audio config. A row is a frame."""
 
     source_name: ClassVar[str] = "recordings"
     has_variable_rows: ClassVar[bool] = True
@@ -40,40 +41,42 @@ class SpectrogramCache(FeatureCache[AudioSource]):
 
     @classmethod
     def open(cls, folder: Path, processor: AudioProcessor) -> SpectrogramCache:
-        """The cache of one config, in a folder for those of many."""
-        made_by: dict[str, object] = {"format": FORMAT_VERSION, "sound": asdict(processor.config)}
+        """Open the cache of one audio config, in a folder of caches."""
+        provenance: dict[str, object] = {"format": FORMAT_VERSION, "sound": asdict(processor.config)}
         return cls(
             cache_path(
-                folder, f"sound-{processor.config.sample_rate}-{processor.config.num_features}", made_by
+                folder, f"sound-{processor.config.sample_rate}-{processor.config.num_features}", provenance
             ),
-            made_by,
+            provenance,
             processor,
         )
 
     def __getitem__(self, source: AudioSource) -> NDArray[np.float16]:
-        """Its spectra ``(T, width)``, a view of the memory map."""
-        begin, end = self.span(source)
-        spectra: NDArray[np.float16] = self.features[begin:end]
-        return spectra
+        """The spectrogram ``(T, num_features)``, a view of the memory map."""
+        start, end = self.span(source)
+        spectrogram: NDArray[np.float16] = self.features[start:end]
+        return spectrogram
 
     def num_frames(self, source: AudioSource) -> int:
-        """How many it has."""
-        begin, end = self.span(source)
-        return end - begin
+        """The number of frames of a recording."""
+        start, end = self.span(source)
+        return end - start
 
     def fill(
         self, examples: Iterable[SpeechExample | InvalidExample], limits: AudioLimits = AUDIO_LIMITS
     ) -> Iterator[SpeechExample | InvalidExample]:
-        """The same, one after the other, once their spectra are here; a flaw for what cannot be decoded."""
+        """Yield the same examples once their spectrograms are cached; invalid ones if they cannot be decoded."""
 
-        def read(one: SpeechExample) -> NDArray[Any] | InvalidExample:
-            wave = one.audio.decode(self.processor, f"{one.location} {one.audio.name}", limits)
-            return wave if isinstance(wave, InvalidExample) else self.processor.extract_features(wave)
+        def read(example: SpeechExample) -> NDArray[Any] | InvalidExample:
+            waveform = example.audio.decode(self.processor, f"{example.location} {example.audio.name}", limits)
+            return waveform if isinstance(waveform, InvalidExample) else self.processor.extract_features(waveform)
 
-        return self._fill_examples(examples, lambda one: one.audio, read, self._add_spectrograms)
+        return self._fill_examples(examples, lambda example: example.audio, read, self._add_spectrograms)
 
     def _add_spectrograms(self, sources: list[AudioSource], spectrograms: list[NDArray[Any]]) -> None:
         rows = np.concatenate(spectrograms)
         if self.shape not in (None, rows.shape[1:]):
-            raise InputError(f"{self.path} has frames of {self.shape}, and {rows.shape[1:]} came; remove it")
-        self._append_rows(sources, self._to_storage_type(rows, sources), [len(one) for one in spectrograms])
+            raise InputError(
+                f"{self.path} has frames of shape {self.shape}, but new ones have {rows.shape[1:]}; remove this folder"
+            )
+        self._append_rows(sources, self._to_storage_type(rows, sources), [len(spectrogram) for spectrogram in spectrograms])

@@ -1,13 +1,12 @@
-"""Token ids of all examples, on disk: made once, line by line, and read through the memory map.
+"""Token ids of a parallel corpus on disk, written once and read through memory maps.
 
-A corpus may be larger than memory: making a store holds a few thousand lines at a time, and reading it holds
-what the system chooses to keep. A store is a folder::
+A corpus may be larger than memory: writing a store holds a few thousand lines at a time. A store is a folder::
 
-    store.json                               what it was made of, how many examples, how many were left out
-    source.ids.npy      target.ids.npy       all token ids end to end, 2 bytes each (4 from 65,537 tokens on)
-    source.offsets.npy  target.offsets.npy   example n has the ids from offsets[n] up to offsets[n + 1]
+    store.json                               fingerprint, number of examples, and skipped examples
+    source.ids.npy      target.ids.npy       all token ids, concatenated, 2 bytes each (4 if vocab_size > 65,536)
+    source.offsets.npy  target.offsets.npy   example n has the ids from offsets[n] to offsets[n + 1]
 
-It is written under another name, synced, and renamed: a store under its own name is whole.
+It is written to a temporary folder, synced and renamed: a store is always complete.
 """
 
 from __future__ import annotations
@@ -16,10 +15,6 @@ import contextlib
 import hashlib
 import itertools
 import json
-import os
-import shutil
-import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,7 +28,7 @@ from jumok.data.readers.formats import InvalidExample
 from jumok.data.readers.parallel_corpus import ParallelCorpus, SkippedExamples, TranslationExample
 from jumok.data.tokenizers.tokenizer import TokenizerPair
 from jumok.errors import InputError
-from jumok.files import fsync_path
+from jumok.files import atomic_write_folder
 
 __all__ = [
     "TokenColumn",
@@ -48,10 +43,7 @@ __all__ = [
 
 FORMAT_VERSION = 1
 SIDES = ("source", "target")
-EXAMPLES_PER_CHUNK = 4096  # examples that are tokenised together
-ABANDONED_SECONDS = (
-    3600.0  # seconds without a write, after which a half-made store is taken for a dead process's
-)
+EXAMPLES_PER_CHUNK = 4096  # examples that are tokenized together
 
 TokenArray: TypeAlias = NDArray[np.unsignedinteger[Any]]
 ReadProgress = Callable[[int], None]
@@ -69,27 +61,27 @@ class TokenColumn:
 
     @property
     def lengths(self) -> NDArray[np.int32]:
-        """The number of tokens of every example, special ones not counted."""
+        """The number of tokens of every example, without special tokens."""
         return np.diff(self.offsets).astype(np.int32)
 
 
 @dataclass(frozen=True, eq=False)
 class TokenStore:
-    """Token ids of many examples, read-only; ``store[n]`` has views of the source's and the target's ids."""
+    """Token ids of many examples, read-only. ``store[n]`` returns views of the source and the target ids."""
 
     path: Path
     source: TokenColumn
     target: TokenColumn
-    skipped: SkippedExamples  # what was left out when it was made
+    skipped: SkippedExamples  # when the store was written
 
     @classmethod
     def open(cls, path: Path) -> TokenStore:
-        """A store that is there."""
-        told = read_metadata(path)
-        if told is None:
-            raise InputError(f"{path} is no store of token ids that this jumok can read")
-        source, target = (load_column(path, side, told["examples"]) for side in SIDES)
-        return cls(path, source, target, SkippedExamples(Counter(told["skipped"]), told["first"]))
+        """Open an existing store."""
+        metadata = read_metadata(path)
+        if metadata is None:
+            raise InputError(f"{path} is not a store of token ids that this version can read")
+        source, target = (load_column(path, side, metadata["examples"]) for side in SIDES)
+        return cls(path, source, target, SkippedExamples(Counter(metadata["skipped"]), metadata["first"]))
 
     def __len__(self) -> int:
         return len(self.source.offsets) - 1
@@ -105,7 +97,7 @@ class TokenStore:
         return str((read_metadata(self.path) or {}).get("fingerprint", ""))
 
     def __reduce__(self) -> tuple[Callable[[Path], TokenStore], tuple[Path]]:
-        return TokenStore.open, (self.path,)  # another process maps the files, and copies nothing
+        return TokenStore.open, (self.path,)  # another process maps the files without copying
 
 
 def prepare_token_store(
@@ -117,20 +109,24 @@ def prepare_token_store(
     replace: bool = True,
     progress: ReadProgress | None = None,
 ) -> TokenStore:
-    """The store of a corpus: the one at ``path`` if it was made of just this, else a new one in its place.
+    """Open the store at ``path`` if it was made from this corpus; otherwise write a new one in its place.
 
-    With ``replace=False`` a store that was made of something else is an error: somebody counts on it.
-    Examples of more than ``max_tokens`` tokens on either side are left out and counted. ``progress`` is told the
-    number of examples read, from time to time.
+    Args:
+        path: Folder of the store.
+        corpus: The corpus.
+        tokenizers: The tokenizers of both sides.
+        max_tokens: Skip and count examples with more tokens on either side.
+        replace: If False, a store of other data is an error, because a run depends on it.
+        progress: Called from time to time with the number of examples read.
     """
-    said = [
+    identity = [
         FORMAT_VERSION,
         corpus.fingerprint,
         tokenizers.source.fingerprint,
         tokenizers.target.fingerprint,
         max_tokens,
     ]
-    fingerprint = hashlib.sha256(json.dumps(said).encode()).hexdigest()
+    fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
     ensure_store(
         path,
         fingerprint,
@@ -143,34 +139,24 @@ def prepare_token_store(
 def ensure_store(
     path: Path, fingerprint: str, write: Callable[[Path], dict[str, Any]], replace: bool
 ) -> None:
-    """See to it that a folder of arrays is at ``path``, whole, and made of what the fingerprint tells of.
+    """Make sure that ``path`` is a complete folder of arrays with this fingerprint.
 
-    ``write`` puts the arrays into a folder, and returns what ``store.json`` is to say besides.
+    ``write`` writes the arrays to a folder, and returns further contents of ``store.json``.
     """
     if _is_current(path, fingerprint):
         return
     if path.exists() and not (path / "store.json").is_file():
-        raise InputError(
-            f"{path} is there and is no store of token ids; it is left alone. Name another place"
-        )
+        raise InputError(f"{path} exists and is not a store of token ids, so it is kept; choose another folder")
     if path.exists() and not replace:
         raise InputError(
-            f"the data has changed since {path} was made of it, and a training has begun with that; "
-            "bring the data back, or begin anew in another folder"
+            f"the data has changed since {path} was made from it, and a run was trained on that; restore the data, "
+            "or start a new run in another folder"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(path)
-    temporary = _make_temporary_folder(path)
-    try:
-        told = {"format": FORMAT_VERSION, "fingerprint": fingerprint, **write(temporary)}
-        with (temporary / "store.json").open("w", encoding="utf-8") as file:
-            json.dump(told, file, ensure_ascii=False, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        fsync_path(temporary)
-        _publish(temporary, path, fingerprint)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with atomic_write_folder(path, lambda: _is_current(path, fingerprint)) as folder:
+        metadata = {"format": FORMAT_VERSION, "fingerprint": fingerprint, **write(folder)}
+        (folder / "store.json").write_text(
+            json.dumps(metadata, ensure_ascii=False, indent=1), encoding="utf-8"
+        )
 
 
 def _write_examples(
@@ -180,44 +166,46 @@ def _write_examples(
     max_tokens: int | None,
     progress: ReadProgress | None,
 ) -> dict[str, Any]:
-    """Write the arrays; the number of examples, and what was left out."""
+    """Write the arrays. Returns the number of examples and the skipped examples."""
     skipped = SkippedExamples()
-    read = examples = 0
+    num_read = num_examples = 0
     limit = float("inf") if max_tokens is None else max_tokens
     with contextlib.ExitStack() as stack:
         writers = [
             stack.enter_context(open_sequence_writer(folder, side, getattr(tokenizers, side).vocab_size))
             for side in SIDES
         ]
-        for some in _iter_chunks(corpus.read(skipped)):
-            sources = tokenizers.source.encode([one.source for one in some])
-            targets = tokenizers.target.encode([one.target for one in some])
-            for one, source, target in zip(some, sources, targets, strict=True):
+        for chunk in _iter_chunks(corpus.read(skipped)):
+            sources = tokenizers.source.encode([example.source for example in chunk])
+            targets = tokenizers.target.encode([example.target for example in chunk])
+            for example, source, target in zip(chunk, sources, targets, strict=True):
                 if len(source) > limit or len(target) > limit:
                     side = "source" if len(source) > limit else "target"
-                    skipped.add(InvalidExample(one.location, f"a {side} of more than {max_tokens} tokens"))
-            fit = [len(one) <= limit and len(two) <= limit for one, two in zip(sources, targets, strict=True)]
+                    skipped.add(InvalidExample(example.location, f"a {side} of more than {max_tokens} tokens"))
+            is_kept = [
+                max(len(source), len(target)) <= limit for source, target in zip(sources, targets, strict=True)
+            ]
             for write, encoded in zip(writers, (sources, targets), strict=True):
-                write(list(itertools.compress(encoded, fit)))
-            examples += sum(fit)
-            read += len(some)
+                write(list(itertools.compress(encoded, is_kept)))
+            num_examples += sum(is_kept)
+            num_read += len(chunk)
             if progress is not None:
-                progress(read)
-    if not examples:
-        raise InputError(f"none of {read} examples is left; {skipped}")
-    return {"examples": examples, "skipped": skipped.counts, "first": skipped.first_locations}
+                progress(num_read)
+    if not num_examples:
+        raise InputError(f"none of {num_read} examples is left; {skipped}")
+    return {"examples": num_examples, "skipped": skipped.counts, "first": skipped.first_locations}
 
 
 def _iter_chunks(examples: Iterator[TranslationExample]) -> Iterator[list[TranslationExample]]:
-    while some := list(itertools.islice(examples, EXAMPLES_PER_CHUNK)):
-        yield some
+    while chunk := list(itertools.islice(examples, EXAMPLES_PER_CHUNK)):
+        yield chunk
 
 
 @contextlib.contextmanager
 def open_sequence_writer(
     folder: Path, name: str, vocab_size: int
 ) -> Iterator[Callable[[list[list[int]]], None]]:
-    """A function that adds sequences to the arrays of one side."""
+    """Yield a function that appends sequences to the arrays of one side."""
     dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
     with (
         open_array_writer(folder / f"{name}.ids.npy", dtype) as add_ids,
@@ -238,13 +226,13 @@ def open_sequence_writer(
 
 @contextlib.contextmanager
 def open_array_writer(path: Path, dtype: np.dtype[Any]) -> Iterator[Callable[[TokenArray], None]]:
-    """A function that adds numbers to a ``.npy`` file; the header, which tells their count, comes last."""
+    """Yield a function that appends numbers to a ``.npy`` file. The header with their count is written last."""
     count = 0
 
     def header() -> None:
-        # NumPy leaves room in it for the count to grow.
-        told = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count,)}
-        np.lib.format.write_array_header_1_0(file, told)
+        # NumPy reserves space in the header for a larger count.
+        description = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count,)}
+        np.lib.format.write_array_header_1_0(file, description)
 
     def add(numbers: TokenArray) -> None:
         nonlocal count
@@ -253,68 +241,37 @@ def open_array_writer(path: Path, dtype: np.dtype[Any]) -> Iterator[Callable[[To
 
     with path.open("wb") as file:
         header()
-        begin = file.tell()
+        data_start = file.tell()
         yield add
         file.seek(0)
         header()
-        if file.tell() != begin:
-            raise RuntimeError(f"{path}: NumPy's header has grown, and runs into the numbers")
-        file.flush()
-        os.fsync(file.fileno())
+        if file.tell() != data_start:
+            raise RuntimeError(f"{path}: the header of NumPy has grown and overlaps the numbers")
 
 
 def load_column(path: Path, name: str, num_sequences: int) -> TokenColumn:
-    """What :func:`open_sequence_writer` wrote, if it is whole."""
+    """Load the arrays that :func:`open_sequence_writer` wrote, and check them."""
     try:
-        # Plain arrays over the maps: a slice of a memmap object takes far longer.
+        # Use plain arrays over the maps, because slicing a memmap object is far slower.
         ids, offsets = (
-            np.asarray(np.load(path / f"{name}.{what}.npy", mmap_mode="r")) for what in ("ids", "offsets")
+            np.asarray(np.load(path / f"{name}.{array_name}.npy", mmap_mode="r")) for array_name in ("ids", "offsets")
         )
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} is damaged: {error}; remove this folder, and it is made again") from None
+        raise InputError(f"{path} is damaged: {error}; remove this folder to create it again") from None
     if len(offsets) != num_sequences + 1 or offsets[-1] != len(ids):
         raise InputError(f"{path} is damaged: its files do not fit together; remove this folder")
     return TokenColumn(ids, offsets)
 
 
 def read_metadata(path: Path) -> dict[str, Any] | None:
-    """What ``store.json`` says; None if there is no store, or one of another format."""
+    """The contents of ``store.json``; None if there is no store, or one of another format."""
     try:
-        told: dict[str, Any] = json.loads((path / "store.json").read_text(encoding="utf-8"))
+        metadata: dict[str, Any] = json.loads((path / "store.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return told if told.get("format") == FORMAT_VERSION else None
+    return metadata if metadata.get("format") == FORMAT_VERSION else None
 
 
 def _is_current(path: Path, fingerprint: str) -> bool:
-    told = read_metadata(path)
-    return told is not None and told["fingerprint"] == fingerprint
-
-
-def _publish(temporary: Path, path: Path, fingerprint: str) -> None:
-    """Give a finished store its name. Another process may be faster, and have made the same."""
-    old = _make_temporary_folder(path)
-    try:
-        if path.exists() and not _is_current(path, fingerprint):
-            with contextlib.suppress(FileNotFoundError):  # another process has moved it already
-                path.replace(old / path.name)
-        temporary.chmod(0o755)
-        temporary.replace(path)
-        fsync_path(path.parent)
-    except OSError:
-        if not _is_current(path, fingerprint):
-            raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _make_temporary_folder(path: Path) -> Path:
-    return Path(tempfile.mkdtemp(prefix=f".{path.name}-", suffix=".tmp", dir=path.parent))
-
-
-def _remove_abandoned(path: Path) -> None:
-    for folder in path.parent.glob(f".{path.name}-*.tmp"):
-        with contextlib.suppress(OSError):  # its process may be finishing it right now
-            written = max(one.stat().st_mtime for one in (folder, *folder.iterdir()))
-            if time.time() - written > ABANDONED_SECONDS:
-                shutil.rmtree(folder, ignore_errors=True)
+    metadata = read_metadata(path)
+    return metadata is not None and metadata["fingerprint"] == fingerprint
