@@ -84,11 +84,11 @@ def test_where_it_looked(client: TestClient, captioner: Any) -> None:
         told = client.post("/attend/caption", **more).json()
         manifest = client.get(f"{told['attention_url']}manifest.json").json()
         assert manifest["title"] == told["prediction"]["caption"]
-        [one] = manifest["scenes"]
-        assert one["picture"]["grid"] == list(captioner.grid)
+        [one] = manifest["data"]
+        assert one["image"]["grid"] == list(captioner.grid)
         rows, cols = one["layers"][0]["shape"]
         assert cols == captioner.grid[0] * captioner.grid[1]
-        asked = {"layer": 0, "head": 0, "rows": f"0,{rows}", "cols": f"0,{cols}", "what": "weights"}
+        asked = {"layer": 0, "head": 0, "rows": f"0,{rows}", "cols": f"0,{cols}", "quantity": "weights"}
         weights = unpack(client.get(f"{told['attention_url']}tiles", params=asked).content)
         assert np.allclose(weights.sum(1), 1, atol=1e-4)
 

@@ -224,11 +224,11 @@ def test_a_translation_has_a_limit_of_work(services: Any) -> None:
     assert 134 <= tokens <= 200
     assert service.estimate_tokens(TranslationRequest(text=text, beam_size=2)) == 2 * tokens
     with pytest.raises(
-        RequestTooLarge, match=rf"{tokens * 3} tokens of work \({tokens} source tokens .*; 400 are"
+        RequestTooLarge, match=rf"{tokens * 3} decoder tokens \({tokens} source tokens .*; the limit is 400"
     ):
         service.estimate_tokens(TranslationRequest(text=text, beam_size=3))
     words = TranslationRequest(text="a " * 9_990, beam_size=1)
-    with pytest.raises(RequestTooLarge, match=r"tokens of work"):
+    with pytest.raises(RequestTooLarge, match=r"decoder tokens"):
         type(service)(service.predictor, RequestLimits()).size(words)
 
 

@@ -124,7 +124,7 @@ def test_where_it_looked(client: TestClient) -> None:
     told = client.post("/attend/speak", json={"text": TEXT}).json()
     manifest = client.get(f"{told['attention_url']}manifest.json").json()
     assert manifest["title"] == "forty two"
-    assert manifest["scenes"][0]["speech"]
+    assert manifest["data"][0]["speech"]
     assert told["prediction"]["segments"] == ["forty two", "six"]
 
 

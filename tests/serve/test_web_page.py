@@ -179,7 +179,7 @@ def test_classify_a_pair_and_a_document(opened: Open, predictors: dict[str, Any]
     shown.locator(".pg-model[data-name=words]").click()
     shown.get_by_role("group", name="Examples").get_by_role("button").first.click()
     assert said(shown) in ("praise", "blame", "neither")
-    assert "document" in looked(shown)["scenes"][0]
+    assert "document" in looked(shown)["data"][0]
     assert shown.locator(".jm-document").is_visible()
 
 
@@ -222,7 +222,7 @@ def test_caption(opened: Open, captioner: Any) -> None:
     assert said(shown) == captioner.caption(pixels).caption  # at once: there is nothing else to fill in
     assert "a photo.png, 96 × 96 pixels" in shown.inner_text(".pg-form")
     manifest = looked(shown)
-    assert manifest["scenes"][0]["picture"]["grid"] == list(captioner.grid)
+    assert manifest["data"][0]["image"]["grid"] == list(captioner.grid)
     assert shown.locator(".jm-photo").is_visible()
     assert shown.evaluate("document.querySelector('.pg-image').naturalWidth") == 96
 
@@ -249,7 +249,7 @@ def test_speak(opened: Open, speak_service: Any) -> None:
             return one.duration; }""")
         wanted = speak_service.predictor.speak("Forty two. Six.").duration_seconds
         assert seconds == pytest.approx(wanted, abs=0.01)
-        assert looked(shown)["scenes"][0]["speech"]
+        assert looked(shown)["data"][0]["speech"]
         assert "first of 2 segments" in shown.inner_text(".pg-attention")
         # In another style; it is in the link.
         shown.get_by_text("Options").click()
@@ -424,7 +424,7 @@ def test_a_refusal_is_told_as_the_server_told_it(opened: Open) -> None:
     shown = opened("#model=fill-mask")
     ask(shown, "Fill masks", Text="no word is hidden")
     shown.wait_for_selector(".pg-output .pg-error:not([hidden])")
-    assert "the text hides no word: write [MASK]" in shown.inner_text(".pg-output [role=alert]")
+    assert "the text has no mask: write [MASK]" in shown.inner_text(".pg-output [role=alert]")
     assert not shown.get_by_role("button", name="Try again").is_visible()
     ask(shown, "Fill masks", Text="one [MASK]")
     said(shown)

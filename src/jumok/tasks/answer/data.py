@@ -111,7 +111,7 @@ def build_row(question: EncodedQuestion, window: TokenWindow, tokenizer: WordPie
     span = question.answer_span
     if span is not None and first <= span[0] and span[1] < end:
         start_target, end_target = (offset + piece - first for piece in span)
-    return EncodedText(ids, segments, {"allowed": allowed, "starts": start_target, "ends": end_target})
+    return EncodedText(ids, segments, {"answer_mask": allowed, "starts": start_target, "ends": end_target})
 
 
 def parse_line(line: str, index: int) -> AnswerExample:

@@ -155,7 +155,7 @@ class AnswerPredictor(BertPredictor[AnswerPrediction]):
             offset = question.context_offset
             for first, end in question.windows:
                 row, logits = next(outputs)
-                allowed = np.array(row.annotations["allowed"])
+                allowed = np.array(row.annotations["answer_mask"])
                 starts, ends = (_masked_softmax(x.double().numpy()[: len(allowed)], allowed) for x in logits)
                 no_answer.append(float(starts[0] * ends[0]))
                 context = slice(offset, offset + end - first)
