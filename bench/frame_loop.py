@@ -25,9 +25,8 @@ from torch.nn import functional as F
 
 from jumok.attention.masks import Mask
 from jumok.attention.scores import LocationSensitive
-from jumok.models.layers.tacotron_attention import TacotronAttention
 from jumok.models.tacotron import Tacotron
-from jumok.models.tacotron_decoder import TacotronDecoder, TacotronDecoderOutput
+from jumok.models.tacotron_decoder import TacotronAttention, TacotronDecoder, TacotronDecoderOutput
 
 TINY = 1e-30  # what is divided by is never less
 Step = Callable[..., tuple[Tensor, ...]]

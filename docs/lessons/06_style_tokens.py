@@ -46,7 +46,7 @@ from jumok.data.audio import save_audio
 from jumok.data.builtin.spoken_numbers import STYLES, synthesize_text
 from jumok.metrics.alignment_health import measure_alignment_health
 from jumok.metrics.prosody import measure_prosody
-from jumok.models.layers.monotonic_attention import forward_attention
+from jumok.models.tacotron_decoder import forward_attention
 
 torch.manual_seed(0)
 

@@ -19,8 +19,8 @@ pytest.importorskip("triton", reason="the kernels need Triton")
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 from jumok.models.kernels import forward_attention_step  # noqa: E402
-from jumok.models.layers import monotonic_attention  # noqa: E402
-from jumok.models.layers.monotonic_attention import MAX_GRADIENT, forward_attention  # noqa: E402
+from jumok.models import tacotron_decoder  # noqa: E402
+from jumok.models.tacotron_decoder import MAX_GRADIENT, forward_attention  # noqa: E402
 
 ON_GPU = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -33,7 +33,7 @@ ROWS = 5
 def _by_kernel_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     if INTERPRETED:
         monkeypatch.setattr(
-            monotonic_attention,
+            tacotron_decoder,
             "triton_unsupported_reason",
             lambda x: "float64" if x.dtype == torch.float64 else None,
         )

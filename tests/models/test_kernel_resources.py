@@ -20,7 +20,7 @@ from jumok.attention.additive import compute_additive_scores
 from jumok.attention.gpu_support import GPUProperties
 from jumok.attention.paths import varlen
 from jumok.batches.tokens import IGNORE
-from jumok.models.layers.monotonic_attention import forward_attention
+from jumok.models.tacotron_decoder import forward_attention
 from jumok.models.layers.output_loss import linear_cross_entropy
 from jumok.models.layers.ragged_layout import PackedSteps
 from jumok.models.layers.recurrent import run_packed_rnn

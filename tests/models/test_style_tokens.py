@@ -133,7 +133,7 @@ def test_a_sound_has_its_style_alone_as_among_others() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     for weights in (torch.zeros(TOKENS), torch.zeros(1, TOKENS + 1), torch.zeros(1, HEADS + 1, TOKENS)):
-        with pytest.raises(ValueError, match="weights of shape"):
+        with pytest.raises(ValueError, match="weights have shape"):
             made().mix(weights.double())
 
 

@@ -15,10 +15,9 @@ from jumok.batches import speech
 from jumok.batches.speech import SpeechBatch, frames_as_tokens
 from jumok.batches.tokens import EOS, Tokens
 from jumok.models import tacotron, tacotron_decoder
-from jumok.models.layers import monotonic_attention, postnet, tacotron_attention
-from jumok.models.layers.monotonic_attention import forward_attention, guided_attention_loss
 from jumok.models.layers.style_tokens import StyleConfig
-from jumok.models.tacotron import Tacotron, TacotronConfig
+from jumok.models.tacotron import Tacotron, TacotronConfig, guided_attention_loss
+from jumok.models.tacotron_decoder import forward_attention
 from jumok.training.prefetch import map_tensors
 
 SYMBOLS, MELS, LINEAR = 13, 5, 11
@@ -58,7 +57,7 @@ def shaken(model: nn.Module, by: float = 0.3) -> None:
         for parameter in model.parameters():
             parameter.add_(by * torch.randn_like(parameter))
         for name, buffer in model.named_buffers():
-            buffer.add_(torch.rand_like(buffer) if name.endswith("variance") else torch.randn_like(buffer))
+            buffer.add_(torch.rand_like(buffer) if name.endswith("running_var") else torch.randn_like(buffer))
 
 
 def made(config: TacotronConfig = TINY, seed: int = 0) -> Tacotron:
@@ -95,7 +94,7 @@ def gradients(model: nn.Module, total: Tensor) -> dict[str, Tensor]:
 
 def test_the_docstrings_are_right() -> None:
     names = {"torch": torch, "frames": frames_as_tokens(torch.ones(2, 9, 5), (9, 4))}
-    for module in (speech, tacotron_attention, tacotron_decoder, monotonic_attention, postnet, tacotron):
+    for module in (speech, tacotron_decoder, tacotron):
         found = doctest.testmod(module, extraglobs=names)
         assert found.attempted > 1
         assert found.failed == 0
@@ -134,7 +133,7 @@ def naive(model: Tacotron, states: Tensor, mels: Tensor) -> tuple[Tensor, Tensor
         x = mels[step * r - 1] if step else zeros(config.n_mels)
         for layer in range(2):
             x = torch.relu(linear(f"prenet.layers.{layer}", x))
-        h = gru("asking", torch.cat([x, c]), h)
+        h = gru("attention_rnn", torch.cat([x, c]), h)
         e = []
         for n in range(length):
             inside = linear("attention.score.query", h) + linear("attention.score.key", states[n])
@@ -152,12 +151,12 @@ def naive(model: Tacotron, states: Tensor, mels: Tensor) -> tuple[Tensor, Tensor
             y = y / y.sum()
         alpha, total = y, total + y
         c = sum(y[n] * states[n] for n in range(length))  # type: ignore[assignment]
-        x = linear("join", torch.cat([h, c]))
+        x = linear("rnn_projection", torch.cat([h, c]))
         for layer in range(config.decoder_layers):
-            speaking[layer] = gru(f"speaking.{layer}", x, speaking[layer])
+            speaking[layer] = gru(f"decoder_rnns.{layer}", x, speaking[layer])
             x = x + speaking[layer]
         x = torch.cat([x, c])
-        said.append((linear("mels", x).view(r, -1), linear("stop", x), alpha))
+        said.append((linear("mel_projection", x).view(r, -1), linear("stop_projection", x), alpha))
     mels, stops, weights = zip(*said, strict=True)
     return torch.cat(mels), torch.cat(stops), torch.stack(weights)
 
@@ -184,10 +183,10 @@ def test_it_is_the_papers(kind: dict[str, Any]) -> None:
             guided = guided + 0.7 * (weights[step] * (1 - torch.exp(-(apart**2) / 0.08))).sum()
     loss = model.loss(batch)
     assert loss.count == sum(FRAMES)
-    for name, expected in {"mel": mel, "stop": stop, "guided": guided}.items():
+    for name, expected in {"mel": mel, "stop": stop, "guided_attention": guided}.items():
         torch.testing.assert_close(loss.parts[name], expected, **EXACT, msg=name)
     torch.testing.assert_close(loss.total, mel + stop, **EXACT)
-    torch.testing.assert_close(model.train().loss(batch).parts["guided"] > 0, torch.tensor(True))
+    torch.testing.assert_close(model.train().loss(batch).parts["guided_attention"] > 0, torch.tensor(True))
 
 
 # ------------------------------------------------------------------------------------------- against itself
@@ -199,7 +198,7 @@ def test_a_batch_is_its_utterances(kind: dict[str, Any]) -> None:
     whole = model.loss(batch_of())
     alone = [model.loss(batch_of(slice(row, row + 1))) for row in range(3)]
     torch.testing.assert_close(whole.total, sum(loss.total for loss in alone), **EXACT)
-    assert list(whole.parts) == ["mel", "coarse", "linear", "stop", "guided"]
+    assert list(whole.parts) == ["mel", "mel_before_postnet", "linear", "stop", "guided_attention"]
     for name, part in whole.parts.items():
         torch.testing.assert_close(part, sum(loss.parts[name] for loss in alone), **EXACT, msg=name)
 
@@ -232,7 +231,7 @@ def test_looking_elsewhere_than_at_what_is_spoken_costs(kind: dict[str, Any]) ->
         for frame, place in enumerate(each):
             expected -= 0.3 * math.log(weights[row, frame // 3, place].item() + 1e-4)
     loss = model.loss(told)
-    assert loss.parts["placed"].item() == pytest.approx(expected)
+    assert loss.parts["alignment"].item() == pytest.approx(expected)
     torch.testing.assert_close(loss.total, model.loss(batch).total, **EXACT)  # it is for training
     total = model.train().loss(told)
     torch.testing.assert_close(total.total.detach(), sum(total.parts.values()), **EXACT)
@@ -241,7 +240,7 @@ def test_looking_elsewhere_than_at_what_is_spoken_costs(kind: dict[str, Any]) ->
         != batch.with_static_shapes().graph_key
     )
     assert told.to("meta").alignment.is_meta  # type: ignore[union-attr]
-    with pytest.raises(ValueError, match="for every frame"):
+    with pytest.raises(ValueError, match="one symbol index per frame"):
         dataclasses.replace(batch, alignment=torch.zeros(3, 2))
 
 
@@ -263,7 +262,7 @@ def test_the_total_of_training_has_all_its_parts() -> None:
     loss = made().train().loss(batch_of())
     torch.testing.assert_close(loss.total.detach(), sum(loss.parts.values()), **EXACT)
     loss = made().loss(batch_of())
-    torch.testing.assert_close(loss.total.detach(), sum(loss.parts.values()) - loss.parts["guided"], **EXACT)
+    torch.testing.assert_close(loss.total.detach(), sum(loss.parts.values()) - loss.parts["guided_attention"], **EXACT)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -371,17 +370,17 @@ def test_under_autocast(kind: dict[str, Any]) -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     model, batch = made(), batch_of()
-    with pytest.raises(ValueError, match="5 mels"):
+    with pytest.raises(ValueError, match="n_mels=5"):
         model.loss(dataclasses.replace(batch, mels=batch.mels[..., :4]))
-    with pytest.raises(ValueError, match="11 frequencies, and the batch has none"):
+    with pytest.raises(ValueError, match="11 frequencies, but the batch has no linear spectrograms"):
         model.loss(dataclasses.replace(batch, linear_spectrograms=None))
     with pytest.raises(ValueError, match="packed"):
         model.synthesize(Tokens.pack(TEXTS), max_frames=3)
     with pytest.raises(ValueError, match="lengths"):
         model.synthesize(Tokens.pad([[3], []]), max_frames=3)
-    with pytest.raises(ValueError, match="longest=0"):
+    with pytest.raises(ValueError, match="max_frames=0"):
         model.synthesize(batch.text, max_frames=0)
-    with pytest.raises(ValueError, match="style of shape"):
+    with pytest.raises(ValueError, match="style has shape"):
         model.synthesize(batch.text, style=torch.zeros(2, 4), max_frames=3)
     plain = made(dataclasses.replace(TINY, style=None))
     with pytest.raises(ValueError, match="no style tokens"):
@@ -393,16 +392,16 @@ def test_what_does_not_fit_is_refused() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("mels", 0),
-        ("reduction", 0),
-        ("dropout", 1.0),
-        ("kernel", 4),
-        ("prenet", (3, 0)),
-        ("guided", -1.0),
-        ("guided_width", 0.0),
-        ("linear", -1),
-        ("style", {"heads": 3, "width": 8}),
-        ("style", {"channels": ()}),
+        ("n_mels", 0),
+        ("reduction_factor", 0),
+        ("prenet_dropout", 1.0),
+        ("location_kernel_size", 4),
+        ("prenet_widths", (3, 0)),
+        ("guided_attention_loss", -1.0),
+        ("guided_attention_sigma", 0.0),
+        ("linear_bins", -1),
+        ("style", {"num_heads": 3, "width": 8}),
+        ("style", {"conv_channels": ()}),
         ("widht", 8),
     ],
 )
@@ -428,14 +427,14 @@ def test_speech_is_alike() -> None:
     assert alike.device_mel_lengths is not None
     assert alike.device_mel_lengths.tolist() == list(FRAMES)
     assert torch.equal(alike.mel_tokens.valid_mask, first.mel_tokens.valid_mask)
-    assert map_tensors(alike, torch.clone).form == alike.graph_key  # what a recorded step does with a batch
+    assert map_tensors(alike, torch.clone).graph_key == alike.graph_key  # what a recorded step does with a batch
     assert alike.to("meta").device_mel_lengths.is_meta
     assert alike.to("meta").mels.is_meta
     with pytest.raises(ValueError, match="from 1 to 12"):
         dataclasses.replace(first, mels=first.mels[:, :12], linear_spectrograms=None, mel_lengths=(7, 13, 2))
-    with pytest.raises(ValueError, match="2 numbers of frames"):
+    with pytest.raises(ValueError, match="2 mel_lengths"):
         dataclasses.replace(first, mel_lengths=(7, 12))
-    with pytest.raises(ValueError, match="linear spectra"):
+    with pytest.raises(ValueError, match="linear_spectrograms have"):
         dataclasses.replace(first, linear_spectrograms=torch.zeros(3, 4, 5))
 
 

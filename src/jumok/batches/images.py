@@ -143,8 +143,8 @@ class CaptionBatch:
 def features_as_tokens(features: Tensor) -> Tokens:
     """Wrap image features ``(B, P, F)`` as the source of a search: sequences whose "ids" are vectors.
 
-    >>> from jumok.decoding.greedy import greedy
-    >>> greedy(model, features_as_tokens(features))  # doctest: +SKIP
+    >>> from jumok.decoding import greedy_search
+    >>> greedy_search(model, features_as_tokens(features))  # doctest: +SKIP
 
     """
     return Tokens(features, (features.shape[1],) * len(features))

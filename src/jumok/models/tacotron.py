@@ -1,29 +1,42 @@
-"""Tacotron (Wang 2017): from symbols to the frames of a voice, with where in the text each frame comes from.
+"""Tacotron (Wang 2017): text-to-speech with attention from the frames of speech to the symbols of a text.
 
 ::
 
-    text  ─ pre-net ─ CBHG ─ (+ style) ─────────────┐
-                                                    │ keys, values
-    frame r before ─ pre-net ─ GRU ── query ─── attention ── found ─┬─ GRUs ─┬─ r mel frames ─ (refined)
-                                ↑                                   │        └─ r times: was that the last?
-                                └──────── at the next step ─────────┘
+    text  ─ pre-net ─ CBHG ─ (+ style) ─────────────────┐
+                                                        │ keys, values
+    last frame ─ pre-net ─ attention RNN ── query ── attention ── context ─┬─ RNNs ─┬─ r mel frames ─ (postnet)
+                                ↑                                          │        └─ r stop logits
+                                └──────────── at the next step ────────────┘
 
-    mels ─ CBHG ─ linear spectra                                                if they are wanted
+    mels ─ CBHG ─ linear spectrogram                                                optional
 
-A step says r frames (the *reduction*) and is given the last frame of the step before: in training the true
-one, else its own (:mod:`jumok.models.frame_decoder`).
+Each step generates r frames (``reduction_factor``). Its input is the last frame of the previous step: the true one
+in training, else the generated one. :mod:`jumok.models.tacotron_decoder` has the decoder and its attention. In
+training a style comes from the recording itself (:mod:`jumok.models.layers.style_tokens`).
 
-Attention is additive or location-sensitive (:mod:`jumok.models.aligner`), and may be taught to go through the
-text from left to right (:mod:`jumok.models.monotone`), or be told where it is, if that is known. A style, if
-there is one, comes in training from the sound itself (:mod:`jumok.models.style_tokens`). What is made of mels
-afterwards: :mod:`jumok.models.postnet`.
+The postnets see all frames at once, in both directions::
+
+    mels ─┬─ convolutions ─ + ─ mels                     Tacotron 2
+          └─────────────────┘
+
+    mels ─ CBHG ─ linear spectrogram                     Tacotron
+
+*Guided attention* (Tachibana 2017) penalizes attention far from the diagonal in training::
+
+    cost of a weight at step t of T and symbol n of N  =  1 − exp(−(n/N − t/T)² / 2g²)
+
+                 n
+                 0 ▪ ■ ■ ■
+             t   ▪ 0 ▪ ■ ■
+                 ■ ▪ 0 ▪ ■
 
 Shapes: ``B`` utterances, ``L`` symbols, ``T`` frames, ``S = T / r`` steps (rounded up), ``M`` mels, ``F``
-frequencies; widths: ``W`` of a GRU, ``D`` of a symbol's state.
+frequencies; widths: ``W`` of an RNN, ``D`` of a symbol's state.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -34,115 +47,194 @@ from torch.nn import functional as F
 
 from jumok.batches.speech import SpeechBatch, frames_as_tokens
 from jumok.batches.tokens import LayerAttention, Loss, Tokens
-from jumok.models.layers.cbhg import CBHG
+from jumok.models.layers.cbhg import CBHG, MaskedConvNorm
+from jumok.models.layers.config_checks import check_ranges
+from jumok.models.layers.module_list import build_module_list
 from jumok.models.layers.precision import upcast
-from jumok.models.layers.monotonic_attention import guided_attention_loss
-from jumok.models.layers.postnet import LinearPostnet, MelPostnet
 from jumok.models.layers.style_tokens import StyleConfig, StyleTokens
-from jumok.models.layers.tacotron_attention import TacotronAttention, TacotronMemory
-from jumok.models.tacotron_decoder import PreNet, TacotronDecoder, TacotronDecoderOutput
-
-__all__ = ["Tacotron", "TacotronConfig", "TacotronOutput"]
-
-ALIGNMENT_EPS = 1e-4  # what is added to weights, so that looking elsewhere does not cost beyond all measure
-STOP_CHECK_INTERVAL = (
-    8  # steps: on a GPU, whether all utterances are over is asked only then, for it has to wait
+from jumok.models.tacotron_decoder import (
+    PreNet,
+    TacotronAttention,
+    TacotronDecoder,
+    TacotronDecoderOutput,
+    TacotronMemory,
 )
+
+__all__ = [
+    "LinearPostnet",
+    "MelPostnet",
+    "Tacotron",
+    "TacotronConfig",
+    "TacotronOutput",
+    "guided_attention_loss",
+]
+
+ALIGNMENT_EPS = 1e-4  # added to weights, which bounds the alignment loss
+STOP_CHECK_INTERVAL = 8  # steps between checks on a GPU whether all utterances have ended, which wait for it
+POSTNET_KERNEL_SIZE = 5
+POSTNET_CONV_BANK_SIZE = 8  # of the CBHG of linear spectrograms
+POSTNET_HIGHWAYS = 4
 
 
 @dataclass(frozen=True)
 class TacotronConfig:
-    """The sizes of a :class:`Tacotron` and how it learns.
+    """Configuration of a :class:`Tacotron`.
 
-    That of the paper: ``attention="additive", postnet_layers=0, linear=1025``.
+    The paper has ``attention="additive"``, ``postnet_layers=0`` and ``linear_bins=1025``.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     type: Literal["tacotron"] = "tacotron"
     n_mels: int = 80  # M
-    linear_bins: int = 0  # F; 0: no linear spectra, waveforms are made of mels
-    reduction_factor: int = 2  # r, frames a step
-    # The encoder:
+    linear_bins: int = 0  # F; 0: no linear spectrograms, waveforms are generated from mels
+    reduction_factor: int = 2  # r, frames per step
+    # Encoder:
     embedding_width: int = 256
-    encoder_width: int = 128  # width of its CBHG, which reads both ways
-    conv_bank_size: int = 16  # the widest convolution there
+    encoder_width: int = 128  # of each direction of the CBHG
+    conv_bank_size: int = 16  # width of the widest convolution of the CBHG
     highway_layers: int = 4
-    # The decoder:
+    # Decoder:
     prenet_widths: tuple[int, int] = (256, 128)  # of both pre-nets
-    prenet_dropout: float = 0.5  # in both pre-nets
-    prenet_dropout_at_inference: bool = (
-        False  # in the decoder's also when it speaks, as in Tacotron 2: never twice alike
-    )
+    prenet_dropout: float = 0.5  # of both pre-nets
+    prenet_dropout_at_inference: bool = False  # in the decoder, as in Tacotron 2: every output is different
     decoder_width: int = 256  # of its GRUs
-    decoder_layers: int = 2  # of GRUs behind attention
-    postnet_layers: int = 5  # convolutions that refine mels (Tacotron 2); 0: none do
+    decoder_layers: int = 2  # number of decoder GRUs
+    postnet_layers: int = 5  # convolutions that refine mels (Tacotron 2); 0: none
     postnet_width: int = 256
     # Attention:
     attention: Literal["additive", "location-sensitive"] = "location-sensitive"
     attention_width: int = 128
-    location_filters: int = 32  # of what has been looked at so far
+    location_filters: int = 32
     location_kernel_size: int = 31
     forward_attention: bool = False
-    guided_attention_loss: float = 0.0  # what looking far from the diagonal costs in training
-    guided_attention_sigma: float = 0.2  # g: how far is far
-    alignment_loss: float = 0.0  # what looking elsewhere than at the symbol that is spoken costs in training
+    guided_attention_loss: float = 0.0  # weight in training
+    guided_attention_sigma: float = 0.2  # g
+    alignment_loss: float = 0.0  # weight in training of the cross-entropy of known alignments
     # Stopping:
-    stop_loss: float = 1.0  # how much it counts
-    stop_positive_weight: float = 5.0  # how much more the one last frame counts than another
-    style: StyleConfig | None = None  # None: one voice, one style
+    stop_loss: float = 1.0  # weight
+    stop_positive_weight: float = 5.0  # weight of the last frame relative to the others
+    style: StyleConfig | None = None  # None: no style tokens
 
     def __post_init__(self) -> None:
-        sizes = "mels reduction embedding encoder banks width attention_width refine_width filters kernel"
-        for name in sizes.split():
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: 1 or more is expected")
-        for name in ("linear", "highways", "layers", "refine", "guided", "placed", "stop"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)}: 0 or more is expected")
-        for name in ("guided_width", "stop_weight"):
+        check_ranges(
+            self,
+            positive=(
+                "n_mels",
+                "reduction_factor",
+                "embedding_width",
+                "encoder_width",
+                "conv_bank_size",
+                "decoder_width",
+                "attention_width",
+                "postnet_width",
+                "location_filters",
+                "location_kernel_size",
+            ),
+            non_negative=(
+                "linear_bins",
+                "highway_layers",
+                "decoder_layers",
+                "postnet_layers",
+                "guided_attention_loss",
+                "alignment_loss",
+                "stop_loss",
+            ),
+            fraction=("prenet_dropout",),
+        )
+        for name in ("guided_attention_sigma", "stop_positive_weight"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)}: more than 0 is expected")
+                raise ValueError(f"{name}={getattr(self, name)}: a number above 0 is expected")
         if min(self.prenet_widths) < 1:
-            raise ValueError(f"prenet={self.prenet_widths}: two numbers of 1 or more are expected")
-        if not 0 <= self.prenet_dropout < 1:
-            raise ValueError(f"dropout={self.prenet_dropout}: a share from 0 to below 1 is expected")
+            raise ValueError(f"prenet_widths={self.prenet_widths}: two numbers of 1 or more are expected")
         if self.location_kernel_size % 2 == 0:
             raise ValueError(
-                f"kernel={self.location_kernel_size}: an odd number is expected, so that there is a middle"
+                f"location_kernel_size={self.location_kernel_size}: an odd number is expected, so that the "
+                "kernel has a centre"
             )
+
+
+# --------------------------------------------------------------------------------------- postnets
+
+
+class MelPostnet(nn.Module):
+    """Refines mels ``(B, T, M)`` by convolutions with a residual connection.
+
+    >>> MelPostnet(mels=5, width=7, num_layers=3)(torch.ones(2, 9, 5), frames).shape
+    torch.Size([2, 9, 5])
+    """
+
+    def __init__(self, mels: int, width: int, num_layers: int) -> None:
+        super().__init__()
+        sizes = [mels, *[width] * (num_layers - 1), mels]
+        self.convolutions: list[MaskedConvNorm] = build_module_list(
+            MaskedConvNorm(inputs, outputs, POSTNET_KERNEL_SIZE)
+            for inputs, outputs in itertools.pairwise(sizes)
+        )
+        nn.init.zeros_(self.convolutions[-1].norm.weight)  # the identity at first
+
+    def forward(self, mels: Tensor, frames: Tokens) -> Tensor:
+        """``frames`` holds the lengths (see :func:`jumok.batches.speech.frames_as_tokens`)."""
+        valid_mask = frames.valid_mask
+        x = mels.masked_fill(~valid_mask[..., None], 0.0).transpose(1, 2)
+        *convolutions, last = self.convolutions
+        for convolution in convolutions:
+            x = convolution(x, valid_mask).tanh()
+        residual: Tensor = last(x, valid_mask)
+        return mels + residual.transpose(1, 2)
+
+
+class LinearPostnet(nn.Module):
+    """Computes linear spectrograms ``(B, T, F)`` from mels ``(B, T, M)``.
+
+    >>> LinearPostnet(mels=5, linear_bins=11, width=7)(torch.ones(2, 9, 5), frames).shape
+    torch.Size([2, 9, 11])
+    """
+
+    def __init__(self, mels: int, linear_bins: int, width: int) -> None:
+        super().__init__()
+        self.cbhg = CBHG(mels, width, POSTNET_CONV_BANK_SIZE, POSTNET_HIGHWAYS)
+        self.output = nn.Linear(2 * width, linear_bins)
+
+    def forward(self, mels: Tensor, frames: Tokens) -> Tensor:
+        spectrograms: Tensor = self.output(self.cbhg(mels, frames))
+        return spectrograms
+
+
+# -------------------------------------------------------------------------------------- the model
 
 
 @dataclass(frozen=True, eq=False)
 class TacotronOutput:
-    """What a model said. Behind the end of an utterance are zeros."""
+    """Generated speech, zero after the end of each utterance."""
 
-    mels: Tensor  # (B, T, M), in at least float32
-    mel_lengths: tuple[int, ...]  # how many are real
-    alignments: Tensor  # (B, S, L): where each step looked in the text
-    step_lengths: tuple[int, ...]  # how many of them are real
+    mels: Tensor  # (B, T, M), in float32
+    mel_lengths: tuple[int, ...]  # frames of each utterance
+    alignments: Tensor  # (B, S, L): attention weights
+    step_lengths: tuple[int, ...]  # steps of each utterance
     linear_spectrograms: Tensor | None  # (B, T, F)
-    truncated: tuple[bool, ...]  # of each, whether it had not come to its end
+    truncated: tuple[bool, ...]  # whether an utterance was cut off before its end
 
 
 @dataclass(frozen=True, eq=False)
 class _TeacherForcedSpeech:
-    """A model's way through sounds that it is told."""
+    """Result of running the decoder on given recordings."""
 
     memory: TacotronMemory
-    output: TacotronDecoderOutput  # all of its frames, S r of them
+    output: TacotronDecoderOutput  # of S r frames
     target: Tensor  # (B, T, M): the true mels, zero at padding
 
 
 class Tacotron(nn.Module):
-    """Says texts.
+    """Text-to-speech model.
 
-    >>> model = Tacotron(TacotronConfig(mels=5, embedding=8, encoder=4, width=8), symbols=11).eval()
-    >>> batch = Speech.of([[7, 8, 3], [9, 3]], [torch.randn(6, 5), torch.randn(3, 5)])
-    >>> model.loss(batch).count, model.maps(batch)[0].weights.shape
+    >>> config = TacotronConfig(n_mels=5, embedding_width=8, encoder_width=4, decoder_width=8)
+    >>> model = Tacotron(config, vocab_size=11).eval()
+    >>> batch = SpeechBatch.from_sequences([[7, 8, 3], [9, 3]], [torch.randn(6, 5), torch.randn(3, 5)])
+    >>> model.loss(batch).count, model.compute_attention_maps(batch)[0].weights.shape
     (9, torch.Size([2, 1, 3, 3]))
-    >>> said = model.say(batch.text, longest=7)
-    >>> said.mels.shape[2], max(said.frames) <= 7
+    >>> speech = model.synthesize(batch.text, max_frames=7)
+    >>> speech.mels.shape[2], max(speech.mel_lengths) <= 7
     (5, True)
     """
 
@@ -163,9 +255,9 @@ class Tacotron(nn.Module):
             self.style_projection = nn.Linear(config.style.width, 2 * config.encoder_width, bias=False)
             if config.style.large_init:
                 with torch.no_grad():
-                    self.style_projection.weight *= 2.0  # heard from the start, as its tokens are told apart
-        states = 2 * config.encoder_width
-        location = (
+                    self.style_projection.weight *= 2.0  # styles matter from the start
+        memory_width = 2 * config.encoder_width
+        location_filters = (
             (config.location_filters, config.location_kernel_size)
             if config.attention == "location-sensitive"
             else None
@@ -179,13 +271,13 @@ class Tacotron(nn.Module):
             ),
             TacotronAttention(
                 config.decoder_width,
-                states,
+                memory_width,
                 config.attention_width,
-                location_filters=location,
+                location_filters=location_filters,
                 use_forward_attention=config.forward_attention,
             ),
             width=config.decoder_width,
-            memory_width=states,
+            memory_width=memory_width,
             num_layers=config.decoder_layers,
             output_shape=(config.reduction_factor, config.n_mels),
         )
@@ -200,183 +292,184 @@ class Tacotron(nn.Module):
             else None
         )
 
-    # ------------------------------------------------------------------------------------- training
+    # ------------------------------------------------------------------------------- training
 
     def loss(self, batch: SpeechBatch) -> Loss:
-        """Summed over real frames: the mean absolute error of mels and of linear spectra, and stopping.
+        """Summed over valid frames: the mean absolute error of mels and linear spectrograms, and the stop loss.
 
-        The parts, as they stand in the total: "mel"; "coarse", the mels before they are refined; "linear";
-        "stop", the cross-entropy of which frame is the last; and in training "guided" and, where the batch
-        tells which symbols are spoken, "placed".
+        The parts, with their weights: "mel"; "mel_before_postnet"; "linear"; "stop", the cross-entropy of the last
+        frame; and in training "guided_attention" and, if the batch has an alignment, "alignment".
         """
-        told = self._run_teacher_forced(batch)
-        sound, real = batch.mel_tokens, batch.mel_tokens.valid_mask
-        longest = real.shape[1]
+        speech = self._run_teacher_forced(batch)
+        frames, valid_mask = batch.mel_tokens, batch.mel_tokens.valid_mask
+        num_frames = valid_mask.shape[1]
 
-        def error(said: Tensor, true: Tensor) -> Tensor:
-            return (upcast(said) - true).abs().mean(-1).where(real, 0.0).sum()
+        def compute_error(prediction: Tensor, target: Tensor) -> Tensor:
+            return (upcast(prediction) - target).abs().mean(-1).where(valid_mask, 0.0).sum()
 
-        coarse, stops = told.output.mels[:, :longest], told.output.stop_logits[:, :longest]
-        mels = self._apply_postnet(coarse, sound)
-        is_last = torch.arange(longest, device=real.device) == sound.lengths_tensor[:, None] - 1
-        surprise = F.binary_cross_entropy_with_logits(
-            stops,
-            is_last.to(stops.dtype),
-            pos_weight=stops.new_full((), self.config.stop_positive_weight),
+        decoder_mels = speech.output.mels[:, :num_frames]
+        stop_logits = speech.output.stop_logits[:, :num_frames]
+        mels = self._apply_postnet(decoder_mels, frames)
+        is_last = torch.arange(num_frames, device=valid_mask.device) == frames.lengths_tensor[:, None] - 1
+        stop_losses = F.binary_cross_entropy_with_logits(
+            stop_logits,
+            is_last.to(stop_logits.dtype),
+            pos_weight=stop_logits.new_full((), self.config.stop_positive_weight),
             reduction="none",
         )
-        costs = {"mel": error(mels, told.target)}
+        terms = {"mel": compute_error(mels, speech.target)}
         if self.mel_postnet is not None:
-            costs["coarse"] = error(coarse, told.target)
+            terms["mel_before_postnet"] = compute_error(decoder_mels, speech.target)
         if self.linear_postnet is not None:
-            costs["linear"] = error(self.linear_postnet(mels, sound), self._get_target_spectrograms(batch))
-        costs["stop"] = self.config.stop_loss * surprise.where(real, 0.0).sum()
-        teaching = self._compute_attention_losses(told, batch)
-        total = torch.stack([*costs.values(), *(teaching.values() if self.training else ())]).sum()
-        costs |= teaching
-        return Loss(total, batch.count, {name: cost.detach() for name, cost in costs.items()})
+            spectrograms = self.linear_postnet(mels, frames)
+            terms["linear"] = compute_error(spectrograms, self._get_target_spectrograms(batch))
+        terms["stop"] = self.config.stop_loss * stop_losses.where(valid_mask, 0.0).sum()
+        attention_terms = self._compute_attention_losses(speech, batch)
+        total = torch.stack([*terms.values(), *(attention_terms.values() if self.training else ())]).sum()
+        terms |= attention_terms
+        return Loss(total, batch.count, {name: term.detach() for name, term in terms.items()})
 
     @torch.no_grad()
     def predict_teacher_forced(self, batch: SpeechBatch, *, style: Tensor | None = None) -> Tensor:
-        """The mels ``(B, T, M)`` of a model that is told the sound before each step, zero at padding.
+        """Mels ``(B, T, M)`` predicted from the true previous frames, zero at padding.
 
-        ``style_tokens`` is that of the sounds themselves, or as in :meth:`synthesize`.
+        ``style`` defaults to those of the recordings. See :meth:`synthesize`.
         """
-        real = batch.mel_tokens.valid_mask
-        coarse = self._run_teacher_forced(batch, style).output.mels[:, : real.shape[1]]
-        return self._apply_postnet(coarse, batch.mel_tokens).where(real[..., None], 0.0)
+        valid_mask = batch.mel_tokens.valid_mask
+        mels = self._run_teacher_forced(batch, style).output.mels[:, : valid_mask.shape[1]]
+        return self._apply_postnet(mels, batch.mel_tokens).where(valid_mask[..., None], 0.0)
 
     def _run_teacher_forced(self, batch: SpeechBatch, style: Tensor | None = None) -> _TeacherForcedSpeech:
         if batch.mels.shape[2] != self.config.n_mels:
             raise ValueError(
-                f"mels of shape {tuple(batch.mels.shape)} came; the model has {self.config.n_mels} mels"
+                f"mels have shape {tuple(batch.mels.shape)}, but the model has n_mels={self.config.n_mels}"
             )
-        real = batch.mel_tokens.valid_mask
-        target = batch.mels.to(self.embedding.weight.dtype).where(real[..., None], 0.0)
+        valid_mask = batch.mel_tokens.valid_mask
+        target = batch.mels.to(self.embedding.weight.dtype).where(valid_mask[..., None], 0.0)
         if self.style_tokens is not None and style is None:
             style = self.style_tokens(target, batch.mel_tokens)
             if batch.style_reference is not None:
                 style = style.index_select(0, batch.style_reference)
-        text = self._encode_text(batch.text, style)
+        memory = self._encode_text(batch.text, style)
         r = self.config.reduction_factor
         steps = -(-target.shape[1] // r)
-        before = target[:, r - 1 :: r][:, : steps - 1]  # the last frame of each step but the last
-        spoken, _ = self.decoder(F.pad(before, (0, 0, 1, 0)), self.decoder.initial_state(text))
-        return _TeacherForcedSpeech(text, spoken, target)
+        last_frames = target[:, r - 1 :: r][:, : steps - 1]  # of each step but the last
+        output, _ = self.decoder(F.pad(last_frames, (0, 0, 1, 0)), self.decoder.initial_state(memory))
+        return _TeacherForcedSpeech(memory, output, target)
 
     def _compute_attention_losses(
-        self, outputs: _TeacherForcedSpeech, batch: SpeechBatch
+        self, speech: _TeacherForcedSpeech, batch: SpeechBatch
     ) -> dict[str, Tensor]:
-        """What it costs to look where it should not."""
-        config, costs = self.config, {}
+        config, terms = self.config, {}
         if not config.guided_attention_loss and (not config.alignment_loss or batch.alignment is None):
             return {}
-        weights = self.decoder.weights(outputs.output, outputs.memory)  # (B, S, L)
+        weights = self.decoder.weights(speech.output, speech.memory)  # (B, S, L)
         if config.guided_attention_loss:
-            costs["guided"] = config.guided_attention_loss * self._compute_guided_attention_loss(
-                weights, batch
-            )
+            guided = self._compute_guided_attention_loss(weights, batch)
+            terms["guided_attention"] = config.guided_attention_loss * guided
         if config.alignment_loss and batch.alignment is not None:
-            costs["placed"] = config.alignment_loss * self._compute_alignment_loss(
-                upcast(weights), batch.alignment
-            )
-        return costs
+            alignment = self._compute_alignment_loss(upcast(weights), batch.alignment)
+            terms["alignment"] = config.alignment_loss * alignment
+        return terms
 
     def _compute_guided_attention_loss(self, weights: Tensor, batch: SpeechBatch) -> Tensor:
-        """Each step costs as often as it has real frames."""
-        r, sizes = self.config.reduction_factor, batch.mel_tokens.lengths_tensor
-        cost = guided_attention_loss(
-            weights, _count_steps(sizes, r), batch.text.lengths_tensor, self.config.guided_attention_sigma
+        """Guided attention loss. Each step is weighted by its number of valid frames."""
+        r, lengths = self.config.reduction_factor, batch.mel_tokens.lengths_tensor
+        costs = guided_attention_loss(
+            weights, _count_steps(lengths, r), batch.text.lengths_tensor, self.config.guided_attention_sigma
         )
-        said = sizes[:, None] - r * torch.arange(weights.shape[1], device=sizes.device)  # from there on
-        return (cost * said.clamp(0, r)).sum()
+        remaining = lengths[:, None] - r * torch.arange(weights.shape[1], device=lengths.device)
+        return (costs * remaining.clamp(0, r)).sum()
 
     def _compute_alignment_loss(self, weights: Tensor, alignment: Tensor) -> Tensor:
-        """For each frame, the surprise that its step looks at its symbol."""
+        """For each frame, the negative log weight of its symbol."""
         r = self.config.reduction_factor
-        by_step = F.pad(alignment, (0, weights.shape[1] * r - alignment.shape[1]), value=-1).unflatten(
-            1, (-1, r)
-        )
-        there = weights.gather(2, by_step.clamp(min=0))  # (B, S, r)
-        return -(there + ALIGNMENT_EPS).log().where(by_step >= 0, 0.0).sum()
+        padding = weights.shape[1] * r - alignment.shape[1]
+        symbols = F.pad(alignment, (0, padding), value=-1).unflatten(1, (-1, r))  # (B, S, r)
+        symbol_weights = weights.gather(2, symbols.clamp(min=0))  # (B, S, r)
+        return -(symbol_weights + ALIGNMENT_EPS).log().where(symbols >= 0, 0.0).sum()
 
     def _get_target_spectrograms(self, batch: SpeechBatch) -> Tensor:
-        if batch.linear_spectrograms is None or batch.linear_spectrograms.shape[2] != self.config.linear_bins:
-            came = (
-                "none"
-                if batch.linear_spectrograms is None
-                else f"shape {tuple(batch.linear_spectrograms.shape)}"
-            )
+        spectrograms = batch.linear_spectrograms
+        if spectrograms is None or spectrograms.shape[2] != self.config.linear_bins:
+            shape = "no linear spectrograms" if spectrograms is None else f"shape {tuple(spectrograms.shape)}"
             raise ValueError(
-                f"the model makes linear spectra of {self.config.linear_bins} frequencies, and the batch has "
-                f"{came}; give it some, or the model linear=0"
+                f"the model needs linear spectrograms of {self.config.linear_bins} frequencies, but the batch "
+                f"has {shape}; compute them, or build the model with linear_bins=0"
             )
-        return batch.linear_spectrograms.where(batch.mel_tokens.valid_mask[..., None], 0.0)
+        return spectrograms.where(batch.mel_tokens.valid_mask[..., None], 0.0)
 
     @torch.no_grad()
     def compute_attention_maps(self, batch: SpeechBatch) -> list[LayerAttention]:
-        """Where each step looked in the text, ``(B, 1, S, L)``, and which style tokens are in each sound."""
-        told = self._run_teacher_forced(batch)
-        weights = self.decoder.weights(told.output, told.memory)
+        """Attention weights ``(B, 1, S, L)``, and the weights of the style tokens of each recording."""
+        speech = self._run_teacher_forced(batch)
+        weights = self.decoder.weights(speech.output, speech.memory)
         steps = torch.arange(weights.shape[1], device=weights.device)
-        real = steps < _count_steps(batch.mel_tokens.lengths_tensor, self.config.reduction_factor)[:, None]
-        found = [LayerAttention("decoder.attention", (weights * real[..., None])[:, None])]
+        num_steps = _count_steps(batch.mel_tokens.lengths_tensor, self.config.reduction_factor)
+        valid_mask = steps < num_steps[:, None]
+        maps = [LayerAttention("decoder.attention", (weights * valid_mask[..., None])[:, None])]
         if self.style_tokens is not None:
-            found.append(
-                LayerAttention(
-                    "style.attention", self.style_tokens.weights(told.target, batch.mel_tokens)[:, :, None]
-                )
-            )
-        return found
+            style_weights = self.style_tokens.weights(speech.target, batch.mel_tokens)
+            maps.append(LayerAttention("style_tokens.attention", style_weights[:, :, None]))
+        return maps
 
-    # ------------------------------------------------------------------------------------- speaking
+    # ------------------------------------------------------------------------------- synthesis
 
     @torch.no_grad()
     def synthesize(self, text: Tokens, *, style: Tensor | None = None, max_frames: int) -> TacotronOutput:
-        """Each text until the model says that this was the last frame, or ``max_frames`` frames are said.
+        """Generate speech until the model predicts the last frame, or up to ``max_frames`` frames.
 
-        ``style_tokens`` is ``(B, W)``, or ``(1, W)`` or ``(W,)`` for all; None: the usual one of its training.
+        ``style`` is ``(B, W)``, or ``(1, W)`` or ``(W,)`` for all texts. It defaults to a typical style of the
+        training data.
         """
         if max_frames < 1:
-            raise ValueError(f"longest={max_frames}: 1 frame or more is expected")
+            raise ValueError(f"max_frames={max_frames}: 1 or more is expected")
         if self.style_tokens is not None and style is None:
             style = self.style_tokens.mix(self.style_tokens.default_weights)
-        state = self.decoder.initial_state(self._encode_text(text, style))
-        r = self.config.reduction_factor
-        frame = self.embedding.weight.new_zeros(len(text.lengths), 1, self.config.n_mels)
-        said: list[tuple[Tensor, Tensor, Tensor]] = []
-        over = torch.zeros(len(frame), dtype=torch.bool, device=frame.device)
-        for step in range(-(-max_frames // r)):
-            spoken, state = self.decoder(frame, state)
-            ends = spoken.stops > 0
-            said.append((spoken.mels, ends, self.decoder.weights(spoken, state.text)))
-            frame, over = spoken.mels[:, -1:].to(frame.dtype), over | ends.any(1)
-            asks = not frame.is_cuda or step % STOP_CHECK_INTERVAL == STOP_CHECK_INTERVAL - 1
-            if asks and bool(over.all()):
+        memory = self._encode_text(text, style)
+        mels, is_last, weights = self._decode_until_stop(memory, max_frames)
+        return self._build_output(mels, is_last[:, :max_frames], weights)
+
+    def _decode_until_stop(self, memory: TacotronMemory, max_frames: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Mels ``(B, T, M)``, mask of predicted last frames ``(B, T)``, and attention weights ``(B, S, L)``."""
+        state = self.decoder.initial_state(memory)
+        frame = self.embedding.weight.new_zeros(len(memory.states), 1, self.config.n_mels)
+        has_ended = torch.zeros(len(frame), dtype=torch.bool, device=frame.device)
+        outputs: list[tuple[Tensor, Tensor, Tensor]] = []
+        for step in range(-(-max_frames // self.config.reduction_factor)):
+            output, state = self.decoder(frame, state)
+            is_last = output.stop_logits > 0
+            outputs.append((output.mels, is_last, self.decoder.weights(output, memory)))
+            frame, has_ended = output.mels[:, -1:].to(frame.dtype), has_ended | is_last.any(1)
+            checks = not frame.is_cuda or step % STOP_CHECK_INTERVAL == STOP_CHECK_INTERVAL - 1
+            if checks and bool(has_ended.all()):
                 break
-        mels, ends, weights = (torch.cat(each, 1) for each in zip(*said, strict=True))
-        ends = ends[:, :max_frames]
-        stopped = ends.any(1)
-        sizes = torch.where(stopped, ends.int().argmax(1) + 1, ends.shape[1])
-        frames: tuple[int, ...] = tuple(sizes.tolist())
-        mels, weights = mels[:, : max(frames)], weights[:, : -(-max(frames) // r)]
-        sound = frames_as_tokens(mels, frames)
-        real = sound.valid_mask[..., None]
-        mels = self._apply_postnet(mels, sound).where(real, 0.0)
-        steps = tuple(-(-number // r) for number in frames)
-        weights = weights.where(frames_as_tokens(weights, steps).valid_mask[..., None], 0.0)
-        linear = (
-            None if self.linear_postnet is None else upcast(self.linear_postnet(mels, sound)).where(real, 0.0)
-        )
-        cut = tuple((~stopped).tolist())
-        return TacotronOutput(mels, frames, weights, steps, linear, cut)
+        mels, is_last, weights = (torch.cat(parts, 1) for parts in zip(*outputs, strict=True))
+        return mels, is_last, weights
+
+    def _build_output(self, mels: Tensor, is_last: Tensor, weights: Tensor) -> TacotronOutput:
+        """Cut each utterance after its last frame, and apply the postnets."""
+        r = self.config.reduction_factor
+        has_ended = is_last.any(1)
+        num_frames = torch.where(has_ended, is_last.int().argmax(1) + 1, is_last.shape[1])
+        lengths: tuple[int, ...] = tuple(num_frames.tolist())
+        mels, weights = mels[:, : max(lengths)], weights[:, : -(-max(lengths) // r)]
+        frames = frames_as_tokens(mels, lengths)
+        valid_mask = frames.valid_mask[..., None]
+        mels = self._apply_postnet(mels, frames).where(valid_mask, 0.0)
+        step_lengths = tuple(-(-length // r) for length in lengths)
+        weights = weights.where(frames_as_tokens(weights, step_lengths).valid_mask[..., None], 0.0)
+        linear = None
+        if self.linear_postnet is not None:
+            linear = upcast(self.linear_postnet(mels, frames)).where(valid_mask, 0.0)
+        return TacotronOutput(mels, lengths, weights, step_lengths, linear, tuple((~has_ended).tolist()))
 
     def encode_style(self, mels: Tensor, mel_lengths: Sequence[int]) -> Tensor:
-        """The styles ``(B, W)`` of sounds ``(B, T, M)`` with so many real frames."""
+        """Styles ``(B, W)`` of recordings ``(B, T, M)`` of these lengths."""
         return self._require_style_tokens()(mels, frames_as_tokens(mels, mel_lengths))  # type: ignore[no-any-return]
 
     def mix_style(self, weights: Tensor) -> Tensor:
-        """The styles ``(B, W)`` of weights of tokens, ``(B, N)``, or ``(B, H, N)`` by head."""
+        """Styles ``(B, W)`` of weights of the style tokens, ``(B, N)``, or ``(B, H, N)`` for each head."""
         return self._require_style_tokens().mix(weights)
 
     def _require_style_tokens(self) -> StyleTokens:
@@ -384,20 +477,20 @@ class Tacotron(nn.Module):
             raise ValueError("the model has no style tokens: train one whose config has a style")
         return self.style_tokens
 
-    # ------------------------------------------------------------------------------- what both share
+    # ------------------------------------------------------------------------------- encoder, postnet
 
     def _encode_text(self, text: Tokens, style: Tensor | None) -> TacotronMemory:
         if text.packed or min(text.lengths, default=0) < 1:
+            layout = "packed" if text.packed else f"of lengths {list(text.lengths)}"
             raise ValueError(
-                f"texts came {'packed' if text.packed else f'with lengths {list(text.lengths)}'}; each is "
-                "expected in a row of its own, with one symbol or more, such as </s>"
+                f"texts are {layout}; expected one text per row, with at least one symbol, such as </s>"
             )
         states = self.encoder(self.prenet(self.embedding(text.ids)), text)
         if style is not None:
             width, rows = self._require_style_tokens().config.width, len(states)
             if style.shape not in ((width,), (1, width), (rows, width)):
                 raise ValueError(
-                    f"a style of shape {tuple(style.shape)} came for {rows} texts; expected "
+                    f"style has shape {tuple(style.shape)}, and there are {rows} texts; expected "
                     f"({rows}, {width}), or ({width},) for all"
                 )
             states = states + self.style_projection(style.expand(rows, width))[:, None]
@@ -405,6 +498,26 @@ class Tacotron(nn.Module):
 
     def _apply_postnet(self, mels: Tensor, mel_tokens: Tokens) -> Tensor:
         return mels if self.mel_postnet is None else upcast(self.mel_postnet(mels, mel_tokens))
+
+
+def guided_attention_loss(
+    weights: Tensor, step_lengths: Tensor, symbol_lengths: Tensor, sigma: float
+) -> Tensor:
+    """Cost ``(B, T)``, from 0 to 1, of the weights ``(B, T, N)`` of each step. ``sigma`` is g.
+
+    ``step_lengths`` and ``symbol_lengths`` are ``(B,)``. Steps beyond the length cost nothing.
+
+    >>> weights = torch.tensor([[[0.0, 1.0], [0.0, 1.0]]])
+    >>> guided_attention_loss(weights, torch.tensor([2]), torch.tensor([2]), 0.5)  # 1 − exp(−½), and 0
+    tensor([[0.3935, 0.0000]])
+    """
+    weights = upcast(weights)
+    step, symbol = (torch.arange(size, device=weights.device).to(weights.dtype) for size in weights.shape[1:])
+    step_fraction = step / step_lengths[:, None]  # t/T, (B, T)
+    symbol_fraction = symbol / symbol_lengths[:, None]  # n/N, (B, N)
+    distance = step_fraction[:, :, None] - symbol_fraction[:, None]
+    cost = (weights * -torch.expm1(-distance.square() / (2 * sigma**2))).sum(-1)
+    return cost.where(step < step_lengths[:, None], 0.0)
 
 
 def _count_steps(mel_lengths: Tensor, reduction_factor: int) -> Tensor:

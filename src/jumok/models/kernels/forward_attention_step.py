@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jumok.attention.kernels.additive import disable_compile, forbid_double_backward, launch_options
-from jumok.models.layers.monotonic_attention import MAX_GRADIENT, MIN_TOTAL
+from jumok.models.tacotron_decoder import MAX_GRADIENT, MIN_TOTAL
 
 MAX_SYMBOLS = 4096  # symbols of a text
 GRADIENT_BOUND, MIN_DIVISOR = tl.constexpr(MAX_GRADIENT), tl.constexpr(MIN_TOTAL)
