@@ -58,7 +58,7 @@ def shaken(model: Any) -> Any:
             weight += 0.3 * torch.randn(weight.shape, generator=generator)
     if getattr(model, "bigrams", None) is not None:
         rows = [[(7 * row + 3 * at + 1) % WORDS for at in range(40)] for row in range(9)]
-        assert model.bigrams.learn(rows) > 10
+        assert model.bigrams.fit(rows) > 10
     return model.eval()
 
 

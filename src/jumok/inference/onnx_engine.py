@@ -81,16 +81,16 @@ class OnnxEncoderModel:
         """The logits of the model."""
         outputs = self._run_session(batch)
         if isinstance(self.meta_model, BertSpanExtractor):
-            return outputs["starts"], outputs["ends"]
+            return outputs["start_logits"], outputs["end_logits"]
         if isinstance(self.meta_model, BertPretrainingModel):
-            return outputs.get("words"), outputs.get("next")
+            return outputs.get("mlm_logits"), outputs.get("nsp_logits")
         return outputs["logits"]
 
     def compute_attention_maps(self, batch: TextBatch) -> list[LayerAttention]:
         """The attention maps of a word attention classifier."""
         outputs = self._run_session(batch)
         if isinstance(batch, DocumentBatch):
-            names = {"words": "attention", "sentences": "document_attention"}
+            names = {"word_level": "attention", "sentence_level": "document_attention"}
             return [LayerAttention(name, outputs[key][:, None, None]) for name, key in names.items()]
         return [
             LayerAttention("attention", outputs[key][:, :, None])
@@ -145,12 +145,12 @@ class OnnxDecoderModel:
         """The state before the first token."""
         lengths = torch.tensor(source.lengths)
         return OnnxDecoderState(
-            graphs.run_session(self.encoder_session, {"source": source.ids, "source_lengths": lengths})
+            graphs.run_session(self.encoder_session, {"source_ids": source.ids, "source_lengths": lengths})
         )
 
     def step(self, state: OnnxDecoderState, ids: Tensor) -> tuple[Tensor, OnnxDecoderState]:
         """The logits of the next tokens, and the next state."""
-        outputs = graphs.run_session(self.step_session, {"words": ids, **state.tensors})
+        outputs = graphs.run_session(self.step_session, {"input_ids": ids, **state.tensors})
         next_state = OnnxDecoderState({**state.tensors, **translator_graphs.get_next_state(outputs)})
         return outputs["logits"], next_state
 
