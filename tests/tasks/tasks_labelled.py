@@ -9,28 +9,29 @@ from rich.console import Console
 
 from jumok import recipe
 from jumok.run import Run
-from jumok.tasks import get_task_module
+from jumok.tasks import base as tasks_base
+from jumok.tasks import build_task
 
 GOOD, BAD = ["nice", "lovely", "great", "happy"], ["awful", "sad", "boring", "poor"]
 OTHER = ["the", "film", "was", "a", "very", "long", "story", "and"]
 PEOPLE, PLACES = ["Anna", "Bruno", "Carla Maria", "Dieter"], ["Seoul", "New York", "Paris", "Busan"]
 MODEL = {
     "width": 32,
-    "layers": 2,
-    "heads": 2,
-    "feed_forward": 64,
-    "positions": 40,
+    "num_layers": 2,
+    "num_heads": 2,
+    "feed_forward_width": 64,
+    "max_positions": 40,
     "dropout": 0.0,
     "attention_dropout": 0.0,
 }
 TRAIN = {
-    "epochs": 12,
+    "max_epochs": 12,
     "validate_every": 10**6,  # at the end only: the last weights are kept, not the first ones that are right
-    "tokens": 512,
+    "batch_tokens": 512,
     "learning_rate": 3e-3,
     "schedule": "linear",
-    "warmup": 10,
-    "average": 0,
+    "warmup_steps": 10,
+    "average_checkpoints": 0,
     "patience": 0,
     "device": "cpu",
     "tensorboard": False,
@@ -108,7 +109,7 @@ def trained(folder: Path, task: str, data: dict[str, Any], **more: Any) -> Run:
     """A small run, to its end."""
     train = TRAIN | more.pop("train", {})
     model = MODEL | more.pop("model", {})
-    tree = {"task": task, "data": data, "model": model, "text": {"size": 200}, "train": train, **more}
+    tree = {"task": task, "data": data, "model": model, "tokenizer": {"vocab_size": 200}, "train": train, **more}
     run = Run.create_or_resume(folder, recipe.parse(tree))
-    get_task_module(task).train(run, Console(quiet=True))
+    tasks_base.train(build_task(run), Console(quiet=True))
     return run

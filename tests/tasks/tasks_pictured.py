@@ -12,7 +12,8 @@ from rich.console import Console
 from jumok import recipe
 from jumok.data.builtin.scenes import ShapeScene, draw_scene
 from jumok.run import Run
-from jumok.tasks.caption import task as caption_task
+from jumok.tasks import base as tasks_base
+from jumok.tasks import build_task
 
 QUIET = Console(quiet=True)
 SMALL = [
@@ -77,11 +78,11 @@ def data_set(path: Path) -> None:
 
 def small(name: str, *more: str) -> Any:
     """A recipe made small."""
-    kind = recipe.load(name).model.kind
+    kind = recipe.load(name).model.type
     return recipe.load(name, [*SMALL, *SIZES[kind], *more])
 
 
 def trained(folder: Path, chosen: Any) -> Run:
     run = Run.create_or_resume(folder, chosen)
-    caption_task.train(run, QUIET)
+    tasks_base.train(build_task(run), QUIET)
     return run

@@ -9,7 +9,7 @@ from jumok.batches.tokens import LayerAttention, Seq2SeqBatch
 from jumok.data.readers.parallel_corpus import TranslationExample
 from jumok.look.views.alignment_selection import AlignmentView
 from jumok.run import Run
-from jumok.tasks.translate import task as translate_task
+from jumok.tasks import base as tasks_base
 from jumok.tasks.translate.predictor import TranslationPredictor
 
 WORDS = [f"{a}{b}" for a in "bdfgk" for b in "aeiou"]
@@ -43,7 +43,7 @@ class Planted(nn.Module):
         self.view = view
         self.batches: list[int] = []  # how many pairs came together
 
-    def maps(self, batch: Seq2SeqBatch) -> list[LayerAttention]:
+    def compute_attention_maps(self, batch: Seq2SeqBatch) -> list[LayerAttention]:
         rows, steps, columns = len(batch.source.lengths), batch.target.ids.shape[1], batch.source.ids.shape[1]
         self.batches.append(rows)
         found = torch.zeros(2, rows, 3, steps, columns)
@@ -59,6 +59,6 @@ class Planted(nn.Module):
 
 def planted(run: Run, view: AlignmentView) -> TranslationPredictor:
     """The translator of a run with such a model in the place of its own."""
-    translator = translate_task.load(run, "cpu")
+    translator = tasks_base.load_predictor(run, "cpu")
     translator.model = Planted(view)
     return translator

@@ -9,7 +9,8 @@ from rich.console import Console
 from jumok import recipe
 from jumok.data.builtin import english_korean
 from jumok.run import Run
-from jumok.tasks.translate import task as translate_task
+from jumok.tasks import base as tasks_base
+from jumok.tasks import build_task
 
 # Small enough for a test; what a recipe is about stays as it is.
 SMALL = [
@@ -50,12 +51,12 @@ def sentences(count: int, seed: int) -> list[english_korean.SentencePair]:
 def small(name: str, *more: str) -> Any:
     """A recipe made small."""
     chosen = recipe.load(name)
-    sizes = SIZES[chosen.model.kind]
+    sizes = SIZES[chosen.model.type]
     return recipe.load(name, [*SMALL, *sizes, "data.builtin_size=60", "data.held_out_size=11", *more])
 
 
 def trained(folder: Path, name: str, *more: str) -> Run:
     """A small run."""
     run = Run.create_or_resume(folder, small(name, *more))
-    translate_task.train(run, Console(quiet=True))
+    tasks_base.train(build_task(run), Console(quiet=True))
     return run

@@ -12,7 +12,8 @@ from jumok import recipe
 from jumok.data.audio import save_audio
 from jumok.data.builtin.spoken_numbers import synthesize_utterance
 from jumok.run import Run
-from jumok.tasks.speak import task as speak_task
+from jumok.tasks import base as tasks_base
+from jumok.tasks import build_task
 
 QUIET = Console(quiet=True)
 SMALL = [
@@ -29,9 +30,9 @@ SIZES = [
     "model.encoder_width=8",
     "model.conv_bank_size=3",
     "model.prenet_widths=[8, 8]",
-    "model.width=8",
+    "model.decoder_width=8",
 ]
-SIZES += ["model.attention_width=8", "model.postnet_width=8", "model.location_filters=2", "model.kernel=3"]
+SIZES += ["model.attention_width=8", "model.postnet_width=8", "model.location_filters=2", "model.location_kernel_size=3"]
 SIZES += ["model.style.conv_channels=[2, 3, 4]", "model.style.width=8", "model.style.num_heads=2"]
 
 
@@ -42,7 +43,7 @@ def small(name: str, *more: str) -> Any:
 
 def trained(folder: Path, chosen: Any, console: Console = QUIET) -> Run:
     run = Run.create_or_resume(folder, chosen)
-    speak_task.train(run, console)
+    tasks_base.train(build_task(run), console)
     return run
 
 

@@ -26,13 +26,14 @@ from jumok.cli.app import app
 from jumok.export import onnx
 from jumok.inference import engines, onnx_engine
 from jumok.run import Run
+from jumok.tasks import build_task
 from jumok.tasks.translate.predictor import TranslationOptions
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 QUIET = Console(quiet=True)
-FEW: dict[str, Any] = {"train": {"epochs": None, "steps": 3, "warmup": 1, "validate_every": 3}}
+FEW: dict[str, Any] = {"train": {"max_epochs": None, "max_steps": 3, "warmup_steps": 1, "validate_every": 3}}
 WORDY = [
     "model.embedding_width=7",
     "model.width=5",
@@ -49,14 +50,14 @@ SLOW = pytest.mark.slow
 def made(kind: str, folder: Path) -> tuple[Run, list[str]]:
     """A run, and lines for it: of one word, and of many."""
     chance = random.Random(1)
-    data: dict[str, Any] = {"held_out": 9}
+    data: dict[str, Any] = {"held_out_size": 9}
     lines = ["good", "a good film of a sort " * 3, "it ."]
     if kind == "pairs":
         data |= {"train": table(folder / "x.tsv", "text\tother\tlabel", [pair(chance) for _ in range(60)])}
         run = trained(folder / "run", "classify", {**data, "pair": "other"}, **FEW)
         return run, ["he is old ||| he is young", "a ||| b", "the long text here ||| x"]
     if kind == "tag":
-        data |= {"train": tagged(folder / "x.txt", [sentence(chance) for _ in range(60)]), "scheme": "iob1"}
+        data |= {"train": tagged(folder / "x.txt", [sentence(chance) for _ in range(60)]), "tag_scheme": "iob1"}
         return trained(folder / "run", "tag", data, **FEW), [*lines, "Ekeus went to Baghdad , then home ."]
     if kind == "answer":
         data |= {"train": squad(folder / "x.json", [[question(chance)] for _ in range(60)])}
@@ -88,11 +89,11 @@ def made(kind: str, folder: Path) -> tuple[Run, list[str]]:
         small += ["train.tensorboard=false", "train.warmup_steps=1", "train.max_steps=2"]
         small += [f"data.train={folder / 'x.txt'}"]
         run = Run.create_or_resume(folder / "run", recipe.load("bert/default", small))
-        tasks.get_task_module("pretrain").train(run, QUIET)
+        tasks.tasks_base.train(build_task(run), QUIET)
         return run, ["one [MASK] three", "[MASK] ||| six seven [MASK] nine .", "one ||| two"]
     if kind in ("self_attentive", "hierarchical"):
         run = Run.create_or_resume(folder / "run", recipe.load(f"{kind}/default", WORDY))
-        tasks.get_task_module("classify").train(run, QUIET)
+        tasks.tasks_base.train(build_task(run), QUIET)
         return run, DOCUMENTS
     run = translating(folder / "run", kind)
     return run, ["the dog sees a cat", "he goes", "", "the old man goes to the house and sees the cat"]
@@ -130,7 +131,7 @@ def search(run: Run, **asked: Any) -> Any:
 
 def test_an_engine_says_what_pytorch_says(kept: Any) -> None:
     run, lines, _ = kept
-    usual, engine = tasks.get_task_module(run.recipe.task).load(run, "cpu"), onnx_engine.load(run, "cpu")
+    usual, engine = tasks.tasks_base.load_predictor(run, "cpu"), onnx_engine.load(run, "cpu")
     for asked in [{}, {"n_best": 3}, {"beam": 1}]:
         if "beam" in asked and run.recipe.task != "translate":
             continue
@@ -165,7 +166,7 @@ def same(left: Any, right: Any) -> None:
 
 def test_an_engine_shows_where_the_model_looked(kept: Any, tmp_path: Path) -> None:
     run, lines, _ = kept
-    usual, engine = tasks.get_task_module(run.recipe.task).load(run, "cpu"), onnx_engine.load(run, "cpu")
+    usual, engine = tasks.tasks_base.load_predictor(run, "cpu"), onnx_engine.load(run, "cpu")
     [wanted], [said] = usual.look(lines[0]), engine.look(lines[0])
     assert said.title == wanted.title
     assert [one.name for one in said.layers] == [one.name for one in wanted.layers]
@@ -195,7 +196,7 @@ def test_the_readme_is_all_that_one_needs(exported: Any) -> None:
     text = (folder / "README.md").read_text(encoding="utf-8")
     [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     said = alone(code, folder)
-    reader = tasks.get_task_module(run.recipe.task).load(run, "cpu")
+    reader = tasks.tasks_base.load_predictor(run, "cpu")
     if run.recipe.task == "translate":
         assert (
             said

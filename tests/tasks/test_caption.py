@@ -96,14 +96,14 @@ def test_figures_are_those_of_what_was_said(barely: CaptionPredictor) -> None:
     kept = json.loads((folder / "valid.json").read_text(encoding="utf-8"))
     text = (folder / "valid.jsonl").read_text(encoding="utf-8")
     lines = [json.loads(line) for line in text.splitlines()]
-    said = [captions.tokenize_caption(line["said"]) for line in lines]
-    wanted = [[captions.tokenize_caption(text) for text in line["wanted"]] for line in lines]
+    said = [captions.tokenize_caption(line["prediction"]) for line in lines]
+    wanted = [[captions.tokenize_caption(text) for text in line["target"]] for line in lines]
     scores = captions.score_captions(said, wanted)
     assert [kept[f"bleu{n}"] for n in range(1, 5)] == pytest.approx(scores.bleu.value)
     assert [kept[f"bleu{n}_without_brevity"] for n in range(1, 5)] == pytest.approx(scores.bleu.unpenalized)
     assert (kept["rouge_l"], kept["cider_d"]) == pytest.approx((scores.rouge_l, scores.cider_d))
     assert kept["exact"] == np.mean([[one] == some for one, some in zip(said, wanted, strict=True)])
-    assert kept["examples"] == len(lines)
+    assert kept["num_examples"] == len(lines)
     assert 0 <= kept["pointing"] <= 1
     assert 0.05 < kept["pointing_by_chance"] < 0.25
     assert (barely.run.folder / "figures" / "valid-1.png").stat().st_size > 1000
@@ -241,9 +241,9 @@ def test_every_recipe_of_flickr8k_trains_speaks_and_is_scored(
     assert reader.grid == (2, 2)
     tasks_base.evaluate(reader, "test", CaptionOptions(beam_size=2), QUIET)
     kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
-    assert kept["examples"] == 2
+    assert kept["num_examples"] == 2
     assert "pointing" not in kept
-    [scene_] = reader.look("scenes:3", "a dog's red circle")
+    [scene_] = reader.build_viewer_data("scenes:3", "a dog's red circle")
     assert all(layer.rows == ["a", "dog", "'s", "red", "circle"] for layer in scene_.layers)
 
 
@@ -421,6 +421,6 @@ def test_an_encoder_or_a_model_that_cannot_be_made(tmp_path: Path) -> None:
 def test_scenes_in_korean(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", small("captioner/default-ko", "data.builtin_size=20"))
     reader = jumok.load(run.folder, "cpu")
-    assert "▁있는" in reader.tokenizer.pieces(range(reader.tokenizer.size))
+    assert "▁있는" in reader.tokenizer.pieces(range(reader.tokenizer.vocab_size))
     [example, *_] = reader.split("test").examples
     assert len(example.boxes) == len(example.captions[0].split())

@@ -15,14 +15,15 @@ from tasks_labelled import pair, review
 
 from jumok import recipe
 from jumok.run import Run
-from jumok.tasks.classify import task as classify_task
-from jumok.tasks.supervised import NBestOptions
+from jumok.tasks import base as tasks_base
+from jumok.tasks import build_task
+from jumok.tasks.options import NBestOptions
 
 NAMES = [name for name in recipe.list_builtin() if name.startswith(("self_attentive/", "hierarchical/"))]
 SMALL = [
     "model.embedding_width=8",
     "model.width=8",
-    "model.attention=8",
+    "model.attention_width=8",
     "data.held_out_size=20",
     "data.builtin_size=120",
 ]
@@ -74,12 +75,12 @@ def test_every_recipe_trains_answers_and_is_scored(
 ) -> None:
     monkeypatch.setenv("JUMOK_DATA", str(data_sets))
     run = Run.create_or_resume(tmp_path / "run", recipe.load(name, SMALL))
-    classify_task.train(run, Console(quiet=True))
-    reader = classify_task.load(Run.open(run.folder), "cpu")
-    classify_task.evaluate(reader, "test", NBestOptions(), Console(quiet=True))
+    tasks_base.train(build_task(run), Console(quiet=True))
+    reader = tasks_base.load_predictor(Run.open(run.folder), "cpu")
+    tasks_base.evaluate(reader, "test", NBestOptions(), Console(quiet=True))
     kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     assert 0 <= kept["accuracy"] <= 1
-    assert kept["left_out"] == (1 if "nsmc" in name else 0)
+    assert kept["num_skipped"] == (1 if "nsmc" in name else 0)
     assert ("mean_absolute_error" in kept) == ("ratings" in name)
     assert ("attention_hits" in kept) == ("default" in name)
     classes = {"imdb": 2, "imdb-ratings": 8, "ag_news": 4, "nsmc": 2, "rte": 2, "default": 3}
@@ -88,6 +89,6 @@ def test_every_recipe_trains_answers_and_is_scored(
     [said] = reader.predict([line], NBestOptions())
     assert said.label in reader.labels
     if "imdb" in name:
-        assert "br" not in reader.task.written(reader.task.test().examples[0].text).words  # type: ignore[attr-defined]
+        assert "br" not in reader.task.tokenize_words(reader.load_split("test").examples[0].text).words  # type: ignore[attr-defined]
     if "ag_news" in name:
-        assert all(one.text.startswith("a title . ") for one in reader.task.test().examples)
+        assert all(one.text.startswith("a title . ") for one in reader.load_split("test").examples)

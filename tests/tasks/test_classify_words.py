@@ -20,8 +20,9 @@ from jumok import InputError, recipe
 from jumok.cli.app import app
 from jumok.data.builtin.decisive_words import find_decisive_words
 from jumok.run import Run
-from jumok.tasks.classify import task as classify_task
-from jumok.tasks.supervised import NBestOptions
+from jumok.tasks import base as tasks_base
+from jumok.tasks import build_task
+from jumok.tasks.options import NBestOptions
 
 QUIET = Console(quiet=True)
 KINDS = ("self_attentive", "hierarchical")
@@ -39,7 +40,7 @@ SMALL += ["train.tensorboard=false", "train.validate_every=1000000"]
 
 def trained(folder: Path, kind: str, *more: str) -> Run:
     run = Run.create_or_resume(folder, recipe.load(f"{kind}/default", [*SMALL, *more]))
-    classify_task.train(run, QUIET)
+    tasks_base.train(build_task(run), QUIET)
     return run
 
 
@@ -65,7 +66,7 @@ def reviews(tmp_path: Path, count: int = 200) -> str:
 
 
 def test_the_deciding_sentence_is_found(reader: Any) -> None:
-    found = classify_task.evaluate(reader, "test", NBestOptions(), QUIET)
+    found = tasks_base.evaluate(reader, "test", NBestOptions(), QUIET)
     kept = json.loads((reader.run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     assert kept["accuracy"] == found.metrics["accuracy"] >= 0.95
     assert kept["sentence_hits"] >= 0.9 > 3 * kept["sentence_hits_by_chance"]
@@ -79,47 +80,47 @@ def test_the_deciding_sentence_is_found(reader: Any) -> None:
 
 
 def test_documents_tell_where_it_looked(reader: Any) -> None:
-    one, other = reader.documents([TEXT, "Overall  it was shabby!"])
+    one, other = reader.highlight_texts([TEXT, "Overall  it was shabby!"])
     assert one.text == TEXT
     assert other.text == "Overall it was shabby!"
-    assert one.sentences == (0, 5, 11, 18)
-    assert dict(one.said) == pytest.approx(dict(reader.classify(TEXT).classes), abs=1e-5)
+    assert one.sentence_offsets == (0, 5, 11, 18)
+    assert dict(one.class_probabilities) == pytest.approx(dict(reader.classify(TEXT).classes), abs=1e-5)
     assert one.weights.sum(1) == pytest.approx(np.ones(one.hops), abs=1e-5)
     assert one.by_sentence()[1] > 0.5
     assert set(find_decisive_words(one.words)) == {5, 9}
-    assert (one.within is None) == (reader.use.recipe.model.kind == "self_attentive")
-    assert one.hops == getattr(reader.use.recipe.model, "hops", 1)
-    alone = reader.documents([TEXT])[0]  # its neighbours in a batch do not matter
+    assert (one.sentence_weights is None) == (reader.task.recipe.model.type == "self_attentive")
+    assert one.hops == getattr(reader.task.recipe.model, "num_hops", 1)
+    alone = reader.highlight_texts([TEXT])[0]  # its neighbours in a batch do not matter
     assert one.weights == pytest.approx(alone.weights, abs=1e-5)
 
 
 def test_the_weights_are_those_that_watch_sees(reader: Any) -> None:
-    [document] = reader.documents([TEXT])
-    batch = reader.use.laid(list(reader.encode([reader.of_line(TEXT)])), tokens=100).collate([0])
+    [document] = reader.highlight_texts([TEXT])
+    batch = reader.task.build_batches(list(reader.encode([reader.parse_line(TEXT)])), batch_tokens=100).collate([0])
     with torch.inference_mode(), jumok.watch(reader.model, reader.tokenizer) as seen:
         reader.model.logits(batch)
-    if document.within is None:
+    if document.sentence_weights is None:
         assert seen.names == ["attention"]
         assert seen[0].weights(batch=0)[0].numpy() == pytest.approx(document.weights, abs=1e-6)
         assert list(seen[0].key_tokens[0][:2]) == ["▁the", "▁soup"]
         return
     assert seen.names == ["words", "sentences"]
-    assert seen["sentences"].weights(batch=0)[0, 0].numpy() == pytest.approx(document.within, abs=1e-6)
+    assert seen["sentences"].weights(batch=0)[0, 0].numpy() == pytest.approx(document.sentence_weights, abs=1e-6)
     second = seen["words"].weights(batch=1)[0, 0, :6].numpy()
-    assert document.in_sentences()[5:11] == pytest.approx(second, abs=1e-6)
+    assert document.normalize_within_sentences()[5:11] == pytest.approx(second, abs=1e-6)
 
 
 def test_probabilities_of_words_are_those_of_the_text(reader: Any) -> None:
-    [one] = reader.documents([TEXT])
-    sentences = [one.words[begin:end] for begin, end in zip(one.sentences, one.sentences[1:], strict=False)]
+    [one] = reader.highlight_texts([TEXT])
+    sentences = [one.words[begin:end] for begin, end in zip(one.sentence_offsets, one.sentence_offsets[1:], strict=False)]
     names = list(reader.labels)
-    whole, without, nothing = reader.probabilities(
+    whole, without, nothing = reader.predict_probabilities(
         [sentences, [sentences[0], [], sentences[2]], [[], [], []]]
     )
-    assert dict(zip(names, whole, strict=True)) == pytest.approx(dict(one.said), abs=1e-6)
+    assert dict(zip(names, whole, strict=True)) == pytest.approx(dict(one.class_probabilities), abs=1e-6)
     assert without[names.index("praise")] < 0.5 < whole[names.index("praise")]
     assert nothing.sum() == pytest.approx(1)
-    assert reader.probabilities([]).shape == (0, 3)
+    assert reader.predict_probabilities([]).shape == (0, 3)
 
 
 def test_the_commands(reader: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +136,7 @@ def test_the_commands(reader: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert json.loads(jumok("run", run, TEXT, "--json"))["label"] == "praise"
     assert len(jumok("run", run, TEXT, "--n-best", "2").splitlines()) == 2
     Path("text.txt").write_text(f"{TEXT}\n{TEXT}\n", encoding="utf-8")
-    assert len(jumok("run", run, "text.txt", "--map", "map.png").splitlines()) == 2
+    assert len(jumok("run", run, "text.txt", "--attention-map", "map.png").splitlines()) == 2
     assert Path("map.png").stat().st_size > 1000
     jumok("look", run, "text.txt", "--out", "look.html")
     assert "splendid" in Path("look.html").read_text(encoding="utf-8")
@@ -143,12 +144,12 @@ def test_the_commands(reader: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_scenes_have_the_document_and_its_layers(reader: Any) -> None:
-    [scene] = reader.look(TEXT)
+    [scene] = reader.build_viewer_data(TEXT)
     assert scene.document is not None
     assert scene.document.text == TEXT
     assert scene.label == ""
     shapes = {layer.name: (layer.shape, len(layer.heads)) for layer in scene.layers}
-    if scene.document.within is None:
+    if scene.document.sentence_weights is None:
         assert shapes == {"attention": ((1, 18), 4)}
     else:
         assert shapes == {"words": ((1, 18), 1), "sentences": ((1, 3), 1)}
@@ -156,9 +157,9 @@ def test_scenes_have_the_document_and_its_layers(reader: Any) -> None:
         total = layer.source.weights(0, slice(0, 1), slice(0, layer.shape[1])).sum()
         assert total == pytest.approx(3 if layer.name == "words" else 1, abs=1e-4)
     name = "sentences" if len(shapes) == 2 else "attention"
-    most = int((scene.document.weights[0] if len(shapes) == 1 else scene.document.within).argmax())
-    _, after = reader.look(TEXT, without={name: [(0, most)]})
-    gone = after.document.weights[0] if len(shapes) == 1 else after.document.within
+    most = int((scene.document.weights[0] if len(shapes) == 1 else scene.document.sentence_weights).argmax())
+    _, after = reader.build_viewer_data(TEXT, ablations={name: [(0, most)]})
+    gone = after.document.weights[0] if len(shapes) == 1 else after.document.sentence_weights
     assert gone[most] == 0
     assert gone.sum() == pytest.approx(1, abs=1e-4)
 
@@ -170,9 +171,9 @@ def test_korean_in_pieces(tmp_path: Path) -> None:
     more = ["data.train=decisive-words-ko", "data.builtin_size=300", "data.held_out_size=40"]
     more += ["tokenizer.type=bpe", "tokenizer.vocab_size=700", "train.max_epochs=1"]
     found = jumok.load(trained(tmp_path / "run", "self_attentive", *more).folder, "cpu")
-    [one] = found.documents(["결국 박물관은 훌륭했다. 국물은 지루했다."])
+    [one] = found.highlight_texts(["결국 박물관은 훌륭했다. 국물은 지루했다."])
     assert one.words == ("결국", "박물관은", "훌륭했다", ".", "국물은", "지루했다", ".")
-    assert one.sentences == (0, 4, 7)
+    assert one.sentence_offsets == (0, 4, 7)
     [[ids]] = found.tokenizer.encode([[one.words[:4]]])
     assert len(ids) >= 4
     assert one.weights.sum(1) == pytest.approx(np.ones(4), abs=1e-5)
@@ -188,23 +189,23 @@ def test_pairs(tmp_path: Path) -> None:
         "data.held_out_size=40",
         "model.num_hops=2",
     ]
-    found: Any = classify_task.load(
+    found: Any = tasks_base.load_predictor(
         trained(tmp_path / "run", "self_attentive", *more, "train.max_epochs=6", "train.batch_tokens=256"),
         "cpu",
     )
-    assert found.judge(found.use.test().examples).figures["accuracy"] > 0.9
+    assert found.score_examples(found.task.load_split("test").examples).metrics["accuracy"] > 0.9
     assert found.classify("the sad", "a lovely").label == "1"
-    [one] = found.documents(["a lovely film ||| the sad"])
+    [one] = found.highlight_texts(["a lovely film ||| the sad"])
     assert one.words == ("a", "lovely", "film", "the", "sad")
-    assert one.sentences == (0, 3, 5)
+    assert one.sentence_offsets == (0, 3, 5)
     assert one.weights[:, :3].sum(1) == pytest.approx(np.full(2, 0.5), abs=1e-5)
-    shares = found.probabilities([[["a", "lovely", "film"], ["the", "sad"]]])[0]
-    assert dict(zip(found.labels, shares, strict=True)) == pytest.approx(dict(one.said), abs=1e-6)
+    shares = found.predict_probabilities([[["a", "lovely", "film"], ["the", "sad"]]])[0]
+    assert dict(zip(found.labels, shares, strict=True)) == pytest.approx(dict(one.class_probabilities), abs=1e-6)
     with pytest.raises(InputError, match="document 1 has 1 texts; this model reads two"):
-        found.probabilities([[["a"]]])
+        found.predict_probabilities([[["a"]]])
     with pytest.raises(InputError, match="a hierarchical model reads one text"):
         trained(tmp_path / "other", "hierarchical", *more[:4])
-    with pytest.raises(InputError, match=r"model\.pairs: true, but data\.pair"):
+    with pytest.raises(InputError, match=r"model\.text_pairs: true, but data\.pair_column"):
         trained(tmp_path / "third", "self_attentive", "model.text_pairs=true")
 
 
@@ -212,33 +213,33 @@ def test_numbers_and_classes_that_are_numbers(tmp_path: Path) -> None:
     chance = random.Random(3)
     path = table(tmp_path / "numbers.tsv", "text\tscore", [number(chance) for _ in range(300)])
     more = [f"data.train={path}", "data.label_column=score", "data.held_out_size=40"]
-    found: Any = classify_task.load(
+    found: Any = tasks_base.load_predictor(
         trained(tmp_path / "run", "hierarchical", *more, "data.regression=true", "train.max_epochs=8"), "cpu"
     )
-    assert found.judge(found.use.test().examples).figures["spearman"] > 0.8
-    assert found.documents([" ".join(GOOD)])[0].said == ()
-    assert found.look("the film")[0].title.startswith("the film  →  ")
-    with pytest.raises(InputError, match="says a number"):
-        found.probabilities([[["a"]]])
-    classes: Any = classify_task.load(
+    assert found.score_examples(found.task.load_split("test").examples).metrics["spearman"] > 0.8
+    assert found.highlight_texts([" ".join(GOOD)])[0].class_probabilities == ()
+    assert found.build_viewer_data("the film")[0].title.startswith("the film  →  ")
+    with pytest.raises(InputError, match="predicts a number"):
+        found.predict_probabilities([[["a"]]])
+    classes: Any = tasks_base.load_predictor(
         trained(tmp_path / "classes", "hierarchical", *more, "train.max_epochs=1"), "cpu"
     )
-    examples = classes.use.test().examples
-    judged = classes.judge(examples)
+    examples = classes.task.load_split("test").examples
+    judged = classes.score_examples(examples)
     said = [json.loads(line) for line in judged.outputs]
-    by_hand = np.mean([abs(float(one["said"]) - float(one["wanted"])) for one in said])
-    assert judged.figures["mean_absolute_error"] == pytest.approx(by_hand)
+    by_hand = np.mean([abs(float(one["prediction"]) - float(one["target"])) for one in said])
+    assert judged.metrics["mean_absolute_error"] == pytest.approx(by_hand)
 
 
 def test_words_begin_from_vectors(tmp_path: Path) -> None:
     (tmp_path / "some.vec").write_text("2 32\nlovely " + "0.5 " * 32 + "\nzebra " + "0.1 " * 32 + "\n")
-    more = [f"data.train={reviews(tmp_path)}", "data.held_out_size=20", f"vectors={tmp_path / 'some.vec'}"]
+    more = [f"data.train={reviews(tmp_path)}", "data.held_out_size=20", f"word_vectors={tmp_path / 'some.vec'}"]
     more += ["train.max_epochs=null", "train.max_steps=1", "train.warmup_steps=0", "train.learning_rate=1e-9"]
     console = Console(record=True, width=200)
     run = Run.create_or_resume(tmp_path / "run", recipe.load("self_attentive", [*SMALL, *more]))
-    classify_task.train(run, console)
+    tasks_base.train(build_task(run), console)
     assert "1 of " in console.export_text()
-    found: Any = classify_task.load(run, "cpu")
+    found: Any = tasks_base.load_predictor(run, "cpu")
     [[ids]] = found.tokenizer.encode([[["lovely"]]])
     assert found.model.embedding.weight[ids[0]].detach().numpy() == pytest.approx(np.full(32, 0.5), abs=1e-5)
 
@@ -251,39 +252,39 @@ def test_texts_of_no_word_of_one_and_of_many(reader: Any) -> None:
     assert len([one.label for one in reader.predict(["", "overall"], NBestOptions())]) == 2
     for text in ("", "  \n"):
         with pytest.raises(InputError, match="the text has no words"):
-            reader.look(text)
+            reader.build_viewer_data(text)
     with pytest.raises(InputError, match="text 2 has no words"):
-        reader.documents(["good", " "])
-    [one] = reader.documents(["overall"])
+        reader.highlight_texts(["good", " "])
+    [one] = reader.highlight_texts(["overall"])
     assert one.weights.shape[1] == 1
     long = " ".join([TEXT] * 1700)
-    [whole] = reader.documents([long])
-    assert (len(whole.sentences), len(whole.words)) == (5101, 1700 * 18)
+    [whole] = reader.highlight_texts([long])
+    assert (len(whole.sentence_offsets), len(whole.words)) == (5101, 1700 * 18)
     assert whole.weights.sum(1) == pytest.approx(np.ones(whole.hops), abs=1e-3)
     with pytest.raises(InputError, match="too many for a picture"):
-        reader.draw(next(reader.predict([long], NBestOptions())), Path("x.png"))
-    with pytest.raises(InputError, match="reads one text, and two came"):
+        reader.draw_attention(next(reader.predict([long], NBestOptions())), Path("x.png"))
+    with pytest.raises(InputError, match="reads one text, but two came"):
         reader.classify("a", "b")
-    with pytest.raises(InputError, match="has no other format"):
+    with pytest.raises(InputError, match="cannot be exported"):
         reader.export("hf", Path("x"))
-    with pytest.raises(InputError, match="--target is for translations"):
-        reader.look("a", "b")
+    with pytest.raises(InputError, match="--target: this model does not generate"):
+        reader.build_viewer_data("a", "b")
 
 
 def test_typos_in_a_recipe() -> None:
     base = {"task": "classify", "data": {"train": "x"}}
     with pytest.raises(InputError, match=r"model\.kind: 'hierachical' came; .* did you mean hierarchical\?"):
-        recipe.parse({**base, "model": {"kind": "hierachical"}})
-    with pytest.raises(InputError, match=r"model\.hop: there is no such key; did you mean model\.hops\?"):
-        recipe.parse({**base, "model": {"kind": "self_attentive", "hop": 3}})
-    with pytest.raises(InputError, match=r"text\.lowr: there is no such key; did you mean text\.lower\?"):
-        recipe.parse({**base, "model": {"kind": "hierarchical"}, "text": {"lowr": True}})
-    with pytest.raises(InputError, match="from: there is no such key"):
-        recipe.parse({**base, "model": {"kind": "hierarchical"}, "from": "x"})
-    with pytest.raises(InputError, match=r"text: size 3 is too small"):
-        recipe.parse({**base, "model": {"kind": "hierarchical"}, "text": {"size": 3}})
-    assert recipe.parse(base).model.kind == "bert"
-    assert recipe.to_dict(recipe.parse({**base, "model": {"kind": "bert"}}))["model"]["kind"] == "bert"
+        recipe.parse({**base, "model": {"type": "hierachical"}})
+    with pytest.raises(InputError, match=r"model\.hop: .*did you mean model\.num_hops\?"):
+        recipe.parse({**base, "model": {"type": "self_attentive", "hop": 3}})
+    with pytest.raises(InputError, match=r"tokenizer\.lowr: .*did you mean tokenizer\.lowercase\?"):
+        recipe.parse({**base, "model": {"type": "hierarchical"}, "tokenizer": {"lowr": True}})
+    with pytest.raises(InputError, match="pretrained: "):
+        recipe.parse({**base, "model": {"type": "hierarchical"}, "pretrained": "x"})
+    with pytest.raises(InputError, match=r"tokenizer: .*3 is too small"):
+        recipe.parse({**base, "model": {"type": "hierarchical"}, "tokenizer": {"vocab_size": 3}})
+    assert recipe.parse(base).model.type == "bert"
+    assert recipe.to_dict(recipe.parse({**base, "model": {"type": "bert"}}))["model"]["type"] == "bert"
 
 
 def test_an_unknown_label_and_a_data_set_that_is_not_there(tmp_path: Path) -> None:
@@ -303,7 +304,7 @@ def test_a_run_goes_on_and_refuses_other_data(kind: str, tmp_path: Path) -> None
     half = trained(tmp_path / "half", kind, *more, "train.max_steps=6")
     trained(half.folder, kind, *more, "train.max_steps=24")
     one, two = (
-        classify_task.load(Run.open(tmp_path / name), "cpu").model.state_dict() for name in ("whole", "half")
+        tasks_base.load_predictor(Run.open(tmp_path / name), "cpu").model.state_dict() for name in ("whole", "half")
     )
     assert all(torch.equal(x, two[name]) for name, x in one.items())
     assert one["bigrams.pairs"].unique().numel() > 20  # those of the data
@@ -314,10 +315,10 @@ def test_a_run_goes_on_and_refuses_other_data(kind: str, tmp_path: Path) -> None
 
 def test_word_dropout_hides_words_only_in_training(runs: dict[str, Run]) -> None:
     for kind in KINDS:
-        found: Any = classify_task.load(runs[kind], "cpu")
+        found: Any = tasks_base.load_predictor(runs[kind], "cpu")
         model = found.model
         model.config = replace(model.config, word_dropout=0.9)
-        batch = found.use.laid(list(found.encode([found.of_line(TEXT)])), tokens=100).collate([0])
+        batch = found.task.build_batches(list(found.encode([found.parse_line(TEXT)])), batch_tokens=100).collate([0])
         for module in model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0

@@ -17,16 +17,17 @@ import tasks_spoken
 from jumok import recipe
 from jumok.cli import app as cli_app
 from jumok.run import Run
-from jumok.tasks.classify import task as classify_task
+from jumok.tasks import base as tasks_base
+from jumok.tasks import build_task
 
-TRAIN = {"epochs": None, "steps": 2, "warmup": 1}
+TRAIN = {"max_epochs": None, "max_steps": 2, "warmup_steps": 1}
 TEXT = {"caption": "scenes:4", "speak": "seven"}  # what is read; elsewhere a text
 
 
 def reviews(path: Path) -> dict[str, object]:
     chance = random.Random(1)
     rows = [tasks_labelled.review(chance) for _ in range(40)]
-    return {"train": tasks_labelled.table(path / "reviews.tsv", "text\tlabel", rows), "held_out": 8}
+    return {"train": tasks_labelled.table(path / "reviews.tsv", "text\tlabel", rows), "held_out_size": 8}
 
 
 def a_classifier_of_words(path: Path) -> Run:
@@ -40,7 +41,7 @@ def a_classifier_of_words(path: Path) -> Run:
         "train.average_checkpoints=0",
     ]
     run = Run.create_or_resume(path / "run", recipe.load("self_attentive", [*small, *more]))
-    classify_task.train(run, tasks_pictured.QUIET)
+    tasks_base.train(build_task(run), tasks_pictured.QUIET)
     return run
 
 

@@ -25,11 +25,12 @@ from jumok.errors import InputError
 from jumok.look.viewer.attended_document import AttendedDocument
 from jumok.run import Run
 from jumok.tasks import base as tasks_base
+from jumok.tasks import build_task
 from jumok.tasks.classify import error_analysis
 from jumok.tasks.classify import metrics as classify_metrics
 from jumok.tasks.classify import task as classify_task
 from jumok.tasks.classify.error_analysis import AttentionHighlighter
-from jumok.tasks.fine_tuning import NBestOptions
+from jumok.tasks.options import NBestOptions
 
 QUIET = Console(quiet=True)
 
@@ -202,16 +203,16 @@ def test_real_models(kind: str, tmp_path: Path) -> None:
     small = ["data.builtin_size=150", "data.held_out_size=30", "train.max_epochs=1", "train.device=cpu"]
     small += ["model.width=8", "model.embedding_width=8", "model.attention=8", "train.tensorboard=false"]
     run = Run.create_or_resume(tmp_path / kind, recipe.load(kind, small))
-    classify_task.train(run, QUIET)
-    reader = classify_task.load(run, "cpu")
+    tasks_base.train(build_task(run), QUIET)
+    reader = tasks_base.load_predictor(run, "cpu")
     assert isinstance(reader, AttentionHighlighter)
-    classify_task.evaluate(reader, "test", NBestOptions(), QUIET)
+    tasks_base.evaluate(reader, "test", NBestOptions(), QUIET)
     found = error_analysis.evaluate_faithfulness(reader, "test", QUIET)
     kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     assert kept["faithfulness"]["agreement"] == 1
-    assert found.num_texts == kept["examples"]
+    assert found.num_texts == kept["num_examples"]
     wrong = (run.folder / "eval" / "errors.jsonl").read_text(encoding="utf-8").splitlines()
-    assert len(wrong) == kept["examples"] - np.trace(kept["confusion"]) > 0
+    assert len(wrong) == kept["num_examples"] - np.trace(kept["confusion"]) > 0
     words = json.loads(wrong[0])["words"]
     assert sum(weight for _, weight in words) == pytest.approx(1, abs=0.01)
     # What was told of the whole texts is what the reader says of them.
@@ -245,7 +246,7 @@ def test_errors_are_kept_shown_and_made_a_page_of(tmp_path: Path) -> None:
     assert len(lines) == 280
     shares = [line["probability"] for line in lines]
     assert shares == sorted(shares, reverse=True)
-    assert all(line["said"] != line["wanted"] for line in lines)
+    assert all(line["prediction"] != line["target"] for line in lines)
     first = lines[0]
     assert [word for word, _ in first["words"]] == first["text"].split()
     assert sum(weight for _, weight in first["words"]) == pytest.approx(1, abs=0.01)
@@ -321,18 +322,18 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("bert")
     chance = random.Random(1)
     path = table(folder / "reviews.tsv", "text\tlabel", [review(chance) for _ in range(150)])
-    data = {"train": path, "held_out": 40, "labels": {"0": "bad", "1": "good"}}
-    return trained(folder / "run", "classify", data, train={"epochs": None, "steps": 1, "warmup": 0})
+    data = {"train": path, "held_out_size": 40, "label_names": {"0": "bad", "1": "good"}}
+    return trained(folder / "run", "classify", data, train={"max_epochs": None, "max_steps": 1, "warmup_steps": 0})
 
 
 def test_of_a_bert_errors_are_listed_without_shades(bert: Run) -> None:
     told = console()
-    reader = classify_task.load(bert, "cpu")
+    reader = tasks_base.load_predictor(bert, "cpu")
     assert not isinstance(reader, AttentionHighlighter)
-    found = classify_task.evaluate(reader, "test", NBestOptions(), told)
+    found = tasks_base.evaluate(reader, "test", NBestOptions(), told)
     lines = [json.loads(line) for line in (bert.folder / "eval" / "errors.jsonl").read_text().splitlines()]
     kept = json.loads((bert.folder / "eval" / "test.json").read_text(encoding="utf-8"))
-    wrong = kept["examples"] - np.trace(kept["confusion"])
+    wrong = kept["num_examples"] - np.trace(kept["confusion"])
     assert len(lines) == wrong == len(found.errors or ()) > 0
     assert set(lines[0]) == {"text", "said", "wanted", "probability"}
     page = (bert.folder / "figures" / "errors.html").read_text(encoding="utf-8")
@@ -340,7 +341,7 @@ def test_of_a_bert_errors_are_listed_without_shades(bert: Run) -> None:
     assert "<mark" not in page
     assert lines[0]["text"] in said(told)
     assert (bert.folder / "figures" / "test-calibration.png").stat().st_size > 5000
-    assert sum(kept["calibration"]["count"]) == kept["examples"]
+    assert sum(kept["calibration"]["count"]) == kept["num_examples"]
     gap = np.abs(np.subtract(kept["calibration"]["confidence"], kept["calibration"]["accuracy"]))
     assert np.average(gap, weights=kept["calibration"]["count"]) == pytest.approx(kept["calibration_error"])
 
@@ -348,11 +349,11 @@ def test_of_a_bert_errors_are_listed_without_shades(bert: Run) -> None:
 def test_of_pairs_both_texts_are_shown(tmp_path: Path) -> None:
     chance = random.Random(2)
     path = table(tmp_path / "pairs.tsv", "a\tb\tlabel", [pair(chance) for _ in range(90)])
-    data = {"train": path, "text": "a", "pair": "b", "held_out": 20}
-    few = {"epochs": None, "steps": 1, "warmup": 0}
+    data = {"train": path, "text_column": "a", "pair_column": "b", "held_out_size": 20}
+    few = {"max_epochs": None, "max_steps": 1, "warmup_steps": 0}
     run = trained(tmp_path / "run", "classify", data, train=few)
     told = console()
-    classify_task.evaluate(classify_task.load(run, "cpu"), "test", NBestOptions(), told)
+    tasks_base.evaluate(tasks_base.load_predictor(run, "cpu"), "test", NBestOptions(), told)
     first = json.loads((run.folder / "eval" / "errors.jsonl").read_text().splitlines()[0])
     assert f"{first['text']} | {first['pair']}" in said(told)
     page = (run.folder / "figures" / "errors.html").read_text(encoding="utf-8")

@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 from jumok import recipe
 from jumok.cli.app import app
 from jumok.run import Run
-from jumok.tasks import get_task_module
-from jumok.tasks.fine_tuning import NBestOptions
+from jumok.tasks import base as tasks_base
+from jumok.tasks import build_task
+from jumok.tasks.options import NBestOptions
 
 USES = {
     name: recipe.read(path)["task"]
@@ -28,10 +29,10 @@ USES = {
 }
 SMALL = [f"model.{key}={value}" for key, value in MODEL.items() if "dropout" not in key]
 SMALL += [
-    "model.positions=64",
-    "from=null",
+    "model.max_positions=64",
+    "pretrained=null",
     "tokenizer.vocab_size=200",
-    "data.longest=64",
+    "data.max_tokens=64",
     "data.held_out_size=20",
 ]
 SMALL += [
@@ -97,24 +98,23 @@ def test_every_recipe_trains_answers_and_is_scored(
 ) -> None:
     monkeypatch.setenv("JUMOK_DATA", str(data_sets))
     run = Run.create_or_resume(tmp_path / "run", recipe.load(name, SMALL))
-    task = get_task_module(run.recipe.task)
-    task.train(run, Console(quiet=True))
-    reader = task.load(Run.open(run.folder), "cpu")
-    split = reader.use.test()
-    found = task.evaluate(reader, "test", NBestOptions(), Console(quiet=True))
+    tasks_base.train(build_task(run), Console(quiet=True))
+    reader = tasks_base.load_predictor(Run.open(run.folder), "cpu")
+    split = reader.load_split("test")
+    found = tasks_base.evaluate(reader, "test", NBestOptions(), Console(quiet=True))
     kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
-    assert kept[found.best] == pytest.approx(found.of(np.arange(len(split.examples))))
-    assert kept["examples"] == len(split.examples) == len(found.outputs) > 0
-    assert kept["left_out"] == (1 if "nsmc" in name else 0)
+    assert kept[found.select_by] == pytest.approx(found.statistic(np.arange(len(split.examples))))
+    assert kept["num_examples"] == len(split.examples) == len(found.outputs) > 0
+    assert kept["num_skipped"] == (1 if "nsmc" in name else 0)
     events = map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
     last = [event for event in events if event["event"] == "validation"][-1]
     assert last["loss"] > 0  # tells weights of the same score apart
-    kind = "pair" if getattr(run.recipe.data, "pair", None) else run.recipe.task
+    kind = "pair" if getattr(run.recipe.data, "pair_column", None) else run.recipe.task
     [one] = reader.predict([LINES[kind]], NBestOptions())
-    [line] = one.lines(n_best=False, alignments=False, as_json=False)
+    [line] = one.to_lines(n_best=False, alignments=False, as_json=False)
     assert line
     want = {"mrpc": "f1", "korsts": "spearman", "conll2003": "f1", "quad": "f1"}
-    assert found.best == next((best for data, best in want.items() if data in name), "accuracy")
+    assert found.select_by == next((best for data, best in want.items() if data in name), "accuracy")
 
 
 def test_news_in_tables_without_a_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,10 +128,10 @@ def test_news_in_tables_without_a_header(tmp_path: Path, monkeypatch: pytest.Mon
             for text, label in (review(chance) for _ in range(60)):
                 writer.writerow([label, *(["a title"] * (columns - 2)), text])
     tree: dict[str, Any] = recipe.to_dict(recipe.load("bert/sst2", SMALL))
-    tree["data"] |= {"train": "news/train", "test": "news/test", "text": [2, 3], "label": 1}
+    tree["data"] |= {"train": "news/train", "test": "news/test", "text_column": [2, 3], "label_column": 1}
     run = Run.create_or_resume(tmp_path / "run", recipe.parse(tree))
-    get_task_module("classify").train(run, Console(quiet=True))
-    texts = [one.text for one in get_task_module("classify").load(run, "cpu").use.test().examples]
+    tasks_base.train(build_task(run), Console(quiet=True))
+    texts = [one.text for one in tasks_base.load_predictor(run, "cpu").load_split("test").examples]
     assert all(text.startswith("a title . ") for text in texts)
 
 
@@ -153,8 +153,8 @@ def test_the_commands(
     Path("lines.txt").write_text(f"{LINES[kind]}\n{LINES[kind]}\n", encoding="utf-8")
     told = [json.loads(line) for line in jumok("run", "run", "lines.txt", "--json").splitlines()]
     assert [one["line"] for one in told] == [0, 1]
-    assert {"classify": "label", "tag": "tags", "answer": "begin"}[kind] in told[0]
-    jumok("run", "run", "lines.txt", "--map", "map.png")
+    assert {"classify": "label", "tag": "tags", "answer": "start"}[kind] in told[0]
+    jumok("run", "run", "lines.txt", "--attention-map", "map.png")
     assert Path("map.png").stat().st_size > 1000
     assert "examples" in jumok("eval", "run", "--split", "valid")
     jumok("look", "run", LINES[kind], "--out", "look.html")

@@ -22,6 +22,7 @@ from jumok.cli import app as cli_app
 from jumok.data.readers.speech import BuiltinUtterance, SpeechExample
 from jumok.data.tokenizers.speech_symbols import SpeechSymbols
 from jumok.run import Run
+from jumok.tasks import base as tasks_base
 from jumok.tasks import supervised
 from jumok.tasks.speak import (
     forced_alignment,
@@ -321,7 +322,7 @@ def test_signs_that_a_voice_never_saw_are_read_as_those_it_knows(voice: SpeechPr
         said = other.speak("one; two? $")
     assert said.unknown_characters == ("$",)
     told = json.loads(next(said.to_lines(n_best=False, alignments=False, as_json=True)))
-    assert (told["left_out"], told["parts"]) == (["$"], ["one two."])
+    assert (told["num_skipped"], told["parts"]) == (["$"], ["one two."])
 
 
 def test_a_short_word_has_time_and_what_was_not_read_is_told(voice: SpeechPredictor) -> None:
@@ -443,13 +444,13 @@ def test_a_scene_of_speech_can_be_told_anew(voice: SpeechPredictor) -> None:
 
 def test_an_evaluation_of_built_in_voices(run: Run) -> None:
     spoken = io.StringIO()
-    found = speak_task.evaluate(
+    found = tasks_base.evaluate(
         jumok.load(run.folder, "cpu"), "test", SpeechOptions(), Console(file=spoken, width=200)
     )
     kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     lines = (run.folder / "eval" / "test.jsonl").read_text(encoding="utf-8").splitlines()
     each = [json.loads(line) for line in lines]
-    assert kept["examples"] == len(each) == len(jumok.load(run.folder, "cpu").split("test").examples)
+    assert kept["num_examples"] == len(each) == len(jumok.load(run.folder, "cpu").split("test").examples)
     assert kept["mcd"] == pytest.approx(np.mean([one["mcd"] for one in each]), abs=1e-3)
     assert kept["alignment/diagonality"] == pytest.approx(
         np.mean([one["diagonality"] for one in each]), abs=1e-3
@@ -467,7 +468,7 @@ def test_an_evaluation_of_built_in_voices(run: Run) -> None:
 
 def test_runs_are_compared_by_how_far_they_are_from_the_recordings(run: Run, tmp_path: Path) -> None:
     other = trained(tmp_path / "other", small("tacotron", "data.held_out_size=5", "train.seed=2"))
-    speak_task.compare([run, other], "test", SpeechOptions(), tmp_path / "out", "cpu", Console(quiet=True))
+    tasks_base.compare([run, other], "test", SpeechOptions(), tmp_path / "out", "cpu", Console(quiet=True))
     told = json.loads((tmp_path / "out" / "test.json").read_text(encoding="utf-8"))
     assert [one["low"] <= one["value"] == one["mcd"] <= one["high"] for one in told] == [True, True]
 
@@ -482,7 +483,7 @@ def test_judges_of_recordings_with_labels(
     (table / "new.tsv").write_text("\n".join(new), encoding="utf-8")
     chosen = [*TABLE, f"data.train={table / 'new.tsv'}", f"data.test={table / 'new.tsv'}"]
     run = trained(tmp_path / "run", small("tacotron", *chosen))
-    kept = speak_task.evaluate(
+    kept = tasks_base.evaluate(
         jumok.load(run.folder, "cpu"), "test", SpeechOptions(), Console(quiet=True)
     ).metrics
     rows = {(row["judges tell"], row["speakers"]): row for row in kept["judges"]}

@@ -16,8 +16,10 @@ from jumok import InputError
 from jumok.batches.tokens import IGNORE
 from jumok.data.readers.tagging import Entity, TaggingExample
 from jumok.run import Run
-from jumok.tasks.fine_tuning import NBestOptions
-from jumok.tasks.tag import task as tag_task
+from jumok.tasks import base as tasks_base
+from jumok.tasks.options import NBestOptions
+from jumok.tasks.tag.data import WORD_PATTERN
+from jumok.tasks.tag.task import TaggingTask
 
 QUIET = Console(quiet=True)
 
@@ -27,20 +29,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("tagged")
     chance = random.Random(1)
     path = tagged(folder / "train.txt", [sentence(chance) for _ in range(300)])
-    return trained(folder / "run", "tag", {"train": path, "held_out": 40, "scheme": "iob1"})
+    return trained(folder / "run", "tag", {"train": path, "held_out_size": 40, "tag_scheme": "iob1"})
 
 
 def test_entities_are_learned(run: Run) -> None:
     reader = jumok.load(run.folder, "cpu")
-    found = tag_task.evaluate(reader, "test", NBestOptions(), QUIET)
+    found = tasks_base.evaluate(reader, "test", NBestOptions(), QUIET)
     assert found.metrics["f1"] == found.metrics["accuracy"] == 1
-    assert {row["kind"]: row["f1"] for row in found.metrics["kinds"]} == {"PER": 1, "LOC": 1}
+    assert {row["type"]: row["f1"] for row in found.metrics["types"]} == {"PER": 1, "LOC": 1}
     assert sorted(reader.labels) == ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]
     assert reader.labels[0] == "O"
 
 
 def test_what_is_said_in_words(run: Run) -> None:
-    reader = tag_task.load(run, "cpu")
+    reader = tasks_base.load_predictor(run, "cpu")
     text = "the story: Carla Maria was  a New York."
     found = reader.tag(text)
     assert found.words == ("the", "story", ":", "Carla", "Maria", "was", "a", "New", "York", ".")
@@ -50,13 +52,13 @@ def test_what_is_said_in_words(run: Run) -> None:
     [told] = map(json.loads, found.to_lines(n_best=False, alignments=False, as_json=True))
     assert told["tags"] == list(found.tags)
     for one in told["entities"]:
-        assert text[one["begin"] : one["end"]] == one["text"]
+        assert text[one["start"] : one["end"]] == one["text"]
         assert 0.5 < one["probability"] <= 1
     assert [one["text"] for one in told["entities"]] == ["Carla Maria", "New York"]
 
 
 def test_order_and_empty_lines_are_kept(run: Run) -> None:
-    reader = tag_task.load(run, "cpu")
+    reader = tasks_base.load_predictor(run, "cpu")
     lines = ["the film was Anna", "", "\u200b", "a Busan and Bruno", "U.N."]
     found = list(reader.predict(lines, NBestOptions(), first_index=3))
     assert [one.index for one in found] == [3, 4, 5, 6, 7]
@@ -70,48 +72,48 @@ def test_order_and_empty_lines_are_kept(run: Run) -> None:
 def test_a_point_belongs_to_an_abbreviation_and_not_to_a_sentence() -> None:
     said = "The U.N. sent U.S.-led teams to St. Paul."
     words = ["The", "U.N.", "sent", "U.S.-led", "teams", "to", "St", ".", "Paul", "."]
-    assert tag_task.WORD_PATTERN.findall(said) == words
+    assert WORD_PATTERN.findall(said) == words
 
 
 def test_several_taggings_are_not_told(run: Run) -> None:
     with pytest.raises(InputError, match="--n-best: each word has one tag"):
-        list(tag_task.load(run, "cpu").predict(["Anna"], NBestOptions(n_best=2)))
+        list(tasks_base.load_predictor(run, "cpu").predict(["Anna"], NBestOptions(n_best=2)))
 
 
 def test_a_long_sentence_is_tagged_in_windows(run: Run) -> None:
-    reader = tag_task.load(run, "cpu")
-    reader.task.recipe = replace(run.recipe, data=replace(run.recipe.data, stride=11))
+    reader = tasks_base.load_predictor(run, "cpu")
+    reader.task.recipe = replace(run.recipe, data=replace(run.recipe.data, window_stride=11))
     words = (["the", "film", "Anna", "was", "Paris", "and"] * 20)[:110]
     found = reader.tag(" ".join(words))
     assert [found.words[one.begin] for one in found.entities] == [w for w in words if w in ("Anna", "Paris")]
     # In training, each word counts in one window only.
     given = TaggingExample(tuple(words), ("O",) * len(words), "x:1")
-    [rows] = reader.task.rows([given], reader.tokenizer, 40)
-    labels = [label for row in rows for label in row.marks["labels"]]
+    [rows] = reader.task.encode_rows([given], reader.tokenizer, 40)
+    labels = [label for row in rows for label in row.annotations["labels"]]
     assert sum(label != IGNORE for label in labels) == len(words)
     assert all(len(row.ids) <= 40 for row in rows)
 
 
 def test_a_long_sentence_is_refused_if_the_recipe_says_so(run: Run) -> None:
-    reader = tag_task.load(run, "cpu")
-    reader.task.recipe = replace(run.recipe, data=replace(run.recipe.data, long="refuse"))
+    reader = tasks_base.load_predictor(run, "cpu")
+    reader.task.recipe = replace(run.recipe, data=replace(run.recipe.data, on_overflow="error"))
     with pytest.raises(InputError, match=r"line 2: a sentence that is too long .*data.on_overflow=window"):
         list(reader.predict(["fine", "film " * 60], NBestOptions()))
 
 
 def test_a_tag_that_was_never_learned(run: Run, tmp_path: Path) -> None:
     path = tagged(tmp_path / "test.txt", [[("fine", "O")], [("the", "O"), ("ACME", "I-ORG")]])
-    use = tag_task.TaggingTask(
+    use = TaggingTask(
         replace(run, recipe=replace(run.recipe, data=replace(run.recipe.data, test=path)))
     )
     with pytest.raises(
-        InputError, match=r"test.txt:4: an unknown tag \('B-ORG' of the word 'ACME'; known are: O"
+        InputError, match=r"test.txt:4: an unknown tag \('B-ORG' of the word 'ACME'; the tags are: O"
     ):
-        use.test_split()
+        use.load_split("test")
 
 
 def test_tags_are_told_in_iob2_whatever_the_model_says(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = tag_task.load(run, "cpu")
+    reader = tasks_base.load_predictor(run, "cpu")
     said = ("I-PER", "I-PER", "I-LOC"), (0.9, 0.8, 0.7)
     monkeypatch.setattr(reader, "_predict_tags", lambda sentences, first: iter([said]))
     found = reader.tag("Carla Maria Seoul")
@@ -122,7 +124,7 @@ def test_tags_are_told_in_iob2_whatever_the_model_says(run: Run, monkeypatch: py
 
 
 def test_look_and_export(run: Run, tmp_path: Path) -> None:
-    reader = tag_task.load(run, "cpu")
+    reader = tasks_base.load_predictor(run, "cpu")
     assert reader.build_viewer_data("Anna was")[0].layers[0].row_labels[0] == "[CLS]"
     reader.export("hf", tmp_path / "hf")
     loaded = jumok.load(tmp_path / "hf", "cpu")

@@ -61,7 +61,7 @@ class TaggingTask(BertTask[TaggingExample, TaggingPredictor]):
                 if index is not None:
                     path, _, line = sentence.location.rpartition(":")
                     message = (
-                        f"{sentence.tags[index]!r} of the word {sentence.words[index]!r}; known are: "
+                        f"{sentence.tags[index]!r} of the word {sentence.words[index]!r}; the tags are: "
                         f"{', '.join(self.labels)}"
                     )
                     yield InvalidExample(f"{path}:{int(line) + index}", "an unknown tag", message)
