@@ -30,13 +30,13 @@ def set_echo_weights(model: Transformer) -> Transformer:
             f"norm={config.norm}, tie_embeddings={config.tie_embeddings} came; expected pre and all"
         )
     width, turning = config.width, config.width // config.num_heads
-    for layer in (*model.encoder, *model.decoder):
-        for linear in (layer.attention.merge, layer.feed_forward.narrow):
-            linear.weight.mul_(0.01)
-            linear.bias.zero_()
-    for layer in model.decoder[:-1]:
-        layer.cross_attention.merge.weight.mul_(0.01)
-        layer.cross_attention.merge.bias.zero_()
+    attentions = [layer.attention for layer in model.encoder]
+    attentions += [layer.self_attention for layer in model.decoder]
+    attentions += [layer.cross_attention for layer in model.decoder[:-1]]
+    feed_forwards = [layer.feed_forward for layer in (*model.encoder, *model.decoder)]
+    for linear in (*(x.merge for x in attentions), *(x.narrow for x in feed_forwards)):
+        linear.weight.mul_(0.01)
+        linear.bias.zero_()
     words, free = model.target_embedding.weight, width - turning - 2
     order = torch.rand(len(words), free, generator=torch.Generator().manual_seed(1)).argsort(1)
     words.zero_()

@@ -30,7 +30,6 @@
 # 작은 트랜스포머 네 개를 학습합니다. 처음에는 코어 두 개로 2분쯤 걸리고, 그다음부터는 `runs/lessons`에 보관된 것을 씁니다.
 
 # %%
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -63,7 +62,7 @@ for name, layer in (("encoder", model.encoder[0]), ("decoder", model.decoder[0])
     print(name)
     for part, module in layer.named_children():
         print(
-            f"  {part:17} {type(module).__name__:12} {sum(p.numel() for p in module.parameters()):>7,} weights"
+            f"  {part:23} {type(module).__name__:12} {sum(p.numel() for p in module.parameters()):>7,} weights"
         )
 
 # %%
@@ -99,14 +98,14 @@ show(drawn, "blocks")
 source, target = Tokens.pad([[5, 6, 7, 8, 9]]), Tokens.pad([[2, 11, 12]])
 rows = []
 with torch.no_grad():
-    x, given = model.source_input_layer(model.source_embedding(source.ids), torch.arange(5))
+    x, normed = model.source_input_layer(model.source_embedding(source.ids), torch.arange(5))
     rows.append(["words + positions", str(tuple(x.shape))])
     for n, layer in enumerate(model.encoder):
-        made = layer.attention(given, mask=source.mask)
+        made = layer.attention(normed, mask=source.mask)
         rows.append([f"encoder {n}: attention", str(tuple(made.shape))])
-        x, given = layer.feed_forward(x, made)
+        x, normed = layer.feed_forward(x, made)
         rows.append([f"encoder {n}: + , norm, feed forward, + , norm", str(tuple(x.shape))])
-    torch.testing.assert_close(given, model.encode(source))
+    torch.testing.assert_close(normed, model.encode(source))
 table(["after", "shape (batch, words, width)"], rows)
 
 # %% [markdown] lang="en"
@@ -346,7 +345,7 @@ bert = jumok.load(Path(package.origin).parent / "model", "cpu")
 @torch.no_grad()
 def capture(text: str):
     """All attention of MiniLM while it reads a text."""
-    ids, _ = bert.tokenizer.joined(*bert.tokenizer.encode([text]))
+    ids, _ = bert.tokenizer.join_segments(*bert.tokenizer.encode([text]))
     with jumok.watch(bert.model, bert.tokenizer) as captures:
         bert.model(torch.tensor([ids]))
     return captures
@@ -440,12 +439,9 @@ pairs = plain.data.test_split().examples
 def judged(translator) -> tuple[Tensor, Tensor]:
     """For every piece of the test's targets: how likely the model's first choice was, and whether it was right."""
     model, batch = translator.model, translator.build_batch(pairs)
-    encoded, target = model.encode(batch.source), batch.target
-    to_past = [partial(layer.attention, mask=target.causal) for layer in model.decoder]
-    to_source = [
-        partial(layer.source_attention, source=encoded, mask=batch.source.mask) for layer in model.decoder
-    ]
-    hidden = model.decode(target.ids, torch.arange(target.ids.shape[1]), to_past, to_source)
+    target, positions = batch.target, torch.arange(batch.target.ids.shape[1])
+    masks = {"mask": target.causal_mask, "memory_mask": batch.source.mask}
+    hidden, _ = model.decode(target.ids, positions, model.encode(batch.source), **masks)
     sure, first = model.output.logits(hidden).softmax(-1).max(-1)
     counts = batch.labels != IGNORE
     return sure[counts], (first == batch.labels)[counts]

@@ -248,10 +248,10 @@ print("words: (sentences, words)", tuple(of_words.shape), "· sentences:", tuple
 print("said:", said.label)
 
 # %% [markdown] lang="en"
-# How much a word counts is what it counts in its sentence, times what its sentence counts. `reader.documents` gives both, and the product:
+# How much a word counts is what it counts in its sentence, times what its sentence counts. `reader.highlight_texts` gives both, and the product:
 
 # %% [markdown] lang="ko"
-# 단어의 몫은 문장 안에서 차지하는 몫에 그 문장의 몫을 곱한 것입니다. `reader.documents`가 두 가지와 그 곱을 모두 줍니다.
+# 단어의 몫은 문장 안에서 차지하는 몫에 그 문장의 몫을 곱한 것입니다. `reader.highlight_texts`가 두 가지와 그 곱을 모두 줍니다.
 
 # %%
 [document] = han.documents([text])
@@ -610,7 +610,7 @@ print(f"“{document.words[needed]}” has {weight[needed]:.2f} of the weight, a
 # What to keep:
 #
 # - A weight says where a vector was taken from. Over a recurrent network, or over many layers of a Transformer, that vector is not the word that stands there.
-# - Two models can be equally right, one with weights that point at the reason and one without. One cannot see it in the picture; one can measure it (`jumok eval RUN --measure_faithfulness`).
+# - Two models can be equally right, one with weights that point at the reason and one without. One cannot see it in the picture; one can measure it (`jumok eval RUN --faithfulness`).
 # - For debugging, weights are a *hint* where to look. Then change the text, as we did with "Finally", and see.
 #
 # All of this was measured on made-up documents with two deciding words; real texts have no such list, and there the experiment is all one has.
@@ -624,7 +624,7 @@ print(f"“{document.words[needed]}” has {weight[needed]:.2f} of the weight, a
 # 기억해 둘 것은 이렇습니다.
 #
 # - 가중치는 벡터를 어디에서 가져왔는지를 말합니다. 순환 신경망 위에서든 여러 층의 트랜스포머 안에서든, 그 벡터는 그 자리에 적힌 단어와 같은 것이 아닙니다.
-# - 똑같이 잘 맞히는 두 모델이라도 한쪽 가중치는 이유를 가리키고 다른 쪽은 그렇지 않을 수 있습니다. 그림만 보아서는 알 수 없지만 잴 수는 있습니다(`jumok eval RUN --measure_faithfulness`).
+# - 똑같이 잘 맞히는 두 모델이라도 한쪽 가중치는 이유를 가리키고 다른 쪽은 그렇지 않을 수 있습니다. 그림만 보아서는 알 수 없지만 잴 수는 있습니다(`jumok eval RUN --faithfulness`).
 # - 디버깅할 때 가중치는 어디를 보아야 하는지 알려 주는 *실마리*입니다. 그다음에는 "Finally"로 해 보았듯이 글을 바꾸어 확인해야 합니다.
 #
 # 이 모든 것은 결정하는 단어가 둘뿐인, 지어낸 문서에서 잰 것입니다. 실제 글에는 그런 목록이 없으므로 실험만이 유일한 길입니다.

@@ -182,7 +182,7 @@ SMALL = ["bert", "data.train=runs/lessons/bert_data/stories.txt", "tokenizer.voc
          "model.num_heads=4", "model.feed_forward_width=384", "model.positions=64", "model.dropout=0", "masking.sequence_length=48", "train.max_epochs=null",
          "train.max_steps=3000", "train.batch_tokens=1024", "train.warmup_steps=150", "train.learning_rate=3e-3", "train.validate_every=200"]  # fmt: skip
 (bert,) = trained(bert=SMALL)
-print(f"{sum(p.numel() for p in bert.model.parameters()):,} weights, {bert.tokenizer.size} pieces")
+print(f"{sum(p.numel() for p in bert.model.parameters()):,} weights, {bert.tokenizer.vocab_size} pieces")
 
 # %% [markdown] lang="en"
 # What it read, word for word. 15 % of the tokens are to be said. Of these, 80 % are replaced by `[MASK]`, 10 % by a word at random, and
@@ -492,7 +492,7 @@ show(drawn, "uses")
 # - **tags**: names and cities. The test has other names, other cities, and other sentences around them.
 # - **answers**: who, where, what? On new stories.
 #
-# Beside each, the same with *new* weights (`scratch=true`): equal sizes, equal pieces, equal examples, equal steps, but nothing pretrained.
+# Beside each, the same with *new* weights (`random_init=true`): equal sizes, equal pieces, equal examples, equal steps, but nothing pretrained.
 
 # %% [markdown] lang="ko"
 # 네 가지 모두 작은 BERT에서 출발하고, 예는 조금씩만 줍니다. 시험은 예가 알려 주지 *않은* 것을 묻도록 만듭니다.
@@ -502,7 +502,7 @@ show(drawn, "uses")
 # - **태그**: 이름과 도시. 다른 이름, 다른 도시, 다른 문장으로 시험합니다.
 # - **질의응답**: 누가, 어디서, 무엇을? 새 이야기로 시험합니다.
 #
-# 그리고 각각 *새* 가중치로도 해 봅니다(`scratch=true`). 크기, 단어 조각, 예, 단계 수가 모두 같고 사전 학습만 없습니다.
+# 그리고 각각 *새* 가중치로도 해 봅니다(`random_init=true`). 크기, 단어 조각, 예, 단계 수가 모두 같고 사전 학습만 없습니다.
 
 # %%
 chance = random.Random(3)
@@ -605,7 +605,7 @@ TABLE = ["data.text_column=text", "data.label_column=label", "data.label_names=n
 RECIPES = {"mood": ["bert/sst2", *TABLE, "data.unescape_treebank=false", "model.adversarial_epsilon=0"],
            "pair": ["bert/mrpc", *TABLE, "data.pair_column=pair", "evaluation.positive_label=null", "evaluation.select_by=accuracy"],
            "tag": ["bert/conll2003"], "answer": ["bert/xquad-en", "data.longest=64"]}  # fmt: skip
-TUNED = ["from=runs/lessons/bert", "train.max_epochs=null", "train.max_steps=120", "train.validate_every=40", "train.batch_tokens=800",
+TUNED = ["pretrained=runs/lessons/bert", "train.max_epochs=null", "train.max_steps=120", "train.validate_every=40", "train.batch_tokens=800",
          "train.learning_rate=5e-4", "train.warmup_steps=20"]  # fmt: skip
 runs = {}
 for use, recipe in RECIPES.items():
@@ -614,7 +614,7 @@ for use, recipe in RECIPES.items():
         for part in ("train", "valid", "test")
     ]
     runs[f"bert_{use}"] = [*recipe, *files, *TUNED]
-    runs[f"bert_{use}_new"] = [*recipe, *files, *TUNED, "scratch=true"]
+    runs[f"bert_{use}_new"] = [*recipe, *files, *TUNED, "random_init=true"]
 readers = dict(zip(runs, trained(**runs), strict=True))
 
 # %% [markdown] lang="en"

@@ -241,11 +241,11 @@ assert largest.size < square / 20
 
 # %% [markdown] lang="en"
 # A map is *pooled*: a cell stands for 32 × 32 weights, and holds what its queries give to its keys, on average. Nothing is left out, as it would be if one drew every 32nd row. Which head to draw?
-# In the short sentence, we take the one that looks most at the token before. `distance()` then tells how much weight goes how far.
+# In the short sentence, we take the one that looks most at the token before. `distance_profile()` then tells how much weight goes how far.
 
 # %% [markdown] lang="ko"
 # 지도는 *모아서* 그립니다. 한 칸은 가중치 32 × 32개를 대신하며, 그 칸의 쿼리들이 그 칸의 키들에 주는 가중치의 평균을 담습니다. 32행마다 한 행씩만 골라 그릴 때처럼 빠뜨리는 것이 없습니다. 어느 헤드를 그릴까요?
-# 짧은 문장에서 바로 앞 토큰을 가장 많이 보는 헤드를 고릅니다. 그다음 `distance()`가 얼마나 멀리 얼마만큼의 가중치가 가는지 알려 줍니다.
+# 짧은 문장에서 바로 앞 토큰을 가장 많이 보는 헤드를 고릅니다. 그다음 `distance_profile()`가 얼마나 멀리 얼마만큼의 가중치가 가는지 알려 줍니다.
 
 # %%
 back = torch.stack(
@@ -357,14 +357,14 @@ torch.testing.assert_close(exact, pooled)
 #
 # ## Questions without a picture
 #
-# Often a number is better. `received`: how much a token gets from all others together. `entropy`: how widely a token looks. `top`: where it looks most. `rollout`: what arrives through all layers (Abnar and Zuidema 2020).
+# Often a number is better. `received_weight`: how much a token gets from all others together. `entropy`: how widely a token looks. `top_keys`: where it looks most. `rollout`: what arrives through all layers (Abnar and Zuidema 2020).
 
 # %% [markdown] lang="ko"
 # 마지막 단계에서는 한 칸이 가중치 하나이고, 코드에서 확인했듯이 `weights`가 주는 숫자와 같습니다. 잘못 생긴 대각선 하나를 따라 들어온 것인데, 선이 정확히 가운데가 아니라 한 토큰 옆을 지납니다. 512자리 뒤에 있는 *앞 토큰*을 보는 것입니다.
 #
 # ## 그림 없이 묻기
 #
-# 숫자가 더 나을 때도 많습니다. `received`는 한 토큰이 다른 모든 토큰에게서 받는 가중치의 합, `entropy`는 한 토큰이 얼마나 넓게 보는지, `top`은 가장 많이 보는 곳입니다. `rollout`은 모든 층을 지나 무엇이 도착하는지 알려 줍니다(Abnar와 Zuidema 2020).
+# 숫자가 더 나을 때도 많습니다. `received_weight`는 한 토큰이 다른 모든 토큰에게서 받는 가중치의 합, `entropy`는 한 토큰이 얼마나 넓게 보는지, `top_keys`은 가장 많이 보는 곳입니다. `rollout`은 모든 층을 지나 무엇이 도착하는지 알려 줍니다(Abnar와 Zuidema 2020).
 
 # %%
 rows = []
@@ -419,7 +419,7 @@ torch.testing.assert_close(flow.sum(-1), torch.ones(96), atol=1e-3, rtol=1e-3)
 viewer(ViewerData.from_captures(captures, title=sentence), "minilm")
 
 # %% [markdown] lang="en"
-# (In a notebook of your own, `seen.show()` does it, with Python behind it: then the long document can be zoomed to the last token. A page like this one carries a fixed set of maps.)
+# (In a notebook of your own, `captures.show()` does it, with Python behind it: then the long document can be zoomed to the last token. A page like this one carries a fixed set of maps.)
 #
 # ## While it writes
 #
@@ -427,7 +427,7 @@ viewer(ViewerData.from_captures(captures, title=sentence), "minilm")
 # checked: a single run over all tokens has to give the same weights.
 
 # %% [markdown] lang="ko"
-# (여러분의 노트북에서는 `seen.show()` 한 줄이면 됩니다. 그때는 뒤에 파이썬이 있으므로 긴 문서도 마지막 토큰까지 확대할 수 있습니다. 이런 페이지에는 정해진 지도만 담깁니다.)
+# (여러분의 노트북에서는 `captures.show()` 한 줄이면 됩니다. 그때는 뒤에 파이썬이 있으므로 긴 문서도 마지막 토큰까지 확대할 수 있습니다. 이런 페이지에는 정해진 지도만 담깁니다.)
 #
 # ## 글을 쓰는 동안
 #
@@ -634,7 +634,7 @@ viewer(two, "knocked_out", heads={captures[n].name: sorted({0, strongest}) for n
 # - A map of a long text shows what shapes do not: here our repeated positions, and a border at 128 that we did not know of.
 # - What the picture suggests is a hypothesis. Here one held (weights of edges), and one held only for some texts (heads at rest). Both took a few lines to test.
 #
-# What `watch` cannot see, it names (`seen.unseen`), and a compiled model is refused with what to do instead: see [Looking at attention](../look.md). [Reading a map](../reading-a-map.md) tells what to look for.
+# What `watch` cannot see, it names (`captures.missed_layers`), and a compiled model is refused with what to do instead: see [Looking at attention](../look.md). [Reading a map](../reading-a-map.md) tells what to look for.
 
 # %% [markdown] lang="ko"
 # 기억해 둘 것은 이렇습니다.
@@ -643,4 +643,4 @@ viewer(two, "knocked_out", heads={captures[n].name: sorted({0, strongest}) for n
 # - 긴 글의 지도는 모양만 보아서는 알 수 없는 것을 보여 줍니다. 여기서는 우리가 되풀이한 위치와, 우리가 몰랐던 128의 경계였습니다.
 # - 그림이 암시하는 것은 가설입니다. 여기에서 하나는 맞았고(간선의 가중치), 하나는 어떤 글에서만 맞았습니다(쉬는 헤드). 둘 다 몇 줄이면 시험할 수 있었습니다.
 #
-# `watch`가 볼 수 없는 것은 이름을 알려 주고(`seen.unseen`), 컴파일된 모델은 어떻게 하면 되는지와 함께 거절합니다. [Looking at attention](../look.md)을 보십시오. 무엇을 눈여겨보아야 하는지는 [Reading a map](../reading-a-map.md)에 있습니다.
+# `watch`가 볼 수 없는 것은 이름을 알려 주고(`captures.missed_layers`), 컴파일된 모델은 어떻게 하면 되는지와 함께 거절합니다. [Looking at attention](../look.md)을 보십시오. 무엇을 눈여겨보아야 하는지는 [Reading a map](../reading-a-map.md)에 있습니다.
