@@ -61,11 +61,18 @@ def test_all_tokens_are_packed_alike() -> None:
 )
 def test_the_form_is_that_of_both(first: Any, like_it: Any, unlike: Any) -> None:
     assert first.graph_key is None
-    assert first.with_static_shapes().graph_key == like_it.with_static_shapes().graph_key != unlike.with_static_shapes().graph_key
+    assert (
+        first.with_static_shapes().graph_key
+        == like_it.with_static_shapes().graph_key
+        != unlike.with_static_shapes().graph_key
+    )
     second = "second_tokens" if isinstance(first, TextPairBatch) else "sentence_indices"
     for name in ("tokens", second):  # with one of them alone there is none
         assert replace(first, **{name: getattr(first, name).with_static_shapes()}).graph_key is None
-    assert first.with_static_shapes().graph_key != replace(first, labels=first.labels[:1]).with_static_shapes().graph_key
+    assert (
+        first.with_static_shapes().graph_key
+        != replace(first, labels=first.labels[:1]).with_static_shapes().graph_key
+    )
 
 
 @pytest.mark.parametrize("batch", [pairs(), documents()], ids=["pairs", "documents"])

@@ -60,7 +60,9 @@ def test_nothing_is_left_on_the_embedding() -> None:
     assert torch.equal(embedding(ids), embedding.weight[ids])
     embedding.weight.requires_grad_(False)  # vectors that are not learned are moved all the same
     found = adversarial_loss(embedding, lambda: Loss(embedding(ids).sum(), 1), 0.3, torch.tensor([1]))
-    assert found.parts["adversarial"].item() == pytest.approx(embedding(ids).sum().item() + 0.3 * math.sqrt(3))
+    assert found.parts["adversarial"].item() == pytest.approx(
+        embedding(ids).sum().item() + 0.3 * math.sqrt(3)
+    )
 
 
 BATCH = {

@@ -146,7 +146,10 @@ def test_segments_and_mask_may_be_left_out(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "logits"),
     [
-        ("BertForPreTraining", {"word_logits": "prediction_logits", "next_sentence_logits": "seq_relationship_logits"}),
+        (
+            "BertForPreTraining",
+            {"word_logits": "prediction_logits", "next_sentence_logits": "seq_relationship_logits"},
+        ),
         ("BertForMaskedLM", {"word_logits": "logits"}),
         ("BertForNextSentencePrediction", {"next_sentence_logits": "logits"}),
         ("BertForSequenceClassification", {"logits": "logits"}),
@@ -197,7 +200,9 @@ def test_the_losses_of_fine_tuning_are_those_of_transformers(tmp_path: Any, kind
 
 def test_the_losses_of_spans_and_pretraining_are_those_of_transformers(tmp_path: Any) -> None:
     theirs, ours = pair(tmp_path / "spans", "BertForQuestionAnswering")
-    batch = AnswerBatch.from_sequences([IDS[2]], [SEGMENTS[2]], answer_mask=[[True] * 11], starts=[4], ends=[7])
+    batch = AnswerBatch.from_sequences(
+        [IDS[2]], [SEGMENTS[2]], answer_mask=[[True] * 11], starts=[4], ends=[7]
+    )
     wanted = theirs(batch.tokens.ids, token_type_ids=batch.segments,
                     start_positions=batch.starts, end_positions=batch.ends).loss  # fmt: skip
     near(ours.loss(batch).total, wanted)
@@ -353,7 +358,11 @@ def test_losses_of_a_model_that_knows_nothing() -> None:
     assert float(loss.total) == pytest.approx(3 * math.log(WORDS) + 3 * math.log(2))
 
     two = PretrainingBatch.from_sequences(
-        IDS[:2], packed=True, masked_indices=[1, 2, 3], labels=[4, 5, IGNORE], next_sentence_labels=[1, IGNORE]
+        IDS[:2],
+        packed=True,
+        masked_indices=[1, 2, 3],
+        labels=[4, 5, IGNORE],
+        next_sentence_labels=[1, IGNORE],
     )
     loss = untrained(small(BertPretrainingModel)).loss(two)
     assert loss.count == 2

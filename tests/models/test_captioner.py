@@ -102,7 +102,9 @@ def naive(
         i, f, g, o = (gates + p["cell.weight_hh_l0"] @ h + p["cell.bias_hh_l0"]).chunk(4)
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
         h = torch.sigmoid(o) * torch.tanh(c)
-        logits.append(linear("generator", y + linear("hidden_projection", h) + linear("context_projection", z)))
+        logits.append(
+            linear("generator", y + linear("hidden_projection", h) + linear("context_projection", z))
+        )
         looked.append(alpha)
     return torch.stack(logits), torch.stack(looked)
 
@@ -525,7 +527,10 @@ def test_batches_of_one_form_are_alike() -> None:
     batch, other = (batch_of(captions, min_length=6) for captions in (CAPTIONS, [[4], [5], [6, 7]]))
     assert batch.graph_key is None
     assert batch.with_static_shapes().graph_key == other.with_static_shapes().graph_key is not None
-    assert batch.with_static_shapes().graph_key != batch_of(CAPTIONS, min_length=7).with_static_shapes().graph_key
+    assert (
+        batch.with_static_shapes().graph_key
+        != batch_of(CAPTIONS, min_length=7).with_static_shapes().graph_key
+    )
     there = batch.with_static_shapes().to("cpu")
     assert there.grid == GRID
     assert there.count == 11

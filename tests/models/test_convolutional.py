@@ -112,7 +112,14 @@ class Paper:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"kernel_size": 5}, {"kernel_size": 1}, {"tie_embeddings": "target"}, {"tie_embeddings": "all"}, {"position_encoding": "sinusoid"}],
+    [
+        {},
+        {"kernel_size": 5},
+        {"kernel_size": 1},
+        {"tie_embeddings": "target"},
+        {"tie_embeddings": "all"},
+        {"position_encoding": "sinusoid"},
+    ],
     ids=str,
 )
 def test_equal_to_the_paper_in_value_and_gradients(changes: dict[str, Any]) -> None:

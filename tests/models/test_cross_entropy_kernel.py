@@ -360,7 +360,7 @@ def test_the_kernel_compiles_for_hopper(biased: bool, even: bool, kind: str) -> 
 
     function, blocks = cross_entropy._cross_entropy_kernel, cross_entropy.DEFAULT_BLOCKS
     constants = {"U": blocks.unroll, "LANES": 32 * blocks.warps, "E": 4 if kind == "fp32" else 8}
-    constants |= {"BIASED": biased, "SMOOTHED": True, "LEARNING": True}
+    constants |= {"BIASED": biased, "SMOOTHED": True, "NEEDS_GRADIENT": True}
     types = {"logits_ptr": f"*{kind}", "labels_ptr": "*i64", "V": "i32", "width": "i32", "smoothing": "fp32"}
     signature = {
         name: "constexpr" if name in constants else types.get(name, "*fp32") for name in function.arg_names

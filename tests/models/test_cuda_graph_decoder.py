@@ -277,7 +277,9 @@ def test_searches_find_the_same(monkeypatch: pytest.MonkeyPatch, every: int) -> 
             ),
             *(
                 lambda one, source=source, size=size: [
-                    *itertools.chain(*decoding.beam_search(one, source, beam_size=size, n_best=size, max_length=11))
+                    *itertools.chain(
+                        *decoding.beam_search(one, source, beam_size=size, n_best=size, max_length=11)
+                    )
                 ]
                 for size in (1, 2, 5)
             ),
@@ -550,7 +552,9 @@ def test_memory_on_the_device_does_not_grow() -> None:
 
     def search() -> None:
         for chosen in batches():
-            decoding.beam_search(fast, Tokens.pad(chosen).to("cuda"), beam_size=dice.randint(2, 5), max_length=12)
+            decoding.beam_search(
+                fast, Tokens.pad(chosen).to("cuda"), beam_size=dice.randint(2, 5), max_length=12
+            )
 
     peaks = []
     for _ in range(3):

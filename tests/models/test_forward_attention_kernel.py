@@ -18,8 +18,8 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the kernels need Triton")
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-from jumok.models.kernels import forward_attention_step  # noqa: E402
 from jumok.models import tacotron_decoder  # noqa: E402
+from jumok.models.kernels import forward_attention_step  # noqa: E402
 from jumok.models.tacotron_decoder import MAX_GRADIENT, forward_attention  # noqa: E402
 
 ON_GPU = torch.cuda.is_available() and not INTERPRETED

@@ -173,7 +173,7 @@ def test_a_weight_that_has_no_room_is_read_at_each_step(
 ) -> None:
     """As on a GPU with little shared memory: at these widths, an H200 holds it."""
     monkeypatch.setattr(gru, "get_max_shared_memory", lambda device: 1 << 10)
-    assert not gru._get_kernel_constants(width, dtype, gru.get_max_shared_memory(DEVICE))["HELD"]
+    assert not gru._get_kernel_constants(width, dtype, gru.get_max_shared_memory(DEVICE))["HOLD_WEIGHT"]
     compared(some_gru(width, both=True), lengths, dtype)
 
 
@@ -281,7 +281,7 @@ def test_without_gradients_nothing_is_kept_for_them(monkeypatch: pytest.MonkeyPa
     launch, asked = gru._launch, []
 
     def spied(*given, **constants):
-        asked.append(constants["LEARNING"])
+        asked.append(constants["NEEDS_GRADIENT"])
         launch(*given, **constants)
 
     monkeypatch.setattr(gru, "_launch", spied)
@@ -430,16 +430,16 @@ def test_the_kernels_compile_for_hopper_and_hardly_spill(
     dtype = torch.bfloat16 if kind == "bf16" else torch.float32
     blocks = gru.choose_gru_blocks(width, dtype)
     constants = {
-        "WAYS": 2,
+        "DIRECTIONS": 2,
         "ROWS": blocks.rows,
-        "LEARNING": True,
+        "NEEDS_GRADIENT": True,
         **gru._get_kernel_constants(width, dtype, 227 << 10),
     }
     constants = {name: value for name, value in constants.items() if name in function.arg_names}
-    assert constants["HELD"] == ((kind, width) != ("fp32", 100))
+    assert constants["HOLD_WEIGHT"] == ((kind, width) != ("fp32", 100))
     types = {name: f"*{kind}" for name in function.arg_names if name.endswith("_ptr")}
     types |= {name: "*fp32" for name in types if "weight" in name or "bias" in name}
-    types["numbers_ptr"] = "*i32"
+    types["packing_ptr"] = "*i32"
     signature = {
         name: "constexpr" if name in constants else types.get(name, "i32") for name in function.arg_names
     }
@@ -454,7 +454,7 @@ def test_the_kernels_compile_for_hopper_and_hardly_spill(
     path.write_bytes(compiled.asm["cubin"])
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     used = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
-    assert int(re.findall(r"STACK:(\d+)", used)[0]) <= (64 if constants["HELD"] else 256), used
+    assert int(re.findall(r"STACK:(\d+)", used)[0]) <= (64 if constants["HOLD_WEIGHT"] else 256), used
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")

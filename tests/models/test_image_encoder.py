@@ -165,7 +165,8 @@ def test_all_of_it_learns_from_stage_0_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "tune", "match"), [(6, None, "stage=6"), (2, 3, "fine_tune_from_stage=3"), (2, -1, "fine_tune_from_stage=-1")]
+    ("stage", "tune", "match"),
+    [(6, None, "stage=6"), (2, 3, "fine_tune_from_stage=3"), (2, -1, "fine_tune_from_stage=-1")],
 )
 def test_stages_that_are_not_there_are_refused(stage: int, tune: int | None, match: str) -> None:
     with pytest.raises(ValueError, match=match):

@@ -20,10 +20,10 @@ from jumok.attention.additive import compute_additive_scores
 from jumok.attention.gpu_support import GPUProperties
 from jumok.attention.paths import varlen
 from jumok.batches.tokens import IGNORE
-from jumok.models.tacotron_decoder import forward_attention
 from jumok.models.layers.output_loss import linear_cross_entropy
 from jumok.models.layers.ragged_layout import PackedSteps
 from jumok.models.layers.recurrent import run_packed_rnn
+from jumok.models.tacotron_decoder import forward_attention
 
 triton = pytest.importorskip("triton", reason="the kernels need Triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
@@ -143,7 +143,7 @@ def run_gru(width: int, kind: str, both: bool = True, learning: bool = True) -> 
 
 def is_held(on: Pretended) -> bool | None:
     """Whether the weight is held in shared memory; None: cuDNN runs."""
-    held = {launch.arguments["HELD"] for launch in on.launches}
+    held = {launch.arguments["HOLD_WEIGHT"] for launch in on.launches}
     return held.pop() if held else None
 
 

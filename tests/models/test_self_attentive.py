@@ -456,6 +456,8 @@ def test_sizes_that_make_no_model(change: dict[str, Any], message: str) -> None:
 
 def test_a_recipe_can_hold_the_config() -> None:
     adapter = TypeAdapter(SelfAttentiveConfig)
-    assert adapter.validate_python({"type": "self_attentive", "num_hops": 3}) == SelfAttentiveConfig(num_hops=3)
+    assert adapter.validate_python({"type": "self_attentive", "num_hops": 3}) == SelfAttentiveConfig(
+        num_hops=3
+    )
     with pytest.raises(ValidationError, match="hop"):
         adapter.validate_python({"hop": 3})

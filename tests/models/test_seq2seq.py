@@ -62,7 +62,9 @@ def combinations() -> Iterator[Seq2SeqConfig]:
     def build_next(**chosen: Any) -> Seq2SeqConfig:
         n = next(turn)
         both = n % 3 != 0 and chosen.get("attention_score") != "dot"
-        plain = chosen["attention"] is None or (chosen["attention_query"] == "previous" and chosen["input_feeding"])
+        plain = chosen["attention"] is None or (
+            chosen["attention_query"] == "previous" and chosen["input_feeding"]
+        )
         readouts = ["maxout", "tanh", "plain"] if plain else ["maxout", "tanh"]
         readout = readouts[n // 2 % len(readouts)]
         tie = "target" if readout != "plain" and n % 5 == 0 else "none"
@@ -74,7 +76,13 @@ def combinations() -> Iterator[Seq2SeqConfig]:
             yield build_next(cell=cell, attention=None, input_feeding=feeding)
         for reach, query in itertools.product(("global", "local-m", "local-p"), ("previous", "current")):
             for score in ("dot", "scaled-dot", "general", "additive", "concat"):
-                yield build_next(cell=cell, attention=reach, attention_score=score, attention_query=query, input_feeding=feeding)
+                yield build_next(
+                    cell=cell,
+                    attention=reach,
+                    attention_score=score,
+                    attention_query=query,
+                    input_feeding=feeding,
+                )
 
 
 def title(config: Seq2SeqConfig) -> str:
@@ -116,7 +124,16 @@ def loss_and_gradients(model: Seq2Seq, batch: Seq2SeqBatch) -> list[Tensor]:
 
 def test_the_grid_is_what_it_says() -> None:
     assert len(ALL) == len(set(ALL)) == 2 * 2 * (5 + 3 * 2 * 5)
-    for field in ("cell", "num_layers", "bidirectional", "reverse_source", "readout", "tie_embeddings", "attention_query", "attention_score"):
+    for field in (
+        "cell",
+        "num_layers",
+        "bidirectional",
+        "reverse_source",
+        "readout",
+        "tie_embeddings",
+        "attention_query",
+        "attention_score",
+    ):
         assert len({getattr(config, field) for config in SOME}) == len({getattr(c, field) for c in ALL}) > 1
     local = {(c.cell, c.attention, c.attention_query, c.input_feeding) for c in SOME}
     assert len(local) >= 2 * 3 * 2 * 2
@@ -314,7 +331,11 @@ class Naive:
             case "dot":
                 return q @ k
             case "scaled-dot":
-                return (p["query_projection.weight"] @ q) @ (p["key_projection.weight"] @ k) / math.sqrt(self.config.width)
+                return (
+                    (p["query_projection.weight"] @ q)
+                    @ (p["key_projection.weight"] @ k)
+                    / math.sqrt(self.config.width)
+                )
             case "general":
                 return q @ p["score.key.weight"] @ k / math.sqrt(self.config.width)
             case "additive":
@@ -328,7 +349,10 @@ class Naive:
         if self.config.attention == "local-m":
             centre = torch.tensor(float(min(t, words - 1)))
         if self.config.attention == "local-p":
-            w, v = self.p["decoder.attention.position_predictor.0.weight"], self.p["decoder.attention.position_predictor.2.weight"]
+            w, v = (
+                self.p["decoder.attention.position_predictor.0.weight"],
+                self.p["decoder.attention.position_predictor.2.weight"],
+            )
             centre = words * torch.sigmoid(v @ torch.tanh(w @ q))[0]
         if self.config.attention != "global":
             places = [j for j in places if abs(j - centre.item()) <= d]
@@ -348,7 +372,11 @@ class Naive:
         )
         if self.config.readout == "tanh":
             return torch.tanh(x)
-        x = x + self.p["decoder.readout.word_projection.weight"] @ y + self.p["decoder.readout.word_projection.bias"]
+        x = (
+            x
+            + self.p["decoder.readout.word_projection.weight"] @ y
+            + self.p["decoder.readout.word_projection.bias"]
+        )
         half = len(x) // 2
         return torch.stack([torch.max(x[i], x[i + half]) for i in range(half)])
 

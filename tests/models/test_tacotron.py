@@ -262,7 +262,9 @@ def test_the_total_of_training_has_all_its_parts() -> None:
     loss = made().train().loss(batch_of())
     torch.testing.assert_close(loss.total.detach(), sum(loss.parts.values()), **EXACT)
     loss = made().loss(batch_of())
-    torch.testing.assert_close(loss.total.detach(), sum(loss.parts.values()) - loss.parts["guided_attention"], **EXACT)
+    torch.testing.assert_close(
+        loss.total.detach(), sum(loss.parts.values()) - loss.parts["guided_attention"], **EXACT
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -427,7 +429,9 @@ def test_speech_is_alike() -> None:
     assert alike.device_mel_lengths is not None
     assert alike.device_mel_lengths.tolist() == list(FRAMES)
     assert torch.equal(alike.mel_tokens.valid_mask, first.mel_tokens.valid_mask)
-    assert map_tensors(alike, torch.clone).graph_key == alike.graph_key  # what a recorded step does with a batch
+    assert (
+        map_tensors(alike, torch.clone).graph_key == alike.graph_key
+    )  # what a recorded step does with a batch
     assert alike.to("meta").device_mel_lengths.is_meta
     assert alike.to("meta").mels.is_meta
     with pytest.raises(ValueError, match="from 1 to 12"):

@@ -511,7 +511,10 @@ def test_tying_all_needs_one_vocabulary() -> None:
 
 
 def test_tied_embeddings_are_one_parameter() -> None:
-    counts = {tie: sum(p.numel() for p in small(tie_embeddings=tie).parameters()) for tie in ("none", "target", "all")}
+    counts = {
+        tie: sum(p.numel() for p in small(tie_embeddings=tie).parameters())
+        for tie in ("none", "target", "all")
+    }
     assert counts["none"] - counts["target"] == TARGET * 14
     assert counts["target"] - counts["all"] == SOURCE * 14
     model = small(tie_embeddings="all")

@@ -75,7 +75,9 @@ def test_models_read_a_word_as_its_vector_and_that_of_its_pair(kind: str) -> Non
     model: HierarchicalAttentionNetwork | SelfAttentiveClassifier
     if kind == "hierarchical":
         model = HierarchicalAttentionNetwork(HierarchicalConfig(**sizes), 11, 2).eval()
-        batch = DocumentBatch.from_sequences([[4, 5, 6], [7], [4, 5]], sentence_indices=[[0, 1], [2]], labels=[1, 0])
+        batch = DocumentBatch.from_sequences(
+            [[4, 5, 6], [7], [4, 5]], sentence_indices=[[0, 1], [2]], labels=[1, 0]
+        )
     else:
         model = SelfAttentiveClassifier(SelfAttentiveConfig(**sizes, num_hops=2, mlp_width=5), 11, 2).eval()
         batch = ClassificationBatch.from_sequences([[4, 5, 6], [7, 4, 5]], labels=[1, 0])

@@ -69,8 +69,8 @@ class CaptionBatch:
     def __post_init__(self) -> None:
         if (self.feature_table is None) != (self.features.dim() > 1):
             raise ValueError(
-                f"features have shape {tuple(self.features.shape)}; expected (images, positions, features), or "
-                "pixels, or indices of images together with a feature_table"
+                f"features have shape {tuple(self.features.shape)}; expected (images, positions, features), "
+                "or pixels, or indices of images together with a feature_table"
             )
         positions = self.grid[0] * self.grid[1]
         if self.feature_table is None:
@@ -83,8 +83,8 @@ class CaptionBatch:
             )
         if len(self.features) != len(self.target.lengths):
             raise ValueError(
-                f"there are {len(self.features)} images but {len(self.target.lengths)} captions; expected one "
-                "caption per image: repeat an image that has several"
+                f"there are {len(self.features)} images but {len(self.target.lengths)} captions; expected "
+                "one caption per image: repeat an image that has several"
             )
 
     @classmethod

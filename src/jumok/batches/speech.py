@@ -31,7 +31,9 @@ class SpeechBatch:
     mels: Tensor  # (B, T, M)
     mel_lengths: tuple[int, ...]  # valid frames of each utterance, on the host
     count: int  # number of valid frames
-    device_mel_lengths: Tensor | None = None  # (B,): the lengths on the device, for static shapes (see Tokens)
+    device_mel_lengths: Tensor | None = (
+        None  # (B,): the lengths on the device, for static shapes (see Tokens)
+    )
     linear_spectrograms: Tensor | None = None  # (B, T, F); None if waveforms are generated from mels
     example_indices: tuple[int, ...] = ()  # indices of the examples in their data set
     style_reference: Tensor | None = None  # (B,): row whose recording gives the style; None: the same row
@@ -40,19 +42,19 @@ class SpeechBatch:
     def __post_init__(self) -> None:
         if self.mels.dim() != 3 or not len(self.mels) == len(self.mel_lengths) == len(self.text.lengths):
             raise ValueError(
-                f"mels have shape {tuple(self.mels.shape)}, and there are {len(self.mel_lengths)} mel_lengths and "
-                f"{len(self.text.lengths)} texts; expected mels (utterances, frames, mels), with one length "
-                "and one text per utterance"
+                f"mels have shape {tuple(self.mels.shape)}, and there are {len(self.mel_lengths)} "
+                f"mel_lengths and {len(self.text.lengths)} texts; expected mels (utterances, frames, mels), "
+                "with one length and one text per utterance"
             )
         if not all(1 <= length <= self.mels.shape[1] for length in self.mel_lengths):
             raise ValueError(
-                f"mel_lengths={list(self.mel_lengths)}, but mels have shape {tuple(self.mels.shape)}; expected "
-                f"lengths from 1 to {self.mels.shape[1]}"
+                f"mel_lengths={list(self.mel_lengths)}, but mels have shape {tuple(self.mels.shape)}; "
+                f"expected lengths from 1 to {self.mels.shape[1]}"
             )
         if self.linear_spectrograms is not None and self.linear_spectrograms.shape[:2] != self.mels.shape[:2]:
             raise ValueError(
-                f"linear_spectrograms have shape {tuple(self.linear_spectrograms.shape)}, but mels have shape "
-                f"{tuple(self.mels.shape)}; expected the same number of utterances and frames"
+                f"linear_spectrograms have shape {tuple(self.linear_spectrograms.shape)}, but mels have "
+                f"shape {tuple(self.mels.shape)}; expected the same number of utterances and frames"
             )
         if self.alignment is not None and self.alignment.shape != self.mels.shape[:2]:
             raise ValueError(
@@ -70,7 +72,7 @@ class SpeechBatch:
         *,
         min_lengths: tuple[int, int] = (0, 0),
     ) -> SpeechBatch:
-        """Build a batch from the symbols, the mels ``(T, M)`` and the linear spectra ``(T, F)`` of utterances.
+        """Build a batch from symbols, mels ``(T, M)`` and linear spectra ``(T, F)`` of utterances.
 
         ``min_lengths``: pad texts and frames at least to these lengths.
 
@@ -97,7 +99,7 @@ class SpeechBatch:
 
     @property
     def graph_key(self) -> Hashable | None:
-        """The :attr:`~jumok.batches.tokens.Tokens.graph_key` of texts and frames, and which fields are set."""
+        """See :attr:`jumok.batches.tokens.Tokens.graph_key`. This has those of texts and frames."""
         keys = self.text.graph_key, self.mel_tokens.graph_key
         linear = None if self.linear_spectrograms is None else self.linear_spectrograms.shape
         return None if None in keys else (*keys, linear, self.style_reference is None, self.alignment is None)
@@ -135,4 +137,3 @@ def _pad_spectra(spectra: Sequence[Tensor], min_length: int) -> Tensor:
     for row, spectrum in zip(padded, spectra, strict=True):
         row[: len(spectrum)] = torch.as_tensor(spectrum)
     return padded
-

@@ -16,8 +16,8 @@ in their labels:
 - :class:`DocumentBatch`: one label for a document that consists of several sentences
 
 Fields with one value per text have shape ``(N,)`` and describe the first N texts. More texts may follow that
-fill up a packed row. A label ``IGNORE`` does not count, so batches with the same ``graph_key`` may differ in the number of
-labels that count.
+fill up a packed row. A label ``IGNORE`` does not count, so batches with the same ``graph_key`` may differ in
+the number of labels that count.
 
 Shapes: ``N`` labelled texts, ``M`` masked positions; "like the ids" is ``(B, L)``, or ``(1, T)`` if packed.
 """
@@ -102,7 +102,7 @@ class TextBatch:
 
     @property
     def graph_key(self) -> Hashable | None:
-        """The keys of all tokens (see :attr:`~jumok.batches.tokens.Tokens.graph_key`) and the other tensors' shapes."""
+        """See :attr:`jumok.batches.tokens.Tokens.graph_key`: those of all tokens, and the other shapes."""
         keys = [tokens.graph_key for tokens in self._select_fields(Tokens).values()]
         shapes = [x.shape for x in self._tensor_fields().values()]
         return None if None in keys else (*keys, *shapes)
@@ -240,5 +240,4 @@ class AnswerBatch(TextBatch):
 
 def label_mask(labels: Tensor) -> Tensor:
     """Mask of the labels that count: those that are not IGNORE, or for regression not NaN."""
-
     return ~labels.isnan() if labels.is_floating_point() else labels != IGNORE

@@ -87,7 +87,7 @@ class Tokens:
 
     @classmethod
     def pack(cls, sequences: Sequence[Sequence[int]], min_tokens: int = 0, fill: int = PAD) -> Tokens:
-        """Concatenate all sequences. If there are fewer than ``min_tokens`` tokens, append a sequence of ``fill``."""
+        """Concatenate all sequences, and append one of ``fill`` if they have fewer than ``min_tokens``."""
         lengths = [len(sequence) for sequence in sequences]
         missing = max(0, min_tokens - sum(lengths))
         ids = torch.tensor([*itertools.chain.from_iterable(sequences), *[fill] * missing])
@@ -95,7 +95,7 @@ class Tokens:
 
     @classmethod
     def from_packed_ids(cls, ids: Tensor, lengths: Sequence[int], max_length: int = 0) -> Tokens:
-        """Build packed tokens from concatenated ids ``(T,)``; ``max_length`` may be larger than all lengths."""
+        """Build packed tokens from concatenated ids ``(T,)``. ``max_length`` may exceed all lengths."""
         ends = np.cumsum(lengths)
         starts = ends - lengths
         positions = torch.from_numpy(np.arange(len(ids)) - np.repeat(starts, lengths))
@@ -152,7 +152,7 @@ class Tokens:
 
     @functools.cached_property
     def mask(self) -> Mask | None:
-        """Mask for self-attention, or if padded, for attention from any queries. None if nothing is masked."""
+        """Mask for self-attention, or if padded for attention from any queries. None if there is none."""
         if self.cu_seqlens is not None:
             return masks.packed(self.cu_seqlens, self.max_length)
         if self.device_lengths is not None:
@@ -284,5 +284,4 @@ def round_up_size(value: int, min_size: int) -> int:
 
 def _move_to_device(x: Tensor, device: torch.device | str) -> Tensor:
     """Move ``x`` to the device, asynchronously if it is a GPU."""
-
     return x.to(device, non_blocking=torch.device(device).type == "cuda")

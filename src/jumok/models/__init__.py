@@ -1,1 +1,1 @@
-"""The models: one system a file, its config beside it. Imports nothing of jumok but attention and batch."""
+"""The models, one system per file with its config. They import only attention and batches."""

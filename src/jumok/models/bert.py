@@ -223,7 +223,7 @@ class Bert(BlockCompiledModel):
         return None if self.pooler is None else torch.tanh(self.pooler(first_hidden))
 
     def copy_weights_from(self, other: Bert) -> list[str]:
-        """Copy another model's weights. Return the names of own weights that it lacks, such as the pooler's."""
+        """Copy another model's weights. Return the names of weights that it lacks, as of the pooler."""
         if _describe_sizes(self) != _describe_sizes(other):
             raise ValueError(
                 f"a BERT with {_describe_sizes(self)} cannot start from one with {_describe_sizes(other)}"
@@ -246,8 +246,8 @@ class Bert(BlockCompiledModel):
     def _should_drop_padding(self, valid_mask: Tensor) -> bool:
         """Whether to pack the valid tokens instead of encoding padding too.
 
-        On a GPU packed texts have a fast path in half precision only, if at all. If a row begins with padding,
-        the padding is pooled (as in ``transformers``), so it must be encoded.
+        On a GPU packed texts have a fast path in half precision only, if at all. If a row begins with
+        padding, the padding is pooled (as in ``transformers``), so it must be encoded.
         """
         device_type, dtype = valid_mask.device.type, self.word_embedding.weight.dtype
         if torch.is_autocast_enabled(device_type):
@@ -271,8 +271,8 @@ class Bert(BlockCompiledModel):
                 continue
             if x.shape != ids.shape:
                 raise ValueError(
-                    f"{name} has shape {tuple(x.shape)}, but input_ids have shape {tuple(ids.shape)}; expected "
-                    "one number for each token"
+                    f"{name} has shape {tuple(x.shape)}, but input_ids have shape {tuple(ids.shape)}; "
+                    "expected one number for each token"
                 )
             # Tensors on a GPU are not checked, because that would wait for it.
             if x.device.type == "cpu" and x.numel() and not bool(((x >= 0) & (x < limit)).all()):
@@ -330,7 +330,7 @@ class MaskedLMHead(CompiledBlock):
         return F.linear(self._transform_hidden(hidden), self.weight, self.bias)
 
     def forward(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy of the labels ``(M,)``, summed, without holding the logits of all positions at once."""
+        """Cross-entropy of the labels ``(M,)``, summed, without holding all logits at once."""
         return linear_cross_entropy(self._transform_hidden(hidden), self.weight, labels, bias=self.bias)[0]
 
     def _transform_hidden(self, hidden: Tensor) -> Tensor:
@@ -567,7 +567,7 @@ def _sum_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _build_membership(tokens: Tokens) -> Tensor:
-    """Mask of the tokens of a row that belong to each of its texts: ``(B, 1, L)``, or packed ``(1, N, T)``."""
+    """Mask of the tokens of a row that belong to each text: ``(B, 1, L)``, or packed ``(1, N, T)``."""
     if tokens.cu_seqlens is None:
         return tokens.valid_mask[:, None]
     index, edges = torch.arange(tokens.ids.shape[1], device=tokens.ids.device), tokens.cu_seqlens[:, None]
@@ -575,7 +575,7 @@ def _build_membership(tokens: Tokens) -> Tensor:
 
 
 def _mean_pool(hidden: Tensor, membership: Tensor) -> Tensor:
-    """Mean of the hidden states of each text, ``(N, D)``. ``membership`` is that of :func:`_build_membership`."""
+    """Mean of the hidden states of each text, ``(N, D)``. See :func:`_build_membership`."""
     sums = membership.to(hidden.dtype) @ hidden
     return (sums / membership.sum(-1, keepdim=True).clamp(min=1)).flatten(0, 1)
 
@@ -588,4 +588,3 @@ def _unpack_rows(x: Tensor, tokens: Tokens, num_texts: int) -> Tensor:
     index = edges[:num_texts, None] + torch.arange(tokens.max_length, device=x.device)
     is_padding = index >= edges[1 : num_texts + 1, None]
     return x[0][index.clamp(max=x.shape[1] - 1)].masked_fill(is_padding, torch.finfo(x.dtype).min)
-

@@ -8,8 +8,8 @@
 
 Everything else is :mod:`jumok.models.transformer`.
 
-Shapes: ``B`` images, ``P`` grid positions, ``T`` words, ``H`` heads; widths: ``F`` of a feature vector, ``D`` of
-the model.
+Shapes: ``B`` images, ``P`` grid positions, ``T`` words, ``H`` heads; widths: ``F`` of a feature vector, ``D``
+of the model.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class CaptionTransformer(nn.Module):
         return self.transformer.loss(self._cast_batch(batch).seq2seq_batch)
 
     def start(self, source: Tensor | Tokens) -> TransformerState:
-        """Return the initial state for features ``(B, P, F)``, or these as tokens (``features_as_tokens``)."""
+        """Return the initial state for features ``(B, P, F)``, or for these as tokens."""
         features = source.ids if isinstance(source, Tokens) else source
         return self.transformer.start(features_as_tokens(self._cast_features(features)))
 
     def step(self, state: TransformerState, ids: Tensor) -> tuple[Tensor, TransformerState]:
-        """Return the logits ``(N, V)`` of the next words. ``ids`` ``(N,)`` are the last ones, BOS at first."""
+        """Return the logits ``(N, V)`` of the next words after ``ids`` ``(N,)``, which are BOS at first."""
         return self.transformer.step(state, ids)
 
     def compute_attention_maps(self, batch: CaptionBatch) -> list[LayerAttention]:
@@ -81,8 +81,8 @@ class CaptionTransformer(nn.Module):
         width = cast(nn.Linear, self.transformer.source_embedding).in_features
         if image_features.dim() != 3 or image_features.shape[-1] != width or 0 in image_features.shape:
             raise ValueError(
-                f"features have shape {tuple(image_features.shape)}; expected (images, positions, {width}), at "
-                "least one of each"
+                f"features have shape {tuple(image_features.shape)}; expected (images, positions, {width}), "
+                "at least one of each"
             )
 
         return image_features.to(self.transformer.target_embedding.weight.dtype)

@@ -1,7 +1,8 @@
 """Show, attend and tell (Xu 2015): captions of images, with soft or hard attention.
 
-An image is given as feature vectors a_1 … a_P of grid positions (see :mod:`jumok.models.layers.image_encoder`).
-An LSTM generates the caption y_1 … y_T and attends to the image before every word::
+An image is given as feature vectors a_1 … a_P of grid positions (see
+:mod:`jumok.models.layers.image_encoder`). An LSTM generates the caption y_1 … y_T and attends to the image
+before every word::
 
     h_0 = f_h(mean a)      c_0 = f_c(mean a)                     initial state: two small networks
     α_t = softmax(v · tanh(W h_(t−1) + U a_i))                   attention weights, Σ_i α_ti = 1
@@ -26,8 +27,8 @@ probability (Xu 2015, section 4.1)::
     R_t = Σ_(u ≥ t) log p(y_u | s)                                       the reward
 
 Words before step t do not depend on s_t, so R_t leaves them out. (In the paper the reward includes all words:
-the same on average, with more variance.) The baseline b_t reduces the variance further. It is a moving average
-of the log probability of a word, times the number of words left.
+the same on average, with more variance.) The baseline b_t reduces the variance further. It is a moving
+average of the log probability of a word, times the number of words left.
 
 Shapes: ``B`` images (``N`` rows while decoding), ``P`` grid positions, ``T`` steps, ``V`` words of the
 vocabulary; widths: ``F`` of a feature vector, ``W`` of a state, ``E`` of an embedding.
@@ -136,7 +137,7 @@ class CaptionerAttention(nn.Module):
     def forward(
         self, query: Tensor, memory: CaptionerMemory, select_weights: WeightSelector | None = None
     ) -> Tensor:
-        """Contexts ``(B, Q, F)``. ``select_weights`` changes the weights, to one-hot vectors in hard attention."""
+        """Contexts ``(B, Q, F)``. ``select_weights`` may replace the weights, as hard attention does."""
         if select_weights is None:
             return core.attend(query, memory.keys, memory.features, score=self.score)
         weights = core.weights(query, memory.keys, score=self.score)
@@ -263,8 +264,8 @@ def _doubly_stochastic_penalty(weights: Tensor, valid_mask: Tensor) -> Tensor:
 class CaptionerState:
     """Decoding state of N rows.
 
-    Neighbouring rows that describe the same image share it: ``memory`` has N / ``rows_per_source`` images (see
-    :mod:`jumok.models.layers.source_sharing`).
+    Neighbouring rows that describe the same image share it: ``memory`` has N / ``rows_per_source`` images
+    (see :mod:`jumok.models.layers.source_sharing`).
     """
 
     hidden: HiddenState  # of the LSTM; both (N, W)
@@ -349,8 +350,8 @@ class Captioner(nn.Module):
     def loss(self, batch: CaptionBatch) -> Loss:
         """Summed over the labels: in training the negative log-likelihood with all other terms, else without.
 
-        The parts are "nll", without label smoothing, and if they are used "doubly_stochastic", "reinforce" and
-        "entropy", with their weights. ("reinforce" is zero, but has a gradient.)
+        The parts are "nll", without label smoothing, and if they are used "doubly_stochastic", "reinforce"
+        and "entropy", with their weights. ("reinforce" is zero, but has a gradient.)
         """
         recorder = self._build_recorder(batch) if self.training else None
         caption = self._run_teacher_forced(batch, recorder or self._inference_selector)
@@ -411,13 +412,13 @@ class Captioner(nn.Module):
     # ------------------------------------------------------------------------------- decoding
 
     def start(self, source: Tensor | Tokens) -> CaptionerState:
-        """Return the initial state for features ``(B, P, F)``, or these as tokens (``features_as_tokens``)."""
+        """Return the initial state for features ``(B, P, F)``, or for these as tokens."""
         features = source.ids if isinstance(source, Tokens) else source
         feature_width = self.context_projection.in_features
         if features.dim() != 3 or features.shape[-1] != feature_width or 0 in features.shape:
             raise ValueError(
-                f"features have shape {tuple(features.shape)}; expected (images, positions, {feature_width}), "
-                "at least one of each"
+                f"features have shape {tuple(features.shape)}; expected (images, positions, "
+                f"{feature_width}), at least one of each"
             )
         features = self.feature_dropout(features.to(self.generator.weight.dtype))
         mean = features.mean(1)
@@ -425,13 +426,13 @@ class Captioner(nn.Module):
         return CaptionerState(hidden, self.attention.prepare(features))
 
     def step(self, state: CaptionerState, ids: Tensor) -> tuple[Tensor, CaptionerState]:
-        """Return the logits ``(N, V)`` of the next words. ``ids`` ``(N,)`` are the last ones, BOS at first."""
+        """Return the logits ``(N, V)`` of the next words after ``ids`` ``(N,)``, which are BOS at first."""
         _, readouts, state = self._run_steps(ids[:, None], state, self._inference_selector)
         return self.generator(readouts.squeeze(1)), state
 
     @torch.no_grad()
     def compute_attention_maps(self, batch: CaptionBatch) -> list[LayerAttention]:
-        """Attention weights ``(B, 1, T, P)``. For hard attention, they are the probabilities of positions."""
+        """Attention weights ``(B, 1, T, P)``. In hard attention they are probabilities of positions."""
         caption = self._run_teacher_forced(batch, self._inference_selector)
         weights = self.attention.weights(caption.queries, caption.memory)
         return [LayerAttention("attention", (weights * batch.target.valid_mask[..., None])[:, None])]
@@ -482,8 +483,8 @@ class Captioner(nn.Module):
 class ImageCaptioner(nn.Module):
     """An image encoder and a captioner: a captioner of pixels, which may fine-tune its encoder.
 
-    The features of a batch are pixels, or features that the encoder computed before, or indices into a feature
-    table (see :class:`~jumok.batches.images.CaptionBatch`).
+    The features of a batch are pixels, or features that the encoder computed before, or indices into a
+    feature table (see :class:`~jumok.batches.images.CaptionBatch`).
     """
 
     supports_compile = False

@@ -1,8 +1,8 @@
 """Convolutional seq2seq (Gehring 2017): gated convolutions, and attention in every decoder layer.
 
-A layer sees ``kernel_size`` neighbouring words, and a stack of layers sees more. All positions are computed in
-parallel. With z the output of the encoder, and e and g the embeddings of source and target, a decoder layer
-with input x is ::
+A layer sees ``kernel_size`` neighbouring words, and a stack of layers sees more. All positions are computed
+in parallel. With z the output of the encoder, and e and g the embeddings of source and target, a decoder
+layer with input x is ::
 
     h       = GLU(convolution(x))                     of the word itself and those before it
     c       = √m · Σ_j a_j (z_j + e_j)                a = softmax_j((W h + b + g) · z_j)
@@ -51,8 +51,9 @@ class ConvolutionalConfig:
     """Configuration of a :class:`ConvolutionalSeq2Seq`.
 
     ``position_encoding`` "learned" supports up to ``max_positions`` tokens; longer sentences are refused.
-    "sinusoid" supports any length. ``tie_embeddings`` says which embeddings share one weight: "none", "target"
-    (target embedding and output layer), or "all" (the source embedding too, which needs a joint vocabulary).
+    "sinusoid" supports any length. ``tie_embeddings`` says which embeddings share one weight: "none",
+    "target" (target embedding and output layer), or "all" (the source embedding too, which needs a joint
+    vocabulary).
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -71,13 +72,11 @@ class ConvolutionalConfig:
 
     def __post_init__(self) -> None:
         sizes = ("embedding_width", "width", "kernel_size", "encoder_layers", "decoder_layers")
-        check_ranges(
-            self, positive=(*sizes, "max_positions"), fraction=("dropout", "label_smoothing")
-        )
+        check_ranges(self, positive=(*sizes, "max_positions"), fraction=("dropout", "label_smoothing"))
         if self.kernel_size % 2 == 0:
             raise ValueError(
-                f"kernel_size={self.kernel_size}: an odd number is expected, so that the encoder sees equally "
-                "far to both sides"
+                f"kernel_size={self.kernel_size}: an odd number is expected, so that the encoder sees "
+                "equally far to both sides"
             )
 
 
@@ -159,7 +158,8 @@ class ConvolutionalDecoderLayer(nn.Module):
         Args:
             x: Input ``(B, kernel_size − 1 + T, D)``, which begins ``kernel_size − 1`` positions earlier.
             embeddings: Target embeddings g, ``(B, T, E)``.
-            attend_source: Maps queries ``(B, T, E)`` to contexts c, such as ``ConvolutionalMemory.attend_source``.
+            attend_source: Maps queries ``(B, T, E)`` to contexts c, such as
+                ``ConvolutionalMemory.attend_source``.
             maps: The layer's prepared maps. They are computed if None.
         """
         maps = maps or self.prepare_maps()
@@ -180,7 +180,7 @@ def _apply_gated_convolution(convolution: LinearMap, x: Tensor, kernel_size: int
 
 
 def _build_linear(in_features: int, out_features: int, gain: float = 1.0) -> nn.Linear:
-    """A weight-normalized linear layer that initially scales the variance of its input by ``gain`` (section 3.5)."""
+    """A weight-normalized linear layer that initially scales the variance by ``gain`` (section 3.5)."""
     layer = nn.Linear(in_features, out_features)
     nn.init.normal_(layer.weight, std=math.sqrt(gain / in_features))
     nn.init.zeros_(layer.bias)
@@ -237,8 +237,8 @@ class ConvolutionalState:
         """Return the state of the rows ``index``, in that order. Rows may be repeated or left out.
 
         ``sources``: the sources that remain, with equally many neighbouring rows each. If they are given, the
-        memory is copied only if the sources change, without waiting for a GPU. Otherwise each row gets its own
-        source.
+        memory is copied only if the sources change, without waiting for a GPU. Otherwise each row gets its
+        own source.
         """
         source_rows, rows_per_source = reorder_sources(index, sources, self.rows_per_source)
         memory = self.memory
@@ -354,7 +354,7 @@ class ConvolutionalSeq2Seq(nn.Module):
         return ConvolutionalState(memory, maps, past_inputs=(zeros,) * len(maps))
 
     def step(self, state: ConvolutionalState, ids: Tensor) -> tuple[Tensor, ConvolutionalState]:
-        """Return the logits ``(N, V)`` of the next words. ``ids`` ``(N,)`` are the last ones, BOS at first."""
+        """Return the logits ``(N, V)`` of the next words after ``ids`` ``(N,)``, which are BOS at first."""
         embeddings = self.target_input_layer(self.target_embedding(ids[:, None]), offset=state.num_steps)
         x = self.widen_target(embeddings)
         past_inputs = []
@@ -367,7 +367,7 @@ class ConvolutionalSeq2Seq(nn.Module):
 
     @torch.no_grad()
     def compute_attention_maps(self, batch: Seq2SeqBatch) -> list[LayerAttention]:
-        """Attention weights ``(B, 1, target, source)`` of each decoder layer. The batch must be padded."""
+        """Attention weights ``(B, 1, target, source)`` of each decoder layer, for a padded batch."""
         _check_padded("compute_attention_maps", batch.source, batch.target)
         memory = self.encode(batch.source)
         maps: list[Tensor] = []
@@ -389,7 +389,6 @@ def _build_embedding(vocab_size: int, width: int) -> nn.Embedding:
 def _check_padded(method_name: str, *sides: Tokens) -> None:
     if any(tokens.packed for tokens in sides):
         raise ValueError(
-            f"ConvolutionalSeq2Seq.{method_name} needs padded tokens, but these are packed, and a convolution "
-            "would mix their sentences; build them with Tokens.pad"
+            f"ConvolutionalSeq2Seq.{method_name} needs padded tokens, but these are packed, and a "
+            "convolution would mix their sentences; build them with Tokens.pad"
         )
-

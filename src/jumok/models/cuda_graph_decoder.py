@@ -16,8 +16,8 @@ Reordering the beams of a source reorders the rows of the table; keys and values
     beam b     ■ · ·   · ■ ·   · ■ ·
     beam c     · · ■   · · ■   · · ■
 
-Shapes: ``G`` sources with ``W`` beams each, ``N`` = G · W rows, ``S`` source positions, ``P`` target positions;
-``H`` heads of width ``D``. G, S and P are rounded up. Padding is computed too, but never read.
+Shapes: ``G`` sources with ``W`` beams each, ``N`` = G · W rows, ``S`` source positions, ``P`` target
+positions; ``H`` heads of width ``D``. G, S and P are rounded up. Padding is computed too, but never read.
 """
 
 from __future__ import annotations
@@ -191,13 +191,13 @@ class CudaGraphDecoder:
     """Runs each decoding step of a Transformer in eval mode as one CUDA graph.
 
     It offers the decoding interface of the model (``start``, ``step``, ``reorder``) with one difference: **a
-    state can be used only once**. The state that the last start, step or reordering returned owns the buffers,
-    and older ones are refused. Logits are copies.
+    state can be used only once**. The state that the last start, step or reordering returned owns the
+    buffers, and older ones are refused. Logits are copies.
 
-    The first step of a size runs eagerly, the second is captured, and later ones are replayed. Graphs are kept
-    for the ``max_graphs`` most recently used sizes while their buffers need at most ``max_bytes`` bytes. Weights
-    may change in place between searches. Under autocast every step converts the weights again, so a model with
-    bfloat16 weights is faster.
+    The first step of a size runs eagerly, the second is captured, and later ones are replayed. Graphs are
+    kept for the ``max_graphs`` most recently used sizes while their buffers need at most ``max_bytes`` bytes.
+    Weights may change in place between searches. Under autocast every step converts the weights again, so a
+    model with bfloat16 weights is faster.
 
     On a CPU, or with ``use_graphs=False``, the same steps run eagerly.
 
@@ -248,7 +248,7 @@ class CudaGraphDecoder:
 
     @torch.no_grad()
     def step(self, state: CudaGraphState, ids: Tensor) -> tuple[Tensor, CudaGraphState]:
-        """Return the logits ``(N, V)`` of the next words. ``ids`` ``(N,)`` are the last ones, BOS at first."""
+        """Return the logits ``(N, V)`` of the next words after ``ids`` ``(N,)``, which are BOS at first."""
         if ids.shape != (state.num_rows,):
             raise ValueError(
                 f"step: ids have shape {tuple(ids.shape)}; expected one id for each of the {state.num_rows} "
@@ -290,8 +290,8 @@ class CudaGraphDecoder:
         """Raise if the state is no longer valid. Otherwise invalidate it."""
         if state.decoder is not self or state.version != self._version:
             raise ValueError(
-                "this state of a CudaGraphDecoder is no longer valid: its buffers belong to the newest state. "
-                "Continue from the state that the last start, step or reorder returned. To follow several "
+                "this state of a CudaGraphDecoder is no longer valid: its buffers belong to the newest "
+                "state. Continue from the state that the last start, step or reorder returned. To follow several "
                 "paths at the same time, use the model itself or one CudaGraphDecoder for each"
             )
         self._version += 1
@@ -402,4 +402,3 @@ class CudaGraphDecoder:
             with torch.cuda.stream(stream):
                 yield pool
             current.wait_stream(stream)
-

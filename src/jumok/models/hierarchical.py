@@ -1,4 +1,4 @@
-"""Hierarchical attention network (Yang 2016): attention to the words of sentences, and to the sentences of documents.
+"""Hierarchical attention network (Yang 2016): attention to words, and to sentences of documents.
 
 ::
 
@@ -12,8 +12,8 @@ the words of sentence i::
     s_i  = Σ_t α_it h_it               the sentence
 
 The sentences of all documents of a batch are encoded together. Almost no padding is computed at either level,
-however different the lengths are (see :mod:`jumok.models.layers.ragged_layout`). Only padded batches with static
-shapes (for CUDA graphs) are encoded as they are, because the host does not know their lengths.
+however different the lengths are (see :mod:`jumok.models.layers.ragged_layout`). Only padded batches with
+static shapes (for CUDA graphs) are encoded as they are, because the host does not know their lengths.
 
 Shapes: ``B`` sentences and ``N`` documents of a batch, ``L`` words of the longest sentence, ``S`` sentences
 of the longest document; widths: ``W`` of a state (of one direction), ``A`` of a key; ``C`` classes.
@@ -113,13 +113,13 @@ class HierarchicalLevel(nn.Module):
         return self(embed, tokens, return_weights=True)  # type: ignore[no-any-return]
 
     def _pool(self, states: Tensor, keys: Tensor, mask: Mask | None, weights_length: int | None) -> Tensor:
-        """Pool states ``(rows, length, 2 W)`` by attention with keys u ``(rows, length, A)``: ``(rows, 2 W)``.
+        """Pool states ``(rows, length, 2 W)`` by attention with keys ``(rows, length, A)``: ``(rows, 2 W)``.
 
         With a ``weights_length``, return the weights ``(rows, weights_length)`` instead.
         """
         query = self.query.to(keys.dtype).expand(keys.shape[0], 1, -1)  # u_w
-        # Not `attend`: cuDNN would plan its kernel anew for the lengths of every batch. For a single query two
-        # products are enough.
+        # Not `attend`: cuDNN would plan its kernel anew for the lengths of every batch. For a single query
+        # two products are enough.
         alpha = weights(query, keys, score=self.score, mask=mask)  # softmax(u_w · u), (rows, 1, length)
         if weights_length is not None:
             return F.pad(alpha.squeeze(1), (0, weights_length - alpha.shape[2]))

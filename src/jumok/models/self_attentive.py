@@ -1,7 +1,7 @@
 """Structured self-attentive sentence embedding (Lin 2017): a text as a matrix, and a classifier of it.
 
-A recurrent layer encodes a text of L words as states H. Several *hops* attend to them, each with its own query,
-which is learned and the same for all texts. So a text of any length has one vector per hop::
+A recurrent layer encodes a text of L words as states H. Several *hops* attend to them, each with its own
+query, which is learned and the same for all texts. So a text of any length has one vector per hop::
 
     H = BiLSTM(w_1 … w_L)                     L × D     states
     A = softmax(W_2 tanh(W_1 Hᵀ + b_1))       R × L     attention weights: R queries W_2, keys tanh(…)
@@ -22,8 +22,8 @@ gate each other, hop by hop::
 A hidden layer connects M or F to the classes: :class:`FullHiddenLayer`, or with far fewer weights
 :class:`PrunedHiddenLayer`.
 
-Shapes: ``B`` texts, ``L`` words of the longest; ``R`` hops, ``D`` width of a state (both directions), ``G`` of a
-factor; ``C`` classes.
+Shapes: ``B`` texts, ``L`` words of the longest; ``R`` hops, ``D`` width of a state (both directions), ``G``
+of a factor; ``C`` classes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ __all__ = ["SelfAttentiveClassifier", "SelfAttentiveConfig"]
 
 @dataclass(frozen=True)
 class SelfAttentiveConfig:
-    """Configuration of a :class:`SelfAttentiveClassifier`. The defaults are about a third of the published sizes.
+    """Configuration of a :class:`SelfAttentiveClassifier`, by default a third of the published sizes.
 
     Published, for reviews: embedding_width=100, width=300, attention_width=350, num_hops=30, mlp_width=3000.
     """
@@ -93,8 +93,8 @@ class SelfAttentiveConfig:
         )
         if bool(self.row_units) != bool(self.column_units):
             raise ValueError(
-                f"row_units={self.row_units} with column_units={self.column_units}: a pruned hidden layer needs "
-                "both to be 1 or more; set both to 0 for a full hidden layer"
+                f"row_units={self.row_units} with column_units={self.column_units}: a pruned hidden layer "
+                "needs both to be 1 or more; set both to 0 for a full hidden layer"
             )
 
 
@@ -140,7 +140,8 @@ class PairFactors(nn.Module):
 class FullHiddenLayer(nn.Sequential):
     """Hidden units that are each connected to the whole matrix ``(B, R, D)``, with R · D · units weights.
 
-    With the published sizes these are 54 million weights, nine tenths of the model without its word embedding.
+    With the published sizes these are 54 million weights, nine tenths of the model without its word
+    embedding.
     """
 
     def __init__(self, rows: int, columns: int, num_units: int) -> None:
@@ -158,8 +159,8 @@ class PrunedHiddenLayer(nn.Module):
         · · · ·                             ■ · · ·
         · · · ·                             ■ · · ·
 
-    These are R · p + D · q units with R · D · (p + q) weights. In a full hidden layer, as many units would have
-    R · D · (R · p + D · q) weights.
+    These are R · p + D · q units with R · D · (p + q) weights. In a full hidden layer, as many units would
+    have R · D · (R · p + D · q) weights.
 
     >>> hidden = PrunedHiddenLayer(rows=3, columns=4, row_units=5, column_units=2)
     >>> hidden(torch.ones(7, 3, 4)).shape, hidden.num_units
@@ -251,7 +252,7 @@ class SelfAttentiveClassifier(nn.Module):
         return self._compute_logits(batch)[0]
 
     def loss(self, batch: ClassificationBatch) -> Loss:
-        """Cross-entropy, or with one class the squared error, plus the redundancy penalty, summed over the labels.
+        """Cross-entropy, or with one class the squared error, plus the penalty, summed over the labels.
 
         The parts are "nll" or "error", "redundancy", and in adversarial training "adversarial".
         """
@@ -270,7 +271,7 @@ class SelfAttentiveClassifier(nn.Module):
 
     @torch.no_grad()
     def compute_attention_maps(self, batch: TextBatch) -> list[LayerAttention]:
-        """Attention weights ``(B, R, 1, L)`` of the hops. For pairs, those of the first and of the second texts."""
+        """Attention weights ``(B, R, 1, L)`` of the hops, for the first and the second texts of pairs."""
         return [
             LayerAttention("attention", self.embed(tokens)[1][:, :, None])
             for tokens in self._get_texts(batch)
@@ -331,7 +332,6 @@ def _build_row_weights(rows: int, in_features: int, out_features: int) -> nn.Par
     for weight in weights:
         nn.init.xavier_uniform_(weight)
     return nn.Parameter(weights)
-
 
 
 def _build_linear(in_features: int, out_features: int) -> nn.Linear:

@@ -1,7 +1,7 @@
 """Recurrent encoder-decoders: with a fixed context, with Bahdanau's attention, with Luong's.
 
-An encoder reads the source x_1 … x_S into annotations h̄_1 … h̄_S, one per word. A decoder generates the target
-y_1 … y_T step by step. The three families differ in what a step sees of the source::
+An encoder reads the source x_1 … x_S into annotations h̄_1 … h̄_S, one per word. A decoder generates the
+target y_1 … y_T step by step. The three families differ in what a step sees of the source::
 
     fixed context           s_0 = the encoder's last state
     (Sutskever, Cho 2014)   s_t = cell(y_(t−1), s_(t−1))
@@ -117,7 +117,9 @@ class Seq2SeqConfig:
     attention_window: int = 10  # D: words to either side that local attention sees
     input_feeding: bool = True
     readout: Literal["plain", "tanh", "maxout"] = "maxout"
-    tie_embeddings: Literal["none", "target"] = "none"  # "target": one weight for target embedding and generator
+    tie_embeddings: Literal["none", "target"] = (
+        "none"  # "target": one weight for target embedding and generator
+    )
     dropout: float = 0.2  # of embeddings, between layers, and before the generator
     label_smoothing: float = 0.0  # in training only
 
@@ -181,8 +183,8 @@ class Seq2SeqMemory:
 class DecoderAttention(nn.Module):
     """Attention of a recurrent decoder to its source, with any scope and score.
 
-    "scaled-dot" compares learned projections, ``(W_q q) · (W_k h̄) / √W``, and "general" is ``q · W h̄ / √W``.
-    The other scores are those of :mod:`jumok.attention.scores`.
+    "scaled-dot" compares learned projections, ``(W_q q) · (W_k h̄) / √W``, and "general" is ``q · W h̄ /
+    √W``. The other scores are those of :mod:`jumok.attention.scores`.
 
     >>> attention = DecoderAttention("local-m", "general", query_width=3, annotation_width=5, window=1)
     >>> memory = attention.prepare(torch.zeros(2, 7, 5))
@@ -305,8 +307,8 @@ class Seq2SeqState:
     def reorder(self, index: Tensor, sources: Sequence[int] | None = None) -> Seq2SeqState:
         """Return the state of the rows ``index``, in that order. Rows may be repeated or left out.
 
-        ``sources``: the sentences that remain, with equally many neighbouring rows each. If all of them remain
-        with as many rows as before, the memory is not copied.
+        ``sources``: the sentences that remain, with equally many neighbouring rows each. If all of them
+        remain with as many rows as before, the memory is not copied.
         """
         keeps_memory, rows_per_source = False, 1
         if sources is not None:
@@ -560,7 +562,7 @@ class Seq2Seq(nn.Module):
         return Seq2SeqState(hidden, attention.prepare(annotations, source.mask, lengths), input_feed)
 
     def step(self, state: Seq2SeqState, ids: Tensor) -> tuple[Tensor, Seq2SeqState]:
-        """Return the logits ``(N, V)`` of the next words. ``ids`` ``(N,)`` are the last ones, BOS at first."""
+        """Return the logits ``(N, V)`` of the next words after ``ids`` ``(N,)``, which are BOS at first."""
         embeddings = self.dropout(self.target_embedding(ids[:, None]))
         _, readouts, state = self.decoder(embeddings, state)
         return self.generator(self.dropout(readouts.squeeze(1))), state

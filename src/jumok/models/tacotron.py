@@ -4,15 +4,16 @@
 
     text  ─ pre-net ─ CBHG ─ (+ style) ─────────────────┐
                                                         │ keys, values
-    last frame ─ pre-net ─ attention RNN ── query ── attention ── context ─┬─ RNNs ─┬─ r mel frames ─ (postnet)
+    last frame ─ pre-net ─ attention RNN ── query ── attention ── context ─┬─ RNNs ─┬─ r mel frames ─
+    (postnet)
                                 ↑                                          │        └─ r stop logits
                                 └──────────── at the next step ────────────┘
 
     mels ─ CBHG ─ linear spectrogram                                                optional
 
-Each step generates r frames (``reduction_factor``). Its input is the last frame of the previous step: the true one
-in training, else the generated one. :mod:`jumok.models.tacotron_decoder` has the decoder and its attention. In
-training a style comes from the recording itself (:mod:`jumok.models.layers.style_tokens`).
+Each step generates r frames (``reduction_factor``). Its input is the last frame of the previous step: the
+true one in training, else the generated one. :mod:`jumok.models.tacotron_decoder` has the decoder and its
+attention. In training a style comes from the recording itself (:mod:`jumok.models.layers.style_tokens`).
 
 The postnets see all frames at once, in both directions::
 
@@ -295,10 +296,10 @@ class Tacotron(nn.Module):
     # ------------------------------------------------------------------------------- training
 
     def loss(self, batch: SpeechBatch) -> Loss:
-        """Summed over valid frames: the mean absolute error of mels and linear spectrograms, and the stop loss.
+        """Mean absolute error of mels and linear spectrograms, plus the stop loss, summed over frames.
 
-        The parts, with their weights: "mel"; "mel_before_postnet"; "linear"; "stop", the cross-entropy of the last
-        frame; and in training "guided_attention" and, if the batch has an alignment, "alignment".
+        The parts, with their weights: "mel"; "mel_before_postnet"; "linear"; "stop", the cross-entropy of the
+        last frame; and in training "guided_attention" and, if the batch has an alignment, "alignment".
         """
         speech = self._run_teacher_forced(batch)
         frames, valid_mask = batch.mel_tokens, batch.mel_tokens.valid_mask
@@ -394,14 +395,14 @@ class Tacotron(nn.Module):
         if spectrograms is None or spectrograms.shape[2] != self.config.linear_bins:
             shape = "no linear spectrograms" if spectrograms is None else f"shape {tuple(spectrograms.shape)}"
             raise ValueError(
-                f"the model needs linear spectrograms of {self.config.linear_bins} frequencies, but the batch "
-                f"has {shape}; compute them, or build the model with linear_bins=0"
+                f"the model needs linear spectrograms of {self.config.linear_bins} frequencies, but the "
+                f"batch has {shape}; compute them, or build the model with linear_bins=0"
             )
         return spectrograms.where(batch.mel_tokens.valid_mask[..., None], 0.0)
 
     @torch.no_grad()
     def compute_attention_maps(self, batch: SpeechBatch) -> list[LayerAttention]:
-        """Attention weights ``(B, 1, S, L)``, and the weights of the style tokens of each recording."""
+        """Attention weights ``(B, 1, S, L)``, and those of the style tokens for each recording."""
         speech = self._run_teacher_forced(batch)
         weights = self.decoder.weights(speech.output, speech.memory)
         steps = torch.arange(weights.shape[1], device=weights.device)
@@ -419,8 +420,8 @@ class Tacotron(nn.Module):
     def synthesize(self, text: Tokens, *, style: Tensor | None = None, max_frames: int) -> TacotronOutput:
         """Generate speech until the model predicts the last frame, or up to ``max_frames`` frames.
 
-        ``style`` is ``(B, W)``, or ``(1, W)`` or ``(W,)`` for all texts. It defaults to a typical style of the
-        training data.
+        ``style`` is ``(B, W)``, or ``(1, W)`` or ``(W,)`` for all texts. It defaults to a typical style of
+        the training data.
         """
         if max_frames < 1:
             raise ValueError(f"max_frames={max_frames}: 1 or more is expected")
@@ -431,7 +432,7 @@ class Tacotron(nn.Module):
         return self._build_output(mels, is_last[:, :max_frames], weights)
 
     def _decode_until_stop(self, memory: TacotronMemory, max_frames: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Mels ``(B, T, M)``, mask of predicted last frames ``(B, T)``, and attention weights ``(B, S, L)``."""
+        """Return mels ``(B, T, M)``, the mask of last frames ``(B, T)``, and weights ``(B, S, L)``."""
         state = self.decoder.initial_state(memory)
         frame = self.embedding.weight.new_zeros(len(memory.states), 1, self.config.n_mels)
         has_ended = torch.zeros(len(frame), dtype=torch.bool, device=frame.device)

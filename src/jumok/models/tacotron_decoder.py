@@ -17,8 +17,8 @@ The score is additive or location-sensitive::
     y = softmax(e)
     context = Σ_n y_n h_n
 
-*Forward attention* (Zhang, Ling and Dai 2018) replaces y by weights α that can only stay at a symbol or move on to
-the next one::
+*Forward attention* (Zhang, Ling and Dai 2018) replaces y by weights α that can only stay at a symbol or move
+on to the next one::
 
     α_t(n)  ∝  (α_(t−1)(n) + α_(t−1)(n−1)) · y_t(n)
 
@@ -27,8 +27,8 @@ the next one::
              t   · ■ ■ · ·
                  · · ■ ■ ·
 
-Shapes: ``B`` utterances, ``L`` symbols, ``S`` steps of ``r`` frames, ``M`` mels; widths: ``W`` of an RNN, ``D`` of a
-symbol's state.
+Shapes: ``B`` utterances, ``L`` symbols, ``S`` steps of ``r`` frames, ``M`` mels; widths: ``W`` of an RNN,
+``D`` of a symbol's state.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ class TacotronMemory:
     states: Tensor  # (B, L, D)
     keys: PreparedKeys  # of the states
     mask: Mask | None  # of the padding; None if there is none
-    location_layer: DeferredLinear | None  # from windows of earlier weights to F f; None for the additive score
+    location_layer: (
+        DeferredLinear | None
+    )  # from windows of earlier weights to F f; None for the additive score
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +96,8 @@ class TacotronAttention(nn.Module):
         width: Width of a query.
         memory_width: Width of a symbol's state.
         hidden_width: Width of the hidden layer of the score.
-        location_filters: Number and kernel size of the filters over earlier weights. None for the additive score.
+        location_filters: Number and kernel size of the filters over earlier weights. None for the additive
+            score.
         use_forward_attention: Whether weights can only stay at a symbol or move on to the next one.
 
     >>> attention = TacotronAttention(width=3, memory_width=5, hidden_width=7, location_filters=(2, 3))
@@ -185,8 +188,8 @@ class TacotronAttention(nn.Module):
 def _compute_location_term(previous_weights: Tensor, memory: TacotronMemory) -> Tensor:
     """F f + b of earlier weights ``(B, 2, L)``: ``(B, L, hidden_width)``.
 
-    It is one product with windows of the weights instead of a convolution and a product: a step has fewer kernels,
-    and the gradients of both weights are computed once after all steps.
+    It is one product with windows of the weights instead of a convolution and a product: a step has fewer
+    kernels, and the gradients of both weights are computed once after all steps.
     """
     assert memory.location_layer is not None
     taps = memory.location_layer.weight.shape[1] // LOCATION_CHANNELS
@@ -197,11 +200,11 @@ def _compute_location_term(previous_weights: Tensor, memory: TacotronMemory) -> 
 def forward_attention(weights: Tensor, previous_weights: Tensor) -> Tensor:
     """Weights α_t ``(B, N)`` of forward attention, from y_t ``(B, N)`` and α_(t−1) ``(B, N)``.
 
-    Before the first step, all weight is on the first symbol. The result has the dtype of ``previous_weights``, at
-    least float32.
+    Before the first step, all weight is on the first symbol. The result has the dtype of
+    ``previous_weights``, at least float32.
 
-    If almost none of the weight y is on the symbols within reach, gradients would explode after a few steps. They
-    are bounded by ``MAX_GRADIENT``.
+    If almost none of the weight y is on the symbols within reach, gradients would explode after a few steps.
+    They are bounded by ``MAX_GRADIENT``.
 
     >>> forward_attention(torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[1.0, 0.0, 0.0]]))
     tensor([[0.6667, 0.3333, 0.0000]])

@@ -14,8 +14,8 @@ Each sublayer has a residual connection and a layer norm::
     pre-norm     x = x + dropout(sublayer(norm(x)))        with one more norm after the last layer
 
 In the code both read ``x, normed = residual(x, sublayer(normed))``, where ``normed`` is the input of the next
-sublayer (see :class:`ResidualNorm`). This way ``torch.compile`` fuses each sum with the norm that follows, and
-all that lies between two attentions is one compiled block.
+sublayer (see :class:`ResidualNorm`). This way ``torch.compile`` fuses each sum with the norm that follows,
+and all that lies between two attentions is one compiled block.
 
 Shapes: ``B`` sequences (1 if packed), ``L`` tokens, ``N`` rows while decoding, ``D`` width.
 """
@@ -60,9 +60,9 @@ class TransformerConfig:
     """Configuration of a :class:`Transformer`.
 
     ``norm`` is the position of the layer norms: "post", after each residual sum as in the paper, or "pre",
-    before each sublayer, which lets deep models train without warm-up. ``tie_embeddings`` says which embeddings
-    share one weight: "none", "target" (target embedding and output layer), or "all" (the source embedding too,
-    which needs a joint vocabulary).
+    before each sublayer, which lets deep models train without warm-up. ``tie_embeddings`` says which
+    embeddings share one weight: "none", "target" (target embedding and output layer), or "all" (the source
+    embedding too, which needs a joint vocabulary).
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -246,7 +246,8 @@ class TransformerDecoderLayer(nn.Module):
         Args:
             x: The residual stream ``(B, L, D)``.
             normed: The input of self-attention ``(B, L, D)``.
-            memory: The encoder's output ``(B, S, D)``, or its keys and values from ``cross_attention.prepare``.
+            memory: The encoder's output ``(B, S, D)``, or its keys and values from
+                ``cross_attention.prepare``.
             mask: Mask of self-attention. With a cache, causal by default.
             memory_mask: Mask of cross-attention.
             cache: Keys and values of earlier tokens. None if ``x`` holds whole sequences.
@@ -301,8 +302,8 @@ class TransformerState:
         """Return the state of the rows ``index``, in that order. Rows may be repeated or left out.
 
         ``sources``: the sources that remain, with equally many neighbouring rows each. If they are given, the
-        source caches are copied only if the sources change, without waiting for a GPU. Otherwise each row gets
-        its own source.
+        source caches are copied only if the sources change, without waiting for a GPU. Otherwise each row
+        gets its own source.
         """
         self_caches, source_caches = self.self_caches, self.source_caches
         source_rows, rows_per_source = reorder_sources(index, sources, self.rows_per_source)
@@ -436,7 +437,7 @@ class Transformer(nn.Module):
         return TransformerState((KVCache(),) * len(self.decoder), tuple(source_caches))
 
     def step(self, state: TransformerState, ids: Tensor) -> tuple[Tensor, TransformerState]:
-        """Return the logits ``(N, V)`` of the next words. ``ids`` ``(N,)`` are the last ones, BOS at first."""
+        """Return the logits ``(N, V)`` of the next words after ``ids`` ``(N,)``, which are BOS at first."""
         position = torch.full((1,), state.self_caches[0].max_length, device=ids.device)
         hidden, caches = self.decode(
             ids[:, None],
@@ -450,7 +451,7 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def compute_attention_maps(self, batch: Seq2SeqBatch) -> list[LayerAttention]:
-        """Cross-attention weights ``(B, H, target, source)`` of each decoder layer. The batch must be padded."""
+        """Cross-attention weights ``(B, H, target, source)`` of each layer, for a padded batch."""
         source, target = batch.source, batch.target
         _check_padded("compute_attention_maps", source, target)
         memory = self.encode(source)

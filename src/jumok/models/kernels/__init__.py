@@ -1,1 +1,1 @@
-"""Triton kernels: the loss of an output layer, forward attention, GRUs. Only where Triton is installed."""
+"""Triton kernels: cross-entropy, forward attention, GRUs. Imported only if Triton is installed."""

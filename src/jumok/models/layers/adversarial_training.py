@@ -4,9 +4,9 @@ Word embeddings x of a batch are perturbed in the direction of the gradient of t
 
     r = ε √N · g / ‖g‖,   g = ∂loss / ∂x           N texts: the perturbation of each is about ε
 
-and the training loss is the mean of the losses at x and at x + r. With few texts and many weights, this reduces
-overfitting more than dropout alone. A training step takes three times as long: first the gradient at x, then the
-gradient of both losses.
+and the training loss is the mean of the losses at x and at x + r. With few texts and many weights, this
+reduces overfitting more than dropout alone. A training step takes three times as long: first the gradient at
+x, then the gradient of both losses.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def adversarial_loss(
 ) -> Loss:
     """Mean of ``compute_loss()`` with the vectors of ``embedding``, and with perturbed ones.
 
-    The parts are those of the first loss, and "adversarial", the total of the second. ``compute_loss`` is called
-    twice and must look words up in the same order each time; dropout masks differ. N is the number of
+    The parts are those of the first loss, and "adversarial", the total of the second. ``compute_loss`` is
+    called twice and must look words up in the same order each time; dropout masks differ. N is the number of
     ``labels`` that count.
 
     >>> embedding, labels = nn.Embedding(5, 2), torch.tensor([3.0])
@@ -65,7 +65,6 @@ def adversarial_loss(
 @contextlib.contextmanager
 def _perturb_embedding(embedding: nn.Embedding, perturb: VectorMap) -> Iterator[None]:
     """Apply ``perturb`` to the outputs of the embedding within the context."""
-
     hook = embedding.register_forward_hook(lambda _, __, vectors: perturb(vectors))
     try:
         yield

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jumok.batches.tokens import Tokens
+from jumok.models.layers.module_list import build_module_list
 from jumok.models.layers.precision import upcast
 from jumok.models.layers.recurrent import build_rnn, run_rnn_on_tokens
-from jumok.models.layers.module_list import build_module_list
 
 __all__ = ["CBHG", "MaskedBatchNorm", "MaskedConvNorm"]
 
@@ -63,11 +63,13 @@ class MaskedBatchNorm(nn.Module):
 
 
 class MaskedConvNorm(nn.Module):
-    """A convolution over ``(B, C, T)`` that keeps the length, and a batch norm. The output is zero at padding."""
+    """A convolution over ``(B, C, T)`` that keeps the length, and a batch norm. Padding stays zero."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int) -> None:
         super().__init__()
-        self.convolution = nn.Conv1d(in_channels, out_channels, kernel_size, bias=False)  # the norm has a bias
+        self.convolution = nn.Conv1d(
+            in_channels, out_channels, kernel_size, bias=False
+        )  # the norm has a bias
         self.norm = MaskedBatchNorm(out_channels)
         nn.init.xavier_uniform_(self.convolution.weight)
 
@@ -137,4 +139,3 @@ def _convolve_same_length(convolution: nn.Conv1d, x: Tensor) -> Tensor:
     (width,) = convolution.kernel_size
     output: Tensor = convolution(F.pad(x, ((width - 1) // 2, width // 2)))
     return output
-

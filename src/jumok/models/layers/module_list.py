@@ -11,5 +11,5 @@ __all__ = ["build_module_list"]
 
 
 def build_module_list(modules: Iterable[nn.Module]) -> Any:
-    """Build an ``nn.ModuleList`` that can be annotated with the type of its modules, such as ``list[nn.Linear]``."""
+    """Build an ``nn.ModuleList`` that can be annotated with the type of its modules."""
     return nn.ModuleList(modules)

@@ -11,7 +11,8 @@ __all__ = ["to_autocast_dtype", "upcast"]
 def to_autocast_dtype(x: Tensor) -> Tensor:
     """Convert ``x`` to autocast's dtype if autocast is on.
 
-    The next matrix product would do the same. Inside a compiled block the conversion is fused and costs nothing.
+    The next matrix product would do the same. Inside a compiled block the conversion is fused and costs
+    nothing.
     """
     device = x.device.type
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x

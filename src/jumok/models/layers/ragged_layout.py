@@ -126,9 +126,9 @@ class RaggedLayout:
         shapes = [
             (first, end - first, int(falling[first])) for first, end in itertools.pairwise(bucket_starts)
         ]
-        row_lengths = np.repeat(
-            [length for *_, length in shapes], [rows for _, rows, _ in shapes]
-        ).astype(np.int64)
+        row_lengths = np.repeat([length for *_, length in shapes], [rows for _, rows, _ in shapes]).astype(
+            np.int64
+        )
         row_starts = np.cumsum(row_lengths) - row_lengths
         # A row is padded with its own last word, which attention masks.
         bucket_sources = [
@@ -168,7 +168,7 @@ class RaggedLayout:
         )
 
     def to_buckets(self, x: Tensor) -> list[Tensor]:
-        """Vectors of all words ``(T, D)``, in the order of steps, as rows ``(num_rows, length, D)`` per bucket."""
+        """Vectors of words ``(T, D)``, in the order of steps, as ``(num_rows, length, D)`` per bucket."""
         rows: Tensor = _GatherRowsFunction.apply(x, self._bucket_sources, self._bucket_positions)  # type: ignore[no-untyped-call]
         parts = rows.split([bucket.num_rows * bucket.length for bucket in self.buckets])
         return [
@@ -228,4 +228,3 @@ class _GatherRowsFunction(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (positions,) = ctx.saved_tensors
         return gradient.index_select(0, positions), None, None
-

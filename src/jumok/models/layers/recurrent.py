@@ -3,7 +3,7 @@
 PyTorch's layers hold the parameters. There are several ways to run them::
 
     run_rnn              sentences without padding
-    run_rnn_on_tokens    padded sentences; lengths on the host: packed, lengths on the device: paused at padding
+    run_rnn_on_tokens    padded sentences, with lengths on the host (packed) or on the device (paused)
     run_packed_rnn       packed sentences, sorted by length (see ragged_layout)
     RecurrentStepper     one step at a time, for decoders whose input depends on the previous step
 
@@ -81,18 +81,18 @@ def build_rnn(
 
 
 def run_rnn(rnn: RecurrentModule, x: Tensor, hidden: HiddenState) -> tuple[Tensor, HiddenState]:
-    """Return the last layer's states at all steps of ``x`` ``(B, T, input_width)``, and the final hidden state."""
+    """Return the last layer's states for ``x`` ``(B, T, input_width)``, and the final hidden state."""
     return _call_rnn(rnn, x, hidden if isinstance(rnn, nn.LSTM) else hidden[0])
 
 
 def run_packed_rnn(rnn: RecurrentModule, x: Tensor, packed_steps: PackedSteps) -> Tensor:
     """Return the last layer's states, from zeros, of packed sentences that are sorted by falling length.
 
-    ``x`` ``(words, input_width)`` holds all first words, then all second words, and so on. The states have the
-    same order.
+    ``x`` ``(words, input_width)`` holds all first words, then all second words, and so on. The states have
+    the same order.
 
-    On CUDA, a narrow GRU of one layer uses one kernel for all steps, where cuDNN launches several per step. If
-    the GPU does not support the kernel, cuDNN is used (see :mod:`jumok.attention.gpu_support`).
+    On CUDA, a narrow GRU of one layer uses one kernel for all steps, where cuDNN launches several per step.
+    If the GPU does not support the kernel, cuDNN is used (see :mod:`jumok.attention.gpu_support`).
     """
     is_simple = isinstance(rnn, nn.GRU) and rnn.num_layers == 1 and rnn.bias
     if is_simple and triton_unsupported_reason(x, uses_matmul=True) is None:
@@ -111,8 +111,9 @@ def run_packed_rnn(rnn: RecurrentModule, x: Tensor, packed_steps: PackedSteps) -
 def run_rnn_on_tokens(rnn: RecurrentModule, x: Tensor, tokens: Tokens) -> tuple[Tensor, HiddenState]:
     """Like :func:`run_rnn`, from zeros, for sentences padded on the right. States at padding are zero.
 
-    The hidden state is that after the last word of each sentence, or for the backward direction after its first
-    word. ``tokens`` are those that ``x`` ``(B, T, input_width)`` was computed from, at least one per sentence.
+    The hidden state is that after the last word of each sentence, or for the backward direction after its
+    first word. ``tokens`` are those that ``x`` ``(B, T, input_width)`` was computed from, at least one per
+    sentence.
     """
     if tokens.mask is None:
         return _call_rnn(rnn, x)
@@ -128,11 +129,12 @@ def run_rnn_on_tokens(rnn: RecurrentModule, x: Tensor, tokens: Tokens) -> tuple[
 
 
 def _run_pausing_at_padding(rnn: RecurrentModule, x: Tensor, lengths: Tensor) -> tuple[Tensor, HiddenState]:
-    """Implement :func:`run_rnn_on_tokens` for lengths ``(B,)`` that only the device knows: cells pause at padding.
+    """Implement :func:`run_rnn_on_tokens` for lengths ``(B,)`` on the device: cells pause at padding.
 
-    An additional input marks padding. Its fixed weights are so large that they saturate the gates: a GRU keeps
-    its state (z = 1), and an LSTM its memory (f = 1, i = 0). So the backward direction reaches the last word of
-    a sentence with its initial zeros, and the forward direction ends with its state after the last word.
+    An additional input marks padding. Its fixed weights are so large that they saturate the gates: a GRU
+    keeps its state (z = 1), and an LSTM its memory (f = 1, i = 0). So the backward direction reaches the last
+    word of a sentence with its initial zeros, and the forward direction ends with its state after the last
+    word.
     """
     is_lstm, layers = isinstance(rnn, nn.LSTM), rnn.num_layers
     padding = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
@@ -267,14 +269,14 @@ class RecurrentStepper:
         self.dropout = rnn.dropout if rnn.training else 0.0
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Contribution ``(B, T, gates)`` of the known inputs ``(B, T, known_width)`` to the first layer's gates."""
+        """Contribution ``(B, T, gates)`` of known inputs ``(B, T, known_width)`` to the first gates."""
         return F.linear(x, *self.known_projection)
 
     def __call__(self, known_gates: Tensor, feed: Tensor, hidden: Sequence[HiddenState]) -> list[HiddenState]:
         """Return the hidden state of each layer after a step.
 
-        ``known_gates`` ``(B, gates)`` is this step's part of the output of :meth:`prepare`, and ``hidden`` has
-        the states of each layer before the step.
+        ``known_gates`` ``(B, gates)`` is this step's part of the output of :meth:`prepare`, and ``hidden``
+        has the states of each layer before the step.
         """
         gates = self.input_linears[0](feed, addend=known_gates)
         new_hidden: list[HiddenState] = []
@@ -287,7 +289,7 @@ class RecurrentStepper:
 
 
 def gru_cell(input_gates: Tensor, state_gates: Tensor, hidden: HiddenState) -> HiddenState:
-    """One step of a GRU, from the contributions of input and state to the gates r, z and n, ``(B, 3 · width)``.
+    """One step of a GRU, from the contributions of input and state to its gates, ``(B, 3 · width)``.
 
     ::
 
@@ -308,7 +310,7 @@ def gru_cell(input_gates: Tensor, state_gates: Tensor, hidden: HiddenState) -> H
 
 
 def lstm_cell(input_gates: Tensor, state_gates: Tensor, hidden: HiddenState) -> HiddenState:
-    """One step of an LSTM, from the contributions of input and state to the gates i, f, g, o, ``(B, 4 · width)``.
+    """One step of an LSTM, from the contributions of input and state to its gates, ``(B, 4 · width)``.
 
     ::
 

@@ -23,8 +23,8 @@ def reorder_sources(
 
     Args:
         index: Rows to keep, in their new order.
-        sources: The sources of these rows, with equally many neighbouring rows each, if the caller knows them.
-            If None, each row gets its own source; this waits for an index on a GPU.
+        sources: The sources of these rows, with equally many neighbouring rows each, if the caller knows
+            them. If None, each row gets its own source; this waits for an index on a GPU.
         rows_per_source: The current number of rows per source.
 
     >>> reorder_sources(torch.tensor([5, 3, 3, 0, 0, 2]), [1, 0], rows_per_source=3)
@@ -42,9 +42,8 @@ def reorder_sources(
         is_valid = (index // rows_per_source).tolist() == expected
     if not is_valid:
         raise ValueError(
-            f"reorder: the index has {num_rows} rows and there are {len(new_sources)} sources; expected equally "
-            "many neighbouring rows of each source, in the order of the sources; currently "
+            f"reorder: the index has {num_rows} rows and there are {len(new_sources)} sources; expected "
+            "equally many neighbouring rows of each source, in the order of the sources; currently "
             f"{rows_per_source} rows share each source"
         )
     return new_sources, new_rows_per_source
-

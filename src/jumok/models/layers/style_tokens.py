@@ -6,15 +6,15 @@
                                                         │
     tokens 1 … N ─ keys, values ──────────────────── attention ─ style
 
-The query is the embedding of a recording, and the keys are a few learned tokens. A style can also be computed from
-given weights of the tokens. It is linear in them::
+The query is the embedding of a recording, and the keys are a few learned tokens. A style can also be computed
+from given weights of the tokens. It is linear in them::
 
     style of a recording      style_tokens(mels, frames)
     0.4 times token 3         style_tokens.mix(0.4 · one-hot of 3)
     default style             style_tokens.mix(style_tokens.default_weights)
 
-The default is the style of the training example nearest to the mean. The mean itself would be a mixture of all
-voices, which sounds like none of them.
+The default is the style of the training example nearest to the mean. The mean itself would be a mixture of
+all voices, which sounds like none of them.
 
 Shapes: ``B`` utterances, ``T`` frames, ``M`` mels, ``N`` tokens, ``H`` heads, ``W`` width of a style.
 """
@@ -33,10 +33,9 @@ from jumok.attention.heads import MultiHead
 from jumok.batches.tokens import Tokens
 from jumok.models.layers.cbhg import MaskedBatchNorm
 from jumok.models.layers.config_checks import check_heads, check_ranges
-
+from jumok.models.layers.module_list import build_module_list
 from jumok.models.layers.precision import upcast
 from jumok.models.layers.recurrent import build_rnn, run_rnn_on_tokens
-from jumok.models.layers.module_list import build_module_list
 
 __all__ = ["ReferenceEncoder", "StyleConfig", "StyleTokens"]
 
@@ -54,9 +53,9 @@ class StyleConfig:
     num_heads: int = 4
     width: int = 128  # of a style, and of the GRU of the reference encoder
     conv_channels: tuple[int, ...] = (32, 32, 64, 64, 128, 128)  # each convolution halves time and frequency
-    # Usually all tokens have about the same weight at first, whatever the recording, and it may take thousands of
-    # steps until styles matter. With large_init they matter from the start. But with a learning rate above about
-    # 0.001 all recordings may end up with the same token.
+    # Usually all tokens have about the same weight at first, whatever the recording, and it may take
+    # thousands of steps until styles matter. With large_init they matter from the start. But with a learning
+    # rate above about 0.001 all recordings may end up with the same token.
     large_init: bool = False
 
     def __post_init__(self) -> None:
@@ -64,7 +63,7 @@ class StyleConfig:
         check_heads(self.width, self.num_heads, prefix="style.")
         if not self.conv_channels or min(self.conv_channels) < 1:
             raise ValueError(
-                f"style.conv_channels={self.conv_channels}: at least one number is expected, and each 1 or more"
+                f"style.conv_channels={self.conv_channels}: one or more numbers of 1 or more are expected"
             )
 
 

@@ -1,9 +1,9 @@
 """Word dropout, and embeddings of frequent bigrams.
 
-The meaning of "not good" is not that of "not" and "good". A recurrent layer could learn this from single words,
-but hardly does from some ten thousand texts, where a linear model of bigrams is better (Wang 2012). So a word is
-represented by the sum of its own vector and that of the bigram that ends with it (Joulin 2017), if the bigram is
-one of the most frequent ones::
+The meaning of "not good" is not that of "not" and "good". A recurrent layer could learn this from single
+words, but hardly does from some ten thousand texts, where a linear model of bigrams is better (Wang 2012). So
+a word is represented by the sum of its own vector and that of the bigram that ends with it (Joulin 2017), if
+the bigram is one of the most frequent ones::
 
     it was not good        →      it    was + (it was)    not    good + (not good)
 
@@ -93,7 +93,6 @@ class BigramEmbedding(nn.Module):
         return combined_ids % self.vocab_size, combined_ids // self.vocab_size
 
     def forward(self, bigram_ids: Tensor, word_dropout: float) -> Tensor:
-        """Vectors ``(…, width)`` of bigram ids ``(…)``. A random fraction ``word_dropout`` of them becomes rare."""
-
+        """Vectors ``(…, width)`` of bigram ids ``(…)``. A fraction ``word_dropout`` becomes rare."""
         bigram_ids = torch.where(bigram_ids == NO_BIGRAM, NO_BIGRAM, drop_words(bigram_ids, word_dropout))
         return self.embedding(bigram_ids)  # type: ignore[no-any-return]
