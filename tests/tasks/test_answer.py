@@ -123,7 +123,7 @@ def test_the_rows_of_a_question(run: Run) -> None:
         said = reader.tokenizer.decode(row.ids[start : end + 1])
         assert (start, end) == (0, 0) or said == "new york"
         assert all(allowed == ((segment == 1 and i != len(row.ids) - 1) or i == 0) for i, (allowed, segment)
-                   in enumerate(zip(row.annotations["allowed"], row.segments, strict=True)))  # fmt: skip
+                   in enumerate(zip(row.annotations["answer_mask"], row.segments, strict=True)))  # fmt: skip
     assert rows[0].annotations["starts"] == 0  # the first window does not hold it
     assert rows[-1].annotations["starts"] > 0
 

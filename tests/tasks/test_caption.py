@@ -168,7 +168,7 @@ def test_a_broken_picture_is_named_and_stops_or_is_left_out(tmp_path: Path) -> N
     table = folder_of(tmp_path / "pictures", 12, broken=(5, 7))
     (tmp_path / "pictures" / "9.png").unlink()
     chosen = [f"data.train={table}", "data.held_out_size=2"]
-    with pytest.raises(InputError, match=r"captions.jsonl:10 9.png: a missing picture"):
+    with pytest.raises(InputError, match=r"captions.jsonl:10 9.png: a missing image"):
         trained(tmp_path / "one", small("captioner", *chosen))
     run = trained(tmp_path / "two", small("captioner", *chosen, "data.on_error=skip"))
     named = (run.folder / "data" / "left_out.txt").read_text(encoding="utf-8")
@@ -188,7 +188,7 @@ def test_what_is_left_out_of_other_data_is_told_too(tmp_path: Path, table: Path)
     tasks_base.train(build_task(Run.create_or_resume(tmp_path / "run", small("captioner", *chosen))), Console(file=told, width=300)
     )
     assert (
-        f"Of the valid data, 2 skipped: 2 × a damaged picture (first: {broken}:2 1.png)" in told.getvalue()
+        f"Of the valid data, 2 skipped: 2 × a damaged image (first: {broken}:2 1.png)" in told.getvalue()
     )
 
 
@@ -207,7 +207,7 @@ def test_a_picture_that_has_gone_since_is_judged_and_not_drawn(tmp_path: Path) -
     first.picture.path.unlink()
     told = io.StringIO()
     tasks_base.evaluate(reader, "test", CaptionOptions(), Console(file=told, width=300))
-    assert f"no figure: {first.picture.where}: a picture that cannot be read" in told.getvalue()
+    assert f"no figure: {first.picture.where}: an image that cannot be read" in told.getvalue()
     assert json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))["examples"] == 2
     assert [path.name for path in (run.folder / "figures").iterdir()] == ["test-2.png"]
 
@@ -258,9 +258,9 @@ def test_pictures_that_are_none(barely: CaptionPredictor, tmp_path: Path) -> Non
     (tmp_path / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
     (tmp_path / "empty.webp").write_bytes(b"")
     wrong = {
-        "text.jpg": "no picture in PNG, JPEG or WebP .it begins with b'this is a te'",
-        "bomb.png": "a picture of too many pixels",
-        "empty.webp": "an empty picture",
+        "text.jpg": "not an image in PNG, JPEG or WebP .it begins with b'this is a te'",
+        "bomb.png": "an image of too many pixels",
+        "empty.webp": "an empty image",
         "gone.jpg": "there is no such picture",
         "photos": "a folder; one picture is expected",
     }

@@ -85,11 +85,11 @@ def test_documents_tell_where_it_looked(reader: Any) -> None:
     assert other.text == "Overall it was shabby!"
     assert one.sentence_offsets == (0, 5, 11, 18)
     assert dict(one.class_probabilities) == pytest.approx(dict(reader.classify(TEXT).classes), abs=1e-5)
-    assert one.weights.sum(1) == pytest.approx(np.ones(one.hops), abs=1e-5)
-    assert one.by_sentence()[1] > 0.5
+    assert one.weights.sum(1) == pytest.approx(np.ones(one.num_hops), abs=1e-5)
+    assert one.get_sentence_weights()[1] > 0.5
     assert set(find_decisive_words(one.words)) == {5, 9}
     assert (one.sentence_weights is None) == (reader.task.recipe.model.type == "self_attentive")
-    assert one.hops == getattr(reader.task.recipe.model, "num_hops", 1)
+    assert one.num_hops == getattr(reader.task.recipe.model, "num_hops", 1)
     alone = reader.highlight_texts([TEXT])[0]  # its neighbours in a batch do not matter
     assert one.weights == pytest.approx(alone.weights, abs=1e-5)
 
@@ -104,9 +104,9 @@ def test_the_weights_are_those_that_watch_sees(reader: Any) -> None:
         assert seen[0].weights(batch=0)[0].numpy() == pytest.approx(document.weights, abs=1e-6)
         assert list(seen[0].key_tokens[0][:2]) == ["▁the", "▁soup"]
         return
-    assert seen.names == ["words", "sentences"]
-    assert seen["sentences"].weights(batch=0)[0, 0].numpy() == pytest.approx(document.sentence_weights, abs=1e-6)
-    second = seen["words"].weights(batch=1)[0, 0, :6].numpy()
+    assert seen.names == ["word_level", "sentence_level"]
+    assert seen["sentence_level"].weights(batch=0)[0, 0].numpy() == pytest.approx(document.sentence_weights, abs=1e-6)
+    second = seen["word_level"].weights(batch=1)[0, 0, :6].numpy()
     assert document.normalize_within_sentences()[5:11] == pytest.approx(second, abs=1e-6)
 
 
@@ -152,11 +152,11 @@ def test_scenes_have_the_document_and_its_layers(reader: Any) -> None:
     if scene.document.sentence_weights is None:
         assert shapes == {"attention": ((1, 18), 4)}
     else:
-        assert shapes == {"words": ((1, 18), 1), "sentences": ((1, 3), 1)}
+        assert shapes == {"word_level": ((1, 18), 1), "sentence_level": ((1, 3), 1)}
     for layer in scene.layers:
         total = layer.source.weights(0, slice(0, 1), slice(0, layer.shape[1])).sum()
-        assert total == pytest.approx(3 if layer.name == "words" else 1, abs=1e-4)
-    name = "sentences" if len(shapes) == 2 else "attention"
+        assert total == pytest.approx(3 if layer.name == "word_level" else 1, abs=1e-4)
+    name = "sentence_level" if len(shapes) == 2 else "attention"
     most = int((scene.document.weights[0] if len(shapes) == 1 else scene.document.sentence_weights).argmax())
     _, after = reader.build_viewer_data(TEXT, ablations={name: [(0, most)]})
     gone = after.document.weights[0] if len(shapes) == 1 else after.document.sentence_weights
@@ -260,8 +260,8 @@ def test_texts_of_no_word_of_one_and_of_many(reader: Any) -> None:
     long = " ".join([TEXT] * 1700)
     [whole] = reader.highlight_texts([long])
     assert (len(whole.sentence_offsets), len(whole.words)) == (5101, 1700 * 18)
-    assert whole.weights.sum(1) == pytest.approx(np.ones(whole.hops), abs=1e-3)
-    with pytest.raises(InputError, match="too many for a picture"):
+    assert whole.weights.sum(1) == pytest.approx(np.ones(whole.num_hops), abs=1e-3)
+    with pytest.raises(InputError, match="too many for a figure"):
         reader.draw_attention(next(reader.predict([long], NBestOptions())), Path("x.png"))
     with pytest.raises(InputError, match="reads one text, but two came"):
         reader.classify("a", "b")
@@ -273,10 +273,10 @@ def test_texts_of_no_word_of_one_and_of_many(reader: Any) -> None:
 
 def test_typos_in_a_recipe() -> None:
     base = {"task": "classify", "data": {"train": "x"}}
-    with pytest.raises(InputError, match=r"model\.kind: 'hierachical' came; .* did you mean hierarchical\?"):
+    with pytest.raises(InputError, match=r"model\.type: 'hierachical' came; .* did you mean hierarchical\?"):
         recipe.parse({**base, "model": {"type": "hierachical"}})
-    with pytest.raises(InputError, match=r"model\.hop: .*did you mean model\.num_hops\?"):
-        recipe.parse({**base, "model": {"type": "self_attentive", "hop": 3}})
+    with pytest.raises(InputError, match=r"model\.hops: .*did you mean model\.num_hops\?"):
+        recipe.parse({**base, "model": {"type": "self_attentive", "hops": 3}})
     with pytest.raises(InputError, match=r"tokenizer\.lowr: .*did you mean tokenizer\.lowercase\?"):
         recipe.parse({**base, "model": {"type": "hierarchical"}, "tokenizer": {"lowr": True}})
     with pytest.raises(InputError, match="pretrained: "):
@@ -307,7 +307,7 @@ def test_a_run_goes_on_and_refuses_other_data(kind: str, tmp_path: Path) -> None
         tasks_base.load_predictor(Run.open(tmp_path / name), "cpu").model.state_dict() for name in ("whole", "half")
     )
     assert all(torch.equal(x, two[name]) for name, x in one.items())
-    assert one["bigrams.pairs"].unique().numel() > 20  # those of the data
+    assert one["bigrams.bigram_codes"].unique().numel() > 20  # those of the data
     Path(path).write_text(Path(path).read_text() + "something new\t1\n", encoding="utf-8")
     with pytest.raises(InputError, match="the data has changed"):
         trained(half.folder, kind, *more, "train.max_steps=25")

@@ -387,7 +387,7 @@ WRONG = {
     "--token": (["one", "--token", "9=1"], "a number from 1 to 8"),
     "both": (["one", "--token", "1=1", "--style-from", "x.wav"], "a style is taken from one of them"),
     "no such file": (["one", "--style-from", "gone.wav"], "--style-from gone.wav: there is no such file"),
-    "no recording": (["one", "--style-from", "text.wav"], "no recording in WAV, FLAC or OGG"),
+    "no recording": (["one", "--style-from", "text.wav"], "not a recording in WAV, FLAC or OGG"),
     "unknown": (["ein Ü"], "the voice does not know ü, for no text that it learned from has it"),
     "nothing": ([" "], "line 1 has nothing to say"),
     "an ending": (["one", "--out", "a.mp3"], "sound is written as .wav, .flac, .ogg"),

@@ -14,6 +14,7 @@ from jumok.data.batching.texts import EncodedText
 from jumok.data.readers.squad import AnswerExample, ContextSpan
 from jumok.decoding import StreamListener
 from jumok.inference.line_io import iterate_chunks
+from jumok.models.bert import BertSpanExtractor
 from jumok.tasks.answer import metrics as answer_metrics
 from jumok.tasks.answer.data import (
     QUESTIONS_PER_CHUNK,
@@ -73,6 +74,7 @@ class AnswerPredictor(BertPredictor[AnswerPrediction]):
     """
 
     task: AnswerTask
+    model: BertSpanExtractor
 
     def answer(self, question: str, context: str, n_best: int = 1) -> AnswerPrediction:
         """Answer one question. For many questions use :meth:`answer_questions` or :meth:`predict`."""

@@ -27,6 +27,7 @@ from jumok.decoding import Hypothesis, StreamListener
 from jumok.errors import InputError
 from jumok.inference.line_io import iterate_chunks
 from jumok.metrics import captions
+from jumok.models.captioner import ImageCaptioner
 from jumok.tasks.base import DatasetSplit, Evaluation, Prediction
 from jumok.tasks.caption import metrics as caption_metrics
 from jumok.tasks.caption.inputs import ARCHIVE_SEPARATOR, ImageFinder
@@ -120,6 +121,7 @@ class CaptionPredictor(SupervisedPredictor[CaptionPrediction, CaptionOptions]):
     """
 
     task: CaptionTask
+    model: ImageCaptioner
     tokenizer: Tokenizer
 
     def __init__(self, task: CaptionTask, model: Any, tokenizer: Tokenizer) -> None:

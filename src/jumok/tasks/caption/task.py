@@ -128,7 +128,7 @@ class CaptionTask(SupervisedTask[CaptionExample, CaptionPredictor]):
         return CaptionPredictor(self, model, tokenizer)
 
     def build_batcher(
-        self, encoded: Sequence[EncodedImage], model: Any, ranks: DistributedRanks
+        self, encoded: Sequence[EncodedImage], model: ImageCaptioner, ranks: DistributedRanks
     ) -> CaptionBatcher:
         config = self.recipe.train
         return CaptionBatcher(
@@ -142,7 +142,7 @@ class CaptionTask(SupervisedTask[CaptionExample, CaptionPredictor]):
         )
 
     def build_image_inputs(
-        self, encoded: Sequence[EncodedImage], model: Any, device: torch.device
+        self, encoded: Sequence[EncodedImage], model: ImageCaptioner, device: torch.device
     ) -> ImageInputs:
         """The inputs of the model for these images: cached features, or pixels if the encoder is trained."""
         cache = self.get_feature_cache(model.encoder)

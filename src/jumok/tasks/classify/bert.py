@@ -97,6 +97,7 @@ class BertClassificationPredictor(ClassificationPredictor, BertPredictor[Classif
     """A BERT that classifies texts."""
 
     task: BertClassificationTask
+    model: BertClassifier
 
     def encode_windows(self, text: str) -> list[EncodedText]:
         rows: list[EncodedText]

@@ -53,6 +53,7 @@ __all__ = ["WordAttentionEncoding", "WordAttentionPredictor", "WordAttentionTask
 
 MAX_BATCH_TOKENS = 16384  # in a batch of predictions
 MAX_TITLE_CHARS = 120
+WordAttentionModel = SelfAttentiveClassifier | HierarchicalAttentionNetwork
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class WordAttentionTask(ClassificationTask["WordAttentionPredictor"]):
         )
         WordTokenizer.train(texts, self.recipe.tokenizer).save(self.run.folder)
 
-    def build_model(self) -> tuple[nn.Module, WordTokenizer]:
+    def build_model(self) -> tuple[WordAttentionModel, WordTokenizer]:
         self._check_recipe()
         tokenizer, config = WordTokenizer.load(self.run.folder), self.recipe.model
         if isinstance(config, HierarchicalConfig):
@@ -98,14 +99,14 @@ class WordAttentionTask(ClassificationTask["WordAttentionPredictor"]):
         if isinstance(config, SelfAttentiveConfig) and config.text_pairs and not self.has_pairs:
             raise InputError("model.text_pairs: true, but data.pair_column names no column of second texts")
 
-    def build_predictor(self, model: nn.Module, tokenizer: WordTokenizer) -> WordAttentionPredictor:
+    def build_predictor(self, model: Any, tokenizer: WordTokenizer) -> WordAttentionPredictor:
         return WordAttentionPredictor(self, model, tokenizer)
 
     def build_batcher(
-        self, encoded: Sequence[WordAttentionEncoding], model: Any, ranks: DistributedRanks
+        self, encoded: Sequence[WordAttentionEncoding], model: WordAttentionModel, ranks: DistributedRanks
     ) -> TextBatcher | DocumentBatcher | TextPairBatcher:
         if model.bigrams is not None and not self.run.has_checkpoint:
-            model.bigrams.learn(itertools.chain.from_iterable(example.token_ids for example in encoded))
+            model.bigrams.fit(itertools.chain.from_iterable(example.token_ids for example in encoded))
         fixed_shapes = resolve_batch_layout(self.run, ranks).fixed_shapes
         config = self.recipe.train
         return self.build_batches(
@@ -143,7 +144,7 @@ class WordAttentionTask(ClassificationTask["WordAttentionPredictor"]):
             ClassificationBatch, rows, max_tokens=batch_tokens, seed=seed, fixed_shapes=fixed_shapes
         )
 
-    def init_weights(self, model: Any, tokenizer: WordTokenizer) -> list[str]:
+    def init_weights(self, model: WordAttentionModel, tokenizer: WordTokenizer) -> list[str]:
         """Initialize the embedding from word vectors, if the recipe names some."""
         path = self.recipe.word_vectors
         if path is None:
@@ -289,8 +290,8 @@ class WordAttentionPredictor(ClassificationPredictor):
         if document.sentence_weights is not None:
             starts = [" ".join(document.words[start : start + 4]) for start in document.sentence_offsets[:-1]]
             weights = {
-                "words": (document.normalize_within_sentences()[None], document.words),
-                "sentences": (document.sentence_weights[None], tuple(starts)),
+                "word_level": (document.normalize_within_sentences()[None], document.words),
+                "sentence_level": (document.sentence_weights[None], tuple(starts)),
             }
         layers = tuple(
             ViewerLayer(

@@ -152,13 +152,15 @@ class SpeechService:
         return sum(len(self.predictor.tokenizer.encode(part)) for part in parts)
 
     def _check_style(self, request: SpeechRequest) -> None:
+        if request.style_weights is None and request.style_audio is None:
+            return
         style_tokens = self.predictor.model.style_tokens
-        if style_tokens is None and (request.style_weights is not None or request.style_audio is not None):
+        if style_tokens is None:
             raise InputError("this voice has no style tokens: remove style_weights and style_audio")
-        if request.style_weights is not None and len(request.style_weights) != style_tokens.config.num_tokens:
+        num_tokens = style_tokens.config.num_tokens
+        if request.style_weights is not None and len(request.style_weights) != num_tokens:
             raise InputError(
-                f"style_weights: {len(request.style_weights)} weights came; this voice has "
-                f"{style_tokens.config.num_tokens}"
+                f"style_weights: {len(request.style_weights)} weights came; this voice has {num_tokens}"
             )
         if request.style_audio is not None and len(request.style_audio) > self.audio_limits.max_bytes:
             size = len(request.style_audio)

@@ -232,7 +232,7 @@ def measure_style_tokens(predictor: SpeechPredictor, texts: Sequence[str]) -> li
     style that the voice was never trained with. An interval contains the mean with 95 %, given how much the effect
     of the token varies between texts. Differences between the texts themselves do not count.
     """
-    style_tokens = predictor.model.style_tokens
+    style_tokens = predictor.require_style_tokens()
     num_tokens = style_tokens.config.num_tokens
     rows: list[dict[str, Any]] = [{"token": str(number + 1)} for number in range(num_tokens)]
     prosodies: list[list[Prosody]] = []

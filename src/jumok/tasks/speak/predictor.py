@@ -35,7 +35,8 @@ from jumok.metrics.alignment_health import (
     measure_style_health,
 )
 from jumok.metrics.cepstral_distortion import mel_cepstral_distortion
-from jumok.models.tacotron import TacotronOutput
+from jumok.models.layers.style_tokens import StyleTokens
+from jumok.models.tacotron import Tacotron, TacotronOutput
 from jumok.tasks.base import DatasetSplit, Evaluation
 from jumok.tasks.options import PredictOptions
 from jumok.tasks.predictors import SupervisedPredictor, compute_mean_losses
@@ -93,6 +94,7 @@ class SpeechPredictor(SupervisedPredictor[SpeechPrediction, SpeechOptions]):
     """
 
     task: SpeechTask
+    model: Tacotron
     tokenizer: SpeechSymbols
 
     def __init__(self, task: SpeechTask, model: Any, tokenizer: SpeechSymbols) -> None:
@@ -271,13 +273,17 @@ class SpeechPredictor(SupervisedPredictor[SpeechPrediction, SpeechOptions]):
 
     # ---------------------------------------------------------------------------------------------------- styles
 
+    def require_style_tokens(self) -> StyleTokens:
+        """The style tokens of the model. Raise if it has none."""
+        if self.model.style_tokens is None:
+            raise InputError("this voice has no style tokens: train one whose recipe has model.style")
+        return self.model.style_tokens
+
     def get_style_weights(self, options: SpeechOptions) -> Tensor | None:
         """The weights of the style tokens ``(1, H, N)``; None: the voice has no style tokens."""
-        style_tokens = self.model.style_tokens
-        if style_tokens is None:
-            if options.style_audio is not None or options.style_weights is not None:
-                raise InputError("this voice has no style tokens: train one whose recipe has model.style")
+        if self.model.style_tokens is None and options.style_audio is None and options.style_weights is None:
             return None
+        style_tokens = self.require_style_tokens()
         if options.style_audio is not None:
             waveform = self._read_reference(Path(options.style_audio))
             return self.extract_style_weights(self.audio.mel_spectrogram(waveform))
@@ -299,13 +305,13 @@ class SpeechPredictor(SupervisedPredictor[SpeechPrediction, SpeechOptions]):
         for chunk in iterate_chunks(mels, SEGMENTS_PER_BATCH):
             tensors = [torch.from_numpy(np.asarray(mel, np.float32)) for mel in chunk]
             batch = SpeechBatch.from_sequences([[0]] * len(tensors), tensors).to(self.device)
-            weights.append(self.model.style_tokens.weights(batch.mels, batch.mel_tokens))
+            weights.append(self.require_style_tokens().weights(batch.mels, batch.mel_tokens))
         return torch.cat(weights)
 
     def expand_style_weights(self, weights: Sequence[float]) -> Tensor:
         """The same weights for all heads, ``(1, H, N)``."""
         row = torch.tensor(weights, dtype=torch.float32, device=self.device)
-        return row.expand(1, self.model.style_tokens.config.num_heads, -1)
+        return row.expand(1, self.require_style_tokens().config.num_heads, -1)
 
     # ------------------------------------------------------------------------------------------------- attention
 

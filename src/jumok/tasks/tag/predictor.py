@@ -23,6 +23,7 @@ from jumok.data.tokenizers.windows import find_central_window
 from jumok.decoding import StreamListener
 from jumok.errors import InputError
 from jumok.inference.line_io import iterate_chunks
+from jumok.models.bert import BertTagger
 from jumok.tasks.base import Evaluation, Prediction
 from jumok.tasks.options import NBestOptions
 from jumok.tasks.predictors import BertPredictor
@@ -88,6 +89,7 @@ class TaggingPredictor(BertPredictor[TaggingPrediction]):
     """
 
     task: TaggingTask
+    model: BertTagger
 
     @property
     def labels(self) -> Sequence[str]:
