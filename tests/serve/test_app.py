@@ -176,7 +176,9 @@ def test_attend_gives_the_answer_and_a_page_of_its_maps(client: TestClient, name
     manifest = client.get(f"{told['attention_url']}manifest.json").json()
     rows, cols = manifest["data"][0]["layers"][0]["shape"]
     asked = {"layer": 0, "head": 0, "rows": f"0,{rows}", "cols": f"0,{cols}"}
-    weights = unpack(client.get(f"{told['attention_url']}tiles", params={**asked, "quantity": "weights"}).content)
+    weights = unpack(
+        client.get(f"{told['attention_url']}tiles", params={**asked, "quantity": "weights"}).content
+    )
     assert weights.shape == (rows, cols)
     assert np.allclose(weights.sum(1), 1, atol=1e-4)
     assert client.get(f"{told['attention_url']}tiles", params={**asked, "layer": 99}).status_code == 400
@@ -295,7 +297,11 @@ def test_figures_count(services: dict[str, Any]) -> None:
         (b'{"text": "a", "beam_size": 2, "n_best": 3}', 422, "n_best 3 needs a beam of at least 3"),
         (b'{"text": "a", "n_best": 5000}', 413, "n_best"),
         (b'{"text": "a", "alignments": 1}', 422, "alignments"),
-        (b'{"text": "' + b"a " * 15_000 + b'"}', 413, "30,000 characters; this server accepts at most 20,000"),
+        (
+            b'{"text": "' + b"a " * 15_000 + b'"}',
+            413,
+            "30,000 characters; this server accepts at most 20,000",
+        ),
         (b'{"text": "' + b"a" * 2_000_000 + b'"}', 413, "1,048,576 bytes"),
     ],
     ids=lambda value: repr(value[:40]) if isinstance(value, bytes) else "",

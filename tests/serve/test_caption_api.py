@@ -64,7 +64,7 @@ def test_a_picture_in_json_or_alone(client: TestClient, captioner: Any, kind: st
     told = got.json()
     assert (told["caption"], told["words"]) == (wanted.caption, list(wanted.words))
     assert (told["score"], told["finished"]) == (pytest.approx(wanted.score), wanted.finished)
-    assert tuple(told["grid_size"]) == captioner.grid
+    assert tuple(told["grid_size"]) == captioner.grid_size
     strongest = wanted.attention.flatten(1).argmax(1).tolist()
     assert [row * told["grid_size"][1] + column for row, column in told["attention_peaks"]] == strongest
     alone = client.post("/caption", content=data, headers={"Content-Type": f"image/{kind.lower()}"})
@@ -85,9 +85,9 @@ def test_where_it_looked(client: TestClient, captioner: Any) -> None:
         manifest = client.get(f"{told['attention_url']}manifest.json").json()
         assert manifest["title"] == told["prediction"]["caption"]
         [one] = manifest["data"]
-        assert one["image"]["grid"] == list(captioner.grid)
+        assert one["image"]["grid"] == list(captioner.grid_size)
         rows, cols = one["layers"][0]["shape"]
-        assert cols == captioner.grid[0] * captioner.grid[1]
+        assert cols == captioner.grid_size[0] * captioner.grid_size[1]
         asked = {"layer": 0, "head": 0, "rows": f"0,{rows}", "cols": f"0,{cols}", "quantity": "weights"}
         weights = unpack(client.get(f"{told['attention_url']}tiles", params=asked).content)
         assert np.allclose(weights.sum(1), 1, atol=1e-4)
@@ -117,7 +117,7 @@ def test_turned_and_see_through_pictures_and_large_ones(client: TestClient, capt
 
 def test_the_work_is_places_times_hypotheses(captioner: Any, caption_service: Any) -> None:
     asked = caption_service.request_type
-    places = captioner.grid[0] * captioner.grid[1]
+    places = captioner.grid_size[0] * captioner.grid_size[1]
     assert caption_service.estimate_tokens(asked(image=GOOD, beam_size=2)) == 2 * places
     assert (
         caption_service.estimate_tokens(asked(image=GOOD)) == captioner.run.recipe.decode.beam_size * places
@@ -161,25 +161,25 @@ def in_a_thread(made: Any) -> Any:
     ("data", "status", "said"),
     [
         (b"", 422, "the request body is empty"),
-        (b"GIF89a" + bytes(40), 422, "no picture in PNG, JPEG or WebP"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", 422, "no picture in PNG, JPEG or WebP"),
+        (b"GIF89a" + bytes(40), 422, "not an image in PNG, JPEG or WebP"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", 422, "not an image in PNG, JPEG or WebP"),
         (b"%PDF-1.7", 422, "no picture"),
         (b"/etc/passwd", 422, "no picture"),
         (b"http://localhost:8000/health", 422, "no picture"),
-        (b"\x89PNG\r\n\x1a\n", 422, "a damaged picture"),
-        (b"\xff\xd8\xff\xe0" + bytes(99), 422, "a damaged picture"),
-        (b"RIFF\x10\x00\x00\x00WEBPVP8 ", 422, "a damaged picture"),
-        (GOOD[:-1200], 422, "a damaged picture"),
-        (file_of(SCENE, "JPEG")[:1500], 422, "a damaged picture"),
-        (file_of(SCENE, "WEBP")[:300], 422, "a damaged picture"),
-        (file_of(SCENE, "GIF"), 422, "no picture in PNG, JPEG or WebP"),
-        (file_of(SCENE, "TIFF"), 422, "no picture in PNG, JPEG or WebP"),
+        (b"\x89PNG\r\n\x1a\n", 422, "a damaged image"),
+        (b"\xff\xd8\xff\xe0" + bytes(99), 422, "a damaged image"),
+        (b"RIFF\x10\x00\x00\x00WEBPVP8 ", 422, "a damaged image"),
+        (GOOD[:-1200], 422, "a damaged image"),
+        (file_of(SCENE, "JPEG")[:1500], 422, "a damaged image"),
+        (file_of(SCENE, "WEBP")[:300], 422, "a damaged image"),
+        (file_of(SCENE, "GIF"), 422, "not an image in PNG, JPEG or WebP"),
+        (file_of(SCENE, "TIFF"), 422, "not an image in PNG, JPEG or WebP"),
         (of_size(7000, 6000), 413, "7000 × 6000, and 24000000 pixels are the most"),
-        (of_size(65_000, 65_000), 413, "a picture of too many pixels"),
-        (of_size(2**31 - 1, 2**31 - 1), 413, "a picture of too many pixels"),
-        (of_size(0, 5), 422, "a damaged picture"),
-        (of_size(4800, 4800), 422, "a damaged picture"),  # and its few bytes do not fill it
-        (GOOD + bytes(12 << 20), 413, "a picture of too many bytes"),
+        (of_size(65_000, 65_000), 413, "an image of too many pixels"),
+        (of_size(2**31 - 1, 2**31 - 1), 413, "an image of too many pixels"),
+        (of_size(0, 5), 422, "a damaged image"),
+        (of_size(4800, 4800), 422, "a damaged image"),  # and its few bytes do not fill it
+        (GOOD + bytes(12 << 20), 413, "an image of too many bytes"),
         (GOOD + bytes(20 << 20), 413, "the request is too large"),
     ],
     ids=lambda value: repr(value[:20]) if isinstance(value, bytes) else "",
@@ -218,19 +218,19 @@ def test_whatever_is_changed_in_a_file(client: TestClient, kind: str) -> None:
         ({"image": None}, 422, "image"),
         ({"image": 7}, 422, "image"),
         ({"image": [1, 2]}, 422, "image"),
-        ({"image": ""}, 422, "an empty picture"),
-        ({"image": "photo.jpg"}, 422, "image: it is no base64"),
+        ({"image": ""}, 422, "an empty image"),
+        ({"image": "photo.jpg"}, 422, "image: it is not base64"),
         ({"image": "/etc/passwd"}, 422, "image"),
-        ({"image": "https://example.com/photo.jpg"}, 422, "image: it is no base64"),
-        ({"image": f"data:image/png;base64,{coded(GOOD)}"}, 422, "image: it is no base64"),
-        ({"image": "é" * 8}, 422, "image: it is no base64"),
-        ({"image": coded(GOOD)[:-2]}, 422, "image: it is no base64"),
-        ({"image": "\ud800"}, 422, "image: it is no base64"),
+        ({"image": "https://example.com/photo.jpg"}, 422, "image: it is not base64"),
+        ({"image": f"data:image/png;base64,{coded(GOOD)}"}, 422, "image: it is not base64"),
+        ({"image": "é" * 8}, 422, "image: it is not base64"),
+        ({"image": coded(GOOD)[:-2]}, 422, "image: it is not base64"),
+        ({"image": "\ud800"}, 422, "image: it is not base64"),
         ({"image": coded(GOOD), "path": "/etc/passwd"}, 422, "path"),
         ({"image": coded(GOOD), "model": "../see"}, 404, "the models are: see"),
-        ({"image": coded(GOOD), "beam_size": 11}, 413, "beam_size is 11; this server takes 10"),
+        ({"image": coded(GOOD), "beam_size": 11}, 413, "beam_size is 11; this server accepts at most 10"),
         ({"image": coded(GOOD), "beam_size": 0}, 422, "beam"),
-        ({"image": coded(GOOD), "beam_size": 1, "n_best": 2}, 422, "n_best 2 needs a beam of as many"),
+        ({"image": coded(GOOD), "beam_size": 1, "n_best": 2}, 422, "n_best 2 needs a beam of at least 2"),
         ({"image": coded(GOOD), "n_best": 10**30}, 413, "n_best"),
     ],
     ids=lambda value: repr(value)[:30] if isinstance(value, dict) else "",
@@ -314,7 +314,7 @@ def test_much_at_once_is_not_kept(caption_service: Any) -> None:
 
 def test_what_is_told_of_it(client: TestClient, captioner: Any, tmp_path: Path) -> None:
     [told] = client.get("/models").json()
-    assert (told["task"], told["metadata"]["grid_size"]) == ("caption", list(captioner.grid))
+    assert (told["task"], told["metadata"]["grid_size"]) == ("caption", list(captioner.grid_size))
     assert told["metadata"]["max_image_pixels"] == 24_000_000
     for example in told["metadata"]["examples"]:
         assert client.post("/caption", json=example).status_code == 200

@@ -114,7 +114,7 @@ def test_a_text_that_is_too_long_for_it_is_an_error_of_the_client(running: Runni
 
 def test_what_an_engine_does_not_take_is_told_at_the_start(tmp_path: Path) -> None:
     run = Run.create_or_resume(tmp_path / "run", tasks_small.small("bahdanau"))
-    with pytest.raises(InputError, match=r"CTranslate2 runs Transformers that translate"):
+    with pytest.raises(InputError, match=r"CTranslate2 supports Transformers for translation"):
         server.load_services([str(run.folder)], RequestLimits(), "cpu", "ctranslate2")
     with pytest.raises(InputError, match=r"--engine fast: it is one of torch"):
         server.load_services([str(run.folder)], RequestLimits(), "cpu", "fast")

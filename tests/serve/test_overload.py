@@ -229,7 +229,7 @@ def test_a_translation_has_a_limit_of_work(services: Any) -> None:
         service.estimate_tokens(TranslationRequest(text=text, beam_size=3))
     words = TranslationRequest(text="a " * 9_990, beam_size=1)
     with pytest.raises(RequestTooLarge, match=r"decoder tokens"):
-        type(service)(service.predictor, RequestLimits()).size(words)
+        type(service)(service.predictor, RequestLimits()).estimate_tokens(words)
 
 
 class Steps:

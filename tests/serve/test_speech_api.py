@@ -83,20 +83,20 @@ def test_part_by_part(client: TestClient) -> None:
 
 
 def test_styles(client: TestClient, voice: Any) -> None:
-    count = voice.model.style.config.tokens
+    count = voice.model.style_tokens.config.num_tokens
     weights = [0.0] * (count - 1) + [1]
     told = client.post("/speak", json={"text": "six", "style_weights": weights}).json()
     assert told["style_weights"] == weights
     for kind in ("WAV", "FLAC", "OGG"):
         data = recording(kind)
         told = client.post("/speak", json={"text": "six", "style_audio": coded(data)}).json()
-        wave = voice.sound.waveform(data, "x")
-        wanted = voice.style_of(voice.sound.mel(wave))[0].mean(0).tolist()
+        wave = voice.audio.decode_waveform(data, "x")
+        wanted = voice.extract_style_weights(voice.audio.mel_spectrogram(wave))[0].mean(0).tolist()
         assert told["style_weights"] == pytest.approx(wanted, abs=1e-5)
 
 
 def test_requests_of_several_styles_are_said_together(voice: Any, speak_service: Any) -> None:
-    count = voice.model.style.config.tokens
+    count = voice.model.style_tokens.config.num_tokens
     ask = speak_service.request_type
     some = [
         ask(text=TEXT),
@@ -133,18 +133,26 @@ def test_where_it_looked(client: TestClient) -> None:
     [
         ({}, 422, "text: Field required"),
         ({"text": " "}, 422, "text: it is empty"),
-        ({"text": "..."}, 422, "has nothing to say"),
+        ({"text": "..."}, 422, "has nothing to speak"),
         ({"text": "한국"}, 422, "the voice does not know"),
-        ({"text": "six " * 501}, 413, "2,004 characters; this server takes 2,000"),
+        ({"text": "six " * 501}, 413, "2,004 characters; this server accepts at most 2,000"),
         ({"text": "six", "style_weights": [1.0]}, 422, "style_weights: 1 weights came; this voice has 8"),
         ({"text": "six", "style_weights": ["1"] * 8}, 422, "style_weights"),
         ({"text": "six", "style_weights": [1e9] * 8}, 422, "style_weights"),
-        ({"text": "six", "style_weights": [0.0] * 8, "style_audio": coded(recording())}, 422, "one of them"),
-        ({"text": "six", "style_audio": "voice.wav"}, 422, "style_audio: it is no base64"),
+        (
+            {"text": "six", "style_weights": [0.0] * 8, "style_audio": coded(recording())},
+            422,
+            "exclude each other",
+        ),
+        ({"text": "six", "style_audio": "voice.wav"}, 422, "style_audio: it is not base64"),
         ({"text": "six", "style_audio": "/etc/passwd"}, 422, "style_audio"),
-        ({"text": "six", "style_audio": "https://example.com/a.wav"}, 422, "style_audio: it is no base64"),
+        ({"text": "six", "style_audio": "https://example.com/a.wav"}, 422, "style_audio: it is not base64"),
         ({"text": "six", "style_audio": ""}, 422, "an empty recording"),
-        ({"text": "six", "style_audio": coded(b"no sound at all")}, 422, "no recording in WAV, FLAC or OGG"),
+        (
+            {"text": "six", "style_audio": coded(b"no sound at all")},
+            422,
+            "not a recording in WAV, FLAC or OGG",
+        ),
         ({"text": "six", "style_audio": coded(recording()[:2000])}, 422, "a damaged recording"),
         ({"text": "six", "style_audio": coded(recording("FLAC")[:900])}, 422, "a damaged recording"),
         (
@@ -195,7 +203,7 @@ def test_a_small_file_of_many_samples_is_not_unpacked(voice: Any) -> None:
 def test_what_is_told_of_it(client: TestClient, voice: Any) -> None:
     [told] = client.get("/models").json()
     assert told["task"] == "speak"
-    assert len(told["metadata"]["default_style_weights"]) == voice.model.style.config.tokens
+    assert len(told["metadata"]["default_style_weights"]) == voice.model.style_tokens.config.num_tokens
     for example in told["metadata"]["examples"]:
         assert client.post("/speak", json=example).status_code == 200
     described = client.get("/openapi.json").json()["paths"]["/speak"]["post"]["responses"]["200"]["content"]

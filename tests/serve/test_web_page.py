@@ -188,7 +188,7 @@ def test_tag(opened: Open, predictors: dict[str, Any]) -> None:
     shown = opened("#model=tag")
     ask(shown, "Find entities", Text=text)
     said(shown)
-    wanted = [one["text"] for one in predictors["tag"].tag(text).found()]
+    wanted = [one["text"] for one in predictors["tag"].tag(text).to_entity_dicts()]
     assert shown.locator(".pg-response mark bdi").all_inner_texts() == wanted
     assert "No entities" in shown.inner_text(".pg-response") or wanted
     looked(shown)
@@ -209,9 +209,9 @@ def test_fill(opened: Open, predictors: dict[str, Any]) -> None:
     ask(shown, "Fill masks", Text="one [MASK] three")
     wanted = predictors["fill-mask"].fill("one [MASK] three")
     said(shown)
-    assert shown.locator(".pg-response mark").all_inner_texts() == [wanted.words[0][0][0]]
+    assert shown.locator(".pg-response mark").all_inner_texts() == [wanted.mask_predictions[0][0][0]]
     names = shown.locator(".pg-bar-name").all_inner_texts()
-    assert names == [word for word, _ in wanted.words[0][:5]]
+    assert names == [word for word, _ in wanted.mask_predictions[0][:5]]
     looked(shown)
 
 
@@ -222,7 +222,7 @@ def test_caption(opened: Open, captioner: Any) -> None:
     assert said(shown) == captioner.caption(pixels).caption  # at once: there is nothing else to fill in
     assert "a photo.png, 96 × 96 pixels" in shown.inner_text(".pg-form")
     manifest = looked(shown)
-    assert manifest["data"][0]["image"]["grid"] == list(captioner.grid)
+    assert manifest["data"][0]["image"]["grid"] == list(captioner.grid_size)
     assert shown.locator(".jm-photo").is_visible()
     assert shown.evaluate("document.querySelector('.pg-image').naturalWidth") == 96
 
@@ -307,7 +307,7 @@ def test_a_picture_is_dropped_or_pasted(opened: Open, captioner: Any) -> None:
 def test_pictures_that_the_server_does_not_take(opened: Open, captioner: Any) -> None:
     """One that is too large is made smaller, which is told; of a broken one, why it is refused."""
     small = get_service_type("caption")(captioner, RequestLimits(max_image_pixels=2_200 * 1_200))
-    strict = RunningServer({"see": small}, ServerLimits(request_limits=small.bounds))
+    strict = RunningServer({"see": small}, ServerLimits(request_limits=small.request_limits))
     try:
         shown = opened("", at=strict)
         box = shown.get_by_label("Image", exact=True)
@@ -318,7 +318,7 @@ def test_pictures_that_the_server_does_not_take(opened: Open, captioner: Any) ->
         broken = png(draw_scene(2, 4).pixels)
         box.set_input_files({**broken, "buffer": broken["buffer"][:-1200]})
         shown.wait_for_selector(".pg-output .pg-error:not([hidden])")
-        assert "a damaged picture" in shown.inner_text(".pg-output .pg-error")
+        assert "a damaged image" in shown.inner_text(".pg-output .pg-error")
     finally:
         strict.stop()
 
