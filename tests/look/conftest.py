@@ -47,7 +47,7 @@ class Shown:
         """Wait until nothing is asked for and all is drawn."""
         self.page.wait_for_function(
             """() => { const { store, maps } = document.querySelector("#viewer").jumok;
-                       return !store.asked.size && !store.wanted.size && maps.every((m) => !m.waiting); }"""
+                       return !store.inFlight.size && !store.pending.size && maps.every((m) => !m.waiting); }"""
         )
 
     def until(self, holds: Callable[[], bool]) -> None:
@@ -73,8 +73,8 @@ class Shown:
 
     def hover(self, row: int, col: int) -> str:
         self.page.mouse.move(*self.cell(row, col))
-        self.page.wait_for_selector(".jm-tip:not([hidden])")
-        return str(self.page.inner_text(".jm-tip"))
+        self.page.wait_for_selector(".jm-tooltip:not([hidden])")
+        return str(self.page.inner_text(".jm-tooltip"))
 
     def click(self, row: int, col: int) -> None:
         self.page.mouse.click(*self.cell(row, col))

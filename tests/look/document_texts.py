@@ -47,7 +47,7 @@ def parted(sentences: Sequence[str]) -> dict[str, Any]:
             before.append(found[1])
             words.append(found[2])
         edges.append(len(words))
-    return {"words": tuple(words), "before": tuple(before), "sentences": tuple(edges)}
+    return {"words": tuple(words), "separators": tuple(before), "sentence_offsets": tuple(edges)}
 
 
 def hierarchical() -> AttendedDocument:
@@ -56,7 +56,7 @@ def hierarchical() -> AttendedDocument:
     strong = [parts["words"].index(word) for word in ("rainy", "drags", "wonderful")]
     within = np.array([0.2, 0.3, 0.5], np.float32)
     weights = np.zeros(len(parts["words"]))
-    for s, (first, last) in enumerate(zip(parts["sentences"], parts["sentences"][1:], strict=False)):
+    for s, (first, last) in enumerate(zip(parts["sentence_offsets"], parts["sentence_offsets"][1:], strict=False)):
         weights[first:last] = within[s] * 0.5 / (last - first - 1)
         weights[strong[s]] = within[s] * 0.5
     said = (("positive", 0.875), ("negative", 0.125))

@@ -54,7 +54,7 @@ def huge(length: int = 65_536) -> ViewerData:
 
 
 # The arguments of a function of the canvas' place and the overview's.
-BOX = "(map.canvas.getBoundingClientRect(), map.overview)"
+BOX = "(map.canvas.getBoundingClientRect(), map.minimap)"
 
 
 def darkness(colour: list[int]) -> int:
@@ -82,7 +82,7 @@ def test_hovering_shows_the_pair_and_its_exact_weight(served: Show) -> None:
     shown.hover(0, 0)
     shown.page.wait_for_function("() => document.querySelector('.jm-weight').textContent === '0.12346'")
     shown.page.mouse.move(2, 2)
-    shown.page.wait_for_selector(".jm-tip", state="hidden")
+    shown.page.wait_for_selector(".jm-tooltip", state="hidden")
 
 
 def test_clicking_pins_a_row_and_lists_what_it_looks_at(served: Show) -> None:
@@ -225,12 +225,12 @@ def test_a_server_that_fails_is_told_of_and_asked_again(served: Show) -> None:
 
     shown.page.route("**/tiles?*", answer)
     shown.page.reload()  # so that nothing was asked for before
-    shown.page.wait_for_selector(".jm-trouble:not([hidden])")
+    shown.page.wait_for_selector(".jm-error:not([hidden])")
     shown.press("ArrowRight")
-    shown.page.wait_for_selector(".jm-trouble:not([hidden])")
-    assert "the device is busy." in shown.page.inner_text(".jm-trouble")
+    shown.page.wait_for_selector(".jm-error:not([hidden])")
+    assert "the device is busy." in shown.page.inner_text(".jm-error")
     failing = False
-    shown.page.wait_for_selector(".jm-trouble", state="hidden")
+    shown.page.wait_for_selector(".jm-error", state="hidden")
     shown.rest()
     assert darkness(shown.colour(0, 1)) > 300
     assert all("503" in complaint for complaint in shown.complaints)  # the browser's own word for it
@@ -277,15 +277,15 @@ def test_all_heads_are_small_maps_and_open_when_clicked(served: Show) -> None:
     shown = served(layers())
     shown.press("4")
     shown.rest()
-    assert shown.page.locator(".jm-small").count() == 12
+    assert shown.page.locator(".jm-head-map").count() == 12
     assert shown.text(".jm-heads-name")[1:] == ["layer 0", "layer 1", "layer 2"]
     # In layer 2, head 1 all look at token 3 of 7: its column is dark in the small map.
-    script = """(() => { const c = document.querySelector('.jm-small[data-layer="2"][data-head="1"] canvas');
+    script = """(() => { const c = document.querySelector('.jm-head-map[data-layer="2"][data-head="1"] canvas');
         const g = c.getContext("2d"), w = c.width;
         const at = (n) => [...g.getImageData(Math.floor((n + 0.5) * w / 7), 20, 1, 1).data];
         return [0, 1, 2, 3, 4, 5, 6].map(at); })()"""
     shown.until(lambda: np.argmax([darkness(colour[:3]) for colour in shown.ask(script)]) == 3)
-    shown.page.click('.jm-small[data-layer="2"][data-head="1"]')
+    shown.page.click('.jm-head-map[data-layer="2"][data-head="1"]')
     shown.rest()
     assert shown.ask("[v.state.view, v.state.layer, v.state.head]") == ["map", 2, 1]
     assert darkness(shown.colour(5, 3)) > 300
@@ -305,7 +305,7 @@ def test_the_text_is_tinted_by_what_it_receives(served: Show) -> None:
     assert shown.text(".jm-token") == words
     assert np.argsort(tints()).tolist() == [0, 2, 1]  # 0.1, 0.2 and 0.7 on average
     shown.page.hover(".jm-token >> nth=1")
-    assert shown.page.inner_text(".jm-tip").split() == ["학교에", "1", "0.7"]
+    assert shown.page.inner_text(".jm-tooltip").split() == ["학교에", "1", "0.7"]
     shown.page.click(".jm-token >> nth=2")
     shown.page.wait_for_selector(".jm-token.jm-is-pinned")
     assert "Where 간다 looks" in shown.page.inner_text(".jm-lead")
@@ -336,10 +336,10 @@ def test_before_and_after_are_compared(served: Show) -> None:
     cells[:, :, 1:] = 0.25
     after = ViewerData.from_weights({"decoder": cells}, row_labels=KOREAN, col_labels=ENGLISH, label="After")
     shown = served([translation(label="Before"), after])
-    assert shown.text(".jm-sides button") == ["Before", "After", "Both", "Difference"]
+    assert shown.text(".jm-comparisons button") == ["Before", "After", "Both", "Difference"]
     assert darkness(shown.colour(0, 0)) > darkness(shown.colour(0, 1)) + 200
     shown.press("c")
-    assert shown.ask("v.state.side") == 1
+    assert shown.ask("v.state.comparison") == 1
     assert darkness(shown.colour(0, 0)) < darkness(shown.colour(0, 1))
     shown.press("c")
     shown.rest()
@@ -395,15 +395,15 @@ def test_arrows_stay_with_a_box_that_has_the_focus(served: Show) -> None:
 
 def test_light_and_dark_follow_the_system_until_one_chooses(served: Show) -> None:
     shown = served(translation(), color_scheme="dark")
-    assert shown.ask("v.frame.root.dataset.theme") == "dark"
+    assert shown.ask("v.layout.root.dataset.theme") == "dark"
     assert darkness(shown.colour(0, 0)) + 250 < darkness(shown.colour(0, 1))  # in the dark, more is lighter
     shown.page.emulate_media(color_scheme="light")
     shown.page.wait_for_selector(".jumok[data-theme=light]")
     shown.press("t")
-    assert shown.ask("v.frame.root.dataset.theme") == "dark"
+    assert shown.ask("v.layout.root.dataset.theme") == "dark"
     shown.page.emulate_media(color_scheme="dark")
     shown.page.emulate_media(color_scheme="light")
-    assert shown.ask("v.frame.root.dataset.theme") == "dark"
+    assert shown.ask("v.layout.root.dataset.theme") == "dark"
 
 
 def test_tokens_are_text_whatever_they_hold(served: Show) -> None:

@@ -13,7 +13,7 @@ from jumok.look.figures import classification_figures
 from jumok.look.figures.classification_figures import draw_confusion_matrix, draw_reliability_diagram
 from jumok.metrics.classification import CalibrationBin, compute_calibration
 
-pytestmark = pytest.mark.filterwarnings("ignore:no font here draws")  # where no Korean font is installed
+pytestmark = pytest.mark.filterwarnings("ignore:no installed font has")  # where no Korean font is installed
 
 
 def texts(path: Path) -> str:
@@ -48,7 +48,7 @@ def test_counts_shares_and_totals(tmp_path: Path) -> None:
         ">75<",
     ):
         assert part in said, part
-    for part in ("so so", "좋음", "true class", "label said", "test, 0.97"):
+    for part in ("so so", "좋음", "true class", "predicted class", "test, 0.97"):
         assert part in said
     assert ">0 %<" not in said
     assert ">0<" not in said
@@ -83,7 +83,7 @@ def test_a_reliability_diagram(tmp_path: Path) -> None:
         compute_calibration(truth, shares), tmp_path / "r.svg", calibration_error=0.0069, title="test"
     )
     said = texts(path)
-    for part in ("test, expected calibration error 0.007", "surer than right", ">100<", ">130<", "texts"):
+    for part in ("test, expected calibration error 0.007", "overconfident", ">100<", ">130<", "texts"):
         assert part in said, part
     assert (
         draw_reliability_diagram([CalibrationBin(0.9, 1.0, 1, 1.0, 0.0)], tmp_path / "r.png").stat().st_size

@@ -29,7 +29,7 @@ from jumok.look.viewer.viewer_data import ViewerData, answer_request, build_mani
 sys.path.insert(0, str(Path(__file__).parent))
 from document_texts import REVIEW, hierarchical, long, several_hops
 
-pytestmark = pytest.mark.filterwarnings("ignore:no font here draws")  # where no Korean font is installed
+pytestmark = pytest.mark.filterwarnings("ignore:no installed font has")  # where no Korean font is installed
 
 
 def test_the_text_is_as_it_was_written() -> None:
@@ -51,7 +51,7 @@ def test_weights_of_words_and_sentences() -> None:
     assert hops.get_word_weights()[sunday] == pytest.approx((0.7 + 2 * rest) / 3)
     assert hops.get_sentence_weights(0).sum() == pytest.approx(1)
     assert hops.get_sentence_weights(0).argmax() == 0
-    with pytest.raises(InputError, match="hop 3 was asked for; there are 3: 0 to 2"):
+    with pytest.raises(InputError, match="hop 3 was requested; there are 3: 0 to 2"):
         hops.get_word_weights(3)
 
 
@@ -69,38 +69,38 @@ def test_tensors_and_lists_are_taken_too() -> None:
 
 
 GOOD: dict[str, Any] = {
-    "words": ("a", "b", "c"), "before": ("", " ", " "), "sentences": (0, 1, 3), "weights": np.ones((2, 3)),
+    "words": ("a", "b", "c"), "separators": ("", " ", " "), "sentence_offsets": (0, 1, 3), "weights": np.ones((2, 3)),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"words": (), "before": ()}, "without words"),
-        ({"before": ("", " ")}, "3 words and 2 texts before them"),
+        ({"words": (), "separators": ()}, "without words"),
+        ({"separators": ("", " ")}, "3 words and 2 separators"),
         ({"words": ("a", 5, "c")}, r"words\[1\] is 5; expected a text"),
-        ({"before": ("", None, "")}, r"before\[1\] is None"),
-        ({"sentences": ()}, "from 0 to 3"),
-        ({"sentences": (0,)}, "from 0 to 3"),
-        ({"sentences": (1, 3)}, r"sentences=\(1, 3\)"),
-        ({"sentences": (0, 2)}, r"\(0, 3\) is one sentence"),
-        ({"sentences": (0, 4)}, "from 0 to 3"),
-        ({"sentences": (0, 1.5, 3)}, "whole numbers"),
-        ({"sentences": (0, 1, 1, 3)}, "sentence 1 goes from word 1 to 1"),
-        ({"sentences": (0, 2, 1, 3)}, "edges that increase"),
+        ({"separators": ("", None, "")}, r"separators\[1\] is None"),
+        ({"sentence_offsets": ()}, "from 0 to 3"),
+        ({"sentence_offsets": (0,)}, "from 0 to 3"),
+        ({"sentence_offsets": (1, 3)}, r"sentence_offsets=\(1, 3\)"),
+        ({"sentence_offsets": (0, 2)}, r"\(0, 3\) is one sentence"),
+        ({"sentence_offsets": (0, 4)}, "from 0 to 3"),
+        ({"sentence_offsets": (0, 1.5, 3)}, "integers"),
+        ({"sentence_offsets": (0, 1, 1, 3)}, "sentence 1 goes from word 1 to 1"),
+        ({"sentence_offsets": (0, 2, 1, 3)}, "increasing offsets"),
         ({"weights": np.ones(3)}, r"weights of shape \(3,\)"),
         ({"weights": np.ones((2, 4))}, "the last of them 3"),
         ({"weights": np.ones((0, 3))}, "shape"),
-        ({"weights": [["x", "y", "z"]]}, "no array of numbers"),
+        ({"weights": [["x", "y", "z"]]}, "not an array of numbers"),
         ({"weights": np.array([[0.5, np.nan, 0.5]])}, r"weights\[\(0, 1\)\] is nan"),
         ({"weights": np.array([[0.5, np.inf, 0.5]])}, "finite"),
         ({"weights": np.array([[0.5, 1.0, -0.5]])}, "from 0 on"),
-        ({"within": np.array([0.5, 0.5])}, "within came with 2 hops"),
-        ({"weights": np.ones((1, 3)), "within": np.ones(3)}, r"within of shape \(3,\)"),
-        ({"weights": np.ones((1, 3)), "within": np.array([1.0, -1.0])}, r"within\[1\] is -1"),
-        ({"said": (("a", 1.5),)}, "expected 0 to 1"),
-        ({"said": (("a", float("nan")),)}, "expected 0 to 1"),
-        ({"said": (("a", 0.2), ("b", 0.8))}, "the likeliest is first"),
+        ({"sentence_weights": np.array([0.5, 0.5])}, "sentence_weights came with 2 hops"),
+        ({"weights": np.ones((1, 3)), "sentence_weights": np.ones(3)}, r"sentence_weights of shape \(3,\)"),
+        ({"weights": np.ones((1, 3)), "sentence_weights": np.array([1.0, -1.0])}, r"sentence_weights\[1\] is -1"),
+        ({"class_probabilities": (("a", 1.5),)}, "expected 0 to 1"),
+        ({"class_probabilities": (("a", float("nan")),)}, "expected 0 to 1"),
+        ({"class_probabilities": (("a", 0.2), ("b", 0.8))}, "descending order"),
     ],
 )
 def test_what_cannot_be_is_refused(change: dict[str, Any], says: str) -> None:
@@ -112,20 +112,20 @@ def test_what_cannot_be_is_refused(change: dict[str, Any], says: str) -> None:
 def test_the_viewer_is_told_exact_weights_and_no_digits() -> None:
     document = long(hops=7)
     scene = ViewerData.from_document(document, title="t")
-    about = build_manifest([scene])["scenes"][0]["document"]
+    about = build_manifest([scene])["data"][0]["document"]
     assert np.array_equal(unpack(base64.b64decode(about["weights"])), document.weights)
-    assert (about["hops"], about["within"], about["truth"]) == (7, None, None)
-    assert "".join(map("".join, zip(about["before"], about["words"], strict=True))) == document.text
+    assert (about["num_hops"], about["sentence_weights"], about["label"]) == (7, None, None)
+    assert "".join(map("".join, zip(about["separators"], about["words"], strict=True))) == document.text
     numbers = 2000 * 7
     assert len(json.dumps(about)) < 5.4 * numbers + 16 * 2000
     whole = document_to_json(hierarchical())
-    assert unpack(base64.b64decode(whole["within"])).tolist() == [pytest.approx([0.2, 0.3, 0.5])]
-    assert whole["said"] == [["positive", 0.875], ["negative", 0.125]]
+    assert unpack(base64.b64decode(whole["sentence_weights"])).tolist() == [pytest.approx([0.2, 0.3, 0.5])]
+    assert whole["class_probabilities"] == [["positive", 0.875], ["negative", 0.125]]
 
 
 def test_edges_may_be_numpys() -> None:
-    document = AttendedDocument(**GOOD | {"sentences": tuple(np.array([0, 1, 3]))})
-    assert json.loads(json.dumps(document_to_json(document)))["sentences"] == [0, 1, 3]
+    document = AttendedDocument(**GOOD | {"sentence_offsets": tuple(np.array([0, 1, 3]))})
+    assert json.loads(json.dumps(document_to_json(document)))["sentence_offsets"] == [0, 1, 3]
 
 
 def test_its_weights_are_a_layer_of_the_scene() -> None:
@@ -168,7 +168,7 @@ def test_a_hop_can_be_chosen_and_a_layer_is_still_a_map(tmp_path: Path) -> None:
     mean = view_writer.save_view(scene, tmp_path / "mean.png").read_bytes()
     hop = view_writer.save_view(scene, tmp_path / "hop.png", head=1).read_bytes()
     assert mean != hop
-    with pytest.raises(InputError, match="hop 3 was asked for"):
+    with pytest.raises(InputError, match="hop 3 was requested"):
         view_writer.save_view(scene, tmp_path / "hop.png", head=3)
     with pytest.raises(InputError, match="two; give an"):
         view_writer.save_view([scene, scene], tmp_path / "both.png")
@@ -237,11 +237,11 @@ def test_any_word_is_drawn(tmp_path: Path, texts: list[str]) -> None:
 
 
 def test_pictures_have_an_end(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="100,000 words are too many for a picture: give an"):
+    with pytest.raises(InputError, match="100,000 words are too many for a figure: use an"):
         view_writer.save_view(ViewerData.from_document(long(5000)), tmp_path / "a.png")
     with pytest.raises(InputError, match="2,000 words, 11 times, are too many"):
         draw_document(long(), tmp_path / "a.png", hops=[0] * 11)
-    with pytest.raises(InputError, match="no hops were chosen"):
+    with pytest.raises(InputError, match="no hops came"):
         draw_document(long(), tmp_path / "a.png", hops=[])
     assert not list(tmp_path.iterdir())
 

@@ -28,7 +28,7 @@ def scene(document: AttendedDocument, title: str = "") -> ViewerData:
 
 
 def at(document: AttendedDocument, word: str) -> str:
-    return f'.jm-w[data-word="{document.words.index(word)}"]'
+    return f'.jm-document-word[data-word="{document.words.index(word)}"]'
 
 
 def tint(shown: Any, selector: str) -> int:
@@ -40,12 +40,12 @@ def tint(shown: Any, selector: str) -> int:
 
 def tip(shown: Any, selector: str) -> list[str]:
     shown.page.hover(selector)
-    shown.page.wait_for_selector(".jm-tip:not([hidden])")
-    return str(shown.page.inner_text(".jm-tip")).split("\n")
+    shown.page.wait_for_selector(".jm-tooltip:not([hidden])")
+    return str(shown.page.inner_text(".jm-tooltip")).split("\n")
 
 
 def in_sight(shown: Any, sentence: int) -> bool:
-    script = """(() => { const box = v.views.document.passage.getBoundingClientRect();
+    script = """(() => { const box = v.views.document.textBox.getBoundingClientRect();
         const b = document.querySelector(`.jm-sentence[data-sentence="${given[0]}"]`).getBoundingClientRect();
         return b.top >= box.top - 1 && b.top < box.bottom - 20; })()"""
     return bool(shown.ask(script, sentence))
@@ -84,19 +84,19 @@ def test_bars_are_as_long_as_sentences_count_and_say_it(served: Show) -> None:
     bars = [bar.bounding_box()["width"] for bar in shown.page.locator(".jm-level > span").all()]
     assert bars[2] == pytest.approx(52 - 1.5, abs=2)
     assert [bar / bars[2] for bar in bars] == pytest.approx([0.4, 0.6, 1], abs=0.02)
-    labels = [gauge.get_attribute("aria-label") for gauge in shown.page.locator(".jm-gauge").all()]
+    labels = [gauge.get_attribute("aria-label") for gauge in shown.page.locator(".jm-sentence-weight").all()]
     assert labels == [
         "Sentence 1: weight 0.2, rank 3 of 3",
         "Sentence 2: weight 0.3, rank 2 of 3",
         "Sentence 3: weight 0.5, rank 1 of 3",
     ]
-    assert tip(shown, ".jm-gauge >> nth=1") == ["Sentence 2", "0.3", "rank 2 of 3 sentences", "10 words"]
+    assert tip(shown, ".jm-sentence-weight >> nth=1") == ["Sentence 2", "0.3", "rank 2 of 3 sentences", "10 words"]
 
 
 def test_what_was_said_and_whether_it_is_right(served: Show) -> None:
     def verdict(document: AttendedDocument) -> str:
         shown = served(scene(document))
-        return " ".join(shown.page.locator(".jm-verdict").inner_text().split())
+        return " ".join(shown.page.locator(".jm-prediction-row").inner_text().split())
 
     document = hierarchical()
     assert verdict(document) == "positive 87.5 % negative 12.5 % ✓ right"
@@ -111,7 +111,7 @@ def test_what_was_said_and_whether_it_is_right(served: Show) -> None:
 def test_within_its_sentence_each_has_a_darkest_word(served: Show) -> None:
     document = hierarchical()
     shown = served(scene(document))
-    shown.page.click('[data-share="sentence"]')
+    shown.page.click('[data-scope="sentence"]')
     strong = {tint(shown, at(document, word)) for word in ("wonderful", "drags", "rainy")}
     assert len(strong) == 1
     assert min(strong) > 250
@@ -119,7 +119,7 @@ def test_within_its_sentence_each_has_a_darkest_word(served: Show) -> None:
     assert tip(shown, at(document, "drags"))[:3] == ["drags", "0.5", "of its sentence, 0.15 of the document"]
     shown.press("s")
     assert tint(shown, at(document, "rainy")) < min(strong) - 50
-    assert shown.page.get_attribute('[data-share="document"]', "aria-pressed") == "true"
+    assert shown.page.get_attribute('[data-scope="document"]', "aria-pressed") == "true"
 
 
 def test_curves_and_colours_can_be_chosen(served: Show) -> None:
@@ -141,8 +141,8 @@ def test_curves_and_colours_can_be_chosen(served: Show) -> None:
 def test_words_can_be_read_in_light_and_dark(served: Show, scheme: str) -> None:
     document = hierarchical()
     shown = served(scene(document), color_scheme=scheme)
-    assert shown.ask("v.frame.root.dataset.theme") == scheme
-    script = """[...document.querySelectorAll(".jm-w")].map((e) => {
+    assert shown.ask("v.layout.root.dataset.theme") == scheme
+    script = """[...document.querySelectorAll(".jm-document-word")].map((e) => {
         const plain = getComputedStyle(document.querySelector(".jumok")).backgroundColor;
         const own = getComputedStyle(e), parts = (c) => c.match(/[\\d.]+/g).map(Number);
         const back = parts(own.backgroundColor);
@@ -150,7 +150,7 @@ def test_words_can_be_read_in_light_and_dark(served: Show, scheme: str) -> None:
     for ink, ground in shown.ask(script):
         assert contrast(ink[:3], ground[:3]) > 4
     shown.press("t")
-    assert shown.ask("v.frame.root.dataset.theme") != scheme
+    assert shown.ask("v.layout.root.dataset.theme") != scheme
 
 
 def contrast(one: list[float], two: list[float]) -> float:
@@ -177,7 +177,7 @@ def test_hovering_tells_weight_rank_and_sentence(served: Show) -> None:
     ]  # fmt: skip
     assert tip(shown, at(document, "lighthouse"))[2] == f"rank 4 of {words} words"  # as all of its sentence
     shown.page.mouse.move(2, 2)
-    shown.page.wait_for_selector(".jm-tip", state="hidden")
+    shown.page.wait_for_selector(".jm-tooltip", state="hidden")
 
 
 def test_clicking_pins_a_word_and_shows_what_else_counts(served: Show) -> None:
@@ -188,9 +188,9 @@ def test_clicking_pins_a_word_and_shows_what_else_counts(served: Show) -> None:
     assert shown.text(".jm-rank .jm-key")[0] == "drags"
     assert len(shown.text(".jm-rank li")) == 10  # its sentence
     assert "Sentence 2: 0.3, rank 2 of 3" in shown.page.inner_text(".jm-panel")
-    assert shown.page.locator(".jm-w.jm-is-pinned").all_text_contents() == ["thin"]
+    assert shown.page.locator(".jm-document-word.jm-is-pinned").all_text_contents() == ["thin"]
     shown.page.click(at(document, "wonderful"))
-    assert shown.page.locator(".jm-w.jm-is-pinned").all_text_contents() == ["wonderful"]
+    assert shown.page.locator(".jm-document-word.jm-is-pinned").all_text_contents() == ["wonderful"]
     shown.press("Escape")
     assert not shown.page.is_visible(".jm-panel")
     shown.page.click(at(document, "thin"))
@@ -198,7 +198,7 @@ def test_clicking_pins_a_word_and_shows_what_else_counts(served: Show) -> None:
     assert not shown.page.is_visible(".jm-panel")
     shown.page.click(at(document, "thin"))
     shown.page.click('[aria-label="Unpin (Esc)"]')
-    assert shown.page.locator(".jm-w.jm-is-pinned").count() == 0
+    assert shown.page.locator(".jm-document-word.jm-is-pinned").count() == 0
 
 
 def test_hops_are_chosen_by_mouse_and_keyboard(served: Show) -> None:
@@ -224,7 +224,7 @@ def test_hops_are_chosen_by_mouse_and_keyboard(served: Show) -> None:
     assert shown.text(".jm-rank .jm-link") == ["hop 1", "hop 0", "hop 2"]
     assert shown.text(".jm-rank .jm-values")[0] == "0.7"
     shown.page.click(".jm-rank .jm-link >> nth=1")
-    assert shown.ask("[v.state.hop, v.state.spot]") == [0, document.words.index("훌륭하다")]
+    assert shown.ask("[v.state.hop, v.state.pinnedWord]") == [0, document.words.index("훌륭하다")]
     # Other views have heads, as ever.
     shown.press("2")
     shown.rest()
@@ -237,20 +237,20 @@ def test_keys_go_from_word_to_word_and_pin(served: Show) -> None:
     document = hierarchical()
     shown = served(scene(document))
     shown.press("Shift+ArrowRight", "Shift+ArrowRight", "Shift+ArrowRight", "Shift+ArrowLeft")
-    assert shown.page.locator(".jm-at").all_text_contents() == ["saw"]
+    assert shown.page.locator(".jm-cursor").all_text_contents() == ["saw"]
     assert shown.page.inner_text("[aria-live]").startswith("saw: 0.0143, rank ")
-    assert shown.page.inner_text(".jm-tip").startswith("saw")
+    assert shown.page.inner_text(".jm-tooltip").startswith("saw")
     shown.press("Enter")
     assert shown.text(".jm-panel-title")[0].split() == ["saw", "1"]
     shown.press("ArrowDown", "ArrowDown")
-    assert shown.page.get_attribute(".jm-here", "data-sentence") == "1"
+    assert shown.page.get_attribute(".jm-current-sentence", "data-sentence") == "1"
     assert shown.page.inner_text("[aria-live]").startswith("Sentence 2, weight 0.3: The plot is thin")
     shown.press("n")
-    assert shown.page.get_attribute(".jm-here", "data-sentence") == "2"
+    assert shown.page.get_attribute(".jm-current-sentence", "data-sentence") == "2"
     shown.press("n", "n")
-    assert shown.page.get_attribute(".jm-here", "data-sentence") == "0"
+    assert shown.page.get_attribute(".jm-current-sentence", "data-sentence") == "0"
     shown.press("p")
-    assert shown.page.get_attribute(".jm-here", "data-sentence") == "1"
+    assert shown.page.get_attribute(".jm-current-sentence", "data-sentence") == "1"
     assert "2 of 3 by weight" in shown.page.inner_text(".jm-pager")
     shown.press("?")
     assert "strongest sentences" in shown.page.inner_text("dialog.jm-help")
@@ -288,17 +288,17 @@ def test_two_thousand_words_are_drawn_fast_and_jumped_through(served: Show) -> N
     shown.until(lambda: not in_sight(shown, 0))
     shown.press("End")
     shown.until(lambda: in_sight(shown, 99))
-    last = shown.page.locator('.jm-sentence[data-sentence="99"] .jm-w', has_text="peak")
+    last = shown.page.locator('.jm-sentence[data-sentence="99"] .jm-document-word', has_text="peak")
     shown.until(lambda: last.count() == 1)
-    assert tip(shown, '.jm-sentence[data-sentence="99"] .jm-w:text("peak")')[2] == "rank 1 of 2,000 words"
+    assert tip(shown, '.jm-sentence[data-sentence="99"] .jm-document-word:text("peak")')[2] == "rank 1 of 2,000 words"
 
 
 def test_the_strip_beside_it_goes_anywhere_and_shows_the_weight(served: Show) -> None:
     shown = served(scene(long()))
-    box = shown.page.locator(".jm-overview").bounding_box()
+    box = shown.page.locator(".jm-minimap").bounding_box()
     shown.page.mouse.click(box["x"] + 6, box["y"] + 0.505 * box["height"])
     shown.until(lambda: in_sight(shown, 50))
-    script = """(() => { const c = document.querySelector(".jm-overview"), g = c.getContext("2d");
+    script = """(() => { const c = document.querySelector(".jm-minimap"), g = c.getContext("2d");
         const dark = (part) => { let most = 0; for (let y = 0; y < 12; y += 1) {
             const d = g.getImageData(c.width / 2, Math.floor(part * c.height) - 6 + y, 1, 1).data;
             most = Math.max(most, 765 - d[0] - d[1] - d[2]); } return most; };
@@ -311,13 +311,13 @@ def test_nothing_is_lost_of_five_thousand_sentences(saved: Show) -> None:
     document = long(5000)
     shown = saved(scene(document))
     assert shown.page.locator(".jm-sentence").count() == 5000
-    assert shown.ask("v.views.document.passage.textContent.match(/peak/g).length") == 5000
+    assert shown.ask("v.views.document.textBox.textContent.match(/peak/g).length") == 5000
     shown.press("n")
     shown.until(lambda: in_sight(shown, 4999))
-    shown.until(lambda: shown.page.locator('.jm-sentence[data-sentence="4999"] .jm-w').count() == 20)
-    assert shown.page.locator(".jm-w").count() < 4000  # what is far away is plain text
+    shown.until(lambda: shown.page.locator('.jm-sentence[data-sentence="4999"] .jm-document-word').count() == 20)
+    assert shown.page.locator(".jm-document-word").count() < 4000  # what is far away is plain text
     for part, sentence in ((0.25, 1250), (0.8, 4000)):
-        box = shown.page.locator(".jm-overview").bounding_box()
+        box = shown.page.locator(".jm-minimap").bounding_box()
         shown.page.mouse.click(box["x"] + 6, box["y"] + part * box["height"] + 0.5)
         shown.until(lambda sentence=sentence: any(in_sight(shown, sentence + n) for n in range(-16, 17)))
 
@@ -325,13 +325,13 @@ def test_nothing_is_lost_of_five_thousand_sentences(saved: Show) -> None:
 def test_one_sentence_has_no_bar_and_may_be_a_book(served: Show) -> None:
     document = long(1, 4001)
     shown = served(scene(document))
-    assert not shown.page.is_visible(".jm-gauge")
+    assert not shown.page.is_visible(".jm-sentence-weight")
     assert not shown.page.is_visible(".jm-pager")
-    assert not shown.page.is_visible('[data-share="sentence"]')
+    assert not shown.page.is_visible('[data-scope="sentence"]')
     assert shown.page.locator(".jm-sentence").count() == 3  # cut into pieces of 2,000
     assert " ".join(shown.text(".jm-line")) == document.text
     shown.press("End")
-    shown.until(lambda: shown.page.locator('.jm-w[data-word="4000"]').count() == 1)
+    shown.until(lambda: shown.page.locator('.jm-document-word[data-word="4000"]').count() == 1)
 
 
 # ----------------------------------------------------------------------------------------- hosts and texts
@@ -344,10 +344,10 @@ def test_words_are_text_whatever_they_hold(saved: Show) -> None:
         class_probabilities=(("<img src=x onerror=alert(2)>", 0.5), ("b", 0.5)), label="<b>c</b>",
     )  # fmt: skip
     shown = saved(scene(document, "<script>alert(3)</script>"))
-    assert shown.text(".jm-w") == [*MIXED[:-1], "a�b"]
-    assert "<img src=x onerror=alert(2)>" in shown.page.inner_text(".jm-verdict")
-    assert tip(shown, ".jm-w >> nth=0")[0] == MIXED[0]
-    shown.page.click(".jm-w >> nth=3")
+    assert shown.text(".jm-document-word") == [*MIXED[:-1], "a�b"]
+    assert "<img src=x onerror=alert(2)>" in shown.page.inner_text(".jm-prediction-row")
+    assert tip(shown, ".jm-document-word >> nth=0")[0] == MIXED[0]
+    shown.page.click(".jm-document-word >> nth=3")
     assert shown.text(".jm-panel-title")[0].split()[0] == "<b>bold</b>"
     assert shown.page.locator(".jumok :is(b, i, img, script)").count() == 0
 
@@ -357,7 +357,7 @@ def test_what_is_read_from_right_to_left_begins_at_the_right(served: Show) -> No
         ("שלום", "עולם", "one", "two"), ("", " ", " ", " "), (0, 2, 4), np.full((1, 4), 0.25)
     )
     shown = served(scene(document))
-    left = [shown.page.locator(f'.jm-w[data-word="{n}"]').bounding_box()["x"] for n in range(4)]
+    left = [shown.page.locator(f'.jm-document-word[data-word="{n}"]').bounding_box()["x"] for n in range(4)]
     assert left[0] > left[1]
     assert left[2] < left[3]
 
@@ -375,10 +375,10 @@ def test_it_is_whole_in_a_file_without_a_network(saved: Show) -> None:
 def test_before_and_after(served: Show) -> None:
     after = replace(hierarchical(), class_probabilities=(("negative", 0.75), ("positive", 0.25)))
     shown = served([scene(hierarchical()), scene(after)])
-    assert shown.text(".jm-sides button") == ["Before", "After"]
-    assert "✓ right" in shown.page.inner_text(".jm-verdict")
+    assert shown.text(".jm-comparisons button") == ["Before", "After"]
+    assert "✓ right" in shown.page.inner_text(".jm-prediction-row")
     shown.press("c")
-    assert "✗ wrong: it is positive (25.0 %)" in shown.page.inner_text(".jm-verdict")
+    assert "✗ wrong: it is positive (25.0 %)" in shown.page.inner_text(".jm-prediction-row")
 
 
 @pytest.mark.parametrize("width", [360, 390, 768, 1400])
@@ -386,14 +386,14 @@ def test_it_fits_the_screen(served: Show, width: int) -> None:
     shown = served(scene(long(hops=12)), viewport={"width": width, "height": 760})
     assert shown.ask("document.documentElement.scrollWidth") <= width
     assert shown.page.locator(".jm-line >> nth=0").bounding_box()["width"] > min(500, 0.7 * width)
-    shown.page.click(".jm-w >> nth=3")
+    shown.page.click(".jm-document-word >> nth=3")
     assert shown.ask("document.documentElement.scrollWidth") <= width
     assert shown.page.locator(".jm-line >> nth=0").bounding_box()["width"] > 250
 
 
 def test_everything_one_can_press_has_a_name(served: Show) -> None:
     shown = served(scene(long(hops=2)))
-    shown.page.click(".jm-w >> nth=3")
+    shown.page.click(".jm-document-word >> nth=3")
     nameless = """[...document.querySelectorAll("button, select, input, [role=img], [tabindex='0']")]
         .filter((e) => e.checkVisibility() && !e.closest(".jm-sentence"))
         .filter((e) => !(e.getAttribute("aria-label") || e.textContent.trim() || e.closest("label")))
@@ -419,7 +419,7 @@ def test_a_notebook_shows_it_and_takes_another(new_page: Show) -> None:
         }""",
         [assets.build_script(), json.loads(json.dumps(first))],
     )
-    page.wait_for_selector(".jm-w")
+    page.wait_for_selector(".jm-document-word")
     assert shown.text(".jm-line")[0] == REVIEW[0]
     page.click(at(hierarchical(), "wonderful"))
     page.evaluate("(next) => window.change(next)", second)

@@ -19,7 +19,7 @@ from jumok.look.figures import fonts, plots
 from jumok.look.figures.plots import draw_heat_map, draw_scores_by_length, draw_training_curves
 from jumok.metrics.translation import LengthBin
 
-pytestmark = pytest.mark.filterwarnings("ignore:no font here draws")  # where no Korean font is installed
+pytestmark = pytest.mark.filterwarnings("ignore:no installed font has")  # where no Korean font is installed
 
 
 def pixels(path: Path) -> np.ndarray:
@@ -137,8 +137,8 @@ def test_what_may_be_drawn(tmp_path: Path) -> None:
         (torch.rand(2, 3).T, {}, r"shape \(3, 2\) came with 2 rows and 3 columns"),
         (torch.rand(1, 2, 3), {}, "expected one map"),
         (torch.tensor([[0.0, 1.0, torch.nan]] * 2), {}, "NaN"),
-        (torch.rand(2, 3), {"gold": [(0, 2)]}, "gold link 0-2 lies outside of 3 source and 2 target words"),
-        (torch.rand(2, 3), {"gold": [(-1, 0)]}, "gold link -1-0"),
+        (torch.rand(2, 3), {"gold_links": [(0, 2)]}, "gold link 0-2 lies outside 3 source and 2 target words"),
+        (torch.rand(2, 3), {"gold_links": [(-1, 0)]}, "gold link -1-0"),
     ],
 )
 def test_bad_maps(tmp_path: Path, weights: torch.Tensor, more: dict, message: str) -> None:

@@ -77,7 +77,7 @@ def test_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("bare")
 def test_what_no_font_draws_is_told_once_with_the_remedy() -> None:
-    with pytest.warns(UserWarning, match=r"no font here draws '문예'.*pip install koreanize-matplotlib"):
+    with pytest.warns(UserWarning, match=r"no installed font has '문예'.*pip install koreanize-matplotlib"):
         assert find_font_families(["예문", "ok"]) == ["DejaVu Sans"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -285,7 +285,7 @@ def test_all_beams_without_a_cache_come_in_the_order_of_the_sequences() -> None:
 def test_beams_over_embeddings_are_refused_with_the_reason() -> None:
     model = tiny("llama")
     embedded = torch.randn(1, 5, 24)
-    reason = rf"seen\.calls has all {2 * NEW} calls.*its {NEW} steps.*beam search over embeddings"
+    reason = rf"captures\.calls has all {2 * NEW} calls.*its {NEW} steps.*beam search over embeddings"
     with pytest.raises(InputError, match=reason), watch(model) as seen:
         model.generate(inputs_embeds=embedded, num_beams=3, max_new_tokens=NEW)
     assert len(seen.calls) == 2 * NEW  # but they are there
@@ -345,9 +345,9 @@ def test_a_long_generation_keeps_each_key_once() -> None:
     model = tiny("llama")
     with watch(model) as seen:
         model.generate(ids(1, 5), max_new_tokens=40)
-    held = {entry._source._step.new.untyped_storage().data_ptr() for entry in seen.calls}  # type: ignore[attr-defined]
+    held = {entry._source._step.new_keys.untyped_storage().data_ptr() for entry in seen.calls}  # type: ignore[attr-defined]
     assert len(held) == 2 * 40
-    total = sum(entry._source._step.new.numel() for entry in seen.calls)  # type: ignore[attr-defined]
+    total = sum(entry._source._step.new_keys.numel() for entry in seen.calls)  # type: ignore[attr-defined]
     assert total == 2 * (5 + 39) * 2 * 4  # layers · tokens · heads · width
 
 
@@ -503,7 +503,7 @@ def test_every_call_is_there_where_the_steps_cannot_be_joined() -> None:
 
     model = tiny("llama")
     options = {"past_key_values": cache, "logits_processor": [Disturbance()], "max_new_tokens": 10}
-    with pytest.warns(UserWarning, match="its 10 steps cannot be joined"), watch(model) as seen:
+    with pytest.warns(UserWarning, match="its 10 steps cannot be merged"), watch(model) as seen:
         model.generate(ids(1, 5), **options)
     first, second = "model.layers.0.self_attn", "model.layers.1.self_attn"
     assert seen.names == [second]
@@ -526,7 +526,7 @@ def test_calls_that_cannot_be_joined_keep_the_keys_of_a_static_cache() -> None:
 
     cache = transformers.StaticCache(config=model.config, max_cache_len=16)
     expected: list[Tensor] = []
-    with pytest.warns(UserWarning, match="cannot be joined"), watch(model) as seen:
+    with pytest.warns(UserWarning, match="cannot be merged"), watch(model) as seen:
         model.generate(
             ids(1, 5),
             past_key_values=cache,

@@ -58,7 +58,7 @@ def test_only_its_own_script_and_style_may_run() -> None:
 
 def test_chosen_heads_alone_are_in_the_file() -> None:
     told = part(html_file.render_html(small(), heads={"encoder.1": [1]}), "manifest")
-    assert [(layer["name"], layer["heads"], layer["mean"]) for layer in told["scenes"][0]["layers"]] == [
+    assert [(layer["name"], layer["heads"], layer["has_mean"]) for layer in told["data"][0]["layers"]] == [
         ("encoder.1", [1], False)
     ]
 
@@ -85,15 +85,15 @@ def test_a_file_that_would_be_giant_is_refused_before_anything_is_computed() -> 
         weights = received = map
 
     scene = ViewerData((ViewerLayer("long", "self", (10**5, 10**5), tuple(range(64)), Never()),))
-    with pytest.raises(InputError, match="choose some heads"):
+    with pytest.raises(InputError, match="select some heads"):
         html_file.render_html(scene)
 
 
 def test_a_long_map_is_a_pyramid_of_pooled_tiles() -> None:
     text = html_file.render_html(long(), detail=512, heads={"long": [0]})
     told, index = part(text, "manifest"), part(text, "index")
-    assert told["scenes"][0]["layers"][0]["finest"] == 3  # 3,001 tokens at 8 a cell are 375 cells
-    assert sum(key.startswith("map/") and key.endswith("/256") for key in index) == 4
+    assert told["data"][0]["layers"][0]["finest_zoom"] == 3  # 3,001 tokens at 8 a cell are 375 cells
+    assert sum(key.startswith("pooled_map/") and key.endswith("/256") for key in index) == 4
     assert len(text) < 1_200_000
 
 
@@ -118,8 +118,8 @@ def test_it_opens_without_a_network_and_every_view_works(saved: Show) -> None:
     assert shown.text(".jm-token") == WORDS
     shown.press("4")
     shown.rest()
-    assert shown.page.locator(".jm-small").count() == 4
-    shown.page.click(".jm-small >> nth=3")
+    assert shown.page.locator(".jm-head-map").count() == 4
+    shown.page.click(".jm-head-map >> nth=3")
     shown.rest()
     assert shown.ask("[v.state.layer, v.state.head]") == [1, 1]
     shown.press("ArrowRight")  # the mean
@@ -169,7 +169,7 @@ def test_pictures_and_speech_are_in_the_file(saved: Show) -> None:
         image=AttendedImage.from_pixels(np.full((20, 30, 3), 99, np.uint8), (2, 3)),
     )  # fmt: skip
     shown = saved([scene, scene])
-    shown.page.wait_for_function("() => document.querySelector('.jm-veil').width > 10")
+    shown.page.wait_for_function("() => document.querySelector('.jm-overlay').width > 10")
     shown.press("2")
     shown.page.wait_for_function("() => document.querySelector('#viewer').jumok.views.speech.box")
 
@@ -178,7 +178,7 @@ def test_a_few_words_over_many_places_are_there_as_they_are() -> None:
     grid = (40, 41)
     picture = AttendedImage.from_pixels(np.full((20, 30, 3), 99, np.uint8), grid)
     scene = ViewerData.from_weights({"a": rows_of_one(1, 5, 1640)}, row_labels=list("vwxyz"), image=picture)
-    assert part(html_file.render_html(scene), "manifest")["scenes"][0]["layers"][0]["finest"] == 0
+    assert part(html_file.render_html(scene), "manifest")["data"][0]["layers"][0]["finest_zoom"] == 0
 
 
 def test_in_a_frame_the_page_around_it_stays_where_it_is(browser: Any, tmp_path: Path) -> None:

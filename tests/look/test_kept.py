@@ -62,7 +62,7 @@ def test_every_kind_of_mask_and_grouped_heads() -> None:
         ({"mask": hole}, s + hole),
         ({"mask": keys, "diagonal": 3}, s.masked_fill(~keys | (j > i + 3), -torch.inf)),
         ({"mask": bias, "softcap": 2.0}, capped + bias),
-        ({"change": lambda s, b, h, q, k: torch.where(k <= q, s + b - h, -torch.inf)}, changed),
+        ({"score_mod": lambda s, b, h, q, k: torch.where(k <= q, s + b - h, -torch.inf)}, changed),
     ]
     for more, expected in cases:
         kept = CapturedAttention(query, key, scale=0.3, **more)

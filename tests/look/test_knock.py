@@ -154,7 +154,7 @@ def test_wrong_layers_heads_and_edges() -> None:
         knock({"layers.0": [3]})
     with pytest.raises(InputError, match=r"head -1 came; the nearest is 0"):
         knock({"layers.0": [(-1, 2, 1)]})
-    with pytest.raises(InputError, match=r"did not attend to anything; did you mean 'layers.0'"):
+    with pytest.raises(InputError, match=r"computed no attention; did you mean 'layers.0'"):
         knock({"layers.0.merge": [0]})
     with pytest.raises(InputError, match=r"layers.0 has no edge \(5, 1\)"):
         knock({"layers.0": [(5, 1)]})
@@ -173,7 +173,7 @@ def test_wrong_layers_heads_and_edges() -> None:
         with pytest.raises(InputError, match=r"knock_out: .* came for layers.0"):
             knock({"layers.0": wrong})
     for nothing in ({}, [1], None):
-        with pytest.raises(InputError, match=r"knock_out: .* came; for each layer"):
+        with pytest.raises(InputError, match=r"knock_out: .* came; a mapping from layers"):
             knock(nothing)
     with pytest.raises(InputError, match=r"knock_out takes an nn.Module"):  # noqa: SIM117
         with knock_out("model", {}):  # type: ignore[arg-type]

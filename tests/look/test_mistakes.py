@@ -44,7 +44,7 @@ def test_shades_follow_the_weights() -> None:
     shares = [0.02, 0.5, 0.25, 0.19, 0.01, 0.01, 0.01, 0.01]
     text = render_error_page([mistake(words, shares)], title="Errors", subtitle="of 7")
     assert marked(text) == {"sad": 8, "long": 4, "film": 3}
-    assert "said <b" in text
+    assert "predicted <b" in text
     assert "0.988" in text
     assert "sad</bdi> 0.500 · <bdi>long</bdi> 0.250" in text
 
@@ -122,9 +122,9 @@ def test_colours_are_for_terminals() -> None:
     plain = format_for_terminal(one, use_colours=False)
     assert styled.plain == plain.plain
     assert plain.plain.split("\n") == [
-        "said good 0.988, is bad",
+        "predicted good (0.988), label bad",
         "a sad film",
-        "looked at: sad 0.760, film 0.250, a 0.020",
+        "highest weights: sad 0.760, film 0.250, a 0.020",
     ]
     styles = {styled.plain[span.start : span.end]: str(span.style) for span in styled.spans if span.style}
     assert styles["sad"] == "bold white on #d9480f"

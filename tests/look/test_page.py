@@ -38,14 +38,14 @@ def test_the_page_and_its_parts_are_there(client: Any) -> None:
     assert "http" not in start.text.replace('http-equiv="', "")
     assert client.get("/viewer.js").headers["content-type"] == "text/javascript; charset=utf-8"
     assert client.get("/viewer.css").headers["content-type"] == "text/css; charset=utf-8"
-    assert client.get("/manifest.json").json()["scenes"][0]["layers"][0]["shape"] == [5, 7]
+    assert client.get("/manifest.json").json()["data"][0]["layers"][0]["shape"] == [5, 7]
 
 
 def test_tiles_are_the_weights(client: Any) -> None:
     got = client.get("/tiles", params=GOOD)
     assert got.headers["content-type"] == "application/octet-stream"
     assert np.allclose(unpack(got.content), CELLS[1], rtol=1e-3)
-    mean = client.get("/tiles", params={**GOOD, "head": "mean", "what": "weights"})
+    mean = client.get("/tiles", params={**GOOD, "head": "mean", "quantity": "weights"})
     assert np.allclose(unpack(mean.content), CELLS.mean(0), atol=1e-6)
     assert client.get("/tiles", params=GOOD).content == got.content  # now from the shelf
 
@@ -68,8 +68,8 @@ def test_tiles_are_the_weights(client: Any) -> None:
         {"size": "0"},
         {"size": "1000000"},
         {"size": "-5"},
-        {"what": "file"},
-        {"scene": "2"},
+        {"quantity": "file"},
+        {"data": "2"},
     ],
     ids=str,
 )

@@ -31,11 +31,11 @@ SCRIPT = "<script>alert(1)</script>"
 
 
 def loaded(shown: Any) -> Any:
-    shown.page.wait_for_function("() => document.querySelector('#viewer').jumok.views.picture.loaded")
+    shown.page.wait_for_function("() => document.querySelector('#viewer').jumok.views.image.loaded")
     return shown
 
 
-def light(shown: Any, canvas: str = ".jm-veil") -> list[int]:
+def light(shown: Any, canvas: str = ".jm-overlay") -> list[int]:
     """Of the overlay in the middle of the six cells of `corners`."""
     script = """(() => { const c = document.querySelector(given[0]), g = c.getContext("2d");
         return [0, 1, 2, 3, 4, 5].map((n) => { const x = (n % 3 + 0.5) / 3, y = (n > 2 ? 0.75 : 0.25);
@@ -72,17 +72,17 @@ def test_it_opens_with_the_mean_and_a_word_shows_its_places(served: Show) -> Non
     assert "2 words·2 × 3 places" in shown.page.inner_text(".jm-subtitle")
     assert shown.text(".jm-caption .jm-token") == ["right", "left"]
     # 0.625 at the upper right and 0.375 at the lower left, on average.
-    shown.until(lambda: shown.page.inner_text(".jm-now").startswith("Mean of 2 words"))
-    assert "row 1, column 3: 0.625" in shown.page.inner_text(".jm-now")
+    shown.until(lambda: shown.page.inner_text(".jm-current").startswith("Mean of 2 words"))
+    assert "row 1, column 3: 0.625" in shown.page.inner_text(".jm-current")
     mean = light(shown)
     assert mean[2] > mean[3] > mean[0] + 60
     assert mean[1] == pytest.approx(mean[0], abs=9)
     shown.page.hover(word(1))
     left = light(shown)
     assert left[3] > left[2] + 60 > left[0] + 90
-    assert "row 2, column 1: 0.75" in shown.page.inner_text(".jm-now")
+    assert "row 2, column 1: 0.75" in shown.page.inner_text(".jm-current")
     assert shown.page.get_attribute(".jm-legend-bar", "aria-label").endswith("from 0 to 0.75")
-    assert "left: most at row 2, column 1" in shown.page.get_attribute(".jm-veil", "aria-label")
+    assert "left: most at row 2, column 1" in shown.page.get_attribute(".jm-overlay", "aria-label")
     shown.page.mouse.move(5, 5)
     assert light(shown) == mean
 
@@ -94,8 +94,8 @@ def test_a_place_shades_its_words_and_tells_their_weights(served: Show) -> None:
     shades = [tint(shown, word(n)) for n in range(3)]  # 1, 0.25 and 0.167
     assert shades[0] > shades[1] + 150
     assert shades[1] > shades[2] > 10
-    assert [tint(shown, f".jm-shot >> nth={n} >> .jm-shot-word") for n in range(3)] == shades
-    assert shown.page.inner_text(".jm-tip").split("\n") == [
+    assert [tint(shown, f".jm-thumbnail >> nth={n} >> .jm-thumbnail-word") for n in range(3)] == shades
+    assert shown.page.inner_text(".jm-tooltip").split("\n") == [
         "row 1, column 3", "right", "1", "left", "0.25", "even", "0.167",
     ]  # fmt: skip
     cell, frame = (shown.page.locator(name).bounding_box() for name in (".jm-cell", ".jm-frame"))
@@ -106,7 +106,7 @@ def test_a_place_shades_its_words_and_tells_their_weights(served: Show) -> None:
     assert tint(shown, word(2)) < 250
     shown.page.mouse.move(*point(shown, 0.5, 1.2))
     assert [tint(shown, word(n)) for n in range(3)] == [0, 0, 0]
-    assert shown.page.is_hidden(".jm-tip")
+    assert shown.page.is_hidden(".jm-tooltip")
     assert shown.page.is_hidden(".jm-cell")
 
 
@@ -131,7 +131,7 @@ def test_a_click_pins_a_word_until_the_next_one(served: Show) -> None:
 
 def test_nothing_moves_while_one_points(served: Show) -> None:
     shown = loaded(served(drawing(heads=2)))
-    boxes = """["jm-frame", "jm-caption", "jm-shots", "jm-footer", "jm-now"].map((name) => {
+    boxes = """["jm-frame", "jm-caption", "jm-thumbnails", "jm-footer", "jm-current"].map((name) => {
         const { x, y, width, height } = document.querySelector(`.${name}`).getBoundingClientRect();
         return [x, y, width, height]; })"""
     before = shown.ask(boxes)
@@ -150,7 +150,7 @@ def test_a_drawing_is_lit_where_its_words_tell_of(served: Show) -> None:
     words = shown.text(".jm-caption .jm-token")
     assert " ".join(words) == scene.title
     shown.page.hover(word(words.index("square")))
-    brightest = """(() => { const c = v.views.picture.veil, d = c.getContext("2d"); let best = [-1];
+    brightest = """(() => { const c = v.views.image.overlay, d = c.getContext("2d"); let best = [-1];
         const { data } = d.getImageData(0, 0, c.width, c.height);
         for (let n = 0; n < data.length; n += 4)
             if (data[n] > best[0]) best = [data[n], (n / 4 % c.width) / c.width, n / 4 / c.width / c.height];
@@ -166,16 +166,16 @@ def test_a_drawing_is_lit_where_its_words_tell_of(served: Show) -> None:
 
 def test_the_strip_has_a_small_picture_for_each_word(served: Show) -> None:
     shown = loaded(served(corners(("right", "left", "even"))))
-    assert shown.text(".jm-shot") == ["right", "left", "even"]
-    shown.until(lambda: shown.page.locator(".jm-shot canvas").first.bounding_box()["width"] > 60)
-    first, second = (light(shown, f'.jm-shot[data-word="{n}"] canvas') for n in (0, 1))
+    assert shown.text(".jm-thumbnail") == ["right", "left", "even"]
+    shown.until(lambda: shown.page.locator(".jm-thumbnail canvas").first.bounding_box()["width"] > 60)
+    first, second = (light(shown, f'.jm-thumbnail[data-word="{n}"] canvas') for n in (0, 1))
     assert first[2] > first[3] + 60
     assert second[3] > second[2] + 60
-    shown.page.hover(".jm-shot >> nth=1")
+    shown.page.hover(".jm-thumbnail >> nth=1")
     assert light(shown)[3] > light(shown)[2] + 60
-    shown.page.click(".jm-shot >> nth=0")
+    shown.page.click(".jm-thumbnail >> nth=0")
     shown.page.wait_for_selector(f"{word(0)}.jm-is-pinned")
-    assert shown.page.get_attribute(".jm-shot >> nth=0", "aria-pressed") == "true"
+    assert shown.page.get_attribute(".jm-thumbnail >> nth=0", "aria-pressed") == "true"
     with shown.page.expect_download() as waiting:
         shown.page.click('[aria-label="Save this picture"]')
     assert waiting.value.path().read_bytes().startswith(b"\x89PNG")
@@ -183,12 +183,12 @@ def test_the_strip_has_a_small_picture_for_each_word(served: Show) -> None:
 
 def test_all_words_may_share_a_scale_and_the_overlay_can_be_weaker(served: Show) -> None:
     shown = loaded(served(corners(("right", "left", "even"))))
-    own = light(shown, '.jm-shot[data-word="2"] canvas')
+    own = light(shown, '.jm-thumbnail[data-word="2"] canvas')
     shown.page.click('[data-scale="all"]')
-    shared = light(shown, '.jm-shot[data-word="2"] canvas')
+    shared = light(shown, '.jm-thumbnail[data-word="2"] canvas')
     assert min(own) > max(shared) + 60  # a sixth of the scale, and no longer the most of its own
     shown.page.locator('[aria-label="Strength of the overlay"]').fill("0")
-    assert light(shown, '.jm-shot[data-word="2"] canvas') == [3 * 128] * 6
+    assert light(shown, '.jm-thumbnail[data-word="2"] canvas') == [3 * 128] * 6
 
 
 @pytest.mark.parametrize(("count", "shape"), [(1, (400, 40)), (8, (40, 400)), (40, (107, 160))])
@@ -201,8 +201,8 @@ def test_any_number_of_words_and_any_shape_of_picture_fit(
     for width in (390, 1100):
         shown.page.set_viewport_size({"width": width, "height": 800})
         assert shown.ask("document.documentElement.scrollWidth") <= width
-        assert shown.page.locator(".jm-shot").count() == count
-        inside = """[...document.querySelectorAll(".jm-shot, .jm-token, .jm-frame")].every((e) => {
+        assert shown.page.locator(".jm-thumbnail").count() == count
+        inside = """[...document.querySelectorAll(".jm-thumbnail, .jm-token, .jm-frame")].every((e) => {
             const b = e.getBoundingClientRect(); return b.left >= 0 && b.right <= innerWidth; })"""
         assert shown.ask(inside)
         box = shown.page.locator(".jm-frame").bounding_box()
@@ -221,7 +221,7 @@ def test_arrows_go_from_word_to_word(served: Show) -> None:
     assert shown.ask("document.activeElement.textContent") == "right"
     shown.press("ArrowRight")
     assert light(shown)[3] > light(shown)[2] + 60
-    assert shown.page.inner_text(".jm-now").startswith("left")
+    assert shown.page.inner_text(".jm-current").startswith("left")
     shown.press("End", "ArrowRight")
     assert shown.ask("document.activeElement.textContent") == "even"
     shown.press("Home", "ArrowRight", "Enter")
@@ -253,20 +253,20 @@ def test_heads_and_layers_are_chosen_as_elsewhere(served: Show) -> None:
         "encoder", "self", (56, 56), (0, 1), ArrayWeightSource(np.full((2, 56, 56), 1 / 56, np.float32))
     )
     shown = loaded(served(replace(scene, layers=(told, seen, *scene.layers))))
-    assert shown.ask("[v.state.view, v.state.layer, v.state.head]") == ["picture", 3, None]
+    assert shown.ask("[v.state.view, v.state.layer, v.state.head]") == ["image", 3, None]
     assert shown.text('[aria-label="Layer"] option') == ["encoder", *(layer.name for layer in scene.layers)]
-    most = "Math.max(...v.views.picture.weights(1))"
+    most = "Math.max(...v.views.image.weights(1))"
     mean = shown.ask(most)
     shown.page.click('[data-head="0"]')
     shown.until(lambda: bool(shown.ask(most) > 1.5 * mean))
     shown.press("h")
     shown.until(lambda: shown.ask(most) == pytest.approx(1 / 56, rel=1e-3))
     shown.press("ArrowUp", "ArrowUp", "ArrowUp", "ArrowUp")  # what is over no picture is passed over
-    assert shown.ask("[v.state.view, v.state.layer]") == ["picture", 1]
-    shown.until(lambda: shown.page.inner_text(".jm-now").startswith("Mean of all patches"))
-    assert shown.page.locator(".jm-shot").count() == 0
+    assert shown.ask("[v.state.view, v.state.layer]") == ["image", 1]
+    shown.until(lambda: shown.page.inner_text(".jm-current").startswith("Mean of all patches"))
+    assert shown.page.locator(".jm-thumbnail").count() == 0
     shown.press("ArrowDown")
-    shown.until(lambda: shown.page.locator(".jm-shot").count() == words)
+    shown.until(lambda: shown.page.locator(".jm-thumbnail").count() == words)
 
 
 def test_a_finger_does_it_too(served: Show) -> None:
@@ -276,7 +276,7 @@ def test_a_finger_does_it_too(served: Show) -> None:
     assert light(shown)[3] > light(shown)[2] + 60
     shown.page.touchscreen.tap(*point(shown, *RIGHT))
     shown.until(lambda: tint(shown, word(0)) > tint(shown, word(1)) + 100)
-    assert "row 1, column 3" in shown.page.inner_text(".jm-tip")  # and it stays when the finger is gone
+    assert "row 1, column 3" in shown.page.inner_text(".jm-tooltip")  # and it stays when the finger is gone
     shown.page.tap(".jm-title")
     shown.until(lambda: tint(shown, word(0)) == 0)
 
@@ -288,7 +288,7 @@ def test_two_pictures_are_switched_between(served: Show) -> None:
     shown = loaded(served([drawing(0), drawing(1, language="ko")]))
     shown.press("c")
     korean = drawing(1, language="ko").layers[0].row_labels
-    shown.until(lambda: shown.text(".jm-shot") == list(korean or ()))
+    shown.until(lambda: shown.text(".jm-thumbnail") == list(korean or ()))
     assert shown.text(".jm-caption .jm-token") == list(korean or ())
     shown.page.hover(word(1))
     shown.press("c")
@@ -298,11 +298,11 @@ def test_two_pictures_are_switched_between(served: Show) -> None:
 def test_a_file_has_all_of_it_and_a_word_is_text(saved: Show) -> None:
     shown = loaded(saved(corners((SCRIPT, "<b>bold</b>", "שלום")), color_scheme="dark"))
     assert shown.text(".jm-caption .jm-token") == [SCRIPT, "<b>bold</b>", "שלום"]
-    assert shown.page.locator(".jm-picture :is(script, b, img:not(.jm-photo))").count() == 0
+    assert shown.page.locator(".jm-image :is(script, b, img:not(.jm-photo))").count() == 0
     shown.page.hover(word(1))
     assert light(shown)[3] > light(shown)[2] + 60
     shown.page.mouse.move(*point(shown, *RIGHT))
-    assert SCRIPT in shown.page.inner_text(".jm-tip")
+    assert SCRIPT in shown.page.inner_text(".jm-tooltip")
     nameless = """[...document.querySelectorAll("button, select, input, canvas[role=img], img")].filter((e) =>
         !(e.getAttribute("aria-label") || e.alt || e.textContent.trim() || e.closest("label")))"""
     assert shown.ask(f"{nameless}.length") == 0
@@ -337,7 +337,7 @@ def test_in_a_notebook_it_is_asked_for_by_messages(new_page: Show) -> None:
     loaded(shown)
     shown.page.hover(word(1))
     shown.until(lambda: light(shown)[3] > light(shown)[2] + 60)
-    assert shown.page.locator(".jm-shot").count() == 2
+    assert shown.page.locator(".jm-thumbnail").count() == 2
 
 
 # ----------------------------------------------------------------------------------- patches, parts, trouble
@@ -354,16 +354,16 @@ def test_patches_look_at_patches(served: Show) -> None:
     shown = loaded(
         served(ViewerData.from_weights({"vit": weights}, row_labels=names, kind="self", image=picture))
     )
-    assert shown.page.inner_text(".jm-now").startswith("Mean of all patches")
-    assert shown.page.locator(".jm-shot").count() == 0
+    assert shown.page.inner_text(".jm-current").startswith("Mean of all patches")
+    assert shown.page.locator(".jm-thumbnail").count() == 0
     shown.page.mouse.click(*point(shown, *RIGHT))
-    shown.until(lambda: "Patch at row 1, column 3" in shown.page.inner_text(".jm-now"))
+    shown.until(lambda: "Patch at row 1, column 3" in shown.page.inner_text(".jm-current"))
     shown.until(lambda: light(shown)[3] > max(light(shown)[4:]) + 60)  # the third looks at the fourth
     shown.page.mouse.move(*point(shown, *LEFT))
-    shown.until(lambda: shown.page.inner_text(".jm-tip").split("\n") == ["row 2, column 1", "1"])
+    shown.until(lambda: shown.page.inner_text(".jm-tooltip").split("\n") == ["row 2, column 1", "1"])
     assert shown.text(".jm-caption .jm-token") == ["[CLS]"]
     shown.page.click(word(0))
-    shown.until(lambda: shown.page.inner_text(".jm-now").startswith("[CLS]"))
+    shown.until(lambda: shown.page.inner_text(".jm-current").startswith("[CLS]"))
     assert light(shown)[3] > light(shown)[2] + 60
 
 
@@ -371,11 +371,11 @@ def test_a_grid_may_cover_a_part_of_the_picture(served: Show) -> None:
     # The model saw the middle third, so that "right" is at its upper right: a bit right of the middle.
     shown = loaded(served(corners(part=(1 / 3, 0.0, 2 / 3, 1.0))))
     shown.page.mouse.move(*point(shown, 0.25, 0.61))
-    assert shown.page.inner_text(".jm-tip").startswith("row 1, column 3")
+    assert shown.page.inner_text(".jm-tooltip").startswith("row 1, column 3")
     shown.page.mouse.move(*point(shown, 0.25, 0.9))
-    assert shown.page.is_hidden(".jm-tip")
+    assert shown.page.is_hidden(".jm-tooltip")
     shown.page.hover(word(0))
-    script = """[0.1, 0.61, 0.9].map((x) => { const c = v.views.picture.veil;
+    script = """[0.1, 0.61, 0.9].map((x) => { const c = v.views.image.overlay;
         const d = c.getContext("2d").getImageData(c.width * x, c.height / 4, 1, 1).data;
         return [d[0] + d[1] + d[2], d[3]]; })"""
     (dim, cover), (bright, _), (also_dim, _) = shown.ask(script)
@@ -391,7 +391,7 @@ def test_what_does_not_come_is_told(served: Show) -> None:
         )
 
     shown = served(corners(), before=refuse)
-    shown.until(lambda: shown.page.inner_text(".jm-now") == "busy.")
+    shown.until(lambda: shown.page.inner_text(".jm-current") == "busy.")
     shown.page.hover(word(1))
     shown.press("ArrowRight", "Shift+ArrowRight")
     assert all("400" in complaint for complaint in shown.complaints)  # the browser's own word for it
@@ -401,9 +401,9 @@ def test_what_does_not_come_is_told(served: Show) -> None:
 def test_a_damaged_picture_is_told_and_the_words_are_there(served: Show) -> None:
     scene = corners()
     shown = served(replace(scene, image=AttendedImage(b"\x89PNG" + bytes(40), (2, 3))))
-    shown.until(lambda: "cannot show the picture" in shown.page.inner_text(".jm-now"))
+    shown.until(lambda: "cannot show the picture" in shown.page.inner_text(".jm-current"))
     shown.page.hover(word(1))
-    assert shown.text(".jm-shot") == ["right", "left"]
+    assert shown.text(".jm-thumbnail") == ["right", "left"]
 
 
 def test_the_colours_are_those_of_the_figure(new_page: Show) -> None:

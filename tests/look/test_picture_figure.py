@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from picture_scenes import corners, drawing
 
 GREY = AttendedImage.from_pixels(np.full((20, 30, 3), 128, np.uint8), (2, 3))
-pytestmark = pytest.mark.filterwarnings("ignore:no font here draws")  # where no Korean font is installed
+pytestmark = pytest.mark.filterwarnings("ignore:no installed font has")  # where no Korean font is installed
 
 
 def even(words: int, places: int = 6) -> np.ndarray:
@@ -184,15 +184,15 @@ def test_weights_may_come_with_the_keys_before_the_places() -> None:
     ("make", "told"),
     [
         (lambda: build_caption_figure(GREY, ["a"], even(2)), "2, 6.*1 words and a grid of 2 × 3"),
-        (lambda: build_caption_figure(GREY, ["a"], even(1, 5)), "6 places"),
+        (lambda: build_caption_figure(GREY, ["a"], even(1, 5)), "6 patches"),
         (lambda: build_caption_figure(GREY, [], even(0)), "0 words"),
         (lambda: build_caption_figure(GREY, ["a"], even(1) * np.nan), "NaN"),
-        (lambda: build_caption_figure(GREY, ["a"], -even(1)), "less than 0"),
+        (lambda: build_caption_figure(GREY, ["a"], -even(1)), "negative"),
         (lambda: build_caption_figure(GREY, ["a"] * 201, even(201)), "too many"),
         (lambda: build_caption_figure(AttendedImage(b"\x89PNG", (2, 3)), ["a"], even(1)), "damaged"),
-        (lambda: replace(GREY, region=(0.5, 0, 0.5, 1)), "part="),
-        (lambda: replace(GREY, region=(0, 0, 1, float("nan"))), "part="),
-        (lambda: replace(GREY, region=(1.5, 0, 2, 1)), "part="),
+        (lambda: replace(GREY, region=(0.5, 0, 0.5, 1)), "region="),
+        (lambda: replace(GREY, region=(0, 0, 1, float("nan"))), "region="),
+        (lambda: replace(GREY, region=(1.5, 0, 2, 1)), "region="),
     ],
 )
 def test_bad_input_is_answered(make: Callable[[], object], told: str) -> None:
@@ -204,4 +204,4 @@ def test_the_manifest_says_where_the_grid_lies() -> None:
     from jumok.look.viewer.viewer_data import build_manifest
 
     scene = ViewerData.from_weights({"a": even(1)}, image=replace(GREY, region=(0, 0.25, 1, 0.75)))
-    assert build_manifest([scene])["scenes"][0]["picture"]["part"] == [0, 0.25, 1, 0.75]
+    assert build_manifest([scene])["data"][0]["image"]["region"] == [0, 0.25, 1, 0.75]

@@ -49,13 +49,13 @@ class Entry:
         self.cells = cells
         vars(self).update(more)
 
-    def map(self, *, batch: int, head: int, rows: slice, cols: slice, size: int) -> torch.Tensor:
+    def pooled_map(self, *, batch: int, head: int, rows: slice, cols: slice, size: int) -> torch.Tensor:
         return torch.from_numpy(ArrayWeightSource(self.cells[batch]).pooled_map(head, rows, cols, size))
 
     def weights(self, *, batch: int, head: int, rows: slice, cols: slice) -> torch.Tensor:
         return self.cells[batch, head, rows, cols]
 
-    def received(self, *, batch: int) -> torch.Tensor:
+    def received_weight(self, *, batch: int) -> torch.Tensor:
         return self.cells[batch].sum(1)
 
 
@@ -127,15 +127,15 @@ def test_packing_keeps_small_weights_beside_large_ones() -> None:
     [
         ({"head": "0", "rows": "0,5", "cols": "0,7"}, "layer=None"),
         ({"layer": "x", "head": "0", "rows": "0,5", "cols": "0,7"}, "layer='x'"),
-        ({"layer": "1e9", "head": "0", "rows": "0,5", "cols": "0,7"}, "whole number"),
-        ({"layer": "٣", "head": "0", "rows": "0,5", "cols": "0,7"}, "whole number"),
-        ({"layer": "9" * 5000, "head": "0", "rows": "0,5", "cols": "0,7"}, "whole number"),
+        ({"layer": "1e9", "head": "0", "rows": "0,5", "cols": "0,7"}, "integer"),
+        ({"layer": "٣", "head": "0", "rows": "0,5", "cols": "0,7"}, "integer"),
+        ({"layer": "9" * 5000, "head": "0", "rows": "0,5", "cols": "0,7"}, "integer"),
         ({"layer": True, "head": 0, "rows": [0, 5], "cols": [0, 7]}, "layer=True"),
         ({"layer": "0", "head": "0", "rows": "0", "cols": "0,7"}, "rows='0'"),
         ({"layer": "0", "head": "0", "rows": "0,5,6", "cols": "0,7"}, "rows=0,256"),
         ({"layer": "0", "head": "0", "rows": {"a": 1}, "cols": "0,7"}, "rows="),
         (
-            {"layer": "0", "head": "0", "rows": "0,5", "cols": "0,7", "what": "__class__"},
+            {"layer": "0", "head": "0", "rows": "0,5", "cols": "0,7", "quantity": "__class__"},
             "map, weights, received",
         ),
     ],
@@ -150,8 +150,8 @@ def test_a_request_that_cannot_be_read_is_refused(given: dict[str, Any], says: s
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"scene": 1}, "scene=1"),
-        ({"scene": -1}, "scene=-1"),
+        ({"data_index": 1}, "data=1"),
+        ({"data_index": -1}, "data=-1"),
         ({"layer": 1}, "layer=1"),
         ({"layer": -1}, "layer=-1"),
         ({"head": 3}, "head=3"),
@@ -183,7 +183,7 @@ def test_answers_are_the_weights() -> None:
     scene = ViewerData.from_weights({"a": cells})
     part = TileRequest(0, 2, (1, 4), (2, 7), quantity="weights")
     assert np.array_equal(unpack(answer_request([scene], part)), cells[2, 1:4, 2:7])
-    got = unpack(answer_request([scene], TileRequest(0, 1, (0, 5), (0, 7), quantity="received")))
+    got = unpack(answer_request([scene], TileRequest(0, 1, (0, 5), (0, 7), quantity="received_weight")))
     assert np.allclose(got, cells[1].mean(0)[None], rtol=1e-3)
     mean = unpack(answer_request([scene], TileRequest(0, None, (0, 5), (0, 7), quantity="weights")))
     assert np.allclose(mean, cells.mean(0), atol=1e-6)
@@ -191,7 +191,7 @@ def test_answers_are_the_weights() -> None:
 
 def test_what_was_seen_becomes_a_scene_without_its_padding() -> None:
     cells = torch.rand(2, 3, 5, 7).softmax(-1)
-    entry = Entry(cells, rows=[["a"] * 5, ["b", "c"]], cols=[list("defghij"), list("klm")])
+    entry = Entry(cells, query_tokens=[["a"] * 5, ["b", "c"]], key_tokens=[list("defghij"), list("klm")])
     scene = ViewerData.from_captures([entry], batch=1, title="t")
     layer = scene.layers[0]
     assert (layer.name, layer.kind, layer.shape, layer.heads) == (
@@ -203,12 +203,12 @@ def test_what_was_seen_becomes_a_scene_without_its_padding() -> None:
     assert list(layer.row_labels or ()) == ["b", "c"]
     got = unpack(answer_request([scene], TileRequest(0, 2, (0, 2), (0, 3), quantity="weights")))
     assert np.array_equal(got, cells[1, 2, :2, :3].numpy())
-    received = unpack(answer_request([scene], TileRequest(0, 2, (0, 2), (0, 3), quantity="received")))
+    received = unpack(answer_request([scene], TileRequest(0, 2, (0, 2), (0, 3), quantity="received_weight")))
     assert np.allclose(
         received[0], cells[1, 2, :2, :3].mean(0), rtol=1e-3
     )  # what padding looks at does not count
     whole = ViewerData.from_captures([Entry(cells)], batch=1)
-    received = unpack(answer_request([whole], TileRequest(0, 2, (0, 5), (0, 7), quantity="received")))
+    received = unpack(answer_request([whole], TileRequest(0, 2, (0, 5), (0, 7), quantity="received_weight")))
     assert np.allclose(received[0], cells[1, 2].mean(0), rtol=1e-3)
     with pytest.raises(InputError, match="batch=2"):
         ViewerData.from_captures([entry], batch=2)
@@ -231,12 +231,12 @@ def test_the_manifest_has_shared_texts_once_and_no_numbers() -> None:
     )
     told = build_manifest([scene, scene])
     assert told["texts"] == [words]
-    assert [s["label"] for s in told["scenes"]] == ["Before", "After"]
-    layer = told["scenes"][0]["layers"][1]
-    assert layer == {"name": "b", "kind": "cross", "shape": [2, 2], "heads": [0, 1], "mean": True, "rows": 0,
-                     "cols": 0, "finest": 0}  # fmt: skip
+    assert [s["label"] for s in told["data"]] == ["Before", "After"]
+    layer = told["data"][0]["layers"][1]
+    assert layer == {"name": "b", "kind": "cross", "shape": [2, 2], "heads": [0, 1], "has_mean": True, "row_labels": 0,
+                     "col_labels": 0, "finest_zoom": 0}  # fmt: skip
     assert (
-        build_manifest([ViewerData.from_weights({"a": weights(2, 3)})])["scenes"][0]["layers"][0]["rows"]
+        build_manifest([ViewerData.from_weights({"a": weights(2, 3)})])["data"][0]["layers"][0]["row_labels"]
         is None
     )
 
@@ -249,7 +249,7 @@ def test_the_manifest_has_shared_texts_once_and_no_numbers() -> None:
         (lambda: ViewerData.from_weights({"a": np.zeros((1, 1, 2, 2))}), "expected \\(Q, K\\)"),
         (lambda: ViewerData.from_weights({"a": np.zeros((0, 2))}), "expected \\(Q, K\\)"),
         (lambda: ViewerData.from_weights({"a": weights(2, 2)}, row_labels=["a", "b", "c"]), "3 rows texts"),
-        (lambda: as_viewer_data_tuple([]), "0 scenes"),
+        (lambda: as_viewer_data_tuple([]), "0 items"),
         (lambda: AttendedImage(b"GIF89a", (2, 2)), "PNG"),
         (lambda: AttendedImage(b"\x89PNG", (0, 2)), "grid"),
         (lambda: AttendedImage.from_pixels(np.zeros((2, 2, 3)), (1, 1)), "uint8"),  # type: ignore[arg-type]
@@ -275,7 +275,7 @@ def test_pixels_become_a_png_that_others_can_read() -> None:
 def test_a_picture_that_fits_no_layer_is_refused_with_both_numbers() -> None:
     pixels = np.zeros((4, 6, 3), np.uint8)
     weights = {"vit": np.full((7, 7), 1 / 7, np.float32)}  # a class token and 2 × 3 patches
-    with pytest.raises(InputError, match=r"2 × 3 patches came, 6 keys.*vit 7 \(self\).*give first=1"):
+    with pytest.raises(InputError, match=r"2 × 3 patches came, 6 keys.*vit 7 \(self\).*pass num_prefix_keys=1"):
         ViewerData.from_weights(weights, kind="self", image=AttendedImage.from_pixels(pixels, (2, 3)))
     with pytest.raises(InputError, match=r"4 × 5 patches after 1 other keys came, 21 keys.*vit 7"):
         ViewerData.from_weights(

@@ -19,7 +19,7 @@ from jumok.data.readers.parallel_corpus import TranslationExample
 from jumok.look.viewer import huggingface_model, view_writer
 from jumok.look.viewer.viewer_data import ViewerData
 from jumok.run import Run
-from jumok.tasks.translate import task as translate_task
+from jumok.tasks import base as tasks_base
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tasks"))
 from tasks_small import trained
@@ -48,17 +48,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_a_run_shows_all_its_attention(run: Run) -> None:
-    (scene,) = translate_task.load(run, "cpu").build_viewer_data(
+    (scene,) = tasks_base.load_predictor(run, "cpu").build_viewer_data(
         "this is an example sentence", target="이것은 예문이다"
     )
     kinds = [(layer.name, layer.kind) for layer in scene.layers]
     assert kinds == [
         ("encoder.0.attention", "self"),
         ("encoder.1.attention", "self"),
-        ("decoder.0.attention", "causal self"),
-        ("decoder.0.source_attention", "cross"),
-        ("decoder.1.attention", "causal self"),
-        ("decoder.1.source_attention", "cross"),
+        ("decoder.0.self_attention", "causal self"),
+        ("decoder.0.cross_attention", "cross"),
+        ("decoder.1.self_attention", "causal self"),
+        ("decoder.1.cross_attention", "cross"),
     ]
     cross, own = scene.layers[-1], scene.layers[-2]
     assert cross.row_labels is not None
@@ -70,7 +70,7 @@ def test_a_run_shows_all_its_attention(run: Run) -> None:
 
 
 def test_the_weights_are_those_of_its_maps(run: Run) -> None:
-    translator = translate_task.load(run, "cpu")
+    translator = tasks_base.load_predictor(run, "cpu")
     (scene,) = translator.build_viewer_data("this is an example sentence", target="이것은 예문이다")
     maps, _ = translator.compute_attention_maps([_example("this is an example sentence", "이것은 예문이다")])
     for layer, one in zip([x for x in scene.layers if x.kind == "cross"], maps, strict=True):
@@ -85,7 +85,7 @@ def _example(source: str, target: str) -> TranslationExample:
 
 def test_a_fixed_context_has_nothing_to_look_at(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no attention"):
-        translate_task.load(trained(tmp_path / "fixed", "fixed"), "cpu").build_viewer_data("this")
+        tasks_base.load_predictor(trained(tmp_path / "fixed", "fixed"), "cpu").build_viewer_data("this")
 
 
 def test_a_hugging_face_folder(bert: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_hugging_face_folder(bert: Path) -> None:
 
 
 def test_a_folder_that_translates(run: Run, tmp_path: Path) -> None:
-    translate_task.load(run, "cpu").export("hf", tmp_path / "marian")
+    tasks_base.load_predictor(run, "cpu").export("hf", tmp_path / "marian")
     text, target = "this is an example sentence", "이것은 예문이다"
     (scene,) = huggingface_model.capture_huggingface_model(tmp_path / "marian", text, target, device="cpu")
     assert {layer.kind for layer in scene.layers} == {"self", "causal self", "cross"}
@@ -140,7 +140,7 @@ def test_what_cannot_be_read_is_told(bert: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="of one text"):
         huggingface_model.capture_huggingface_model(bert, "a cat", "a cat", device="cpu")
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(InputError, match="cannot be looked into"):
+    with pytest.raises(InputError, match="cannot be loaded"):
         huggingface_model.capture_huggingface_model(tmp_path, "a cat", device="cpu")
     large = ViewerData.from_weights({"layer": torch.eye(401)})
     with pytest.raises(InputError, match="too large for a picture"):
@@ -221,7 +221,7 @@ NEEDS = {
     "whisper": (_whisper, r"reads no text.*needs audio.*model\.generate\(\*\*inputs\)"),
     "lxmert": (_lxmert, r"cannot run on text alone: `visual_feats`.*needs an image.*text=text"),
     "captioner": (_captioner, r"reads no text.*needs an image.*model\.generate"),
-    "speaker": (_speaker, r"answers with something else than text.*model\.generate"),
+    "speaker": (_speaker, r"does not output text.*model\.generate"),
 }
 
 
@@ -274,13 +274,13 @@ def test_no_code_of_the_folder_runs(bert: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("raise SystemExit('it ran')")
     config = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModel": "mine.Model"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match="cannot be looked into") as error:
+    with pytest.raises(InputError, match="cannot be loaded") as error:
         huggingface_model.capture_huggingface_model(tmp_path, "a cat", device="cpu")
     assert len(str(error.value)) < 500
 
 
 def test_an_empty_text_is_refused(bert: Path) -> None:
-    with pytest.raises(InputError, match="makes no tokens"):
+    with pytest.raises(InputError, match="returns no tokens"):
         huggingface_model.capture_huggingface_model(bert, "", device="cpu")
 
 
@@ -319,9 +319,9 @@ def test_the_command_tells_what_it_would_not_use(bert: Path, tmp_path: Path) -> 
 
 
 def test_before_and_after(run: Run, bert: Path) -> None:
-    cross = "decoder.1.source_attention"
+    cross = "decoder.1.cross_attention"
     text, target = "this is an example sentence", "이것은 예문이다"
-    before, after = translate_task.load(run, "cpu").build_viewer_data(
+    before, after = tasks_base.load_predictor(run, "cpu").build_viewer_data(
         text, target, ablations={cross: [1, (0, 0, 2)]}
     )
     assert before.label.startswith("before, log-probability -")
@@ -345,13 +345,13 @@ def test_the_command_shows_before_and_after(bert: Path, tmp_path: Path) -> None:
     layer = "encoder.layer.0.attention.self"
 
     def look(path: Path, without: str) -> str:
-        asked = ["look", str(bert), "a cat", "--out", str(path), "--device", "cpu", "--without", without]
+        asked = ["look", str(bert), "a cat", "--out", str(path), "--device", "cpu", "--knock-out", without]
         done = CliRunner().invoke(app, asked)
         return str(done.exception or done.output)
 
     assert "written to" in look(tmp_path / "both.html", f"{layer}:1")
     assert '"after"' in (tmp_path / "both.html").read_text()
-    assert "two; give an .html file" in look(tmp_path / "both.png", f"{layer}:1")
+    assert "two; use an .html file" in look(tmp_path / "both.png", f"{layer}:1")
     assert "LAYER:8-2" in look(tmp_path / "both.html", layer)
     assert "2 heads" in look(tmp_path / "both.html", f"{layer}:5")
     assert "no layer 'encoder.layer.9'" in look(tmp_path / "both.html", "encoder.layer.9:0")

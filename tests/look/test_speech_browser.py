@@ -71,7 +71,7 @@ def test_it_opens_with_the_spectrogram_and_the_alignment_under_it(served: Show) 
     assert bright[1, 1] > 2 * bright[1, 0]
     assert not shown.page.is_visible(".jm-player button")  # there is no sound
     assert not shown.page.is_visible(".jm-style")
-    assert not shown.page.is_visible(".jm-health")
+    assert not shown.page.is_visible(".jm-speech-note")
     label = shown.page.get_attribute(".jm-plot canvas[role=img]", "aria-label")
     assert label == "Spectrogram of 0.30 seconds, and the alignment of its 12 steps to 4 symbols"
 
@@ -79,16 +79,16 @@ def test_it_opens_with_the_spectrogram_and_the_alignment_under_it(served: Show) 
 def test_a_time_tells_its_symbols_and_a_symbol_its_frames(served: Show) -> None:
     shown = opened(served(said(KOREAN)))
     assert "".join(shown.text(".jm-caption .jm-token")) == "ㅇㅏㄴㄴㅕㅇㅎㅏㅅㅔㅇㅛ"
-    assert shown.page.inner_text(".jm-health") == "diagonality 1.00, 0 skipped"
+    assert shown.page.inner_text(".jm-speech-note") == "diagonality 1.00, 0 skipped"
     shown.page.mouse.move(*place(shown, 0.62, 0.5))
-    tip = shown.page.inner_text(".jm-tip").split()
+    tip = shown.page.inner_text(".jm-tooltip").split()
     assert tip[:5] == ["0.80", "s,", "step", "32", "ㅏ"]  # the eighth of twelve
     tints = "[...document.querySelectorAll('.jm-caption .jm-token')].map((e) => e.style.backgroundColor)"
     shaded = [bool(tint) for tint in shown.page.evaluate(tints)]
     assert shaded[7]
     assert sum(shaded) < 5
     shown.page.mouse.move(*place(shown, 0.62, 2))  # the same time, in the spectrogram
-    assert shown.page.inner_text(".jm-tip").split()[4] == "ㅏ"
+    assert shown.page.inner_text(".jm-tooltip").split()[4] == "ㅏ"
 
     def brightness(across: float) -> int:
         """Of what lies over the spectrogram: how much of it is covered."""
@@ -100,17 +100,17 @@ def test_a_time_tells_its_symbols_and_a_symbol_its_frames(served: Show) -> None:
     shown.page.hover(".jm-caption .jm-token >> nth=2")
     assert brightness(2.5 / 12) < 20
     assert brightness(0.8) > 180
-    lead = shown.page.inner_text(".jm-now").split()
+    lead = shown.page.inner_text(".jm-current").split()
     assert lead[0] == "ㄴ"
     assert float(lead[5]) == pytest.approx(WHOLE * 2 / 12, abs=0.03)
     assert float(lead[7]) == pytest.approx(WHOLE * 3 / 12, abs=0.03)
     x, y = place(shown, 0, 11.5 / 12)  # the label of the last symbol, beside the plot
     shown.page.mouse.move(x - 10, y)
-    assert shown.page.inner_text(".jm-now").startswith("ㅛ")
+    assert shown.page.inner_text(".jm-current").startswith("ㅛ")
     shown.page.mouse.click(x - 10, y)
     shown.page.mouse.move(5, 5)
-    assert shown.page.inner_text(".jm-now .jm-pinned") == "ㅛ"
-    assert shown.page.is_hidden(".jm-tip")
+    assert shown.page.inner_text(".jm-current .jm-pinned") == "ㅛ"
+    assert shown.page.is_hidden(".jm-tooltip")
 
 
 def test_it_is_heard_and_a_line_moves(served: Show) -> None:
@@ -118,7 +118,7 @@ def test_it_is_heard_and_a_line_moves(served: Show) -> None:
     button = shown.page.get_by_role("button", name="Play (space)")
     button.click()
     shown.page.get_by_role("button", name="Pause (space)").wait_for()
-    shown.until(lambda: shown.ask("v.views.speech.sound.time") > 0.1)
+    shown.until(lambda: shown.ask("v.views.speech.player.time") > 0.1)
     assert shown.page.inner_text(".jm-clock").endswith("/ 5.26 s")
     line = """(() => { const s = v.views.speech, { box: b, veil } = s, d = devicePixelRatio;
         const row = veil.getContext("2d").getImageData(0, Math.round((b.y + 5) * d), veil.width, 1).data;
@@ -128,34 +128,34 @@ def test_it_is_heard_and_a_line_moves(served: Show) -> None:
     drawn, heard = shown.ask(line)
     assert drawn == pytest.approx(heard, abs=0.2)
     shown.page.mouse.click(*place(shown, 0.75, 2))  # from there
-    shown.until(lambda: shown.ask("v.views.speech.sound.time") > 0.74 * 5.26)
+    shown.until(lambda: shown.ask("v.views.speech.player.time") > 0.74 * 5.26)
     shown.page.mouse.move(5, 5)
     shown.until(lambda: shown.ask(line)[0] > 0.74 * 5.26)
     shown.page.click(".jm-clock")  # nothing: then the keys are the viewer's
     shown.press("Space")
-    shown.until(lambda: not shown.ask("v.views.speech.sound.playing"))
-    stopped = shown.ask("v.views.speech.sound.time")
+    shown.until(lambda: not shown.ask("v.views.speech.player.playing"))
+    stopped = shown.ask("v.views.speech.player.time")
     shown.press("Space")
-    shown.until(lambda: shown.ask("v.views.speech.sound.playing"))
-    assert shown.ask("v.views.speech.sound.time") >= stopped
+    shown.until(lambda: shown.ask("v.views.speech.player.playing"))
+    assert shown.ask("v.views.speech.player.time") >= stopped
     shown.press("2")  # another view: it falls silent
-    assert not shown.ask("v.views.speech.sound.playing")
+    assert not shown.ask("v.views.speech.player.playing")
 
 
 def test_keys_go_through_time_and_text(served: Show) -> None:
     shown = opened(served(said()))
-    spoken = "document.querySelector('.jm-unseen').textContent"
+    spoken = "document.querySelector('.jm-visually-hidden').textContent"
     shown.press("ArrowRight")
     assert shown.page.evaluate(spoken).startswith("0.00 seconds: t ")
     shown.press("End", "ArrowLeft")
-    assert shown.ask("v.views.speech.at") == 51
+    assert shown.ask("v.views.speech.pointedStep") == 51
     shown.press("Enter")  # from there
-    shown.until(lambda: shown.ask("v.views.speech.sound.time") > 51 / 53 * WHOLE - 0.01)
+    shown.until(lambda: shown.ask("v.views.speech.player.time") > 51 / 53 * WHOLE - 0.01)
     shown.press("Escape", "Shift+ArrowRight", "ArrowRight")
     assert shown.page.evaluate("document.activeElement.textContent") == "h"
     assert shown.page.evaluate(spoken) == "h looked at most from 0.08 to 0.15 s"
     shown.press("Escape")
-    assert shown.ask("v.views.speech.chosen") is None
+    assert shown.ask("v.views.speech.selected") is None
     assert shown.page.evaluate("document.activeElement === document.querySelector('.jumok')")
     shown.press("?")
     assert "play from there" in shown.page.inner_text(".jm-help")
@@ -180,12 +180,12 @@ def test_sliders_say_it_anew(served: Show) -> None:
     shown.page.get_by_role("slider", name="How much of token 1").fill("0.6")
     shown.page.get_by_text("85 steps in 2.11 s").wait_for()  # 53 * 1.6
     assert shown.page.evaluate("document.querySelector('.jm-tabs .jm-on').textContent") == "Speech"
-    shown.until(lambda: shown.ask("v.views.speech.sound.playing"))  # and is heard at once
+    shown.until(lambda: shown.ask("v.views.speech.player.playing"))  # and is heard at once
     assert shown.text(".jm-style-token output") == ["0.20", "0.60", "0.18", "0.35", "0.12"]
     # What did not move was asked for as it was, not in a slider's steps.
-    assert shown.ask("v.views.speech.told.style.weights[0][4]") == 0.1175
+    assert shown.ask("v.views.speech.data.style.weights[0][4]") == 0.1175
     shown.press("Space")  # on a slider too
-    assert not shown.ask("v.views.speech.sound.playing")
+    assert not shown.ask("v.views.speech.player.playing")
     shown.page.get_by_role("tab", name="Map").click()
     shown.rest()
     assert shown.ask("[v.maps[0].content.scene, v.maps[0].content.shape]") == [1, [85, 19]]
@@ -220,7 +220,7 @@ def test_of_many_wishes_the_last_is_said_and_one_at_a_time(served: Show) -> None
     assert shown.page.inner_text(".jm-style [role=status]") == "It is being said anew …"
     shown.until(lambda: len(asked) == 2 and not shown.page.is_visible(".jm-style [role=status]"))
     assert [weights[0] for weights in asked] == [0.1, 0.9]
-    assert shown.ask("v.views.speech.told.style.weights[0][0]") == 0.9
+    assert shown.ask("v.views.speech.data.style.weights[0][0]") == 0.9
 
 
 def test_what_cannot_be_said_is_told(served: Show) -> None:
@@ -242,7 +242,7 @@ def test_a_saved_file_plays_and_its_sliders_stay(saved: Show) -> None:
     assert "No model stands behind this view" in shown.page.inner_text(".jm-style")
     assert not shown.page.is_visible("text=Play what is said anew")
     shown.page.get_by_role("button", name="Play (space)").click()
-    shown.until(lambda: shown.ask("v.views.speech.sound.time") > 0.05)
+    shown.until(lambda: shown.ask("v.views.speech.player.time") > 0.05)
 
 
 def test_before_and_after_each_have_their_sound(served: Show) -> None:
@@ -267,8 +267,8 @@ def test_all_of_it_is_there_on_a_phone(served: Show, theme: str) -> None:
     assert style["y"] >= plot["y"] + plot["height"]
     shown.page.locator(".jm-plot").scroll_into_view_if_needed()
     shown.page.touchscreen.tap(*place(shown, 0.5, 0.5))
-    shown.until(lambda: shown.ask("v.views.speech.sound.time") > 0.45 * WHOLE)
-    assert shown.page.is_hidden(".jm-tip")
+    shown.until(lambda: shown.ask("v.views.speech.player.time") > 0.45 * WHOLE)
+    assert shown.page.is_hidden(".jm-tooltip")
     edge = colours(shown, [0.99], [0.01]).sum()
     assert edge < 150 if theme == "dark" else edge > 600
 
@@ -316,6 +316,6 @@ def test_a_notebook_says_it_anew(new_page: Show, monkeypatch: pytest.MonkeyPatch
     shown.page.get_by_text("106 steps in 2.64 s").wait_for()
     shown.until(lambda: shown.text(".jm-style-token output")[1] == "1.00")
     assert shown.ask("v.views.speech.map.steps") == 106
-    assert not shown.ask("v.views.speech.sound.playing")
+    assert not shown.ask("v.views.speech.player.playing")
     shown.page.evaluate("window.cleanup()")
     assert shown.page.locator("#viewer *").count() == 0

@@ -24,7 +24,7 @@ from jumok.look.viewer.viewer_data import (
 sys.path.insert(0, str(Path(__file__).parent))
 from speech_scenes import KOREAN, TOKENS, diagonal, letters, said
 
-pytestmark = pytest.mark.filterwarnings("ignore:no font here draws")  # where no Korean font is installed
+pytestmark = pytest.mark.filterwarnings("ignore:no installed font has")  # where no Korean font is installed
 
 
 def drawn(scene: ViewerData) -> Figure:

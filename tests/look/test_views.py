@@ -50,7 +50,7 @@ def attentions(draw: st.DrawFn, square: bool = False) -> tuple[CapturedAttention
         more["mask"] = mask = torch.randn(shape).double().masked_fill(torch.rand(shape) < 0.2, -torch.inf)
         scores = scores + mask
     if kind == "change":
-        more["change"] = lambda s, b, h, q, k: torch.where((q + k) % 3 > 0, s + 0.1 * h * k, -torch.inf)
+        more["score_mod"] = lambda s, b, h, q, k: torch.where((q + k) % 3 > 0, s + 0.1 * h * k, -torch.inf)
         h = torch.arange(heads)[:, None, None]
         scores = torch.where((i + j) % 3 > 0, scores + 0.1 * h * j, -torch.inf)
     if draw(st.booleans()):
@@ -268,8 +268,8 @@ def test_nothing_to_look_at() -> None:
     [
         (lambda kept: statistics.compute_pooled_map(kept, head=3), "0 to 2"),
         (lambda kept: statistics.compute_pooled_map(kept, batch=-3), "0 to 1"),
-        (lambda kept: statistics.compute_pooled_map(kept, head="first"), "whole numbers"),
-        (lambda kept: statistics.compute_pooled_map(kept, head=1.5), "whole number"),
+        (lambda kept: statistics.compute_pooled_map(kept, head="first"), "integers"),
+        (lambda kept: statistics.compute_pooled_map(kept, head=1.5), "integer"),
         (lambda kept: statistics.compute_pooled_map(kept, size=0), "number of cells"),
         (lambda kept: statistics.compute_pooled_map(kept, size=(3, 4, 5)), "number of cells"),
         (lambda kept: statistics.compute_pooled_map(kept, rows=slice(0, 5, 2)), "no gaps"),
@@ -280,7 +280,7 @@ def test_nothing_to_look_at() -> None:
         (lambda kept: statistics.compute_rollout([]), "at least one"),
         (lambda kept: statistics.compute_rollout([by_hand()], residual=2), "from 0 to 1"),
         (lambda kept: statistics.compute_rollout([by_hand(), CapturedAttention(kept.query, kept.query)]), "over 5 positions"),
-        (lambda kept: statistics.compute_weights(kept, head=[True, False]), "head=True came; whole numbers"),
+        (lambda kept: statistics.compute_weights(kept, head=[True, False]), "head=True came; integers"),
         (lambda kept: statistics.compute_pooled_map(kept, rows=(5, 2)), r"rows=\(5, 2\) came, which is empty"),
         (lambda kept: statistics.compute_pooled_map(kept, cols=(3, 3)), r"cols=\(3, 3\) came, which is empty"),
     ],
@@ -294,12 +294,12 @@ def test_a_mistake_is_answered_with_what_would_be_right(ask, says: str) -> None:
 
 MEASURE = """
 import sys, torch
-from jumok.look import views
-from jumok.look.kept import Kept
+from jumok.look.views import statistics as views
+from jumok.look.capture.captured_attention import CapturedAttention
 torch.set_num_threads(1)
 made = torch.randn(2, 1, 8, 8192, 64)
-kept = Kept(made[0], made[1], scale=0.125, diagonal=int(sys.argv[2]) if sys.argv[2:] else None)
-views.map(kept, rows=(0, 8), cols=(0, 8))  # what is loaded once
+kept = CapturedAttention(made[0], made[1], scale=0.125, diagonal=int(sys.argv[2]) if sys.argv[2:] else None)
+views.compute_pooled_map(kept, rows=(0, 8), cols=(0, 8))  # what is loaded once
 
 def memory(of):
     with open("/proc/self/status") as status:
@@ -308,13 +308,13 @@ def memory(of):
 with open("/proc/self/clear_refs", "w") as forget:
     forget.write("5")  # the peak so far
 before = memory("VmRSS")
-getattr(views, sys.argv[1])(kept, **{"map": {"head": None}}.get(sys.argv[1], {}))
+getattr(views, sys.argv[1])(kept, **{"compute_pooled_map": {"head": None}}.get(sys.argv[1], {}))
 print(memory("VmHWM") - before)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="measured as Linux counts")
-@pytest.mark.parametrize("arguments", [["map", "0"], ["distance"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["compute_pooled_map", "0"], ["compute_distance_profile"]], ids=" ".join)
 def test_8192_tokens_and_8_heads_take_less_than_200_mib(arguments: list[str]) -> None:
     """The weights would be 2 GiB. Measured is the peak of a process beyond what it held before."""
     done = subprocess.run([sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True)

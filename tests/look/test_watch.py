@@ -109,17 +109,17 @@ def test_a_call_is_seen_by_the_name_of_its_module() -> None:
     assert seen.names == ["attention"]
     assert seen["attention"] is seen[0] is seen[-1]
     assert seen[0].shape == (2, 3, 5, 7)
-    assert (seen[0].kind, seen[0].causal) == ("cross", False)
+    assert (seen[0].kind, seen[0].is_causal) == ("cross", False)
     torch.testing.assert_close(seen[0].weights(), softmax(query, key))
     assert repr(seen) == "1 attention:\n    0 <attention: cross, 2 × 3 × 5 × 7>"
-    assert seen[0].rows is seen[0].cols is None
+    assert seen[0].query_tokens is seen[0].key_tokens is None
 
 
 def test_what_is_kept_is_the_models_own() -> None:
     query, key, value = qkv(2, 3)
     allowed = torch.rand(5, 7) < 0.7
     _, _, seen = twice(Attention(F.scaled_dot_product_attention, attn_mask=allowed), query, key, value)
-    kept = seen[0].kept
+    kept = seen[0].attention
     assert seen.names == ["Attention"]  # the model itself, which has no name
     assert kept.query.data_ptr() == query.data_ptr()
     assert kept.key.data_ptr() == key.data_ptr()
@@ -224,8 +224,8 @@ def test_the_kernel_tells_the_sums_of_rows(causal: bool) -> None:
     scores = query @ key.mT / 2
     if causal:
         scores = scores.masked_fill(torch.ones(7, 7, dtype=torch.bool).triu(1), -torch.inf)
-    assert seen[0].kept.lse is not None
-    torch.testing.assert_close(seen[0].kept.lse, scores.logsumexp(-1))
+    assert seen[0].attention.lse is not None
+    torch.testing.assert_close(seen[0].attention.lse, scores.logsumexp(-1))
 
 
 def test_gradients_are_the_same_and_no_graph_is_kept() -> None:
@@ -392,7 +392,7 @@ def test_transformer_encoders(mode: str, mask: str, norm_first: bool) -> None:
             torch.testing.assert_close(found[1, :, :3], weights[1, :, :3])
         else:
             torch.testing.assert_close(found[:, :, real], weights[:, :, real])
-        assert seen[name].causal == (mask in ("causal", "both"))
+        assert seen[name].is_causal == (mask in ("causal", "both"))
 
 
 def test_a_transformer_with_both_sides() -> None:
@@ -403,7 +403,7 @@ def test_a_transformer_with_both_sides() -> None:
         expected = unfused(model, source, target, **options)
     with torch.no_grad():
         _, _, seen = twice(model, source, target, **options)
-    assert [(entry.name, entry.kind, entry.causal) for entry in seen] == [
+    assert [(entry.name, entry.kind, entry.is_causal) for entry in seen] == [
         ("encoder.layers.0.self_attn", "self", False),
         ("decoder.layers.0.self_attn", "self", True),
         ("decoder.layers.0.multihead_attn", "cross", False),
@@ -450,13 +450,13 @@ def test_attention_written_out(how: str) -> None:
     model, x = Block(SelfAttention(2, how)), torch.randn(3, 5, 6)
     _, _, seen = twice(model, x)
     assert seen.names == ["attention"]
-    assert seen[0].causal == (how != "twice")
+    assert seen[0].is_causal == (how != "twice")
     torch.testing.assert_close(seen[0].weights(), model.attention.told)
 
 
 def test_what_cannot_be_seen_is_named() -> None:
     model = Block(SelfAttention(2, ""))
-    with pytest.raises(InputError, match=r"attention: .*SelfAttention attends in a way"), watch(model):
+    with pytest.raises(InputError, match=r"attention: .*SelfAttention attends in an unsupported way"), watch(model):
         model(torch.randn(3, 5, 6))
 
 
@@ -465,7 +465,7 @@ def test_one_layer_of_several_that_cannot_be_seen_is_named() -> None:
     with pytest.warns(UserWarning, match="1: SelfAttention attends"), watch(model) as seen:
         model(x)
     assert seen.names == ["0"]
-    with pytest.raises(InputError, match="'1' was not seen: SelfAttention"):
+    with pytest.raises(InputError, match="'1' was not captured: SelfAttention"):
         seen["1"]
 
 
@@ -548,7 +548,7 @@ def test_layers_are_chosen_by_their_names() -> None:
         with watch(model, layers=keep) as seen:
             model(x)
         assert seen.names == ["layers.1.self_attn"]
-    with pytest.raises(InputError, match=r"chose none.*layers.0.self_attn"), watch(model, layers="layer.1.*"):
+    with pytest.raises(InputError, match=r"matches none.*layers.0.self_attn"), watch(model, layers="layer.1.*"):
         model(x)
     with pytest.raises(InputError, match="keep=\\[\\] came"), watch(model, layers=[]):
         pass
@@ -571,7 +571,7 @@ def test_every_forward_has_its_entry() -> None:
         model(x[:1])
     assert [entry.shape[0] for entry in seen] == [3, 1]
     assert len(seen.calls) == 2
-    with pytest.raises(InputError, match=r"seen 2 times, at \[0, 1\]"):
+    with pytest.raises(InputError, match=r"captured 2 times, at \[0, 1\]"):
         seen["SelfAttention"]
     assert seen.find_layers("SelfAttention") == list(seen)
     with pytest.raises(InputError, match="did you mean 'SelfAttention'"):
@@ -705,7 +705,7 @@ def test_a_model_that_does_not_attend() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
     with (
         pytest.raises(
-            InputError, match=r"no attention in the 3 modules that ran, such as .*What can be seen"
+            InputError, match=r"no attention in the 3 modules that ran, such as .*Supported"
         ),
         watch(model),
     ):
@@ -713,7 +713,7 @@ def test_a_model_that_does_not_attend() -> None:
 
 
 def test_what_is_no_module() -> None:
-    with pytest.raises(InputError, match=r"SimpleNamespace came; give its .model"):  # noqa: SIM117
+    with pytest.raises(InputError, match=r"got SimpleNamespace; give its .model"):  # noqa: SIM117
         with watch(types.SimpleNamespace(model=nn.Linear(2, 3))):  # type: ignore[arg-type]
             pass
 
@@ -786,7 +786,7 @@ def test_what_the_model_overwrites_is_not_shown_wrongly() -> None:
         model(query, key, value)
     seen[0].weights()
     key.mul_(2)
-    with pytest.raises(InputError, match="written into"):
+    with pytest.raises(InputError, match="overwritten"):
         seen[0].weights()
 
 
@@ -801,7 +801,7 @@ def test_what_is_overwritten_in_inference_mode_is_not_shown_wrongly(which: str, 
             model(query, key, value)
         assert seen[0].weights(batch=1, head=1, rows=0).sum() == pytest.approx(1)
         (query if which == "query" else key)[:, 1:] *= 2
-    with pytest.raises(InputError, match="written into"):
+    with pytest.raises(InputError, match="overwritten"):
         seen[0].weights(batch=1, head=0, rows=0)
 
 
@@ -871,11 +871,11 @@ def test_answers_are_those_of_the_views() -> None:
     torch.testing.assert_close(
         entry.weights(batch=1, head=2, rows=slice(1, 4), cols=[0, 5]), weights[1, 2, 1:4, [0, 5]]
     )
-    torch.testing.assert_close(entry.map(batch=1, head=2, size=7), weights[1, 2])
-    torch.testing.assert_close(entry.received(batch=1), weights[1].sum(1))
+    torch.testing.assert_close(entry.pooled_map(batch=1, head=2, size=7), weights[1, 2])
+    torch.testing.assert_close(entry.received_weight(batch=1), weights[1].sum(1))
     torch.testing.assert_close(entry.entropy(batch=1), -(weights[1] * weights[1].log()).sum(-1))
-    torch.testing.assert_close(entry.top(2, batch=1)[0], weights[1].topk(2).values)
-    assert entry.distance().shape[0] == 3
+    torch.testing.assert_close(entry.top_keys(2, batch=1)[0], weights[1].topk(2).values)
+    assert entry.distance_profile().shape[0] == 3
     torch.testing.assert_close(seen.rollout(batch=1).sum(-1), torch.ones(7))
 
 
@@ -939,6 +939,6 @@ def test_every_kernel_of_a_gpu_says_the_same_to_the_bit(backend: str, causal: bo
     if causal:
         scores = scores.masked_fill(torch.ones(384, 384, dtype=torch.bool, device="cuda").triu(1), -torch.inf)
     if backend in ("CUDNN_ATTENTION", "FLASH_ATTENTION"):
-        assert seen[0].kept.lse is not None
-        torch.testing.assert_close(seen[0].kept.lse, scores.logsumexp(-1), atol=1e-3, rtol=1e-3)
+        assert seen[0].attention.lse is not None
+        torch.testing.assert_close(seen[0].attention.lse, scores.logsumexp(-1), atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(seen[0].weights(), scores.softmax(-1), atol=1e-3, rtol=1e-2)

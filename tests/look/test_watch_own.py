@@ -196,16 +196,16 @@ def test_the_transformer() -> None:
     assert [(entry.name, entry.kind, entry.is_causal) for entry in seen] == [
         ("encoder.0.attention", "self", False),
         ("encoder.1.attention", "self", False),
-        ("decoder.0.attention", "self", True),
-        ("decoder.0.source_attention", "cross", False),
-        ("decoder.1.attention", "self", True),
-        ("decoder.1.source_attention", "cross", False),
+        ("decoder.0.self_attention", "self", True),
+        ("decoder.0.cross_attention", "cross", False),
+        ("decoder.1.self_attention", "self", True),
+        ("decoder.1.cross_attention", "cross", False),
     ]
     for told in model.compute_attention_maps(batch):
         torch.testing.assert_close(seen[told.name].weights(), told.weights)
     assert seen[0].query_ids is not None
     assert torch.equal(seen[0].query_ids, batch.source.ids)
-    cross = seen["decoder.0.source_attention"]
+    cross = seen["decoder.0.cross_attention"]
     assert cross.query_ids is not None
     assert cross.key_ids is not None
     assert torch.equal(cross.query_ids, batch.target.ids)
@@ -220,7 +220,7 @@ def test_a_step_with_a_cache_has_the_name_of_its_layer() -> None:
     state = model.start(Seq2SeqBatch.from_sequences(SOURCES, TARGETS).source)
     with torch.no_grad(), watch(model) as seen:
         model.step(state, torch.tensor([2, 2]))
-    assert seen.names == ["decoder.0.attention", "decoder.0.source_attention"]
+    assert seen.names == ["decoder.0.self_attention", "decoder.0.cross_attention"]
 
 
 FAMILIES = {
@@ -299,7 +299,7 @@ def test_a_head_less_in_our_transformer() -> None:
     model, batch = Transformer(config, 11, 13).eval(), Seq2SeqBatch.from_sequences(SOURCES, TARGETS)
     before = model.loss(batch).total
     attention = model.decoder[0].cross_attention
-    with torch.no_grad(), knock_out(model, {"decoder.0.source_attention": [2]}):
+    with torch.no_grad(), knock_out(model, {"decoder.0.cross_attention": [2]}):
         without = model.loss(batch).total
     with torch.no_grad():
         attention.merge.weight[:, 8:] = 0  # what the third head says is not heard

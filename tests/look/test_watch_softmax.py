@@ -333,7 +333,7 @@ def thrown_away(self: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         (weights_of_weights, "several softmaxes|multiplied with weights"),
         (efficient, "over features"),
         (efficient_backwards, "over features|several softmaxes"),
-        (by_hand, "Attention attends in a way that is not seen"),
+        (by_hand, "Attention attends in an unsupported way"),
         (of_both_axes, "summed over the keys and another axis"),
         (thrown_away, "no product of its softmax with values"),
     ],
@@ -616,7 +616,7 @@ def test_a_layout_that_cannot_be_changed_is_an_error() -> None:
 def test_what_is_no_attention_cannot_be_knocked_out() -> None:
     model, x = nn.Sequential(Attention(plain), Other(routed)).eval(), torch.randn(B, N, H * D)
     model[0].register_forward_hook(lambda module, args, out: x)
-    with pytest.raises(InputError, match=r"'1' did not attend to anything; did you mean '0'"):  # noqa: SIM117
+    with pytest.raises(InputError, match=r"'1' computed no attention; did you mean '0'"):  # noqa: SIM117
         with torch.no_grad(), knock_out(model, {"1": [0]}):
             model(x)
 

@@ -19,7 +19,7 @@ from jumok.look.viewer.viewer_data import ViewerData
 from jumok.look.viewer.widget import ViewerWidget
 
 CELLS = np.random.default_rng(0).random((2, 3, 5), np.float32)
-ASK = {"layer": 0, "head": 1, "rows": [0, 3], "cols": [0, 5], "size": 256, "what": "map", "scene": 0}
+ASK = {"layer": 0, "head": 1, "rows": [0, 3], "cols": [0, 5], "size": 256, "quantity": "pooled_map", "data": 0}
 
 
 def viewer(monkeypatch: pytest.MonkeyPatch) -> tuple[ViewerWidget, list[tuple[Any, Any]]]:
@@ -142,7 +142,7 @@ def test_it_runs_in_a_real_kernel_and_a_real_browser_shows_it(
 ) -> None:
     (shown,) = kernel.run(CELL)
     assert "application/vnd.jupyter.widget-view+json" in shown
-    assert kernel.state["manifest"]["scenes"][0]["layers"][0]["shape"] == [3, 5]
+    assert kernel.state["manifest"]["data"][0]["layers"][0]["shape"] == [3, 5]
     answer, buffers = kernel.ask({"id": "1", "request": ASK})
     assert answer == {"id": "1"}
     assert unpack(buffers[0])[1].argmax() == 3
@@ -184,7 +184,7 @@ def test_it_runs_in_a_real_kernel_and_a_real_browser_shows_it(
     window.click(1, 3)
     page.wait_for_selector(".jm-rank li")
     assert window.text(".jm-rank .jm-key")[0] == "example"
-    assert window.ask("v.frame.root.dataset.theme") == "light"
+    assert window.ask("v.layout.root.dataset.theme") == "light"
     page.evaluate("document.body.dataset.jpThemeLight = 'false'")  # the notebook turns dark
     page.wait_for_selector(".jumok[data-theme=dark]")
     page.evaluate("window.cleanup()")

@@ -114,8 +114,8 @@ def _get_token_decoder(tokenizer: Any, embedding_name: str) -> Any:
     sides = getattr(tokenizer, "source", None), getattr(tokenizer, "target", None)
     if None not in sides:  # a tokenizer for each language
         tokenizer = sides[0] if SOURCE_PATTERN.search(embedding_name) else sides[1]
-    if hasattr(tokenizer, "pieces"):
-        return tokenizer.pieces
+    if hasattr(tokenizer, "ids_to_tokens"):
+        return tokenizer.ids_to_tokens
     if hasattr(tokenizer, "convert_ids_to_tokens"):
         is_bytes = "ByteLevel" in str(getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", ""))
         is_bytes = is_bytes or hasattr(tokenizer, "byte_decoder")

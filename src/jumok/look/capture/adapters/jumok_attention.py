@@ -87,12 +87,12 @@ def _wrap_weights(compute_weights: Function) -> Function:
 
 
 def _wrap_mix(mix: Function) -> Function:
-    def watched_mix(weights: Tensor, value: Tensor, *, finite: bool = False) -> Any:
+    def watched_mix(weights: Tensor, value: Tensor, *, assume_finite: bool = False) -> Any:
         site = get_call_site()
         if site is not None and not site.report_mix(weights):
             weights_4d = _to_4d(weights.detach(), weights.shape[:-2]).float()
             site.report(capture_scores(weights_4d.log(), lse=weights_4d.new_zeros(weights_4d.shape[:3])))
-        return mix(weights, value, finite=finite)
+        return mix(weights, value, assume_finite=assume_finite)
 
     return watched_mix
 
@@ -168,7 +168,7 @@ class _CapturedScore:
 def _split_score(score: Score) -> tuple[Score, Tensor | None]:
     """Return the score with the parameters and, if it is location sensitive, the previous weights."""
     if isinstance(score, _LocationSensitiveStep):
-        return score.score, score.previous_weights  # type: ignore[return-value]
+        return score.score, score.previous_weights
     return score, None
 
 

@@ -23,20 +23,20 @@ export class Alignment {
   }
 
   /** The symbols that a step looks at most: [{ n, value }]. */
-  ranked(step, most) {
+  rankSymbols(step, count) {
     return this.at(step)
       .map((value, n) => ({ n, value }))
       .sort((a, b) => b.value - a.value)
-      .slice(0, most);
+      .slice(0, count);
   }
 
   /** When a symbol is looked at most of all: the first such step, the one after the last, how many; or null. */
-  spoken(symbol) {
-    const found = [];
+  findSpan(symbol) {
+    const steps = [];
     for (let step = 0; step < this.steps; step += 1) {
       const own = this.weight(step, symbol);
-      if (own > 0 && this.at(step).every((other) => other <= own)) found.push(step);
+      if (own > 0 && this.at(step).every((other) => other <= own)) steps.push(step);
     }
-    return found.length ? { from: found[0], to: found.at(-1) + 1, many: found.length } : null;
+    return steps.length ? { from: steps[0], to: steps.at(-1) + 1, numSteps: steps.length } : null;
   }
 }

@@ -1,9 +1,9 @@
 // The colour scales: our own, made in the OKLab space.
 //
 // A scale goes through a few colours, then is cut into 256 steps of equal length in OKLab, so that equal steps of
-// weight look equally far apart. Lightness only ever rises (or falls), so it reads in grey and for every kind of
+// weight appearance equally far apart. Lightness only ever rises (or falls), so it reads in grey and for every kind of
 // colour vision. "Blue" keeps to one hue; "Dusk" goes from blue to yellow, the pair that all but the rarest
-// kinds of colour blindness tell apart (as the well-known cividis does). On a light page more weight is
+// kinds of colour blindness tell apart (as the well-known cividis does). On a light page higher weight is
 // darker, on a dark page lighter: nothing is always the colour of the page.
 
 const STEPS = 256;
@@ -43,7 +43,7 @@ const STOPS = {
     ],
   },
   // For a veil over a picture: from shade to lamplight.
-  lamp: {
+  overlay: {
     light: [
       [0.92, 0.12, 96],
       [0.58, 0.05, 85],
@@ -66,27 +66,27 @@ const STOPS = {
     ],
   },
 };
-// For differences: less in orange, more in blue, no change in the colour of the page.
-const APART = {
+// For differences: lower in orange, higher in blue, no change in the colour of the page.
+const DIVERGING_STOPS = {
   light: {
-    less: [
+    lower: [
       [0.985, 0, 60],
       [0.8, 0.1, 62],
       [0.44, 0.13, 48],
     ],
-    more: [
+    higher: [
       [0.985, 0, 245],
       [0.8, 0.085, 240],
       [0.42, 0.15, 262],
     ],
   },
   dark: {
-    less: [
+    lower: [
       [0.215, 0.006, 262],
       [0.5, 0.11, 50],
       [0.9, 0.09, 75],
     ],
-    more: [
+    higher: [
       [0.215, 0.006, 262],
       [0.5, 0.13, 256],
       [0.9, 0.07, 225],
@@ -98,54 +98,54 @@ export const SCALES = { blue: "Blue", dusk: "Dusk", grey: "Grey" };
 export const CURVES = { linear: "Linear", root: "Square root", log: "Logarithmic" };
 
 /** 256 colours `[red, green, blue]` from no weight to the most. */
-export function scaleOf(name, theme) {
-  return even(STOPS[name][theme], STEPS);
+export function getScale(name, theme) {
+  return resample(STOPS[name][theme], STEPS);
 }
 
-/** 256 colours from much less, over no change (127.5), to much more. */
-export function scaleApart(theme) {
-  const less = even(APART[theme].less, STEPS / 2),
-    more = even(APART[theme].more, STEPS / 2);
-  return [...less.reverse(), ...more];
+/** 256 colours from much lower, over no change (127.5), to much higher. */
+export function getDivergingScale(theme) {
+  const lower = resample(DIVERGING_STOPS[theme].lower, STEPS / 2),
+    higher = resample(DIVERGING_STOPS[theme].higher, STEPS / 2);
+  return [...lower.reverse(), ...higher];
 }
 
 /** As whole pixels for an ImageData, in the byte order of every machine that runs browsers. */
-export function packed(colours) {
+export function packColours(colours) {
   return Uint32Array.from(colours, ([r, g, b]) => ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0);
 }
 
-export function css([r, g, b]) {
+export function toCss([r, g, b]) {
   return `rgb(${r} ${g} ${b})`;
 }
 
 /** Whether dark ink reads better than light ink on a colour. */
-export function wantsDarkInk([r, g, b]) {
+export function needsDarkInk([r, g, b]) {
   return 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b) > 0.22;
 }
 
-function even(stops, count) {
-  const fine = [];
-  for (let n = 0; n <= 400; n += 1) fine.push(between(stops, n / 400));
+function resample(stops, numColours) {
+  const points = [];
+  for (let n = 0; n <= 400; n += 1) points.push(interpolate(stops, n / 400));
   const length = [0];
-  for (let n = 1; n < fine.length; n += 1) {
-    length.push(length[n - 1] + Math.hypot(...fine[n].map((value, k) => value - fine[n - 1][k])));
+  for (let n = 1; n < points.length; n += 1) {
+    length.push(length[n - 1] + Math.hypot(...points[n].map((value, k) => value - points[n - 1][k])));
   }
   const colours = [];
-  for (let n = 0, at = 0; n < count; n += 1) {
-    const goal = (n / (count - 1)) * length.at(-1);
-    while (at < fine.length - 2 && length[at + 1] < goal) at += 1;
-    const part = (goal - length[at]) / (length[at + 1] - length[at] || 1);
-    colours.push(toRgb(fine[at].map((value, k) => value + part * (fine[at + 1][k] - value))));
+  for (let n = 0, at = 0; n < numColours; n += 1) {
+    const target = (n / (numColours - 1)) * length.at(-1);
+    while (at < points.length - 2 && length[at + 1] < target) at += 1;
+    const fraction = (target - length[at]) / (length[at + 1] - length[at] || 1);
+    colours.push(toRgb(points[at].map((value, k) => value + fraction * (points[at + 1][k] - value))));
   }
   return colours;
 }
 
 // On the smooth curve (Catmull and Rom) through the stops, in OKLab.
-function between(stops, at) {
+function interpolate(stops, at) {
   const points = stops.map(([l, c, h]) => [l, c * Math.cos((h * Math.PI) / 180), c * Math.sin((h * Math.PI) / 180)]);
-  const place = at * (points.length - 1),
-    n = Math.min(points.length - 2, Math.floor(place)),
-    t = place - n;
+  const position = at * (points.length - 1),
+    n = Math.min(points.length - 2, Math.floor(position)),
+    t = position - n;
   const [a, b, c, d] = [-1, 0, 1, 2].map((k) => points[Math.min(points.length - 1, Math.max(0, n + k))]);
   return b.map((_, k) => {
     const slope = (c[k] - a[k]) / 2,
@@ -165,13 +165,13 @@ function toRgb([light, a, b]) {
     const l = (light + 0.3963377774 * a * chroma + 0.2158037573 * b * chroma) ** 3;
     const m = (light - 0.1055613458 * a * chroma - 0.0638541728 * b * chroma) ** 3;
     const s = (light - 0.0894841775 * a * chroma - 1.291485548 * b * chroma) ** 3;
-    const found = [
+    const rgb = [
       4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
       -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
       -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
     ];
-    if (chroma <= 0 || found.every((value) => value > -0.002 && value < 1.002)) {
-      return found.map((value) => Math.round(255 * gamma(Math.min(1, Math.max(0, value)))));
+    if (chroma <= 0 || rgb.every((value) => value > -0.002 && value < 1.002)) {
+      return rgb.map((value) => Math.round(255 * gamma(Math.min(1, Math.max(0, value)))));
     }
   }
 }
@@ -185,35 +185,35 @@ function linear(byte) {
   return value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
 }
 
-/** From a weight to its place on the scale, 0 to 1, and back. `low` matters to the logarithm alone. */
-export function curveOf(kind, low, top) {
+/** From a weight to its position on the scale, 0 to 1, and back. `low` matters to the logarithm alone. */
+export function createCurve(kind, low, top) {
   if (kind === "log") {
     const first = Math.log(low),
       span = Math.log(top) - first || 1;
     return {
       to: (weight) => (weight <= low ? 0 : weight >= top ? 1 : (Math.log(weight) - first) / span),
-      from: (place) => Math.exp(first + place * span),
+      from: (position) => Math.exp(first + position * span),
     };
   }
   if (kind === "root") {
-    return { to: (weight) => Math.min(1, Math.sqrt(Math.max(0, weight) / top)), from: (place) => place * place * top };
+    return { to: (weight) => Math.min(1, Math.sqrt(Math.max(0, weight) / top)), from: (position) => position * position * top };
   }
-  return { to: (weight) => Math.min(1, Math.max(0, weight / top)), from: (place) => place * top };
+  return { to: (weight) => Math.min(1, Math.max(0, weight / top)), from: (position) => position * top };
 }
 
-const HIGH = "⁰¹²³⁴⁵⁶⁷⁸⁹";
+const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 
 /** A weight for people: 0.831, 0.0042, 3.1×10⁻⁶. */
-export function told(weight, digits = 3) {
+export function formatWeight(weight, digits = 3) {
   if (!Number.isFinite(weight)) return "–";
   if (weight === 0) return "0";
   const size = Math.abs(weight);
   if (size >= 0.00095) return `${Number(weight.toPrecision(digits))}`;
   const [mantissa, power] = weight.toExponential(Math.max(0, digits - 2)).split("e-");
-  return `${mantissa}×10⁻${[...power].map((digit) => HIGH[Number(digit)]).join("")}`;
+  return `${mantissa}×10⁻${[...power].map((digit) => SUPERSCRIPTS[Number(digit)]).join("")}`;
 }
 
 /** A count for people: 65,536. */
-export function count(number) {
+export function formatCount(number) {
   return number.toLocaleString("en-US");
 }

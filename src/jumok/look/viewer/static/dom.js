@@ -2,25 +2,25 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element: `make("button", { class: "x", text: "Fit", onclick: f, aria: { label: "…" } }, children)`. */
-export function make(tag, given = {}, children = []) {
-  return fill(document.createElement(tag), given, children);
+/** An element: `createElement("button", { class: "x", text: "Fit", onclick: f, aria: { label: "…" } }, children)`. */
+export function createElement(tag, attributes = {}, children = []) {
+  return fill(document.createElement(tag), attributes, children);
 }
 
 /** The same for SVG. */
-export function draw(tag, given = {}, children = []) {
-  return fill(document.createElementNS(SVG, tag), given, children);
+export function createSvg(tag, attributes = {}, children = []) {
+  return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-function fill(element, given, children) {
-  for (const [name, value] of Object.entries(given)) {
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
     if (name === "text") element.textContent = value;
     else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "aria")
-      for (const [key, word] of Object.entries(value)) element.setAttribute(`aria-${key}`, word);
+      for (const [key, text] of Object.entries(value)) element.setAttribute(`aria-${key}`, text);
     else if (name === "data") Object.assign(element.dataset, value);
-    else if (name === "css") for (const [key, word] of Object.entries(value)) element.style.setProperty(key, word);
+    else if (name === "css") for (const [key, text] of Object.entries(value)) element.style.setProperty(key, text);
     else element.setAttribute(name, value === true ? "" : value);
   }
   element.append(...children.filter((child) => child !== null && child !== undefined));
@@ -45,38 +45,38 @@ const STROKES = {
 
 /** A line drawing, 16 units wide, in the colour of the text around it. */
 export function icon(name) {
-  return draw("svg", { viewBox: "0 0 16 16", class: "jm-icon", aria: { hidden: "true" } }, [
-    draw("path", { d: STROKES[name] }),
+  return createSvg("svg", { viewBox: "0 0 16 16", class: "jm-icon", aria: { hidden: "true" } }, [
+    createSvg("path", { d: STROKES[name] }),
   ]);
 }
 
 /** A text of the data, kept apart from the directions of what stands around it. */
-export function word(text, given = {}) {
-  return make("bdi", { dir: "auto", ...given, text });
+export function createWord(text, attributes = {}) {
+  return createElement("bdi", { dir: "auto", ...attributes, text });
 }
 
 /** A button that shows a drawing and says what it does. */
-export function iconButton(name, label, onclick, given = {}) {
-  return make(
+export function iconButton(name, label, onclick, attributes = {}) {
+  return createElement(
     "button",
-    { type: "button", class: "jm-button jm-square", title: label, aria: { label }, onclick, ...given },
+    { type: "button", class: "jm-button jm-square", title: label, aria: { label }, onclick, ...attributes },
     [icon(name)],
   );
 }
 
 /** Size a canvas in CSS pixels for this screen, and give its context, cleared. */
-export function canvasOf(canvas, width, height) {
-  const dots = globalThis.devicePixelRatio || 1;
-  const wide = Math.max(1, Math.round(width * dots)),
-    tall = Math.max(1, Math.round(height * dots));
-  if (canvas.width !== wide || canvas.height !== tall) {
-    canvas.width = wide;
-    canvas.height = tall;
+export function sizeCanvas(canvas, width, height) {
+  const ratio = globalThis.devicePixelRatio || 1;
+  const pixelWidth = Math.max(1, Math.round(width * ratio)),
+    pixelHeight = Math.max(1, Math.round(height * ratio));
+  if (canvas.width !== pixelWidth || canvas.height !== pixelHeight) {
+    canvas.width = pixelWidth;
+    canvas.height = pixelHeight;
     canvas.style.width = `${width}px`;
     canvas.style.height = `${height}px`;
   }
   const context = canvas.getContext("2d");
-  context.setTransform(dots, 0, 0, dots, 0, 0);
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.clearRect(0, 0, width, height);
   return context;
 }
@@ -84,6 +84,6 @@ export function canvasOf(canvas, width, height) {
 /** Hand the user a file. */
 export function download(name, blob) {
   const url = URL.createObjectURL(blob);
-  make("a", { href: url, download: name }).click();
+  createElement("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }

@@ -1,68 +1,68 @@
-// Weights over a picture: smoothed to pixels, light where much is looked at and dim where little is, so that what is
+// Weights over a image: smoothed to pixels, light where much is looked at and dim where little is, so that what is
 // looked at is what one sees. It is lightness that tells, so it does for every kind of colour vision.
 
-import { make } from "./dom.js";
+import { createElement } from "./dom.js";
 
-const FINE = 240; // pixels of the smoothed map, along its longer side: more would look the same
+const MAP_PIXELS = 240; // pixels of the smoothed map, along its longer side: more would appearance the same
 
-/** How much of the picture is covered where a weight has this place on the scale, 0 to 1. */
-function cover(part, strength) {
-  return strength * (0.88 - 0.46 * part);
+/** How much of the image is covered where a weight has this place on the scale, 0 to 1. */
+function overlayOpacity(position, strength) {
+  return strength * (0.88 - 0.46 * position);
 }
 
-/** The colours of the overlay as they look on middle grey, for a legend. */
-export function coloursOf(look, strength) {
-  return look.lamp.map((colour, n) => {
-    const share = cover(n / 255, strength);
+/** The colours of the overlay as they appearance on middle grey, for a legend. */
+export function overlayColours(appearance, strength) {
+  return appearance.overlayScale.map((colour, n) => {
+    const share = overlayOpacity(n / 255, strength);
     return colour.map((value) => Math.round(value * share + 140 * (1 - share)));
   });
 }
 
-/** Where in a picture of this size the grid lies: the model may have seen a part of it, or more than there is. */
-export function boxOf({ part: [left, top, right, bottom] }, wide, tall) {
-  return { x: left * wide, y: top * tall, w: (right - left) * wide, h: (bottom - top) * tall };
+/** Where in a image of this size the grid lies: the model may have seen a position of it, or more than there is. */
+export function regionBox({ region: [left, top, right, bottom] }, width, height) {
+  return { x: left * width, y: top * height, w: (right - left) * width, h: (bottom - top) * height };
 }
 
 /**
- * Paint the weights of all places over a picture of `wide` by `tall` pixels that is there already, or shows through.
+ * Paint the weights of all places over a image of `width` by `height` pixels that is there already, or shows through.
  * `curve` takes a weight to its place on the scale.
  */
-export function paintOver(context, { weights, picture, curve, look, strength, wide, tall, fine = FINE }) {
-  const [rows, cols] = picture.grid,
-    box = boxOf(picture, wide, tall),
+export function paintOverlay(context, { weights, image, curve, appearance, strength, width, height, fine = MAP_PIXELS }) {
+  const [rows, cols] = image.grid,
+    box = regionBox(image, width, height),
     size = fine / Math.max(box.w, box.h);
   const across = Math.max(cols, Math.round(box.w * size)),
     down = Math.max(rows, Math.round(box.h * size));
-  const fineWeights = smoothed(weights, rows, cols, down, across),
+  const pixelWeights = interpolateWeights(weights, rows, cols, down, across),
     data = new ImageData(across, down);
-  for (let n = 0; n < fineWeights.length; n += 1) {
-    const part = curve.to(fineWeights[n]);
-    data.data.set(look.lamp[Math.round(part * 255)], 4 * n);
-    data.data[4 * n + 3] = Math.round(255 * cover(part, strength));
+  for (let n = 0; n < pixelWeights.length; n += 1) {
+    const position = curve.to(pixelWeights[n]);
+    data.data.set(appearance.overlayScale[Math.round(position * 255)], 4 * n);
+    data.data[4 * n + 3] = Math.round(255 * overlayOpacity(position, strength));
   }
-  const image = make("canvas", { width: across, height: down });
-  image.getContext("2d").putImageData(data, 0, 0);
+  const canvas = createElement("canvas", { width: across, height: down });
+  canvas.getContext("2d").putImageData(data, 0, 0);
   context.save();
   context.beginPath(); // what was never seen is as dim as what was not looked at
-  context.rect(0, 0, wide, tall);
+  context.rect(0, 0, width, height);
   context.rect(box.x, box.y, box.w, box.h);
-  context.fillStyle = `rgb(${look.lamp[0].join(" ")} / ${cover(0, strength)})`;
+  context.fillStyle = `rgb(${appearance.overlayScale[0].join(" ")} / ${overlayOpacity(0, strength)})`;
   context.fill("evenodd");
   context.beginPath();
-  context.rect(0, 0, wide, tall);
+  context.rect(0, 0, width, height);
   context.clip();
   context.imageSmoothingEnabled = true;
   context.imageSmoothingQuality = "high";
-  context.drawImage(image, box.x, box.y, box.w, box.h);
+  context.drawImage(canvas, box.x, box.y, box.w, box.h);
   context.restore();
 }
 
 /** Values on a grid as (down, across) pixels: cubic in both directions, and in the middle of a cell what it was. */
-export function smoothed(values, rows, cols, down, across) {
+export function interpolateWeights(values, rows, cols, down, across) {
   const lines = new Float32Array(rows * across),
     image = new Float32Array(down * across);
-  const along = taps(cols, across),
-    upright = taps(rows, down);
+  const along = interpolationWeights(cols, across),
+    upright = interpolationWeights(rows, down);
   for (let row = 0; row < rows; row += 1) {
     along.forEach(({ at, share }, x) => {
       let sum = 0;
@@ -81,7 +81,7 @@ export function smoothed(values, rows, cols, down, across) {
 }
 
 // For each pixel the four cells around it, and how much of each it has (Catmull and Rom); the outermost go on.
-function taps(cells, pixels) {
+function interpolationWeights(cells, pixels) {
   return Array.from({ length: pixels }, (_, pixel) => {
     const place = ((pixel + 0.5) * cells) / pixels - 0.5,
       n = Math.floor(place),

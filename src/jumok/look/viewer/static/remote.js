@@ -2,23 +2,23 @@
 
 /** What `render` takes as its model, of a page of the viewer that is mounted there. */
 export async function remote(base) {
-  async function fetched(path, given) {
-    const answer = await fetch(`${base}${path}`, given);
+  async function fetchChecked(path, options) {
+    const answer = await fetch(`${base}${path}`, options);
     if (!answer.ok)
       throw new Error((await answer.json().catch(() => ({}))).error ?? `the server answered ${answer.status}.`);
     return answer;
   }
 
-  async function tiles({ scene, layer, head, rows, cols, size, what }, signal) {
-    const query = new URLSearchParams({ scene, layer, head: head ?? "mean", rows, cols, size, what });
-    return (await fetched(`/tiles?${query}`, { signal })).arrayBuffer();
+  async function tiles({ data, layer, head, rows, cols, size, quantity }, signal) {
+    const query = new URLSearchParams({ data, layer, head: head ?? "mean", rows, cols, size, quantity });
+    return (await fetchChecked(`/tiles?${query}`, { signal })).arrayBuffer();
   }
 
-  async function retell(wish) {
+  async function resynthesize(payload) {
     const headers = { "Content-Type": "application/json" };
-    return (await fetched("/retold", { method: "POST", headers, body: JSON.stringify(wish) })).json();
+    return (await fetchChecked("/resynthesize", { method: "POST", headers, body: JSON.stringify(payload) })).json();
   }
 
-  const manifest = await (await fetched("/manifest.json")).json();
-  return { get: (name) => ({ manifest })[name], tiles, retell };
+  const manifest = await (await fetchChecked("/manifest.json")).json();
+  return { get: (name) => ({ manifest })[name], tiles, resynthesize };
 }

@@ -3,60 +3,60 @@
 // A host answers `tiles(request, signal)` with a promise of an ArrayBuffer, whatever lies behind it: a server, a
 // saved file, a notebook's kernel. A request is { scene, layer, head, rows: [a, b], cols: [a, b], size, what };
 // head null is the mean over the heads; what is "map", "weights" or "received". The page's Python side
-// (look/tiles.py) says what these mean and how the numbers are packed. Where speech can be said anew, a host also
-// answers `retell({ scene, weights })` with a promise of a manifest (look/stage.py).
+// (appearance/tiles.py) says what these mean and how the numbers are packed. Where speech can be said anew, a host also
+// answers `retell({ scene, weights })` with a promise of a manifest (appearance/stage.py).
 
-export const TILE = 256;
-export const THUMB = 64; // cells a side of a small map
-export const STRIP = 512; // and of an alignment of speech
+export const TILE_SIZE = 256;
+export const THUMBNAIL_SIZE = 64; // cells a side of a small map
+export const ALIGNMENT_SIZE = 512; // and of an alignment of speech
 
 /** How the numbers are asked for: the host's own way, or messages to a notebook's kernel. */
-export function hostOf(model) {
-  if (typeof model.tiles !== "function") return overMessages(model);
-  return Object.assign((request, signal) => model.tiles(request, signal), { retell: model.retell });
+export function getHost(model) {
+  if (typeof model.tiles !== "function") return createMessageHost(model);
+  return Object.assign((request, signal) => model.tiles(request, signal), { resynthesize: model.resynthesize });
 }
 
-let messages = 0; // numbers are never used twice: several views may share one model
+let numMessages = 0; // numbers are never used twice: several views may share one model
 
-function overMessages(model) {
+function createMessageHost(model) {
   const waiting = new Map();
-  const heard = (message, buffers) => {
-    const waits = waiting.get(message?.id);
-    if (!waits) return;
+  const onMessage = (message, buffers) => {
+    const request = waiting.get(message?.id);
+    if (!request) return;
     waiting.delete(message.id);
-    if (message.error) waits.reject(new Error(message.error));
-    else if (message.manifest) waits.resolve(message.manifest);
+    if (message.error) request.reject(new Error(message.error));
+    else if (message.manifest) request.resolve(message.manifest);
     else {
       const view = buffers[0]; // a DataView into a larger buffer, or the buffer
-      waits.resolve(
+      request.resolve(
         view instanceof ArrayBuffer ? view : view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength),
       );
     }
   };
-  model.on("msg:custom", heard);
+  model.on("msg:custom", onMessage);
   const send = (content, signal) =>
     new Promise((resolve, reject) => {
-      messages += 1;
-      const id = `${messages}.${Math.random()}`;
+      numMessages += 1;
+      const id = `${numMessages}.${Math.random()}`;
       waiting.set(id, { resolve, reject });
       signal?.addEventListener("abort", () => {
         waiting.delete(id);
-        reject(new DOMException("given up", "AbortError"));
+        reject(new DOMException("aborted", "AbortError"));
       });
       model.send({ id, ...content });
     });
   return Object.assign((request, signal) => send({ request }, signal), {
-    retell: (wish) => send({ retell: wish }),
-    close: () => model.off?.("msg:custom", heard),
+    resynthesize: (payload) => send({ resynthesize: payload }),
+    close: () => model.off?.("msg:custom", onMessage),
   });
 }
 
 /** The name of an answer; saved files use the same. */
-export function keyOf({ scene, layer, head, rows, cols, size, what }) {
-  return `${what}/${scene}/${layer}/${head ?? "mean"}/${rows[0]}-${rows[1]}/${cols[0]}-${cols[1]}/${size}`;
+export function keyOf({ data, layer, head, rows, cols, size, quantity }) {
+  return `${quantity}/${data}/${layer}/${head ?? "mean"}/${rows[0]}-${rows[1]}/${cols[0]}-${cols[1]}/${size}`;
 }
 
-const halves = Float32Array.from({ length: 65536 }, (_, bits) => {
+const HALF_TO_FLOAT = Float32Array.from({ length: 65536 }, (_, bits) => {
   const power = (bits >> 10) & 31,
     rest = bits & 1023;
   const size =
@@ -75,7 +75,7 @@ export function decode(buffer) {
   else {
     const codes = new Uint16Array(buffer, 16, rows * cols);
     values = new Float32Array(codes.length);
-    for (let n = 0; n < codes.length; n += 1) values[n] = halves[codes[n]] * scale;
+    for (let n = 0; n < codes.length; n += 1) values[n] = HALF_TO_FLOAT[codes[n]] * scale;
   }
   let most = 0;
   for (let n = 0; n < values.length; n += 1) if (values[n] > most) most = values[n];
@@ -89,7 +89,7 @@ export function decode(buffer) {
 export class Axis {
   constructor(length) {
     this.length = length;
-    this.coarsest = length < TILE ? 0 : Math.floor(Math.log2(length / TILE));
+    this.coarsest = length < TILE_SIZE ? 0 : Math.floor(Math.log2(length / TILE_SIZE));
   }
 
   /** Tokens that a cell covers. */
@@ -98,10 +98,10 @@ export class Axis {
   }
 
   span(zoom) {
-    return Math.min(TILE * this.cell(zoom), this.length);
+    return Math.min(TILE_SIZE * this.cell(zoom), this.length);
   }
 
-  count(zoom) {
+  numTiles(zoom) {
     return Math.ceil(this.length / this.span(zoom));
   }
 
@@ -116,65 +116,65 @@ export class Axis {
 
   /** Which tile shows a token. */
   at(zoom, token) {
-    return Math.min(this.count(zoom) - 1, Math.max(0, Math.floor(token / this.span(zoom))));
+    return Math.min(this.numTiles(zoom) - 1, Math.max(0, Math.floor(token / this.span(zoom))));
   }
 }
 
 /** Answers, kept; and the requests for those that are missing. */
 export class Store {
-  constructor(host, { parallel = 4, keep = 256, failed = () => {} } = {}) {
-    Object.assign(this, { host, parallel, keep, failed });
-    this.kept = new Map(); // in the order of their last use
-    this.wanted = new Map(); // owner → Map(key → wish)
-    this.asked = new Map(); // key → AbortController
-    this.broken = new Map(); // key → when it may be tried again
+  constructor(host, { parallel = 4, capacity = 256, onError = () => {} } = {}) {
+    Object.assign(this, { host, parallel, capacity, onError });
+    this.cache = new Map(); // in the order of their last use
+    this.pending = new Map(); // owner → Map(key → wish)
+    this.inFlight = new Map(); // key → AbortController
+    this.retryAt = new Map(); // key → when it may be tried again
   }
 
   get(key) {
-    const found = this.kept.get(key);
-    if (found) {
-      this.kept.delete(key);
-      this.kept.set(key, found);
+    const answer = this.cache.get(key);
+    if (answer) {
+      this.cache.delete(key);
+      this.cache.set(key, answer);
     }
-    return found;
+    return answer;
   }
 
   /** All that an owner wants now: [{ request, urgency, arrived }], the least urgency first. What it no longer wants is given up. */
-  want(owner, wishes) {
+  request(owner, entries) {
     const missing = new Map();
-    for (const wish of wishes) {
-      const key = keyOf(wish.request);
-      if (!this.kept.has(key)) missing.set(key, wish);
+    for (const entry of entries) {
+      const key = keyOf(entry.request);
+      if (!this.cache.has(key)) missing.set(key, entry);
     }
-    if (missing.size) this.wanted.set(owner, missing);
-    else this.wanted.delete(owner);
-    for (const [key, control] of this.asked) {
-      if (![...this.wanted.values()].some((keys) => keys.has(key))) {
-        this.asked.delete(key);
+    if (missing.size) this.pending.set(owner, missing);
+    else this.pending.delete(owner);
+    for (const [key, control] of this.inFlight) {
+      if (![...this.pending.values()].some((keys) => keys.has(key))) {
+        this.inFlight.delete(key);
         control.abort();
       }
     }
-    this.pump();
+    this.startNext();
   }
 
   /** One answer, soon, whoever else waits. */
-  async one(request, signal) {
+  async fetchOne(request, signal) {
     const key = keyOf(request);
-    const found = this.get(key);
-    if (found) return found;
+    const cached = this.get(key);
+    if (cached) return cached;
     const answer = decode(await this.host(request, signal));
     if (answer.values.length <= 1 << 18) this.store(key, answer);
     return answer;
   }
 
-  pump() {
-    while (this.asked.size < this.parallel) {
+  startNext() {
+    while (this.inFlight.size < this.parallel) {
       let best = null,
         bestKey = "";
-      for (const keys of this.wanted.values()) {
-        for (const [key, wish] of keys) {
-          if (this.asked.has(key) || this.broken.get(key) > performance.now()) continue;
-          if (!best || wish.urgency < best.urgency) [best, bestKey] = [wish, key];
+      for (const keys of this.pending.values()) {
+        for (const [key, entry] of keys) {
+          if (this.inFlight.has(key) || this.retryAt.get(key) > performance.now()) continue;
+          if (!best || entry.priority < best.priority) [best, bestKey] = [entry, key];
         }
       }
       if (!best) return;
@@ -184,41 +184,41 @@ export class Store {
 
   async fetch(key, request) {
     const control = new AbortController();
-    this.asked.set(key, control);
+    this.inFlight.set(key, control);
     try {
       const answer = decode(await this.host(request, control.signal));
       this.store(key, answer);
-      this.broken.delete(key);
-      for (const [owner, keys] of this.wanted) {
-        const wish = keys.get(key);
-        if (!wish) continue;
+      this.retryAt.delete(key);
+      for (const [owner, keys] of this.pending) {
+        const entry = keys.get(key);
+        if (!entry) continue;
         keys.delete(key);
-        if (!keys.size) this.wanted.delete(owner);
-        wish.arrived?.(answer);
+        if (!keys.size) this.pending.delete(owner);
+        entry.onLoad?.(answer);
       }
     } catch (error) {
       if (error.name !== "AbortError") {
-        this.broken.set(key, performance.now() + 1500);
-        this.failed(error);
+        this.retryAt.set(key, performance.now() + 1500);
+        this.onError(error);
       }
     } finally {
-      if (this.asked.get(key) === control) this.asked.delete(key);
-      this.pump();
+      if (this.inFlight.get(key) === control) this.inFlight.delete(key);
+      this.startNext();
     }
   }
 
   store(key, answer) {
-    this.kept.set(key, answer);
-    for (const old of this.kept.keys()) {
-      if (this.kept.size <= this.keep) break;
-      this.kept.delete(old);
+    this.cache.set(key, answer);
+    for (const old of this.cache.keys()) {
+      if (this.cache.size <= this.capacity) break;
+      this.cache.delete(old);
     }
   }
 
   close() {
     this.host.close?.();
-    this.wanted.clear();
-    for (const control of this.asked.values()) control.abort();
-    this.asked.clear();
+    this.pending.clear();
+    for (const control of this.inFlight.values()) control.abort();
+    this.inFlight.clear();
   }
 }

@@ -1,51 +1,51 @@
 // The viewer: one ES module for a notebook, a page and a saved file. `render({ model, el })` as anywidget has it;
 // `model.get("manifest")` tells what there is, and the host brings the numbers (see tiles.js).
 
-import { measuresOf, openingOf, shows, sizesOf, viewsOf, withScene } from "./about.js";
-import { ArcView } from "./arcs.js";
-import { told } from "./colours.js";
-import { download, make, word } from "./dom.js";
-import { DocumentView } from "./document.js";
-import { Frame } from "./frame.js";
-import { HeadView } from "./heads.js";
-import { Look } from "./look.js";
-import { describe, MapView } from "./map.js";
-import { PictureView } from "./picture.js";
-import { ReadingView } from "./reading.js";
-import { SpeechView } from "./speech.js";
-import { shortNames } from "./text.js";
-import { Axis, hostOf, keyOf, Store, STRIP, TILE } from "./tiles.js";
+import { describeDocument, chooseInitialView, canShow, describeLayer, listViews, replaceData } from "./manifest.js";
+import { ArcView } from "./arcs_view.js";
+import { formatWeight } from "./colours.js";
+import { download, createElement, createWord } from "./dom.js";
+import { DocumentView } from "./document_view.js";
+import { ViewerLayout } from "./layout.js";
+import { HeadView } from "./heads_view.js";
+import { Appearance } from "./appearance.js";
+import { describeCell, MapView } from "./map_view.js";
+import { ImageView } from "./image_view.js";
+import { TextView } from "./text_view.js";
+import { SpeechView } from "./speech_view.js";
+import { shortNames } from "./token_text.js";
+import { Axis, getHost, keyOf, Store, ALIGNMENT_SIZE, TILE_SIZE } from "./tiles.js";
 
-const SHOWN = ["view", "side", "layer", "head", "pinned", "hop", "spot", "share"]; // what a change of needs new contents
-const SIDES = { both: "Both", difference: "Difference" };
+const CONTENT_STATE = ["view", "comparison", "layer", "head", "pinned", "hop", "pinnedWord", "weightScope"]; // what a change of needs new contents
+const COMPARISONS = { both: "Both", difference: "Difference" };
 
 class Viewer {
   constructor(model, el) {
     this.model = model;
     this.host = el;
-    this.manifest = this.given = model.get("manifest");
+    this.manifest = this.originalManifest = model.get("manifest");
     this.full = Boolean(model.get("full")); // the window is ours: no page to scroll around us
-    this.store = new Store(hostOf(model), {
+    this.store = new Store(getHost(model), {
       parallel: typeof model.tiles === "function" ? 6 : 2,
-      failed: (error) => this.trouble(error),
+      onError: (error) => this.showError(error),
     });
     this.state = {
-      ...openingOf(this.manifest.scenes[0]),
-      side: 0,
+      ...chooseInitialView(this.manifest.data[0]),
+      comparison: 0,
       pinned: null,
       hop: null, // of a document; null is the mean of all
-      spot: null, // the pinned word of a document
-      share: "document", // and its weights in the whole of it, or in their "sentence"
+      pinnedWord: null, // the pinned word of a document
+      weightScope: "document", // and its weights in the whole of it, or in their "sentence"
       theme: null,
       scale: "blue",
       curve: "auto",
       contrast: 0,
       digits: false,
     };
-    this.frame = new Frame(this.full, this.actions());
-    el.replaceChildren(this.frame.root);
-    this.look = new Look(this.frame.root, this.full);
-    this.makeViews();
+    this.layout = new ViewerLayout(this.full, this.actions());
+    el.replaceChildren(this.layout.root);
+    this.appearance = new Appearance(this.layout.root, this.full);
+    this.createViews();
     this.listen();
     this.restyle();
     this.update();
@@ -54,69 +54,69 @@ class Viewer {
 
   // ---------------------------------------------------------------- what there is
 
-  layers(scene) {
-    return this.manifest.scenes[scene].layers;
+  layers(index) {
+    return this.manifest.data[index].layers;
   }
 
-  get scene() {
-    return typeof this.state.side === "number" ? this.state.side : this.manifest.scenes.length - 1;
+  get dataIndex() {
+    return typeof this.state.comparison === "number" ? this.state.comparison : this.manifest.data.length - 1;
   }
 
   /** How the host calls a scene: one that was said anew has a number of its own. */
-  numberOf(scene) {
-    return this.manifest.scenes[scene]?.number ?? scene;
+  numberOf(index) {
+    return this.manifest.data[index]?.number ?? index;
   }
 
   get layer() {
-    return this.layers(this.scene)[this.state.layer];
+    return this.layers(this.dataIndex)[this.state.layer];
   }
 
   /** What a view shows, in the form that all of them take. */
-  content(scene = this.scene, against = null) {
-    const info = this.layers(scene)[this.state.layer],
+  content(index = this.dataIndex, baseline = null) {
+    const info = this.layers(index)[this.state.layer],
       { texts } = this.manifest,
       { layer, head } = this.state;
     const named = head === null ? "mean of all heads" : `head ${head}`;
     return {
-      scene: this.numberOf(scene),
-      against: against === null ? null : this.numberOf(against),
+      data: this.numberOf(index),
+      baseline: baseline === null ? null : this.numberOf(baseline),
       layer,
       head,
       shape: info.shape,
-      finest: info.finest,
-      rows: info.rows === null ? null : texts[info.rows],
-      cols: info.cols === null ? null : texts[info.cols],
+      finestZoom: info.finest_zoom,
+      rows: info.row_labels === null ? null : texts[info.row_labels],
+      cols: info.col_labels === null ? null : texts[info.col_labels],
       label: `Attention of ${info.name}, ${named}: ${info.shape[0]} queries by ${info.shape[1]} keys`,
     };
   }
 
-  request(what, rows, cols, scene = this.scene, size = TILE) {
+  request(quantity, rows, cols, index = this.dataIndex, size = TILE_SIZE) {
     const { layer, head } = this.state;
-    return { scene: this.numberOf(scene), layer, head, what, rows, cols, size };
+    return { data: this.numberOf(index), layer, head, quantity, rows, cols, size };
   }
 
   received() {
     const [rows, cols] = this.layer.shape;
-    return this.store.one(this.request("received", [0, rows], [0, cols]));
+    return this.store.fetchOne(this.request("received_weight", [0, rows], [0, cols]));
   }
 
-  row(number, scene = this.scene) {
-    return this.store.one(
-      this.request("weights", [number, number + 1], [0, this.layers(scene)[this.state.layer].shape[1]], scene),
+  row(number, index = this.dataIndex) {
+    return this.store.fetchOne(
+      this.request("weights", [number, number + 1], [0, this.layers(index)[this.state.layer].shape[1]], index),
     );
   }
 
   get document() {
-    return this.manifest.scenes[this.scene].document ?? null;
+    return this.manifest.data[this.dataIndex].document ?? null;
   }
 
   available() {
-    return viewsOf(this.manifest.scenes[this.scene], this.layer).map(([view]) => view);
+    return listViews(this.manifest.data[this.dataIndex], this.layer).map(([view]) => view);
   }
 
-  // ---------------------------------------------------------------- the frame around the views
+  // ---------------------------------------------------------------- the layout around the views
 
-  // What the frame's buttons and boxes do.
+  // What the layout's buttons and boxes do.
   actions() {
     return {
       set: (change) => this.set(change),
@@ -125,52 +125,52 @@ class Viewer {
       digits: () => this.set({ digits: !this.state.digits }),
       theme: () => this.toggleTheme(),
       save: () => this.save(),
-      unpin: () => this.set(this.state.view === "document" ? { spot: null } : { pinned: null }),
+      unpin: () => this.set(this.state.view === "document" ? { pinnedWord: null } : { pinned: null }),
     };
   }
 
-  makeViews() {
-    const { store, look } = this,
+  createViews() {
+    const { store, appearance } = this,
       pin = (row) => this.pin(row),
-      tell = (what, event) => this.frame.tell(what, event);
+      showToken = (token, event) => this.layout.showTokenTooltip(token, event);
     const row = (number) => this.row(number),
-      tip = (lines, x, y) => (lines ? this.frame.tipAt(lines, x, y) : this.frame.tell(null)),
-      say = (text) => this.frame.say(text);
+      tooltip = (lines, x, y) => (lines ? this.layout.showTooltip(lines, x, y) : this.layout.showTokenTooltip(null)),
+      announce = (text) => this.layout.announce(text);
     const received = () => this.received(),
-      whole = (what, size) =>
-        this.store.one(this.request(what, [0, this.layer.shape[0]], [0, this.layer.shape[1]], this.scene, size));
+      whole = (quantity, size) =>
+        this.store.fetchOne(this.request(quantity, [0, this.layer.shape[0]], [0, this.layer.shape[1]], this.dataIndex, size));
     const map = (n) =>
       new MapView({
         store,
-        look,
-        events: { pin, hover: (place) => this.hovered(n, place), moved: (view) => this.moved(n, view) },
+        appearance,
+        events: { pin, hover: (place) => this.handleHover(n, place), moved: (view) => this.moved(n, view) },
       });
     this.maps = [map(0), map(1)];
-    this.captions = [0, 1].map(() => make("figcaption", { class: "jm-caption-line" }));
-    this.figures = this.maps.map((view, n) => make("figure", { class: "jm-figure" }, [this.captions[n], view.el]));
-    this.mapBox = make("div", { class: "jm-maps" }, [...this.figures, this.frame.zooms]);
+    this.captions = [0, 1].map(() => createElement("figcaption", { class: "jm-caption-line" }));
+    this.figures = this.maps.map((view, n) => createElement("figure", { class: "jm-figure" }, [this.captions[n], view.el]));
+    this.mapBox = createElement("div", { class: "jm-maps" }, [...this.figures, this.layout.zooms]);
     this.views = {
       document: new DocumentView({
-        look,
-        events: { set: (change) => this.set(change), tip, say },
+        appearance,
+        events: { set: (change) => this.set(change), tooltip, announce },
       }),
-      picture: new PictureView({
-        look,
-        events: { pin, row, received, tip, say, all: () => whole("weights"), changed: () => this.relegend() },
+      image: new ImageView({
+        appearance,
+        events: { pin, row, received, tooltip, announce, all: () => whole("weights"), changed: () => this.updateLegend() },
       }),
       map: { el: this.mapBox },
       arcs: new ArcView({
-        look,
-        events: { pin, hover: () => {}, wants: (rows, cols) => this.store.one(this.request("weights", rows, cols)) },
+        appearance,
+        events: { pin, hover: () => {}, weights: (rows, cols) => this.store.fetchOne(this.request("weights", rows, cols)) },
       }),
-      text: new ReadingView({ look, events: { pin, tell, row, received } }),
-      heads: new HeadView({ store, look, events: { open: (layer, head) => this.set({ layer, head, view: "map" }) } }),
+      text: new TextView({ appearance, events: { pin, tooltip: showToken, row, received } }),
+      heads: new HeadView({ store, appearance, events: { open: (layer, head) => this.set({ layer, head, view: "map" }) } }),
       speech: new SpeechView({
-        look,
+        appearance,
         events: {
-          ...{ tip, say, strip: () => whole("map", STRIP), changed: () => this.relegend() },
-          retell: (weights) => this.retell(weights),
-          reset: () => this.put(withScene(this.manifest, this.scene, this.asGiven(this.scene))),
+          ...{ tooltip, announce, alignment: () => whole("pooled_map", ALIGNMENT_SIZE), changed: () => this.updateLegend() },
+          resynthesize: (weights) => this.resynthesize(weights),
+          reset: () => this.setManifest(replaceData(this.manifest, this.dataIndex, this.originalOf(this.dataIndex))),
         },
       }),
     };
@@ -181,61 +181,61 @@ class Viewer {
   set(change) {
     const before = this.state;
     this.state = { ...before, ...change };
-    const last = this.layers(this.scene).length - 1;
+    const last = this.layers(this.dataIndex).length - 1;
     this.state.layer = Math.max(0, Math.min(last, this.state.layer));
-    const { heads, mean, shape } = this.layer;
-    if (!(this.state.head === null ? mean : heads.includes(this.state.head)))
+    const { heads, has_mean: hasMean, shape } = this.layer;
+    if (!(this.state.head === null ? hasMean : heads.includes(this.state.head)))
       this.state.head = heads[Math.min(heads.length - 1, this.state.head ?? 0)];
     if (this.state.pinned !== null && this.state.pinned >= shape[0]) this.state.pinned = null;
     if (!this.available().includes(this.state.view)) this.state.view = "map";
-    if (this.state.view === "map" && typeof this.state.side !== "number" && !this.sides().includes(this.state.side))
-      this.state.side = 1;
-    if (this.state.hop !== null && this.state.hop >= (this.document?.hops ?? 0)) this.state.hop = null;
-    if (this.state.spot !== null && this.state.spot >= (this.document?.words.length ?? 0)) this.state.spot = null;
+    if (this.state.view === "map" && typeof this.state.comparison !== "number" && !this.comparisons().includes(this.state.comparison))
+      this.state.comparison = 1;
+    if (this.state.hop !== null && this.state.hop >= (this.document?.num_hops ?? 0)) this.state.hop = null;
+    if (this.state.pinnedWord !== null && this.state.pinnedWord >= (this.document?.words.length ?? 0)) this.state.pinnedWord = null;
     if (["theme", "scale", "curve", "contrast", "digits"].some((name) => before[name] !== this.state[name]))
       this.restyle();
-    if (SHOWN.some((name) => before[name] !== this.state[name])) this.update();
-    if (before.hop !== this.state.hop) this.frame.say(this.hopName());
-    if (before.layer !== this.state.layer || before.head !== this.state.head) this.frame.say(this.content().label);
+    if (CONTENT_STATE.some((name) => before[name] !== this.state[name])) this.update();
+    if (before.hop !== this.state.hop) this.layout.announce(this.hopName());
+    if (before.layer !== this.state.layer || before.head !== this.state.head) this.layout.announce(this.content().label);
   }
 
   update() {
     const { state } = this,
       focus = document.activeElement,
-      had = this.frame.root.contains(focus),
+      had = this.layout.root.contains(focus),
       group = focus?.closest?.(".jm-tabs, .jm-chips");
-    this.dress();
+    this.updateControls();
     if (state.view !== "document") this.measure();
     const view = this.views[state.view];
-    if (this.frame.stage.firstElementChild !== view.el) this.frame.stage.replaceChildren(view.el);
+    if (this.layout.content.firstElementChild !== view.el) this.layout.content.replaceChildren(view.el);
     for (const item of Object.values(this.views)) {
       item.pinned = state.pinned;
-      if (item !== view) item.away?.();
+      if (item !== view) item.deactivate?.();
     }
     if (state.view === "document") this.views.document.show(this.document, state);
     if (state.view === "map") this.updateMaps();
-    else this.maps.forEach((map) => map.store.want(map.owner, []));
+    else this.maps.forEach((map) => map.store.request(map.owner, []));
     if (state.view === "arcs")
       this.views.arcs.show(this.content()).then(() => state.pinned !== null && this.views.arcs.reveal(state.pinned));
-    if (state.view === "text") this.views.text.show(this.content()).then(() => this.relegend());
-    if (state.view === "heads") this.views.heads.show({ scene: this.numberOf(this.scene), layers: this.named(), chosen: state });
-    else this.store.want("heads", []);
-    const scene = this.manifest.scenes[this.scene];
-    if (state.view === "picture") this.views.picture.show(this.content(), scene.picture);
+    if (state.view === "text") this.views.text.show(this.content()).then(() => this.updateLegend());
+    if (state.view === "heads") this.views.heads.show({ data: this.numberOf(this.dataIndex), layers: this.namedLayers(), selected: state });
+    else this.store.request("heads", []);
+    const data = this.manifest.data[this.dataIndex];
+    if (state.view === "image") this.views.image.show(this.content(), data.image);
     if (state.view === "speech")
-      this.views.speech.show(this.content(), scene).catch((error) => this.trouble(error));
+      this.views.speech.show(this.content(), data).catch((error) => this.showError(error));
     this.showPin();
-    this.relegend();
-    this.frame.tell(null);
+    this.updateLegend();
+    this.layout.showTokenTooltip(null);
     // What had the focus may be gone: it goes to what took its place, so that the keys go on working.
-    if (had && !this.frame.root.contains(document.activeElement))
-      (group?.querySelector(".jm-on") ?? this.frame.root).focus({ preventScroll: true });
+    if (had && !this.layout.root.contains(document.activeElement))
+      (group?.querySelector(".jm-on") ?? this.layout.root).focus({ preventScroll: true });
   }
 
   updateMaps() {
-    const { side } = this.state,
-      both = side === "both",
-      labels = this.manifest.scenes.map((scene) => scene.label);
+    const { comparison } = this.state,
+      both = comparison === "both",
+      labels = this.manifest.data.map((item) => item.label);
     const [first, second] = this.maps;
     for (const map of this.maps) map.pinned = this.state.pinned;
     this.figures[1].hidden = !both;
@@ -244,40 +244,42 @@ class Viewer {
       caption.hidden = !both;
       caption.textContent = labels[n] ?? "";
     });
-    first.show(both ? this.content(0) : side === "difference" ? this.content(1, 0) : this.content());
+    first.show(both ? this.content(0) : comparison === "difference" ? this.content(1, 0) : this.content());
     if (both) second.show(this.content(1));
-    else second.store.want(second.owner, []);
+    else second.store.request(second.owner, []);
     second.linked = first.linked = both && `${this.content(0).shape}` === `${this.content(1).shape}`;
   }
 
-  named() {
-    const short = shortNames(this.layers(this.scene).map((layer) => layer.name));
-    return this.layers(this.scene).map((layer, number) => ({ ...layer, number, short: short[number] }));
+  namedLayers() {
+    const short = shortNames(this.layers(this.dataIndex).map((layer) => layer.name));
+    return this.layers(this.dataIndex).map((layer, number) => ({ ...layer, number, short: short[number] }));
   }
 
-  // The frame, as the state has it.
-  dress() {
+  // The layout, as the state has it.
+  updateControls() {
     const { state, manifest } = this,
-      both = manifest.scenes.length === 2;
+      isComparison = manifest.data.length === 2;
     const { name } = this.layer,
-      reads = state.view === "document",
-      scene = manifest.scenes[this.scene];
-    const about = reads ? measuresOf(this.document, state.hop) : sizesOf(state.view, scene, this.layer);
-    this.frame.dress({
-      title: manifest.title || (reads ? "Document" : name),
-      about: [...(manifest.title && !reads ? [name] : []), ...about],
-      layers: reads ? [] : this.seen(),
-      chips: { name: reads ? "hop" : "head", all: this.chips() },
+      isDocument = state.view === "document",
+      data = manifest.data[this.dataIndex];
+    const sizes = isDocument ? describeDocument(this.document, state.hop) : describeLayer(state.view, data, this.layer);
+    this.layout.updateControls({
+      title: manifest.title || (isDocument ? "Document" : name),
+      subtitle: [...(manifest.title && !isDocument ? [name] : []), ...sizes],
+      layers: isDocument ? [] : this.shownLayers(),
+      chips: { name: isDocument ? "hop" : "head", all: this.chips() },
       state,
-      views: viewsOf(scene, this.layer),
-      sides: both ? this.sides().map((side) => [side, manifest.scenes[side]?.label ?? SIDES[side]]) : [],
-      side: state.view === "map" ? state.side : this.scene,
+      views: listViews(data, this.layer),
+      comparisons: isComparison
+        ? this.comparisons().map((value) => [value, manifest.data[value]?.label ?? COMPARISONS[value]])
+        : [],
+      comparison: state.view === "map" ? state.comparison : this.dataIndex,
     });
   }
 
   // The layers that the view has something to show of.
-  seen() {
-    return this.named().filter((layer) => shows(this.state.view, this.manifest.scenes[this.scene], layer));
+  shownLayers() {
+    return this.namedLayers().filter((layer) => canShow(this.state.view, this.manifest.data[this.dataIndex], layer));
   }
 
   hopName() {
@@ -286,50 +288,50 @@ class Viewer {
 
   // The heads of a layer, or the hops of a document, and their mean.
   chips() {
-    const { heads, mean } = this.layer,
-      read = this.state.view === "document";
-    const all = read ? Array.from({ length: this.document.hops }, (_, hop) => hop) : heads;
-    return (read ? all.length > 1 : mean) ? [...all, null] : all;
+    const { heads, has_mean: hasMean } = this.layer,
+      isDocument = this.state.view === "document";
+    const all = isDocument ? Array.from({ length: this.document.num_hops }, (_, hop) => hop) : heads;
+    return (isDocument ? all.length > 1 : hasMean) ? [...all, null] : all;
   }
 
-  // What one may look at where two scenes are compared.
-  sides() {
+  // What one may appearance at where two scenes are compared.
+  comparisons() {
     if (this.state.view !== "map" || !this.layers(0)[this.state.layer] || !this.layers(1)[this.state.layer])
       return [0, 1];
     return [0, 1, "both", ...(this.comparable() ? ["difference"] : [])];
   }
 
   comparable() {
-    const [a, b] = [0, 1].map((scene) => this.layers(scene)[this.state.layer]);
+    const [a, b] = [0, 1].map((index) => this.layers(index)[this.state.layer]);
     return Boolean(a && b) && `${a.shape}` === `${b.shape}`;
   }
 
   step(name, by) {
     if (name === "layer") {
-      const seen = this.seen(),
-        next = seen.findIndex((one) => one.number === this.state.layer) + by;
-      return this.set({ layer: seen[Math.max(0, Math.min(seen.length - 1, next))].number });
+      const layers = this.shownLayers(),
+        next = layers.findIndex((layer) => layer.number === this.state.layer) + by;
+      return this.set({ layer: layers[Math.max(0, Math.min(layers.length - 1, next))].number });
     }
-    const every = this.chips(),
+    const values = this.chips(),
       which = this.state.view === "document" ? "hop" : "head",
-      at = every.indexOf(this.state[which]);
-    return this.set({ [which]: every[Math.max(0, Math.min(every.length - 1, at + by))] });
+      at = values.indexOf(this.state[which]);
+    return this.set({ [which]: values[Math.max(0, Math.min(values.length - 1, at + by))] });
   }
 
   // ---------------------------------------------------------------- what is said anew
 
-  async retell(weights) {
-    const { scene, given } = this,
-      told = await this.store.host.retell({ scene, weights });
-    if (this.given === given) this.put(withScene(this.manifest, scene, told));
+  async resynthesize(weights) {
+    const { dataIndex, originalManifest } = this,
+      update = await this.store.host.resynthesize({ data: dataIndex, weights });
+    if (this.originalManifest === originalManifest) this.setManifest(replaceData(this.manifest, dataIndex, update));
   }
 
   // A scene of the manifest as it came.
-  asGiven(scene) {
-    return { texts: this.given.texts, scenes: [this.given.scenes[scene]] };
+  originalOf(index) {
+    return { texts: this.originalManifest.texts, data: [this.originalManifest.data[index]] };
   }
 
-  put(manifest) {
+  setManifest(manifest) {
     this.manifest = manifest;
     this.range = undefined;
     this.set({}); // what there is no more of
@@ -344,36 +346,36 @@ class Viewer {
       rows = new Axis(shape[0]),
       cols = new Axis(shape[1]),
       zoom = Math.max(rows.coarsest, cols.coarsest);
-    const scenes = this.manifest.scenes
+    const indices = this.manifest.data
       .map((_, n) => n)
       .filter((n) => this.layers(n)[this.state.layer] && `${this.layers(n)[this.state.layer].shape}` === `${shape}`);
-    const wishes = [];
-    for (const scene of scenes) {
-      for (let i = 0; i < rows.count(zoom); i += 1) {
-        for (let j = 0; j < cols.count(zoom); j += 1) {
+    const entries = [];
+    for (const index of indices) {
+      for (let i = 0; i < rows.numTiles(zoom); i += 1) {
+        for (let j = 0; j < cols.numTiles(zoom); j += 1) {
           const top = rows.start(zoom, i),
             left = cols.start(zoom, j);
-          wishes.push({
-            request: this.request("map", [top, rows.end(zoom, i)], [left, cols.end(zoom, j)], scene),
-            urgency: 0,
-            arrived: () => this.measured(wishes, cols.cell(zoom)),
+          entries.push({
+            request: this.request("pooled_map", [top, rows.end(zoom, i)], [left, cols.end(zoom, j)], index),
+            priority: 0,
+            onLoad: () => this.measured(entries, cols.cell(zoom)),
           });
         }
       }
     }
-    this.store.want("measure", wishes);
-    this.measured(wishes, cols.cell(zoom));
+    this.store.request("measure", entries);
+    this.measured(entries, cols.cell(zoom));
   }
 
-  measured(wishes, width) {
-    const found = wishes.map(({ request }) => this.store.get(keyOf(request)));
-    if (found.some((tile) => !tile)) return;
-    const most = Math.max(...found.map((tile) => tile.most)) / width;
+  measured(entries, width) {
+    const tiles = entries.map(({ request }) => this.store.get(keyOf(request)));
+    if (tiles.some((tile) => !tile)) return;
+    const most = Math.max(...tiles.map((tile) => tile.most)) / width;
     let change = 0;
-    const half = found.length / 2;
-    if (this.manifest.scenes.length === 2 && Number.isInteger(half)) {
+    const half = tiles.length / 2;
+    if (this.manifest.data.length === 2 && Number.isInteger(half)) {
       for (let n = 0; n < half; n += 1)
-        found[n].values.forEach((value, k) => (change = Math.max(change, Math.abs(value - found[n + half].values[k]))));
+        tiles[n].values.forEach((value, k) => (change = Math.max(change, Math.abs(value - tiles[n + half].values[k]))));
     }
     const next = { most, change: change / width, width, keys: this.layer.shape[1] };
     if (JSON.stringify(next) === JSON.stringify(this.range)) return;
@@ -383,52 +385,52 @@ class Viewer {
 
   restyle() {
     const { theme, scale, curve, contrast, digits } = this.state;
-    this.look.apply({ theme, scale, curve, contrast, digits, range: this.range });
-    this.frame.paint(this.look.theme, digits);
+    this.appearance.apply({ theme, scale, curve, contrast, digits, range: this.range });
+    this.layout.paint(this.appearance.theme, digits);
     this.maps.forEach((map) => map.refresh());
     for (const [name, view] of Object.entries(this.views))
       if (name !== "map" && name === this.state.view && this.ready) view.refresh();
-    this.relegend();
+    this.updateLegend();
   }
 
-  relegend() {
-    const { view, side } = this.state,
-      { look } = this,
+  updateLegend() {
+    const { view, comparison } = this.state,
+      { appearance } = this,
       text = this.views.text;
-    this.frame.settings.hidden = !["document", "picture", "speech", "map", "arcs"].includes(view);
-    this.frame.colours.hidden = view === "picture"; // those of a picture go with any picture
-    if (view === "map" && side === "difference")
-      this.frame.legend.show(look, { curve: look.apart, list: look.apartList, title: "change of weight", apart: true });
-    else if (["document", "picture", "speech"].includes(view)) this.frame.legend.show(look, this.views[view].legend());
+    this.layout.settings.hidden = !["document", "image", "speech", "map", "arcs"].includes(view);
+    this.layout.colours.hidden = view === "image"; // those of a picture go with any picture
+    if (view === "map" && comparison === "difference")
+      this.layout.legend.show(appearance, { curve: appearance.divergingCurve, list: appearance.divergingList, title: "change of weight", diverging: true });
+    else if (["document", "image", "speech"].includes(view)) this.layout.legend.show(appearance, this.views[view].legend());
     else if (view === "text")
-      this.frame.legend.show(
-        look,
+      this.layout.legend.show(
+        appearance,
         text.curve && {
           curve: text.curve,
-          list: look.tints,
+          list: appearance.tints,
           log: true,
           title: text.pinned === null ? "mean weight received" : "attention weight",
         },
       );
-    else if (view === "heads") this.frame.legend.say("Each small map has a scale of its own, from none to its most.");
+    else if (view === "heads") this.layout.legend.showText("Each small map has a scale of its own, from none to its most.");
     else if (view === "map" || view === "arcs") {
       const map = this.maps[0],
         width = view === "map" && map.size ? map.cols.cell(map.zoomLevel()) : 1;
       this.zoomShown = map.size ? map.zoomLevel() : null;
-      this.frame.legend.show(
-        look,
+      this.layout.legend.show(
+        appearance,
         this.range && {
-          curve: look.curveAt(width),
-          list: look.list,
-          log: look.curveKind === "log",
+          curve: appearance.curveAt(width),
+          list: appearance.list,
+          log: appearance.curveKind === "log",
           title: width > 1 ? "weight, mean over the pairs of a cell" : "attention weight",
         },
       );
-    } else this.frame.legend.say("");
+    } else this.layout.legend.showText("");
   }
 
   toggleTheme() {
-    this.set({ theme: this.look.theme === "dark" ? "light" : "dark" });
+    this.set({ theme: this.appearance.theme === "dark" ? "light" : "dark" });
   }
 
   // ---------------------------------------------------------------- pointing, pinning, telling
@@ -438,65 +440,65 @@ class Viewer {
   }
 
   async showPin() {
-    const { pinned, view, spot, hop } = this.state,
+    const { pinned, view, pinnedWord, hop } = this.state,
       content = this.content();
-    if (view === "document" && spot !== null)
-      return this.frame.panel.word(
-        this.views.document.tellOf(spot),
+    if (view === "document" && pinnedWord !== null)
+      return this.layout.panel.showWord(
+        this.views.document.describePinned(pinnedWord),
         hop,
-        (one) => this.set({ hop: one }),
-        this.look,
+        (selected) => this.set({ hop: selected }),
+        this.appearance,
       );
-    if (pinned === null || !["map", "arcs", "text"].includes(view)) return this.frame.panel.hide();
-    const scenes = this.manifest.scenes.length === 2 && this.comparable() ? [0, 1] : [this.scene];
+    if (pinned === null || !["map", "arcs", "text"].includes(view)) return this.layout.panel.hide();
+    const indices = this.manifest.data.length === 2 && this.comparable() ? [0, 1] : [this.dataIndex];
     try {
-      const rows = await Promise.all(scenes.map((scene) => this.row(pinned, scene)));
+      const rows = await Promise.all(indices.map((index) => this.row(pinned, index)));
       if (this.state.pinned === pinned)
-        this.frame.panel.show({
+        this.layout.panel.show({
           content,
           pinned,
           rows: rows.map((row) => row.values),
-          labels: scenes.map((n) => this.manifest.scenes[n].label),
-          look: this.look,
+          labels: indices.map((n) => this.manifest.data[n].label),
+          appearance: this.appearance,
         });
     } catch (error) {
-      if (error.name !== "AbortError") this.frame.panel.say(content, pinned, error.message);
+      if (error.name !== "AbortError") this.layout.panel.showMessage(content, pinned, error.message);
     }
     return undefined;
   }
 
   moved(n, view) {
     this.maps?.forEach((other, m) => m !== n && other.linked && other.follow(view));
-    if (this.maps && n === 0 && this.maps[0].zoomLevel() !== this.zoomShown) this.relegend();
+    if (this.maps && n === 0 && this.maps[0].zoomLevel() !== this.zoomShown) this.updateLegend();
   }
 
-  hovered(n, place) {
-    clearTimeout(this.resting);
+  handleHover(n, place) {
+    clearTimeout(this.exactTimer);
     const map = this.maps[n],
-      about = place && describe(place, map.content);
-    if (!about) return this.frame.tell(null);
+      info = place && describeCell(place, map.content);
+    if (!info) return this.layout.showTokenTooltip(null);
     const lines = [
-      make("div", { class: "jm-pair" }, [
-        word(about.from),
-        make("span", { class: "jm-arrow", text: " → " }),
-        word(about.to),
+      createElement("div", { class: "jm-pair" }, [
+        createWord(info.from),
+        createElement("span", { class: "jm-arrow", text: " → " }),
+        createWord(info.to),
       ]),
     ];
-    const weight = make("div", { class: "jm-weight", text: about.weight });
+    const weight = createElement("div", { class: "jm-weight", text: info.weight });
     lines.push(weight);
-    if (!about.single) lines.push(make("div", { class: "jm-soft", text: "of a row’s weight, on average" }));
+    if (!info.single) lines.push(createElement("div", { class: "jm-muted", text: "of a row’s weight, on average" }));
     const box = map.el.getBoundingClientRect();
-    this.frame.tipAt(lines, box.left + place.at.x, box.top + place.at.y);
-    if (about.single && map.content.against === null) {
+    this.layout.showTooltip(lines, box.left + place.point.x, box.top + place.point.y);
+    if (info.single && map.content.baseline === null) {
       // The tile is rounded to three digits: ask for this one weight as it is, once the pointer rests.
-      this.resting = setTimeout(() => {
+      this.exactTimer = setTimeout(() => {
         this.store
-          .one({
+          .fetchOne({
             ...this.request("weights", [place.row, place.row + 1], [place.col, place.col + 1]),
-            scene: map.content.scene,
+            data: map.content.data,
           })
           .then(
-            (answer) => (weight.textContent = told(answer.values[0], 5)),
+            (answer) => (weight.textContent = formatWeight(answer.values[0], 5)),
             () => {},
           );
       }, 120);
@@ -504,14 +506,14 @@ class Viewer {
     return undefined;
   }
 
-  trouble(error) {
-    this.frame.note.hidden = false;
-    this.frame.note.textContent = `Some numbers did not come: ${error.message} It is tried again in a moment.`;
-    clearTimeout(this.calm);
-    this.calm = setTimeout(() => {
-      this.frame.note.hidden = true;
+  showError(error) {
+    this.layout.errorNote.hidden = false;
+    this.layout.errorNote.textContent = `Some numbers did not come: ${error.message} It is tried again in a moment.`;
+    clearTimeout(this.errorTimer);
+    this.errorTimer = setTimeout(() => {
+      this.layout.errorNote.hidden = true;
       this.maps.forEach((map) => map.refresh());
-      this.store.pump();
+      this.store.startNext();
       if (this.state.view === "speech" && !this.views.speech.map) this.update();
     }, 2000);
   }
@@ -519,10 +521,10 @@ class Viewer {
   async save() {
     const name = `${this.layer.name.replace(/[^\p{L}\p{N}]+/gu, "-")}-${this.state.head === null ? "mean" : `head-${this.state.head}`}`;
     if (this.state.view === "arcs") return download(`${name}.svg`, this.views.arcs.save());
-    if (["picture", "speech"].includes(this.state.view))
+    if (["image", "speech"].includes(this.state.view))
       return download(`${name}.png`, await this.views[this.state.view].save());
     const blob = await this.maps[0].save(3, 46, (context, x, y, width) =>
-      this.frame.legend.draw(context, this.look, x, y, width),
+      this.layout.legend.drawBelow(context, this.appearance, x, y, width),
     );
     return download(`${name}.png`, blob);
   }
@@ -533,44 +535,44 @@ class Viewer {
     this.onKey = (event) => {
       if (event.target.closest("select, input, textarea, dialog") || event.ctrlKey || event.metaKey || event.altKey)
         return;
-      if (!this.keyed(event)) return;
+      if (!this.handleKey(event)) return;
       event.preventDefault();
       event.stopPropagation();
     };
-    this.frame.root.addEventListener("keydown", this.onKey);
-    this.dark = globalThis.matchMedia("(prefers-color-scheme: dark)");
-    this.onTheme = () => this.look.seen !== this.look.around() && this.restyle();
-    this.dark.addEventListener("change", this.onTheme);
-    this.around = new MutationObserver(this.onTheme); // notebooks tell their theme on the page's body
+    this.layout.root.addEventListener("keydown", this.onKey);
+    this.darkQuery = globalThis.matchMedia("(prefers-color-scheme: dark)");
+    this.onTheme = () => this.appearance.detectedTheme !== this.appearance.detectTheme() && this.restyle();
+    this.darkQuery.addEventListener("change", this.onTheme);
+    this.themeObserver = new MutationObserver(this.onTheme); // notebooks tell their theme on the page's body
     for (const place of [document.body, document.documentElement])
-      this.around.observe(place, {
+      this.themeObserver.observe(place, {
         attributes: true,
         attributeFilter: ["class", "theme", "data-jp-theme-light", "data-vscode-theme-kind", "data-theme"],
       });
     this.onManifest = () => {
-      this.manifest = this.given = this.model.get("manifest");
-      this.store.kept.clear();
+      this.manifest = this.originalManifest = this.model.get("manifest");
+      this.store.cache.clear();
       this.range = undefined;
-      this.set({ ...openingOf(this.manifest.scenes[0]), pinned: null, spot: null, hop: null });
+      this.set({ ...chooseInitialView(this.manifest.data[0]), pinned: null, pinnedWord: null, hop: null });
       this.update();
     };
     this.model.on?.("change:manifest", this.onManifest);
   }
 
-  keyed(event) {
+  handleKey(event) {
     const { key, shiftKey } = event,
       by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[key];
     const button = event.target.closest("button");
-    if (this.state.view === "document" && this.views.document.keyed(key, shiftKey, button)) return true;
-    if (["picture", "speech"].includes(this.state.view)) {
-      if (this.views[this.state.view].keyed(key, shiftKey, button)) return true;
+    if (this.state.view === "document" && this.views.document.handleKey(key, shiftKey, button)) return true;
+    if (["image", "speech"].includes(this.state.view)) {
+      if (this.views[this.state.view].handleKey(key, shiftKey, button)) return true;
       if (key === "h" || key === "H") return (this.step("head", shiftKey ? -1 : 1), true);
     }
-    if (by && shiftKey) return this.move(...by);
+    if (by && shiftKey) return this.moveByCell(...by);
     if (by) return (by[1] ? this.step("head", by[1]) : this.step("layer", by[0]), true);
     if (key === "Enter" && button) return false;
-    if (key === "Escape" && this.state.view === "document" && this.state.spot !== null)
-      return (this.set({ spot: null }), true);
+    if (key === "Escape" && this.state.view === "document" && this.state.pinnedWord !== null)
+      return (this.set({ pinnedWord: null }), true);
     if (key === "Enter" && this.maps[0].hover) return (this.pin(this.maps[0].hover.row), true);
     if (key === "Escape" && this.state.pinned !== null) return (this.set({ pinned: null }), true);
     if (key === "+" || key === "=") return (this.maps.forEach((map) => map.glide(2)), true);
@@ -579,16 +581,16 @@ class Viewer {
     if (/^[1-7]$/.test(key) && this.available()[key - 1]) return (this.set({ view: this.available()[key - 1] }), true);
     if (key === "t") return (this.toggleTheme(), true);
     if (key === "n") return (this.set({ digits: !this.state.digits }), true);
-    if (key === "?") return (this.frame.help.showModal(), true);
-    if (key === "c" && this.manifest.scenes.length === 2) {
-      const all = this.sides();
-      return (this.set({ side: all[(all.indexOf(this.state.side) + 1) % all.length] }), true);
+    if (key === "?") return (this.layout.help.showModal(), true);
+    if (key === "c" && this.manifest.data.length === 2) {
+      const all = this.comparisons();
+      return (this.set({ comparison: all[(all.indexOf(this.state.comparison) + 1) % all.length] }), true);
     }
     return false;
   }
 
   // From cell to cell by keys, for those who do not point; what is there is said.
-  move(down, right) {
+  moveByCell(down, right) {
     if (this.state.view !== "map") return false;
     const map = this.maps[0],
       [rows, cols] = map.content.shape,
@@ -598,17 +600,17 @@ class Viewer {
     map.hover = { row, col };
     map.reveal(row, col);
     const cell = map.cellAt(row, col),
-      found = cell && describe({ row, col, cell }, map.content);
-    if (found) this.frame.say(`${found.from} to ${found.to}: ${found.weight}`);
+      info = cell && describeCell({ row, col, cell }, map.content);
+    if (info) this.layout.announce(`${info.from} to ${info.to}: ${info.weight}`);
     return true;
   }
 
   close() {
     this.store.close();
-    clearTimeout(this.calm);
-    clearTimeout(this.resting);
-    this.dark.removeEventListener("change", this.onTheme);
-    this.around.disconnect();
+    clearTimeout(this.errorTimer);
+    clearTimeout(this.exactTimer);
+    this.darkQuery.removeEventListener("change", this.onTheme);
+    this.themeObserver.disconnect();
     this.model.off?.("change:manifest", this.onManifest);
     for (const view of [...this.maps, ...Object.values(this.views)]) view.close?.();
     this.host.replaceChildren();
@@ -618,7 +620,7 @@ class Viewer {
 /** As anywidget calls it; what comes back takes everything away again. */
 export function render({ model, el }) {
   const viewer = new Viewer(model, el);
-  el.jumok = viewer; // for those who look from a console, and for measuring
+  el.jumok = viewer; // for those who appearance from a console, and for measuring
   return () => viewer.close();
 }
 

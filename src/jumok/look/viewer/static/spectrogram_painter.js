@@ -1,28 +1,28 @@
 // A spectrogram, the alignment under it, and the time that both share, drawn on a canvas.
 
-import { make } from "./dom.js";
+import { createElement } from "./dom.js";
 
-const STEPS_OF_TIME = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300, 600];
-const LABEL_TALL = 11; // pixels from label to label
-const COLUMNS = 3; // at most, of symbols beside each other where they are many, so that none is left out
-const COLUMN_WIDE = 13;
+const TICK_STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300, 600];
+const LABEL_HEIGHT = 11; // pixels from label to label
+const MAX_COLUMNS = 3; // at most, of symbols beside each other where they are many, so that none is left out
+const COLUMN_WIDTH = 13;
 
 /**
  * Where things are on a canvas of this size: the alignment, and `mel` above it; so many symbols are written at the
  * left, in as many columns as it takes.
  */
-export function placesOf(width, height, left, symbols) {
+export function layoutSpectrogram(width, height, left, symbols) {
   const room = height - 66,
     mel = Math.round(room * 0.42),
     tall = (room - mel) / symbols,
-    columns = Math.max(1, Math.min(COLUMNS, Math.ceil(LABEL_TALL / tall))),
-    x = left + (columns - 1) * COLUMN_WIDE;
+    columns = Math.max(1, Math.min(MAX_COLUMNS, Math.ceil(LABEL_HEIGHT / tall))),
+    x = left + (columns - 1) * COLUMN_WIDTH;
   return { x, y: mel + 42, w: width - x - 14, h: room - mel, mel: { y: 18, h: mel }, columns };
 }
 
 /** The spectrogram as a picture, low bands below: `shades` band after band. */
 export function melImage(shades, [bands, frames], colours) {
-  return imageOf(frames, bands, (pixels) => {
+  return createImage(frames, bands, (pixels) => {
     for (let band = 0; band < bands; band += 1)
       for (let n = 0; n < frames; n += 1) pixels[(bands - 1 - band) * frames + n] = colours[shades[band * frames + n]];
   });
@@ -30,24 +30,24 @@ export function melImage(shades, [bands, frames], colours) {
 
 /** The alignment as a picture: time to the right, the text upwards. */
 export function alignmentImage({ rows, cols, values }, curve, colours) {
-  return imageOf(rows, cols, (pixels) => {
+  return createImage(rows, cols, (pixels) => {
     for (let row = 0; row < rows; row += 1)
       for (let col = 0; col < cols; col += 1)
         pixels[(cols - 1 - col) * rows + row] = colours[Math.round(curve.to(values[row * cols + col]) * 255)];
   });
 }
 
-function imageOf(width, height, fillIn) {
-  const image = make("canvas", { width, height }),
+function createImage(width, height, paint) {
+  const image = createElement("canvas", { width, height }),
     data = new ImageData(width, height);
-  fillIn(new Uint32Array(data.data.buffer));
+  paint(new Uint32Array(data.data.buffer));
   image.getContext("2d").putImageData(data, 0, 0);
   return image;
 }
 
 /** The whole of it, but for what moves. `part`: how much of the time has frames. */
-export function paintSpeech(context, box, { mel, map, part, words, length, bands, look, ruler }) {
-  const { inks, smallFont } = look;
+export function paintSpeech(context, box, { mel, map, part, words, length, bands, appearance, ruler }) {
+  const { inks, smallFont } = appearance;
   context.imageSmoothingEnabled = true;
   context.imageSmoothingQuality = "high";
   context.fillStyle = inks.empty;
@@ -59,20 +59,20 @@ export function paintSpeech(context, box, { mel, map, part, words, length, bands
   context.lineWidth = 1;
   for (const { y, h } of [box, box.mel]) context.strokeRect(box.x - 0.5, y - 0.5, box.w + 1, h + 1);
   context.font = smallFont;
-  context.fillStyle = inks.soft;
+  context.fillStyle = inks.muted;
   context.textBaseline = "alphabetic";
   context.textAlign = "left";
   context.fillText(`Spectrogram, ${bands} bands from low to high`, box.x, box.mel.y - 6);
   context.fillText("Alignment, the text upwards", box.x, box.y - 6);
   const tall = (box.h / words.length) * box.columns,
-    every = Math.max(1, Math.ceil(LABEL_TALL / tall));
-  context.font = look.fontFor(tall * every);
+    every = Math.max(1, Math.ceil(LABEL_HEIGHT / tall));
+  context.font = appearance.fontFor(tall * every);
   for (let n = 0; n < words.length; n += every)
-    label(context, box, words, n, inks.ink, ruler, (box.columns - 1 - ((n / every) % box.columns)) * COLUMN_WIDE);
-  paintTime(context, box, length, look);
+    paintLabel(context, box, words, n, inks.ink, ruler, (box.columns - 1 - ((n / every) % box.columns)) * COLUMN_WIDTH);
+  paintTime(context, box, length, appearance);
 }
 
-function label(context, box, words, n, ink, ruler, aside = 0) {
+function paintLabel(context, box, words, n, ink, ruler, aside = 0) {
   context.textBaseline = "middle";
   context.textAlign = "right";
   context.fillStyle = ink;
@@ -80,24 +80,24 @@ function label(context, box, words, n, ink, ruler, aside = 0) {
   context.fillText(ruler.fit(words[n], box.x - 14 - aside), box.x - 7 - aside, y);
 }
 
-function paintTime(context, box, length, look) {
-  const step = STEPS_OF_TIME.find((value) => (value / length) * box.w >= 58) ?? 1800;
-  context.font = look.smallFont;
+function paintTime(context, box, length, appearance) {
+  const step = TICK_STEPS.find((value) => (value / length) * box.w >= 58) ?? 1800;
+  context.font = appearance.smallFont;
   context.textBaseline = "alphabetic";
   context.textAlign = "center";
   for (let n = 0; n * step <= length * (1 + 1e-9); n += 1) {
     const x = box.x + ((n * step) / length) * box.w;
-    context.fillStyle = look.inks.strong;
+    context.fillStyle = appearance.inks.strong;
     context.fillRect(Math.round(x), box.y + box.h + 1, 1, 4);
-    context.fillStyle = look.inks.soft;
+    context.fillStyle = appearance.inks.muted;
     const text = `${Number((n * step).toFixed(2))} s`;
     context.fillText(text, Math.min(box.x + box.w - context.measureText(text).width / 2 + 10, x), box.y + box.h + 17);
   }
 }
 
-/** Over it: the frames of a symbol, the time that is pointed at, the time that is heard. */
-export function paintOn(context, box, { profile, symbol, words, pointed, heard, look, ruler }) {
-  const { inks } = look;
+/** Over it: the frames of a symbol, the time that is pointed at, the time that is played. */
+export function paintMarkers(context, box, { profile, symbol, words, pointed, played, appearance, ruler }) {
+  const { inks } = appearance;
   if (symbol !== null) {
     const wide = box.w / profile.length,
       most = Math.max(...profile) || 1;
@@ -111,18 +111,18 @@ export function paintOn(context, box, { profile, symbol, words, pointed, heard, 
     const tall = box.h / words.length,
       y = box.y + box.h - (symbol + 1) * tall;
     context.fillRect(0, Math.max(box.y - 9, y + tall / 2 - 9), box.x - 2, 18); // others may be written there
-    context.font = look.fontFor(13, 650);
-    label(context, box, words, symbol, inks.pin, ruler);
+    context.font = appearance.fontFor(13, 650);
+    paintLabel(context, box, words, symbol, inks.pin, ruler);
     context.strokeStyle = inks.pin;
     context.lineWidth = 1.5;
     context.strokeRect(box.x - 1, y - 0.5, box.w + 2, Math.max(2, tall) + 1);
   }
-  if (pointed !== null) upright(context, box, pointed, inks.accent, 1);
-  if (heard !== null) upright(context, box, heard, inks.pin, 2);
+  if (pointed !== null) paintTimeLine(context, box, pointed, inks.accent, 1);
+  if (played !== null) paintTimeLine(context, box, played, inks.pin, 2);
 }
 
 // A line through both, with a light rim so that it is seen on any colour.
-function upright(context, box, part, colour, width) {
+function paintTimeLine(context, box, part, colour, width) {
   const x = box.x + part * box.w;
   for (const [style, wide] of [
     ["rgb(255 255 255 / 55%)", width + 2],

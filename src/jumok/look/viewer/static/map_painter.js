@@ -1,17 +1,17 @@
 // How a map is drawn: its tiles, the words beside them, and where one is in it.
 
-import { count, wantsDarkInk } from "./colours.js";
-import { isRightToLeft, shown } from "./text.js";
+import { formatCount, needsDarkInk } from "./colours.js";
+import { isRightToLeft, truncateText } from "./token_text.js";
 
-const WORDS_FROM = 12; // pixels from which each token has its word
-export const LEAN = (52 * Math.PI) / 180;
+const MIN_WORD_SIZE = 12; // pixels from which each token has its word
+export const LABEL_ANGLE = (52 * Math.PI) / 180;
 
 /** All of a map, as it is to be seen now. */
 export function paintMap(map, context, dots) {
-  const { view, look } = map,
+  const { view, appearance } = map,
     plot = map.plot(),
-    inks = look.inks;
-  map.until = performance.now() + 7;
+    inks = appearance.inks;
+  map.paintUntil = performance.now() + 7;
   const snap = (value) => Math.round(value * dots) / dots;
   const X = (col) => snap(plot.x + (col - view.x) * view.sx),
     Y = (row) => snap(plot.y + (row - view.y) * view.sy);
@@ -23,7 +23,7 @@ export function paintMap(map, context, dots) {
   context.fillRect(plot.x, plot.y, plot.w, plot.h);
   paintTiles(map, context, X, Y);
   if (Math.min(view.sx, view.sy) >= 9) paintLines(map, context, X, Y, plot, dots);
-  if (look.digits && Math.min(view.sx, view.sy) >= 28) paintDigits(map, context, X, Y, plot);
+  if (appearance.digits && Math.min(view.sx, view.sy) >= 28) paintDigits(map, context, X, Y, plot);
   if (map.pinned !== null)
     paintFrame(context, plot.x + 1, Y(map.pinned), plot.w - 2, Math.max(2, view.sy), inks.pin, 2);
   if (map.hover && map.hover.row !== null && map.hover.col !== null) {
@@ -41,22 +41,22 @@ export function paintMap(map, context, dots) {
   context.strokeRect(snap(plot.x) - 0.5, snap(plot.y) - 0.5, snap(plot.w) + 1, snap(plot.h) + 1);
   paintRowWords(map, context, Y, plot);
   paintColumnWords(map, context, X, plot);
-  paintOverview(map, context, plot);
+  paintMinimap(map, context, plot);
 }
 
 function paintTiles(map, context, X, Y) {
   const zoom = map.zoomLevel(),
     last = Math.max(map.rows.coarsest, map.cols.coarsest);
-  const here = [...map.sight(zoom)];
-  const whole = here.every(([i, j]) => map.tile(zoom, i, j)?.image);
+  const visible = [...map.visibleTiles(zoom)];
+  const isComplete = visible.every(([i, j]) => map.tile(zoom, i, j)?.image);
   // Until all tiles are there, coarser ones show through.
-  for (let level = whole ? zoom : last; level >= zoom; level -= 1) {
+  for (let level = isComplete ? zoom : last; level >= zoom; level -= 1) {
     const size = Math.sqrt(map.view.sx * map.view.sy) * 2 ** level;
     context.imageSmoothingEnabled = size < 2.5;
     context.imageSmoothingQuality = size < 1 ? "medium" : "low";
-    for (const [i, j] of level === zoom ? here : map.sight(level)) {
+    for (const [i, j] of level === zoom ? visible : map.visibleTiles(level)) {
       const tile = map.tile(level, i, j);
-      const image = tile && map.picture(tile, map.cols.cell(level));
+      const image = tile && map.tileImage(tile, map.cols.cell(level));
       if (!image) continue;
       const x = X(map.cols.start(level, j)),
         y = Y(map.rows.start(level, i));
@@ -69,60 +69,60 @@ function paintTiles(map, context, X, Y) {
 
 function paintLines(map, context, X, Y, plot, dots) {
   const { view } = map;
-  context.fillStyle = map.look.inks.page;
-  const thin = Math.max(1 / dots, Math.min(1, view.sx / 22));
+  context.fillStyle = map.appearance.inks.page;
+  const lineWidth = Math.max(1 / dots, Math.min(1, view.sx / 22));
   for (let col = Math.ceil(view.x); col <= view.x + plot.w / view.sx; col += 1)
-    context.fillRect(X(col) - thin / 2, plot.y, thin, plot.h);
+    context.fillRect(X(col) - lineWidth / 2, plot.y, lineWidth, plot.h);
   for (let row = Math.ceil(view.y); row <= view.y + plot.h / view.sy; row += 1)
-    context.fillRect(plot.x, Y(row) - thin / 2, plot.w, thin);
+    context.fillRect(plot.x, Y(row) - lineWidth / 2, plot.w, lineWidth);
 }
 
 function paintDigits(map, context, X, Y, plot) {
-  const { view, look } = map;
-  const curve = look.curveAt(map.cols.cell(map.zoomLevel()));
-  context.font = look.smallFont;
+  const { view, appearance } = map;
+  const curve = appearance.curveAt(map.cols.cell(map.zoomLevel()));
+  context.font = appearance.smallFont;
   context.textAlign = "center";
   context.textBaseline = "middle";
   for (let row = Math.floor(view.y); row < view.y + plot.h / view.sy; row += 1) {
     for (let col = Math.floor(view.x); col < view.x + plot.w / view.sx; col += 1) {
       const cell = map.cellAt(row, col);
       if (!cell?.single) continue;
-      const place =
-        map.content.against === null
-          ? look.list[Math.round(curve.to(cell.weight) * 255)]
-          : look.apartList[Math.round(127.5 + Math.sign(cell.weight) * 127.5 * look.apart.to(Math.abs(cell.weight)))];
-      context.fillStyle = wantsDarkInk(place) ? "#16191f" : "#ffffff";
+      const colour =
+        map.content.baseline === null
+          ? appearance.list[Math.round(curve.to(cell.weight) * 255)]
+          : appearance.divergingList[Math.round(127.5 + Math.sign(cell.weight) * 127.5 * appearance.divergingCurve.to(Math.abs(cell.weight)))];
+      context.fillStyle = needsDarkInk(colour) ? "#16191f" : "#ffffff";
       const text = cell.weight.toFixed(2).replace(/^(-?)0\./, "$1.");
       context.fillText(text, (X(col) + X(col + 1)) / 2, (Y(row) + Y(row + 1)) / 2);
     }
   }
 }
 
-function paintFrame(context, x, y, w, h, ink, line, around = null) {
-  const frame = (colour, thick) => {
-    context.lineWidth = thick;
+function paintFrame(context, x, y, w, h, ink, line, halo = null) {
+  const stroke = (colour, width) => {
+    context.lineWidth = width;
     context.strokeStyle = colour;
     context.strokeRect(x - line / 2 + 0.5, y - line / 2 + 0.5, w + line - 1, h + line - 1);
   };
-  if (around) frame(around, line + 2); // so that it shows on dark cells too
-  frame(ink, line);
+  if (halo) stroke(halo, line + 2); // so that it shows on dark cells too
+  stroke(ink, line);
 }
 
-// Which rows or columns get a word or a number, given the pixels of one and the room that a number needs.
-function places(scale, room) {
-  if (scale >= WORDS_FROM) return { step: 1, words: true };
+// Which rows or columns get a word or a number, given the pixels of one and the maxWidth that a number needs.
+function chooseLabels(scale, maxWidth) {
+  if (scale >= MIN_WORD_SIZE) return { step: 1, words: true };
   let step = 1;
-  while (step * scale < room) step *= /^2/.test(`${step}`) ? 2.5 : 2; // 1, 2, 5, 10, 20, 50, …
+  while (step * scale < maxWidth) step *= /^2/.test(`${step}`) ? 2.5 : 2; // 1, 2, 5, 10, 20, 50, …
   return { step, words: false };
 }
 
 function paintRowWords(map, context, Y, plot) {
-  const { view, look, content } = map,
+  const { view, appearance, content } = map,
     { rows, shape } = content,
-    inks = look.inks;
+    inks = appearance.inks;
   const last = Math.min(shape[0], Math.ceil(view.y + plot.h / view.sy)),
-    room = map.left - 14;
-  const { step, words } = places(view.sy, 34);
+    maxWidth = map.left - 14;
+  const { step, words } = chooseLabels(view.sy, 34);
   context.textBaseline = "middle";
   for (let row = Math.ceil(view.y / step) * step - (step === 1 ? 1 : 0); row < last; row += step) {
     const y = (Y(row) + Y(row + 1)) / 2;
@@ -135,7 +135,7 @@ function paintRowWords(map, context, Y, plot) {
     )
       continue;
     if (words && rows)
-      paintWord(map, context, shown(rows[row]), plot.x - 8, y, room, "right", inks.ink, look.fontFor(view.sy * 0.95));
+      paintWord(map, context, truncateText(rows[row]), plot.x - 8, y, maxWidth, "right", inks.ink, appearance.fontFor(view.sy * 0.95));
     else paintNumber(map, context, row, plot.x - 8, y, "right");
   }
   for (const [row, ink] of [
@@ -145,104 +145,104 @@ function paintRowWords(map, context, Y, plot) {
     if (row === null || row === undefined) continue;
     const y = Math.min(plot.y + plot.h, Math.max(plot.y, (Y(row) + Y(row + 1)) / 2));
     if (row !== map.hover?.row && (row + 1 < view.y || row > view.y + plot.h / view.sy)) continue;
-    paintTag(map, context, rows ? shown(rows[row]) : count(row), plot.x - 8, y, room, "right", ink);
+    paintTag(map, context, rows ? truncateText(rows[row]) : formatCount(row), plot.x - 8, y, maxWidth, "right", ink);
   }
 }
 
 function paintColumnWords(map, context, X, plot) {
-  const { view, look, content } = map,
+  const { view, appearance, content } = map,
     { cols, shape } = content,
-    inks = look.inks;
+    inks = appearance.inks;
   const last = Math.min(shape[1], Math.ceil(view.x + plot.w / view.sx));
-  const { step, words } = places(view.sx, 64);
-  const upright = map.upright && view.sx >= map.wordWidth + 10,
+  const { step, words } = chooseLabels(view.sx, 64);
+  const isUpright = map.isUpright && view.sx >= map.wordWidth + 10,
     tag = map.hover?.col ?? null;
-  const clear = tag === null ? 0 : map.ruler.width(cols ? shown(cols[tag]) : count(tag)) / 2 + 30;
+  const clearance = tag === null ? 0 : map.ruler.width(cols ? truncateText(cols[tag]) : formatCount(tag)) / 2 + 30;
   context.textBaseline = "middle";
   for (let col = Math.ceil(view.x / step) * step - (step === 1 ? 1 : 0); col < last; col += step) {
     const x = (X(col) + X(col + 1)) / 2;
     if (col < 0 || x < plot.x - 1 || x > plot.x + plot.w + 1) continue;
-    if (tag !== null && (tag === col || (!(words && cols) && Math.abs((tag - col) * view.sx) < clear))) continue;
-    if (words && cols && upright)
-      paintWord(map, context, shown(cols[col]), x, plot.y - 14, view.sx - 4, "center", inks.ink, look.font);
+    if (tag !== null && (tag === col || (!(words && cols) && Math.abs((tag - col) * view.sx) < clearance))) continue;
+    if (words && cols && isUpright)
+      paintWord(map, context, truncateText(cols[col]), x, plot.y - 14, view.sx - 4, "center", inks.ink, appearance.font);
     else if (words && cols)
-      paintLeaning(map, context, shown(cols[col]), x, plot.y - 7, inks.ink, look.fontFor(view.sx * 0.8));
+      paintRotated(map, context, truncateText(cols[col]), x, plot.y - 7, inks.ink, appearance.fontFor(view.sx * 0.8));
     else if (!words || col % Math.max(1, Math.ceil(64 / view.sx)) === 0)
       paintNumber(map, context, col, x, plot.y - 12, "center");
   }
   if (tag === null) return;
   const x = Math.min(plot.x + plot.w, Math.max(plot.x, (X(tag) + X(tag + 1)) / 2));
-  if (words && cols && !upright)
-    paintLeaning(map, context, shown(cols[tag]), x, plot.y - 7, inks.accent, look.fontFor(view.sx * 0.8, 650));
-  else paintTag(map, context, cols ? shown(cols[tag]) : count(tag), x, plot.y - 14, 170, "center", inks.accent);
+  if (words && cols && !isUpright)
+    paintRotated(map, context, truncateText(cols[tag]), x, plot.y - 7, inks.accent, appearance.fontFor(view.sx * 0.8, 650));
+  else paintTag(map, context, cols ? truncateText(cols[tag]) : formatCount(tag), x, plot.y - 14, 170, "center", inks.accent);
 }
 
 function paintNumber(map, context, number, x, y, align) {
-  context.font = map.look.smallFont;
-  context.fillStyle = map.look.inks.soft;
+  context.font = map.appearance.smallFont;
+  context.fillStyle = map.appearance.inks.muted;
   context.textAlign = align;
-  context.fillText(count(number), x, y);
+  context.fillText(formatCount(number), x, y);
 }
 
-function paintWord(map, context, text, x, y, room, align, ink, font) {
-  map.ruler.use(map.look.font);
+function paintWord(map, context, text, x, y, maxWidth, align, ink, font) {
+  map.ruler.use(map.appearance.font);
   context.font = font;
   context.fillStyle = ink;
   context.textAlign = align;
   context.direction = isRightToLeft(text) ? "rtl" : "ltr";
-  context.fillText(map.ruler.fit(text, room), x, y);
+  context.fillText(map.ruler.fit(text, maxWidth), x, y);
   context.direction = "ltr";
 }
 
-function paintLeaning(map, context, text, x, y, ink, font) {
+function paintRotated(map, context, text, x, y, ink, font) {
   context.save();
   context.translate(x, y);
-  context.rotate(-LEAN);
+  context.rotate(-LABEL_ANGLE);
   paintWord(map, context, text, 0, 0, map.wordWidth + 1, "left", ink, font);
   context.restore();
 }
 
 // A word on a ground of its own, for what is hovered or pinned.
-function paintTag(map, context, text, x, y, room, align, ink) {
-  map.ruler.use(map.look.font);
-  const short = map.ruler.fit(text, room),
-    wide = map.ruler.width(short) + 10;
+function paintTag(map, context, text, x, y, maxWidth, align, ink) {
+  map.ruler.use(map.appearance.font);
+  const fitted = map.ruler.fit(text, maxWidth),
+    wide = map.ruler.width(fitted) + 10;
   const left = align === "right" ? x - wide + 5 : Math.min(Math.max(2, x - wide / 2), map.size.width - wide - 2);
   context.fillStyle = ink;
   context.beginPath();
   context.roundRect(left, y - 10, wide, 20, 4);
   context.fill();
-  paintWord(map, context, short, left + wide / 2, y + 0.5, room, "center", map.look.inks.page, map.look.font);
+  paintWord(map, context, fitted, left + wide / 2, y + 0.5, maxWidth, "center", map.appearance.inks.page, map.appearance.font);
 }
 
-// Where one is, once a small part of a large map fills the view.
-function paintOverview(map, context, plot) {
-  const { view, content, look } = map;
-  map.overview = null;
-  const part = (plot.w * plot.h) / (content.shape[0] * content.shape[1] * view.sx * view.sy);
-  if (part > 0.3 || plot.w < 260 || plot.h < 220 || map.saving || Math.max(...content.shape) < 64) return;
-  const long = 108,
-    most = Math.max(content.shape[0] * map.least.sy, content.shape[1] * map.least.sx);
-  const w = Math.max(16, (long * content.shape[1] * map.least.sx) / most),
-    h = Math.max(16, (long * content.shape[0] * map.least.sy) / most);
+// Where one is, once a small visibleShare of a large map fills the view.
+function paintMinimap(map, context, plot) {
+  const { view, content, appearance } = map;
+  map.minimap = null;
+  const visibleShare = (plot.w * plot.h) / (content.shape[0] * content.shape[1] * view.sx * view.sy);
+  if (visibleShare > 0.3 || plot.w < 260 || plot.h < 220 || map.saving || Math.max(...content.shape) < 64) return;
+  const maxSide = 108,
+    most = Math.max(content.shape[0] * map.minScale.sy, content.shape[1] * map.minScale.sx);
+  const w = Math.max(16, (maxSide * content.shape[1] * map.minScale.sx) / most),
+    h = Math.max(16, (maxSide * content.shape[0] * map.minScale.sy) / most);
   const x = plot.x + plot.w - w - 10,
     y = plot.y + plot.h - h - 10;
-  map.overview = { x, y, w, h };
+  map.minimap = { x, y, w, h };
   context.save();
   context.shadowColor = "rgb(0 0 0 / 25%)";
   context.shadowBlur = 8;
-  context.fillStyle = look.inks.page;
+  context.fillStyle = appearance.inks.page;
   context.fillRect(x - 3, y - 3, w + 6, h + 6);
   context.restore();
-  context.strokeStyle = look.inks.strong;
+  context.strokeStyle = appearance.inks.strong;
   context.lineWidth = 1;
   context.strokeRect(x - 3.5, y - 3.5, w + 7, h + 7);
   context.imageSmoothingEnabled = true;
   const last = Math.max(map.rows.coarsest, map.cols.coarsest);
-  for (let i = 0; i < map.rows.count(last); i += 1) {
-    for (let j = 0; j < map.cols.count(last); j += 1) {
+  for (let i = 0; i < map.rows.numTiles(last); i += 1) {
+    for (let j = 0; j < map.cols.numTiles(last); j += 1) {
       const tile = map.tile(last, i, j),
-        image = tile && map.picture(tile, map.cols.cell(last));
+        image = tile && map.tileImage(tile, map.cols.cell(last));
       if (!image) continue;
       const sx = w / content.shape[1],
         sy = h / content.shape[0];
@@ -255,7 +255,7 @@ function paintOverview(map, context, plot) {
       );
     }
   }
-  context.strokeStyle = look.inks.pin;
+  context.strokeStyle = appearance.inks.pin;
   context.lineWidth = 1.5;
   const wide = Math.max(4, ((plot.w / view.sx) * w) / content.shape[1]),
     tall = Math.max(4, ((plot.h / view.sy) * h) / content.shape[0]);

@@ -1,27 +1,27 @@
 // The map: a heat map of any size. A short input shows its words on both axes; a long one is panned and
 // zoomed like a street map, with the tiles of the zoom that one looks at, and words where there is room.
 
-import { LEAN, paintMap } from "./cells.js";
-import { count, told } from "./colours.js";
-import { canvasOf, make } from "./dom.js";
-import { Ruler, shown } from "./text.js";
-import { Axis, keyOf, TILE } from "./tiles.js";
+import { LABEL_ANGLE, paintMap } from "./map_painter.js";
+import { formatCount, formatWeight } from "./colours.js";
+import { sizeCanvas, createElement } from "./dom.js";
+import { Ruler, truncateText } from "./token_text.js";
+import { Axis, keyOf, TILE_SIZE } from "./tiles.js";
 
-const WIDEST = 46; // pixels of a token's row or column, when all of a short map is shown
-const CLOSEST = 72; // and when zoomed in as far as it goes
-const STILL = 4; // pixels a pointer may move in a click
+const MAX_FIT_SIZE = 46; // pixels of a token's row or column, when all of a short map is shown
+const MAX_ZOOM_SIZE = 72; // and when zoomed in as far as it goes
+const MAX_CLICK_MOVEMENT = 4; // pixels a pointer may move in a click
 
-let views = 0;
+let numViews = 0;
 
 export class MapView {
-  /** `events`: hover(place or null), pin(row), moved(view). `look` is shared: colours, curve, inks. */
-  constructor({ store, look, events }) {
-    Object.assign(this, { store, look, events });
-    views += 1;
-    this.owner = `map ${views}`;
+  /** `events`: hover(place or null), pin(row), moved(view). `appearance` is shared: colours, curve, inks. */
+  constructor({ store, appearance, events }) {
+    Object.assign(this, { store, appearance, events });
+    numViews += 1;
+    this.owner = `map ${numViews}`;
     this.ruler = new Ruler();
-    this.canvas = make("canvas", { class: "jm-canvas", role: "img", tabindex: "0", aria: { label: "Attention map" } });
-    this.el = make("div", { class: "jm-map" }, [this.canvas]);
+    this.canvas = createElement("canvas", { class: "jm-canvas", role: "img", tabindex: "0", aria: { label: "Attention map" } });
+    this.el = createElement("div", { class: "jm-map" }, [this.canvas]);
     this.pointers = new Map();
     this.hover = null;
     this.pinned = null;
@@ -29,8 +29,8 @@ export class MapView {
     this.view = { x: 0, y: 0, sx: 1, sy: 1 };
     this.differences = new Map();
     this.frames = 0; // drawn so far: what a bench counts
-    this.watch = new ResizeObserver(() => this.resize());
-    this.watch.observe(this.el);
+    this.resizeObserver = new ResizeObserver(() => this.resize());
+    this.resizeObserver.observe(this.el);
     this.listen();
   }
 
@@ -41,12 +41,12 @@ export class MapView {
     this.rows = new Axis(content.shape[0]);
     this.cols = new Axis(content.shape[1]);
     this.hover = null;
-    const same =
+    const isSame =
       before &&
       before.rows === content.rows &&
       before.cols === content.cols &&
       `${before.shape}` === `${content.shape}`;
-    if (!same) this.fitNext = true;
+    if (!isSame) this.fitNext = true;
     this.canvas.setAttribute("aria-label", content.label);
     this.resize();
   }
@@ -54,10 +54,10 @@ export class MapView {
   resize() {
     const { width, height } = this.el.getBoundingClientRect();
     if (!this.content || width < 40 || height < 40) return;
-    const whole = !this.size || this.fitNext || this.isWhole();
+    const isWhole = !this.size || this.fitNext || this.isWhole();
     this.size = { width, height };
     this.measure();
-    if (whole) this.fit();
+    if (isWhole) this.fit();
     else this.clamp();
     this.fitNext = false;
     this.refresh();
@@ -67,29 +67,29 @@ export class MapView {
   measure() {
     const { width, height } = this.size,
       { rows, cols, shape } = this.content;
-    this.ruler.use(this.look.font);
-    const widest = (texts) => {
+    this.ruler.use(this.appearance.font);
+    const measureWidest = (texts) => {
       let most = 0;
       for (let n = 0; n < Math.min(texts.length, 3000); n += 1)
-        most = Math.max(most, this.ruler.width(shown(texts[n])));
+        most = Math.max(most, this.ruler.width(truncateText(texts[n])));
       return most;
     };
-    const number = (length) => this.ruler.width(count(length)) + 6;
-    this.left = Math.max(rows ? Math.min(widest(rows), Math.max(56, 0.24 * width), 190) : 0, number(shape[0])) + 14;
-    this.wordWidth = cols ? Math.min(widest(cols), Math.max(56, 0.24 * height), 150) : 0;
-    this.upright = this.wordWidth + 10 <= Math.min(WIDEST, (width - this.left - 24) / shape[1]);
-    this.top = cols && !this.upright ? this.wordWidth * Math.sin(LEAN) + 22 : 30;
-    this.right = cols && !this.upright ? Math.min(this.wordWidth * Math.cos(LEAN) + 4, 0.18 * width, 96) : 12;
+    const measureNumber = (length) => this.ruler.width(formatCount(length)) + 6;
+    this.left = Math.max(rows ? Math.min(measureWidest(rows), Math.max(56, 0.24 * width), 190) : 0, measureNumber(shape[0])) + 14;
+    this.wordWidth = cols ? Math.min(measureWidest(cols), Math.max(56, 0.24 * height), 150) : 0;
+    this.isUpright = this.wordWidth + 10 <= Math.min(MAX_FIT_SIZE, (width - this.left - 24) / shape[1]);
+    this.top = cols && !this.isUpright ? this.wordWidth * Math.sin(LABEL_ANGLE) + 22 : 30;
+    this.right = cols && !this.isUpright ? Math.min(this.wordWidth * Math.cos(LABEL_ANGLE) + 4, 0.18 * width, 96) : 12;
     this.bottom = 12;
     const wide = width - this.left - this.right,
       tall = height - this.top - this.bottom;
-    const fits = [Math.min(wide / shape[1], WIDEST), Math.min(tall / shape[0], WIDEST)];
+    const fits = [Math.min(wide / shape[1], MAX_FIT_SIZE), Math.min(tall / shape[0], MAX_FIT_SIZE)];
     const least = Math.min(...fits),
       long = Math.max(shape[0] / shape[1], shape[1] / shape[0]);
     // Square cells, unless the map is so long and thin that one side of it would be a mere line.
     const [sx, sy] = long <= 3 ? [least, least] : fits;
-    this.least = { sx, sy };
-    this.most = Math.max(CLOSEST / Math.max(sx, sy), 1);
+    this.minScale = { sx, sy };
+    this.maxZoom = Math.max(MAX_ZOOM_SIZE / Math.max(sx, sy), 1);
   }
 
   // The part of the canvas that cells are in: no larger than the map is at this zoom.
@@ -104,20 +104,20 @@ export class MapView {
   }
 
   isWhole() {
-    return this.least && this.view.sx <= this.least.sx * 1.001;
+    return this.minScale && this.view.sx <= this.minScale.sx * 1.001;
   }
 
   fit() {
     if (!this.size) return;
-    this.view = { x: 0, y: 0, ...this.least };
+    this.view = { x: 0, y: 0, ...this.minScale };
     this.moved();
   }
 
   clamp() {
     const { view, content } = this;
-    const scale = Math.min(this.most, Math.max(1, view.sx / this.least.sx));
-    view.sx = this.least.sx * scale;
-    view.sy = this.least.sy * scale;
+    const scale = Math.min(this.maxZoom, Math.max(1, view.sx / this.minScale.sx));
+    view.sx = this.minScale.sx * scale;
+    view.sy = this.minScale.sy * scale;
     const plot = this.plot();
     view.x = Math.min(Math.max(0, view.x), Math.max(0, content.shape[1] - plot.w / view.sx));
     view.y = Math.min(Math.max(0, view.y), Math.max(0, content.shape[0] - plot.h / view.sy));
@@ -191,8 +191,8 @@ export class MapView {
     this.waiting = requestAnimationFrame(() => {
       this.waiting = 0;
       if (!this.el.isConnected) return;
-      paintMap(this, canvasOf(this.canvas, this.size.width, this.size.height), globalThis.devicePixelRatio || 1);
-      this.ask();
+      paintMap(this, sizeCanvas(this.canvas, this.size.width, this.size.height), globalThis.devicePixelRatio || 1);
+      this.requestTiles();
       this.frames += 1;
       this.canvas.style.touchAction = this.isWhole() ? "pan-y" : "none"; // a whole map scrolls with the page
       this.canvas.classList.toggle("jm-grab", !this.isWhole());
@@ -204,19 +204,19 @@ export class MapView {
   zoomLevel() {
     const scale = Math.sqrt(this.view.sx * this.view.sy);
     const last = Math.max(this.rows.coarsest, this.cols.coarsest);
-    return Math.min(last, Math.max(this.content.finest, Math.ceil(Math.log2(1 / scale) - 0.01)));
+    return Math.min(last, Math.max(this.content.finestZoom, Math.ceil(Math.log2(1 / scale) - 0.01)));
   }
 
-  request(zoom, i, j, scene = this.content.scene) {
+  request(zoom, i, j, data = this.content.data) {
     const { layer, head } = this.content,
       top = this.rows.start(zoom, i),
       left = this.cols.start(zoom, j);
     return {
-      scene,
+      data,
       layer,
       head,
-      what: "map",
-      size: TILE,
+      quantity: "pooled_map",
+      size: TILE_SIZE,
       rows: [top, this.rows.end(zoom, i)],
       cols: [left, this.cols.end(zoom, j)],
     };
@@ -224,14 +224,14 @@ export class MapView {
 
   tile(zoom, i, j) {
     const key = keyOf(this.request(zoom, i, j)),
-      found = this.store.get(key);
-    if (this.content.against === null || !found) return found;
-    const other = this.store.get(keyOf(this.request(zoom, i, j, this.content.against)));
+      tile = this.store.get(key);
+    if (this.content.baseline === null || !tile) return tile;
+    const other = this.store.get(keyOf(this.request(zoom, i, j, this.content.baseline)));
     if (!other) return undefined;
     let difference = this.differences.get(key);
-    if (!difference || difference.of !== found || difference.than !== other) {
-      const values = found.values.map((value, n) => value - other.values[n]);
-      difference = { rows: found.rows, cols: found.cols, values, of: found, than: other };
+    if (!difference || difference.minuend !== tile || difference.subtrahend !== other) {
+      const values = tile.values.map((value, n) => value - other.values[n]);
+      difference = { rows: tile.rows, cols: tile.cols, values, minuend: tile, subtrahend: other };
       if (this.differences.size > 64) this.differences.clear();
       this.differences.set(key, difference);
     }
@@ -239,52 +239,52 @@ export class MapView {
   }
 
   // The tiles of a zoom that are in sight.
-  *sight(zoom) {
+  *visibleTiles(zoom) {
     const { view } = this,
       plot = this.plot(),
-      less = 1e-6;
+      epsilon = 1e-6;
     const top = this.rows.at(zoom, view.y),
-      bottom = this.rows.at(zoom, view.y + plot.h / view.sy - less);
+      bottom = this.rows.at(zoom, view.y + plot.h / view.sy - epsilon);
     const left = this.cols.at(zoom, view.x),
-      right = this.cols.at(zoom, view.x + plot.w / view.sx - less);
+      right = this.cols.at(zoom, view.x + plot.w / view.sx - epsilon);
     for (let i = top; i <= bottom; i += 1) for (let j = left; j <= right; j += 1) yield [i, j];
   }
 
   // Want what is in sight, nearest to the middle first, and the coarsest zoom, which stands in for all others.
-  ask() {
+  requestTiles() {
     const { view } = this,
       plot = this.plot(),
       zoom = this.zoomLevel(),
-      wishes = [];
+      entries = [];
     const middle = [view.y + plot.h / view.sy / 2, view.x + plot.w / view.sx / 2];
-    const scenes = this.content.against === null ? [this.content.scene] : [this.content.scene, this.content.against];
-    const wish = (level, i, j, urgency) => {
-      for (const scene of scenes) {
-        wishes.push({ request: this.request(level, i, j, scene), urgency, arrived: () => this.refresh() });
+    const numbers = this.content.baseline === null ? [this.content.data] : [this.content.data, this.content.baseline];
+    const add = (level, i, j, priority) => {
+      for (const data of numbers) {
+        entries.push({ request: this.request(level, i, j, data), priority, onLoad: () => this.refresh() });
       }
     };
-    for (const [i, j] of this.sight(zoom)) {
+    for (const [i, j] of this.visibleTiles(zoom)) {
       const tall = this.rows.span(zoom),
         wide = this.cols.span(zoom);
-      const away = Math.hypot(
+      const distance = Math.hypot(
         (this.rows.start(zoom, i) + tall / 2 - middle[0]) / tall,
         (this.cols.start(zoom, j) + wide / 2 - middle[1]) / wide,
       );
-      wish(zoom, i, j, 1 + away);
+      add(zoom, i, j, 1 + distance);
     }
     const last = Math.max(this.rows.coarsest, this.cols.coarsest);
-    for (let i = 0; i < this.rows.count(last); i += 1)
-      for (let j = 0; j < this.cols.count(last); j += 1) wish(last, i, j, 0);
-    this.store.want(this.owner, wishes);
+    for (let i = 0; i < this.rows.numTiles(last); i += 1)
+      for (let j = 0; j < this.cols.numTiles(last); j += 1) add(last, i, j, 0);
+    this.store.request(this.owner, entries);
   }
 
   // The tile as a picture in the colours of now. Only so many are coloured anew in a frame.
-  picture(tile, width) {
-    const { look } = this,
+  tileImage(tile, width) {
+    const { appearance } = this,
       zoom = this.cols.cell(this.zoomLevel()),
-      version = `${look.version} ${zoom}`;
+      version = `${appearance.version} ${zoom}`;
     if (tile.version === version && tile.image) return tile.image;
-    if (performance.now() > this.until && !this.saving) {
+    if (performance.now() > this.paintUntil && !this.saving) {
       this.refresh();
       return tile.image;
     }
@@ -297,15 +297,15 @@ export class MapView {
       data = context.createImageData(tile.cols, tile.rows);
     const pixels = new Uint32Array(data.data.buffer),
       { values } = tile,
-      { colours } = look;
-    if (this.content.against === null) {
-      const { to } = look.curveAt(zoom);
+      { colours } = appearance;
+    if (this.content.baseline === null) {
+      const { to } = appearance.curveAt(zoom);
       for (let n = 0; n < values.length; n += 1) pixels[n] = colours[Math.round(to(values[n] / width) * 255)];
     } else {
-      const { to } = look.apart;
+      const { to } = appearance.divergingCurve;
       for (let n = 0; n < values.length; n += 1) {
-        const place = to(Math.abs(values[n]) / width);
-        pixels[n] = look.apartColours[Math.round(127.5 + (values[n] < 0 ? -1 : 1) * 127.5 * place)];
+        const position = to(Math.abs(values[n]) / width);
+        pixels[n] = appearance.divergingColours[Math.round(127.5 + (values[n] < 0 ? -1 : 1) * 127.5 * position)];
       }
     }
     context.putImageData(data, 0, 0);
@@ -337,28 +337,28 @@ export class MapView {
   // ---------------------------------------------------------------- pictures
 
   /** The picture as it is, without what follows the pointer, `dots` times as fine; `under` draws below it. */
-  async save(dots, extra, under) {
+  async save(dots, extra, drawBelow) {
     const { width, height } = this.size,
       plot = this.plot();
     const tall = Math.min(height, plot.y + plot.h + 14) + extra;
-    const canvas = make("canvas", { width: Math.round(width * dots), height: Math.round(tall * dots) });
+    const canvas = createElement("canvas", { width: Math.round(width * dots), height: Math.round(tall * dots) });
     const context = canvas.getContext("2d"),
       hover = this.hover;
     context.scale(dots, dots);
-    context.fillStyle = this.look.inks.page;
+    context.fillStyle = this.appearance.inks.page;
     context.fillRect(0, 0, width, tall);
     this.hover = null;
     this.saving = true;
     paintMap(this, context, dots);
     this.hover = hover;
     this.saving = false;
-    under(context, plot.x, tall - extra, plot.w);
+    drawBelow(context, plot.x, tall - extra, plot.w);
     return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
   }
 
   // ---------------------------------------------------------------- pointer
 
-  place(event) {
+  pointOf(event) {
     const box = this.canvas.getBoundingClientRect();
     return { x: event.clientX - box.left, y: event.clientY - box.top };
   }
@@ -378,13 +378,13 @@ export class MapView {
     return null;
   }
 
-  point(at) {
-    const place = at && this.locate(at);
+  handlePointer(point) {
+    const place = point && this.locate(point);
     this.hover = place;
     this.events.hover(
       place && {
         ...place,
-        at,
+        point,
         cell: place.row !== null && place.col !== null ? this.cellAt(place.row, place.col) : null,
       },
     );
@@ -395,23 +395,23 @@ export class MapView {
     const { canvas } = this;
     let began = null,
       gap = 0;
-    const ends = (event) => {
+    const release = (event) => {
       this.pointers.delete(event.pointerId);
       gap = 0;
     };
     canvas.addEventListener("pointerdown", (event) => {
       if (event.button !== 0 || !this.size) return;
-      const at = this.place(event);
+      const at = this.pointOf(event);
       canvas.setPointerCapture(event.pointerId);
       this.pointers.set(event.pointerId, at);
-      began = this.pointers.size === 1 ? { at, moved: false, overview: this.within(at, this.overview) } : null;
-      if (began?.overview) this.jump(at);
+      began = this.pointers.size === 1 ? { at, moved: false, minimap: this.within(at, this.minimap) } : null;
+      if (began?.minimap) this.moveTo(at);
     });
     canvas.addEventListener("pointermove", (event) => {
       if (!this.size) return;
-      const at = this.place(event),
+      const at = this.pointOf(event),
         before = this.pointers.get(event.pointerId);
-      if (!before) return void this.point(at);
+      if (!before) return void this.handlePointer(at);
       this.pointers.set(event.pointerId, at);
       if (this.pointers.size === 2) {
         const [a, b] = [...this.pointers.values()],
@@ -421,8 +421,8 @@ export class MapView {
         return;
       }
       if (!began) return;
-      if (began.overview) return void this.jump(at);
-      if (Math.hypot(at.x - began.at.x, at.y - began.at.y) > STILL) began.moved = true;
+      if (began.minimap) return void this.moveTo(at);
+      if (Math.hypot(at.x - began.at.x, at.y - began.at.y) > MAX_CLICK_MOVEMENT) began.moved = true;
       if (began.moved) {
         this.hover = null;
         this.events.hover(null);
@@ -430,27 +430,27 @@ export class MapView {
       }
     });
     canvas.addEventListener("pointerup", (event) => {
-      ends(event);
-      const click = began && !began.moved && !began.overview && this.locate(began.at);
+      release(event);
+      const click = began && !began.moved && !began.minimap && this.locate(began.at);
       began = null;
       if (click && click.row !== null) this.events.pin(click.row);
     });
-    canvas.addEventListener("pointercancel", ends);
-    canvas.addEventListener("pointerleave", () => this.point(null));
-    canvas.addEventListener("dblclick", (event) => this.glide(event.shiftKey ? 0.4 : 2.5, this.place(event)));
+    canvas.addEventListener("pointercancel", release);
+    canvas.addEventListener("pointerleave", () => this.handlePointer(null));
+    canvas.addEventListener("dblclick", (event) => this.glide(event.shiftKey ? 0.4 : 2.5, this.pointOf(event)));
     canvas.addEventListener(
       "wheel",
       (event) => {
         // On a page that scrolls, the wheel belongs to the page until one has clicked into the map.
-        if (!this.size || (this.look.shy && !event.ctrlKey && !event.metaKey && document.activeElement !== canvas))
+        if (!this.size || (this.appearance.sharesWheel && !event.ctrlKey && !event.metaKey && document.activeElement !== canvas))
           return;
         event.preventDefault();
         const lines = event.deltaMode === 1 ? 18 : 1;
         this.zoom(
           Math.exp(-Math.max(-400, Math.min(400, event.deltaY * lines)) * (event.ctrlKey ? 0.008 : 0.0022)),
-          this.place(event),
+          this.pointOf(event),
         );
-        this.point(this.place(event));
+        this.handlePointer(this.pointOf(event));
       },
       { passive: false },
     );
@@ -460,8 +460,8 @@ export class MapView {
     return box && at.x >= box.x && at.y >= box.y && at.x <= box.x + box.w && at.y <= box.y + box.h;
   }
 
-  jump(at) {
-    const { overview: box, content, view } = this,
+  moveTo(at) {
+    const { minimap: box, content, view } = this,
       plot = this.plot();
     if (!box) return;
     view.x = ((at.x - box.x) / box.w) * content.shape[1] - plot.w / view.sx / 2;
@@ -470,29 +470,29 @@ export class MapView {
   }
 
   close() {
-    this.watch.disconnect();
+    this.resizeObserver.disconnect();
     cancelAnimationFrame(this.waiting);
-    this.store.want(this.owner, []);
+    this.store.request(this.owner, []);
   }
 }
 
 /** What to say of a hovered place, in two lines: who looks at whom, and how much. */
-export function describe(place, content) {
+export function describeCell(place, content) {
   const { cell } = place,
-    name = (texts, n) => (texts ? shown(texts[n], 40) : count(n));
-  const range = ([first, last]) => (last - first === 1 ? count(first) : `${count(first)} to ${count(last - 1)}`);
+    name = (texts, n) => (texts ? truncateText(texts[n], 40) : formatCount(n));
+  const range = ([first, last]) => (last - first === 1 ? formatCount(first) : `${formatCount(first)} to ${formatCount(last - 1)}`);
   if (!cell) return null;
   if (cell.single)
     return {
       from: name(content.rows, place.row),
       to: name(content.cols, place.col),
-      weight: told(cell.weight, 4),
+      weight: formatWeight(cell.weight, 4),
       single: true,
     };
   return {
     from: `rows ${range(cell.rows)}`,
     to: `columns ${range(cell.cols)}`,
-    weight: told(cell.weight),
+    weight: formatWeight(cell.weight),
     single: false,
   };
 }

@@ -1,12 +1,12 @@
 // The frame around the views: title, choices, scale, what is pinned, what is said. It holds no state of its own.
 
-import { CURVES, SCALES, told } from "./colours.js";
-import { icon, iconButton, make, word } from "./dom.js";
-import { Legend } from "./look.js";
-import { PinPanel } from "./panel.js";
-import { shown } from "./text.js";
+import { CURVES, SCALES, formatWeight } from "./colours.js";
+import { icon, iconButton, createElement, createWord } from "./dom.js";
+import { Legend } from "./appearance.js";
+import { PinPanel } from "./pin_panel.js";
+import { truncateText } from "./token_text.js";
 
-const KEYS = [
+const MAP_KEYS = [
   ["← →", "previous, next head"],
   ["↑ ↓", "previous, next layer"],
   ["Shift + arrows", "move over the map, cell by cell"],
@@ -18,7 +18,7 @@ const KEYS = [
   ["t", "light or dark"],
   ["?", "this list"],
 ];
-const PICTURE_KEYS = [
+const IMAGE_KEYS = [
   ["← →, Home, End", "from word to word"],
   ["Shift + arrows", "from place to place"],
   ["Enter, Esc", "pin that word; back to the mean of all words"],
@@ -56,46 +56,46 @@ const SPEECH_KEYS = [
   ["?", "this list"],
 ];
 
-const OF_VIEWS = {
-  map: [KEYS, "On the map: drag to move, wheel or pinch to zoom, click to pin a row."],
+const VIEW_HELP = {
+  map: [MAP_KEYS, "On the map: drag to move, wheel or pinch to zoom, click to pin a row."],
   document: [
     DOCUMENT_KEYS,
     "In the text: point at a word for its weight, click to pin it; the strip at the side goes anywhere.",
   ],
-  picture: [PICTURE_KEYS, "Point at a word to see its places, at a place to see its words; click a word to pin it."],
+  image: [IMAGE_KEYS, "Point at a word to see its places, at a place to see its words; click a word to pin it."],
   speech: [
     SPEECH_KEYS,
     "Point at a symbol to see its frames, at a time to see its symbols; click a place to hear it from there.",
   ],
 };
 
-export class Frame {
+export class ViewerLayout {
   /** `actions`: set(change of state), step("layer" or "head", by), zoom(factor, 0 for all), digits(), theme(), save(), unpin(). */
   constructor(full, actions) {
     this.actions = actions;
-    this.tabs = make("div", { class: "jm-tabs", role: "tablist", aria: { label: "Views" } });
-    this.layerBox = make("select", {
+    this.tabs = createElement("div", { class: "jm-tabs", role: "tablist", aria: { label: "Views" } });
+    this.layerBox = createElement("select", {
       class: "jm-select",
       aria: { label: "Layer" },
       onchange: () => actions.set({ layer: Number(this.layerBox.value) }),
     });
-    this.headBox = make("div", { class: "jm-chips", role: "radiogroup" });
-    this.headName = make("span", { class: "jm-soft" });
-    this.sides = make("div", { class: "jm-tabs jm-sides", role: "group", aria: { label: "Compare" } });
-    this.title = make("h2", { class: "jm-title" });
-    this.subtitle = make("p", { class: "jm-subtitle" });
+    this.headBox = createElement("div", { class: "jm-chips", role: "radiogroup" });
+    this.headName = createElement("span", { class: "jm-muted" });
+    this.comparisons = createElement("div", { class: "jm-tabs jm-comparisons", role: "group", aria: { label: "Compare" } });
+    this.title = createElement("h2", { class: "jm-title" });
+    this.subtitle = createElement("p", { class: "jm-subtitle" });
     this.digitsButton = iconButton("digits", "Numbers in the cells (n)", () => actions.digits());
     this.saveButton = iconButton("save", "Save this picture", () => actions.save());
     this.themeButton = iconButton("moon", "Light or dark (t)", () => actions.theme());
-    this.stage = make("div", { class: "jm-stage" });
-    this.zooms = make("div", { class: "jm-zooms" }, [
+    this.content = createElement("div", { class: "jm-content" });
+    this.zooms = createElement("div", { class: "jm-zooms" }, [
       iconButton("plus", "Zoom in (+)", () => actions.zoom(2)),
       iconButton("minus", "Zoom out (−)", () => actions.zoom(0.5)),
       iconButton("fit", "All of it (0)", () => actions.zoom(0)),
     ]);
     this.legend = new Legend();
-    const options = (all) => Object.entries(all).map(([value, text]) => make("option", { value, text }));
-    this.curveBox = make(
+    const options = (all) => Object.entries(all).map(([value, text]) => createElement("option", { value, text }));
+    this.curveBox = createElement(
       "select",
       {
         class: "jm-select",
@@ -104,12 +104,12 @@ export class Frame {
       },
       options({ auto: "Automatic", ...CURVES }),
     );
-    this.scaleBox = make(
+    this.scaleBox = createElement(
       "select",
       { class: "jm-select", aria: { label: "Colours" }, onchange: () => actions.set({ scale: this.scaleBox.value }) },
       options(SCALES),
     );
-    this.contrast = make("input", {
+    this.contrast = createElement("input", {
       type: "range",
       min: "-1",
       max: "3",
@@ -118,74 +118,74 @@ export class Frame {
       aria: { label: "Contrast" },
       oninput: () => actions.set({ contrast: Number(this.contrast.value) }),
     });
-    this.colours = make("label", { class: "jm-field" }, [make("span", { text: "Colours" }), this.scaleBox]);
-    this.settings = make("div", { class: "jm-settings" }, [
-      make("label", { class: "jm-field" }, [make("span", { text: "Scale" }), this.curveBox]),
+    this.colours = createElement("label", { class: "jm-field" }, [createElement("span", { text: "Colours" }), this.scaleBox]);
+    this.settings = createElement("div", { class: "jm-settings" }, [
+      createElement("label", { class: "jm-field" }, [createElement("span", { text: "Scale" }), this.curveBox]),
       this.colours,
-      make("label", { class: "jm-field" }, [make("span", { text: "Contrast" }), this.contrast]),
+      createElement("label", { class: "jm-field" }, [createElement("span", { text: "Contrast" }), this.contrast]),
     ]);
-    this.tip = make("div", { class: "jm-tip", role: "tooltip", hidden: true });
-    this.live = make("div", { class: "jm-unseen", aria: { live: "polite" } });
-    this.note = make("p", { class: "jm-trouble", role: "status", hidden: true });
+    this.tooltip = createElement("div", { class: "jm-tooltip", role: "tooltip", hidden: true });
+    this.liveRegion = createElement("div", { class: "jm-visually-hidden", aria: { live: "polite" } });
+    this.errorNote = createElement("p", { class: "jm-error", role: "status", hidden: true });
     this.panel = new PinPanel({ close: () => actions.unpin() });
-    this.keys = make("dl");
-    this.hint = make("p", { class: "jm-soft" });
-    this.help = make("dialog", { class: "jm-help", aria: { label: "Keys" } }, [
-      make("div", { class: "jm-bar" }, [
-        make("h3", { text: "Keys" }),
+    this.keys = createElement("dl");
+    this.hint = createElement("p", { class: "jm-muted" });
+    this.help = createElement("dialog", { class: "jm-help", aria: { label: "Keys" } }, [
+      createElement("div", { class: "jm-bar" }, [
+        createElement("h3", { text: "Keys" }),
         iconButton("close", "Close", () => this.help.close()),
       ]),
       this.keys,
       this.hint,
     ]);
-    this.root = make(
+    this.root = createElement(
       "div",
       { class: full ? "jumok jm-full" : "jumok", tabindex: "-1", data: { lmSuppressShortcuts: "true" } },
       [
-        make("header", { class: "jm-header" }, [
-          make("div", { class: "jm-titles" }, [this.title, this.subtitle]),
-          make("div", { class: "jm-tools" }, [
-            this.sides,
+        createElement("header", { class: "jm-header" }, [
+          createElement("div", { class: "jm-titles" }, [this.title, this.subtitle]),
+          createElement("div", { class: "jm-tools" }, [
+            this.comparisons,
             this.digitsButton,
             this.saveButton,
             this.themeButton,
             iconButton("help", "Keys (?)", () => this.help.showModal()),
           ]),
         ]),
-        make("nav", { class: "jm-nav", aria: { label: "What to show" } }, [
+        createElement("nav", { class: "jm-nav", aria: { label: "What to show" } }, [
           this.tabs,
-          make("div", { class: "jm-picks" }, [
-            make("div", { class: "jm-step" }, [
+          createElement("div", { class: "jm-selectors" }, [
+            createElement("div", { class: "jm-step" }, [
               iconButton("left", "Previous layer (↑)", () => actions.step("layer", -1)),
               this.layerBox,
               iconButton("right", "Next layer (↓)", () => actions.step("layer", 1)),
             ]),
-            make("div", { class: "jm-step jm-head-step" }, [this.headName, this.headBox]),
+            createElement("div", { class: "jm-step jm-head-step" }, [this.headName, this.headBox]),
           ]),
         ]),
-        this.note,
-        make("div", { class: "jm-main" }, [this.stage, this.panel.el]),
-        make("footer", { class: "jm-footer" }, [this.legend.el, this.settings]),
-        this.tip,
-        this.live,
+        this.errorNote,
+        createElement("div", { class: "jm-main" }, [this.content, this.panel.el]),
+        createElement("footer", { class: "jm-footer" }, [this.legend.el, this.settings]),
+        this.tooltip,
+        this.liveRegion,
         this.help,
       ],
     );
   }
 
   /** Buttons and boxes as the state has them. */
-  dress({ title, about, layers, chips, state, views, sides, side }) {
+  updateControls({ title, subtitle, layers, chips, state, views, comparisons, comparison }) {
     const { actions } = this;
-    this.title.replaceChildren(word(title));
+    this.title.replaceChildren(createWord(title));
     this.subtitle.replaceChildren(
-      ...about.flatMap((text, n) => [
-        ...(n ? [make("span", { class: "jm-dot", text: "·" })] : []),
-        make("span", { class: "jm-number", text }),
+      ...subtitle.flatMap((text, n) => [
+        ...(n ? [createElement("span", { class: "jm-dot", text: "·" })] : []),
+        createElement("span", { class: "jm-number", text }),
       ]),
     );
     this.tabs.replaceChildren(
       ...views.map(([view, text], n) =>
-        choice(text, state.view === view, () => actions.set({ view }), {
+        createChoice(text, state.view === view, () => actions.set({ view }), {
           role: "tab",
           aria: { selected: `${state.view === view}` },
           title: `${text} (${n + 1})`,
@@ -195,7 +195,7 @@ export class Frame {
     );
     this.layerBox.replaceChildren(
       ...layers.map(({ number, name }) =>
-        make("option", { value: `${number}`, text: name, selected: number === state.layer }),
+        createElement("option", { value: `${number}`, text: name, selected: number === state.layer }),
       ),
     );
     this.layerBox.parentElement.hidden = layers.length < 2;
@@ -203,79 +203,79 @@ export class Frame {
     this.headName.textContent = `${name[0].toUpperCase()}${name.slice(1)}`;
     this.headBox.setAttribute("aria-label", this.headName.textContent);
     this.headBox.replaceChildren(
-      ...all.map((one) =>
-        choice(one === null ? "mean" : `${one}`, one === state[name], () => actions.set({ [name]: one }), {
+      ...all.map((value) =>
+        createChoice(value === null ? "mean" : `${value}`, value === state[name], () => actions.set({ [name]: value }), {
           role: "radio",
           aria: {
-            checked: `${one === state[name]}`,
-            label: one === null ? `Mean of all ${name}s` : `${this.headName.textContent} ${one}`,
+            checked: `${value === state[name]}`,
+            label: value === null ? `Mean of all ${name}s` : `${this.headName.textContent} ${value}`,
           },
-          data: { [name]: `${one}` },
+          data: { [name]: `${value}` },
         }),
       ),
     );
     this.headBox.parentElement.hidden = all.length < 2;
-    const [box, on] = [this.headBox, this.headBox.querySelector(".jm-on")].map((one) => one?.getBoundingClientRect());
+    const [box, on] = [this.headBox, this.headBox.querySelector(".jm-on")].map((element) => element?.getBoundingClientRect());
     // Not scrollIntoView, which in a frame scrolls the page around it as well.
     if (on) this.headBox.scrollLeft += Math.min(0, on.left - box.left) + Math.max(0, on.right - box.right);
-    this.sides.hidden = !sides.length;
-    this.sides.replaceChildren(
-      ...sides.map(([one, text]) =>
-        choice(text, side === one, () => actions.set({ side: one }), {
-          aria: { pressed: `${side === one}` },
-          data: { side: `${one}` },
+    this.comparisons.hidden = !comparisons.length;
+    this.comparisons.replaceChildren(
+      ...comparisons.map(([value, text]) =>
+        createChoice(text, comparison === value, () => actions.set({ comparison: value }), {
+          aria: { pressed: `${comparison === value}` },
+          data: { comparison: `${value}` },
         }),
       ),
     );
-    this.saveButton.hidden = !["map", "arcs", "picture", "speech"].includes(state.view);
+    this.saveButton.hidden = !["map", "arcs", "image", "speech"].includes(state.view);
     this.digitsButton.hidden = state.view !== "map";
-    const [keys, hint] = OF_VIEWS[state.view] ?? OF_VIEWS.map;
+    const [keys, hint] = VIEW_HELP[state.view] ?? VIEW_HELP.map;
     this.keys.replaceChildren(
-      ...keys.flatMap(([key, text]) => [make("dt", {}, [make("kbd", { text: key })]), make("dd", { text })]),
+      ...keys.flatMap(([key, text]) => [createElement("dt", {}, [createElement("kbd", { text: key })]), createElement("dd", { text })]),
     );
     this.hint.textContent = hint;
   }
 
-  /** What depends on how things look. */
+  /** What depends on how things appearance. */
   paint(theme, digits) {
     this.themeButton.replaceChildren(icon(theme === "dark" ? "sun" : "moon"));
     this.digitsButton.setAttribute("aria-pressed", `${digits}`);
   }
 
   /** Beside the pointer: a token, its place and its weight; null: no more. */
-  tell(what, event) {
-    if (!what) {
-      this.tip.hidden = true;
+  showTokenTooltip(token, event) {
+    if (!token) {
+      this.tooltip.hidden = true;
       return;
     }
     const lines = [
-      make("div", { class: "jm-pair" }, [
-        word(shown(what.token, 60)),
-        make("span", { class: "jm-soft", text: `  ${what.place.toLocaleString("en-US")}` }),
+      createElement("div", { class: "jm-pair" }, [
+        createWord(truncateText(token.token, 60)),
+        createElement("span", { class: "jm-muted", text: `  ${token.place.toLocaleString("en-US")}` }),
       ]),
     ];
-    if (what.value !== null) lines.push(make("div", { class: "jm-weight", text: told(what.value, 4) }));
-    this.tipAt(lines, event.clientX, event.clientY);
+    if (token.value !== null) lines.push(createElement("div", { class: "jm-weight", text: formatWeight(token.value, 4) }));
+    this.showTooltip(lines, event.clientX, event.clientY);
   }
 
-  tipAt(lines, x, y) {
+  showTooltip(lines, x, y) {
     const box = this.root.getBoundingClientRect();
-    this.tip.replaceChildren(...lines);
-    this.tip.hidden = false;
-    const { offsetWidth: wide, offsetHeight: tall } = this.tip;
+    this.tooltip.replaceChildren(...lines);
+    this.tooltip.hidden = false;
+    const { offsetWidth: wide, offsetHeight: tall } = this.tooltip;
     const left = x - box.left + 16 + wide > box.width - 8 ? x - box.left - 16 - wide : x - box.left + 16;
     const top = y - box.top + 18 + tall > box.height - 4 ? y - box.top - 14 - tall : y - box.top + 18;
-    this.tip.style.transform = `translate(${Math.max(4, Math.round(left))}px, ${Math.max(4, Math.round(top))}px)`;
+    this.tooltip.style.transform = `translate(${Math.max(4, Math.round(left))}px, ${Math.max(4, Math.round(top))}px)`;
   }
 
-  /** To those who listen rather than look. */
-  say(text) {
-    this.live.textContent = text;
+  /** To those who listen rather than appearance. */
+  announce(text) {
+    this.liveRegion.textContent = text;
   }
 }
 
-function choice(text, on, onclick, given) {
-  return make("button", { type: "button", class: on ? "jm-choice jm-on" : "jm-choice", onclick, ...given }, [
-    word(text),
+function createChoice(text, isOn, onclick, attributes) {
+  return createElement("button", { type: "button", class: isOn ? "jm-choice jm-on" : "jm-choice", onclick, ...attributes }, [
+    createWord(text),
   ]);
 }

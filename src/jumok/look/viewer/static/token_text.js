@@ -1,48 +1,48 @@
 // Token texts: visible, short enough, and never cut through what a reader takes for one character.
 
-const pieces =
+const segmenter =
   typeof Intl !== "undefined" && Intl.Segmenter ? new Intl.Segmenter(undefined, { granularity: "grapheme" }) : null;
 
 /** What a reader takes for characters: a syllable, an emoji with its skin tone, a letter with its marks. */
-export function graphemes(text) {
-  return pieces ? Array.from(pieces.segment(text), (piece) => piece.segment) : Array.from(text);
+export function splitGraphemes(text) {
+  return segmenter ? Array.from(segmenter.segment(text), (part) => part.segment) : Array.from(text);
 }
 
 // Controls would do things: a lone override turns the text of a whole line around.
 const CONTROLS = /[\u0000-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069\ufeff]/g;
-const SEEN = { "\n": "⏎", "\r": "⏎", "\t": "⇥", " ": "␣", "\u00a0": "␣", "\u3000": "␣" };
+const VISIBLE_BLANKS = { "\n": "⏎", "\r": "⏎", "\t": "⇥", " ": "␣", "\u00a0": "␣", "\u3000": "␣" };
 
 // Letters of Hangul that are made to stand in a syllable, and how they are written alone.
-const LETTERS = {
+const ISOLATED_JAMO = {
   4352: "ㄱㄲㄴㄷㄸㄹㅁㅂㅃㅅㅆㅇㅈㅉㅊㅋㅌㅍㅎ",
   4449: "ㅏㅐㅑㅒㅓㅔㅕㅖㅗㅘㅙㅚㅛㅜㅝㅞㅟㅠㅡㅢㅣ",
   4520: "ㄱㄲㄳㄴㄵㄶㄷㄹㄺㄻㄼㄽㄾㄿㅀㅁㅂㅄㅅㅆㅇㅈㅊㅋㅌㅍㅎ",
 };
 
-function alone(letter) {
+function isolatedJamo(letter) {
   const code = letter.codePointAt(0),
-    [first, letters] = Object.entries(LETTERS).findLast(([start]) => code >= start);
+    [first, letters] = Object.entries(ISOLATED_JAMO).findLast(([start]) => code >= start);
   return letters[code - first] ?? letter;
 }
 
 /** A token on one line, with its blanks to be seen; at most `most` characters. */
-export function shown(text, most = 24) {
+export function truncateText(text, maxLength = 24) {
   if (text === "") return "∅";
-  let clean = text.replace(/[\n\r\t]/g, (blank) => SEEN[blank]);
-  clean = clean.replace(CONTROLS, "�").replace(/^[\u1100-\u11ff]$/, alone);
+  let clean = text.replace(/[\n\r\t]/g, (blank) => VISIBLE_BLANKS[blank]);
+  clean = clean.replace(CONTROLS, "�").replace(/^[\u1100-\u11ff]$/, isolatedJamo);
   if (/^[ \u00a0\u3000]+$/.test(clean)) clean = clean.replace(/[ \u00a0\u3000]/g, "␣");
   else
     clean = clean
       .replace(/^[▁Ġ ](?=\S)/, "·")
       .replace(/Ċ/g, "⏎")
       .trim(); // how tokenizers write blanks
-  if (clean.length <= most) return clean;
-  const parts = graphemes(clean.slice(0, 64 * most)); // a token may be a whole document
-  return parts.length <= most ? clean : `${parts.slice(0, most - 1).join("")}…`;
+  if (clean.length <= maxLength) return clean;
+  const parts = splitGraphemes(clean.slice(0, 64 * maxLength)); // a token may be a whole document
+  return parts.length <= maxLength ? clean : `${parts.slice(0, maxLength - 1).join("")}…`;
 }
 
 /** A part of a text as it was written, with its lines and blanks. */
-export function written(text) {
+export function replaceControls(text) {
   return text.replace(/\r\n?/g, "\n").replace(CONTROLS, (letter) => (/[\n\t]/.test(letter) ? letter : "�"));
 }
 
@@ -69,28 +69,28 @@ export class Ruler {
   }
 
   width(text) {
-    let found = this.widths.get(text);
-    if (found === undefined) {
+    let result = this.widths.get(text);
+    if (result === undefined) {
       if (this.widths.size > 20_000) this.widths.clear();
-      found = this.context.measureText(text).width;
-      this.widths.set(text, found);
+      result = this.context.measureText(text).width;
+      this.widths.set(text, result);
     }
-    return found;
+    return result;
   }
 
   fit(text, width) {
     if (this.width(text) <= width) return text;
     const key = `${Math.round(width)} ${text}`;
-    let found = this.fits.get(key);
-    if (found === undefined) {
+    let result = this.fits.get(key);
+    if (result === undefined) {
       if (this.fits.size > 20_000) this.fits.clear();
-      const parts = graphemes(text);
-      let keep = parts.length - 1;
-      while (keep > 0 && this.width(`${parts.slice(0, keep).join("")}…`) > width) keep -= 1;
-      found = keep ? `${parts.slice(0, keep).join("")}…` : "…";
-      this.fits.set(key, found);
+      const parts = splitGraphemes(text);
+      let length = parts.length - 1;
+      while (length > 0 && this.width(`${parts.slice(0, length).join("")}…`) > width) length -= 1;
+      result = length ? `${parts.slice(0, length).join("")}…` : "…";
+      this.fits.set(key, result);
     }
-    return found;
+    return result;
   }
 }
 
@@ -98,12 +98,12 @@ export class Ruler {
  * How tokens join to a text again: for each, whether a blank goes before it, and the text without its marker.
  * Markers of subwords are understood (▁ and Ġ begin a word, ## goes on with one); plain words get blanks.
  */
-export function joined(tokens) {
-  const begins = tokens.some((token) => /^[▁Ġ ]\S/.test(token));
-  const goesOn = tokens.some((token) => token.startsWith("##"));
+export function joinTokens(tokens) {
+  const hasWordStarts = tokens.some((token) => /^[▁Ġ ]\S/.test(token));
+  const hasContinuations = tokens.some((token) => token.startsWith("##"));
   return tokens.map((token, n) => {
-    if (begins) return { blank: /^[▁Ġ ]/.test(token), text: token.replace(/^[▁Ġ ]/, "") };
-    if (goesOn) return { blank: n > 0 && !token.startsWith("##"), text: token.replace(/^##/, "") };
+    if (hasWordStarts) return { blank: /^[▁Ġ ]/.test(token), text: token.replace(/^[▁Ġ ]/, "") };
+    if (hasContinuations) return { blank: n > 0 && !token.startsWith("##"), text: token.replace(/^##/, "") };
     return { blank: n > 0, text: token };
   });
 }
@@ -111,14 +111,14 @@ export function joined(tokens) {
 /** Names of layers without what all of them begin and end with; as they are if nothing would be left of one. */
 export function shortNames(names) {
   const parts = names.map((name) => name.split("."));
-  const least = Math.min(...parts.map((part) => part.length));
+  const minParts = Math.min(...parts.map((part) => part.length));
   let front = 0,
     back = 0;
-  while (front < least - 1 && parts.every((part) => part[front] === parts[0][front])) front += 1;
-  while (back < least - 1 - front && parts.every((part) => part.at(-1 - back) === parts[0].at(-1 - back))) back += 1;
+  while (front < minParts - 1 && parts.every((part) => part[front] === parts[0][front])) front += 1;
+  while (back < minParts - 1 - front && parts.every((part) => part.at(-1 - back) === parts[0].at(-1 - back))) back += 1;
   if (names.length < 2) return names;
-  // A bare number says little: keep the word before it.
-  const bare = parts.every((part) => part.length - front - back === 1 && /^\d+$/.test(part[front]));
-  const from = bare && front > 0 ? front - 1 : front;
+  // A isNumber number says little: length the word before it.
+  const isNumber = parts.every((part) => part.length - front - back === 1 && /^\d+$/.test(part[front]));
+  const from = isNumber && front > 0 ? front - 1 : front;
   return parts.map((part) => part.slice(from, part.length - back).join(" "));
 }

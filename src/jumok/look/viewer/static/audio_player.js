@@ -1,31 +1,31 @@
 // A sound that is played: its time moves while it does.
 
-import { make } from "./dom.js";
+import { createElement } from "./dom.js";
 
-export class Sound {
-  /** `events`: moved(seconds), again and again while it plays; changed(), when it begins or ends; failed(text). */
+export class AudioPlayer {
+  /** `events`: timeChanged(seconds), again and again while it plays; changed(), when it begins or ends; failed(text). */
   constructor(events) {
     this.events = events;
     this.ready = false;
-    this.audio = make("audio", {
+    this.audio = createElement("audio", {
       preload: "auto",
-      onplay: () => this.began(),
-      onpause: () => this.ended(),
-      onended: () => this.ended(),
-      onseeked: () => events.moved(this.time),
-      onerror: () => this.ready && this.failed("This browser cannot play the sound."),
+      onplay: () => this.handleStart(),
+      onpause: () => this.handleStop(),
+      onended: () => this.handleStop(),
+      onseeked: () => events.timeChanged(this.time),
+      onerror: () => this.ready && this.fail("This browser cannot play the sound."),
     });
   }
 
   /** The base64 of a WAV file, or null where there is none. */
-  load(wave) {
-    if (this.wave === wave) return;
+  load(wav) {
+    if (this.wav === wav) return;
     this.stop();
-    this.wave = wave;
-    this.ready = wave !== null;
+    this.wav = wav;
+    this.ready = wav !== null;
     URL.revokeObjectURL(this.url);
-    if (!wave) return;
-    this.url = URL.createObjectURL(new Blob([bytesOf(wave)], { type: "audio/wav" }));
+    if (!wav) return;
+    this.url = URL.createObjectURL(new Blob([decodeBase64(wav)], { type: "audio/wav" }));
     this.audio.src = this.url;
   }
 
@@ -42,7 +42,7 @@ export class Sound {
     else this.play();
   }
 
-  from(seconds) {
+  playFrom(seconds) {
     if (!this.ready) return;
     this.audio.currentTime = seconds;
     this.play();
@@ -52,8 +52,8 @@ export class Sound {
     if (this.ready)
       this.audio.play().catch((error) => {
         // Stopped before it began is no fault; that a page may not begin by itself is one that a click helps.
-        if (error.name === "NotAllowedError") this.failed("The browser wants a click before it plays.");
-        else if (error.name !== "AbortError") this.failed("This browser cannot play the sound.");
+        if (error.name === "NotAllowedError") this.fail("The browser wants a click before it plays.");
+        else if (error.name !== "AbortError") this.fail("This browser cannot play the sound.");
       });
   }
 
@@ -61,24 +61,24 @@ export class Sound {
     this.audio.pause();
   }
 
-  began() {
+  handleStart() {
     this.events.changed();
     const move = () => {
       if (!this.playing) return;
-      this.events.moved(this.time);
+      this.events.timeChanged(this.time);
       this.frame = requestAnimationFrame(move);
     };
     cancelAnimationFrame(this.frame);
     move();
   }
 
-  ended() {
+  handleStop() {
     cancelAnimationFrame(this.frame);
-    this.events.moved(this.time);
+    this.events.timeChanged(this.time);
     this.events.changed();
   }
 
-  failed(text) {
+  fail(text) {
     this.events.failed(text);
   }
 
@@ -91,6 +91,6 @@ export class Sound {
   }
 }
 
-export function bytesOf(text) {
+export function decodeBase64(text) {
   return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 }

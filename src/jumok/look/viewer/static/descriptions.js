@@ -1,0 +1,88 @@
+// What is told of a document's words and sentences: beside the pointer, in the panel, above the text.
+
+import { formatCount, formatWeight } from "./colours.js";
+import { createElement, createWord } from "./dom.js";
+import { truncateText } from "./token_text.js";
+
+const MAX_CLASSES = 4;
+
+/** Beside the pointer: a word's weight, its rank, and what its sentence counts. `share` as in the view. */
+export function describeWord(text, n, hop, weightScope) {
+  const { weight, rank, share: sentenceShare, sentence } = text.wordInfo(n, hop),
+    isPerSentence = weightScope === "sentence";
+  return [
+    createElement("div", { class: "jm-pair" }, [createWord(truncateText(text.words[n], 60))]),
+    createElement("div", { class: "jm-weight", text: formatWeight(isPerSentence ? sentenceShare : weight, 4) }),
+    ...(isPerSentence ? [createNote(`of its sentence, ${formatWeight(weight)} of the document`)] : []),
+    createNote(`rank ${formatCount(rank)} of ${formatCount(text.length)} words`),
+    ...(text.numSentences > 1 ? [createNote(describeSentenceWeight(sentence, text))] : []),
+  ];
+}
+
+export function describeSentence(text, s, hop) {
+  const { weight, rank, words } = text.sentenceInfo(s, hop);
+  return [
+    createElement("div", { class: "jm-pair", text: `Sentence ${formatCount(s + 1)}` }),
+    createElement("div", { class: "jm-weight", text: formatWeight(weight, 4) }),
+    createNote(`rank ${formatCount(rank)} of ${formatCount(text.numSentences)} sentences`),
+    createNote(`${formatCount(words)} ${words === 1 ? "word" : "words"}`),
+  ];
+}
+
+/** In the panel: how much each hop looks at a word; of a single hop, what else counts in its sentence. */
+export function describePinned(text, n, hop) {
+  const { weight, rank, sentence } = text.wordInfo(n, hop),
+    { hops, offsets, numSentences, words } = text,
+    lead = [`Weight ${formatWeight(weight)}, rank ${formatCount(rank)} of ${formatCount(text.length)}`];
+  if (numSentences > 1) lead.push(describeSentenceWeight(sentence, text).replace(/^s/, "S"));
+  const info = { title: words[n], place: n, lead };
+  if (hops.length > 1) {
+    const lines = hops.map((weights, k) => ({ text: `hop ${k}`, hop: k, value: weights[n] }));
+    return { ...info, heading: "How much each hop looks at it", lines };
+  }
+  const first = offsets[sentence.number],
+    weights = text.at(hop).words.subarray(first, offsets[sentence.number + 1]);
+  const lines = Array.from(weights, (value, k) => ({ text: truncateText(words[first + k], 40), place: first + k, value }));
+  return { ...info, heading: numSentences > 1 ? "What counts most in its sentence" : "What counts most", lines };
+}
+
+function describeSentenceWeight({ number, weight, rank }, text) {
+  return `sentence ${formatCount(number + 1)}: ${formatWeight(weight)}, rank ${formatCount(rank)} of ${formatCount(text.numSentences)}`;
+}
+
+function createNote(text) {
+  return createElement("div", { class: "jm-muted jm-number", text });
+}
+
+/** What the model said, and what is true where that is known, as elements. */
+export function createPrediction({ probabilities, label: truth }) {
+  const parts = probabilities.slice(0, MAX_CLASSES).map(([label, probability], n) =>
+    createElement("span", { class: n ? "jm-class" : "jm-class jm-prediction" }, [
+      createWord(truncateText(label, 40)),
+      createElement("span", { class: "jm-number", text: formatPercent(probability) }),
+      createElement("span", { class: "jm-meter", aria: { hidden: "true" } }, [
+        createElement("span", { css: { width: `${100 * probability}%` } }),
+      ]),
+    ]),
+  );
+  if (probabilities.length > MAX_CLASSES)
+    parts.push(createElement("span", { class: "jm-muted", text: `and ${probabilities.length - MAX_CLASSES} more` }));
+  if (truth === null) return parts;
+  const isCorrect = probabilities.length ? probabilities[0][0] === truth : null,
+    probability = probabilities.find(([label]) => label === truth)?.[1];
+  const className = isCorrect === null ? "jm-label" : isCorrect ? "jm-label jm-correct" : "jm-label jm-wrong";
+  parts.push(
+    createElement("span", { class: className }, [
+      createElement("span", { text: isCorrect ? "✓ right" : isCorrect === null ? "It is " : "✗ wrong: it is " }),
+      ...(isCorrect ? [] : [createWord(truncateText(truth, 40))]),
+      createElement("span", { class: "jm-number", text: isCorrect || probability === undefined ? "" : ` (${formatPercent(probability)})` }),
+    ]),
+  );
+  return parts;
+}
+
+export function formatPercent(probability) {
+  if (probability > 0.9995 && probability < 1) return "> 99.9 %";
+  if (probability < 0.0005 && probability > 0) return "< 0.1 %";
+  return `${(100 * probability).toFixed(1)} %`;
+}

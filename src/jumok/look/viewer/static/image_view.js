@@ -1,0 +1,399 @@
+// A image under the weights of what was said of it: the words of its caption, or the patches of the image itself.
+// Point at a word to see its places, at a place to see its words.
+
+import { Caption } from "./caption.js";
+import { formatCount, createCurve, formatWeight } from "./colours.js";
+import { sizeCanvas, createElement, createWord } from "./dom.js";
+import { CaptionWeights, ImageGrid, findPeak } from "./image_weights.js";
+import { regionBox, overlayColours, paintOverlay } from "./overlay.js";
+import { CaptionThumbnails } from "./thumbnails.js";
+import { truncateText } from "./token_text.js";
+
+const MAX_WORDS_SHOWN = 400;
+const NUM_RANKED_WORDS = 5; // words that are told of a place
+const SCALE_MODES = { own: "Each word its own", all: "One for all words" };
+
+export class ImageView {
+  /**
+   * `events`: all() a promise of all weights, row(n) and received() of those of one query and of the mean of all;
+   * pin(row); tooltip(lines or null, x, y); announce(text); changed(), when the legend is another.
+   */
+  constructor({ appearance, events }) {
+    Object.assign(this, { appearance, events });
+    this.pinned = null;
+    this.hoveredWord = null; // the word under the pointer
+    this.cursor = null; // the word that keys have gone to
+    this.patch = null; // the place under the pointer, or that keys have gone to
+    this.scale = "own";
+    this.names = [];
+    this.lead = createElement("p", { class: "jm-lead jm-current" });
+    this.photo = createElement("img", { class: "jm-photo", alt: "The image that the model looked at", draggable: "false" });
+    this.overlay = createElement("canvas", { class: "jm-overlay", role: "img" });
+    this.cell = createElement("div", { class: "jm-cell", hidden: true });
+    this.frame = createElement(
+      "div",
+      {
+        class: "jm-frame",
+        onpointermove: (event) => this.handlePointer(event),
+        onpointerdown: (event) => this.handlePointer(event),
+        onpointerleave: (event) => event.pointerType === "mouse" && this.handleLeave(), // a finger always leaves
+        onpointercancel: () => this.handleLeave(),
+        onclick: (event) => this.handleClick(event),
+      },
+      [this.photo, this.overlay, this.cell],
+    );
+    this.strength = createElement("input", {
+      type: "range",
+      min: "0",
+      max: "1",
+      step: "0.05",
+      value: "0.7",
+      aria: { label: "Strength of the overlay" },
+      oninput: () => this.refresh(),
+    });
+    this.scales = createElement("div", { class: "jm-tabs", role: "group", aria: { label: "Scale of the weights" } });
+    const pointer = (n, event) => this.handleWordPointer(n, event),
+      pin = (n) => this.pin(n);
+    this.caption = new Caption({ pointer, pin, moveTo: (n) => this.setCursor(n) });
+    this.thumbnails = new CaptionThumbnails({ appearance, events: { pointer, pin } });
+    this.el = createElement("div", { class: "jm-image" }, [
+      createElement("div", { class: "jm-bar" }, [
+        this.lead,
+        createElement("div", { class: "jm-bar jm-options" }, [
+          this.scales,
+          createElement("label", { class: "jm-field" }, [createElement("span", { text: "Overlay" }), this.strength]),
+        ]),
+      ]),
+      this.caption.el,
+      this.frame,
+      this.thumbnails.el,
+    ]);
+    this.resizeObserver = new ResizeObserver(() => this.repaintOverlay());
+    this.resizeObserver.observe(this.frame);
+    this.handleOutside = (event) => !this.frame.contains(event.target) && this.patch !== null && this.handleLeave();
+    document.addEventListener("pointerdown", this.handleOutside);
+  }
+
+  async show(content, image) {
+    const { content: before } = this;
+    if (this.data !== image || before.rows !== content.rows || `${before.shape}` !== `${content.shape}`) {
+      this.loaded = null; // else what was shown stays until the new numbers are there
+      Object.assign(this, { content, data: image, grid: new ImageGrid(image, content.shape) });
+      this.opened = this.open(image);
+    }
+    this.content = content;
+    try {
+      await this.opened;
+      await this.load();
+      this.errorMessage = "";
+    } catch (error) {
+      if (this.content !== content) return;
+      this.loaded = null;
+      this.errorMessage = error.message;
+    }
+    if (this.content === content) this.refresh();
+  }
+
+  // ---------------------------------------------------------------- what there is
+
+  async open(image) {
+    this.hoveredWord = this.cursor = this.patch = null;
+    this.updateControls();
+    if (this.photo.src !== image.source) {
+      this.photo.src = image.source;
+      await this.photo.decode().catch(() => {}); // then it has no width, and that is told
+    }
+    const ratio = this.photo.naturalWidth / this.photo.naturalHeight || 1;
+    this.frame.style.setProperty("--ratio", `${ratio}`);
+    this.names = this.words();
+    this.caption.fill(this.names);
+    this.thumbnails.fill(this.grid.isSelf ? [] : this.names, ratio);
+    this.el.style.setProperty("--thumbnail-height", `${this.grid.isSelf ? 0 : this.thumbnails.size[1]}px`);
+  }
+
+  // Of a image that looks at itself, the words are the keys before its patches, like [CLS].
+  words() {
+    const { rows, shape } = this.content,
+      length = this.grid.isSelf ? this.data.num_prefix_keys : Math.min(shape[0], MAX_WORDS_SHOWN);
+    return Array.from({ length }, (_, n) => (rows ? truncateText(rows[n], 40) : `token ${formatCount(n)}`));
+  }
+
+  // The weights: of a caption all at once, for any word may be pointed at; of patches those of one.
+  async load() {
+    const { content, pinned, grid } = this,
+      single = grid.isSelf;
+    const key = `${content.layer} ${content.head} ${single ? pinned : ""}`;
+    if (this.loaded?.key === key) return;
+    const { all, received, row } = this.events,
+      { values } = await (!single ? all() : pinned === null ? received() : row(pinned));
+    if (this.content === content && this.pinned === pinned) this.loaded = new CaptionWeights(grid, values, { key, single });
+  }
+
+  /** The word whose places are shown; null is the mean of all. */
+  get selected() {
+    return this.grid.isSelf ? this.pinned : (this.hoveredWord ?? this.cursor ?? this.pinned);
+  }
+
+  weights(n) {
+    return this.loaded.weights(n);
+  }
+
+  curve(weights) {
+    const { curveSetting, contrastFactor } = this.appearance,
+      top = Math.max(1e-9, (this.scale === "all" ? this.loaded.most : Math.max(...weights)) * contrastFactor);
+    return createCurve(curveSetting === "auto" ? "linear" : curveSetting, top * 1e-3, top);
+  }
+
+  overlayOf(n) {
+    const weights = this.weights(n);
+    const { data: image, appearance } = this;
+    return { weights, image, appearance, curve: this.curve(weights), strength: Number(this.strength.value) };
+  }
+
+  // ---------------------------------------------------------------- the page
+
+  updateControls() {
+    this.scales.hidden = this.grid.isSelf;
+    this.scales.replaceChildren(
+      ...Object.entries(SCALE_MODES).map(([scale, text]) =>
+        createElement("button", {
+          type: "button",
+          class: scale === this.scale ? "jm-choice jm-on" : "jm-choice",
+          aria: { pressed: `${scale === this.scale}` },
+          data: { scale },
+          text,
+          onclick: () => {
+            this.scale = scale;
+            this.updateControls();
+            this.scales.querySelector(".jm-on").focus({ preventScroll: true });
+            this.refresh();
+          },
+        }),
+      ),
+    );
+  }
+
+  /** As it is to be seen now: after other weights, another appearance. */
+  refresh() {
+    if (!this.content) return;
+    if (this.loaded && this.photo.naturalWidth) this.thumbnails.paint(this.photo, (n) => this.overlayOf(n));
+    this.paint();
+  }
+
+  // What changes while one points.
+  paint() {
+    this.repaintOverlay();
+    this.highlight();
+    this.showSelected();
+    this.events.changed();
+  }
+
+  repaintOverlay() {
+    const { clientWidth: width, clientHeight: height } = this.frame;
+    if (!this.content || !width || !height) return;
+    const context = sizeCanvas(this.overlay, width, height);
+    if (this.loaded) paintOverlay(context, { ...this.overlayOf(this.selected), width, height });
+    if (this.grid.isSelf && this.pinned !== null && this.pinned >= this.data.num_prefix_keys) {
+      const { x, y, w, h } = this.grid.cell(this.pinned - this.data.num_prefix_keys, regionBox(this.data, width, height));
+      context.strokeStyle = this.appearance.inks.pin;
+      context.lineWidth = 2;
+      context.strokeRect(x, y, w, h);
+    }
+  }
+
+  highlight() {
+    const tint = this.tinting();
+    this.caption.highlight(this, tint);
+    this.thumbnails.highlight(this, tint);
+    this.highlightPatch();
+  }
+
+  // Words are shaded by how much each looked at the place that is pointed at, the strongest most. At a place that
+  // none looked at more than by chance all stay pale.
+  tinting() {
+    const { appearance, patch, loaded } = this;
+    if (patch === null || !loaded || this.grid.isSelf)
+      return (el) => {
+        el.style.backgroundColor = el.style.color = "";
+      };
+    const here = this.names.map((_, n) => this.weights(n)[patch]),
+      top = Math.max(2 / this.grid.numPatches, ...here);
+    return (el, n) => {
+      const shade = Math.round((here[n] / top) * 255),
+        colour = appearance.tints[shade];
+      el.style.backgroundColor = shade > 7 ? `rgb(${colour})` : "";
+      el.style.color = shade > 7 ? appearance.inkOn(colour) : "";
+    };
+  }
+
+  highlightPatch() {
+    this.cell.hidden = this.patch === null;
+    if (this.patch === null) return;
+    const { x, y, w, h } = this.grid.cell(this.patch, regionBox(this.data, 100, 100));
+    for (const [name, value] of Object.entries({ left: x, top: y, width: w, height: h }))
+      this.cell.style.setProperty(name, `${value}%`);
+  }
+
+  showSelected() {
+    const { selected } = this;
+    if (!this.loaded || !this.photo.naturalWidth) {
+      const waits = this.loaded ? "This browser cannot show the image." : "One moment …";
+      this.lead.textContent = this.errorMessage || waits;
+      return;
+    }
+    const weights = this.weights(selected),
+      best = findPeak(weights),
+      name = this.nameOf(selected);
+    const most = `most at ${this.grid.describePatch(best)}: ${formatWeight(weights[best])}`;
+    this.overlay.setAttribute("aria-label", `Where the model looked, ${name}: ${most}`);
+    this.lead.replaceChildren(
+      createWord(name, { class: selected !== null && selected === this.pinned ? "jm-pinned" : "jm-selected" }),
+      createElement("span", { class: "jm-muted jm-number", text: `  ${most}` }),
+    );
+  }
+
+  nameOf(n) {
+    if (n === null && this.grid.isSelf) return "Mean of all patches";
+    if (n === null) return `Mean of ${formatCount(this.content.shape[0])} words`;
+    return this.names[n] ?? `Patch at ${this.grid.describePatch(n - this.data.num_prefix_keys)}`;
+  }
+
+  /** What the legend shows. */
+  legend() {
+    if (!this.loaded) return null;
+    const curve = this.curve(this.weights(this.selected)),
+      list = overlayColours(this.appearance, Number(this.strength.value));
+    return { curve, list, log: this.appearance.curveSetting === "log", title: "attention weight of a place" };
+  }
+
+  // ---------------------------------------------------------------- pointing
+
+  handleWordPointer(n, event) {
+    if (event.pointerType === "touch") return; // a tap pins
+    this.hoveredWord = n;
+    if (n !== null) this.cursor = this.patch = null;
+    this.paint();
+  }
+
+  pin(n) {
+    this.patch = this.cursor = null;
+    this.events.tooltip(null);
+    this.events.pin(n);
+  }
+
+  patchAt({ clientX, clientY }) {
+    const { left, top, width, height } = this.frame.getBoundingClientRect();
+    return this.grid.at(clientX - left, clientY - top, regionBox(this.data, width, height));
+  }
+
+  handlePointer(event) {
+    if (!this.loaded) return;
+    const patch = this.patchAt(event);
+    if (patch !== this.patch) {
+      this.patch = patch;
+      this.highlight();
+    }
+    this.events.tooltip(patch === null ? null : this.tooltipLines(patch), event.clientX, event.clientY);
+  }
+
+  // A patch that is clicked is the query whose places are shown.
+  handleClick(event) {
+    const patch = this.grid.isSelf ? this.patchAt(event) : null;
+    if (patch !== null) this.events.pin(this.grid.keyOf(patch));
+  }
+
+  handleLeave() {
+    this.patch = null;
+    this.highlight();
+    this.events.tooltip(null);
+  }
+
+  // The words that looked most at a place, and the one that is chosen.
+  rankWords(patch) {
+    const ranked = this.loaded.rankWords(this.names.length, patch, NUM_RANKED_WORDS, this.selected);
+    return ranked.map(({ n, value }) => ({ n, value, text: this.names[n] }));
+  }
+
+  tooltipLines(patch) {
+    const title = createElement("div", { class: "jm-muted jm-number", text: this.grid.describePatch(patch) });
+    const { mean } = this.loaded;
+    if (this.grid.isSelf) return [title, createElement("div", { class: "jm-weight", text: formatWeight(mean[patch], 4) })];
+    const best = this.rankWords(patch),
+      top = best[0].value || 1;
+    return [
+      title,
+      createElement(
+        "div",
+        { class: "jm-attended" },
+        best.flatMap(({ n, text, value }) => [
+          createWord(text, { class: n === this.selected ? "jm-pinned" : "" }),
+          createElement("span", { class: "jm-meter" }, [
+            createElement("span", { css: { width: `${(100 * value) / top}%`, "background-color": this.appearance.inks.accent } }),
+          ]),
+          createElement("span", { class: "jm-number", text: formatWeight(value) }),
+        ]),
+      ),
+    ];
+  }
+
+  // ---------------------------------------------------------------- keys
+
+  /** Keys that mean something here; false for all others. */
+  handleKey(key, shiftKey) {
+    const by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[key];
+    if (!this.loaded) return false;
+    if (by && shiftKey) return this.moveByPatch(...by);
+    const next = this.grid.isSelf ? null : this.caption.next(key, this.cursor ?? this.pinned);
+    if (next !== null) return this.moveToWord(next);
+    if (key === "Escape" && (this.cursor !== null || this.patch !== null)) {
+      this.handleLeave();
+      this.setCursor(null);
+      if (this.pinned !== null) this.events.pin(this.pinned);
+      return true;
+    }
+    return false;
+  }
+
+  moveToWord(n) {
+    this.patch = null;
+    this.events.tooltip(null);
+    this.setCursor(n);
+    this.caption.focus(n);
+    const weights = this.weights(n),
+      best = findPeak(weights);
+    this.events.announce(`${this.names[n]}: most at ${this.grid.describePatch(best)}, ${formatWeight(weights[best])}`);
+    return true;
+  }
+
+  setCursor(n) {
+    this.cursor = n;
+    this.hoveredWord = null;
+    this.paint();
+  }
+
+  // From place to place; what is there is said.
+  moveByPatch(down, right) {
+    const { patch, grid } = this;
+    this.patch = patch === null ? findPeak(this.weights(this.selected)) : grid.moveFrom(patch, down, right);
+    this.highlight();
+    const { right: x, bottom: y } = this.cell.getBoundingClientRect();
+    this.events.tooltip(this.tooltipLines(this.patch), x - 8, y - 8);
+    const words = this.grid.isSelf
+      ? formatWeight(this.weights(null)[this.patch])
+      : this.rankWords(this.patch)
+          .map(({ text, value }) => `${text} ${formatWeight(value)}`)
+          .join(", ");
+    this.events.announce(`${this.grid.describePatch(this.patch)}: ${words}`);
+    return true;
+  }
+
+  /** A PNG of all words. */
+  async save() {
+    return this.thumbnails.save(this.photo, (n) => this.overlayOf(n));
+  }
+
+  close() {
+    this.resizeObserver.disconnect();
+    document.removeEventListener("pointerdown", this.handleOutside);
+  }
+}

@@ -1,0 +1,80 @@
+// What a scene has to show, told by its manifest alone.
+
+import { formatCount } from "./colours.js";
+
+const VIEWS = {
+  ...{ document: "Document", image: "Image", speech: "Speech", map: "Map", arcs: "Arcs" },
+  ...{ text: "Text", heads: "Heads" },
+};
+
+/** The views of a layer of a scene, with their names. */
+export function listViews({ document: text, image, speech }, layer) {
+  const has = { document: Boolean(text), image: coversImage(image, layer), speech: coversSpeech(speech, layer) };
+  return Object.entries(VIEWS).filter(([name]) => has[name] ?? true);
+}
+
+/** The view that it opens with, and its layer and head: what the model read, saw or said, where that is known. */
+export function chooseInitialView({ document: text, image, speech, layers }) {
+  if (text) return { view: "document", layer: 0, head: layers[0].heads[0] };
+  const view = image ? "image" : "speech",
+    layer = layers.findLastIndex((layer) => canShow(view, { image, speech }, layer));
+  if (layer < 0) return { view: "map", layer: 0, head: layers[0].heads[0] };
+  return { view, layer, head: layers[layer].has_mean ? null : layers[layer].heads[0] };
+}
+
+/** Whether a view has something to show of a layer. */
+export function canShow(view, { image, speech }, layer) {
+  return view === "image" ? coversImage(image, layer) : view === "speech" ? coversSpeech(speech, layer) : true;
+}
+
+// Whether the keys of a layer are the places of a image.
+function coversImage(image, { shape, kind }) {
+  return Boolean(image) && !/causal|channel/.test(kind) && shape[1] === image.num_prefix_keys + image.grid[0] * image.grid[1];
+}
+
+// Whether the queries of a layer are the steps that speak.
+function coversSpeech(speech, { shape, kind }) {
+  return Boolean(speech) && kind !== "channel" && shape[0] === Math.ceil(speech.shape[1] / speech.frames_per_step);
+}
+
+/** How much looks at how much, in words. */
+export function describeLayer(view, { image, speech }, { kind, shape }) {
+  const name = `${kind} attention`;
+  if (view === "speech") {
+    const seconds = (speech.shape[1] * speech.frame_seconds).toFixed(2);
+    return [name, pluralize(shape[1], "symbol"), `${pluralize(shape[0], "step")} in ${seconds} s`];
+  }
+  if (kind === "channel") return [name, `${formatCount(shape[0])} × ${formatCount(shape[1])} channels`];
+  if (view !== "image") return [name, `${formatCount(shape[0])} × ${formatCount(shape[1])} tokens`];
+  const patches = image.grid.map(formatCount).join(" × ");
+  return shape[0] === shape[1] ? [name, `${patches} patches`] : [name, pluralize(shape[0], "word"), `${patches} patches`];
+}
+
+/** How long a document is, in words. */
+export function describeDocument({ words, sentence_offsets, num_hops }, hop) {
+  return [
+    pluralize(words.length, "word"),
+    ...(sentence_offsets.length > 2 ? [pluralize(sentence_offsets.length - 1, "sentence")] : []),
+    ...(num_hops > 1 ? [hop === null ? `mean of ${num_hops} hops` : `hop ${hop} of ${num_hops}`] : []),
+  ];
+}
+
+function pluralize(number, name) {
+  return `${formatCount(number)} ${number === 1 ? name : `${name}s`}`;
+}
+
+/** The manifest with another scene, itself told by a manifest, in a place of it. */
+export function replaceData(manifest, index, update) {
+  const texts = [...manifest.texts],
+    known = new Map(texts.map((words, n) => [JSON.stringify(words), n]));
+  const indices = update.texts.map((words) => known.get(JSON.stringify(words)) ?? texts.push(words) - 1),
+    translate = (n) => (n === null ? null : indices[n]);
+  const [item] = update.data,
+    layers = item.layers.map((layer) => ({
+      ...layer,
+      row_labels: translate(layer.row_labels),
+      col_labels: translate(layer.col_labels),
+    }));
+  const data = manifest.data.map((old, n) => (n === index ? { ...item, label: old.label, layers } : old));
+  return { ...manifest, texts, data };
+}

@@ -1,0 +1,57 @@
+// All of a text in a thin strip beside it, as editors have: where the weight is, and what is in sight.
+
+import { sizeCanvas, createElement } from "./dom.js";
+
+const WIDTH = 14; // pixels
+
+export class Minimap {
+  /** `seek(part)`: go to a part of the whole, 0 to 1. */
+  constructor({ appearance, seek }) {
+    this.appearance = appearance;
+    const follow = (event) => seek(Math.max(0, Math.min(1, event.offsetY / this.el.clientHeight)));
+    this.el = createElement("canvas", {
+      class: "jm-minimap",
+      role: "img",
+      aria: { label: "Where in the text the weight is: click to go there" },
+      onpointerdown: (event) => (this.el.setPointerCapture(event.pointerId), follow(event)),
+      onpointermove: (event) => event.buttons && follow(event),
+    });
+  }
+
+  /** `weights` of all words, `version` of how they are shaded; `sight`, the first word in sight and the last. */
+  paint({ weights, curve, version, range, pinnedWord, height }) {
+    const key = `${version} ${height}`,
+      y = (n) => (n / weights.length) * height,
+      { inks } = this.appearance;
+    if (this.key !== key) this.column = this.paintColumn(weights, curve, height);
+    this.key = key;
+    const context = sizeCanvas(this.el, WIDTH, height);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(this.column, 3, 0, WIDTH - 6, height);
+    const [top, bottom] = range.map(y);
+    context.strokeStyle = inks.muted;
+    context.lineWidth = 1.5;
+    context.beginPath();
+    context.roundRect(1, Math.min(top, height - 8) + 1, WIDTH - 2, Math.max(6, bottom - top - 2), 3);
+    context.stroke();
+    if (pinnedWord === null) return;
+    context.fillStyle = inks.pin;
+    context.fillRect(0, Math.max(0, Math.min(height - 3, y(pinnedWord) - 1)), WIDTH, 3);
+  }
+
+  // One pixel wide: the strongest word of each stretch.
+  paintColumn(weights, curve, height) {
+    const image = createElement("canvas", { width: 1, height: height }),
+      context = image.getContext("2d");
+    for (let y = 0; y < height; y += 1) {
+      const from = Math.floor((y / height) * weights.length),
+        to = Math.max(from + 1, Math.floor(((y + 1) / height) * weights.length));
+      let most = 0;
+      for (let n = from; n < to; n += 1) if (weights[n] > most) most = weights[n];
+      const shade = Math.round(curve.to(most) * 255);
+      context.fillStyle = shade > 1 ? `rgb(${this.appearance.list[shade]})` : this.appearance.inks.empty;
+      context.fillRect(0, y, 1, 1);
+    }
+    return image;
+  }
+}

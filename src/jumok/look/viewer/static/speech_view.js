@@ -1,0 +1,406 @@
+// Speech: its spectrogram with the alignment under it, its sound, and the style tokens it was said with. Point at a
+// symbol to see its frames, at a time to see its symbols; click a place to hear it from there.
+
+import { Alignment } from "./alignment.js";
+import { Caption } from "./caption.js";
+import { formatCount, createCurve, formatWeight } from "./colours.js";
+import { sizeCanvas, icon, iconButton, createElement, createWord } from "./dom.js";
+import { decodeBase64, AudioPlayer } from "./audio_player.js";
+import { alignmentImage, melImage, paintMarkers, paintSpeech, layoutSpectrogram } from "./spectrogram_painter.js";
+import { StylePanel } from "./style_panel.js";
+import { Ruler, truncateText } from "./token_text.js";
+
+const MAX_SYMBOLS = 600; // in the line of text
+const NUM_RANKED_SYMBOLS = 4; // of a time
+
+export class SpeechView {
+  /**
+   * `events`: alignment(), a promise of the whole map in few cells; resynthesize(weights), a promise of what is then shown;
+   * reset(), back to how it was; tooltip(lines or null, x, y); announce(text); changed(), when the legend is another.
+   */
+  constructor({ appearance, events }) {
+    Object.assign(this, { appearance, events });
+    this.ruler = new Ruler();
+    this.clearSelection();
+    this.player = new AudioPlayer({
+      timeChanged: () => this.paintMarkers(),
+      changed: () => this.updateControls(),
+      failed: (text) => (this.lead.textContent = text),
+    });
+    this.button = iconButton("play", "Play (space)", () => this.player.toggle());
+    this.clock = createElement("span", { class: "jm-number jm-muted jm-clock" });
+    this.lead = createElement("p", { class: "jm-lead jm-current" });
+    this.symbols = new Caption(
+      {
+        pointer: (n, event) => event.pointerType !== "touch" && this.select({ hovered: n }),
+        pin: (n) => this.select({ held: this.held === n ? null : n, hovered: null, cursor: null }),
+        moveTo: (n) => this.select({ cursor: n, hovered: null }),
+      },
+      "Symbols of the text",
+    );
+    this.canvas = createElement("canvas", { role: "img" });
+    this.overlay = createElement("canvas", { class: "jm-overlay", aria: { hidden: "true" } });
+    this.note = createElement("p", { class: "jm-muted jm-speech-note" });
+    this.plot = createElement(
+      "div",
+      {
+        class: "jm-plot",
+        onpointermove: (event) => this.handlePointer(event),
+        onpointerdown: (event) => this.handlePointer(event),
+        onpointerleave: (event) => event.pointerType === "mouse" && this.handleLeave(),
+        onpointerup: (event) => event.pointerType === "touch" && this.handleLeave(),
+        onpointercancel: () => this.handleLeave(),
+        onclick: (event) => this.handleClick(event),
+      },
+      [this.canvas, this.overlay],
+    );
+    this.style = new StylePanel({
+      resynthesize: (weights) => this.resynthesize(weights),
+      reset: () => events.reset(),
+      play: () => this.player.toggle(),
+    });
+    this.el = createElement("div", { class: "jm-speech" }, [
+      createElement("div", { class: "jm-speech-main" }, [
+        createElement("div", { class: "jm-player" }, [this.button, this.clock, this.lead]),
+        this.symbols.el,
+        this.plot,
+        this.note,
+      ]),
+      this.style.el,
+    ]);
+    this.resizeObserver = new ResizeObserver(() => this.paint());
+    this.resizeObserver.observe(this.plot);
+  }
+
+  clearSelection() {
+    this.hovered = this.cursor = this.held = null; // symbols: under the pointer, gone to by keys, clicked
+    this.pointedStep = null; // a step in time: under the pointer, or gone to by keys
+  }
+
+  /** `scene` as in the manifest. */
+  show(content, data) {
+    const { speech, style } = data;
+    this.data = data;
+    this.style.show(style, data.number !== undefined);
+    if (this.speech !== speech) {
+      this.clearSelection();
+      this.mel = decodeBase64(speech.mel);
+      this.note.replaceChildren(createWord(speech.note));
+      this.note.hidden = !speech.note;
+      this.player.load(speech.wav);
+    }
+    if (this.speech !== speech || `${this.content.shape}` !== `${content.shape}`) this.map = null;
+    Object.assign(this, { content, speech });
+    const { cols, shape } = content,
+      names = Array.from({ length: shape[1] }, (_, n) => (cols ? truncateText(cols[n], 12) : formatCount(n)));
+    if (`${names}` !== `${this.names}`) this.symbols.fill(cols ? names.slice(0, MAX_SYMBOLS) : []);
+    this.names = names;
+    this.updateControls();
+    this.loading = this.load(content);
+    return this.loading;
+  }
+
+  async load(content) {
+    const answer = await this.events.alignment();
+    if (this.content !== content || !answer) return;
+    this.map = new Alignment(answer, content.shape);
+    this.refresh();
+  }
+
+  // ---------------------------------------------------------------- what there is
+
+  /** All of the time, in seconds: that of the steps, the last of which may have fewer frames. */
+  get length() {
+    return this.content.shape[0] * this.speech.frames_per_step * this.speech.frame_seconds;
+  }
+
+  get selected() {
+    return this.hovered ?? this.cursor ?? this.held;
+  }
+
+  /** The step that is looked at: pointed at, or heard. */
+  get row() {
+    return this.pointedStep ?? (this.player.playing ? this.rowAt(this.player.time) : null);
+  }
+
+  rowAt(seconds) {
+    const [steps] = this.content.shape;
+    return Math.max(0, Math.min(steps - 1, Math.floor((seconds / this.length) * steps)));
+  }
+
+  secondsOf(row) {
+    return (row / this.content.shape[0]) * this.length;
+  }
+
+  curve() {
+    const { curveSetting, contrastFactor } = this.appearance,
+      top = Math.max(1e-9, (this.map?.most || 1) * contrastFactor);
+    return createCurve(curveSetting === "auto" ? "root" : curveSetting, top * 1e-3, top);
+  }
+
+  legend() {
+    const { list, curveSetting } = this.appearance;
+    return this.map && { curve: this.curve(), list, log: curveSetting === "log", title: "attention weight" };
+  }
+
+  // ---------------------------------------------------------------- the page
+
+  updateControls() {
+    const { playing, ready } = this.player,
+      label = playing ? "Pause (space)" : "Play (space)";
+    this.button.hidden = this.clock.hidden = !ready;
+    this.button.title = label;
+    this.button.setAttribute("aria-label", label);
+    this.button.replaceChildren(icon(playing ? "pause" : "play"));
+    this.plot.classList.toggle("jm-playable", ready);
+    this.paintMarkers();
+  }
+
+  refresh() {
+    if (!this.map) return;
+    const [bands, frames] = this.speech.shape,
+      { appearance, content } = this;
+    this.highlighted = null; // colours may be others
+    this.images = {
+      mel: melImage(this.mel, [bands, frames], appearance.spectrogramColours),
+      map: alignmentImage(this.map.answer, this.curve(), appearance.colours),
+    };
+    const [steps, symbols] = content.shape.map(formatCount),
+      about = `Spectrogram of ${this.length.toFixed(2)} seconds`;
+    this.canvas.setAttribute("aria-label", `${about}, and the alignment of its ${steps} steps to ${symbols} symbols`);
+    this.paint();
+    this.events.changed();
+  }
+
+  paint() {
+    const { clientWidth: width, clientHeight: height } = this.plot;
+    if (!this.map || !this.images || width < 60 || height < 60) return;
+    const { appearance, names } = this,
+      [bands, frames] = this.speech.shape;
+    this.ruler.use(appearance.font);
+    const widest = Math.max(...names.slice(0, 400).map((text) => this.ruler.width(text)));
+    this.box = layoutSpectrogram(width, height, Math.min(110, Math.max(14, widest)) + 16, names.length);
+    paintSpeech(sizeCanvas(this.canvas, width, height), this.box, {
+      ...{ ...this.images, appearance, ruler: this.ruler, words: names, length: this.length, bands },
+      part: Math.min(1, (frames * this.speech.frame_seconds) / this.length),
+    });
+    this.paintMarkers();
+  }
+
+  // What moves: lines, and what is told of them.
+  paintMarkers() {
+    if (!this.content) return;
+    const { ready, playing, time } = this.player,
+      total = this.speech.shape[1] * this.speech.frame_seconds;
+    if (ready) this.clock.textContent = `${Math.min(time, total).toFixed(2)} / ${total.toFixed(2)} s`;
+    if (!this.map || !this.box) return;
+    const { selected, row } = this;
+    const now = `${selected} ${row} ${this.held} ${this.cursor}`;
+    if (now !== this.highlighted) {
+      this.highlighted = now;
+      this.symbols.highlight({ selected, pinned: this.held, cursor: this.cursor }, this.tinting(row));
+      this.showCurrent(selected, row);
+      if (playing && row !== null) this.symbols.reveal(this.map.rankSymbols(row, 1)[0].n);
+    }
+    paintMarkers(sizeCanvas(this.overlay, this.plot.clientWidth, this.plot.clientHeight), this.box, {
+      symbol: selected,
+      profile: selected === null ? [] : this.map.profile(selected),
+      words: this.names,
+      pointed: this.pointedStep === null ? null : (this.pointedStep + 0.5) / this.content.shape[0],
+      played: ready && (playing || time > 0) ? Math.min(1, time / this.length) : null,
+      ...{ appearance: this.appearance, ruler: this.ruler },
+    });
+  }
+
+  // Symbols are shaded by how much the step that is pointed at, or heard, looks at each.
+  tinting(row) {
+    const { appearance } = this;
+    if (row === null)
+      return (el) => {
+        el.style.backgroundColor = el.style.color = "";
+      };
+    const here = this.map.at(row),
+      top = Math.max(...here) || 1;
+    return (el, n) => {
+      const shade = Math.round((here[n] / top) * 255),
+        colour = appearance.tints[shade];
+      el.style.backgroundColor = shade > 15 ? `rgb(${colour})` : "";
+      el.style.color = shade > 15 ? appearance.inkOn(colour) : "";
+    };
+  }
+
+  showCurrent(selected, row) {
+    if (selected !== null)
+      return this.lead.replaceChildren(
+        createWord(this.names[selected], { class: selected === this.held ? "jm-pinned" : "jm-selected" }),
+        createElement("span", { class: "jm-muted jm-number", text: `  ${this.describeSpan(selected)}` }),
+      );
+    if (row !== null) {
+      const [best] = this.map.rankSymbols(row, 1);
+      return this.lead.replaceChildren(
+        createElement("span", { class: "jm-number", text: `${this.secondsOf(row).toFixed(2)} s  ` }),
+        createWord(this.names[best.n], { class: "jm-selected" }),
+        createElement("span", { class: "jm-muted jm-number", text: `  ${formatWeight(best.value)}` }),
+      );
+    }
+    const play = this.player.ready ? "; click to play from there" : "",
+      text = `Point at a symbol or at a time${play}.`;
+    return this.lead.replaceChildren(createElement("span", { class: "jm-muted", text }));
+  }
+
+  describeSpan(symbol) {
+    const span = this.map.findSpan(symbol);
+    if (!span) return "is at no time looked at most";
+    const [from, to] = [span.from, span.to].map((row) => this.secondsOf(row).toFixed(2)),
+      gaps = span.numSteps < span.to - span.from ? ", with others between" : "";
+    return `looked at most from ${from} to ${to} s${gaps}`;
+  }
+
+  // ---------------------------------------------------------------- pointing
+
+  select(change) {
+    Object.assign(this, change);
+    this.paintMarkers();
+  }
+
+  // What lies under the pointer: a step in time, or beside the plots a symbol.
+  placeAt({ clientX, clientY }) {
+    const { left, top } = this.plot.getBoundingClientRect(),
+      { box } = this,
+      [steps, symbols] = this.content.shape;
+    const x = clientX - left,
+      y = clientY - top,
+      part = (x - box.x) / box.w;
+    if (part >= 0 && part < 1 && y >= box.mel.y && y <= box.y + box.h) return { step: Math.floor(part * steps), part };
+    const up = (box.y + box.h - y) / box.h;
+    return x < box.x && up >= 0 && up < 1 ? { symbol: Math.floor(up * symbols) } : {};
+  }
+
+  handlePointer(event) {
+    if (!this.map || !this.box) return;
+    const { step = null, symbol = null } = this.placeAt(event);
+    this.select({ pointedStep: step, hovered: symbol });
+    this.events.tooltip(step === null ? null : this.tooltipLines(step), event.clientX, event.clientY);
+  }
+
+  handleClick(event) {
+    const { part, symbol } = this.map && this.box ? this.placeAt(event) : {};
+    if (part !== undefined) {
+      this.handleLeave(); // what is heard is told now
+      this.player.playFrom(part * this.length);
+    }
+    if (symbol !== undefined) this.select({ held: this.held === symbol ? null : symbol });
+  }
+
+  handleLeave() {
+    this.select({ pointedStep: null, hovered: null });
+    this.events.tooltip(null);
+  }
+
+  tooltipLines(row) {
+    const best = this.map.rankSymbols(row, NUM_RANKED_SYMBOLS),
+      top = best[0].value || 1;
+    return [
+      createElement("div", { class: "jm-muted jm-number", text: `${this.secondsOf(row).toFixed(2)} s, step ${formatCount(row)}` }),
+      createElement(
+        "div",
+        { class: "jm-attended" },
+        best.flatMap(({ n, value }) => [
+          createWord(this.names[n], { class: n === this.selected ? "jm-pinned" : "" }),
+          createElement("span", { class: "jm-meter" }, [
+            createElement("span", { css: { width: `${(100 * value) / top}%`, "background-color": this.appearance.inks.accent } }),
+          ]),
+          createElement("span", { class: "jm-number", text: formatWeight(value) }),
+        ]),
+      ),
+    ];
+  }
+
+  // ---------------------------------------------------------------- keys
+
+  /** Keys that mean something here; false for all others. */
+  handleKey(key, shiftKey, button) {
+    const inText = button && this.symbols.el.contains(button);
+    if (key === " " && (!button || inText)) return (this.player.toggle(), true);
+    if (!this.map) return false;
+    if (key !== "Escape" && (shiftKey || inText)) {
+      const next = this.symbols.next(key, this.selected);
+      return next === null ? false : this.moveToSymbol(next);
+    }
+    const last = this.content.shape[0] - 1,
+      by = { ArrowLeft: -1, ArrowRight: 1 }[key];
+    if (by) return this.moveToStep(this.pointedStep === null ? (by > 0 ? 0 : last) : Math.max(0, Math.min(last, this.pointedStep + by)));
+    if (key === "Home" || key === "End") return this.moveToStep(key === "Home" ? 0 : last);
+    if (key === "Enter" && this.pointedStep !== null && !button) return (this.player.playFrom(this.secondsOf(this.pointedStep)), true);
+    if (key === "Escape" && (this.pointedStep !== null || this.selected !== null)) {
+      if (inText) this.el.closest(".jumok").focus({ preventScroll: true });
+      this.clearSelection();
+      this.handleLeave();
+      return true;
+    }
+    return false;
+  }
+
+  // From step to step; what is looked at then is said.
+  moveToStep(row) {
+    this.select({ pointedStep: row, hovered: null });
+    this.events.tooltip(null);
+    const [best] = this.map.rankSymbols(row, 1);
+    this.events.announce(`${this.secondsOf(row).toFixed(2)} seconds: ${this.names[best.n]} ${formatWeight(best.value)}`);
+    return true;
+  }
+
+  moveToSymbol(n) {
+    this.select({ cursor: n, hovered: null, pointedStep: null });
+    this.symbols.focus(n);
+    this.events.tooltip(null);
+    this.events.announce(`${this.names[n]} ${this.describeSpan(n)}`);
+    return true;
+  }
+
+  // ---------------------------------------------------------------- other styles
+
+  // One at a time, and of wishes that came meanwhile the last.
+  async resynthesize(weights) {
+    this.requested = weights;
+    if (this.style.isWaiting) return;
+    this.style.wait(true);
+    let message = "";
+    try {
+      while (this.requested) {
+        const weights = this.requested;
+        this.requested = null;
+        await this.events.resynthesize(weights);
+        await this.loading;
+      }
+    } catch (error) {
+      this.requested = null;
+      message = error.message;
+    }
+    this.style.wait(false);
+    this.style.show(this.data.style, this.data.number !== undefined); // the sliders as it is heard
+    this.style.showStatus(message && `It could not be said so: ${message}`);
+    if (!message && this.style.autoplay.checked) this.player.playFrom(0);
+  }
+
+  /** A PNG of what is drawn. */
+  save() {
+    const { width, height } = this.canvas,
+      whole = createElement("canvas", { width, height }),
+      context = whole.getContext("2d");
+    context.fillStyle = this.appearance.inks.page;
+    context.fillRect(0, 0, width, height);
+    context.drawImage(this.canvas, 0, 0);
+    return new Promise((resolve) => whole.toBlob(resolve));
+  }
+
+  /** Another view is shown. */
+  deactivate() {
+    this.player.stop();
+  }
+
+  close() {
+    this.resizeObserver.disconnect();
+    this.player.close();
+  }
+}

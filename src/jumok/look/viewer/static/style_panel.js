@@ -1,0 +1,136 @@
+// The tokens of a style: how much of each there is as bars, one for a head, and a slider for each to have it otherwise.
+
+import { formatWeight } from "./colours.js";
+import { createElement, createWord } from "./dom.js";
+import { truncateText } from "./token_text.js";
+
+const ENABLED_NOTE =
+  "Move a slider, and it is said anew with as much of that token, in all heads alike. A name gives that token alone.";
+const DISABLED_NOTE =
+  "As it was said. No model stands behind this view, so the sliders stay where they are; on the page of jumok look " +
+  "and in a notebook they can be moved.";
+
+export class StylePanel {
+  /** `events`: resynthesize(weights), when sliders were moved; reset(), to have it as it was; play(). */
+  constructor(events) {
+    this.events = events;
+    this.about = createElement("p", { class: "jm-muted" });
+    this.list = createElement("ul", { class: "jm-tokens" });
+    this.note = createElement("p", { class: "jm-muted jm-style-note" });
+    this.status = createElement("p", { class: "jm-muted", role: "status" });
+    this.autoplay = createElement("input", { type: "checkbox", checked: true });
+    this.back = createElement("button", { type: "button", class: "jm-choice", text: "As it was", onclick: () => this.reset() });
+    this.autoplayBox = createElement("label", { class: "jm-field" }, [this.autoplay, createElement("span", { text: "Play what is said anew" })]);
+    this.el = createElement("section", { class: "jm-style", aria: { label: "Style tokens" } }, [
+      createElement("div", { class: "jm-bar" }, [createElement("h3", { class: "jm-heading", text: "Style tokens" }), this.back]),
+      this.about,
+      this.list,
+      this.autoplayBox,
+      this.status,
+      this.note,
+    ]);
+  }
+
+  /** A style as in the manifest; `isResynthesized`: whether it was said so because sliders had been moved. */
+  show(style, isResynthesized) {
+    this.el.hidden = !style;
+    if (!style) return;
+    const { names, weights, can_resynthesize: enabled } = style,
+      heads = weights.length;
+    if (`${this.names}` !== `${names}` || this.enabled !== enabled || this.heads !== heads) this.buildRows(style);
+    const mean = names.map((_, n) => weights.reduce((sum, head) => sum + head[n], 0) / heads),
+      low = Math.min(0, ...weights.flat()),
+      span = Math.max(...weights.flat(), 0) - low || 1;
+    this.about.textContent =
+      heads > 1 ? `How much of each is in it, by ${heads} heads` : "How much of each is in it";
+    this.rows.forEach(({ bars, box }, n) => {
+      const each = weights.map((head) => head[n]);
+      const byHead = heads > 1 ? `; by head ${each.map((weight) => formatWeight(weight)).join(", ")}` : "";
+      box.setAttribute("aria-label", `${names[n]}: ${formatWeight(mean[n])}${byHead}`);
+      bars.forEach((bar, h) => {
+        bar.title = `${heads > 1 ? `head ${h}: ` : ""}${formatSigned(each[h])}`;
+        bar.style.left = `${(100 * (Math.min(each[h], 0) - low)) / span}%`;
+        bar.style.width = `${(100 * Math.abs(each[h])) / span}%`;
+      });
+    });
+    if (!this.isWaiting) this.setValues(mean);
+    this.back.hidden = !isResynthesized;
+    this.autoplayBox.hidden = !enabled;
+    this.note.textContent = enabled ? ENABLED_NOTE : DISABLED_NOTE;
+  }
+
+  buildRows({ names, weights, slider_limit: limit, can_resynthesize: enabled }) {
+    Object.assign(this, { names, enabled, heads: weights.length });
+    this.rows = names.map((name, n) => {
+      const text = truncateText(name, 24),
+        bars = weights.map(() => createElement("span", { class: "jm-token-bar" })),
+        box = createElement("span", { class: "jm-token-bars", role: "img" }, bars),
+        number = createElement("output", { class: "jm-number" });
+      const slider = createElement("input", {
+        type: "range",
+        ...{ min: `${-limit}`, max: `${limit}`, step: `${limit / 100}`, disabled: !enabled },
+        aria: { label: `How much of ${text}` },
+        oninput: () => {
+          this.current[n] = Number(slider.value);
+          this.showValue(n);
+        },
+        onchange: () => this.moved(),
+        onkeydown: (event) => event.key === " " && (event.preventDefault(), this.events.play()),
+      });
+      const title = enabled
+        ? createElement("button", {
+            type: "button",
+            class: "jm-link",
+            title: "Only this token",
+            aria: { label: `Only ${text}` },
+            onclick: () => this.selectOnly(n),
+          }, [createWord(text)])
+        : createWord(text);
+      const el = createElement("li", { class: "jm-style-token", data: { token: n } }, [title, box, slider, number]);
+      return { el, bars, box, slider, number };
+    });
+    this.limit = limit;
+    this.list.replaceChildren(...this.rows.map(({ el }) => el));
+  }
+
+  setValues(all) {
+    this.current = [...all]; // a slider has steps, the style that was heard has none
+    this.rows.forEach(({ slider }, n) => {
+      slider.value = `${all[n]}`;
+      this.showValue(n);
+    });
+  }
+
+  showValue(n) {
+    this.rows[n].number.textContent = formatSigned(this.current[n]);
+  }
+
+  selectOnly(n) {
+    this.setValues(this.names.map((_, k) => (k === n ? Math.min(1, this.limit) : 0)));
+    this.moved();
+  }
+
+  moved() {
+    this.events.resynthesize([...this.current]);
+  }
+
+  reset() {
+    this.showStatus("");
+    this.events.reset();
+  }
+
+  /** While it is said anew sliders stay where they were put; they may be moved on. */
+  wait(isWaiting) {
+    this.isWaiting = isWaiting;
+    this.el.setAttribute("aria-busy", `${isWaiting}`);
+    this.showStatus(isWaiting ? "It is being said anew …" : "");
+  }
+
+  showStatus(text) {
+    this.status.textContent = text;
+  }
+}
+
+function formatSigned(value) {
+  return `${value < -0.0005 ? "−" : ""}${Math.abs(value).toFixed(2)}`;
+}

@@ -1,0 +1,105 @@
+// All words of a caption as small pictures, one a word, each with where the model looked for it.
+
+import { sizeCanvas, createElement } from "./dom.js";
+import { paintOverlay } from "./overlay.js";
+import { Ruler, truncateText } from "./token_text.js";
+
+const THUMBNAIL_AREA = 9600; // pixels of a small picture, whatever its shape
+const THUMBNAIL_MAP_PIXELS = 96; // pixels of its smoothed map
+
+export class CaptionThumbnails {
+  /** `events`: pointer(word or null, event), pin(word). */
+  constructor({ appearance, events }) {
+    Object.assign(this, { appearance, events });
+    this.thumbnails = [];
+    this.el = createElement("div", { class: "jm-thumbnails", role: "group", aria: { label: "Where it looked, word by word" } });
+  }
+
+  /** `words`, and the picture's width by its height. */
+  fill(words, ratio) {
+    const width = Math.sqrt(THUMBNAIL_AREA * ratio),
+      shrink = Math.min(1, 220 / width, 170 / (width / ratio));
+    this.size = [Math.round(width * shrink), Math.round((width / ratio) * shrink)];
+    this.words = words;
+    this.el.style.setProperty("--thumbnail", `${Math.max(76, this.size[0])}px`);
+    this.thumbnails = words.map((text, n) => {
+      const canvas = createElement("canvas", { aria: { hidden: "true" } }),
+        name = createElement("span", { class: "jm-thumbnail-word", dir: "auto", text });
+      const el = createElement(
+        "button",
+        {
+          type: "button",
+          class: "jm-thumbnail",
+          tabindex: "-1", // the words of the caption are the same choice
+          title: text,
+          data: { word: n },
+          aria: { label: `${text}: where it looked`, pressed: "false" },
+          onpointerenter: (event) => this.events.pointer(n, event),
+          onpointerleave: (event) => this.events.pointer(null, event),
+          onclick: () => this.events.pin(n),
+        },
+        [canvas, name],
+      );
+      return { el, canvas, name };
+    });
+    this.el.replaceChildren(...this.thumbnails.map(({ el }) => el));
+  }
+
+  /** `overlay(n)`: what paintOver needs for a word, but for the size. */
+  paint(image, overlay) {
+    const [width, height] = this.size;
+    this.thumbnails.forEach(({ canvas }, n) => {
+      const context = sizeCanvas(canvas, width, height);
+      context.drawImage(image, 0, 0, width, height);
+      paintOverlay(context, { ...overlay(n), width, height, fine: THUMBNAIL_MAP_PIXELS });
+    });
+  }
+
+  /** `tint(element, n)` shades the name of a word. */
+  highlight({ selected, pinned }, tint) {
+    this.thumbnails.forEach(({ el, name }, n) => {
+      el.classList.toggle("jm-cursor", n === selected && n !== pinned);
+      el.classList.toggle("jm-is-pinned", n === pinned);
+      el.setAttribute("aria-pressed", `${n === pinned}`);
+      tint(name, n);
+    });
+  }
+
+  /** As a picture to keep: the photo and all small pictures with their words. */
+  save(image, overlay) {
+    const [width, height] = this.size.map((length) => 2 * length),
+      cell = Math.max(width, 150),
+      gap = 14,
+      line = 30,
+      numPanels = this.words.length + 1;
+    const cols = Math.min(numPanels, Math.max(2, Math.round(Math.sqrt((1.7 * numPanels * (height + line)) / cell)))),
+      rows = Math.ceil(numPanels / cols);
+    const canvas = createElement("canvas", {
+        width: cols * (cell + gap) + gap,
+        height: rows * (height + line + gap) + gap,
+      }),
+      context = canvas.getContext("2d"),
+      ruler = new Ruler();
+    context.fillStyle = this.appearance.inks.page;
+    context.fillRect(0, 0, canvas.width, canvas.height);
+    context.font = `17px ${this.appearance.family}`;
+    context.textAlign = "center";
+    ruler.use(context.font);
+    for (let n = 0; n < numPanels; n += 1) {
+      context.save();
+      context.translate(
+        gap + (n % cols) * (cell + gap) + (cell - width) / 2,
+        gap + Math.floor(n / cols) * (height + line + gap),
+      );
+      context.drawImage(image, 0, line, width, height);
+      if (n) {
+        context.fillStyle = this.appearance.inks.ink;
+        context.fillText(ruler.fit(truncateText(this.words[n - 1], 60), cell), width / 2, line - 9);
+        context.translate(0, line);
+        paintOverlay(context, { ...overlay(n - 1), width, height });
+      }
+      context.restore();
+    }
+    return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+  }
+}
