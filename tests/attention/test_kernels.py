@@ -21,8 +21,13 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the kernels need Triton")
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-from jumok.attention.kernels import AdditiveStepLoop, fused_additive_scores  # noqa: E402
-from jumok.attention.kernels.additive_step import AdditiveStepBlockSizes, choose_step_blocks, plan_launch  # noqa: E402
+from jumok.attention.kernels.additive import fused_additive_scores  # noqa: E402
+from jumok.attention.kernels.additive_step import (  # noqa: E402
+    AdditiveStepBlockSizes,
+    AdditiveStepLoop,
+    choose_step_blocks,
+    plan_launch,
+)
 
 ON_GPU = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -145,9 +150,8 @@ def test_scores_of_nothing(size: tuple[int, int, int, int]) -> None:
 @runs_kernels
 def test_second_derivatives_are_refused() -> None:
     q = random(2, 3, 5).requires_grad_()
-    context, _ = AdditiveStepLoop(*(x.requires_grad_() for x in shared_inputs(torch.float32))).step(
-        random(B, DQ)
-    )
+    loop = AdditiveStepLoop(*(x.requires_grad_() for x in shared_inputs(torch.float32)))
+    context = loop.compute_context(random(B, DQ))
     for output in (fused_additive_scores(q, random(2, 7, 5), random(5)), context):
         with pytest.raises(RuntimeError, match="differentiable once"):
             output.sum().backward(create_graph=True)
@@ -166,7 +170,7 @@ def shared_inputs(dtype: torch.dtype) -> list[Tensor]:
 def plain_steps(
     weight: Tensor, keys: Tensor, v: Tensor, value: Tensor, *queries: Tensor, allowed: Tensor | None = None
 ) -> list[Tensor]:
-    """context, weights of every step."""
+    """The context of every step."""
     outputs = []
     for query in queries:
         score = (torch.tanh((query @ weight.T)[:, None] + keys) * v).sum(-1)
@@ -176,13 +180,13 @@ def plain_steps(
         weights = score.softmax(-1)
         if allowed is not None:
             weights = weights.masked_fill(~allowed, 0)
-        outputs += [(weights.to(value.dtype)[:, None] @ value)[:, 0], weights]
+        outputs.append((weights.to(value.dtype)[:, None] @ value)[:, 0])
     return outputs
 
 
 def our_steps(*inputs: Tensor, allowed: Tensor | None = None, blocks: Both | None = SPLIT) -> list[Tensor]:
-    shared = AdditiveStepLoop(*inputs[:4], blocks=blocks)
-    return [x for query in inputs[4:] for x in shared.step(query, allowed)]
+    loop = AdditiveStepLoop(*inputs[:4], blocks=blocks)
+    return [loop.compute_context(query, allowed) for query in inputs[4:]]
 
 
 STEPS = [(dtype, blocks, masked) for dtype in DTYPES for blocks in (WHOLE, SPLIT) for masked in (False, True)]
@@ -195,7 +199,7 @@ if ON_GPU:  # any two of them in every combination
 def test_steps_and_gradients(dtype: torch.dtype, blocks: Both, masked: bool) -> None:
     torch.manual_seed(3)
     inputs = shared_inputs(dtype) + [random(B, DQ, dtype=dtype) for _ in range(T)]
-    grads = [random(B, width) for _ in range(T) for width in (DV, K)]
+    grads = [random(B, DV) for _ in range(T)]
     allowed = None
     if masked:
         allowed = torch.rand(B, K, device=DEVICE) < 0.6
@@ -204,11 +208,10 @@ def test_steps_and_gradients(dtype: torch.dtype, blocks: Both, masked: bool) -> 
     plain = with_gradients(lambda *x: plain_steps(*x, allowed=allowed), inputs, grads, dtype)
     exact = with_gradients(lambda *x: plain_steps(*x, allowed=allowed), inputs, grads, torch.float64)
     assert ours[0].dtype == dtype
-    assert ours[1].dtype == torch.float32
     agree(ours, plain, exact, dtype)
     if masked:
-        assert not ours[0][1].any()
-        assert not ours[1][1].any()
+        contexts, (_, d_keys, _, d_value, *d_queries) = ours[:T], ours[T:]
+        assert not any(x[1].any() for x in (*contexts, d_keys, d_value, *d_queries))
 
 
 @runs_kernels
@@ -218,7 +221,7 @@ def test_what_is_not_allowed_never_arrives(blocks: Both) -> None:
     allowed = torch.rand(B, K, device=DEVICE) < 0.5
     allowed[2] = False
     inputs = [*shared_inputs(torch.float32), random(B, DQ)]
-    grads = [random(B, DV), random(B, K)]
+    grads = [random(B, DV)]
     clean = with_gradients(
         lambda *x: our_steps(*x, allowed=allowed, blocks=blocks), inputs, grads, torch.float32
     )
@@ -246,7 +249,7 @@ if ON_GPU:
 @pytest.mark.parametrize(("dtype", "blocks"), PAIRS)
 def test_pairs_of_numbers(dtype: torch.dtype, blocks: Both | None) -> None:
     torch.manual_seed(9)
-    inputs, grads = even_inputs(dtype), [random(B, 22), random(B, K)]
+    inputs, grads = even_inputs(dtype), [random(B, 22)]
     allowed = torch.rand(B, K, device=DEVICE) < 0.5
     allowed[1] = False
     for tensor in (inputs[1], inputs[3]):
@@ -262,39 +265,13 @@ def test_pairs_of_numbers(dtype: torch.dtype, blocks: Both | None) -> None:
 @pytest.mark.parametrize("blocks", [WHOLE, SPLIT])
 def test_scores_whose_exponentials_leave_float32(blocks: Both) -> None:
     torch.manual_seed(10)
-    inputs, grads = even_inputs(torch.float32, v_scale=100), [random(B, 22), random(B, K)]
+    inputs, grads = even_inputs(torch.float32, v_scale=100), [random(B, 22)]
     inputs[1][0] = -30.0  # a row whose scores are all far below zero, or all far above
     ours = with_gradients(lambda *x: our_steps(*x, blocks=blocks), inputs, grads, torch.float32)
     plain = with_gradients(plain_steps, inputs, grads, torch.float32)
     exact = with_gradients(plain_steps, inputs, grads, torch.float64)
     assert all(x.isfinite().all() for x in ours)
     agree(ours, plain, exact, torch.float32)
-
-
-@runs_kernels
-@pytest.mark.parametrize("blocks", [WHOLE, SPLIT])
-def test_the_context_is_the_same_without_the_weights(blocks: Both) -> None:
-    torch.manual_seed(11)
-    inputs, grads = [*shared_inputs(torch.float32), random(B, DQ)], [random(B, DV)]
-    allowed = torch.rand(B, K, device=DEVICE) < 0.6
-    allowed[2] = False
-
-    def run(with_weights: bool) -> list[Tensor]:
-        def outputs(*leaves: Tensor) -> list[Tensor]:
-            shared = AdditiveStepLoop(*leaves[:4], blocks=blocks)
-            step = (
-                shared.step(leaves[4], allowed)[0]
-                if with_weights
-                else shared.compute_context(leaves[4], allowed)
-            )
-            return [step]
-
-        return with_gradients(outputs, inputs, grads, torch.float32)
-
-    without = run(False)
-    torch.testing.assert_close(without, run(True), rtol=0, atol=0)
-    assert not without[0][2].any()
-    assert not any(x[2].any() for x in (without[2], without[4], without[5]))  # keys, value, query
 
 
 @runs_kernels
@@ -314,9 +291,8 @@ def test_backward_twice_in_part_and_for_the_query_only() -> None:
     torch.testing.assert_close(
         gradients(ours, leaves[4:]), gradients(plain, leaves[4:]), **close
     )  # queries only
-    torch.testing.assert_close(gradients(ours[2:4], leaves[:4]), gradients(plain[2:4], leaves[:4]), **close)
-    torch.testing.assert_close(gradients(ours[0:1], leaves[:4]), gradients(plain[0:1], leaves[:4]), **close)
-    torch.testing.assert_close(gradients(ours[1:2], leaves[:3]), gradients(plain[1:2], leaves[:3]), **close)
+    torch.testing.assert_close(gradients(ours[1:], leaves[:4]), gradients(plain[1:], leaves[:4]), **close)
+    torch.testing.assert_close(gradients(ours[:1], leaves[:4]), gradients(plain[:1], leaves[:4]), **close)
     for some in ([0], [1], [2], [3]):
         of = [leaves[at] for at in some]
         torch.testing.assert_close(gradients(ours, of), gradients(plain, of), **close)
@@ -325,9 +301,8 @@ def test_backward_twice_in_part_and_for_the_query_only() -> None:
 @runs_kernels
 def test_a_step_over_no_keys() -> None:
     leaves = [random(*shape).requires_grad_() for shape in ((H, DQ), (B, 0, H), (H,), (B, 0, DV), (B, DQ))]
-    context, weights = AdditiveStepLoop(*leaves[:4]).step(leaves[4])
+    context = AdditiveStepLoop(*leaves[:4]).compute_context(leaves[4])
     assert context.shape == (B, DV)
-    assert weights.shape == (B, 0)
     assert not context.any()
     context.sum().backward()
     assert leaves[4].grad is not None
@@ -339,15 +314,15 @@ def test_a_loop_that_feeds_back() -> None:
     torch.manual_seed(6)
     leaves = [x.requires_grad_() for x in (*shared_inputs(torch.float32), random(DV, DQ), random(B, DQ))]
 
-    def loss(step: Callable[[Tensor], Sequence[Tensor]]) -> Tensor:
-        query, coverage = leaves[5], torch.zeros(B, K, device=DEVICE)
+    def loss(step: Callable[[Tensor], Tensor]) -> Tensor:
+        query = leaves[5]
         for _ in range(3):
-            context, weights = step(query)
-            query, coverage = torch.tanh(context @ leaves[4]), coverage + weights
-        return query.sum() + coverage.square().sum()
+            query = torch.tanh(step(query) @ leaves[4])
+        return query.sum()
 
-    ours = torch.autograd.grad(loss(AdditiveStepLoop(*leaves[:4], blocks=SPLIT).step), leaves)
-    plain = torch.autograd.grad(loss(lambda query: plain_steps(*leaves[:4], query)), leaves)
+    loop = AdditiveStepLoop(*leaves[:4], blocks=SPLIT)
+    ours = torch.autograd.grad(loss(loop.compute_context), leaves)
+    plain = torch.autograd.grad(loss(lambda query: plain_steps(*leaves[:4], query)[0]), leaves)
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
 
 
@@ -359,22 +334,22 @@ def test_nothing_is_kept() -> None:
             leaves = [
                 x.requires_grad_(way != "no_grad") for x in (*shared_inputs(torch.float32), random(B, DQ))
             ]
-            shared = AdditiveStepLoop(*leaves[:4], blocks=SPLIT)
+            loop = AdditiveStepLoop(*leaves[:4], blocks=SPLIT)
             with torch.set_grad_enabled(way != "no_grad"):
-                context, weights = shared.step(leaves[4])
-                context, weights = shared.step(leaves[4] + context.sum())
+                context = loop.compute_context(leaves[4])
+                context = loop.compute_context(leaves[4] + context.sum())
             assert context.requires_grad == (way != "no_grad")
             if way == "backward":
-                (context.sum() + weights.sum()).backward()
+                context.sum().backward()
             if way == "query":
                 torch.autograd.grad(context.sum(), leaves[4])
             watched = [
-                weakref.ref(shared),
-                weakref.ref(shared.gradient_buffer),
+                weakref.ref(loop),
+                weakref.ref(loop.gradient_buffer),
                 weakref.ref(context),
                 weakref.ref(leaves[1]),
             ]
-            del shared, context, weights, leaves
+            del loop, context, leaves
             assert [ref() for ref in watched] == [None] * 4, way
     finally:
         gc.enable()
@@ -398,7 +373,7 @@ def test_steps_at_real_sizes(dtype: torch.dtype, size: tuple[int, int, int, int,
     scales = (DQ**-0.5, 1.0, 3 * H**-0.5, 1.0, 1.0, 1.0)
     inputs = [random(*shape, dtype=dtype, scale=scale) for shape, scale in zip(shapes, scales, strict=True)]
     allowed = torch.arange(K, device=DEVICE) < torch.randint(K // 2, K, (B, 1), device=DEVICE)
-    grads = [random(B, width) for _ in range(2) for width in (DV, K)]
+    grads = [random(B, DV) for _ in range(2)]
     ours = with_gradients(lambda *x: our_steps(*x, allowed=allowed, blocks=None), inputs, grads, dtype)
     plain = with_gradients(lambda *x: plain_steps(*x, allowed=allowed), inputs, grads, dtype)
     exact = with_gradients(lambda *x: plain_steps(*x, allowed=allowed), inputs, grads, torch.float64)
@@ -518,11 +493,11 @@ def test_the_step_kernels_compile_for_hopper(kernel: str, splits: int, stages: i
     from triton.backends.compiler import GPUTarget
 
     from jumok.attention.kernels import additive_step_kernels
-    from jumok.attention.kernels.additive import launch_options
+    from jumok.attention.kernels.common import launch_options
 
     function = getattr(additive_step_kernels, kernel)
     constants = {"UNIT": 8, "SPLITS": splits, "PARTS": splits, "EXACT": kind == "fp32", "MASKED": True}
-    constants |= {"PRECISE": True, "WITH_D_WEIGHTS": True, "ROWS": 16, "HL": 2, "DL": 1, "WIDTH": 128}
+    constants |= {"PRECISE": True, "ROWS": 16, "HL": 2, "DL": 1, "WIDTH": 128}
     constants |= {"PAIRS": kind != "fp32", "STAGES": stages, "PW": 128, "VECTOR": 1}
     constants = {name: value for name, value in constants.items() if name in function.arg_names}
     given = ("q_ptr", "k_ptr", "v_ptr", "value_ptr", "context_ptr", "d_context_ptr", "dq_ptr")

@@ -110,7 +110,7 @@ def test_maps_are_the_pooled_weights(case) -> None:
     H, G, Q, K, D, cells, diagonal, window, dead = case
     q, k = torch.randn(H, Q, D, device=DEVICE), torch.randn(G, K, D, device=DEVICE)
     alive = (torch.arange(K, device=DEVICE) % 3 > 0) if dead else None
-    mask = {"diagonal": diagonal, "window": window, "alive": alive}
+    mask = {"diagonal": diagonal, "window": window, "key_mask": alive}
     s = scores(q, k, 0.7).masked_fill(blocked(Q, K, diagonal, window, alive), -torch.inf)
     lse = compute_row_lse(q, k, scale=0.7, **mask)
     torch.testing.assert_close(lse.double(), s.logsumexp(-1), rtol=CLOSE, atol=CLOSE)
@@ -253,7 +253,14 @@ class Wide:
 
 CAUSAL = {"CAUSAL": True}
 NARROW = {"EVEN": False, "WIDTH": 4, "HEIGHT": 1, "UNROLL": 1, "ONE_TURN": True}
-UNEVEN = {"EVEN": False, "ALIVE": True, "CAUSAL": True, "WINDOWED": True, "UNROLL": 1, "ONE_TURN": False}
+UNEVEN = {
+    "EVEN": False,
+    "HAS_KEY_MASK": True,
+    "CAUSAL": True,
+    "WINDOWED": True,
+    "UNROLL": 1,
+    "ONE_TURN": False,
+}
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
@@ -278,20 +285,21 @@ def test_the_kernels_compile_for_hopper_and_fit(width: int, kind: str, more: dic
     from triton.backends.compiler import GPUTarget
 
     from jumok.attention.kernels import lse, pooled_maps
+    from jumok.attention.kernels.common import launch_options
 
     more = dict(more)
     blocks = more.pop("blocks", choose_lse_blocks(Wide(width, kind), 1 << 17))  # type: ignore[arg-type]
     wide = 128 // blocks.keys
     constants = {"D": width, "BD": width, "BQ": blocks.queries, "BK": blocks.keys, "WIDTH": blocks.keys}
     constants |= {"HEIGHT": min(128, blocks.queries), "UNROLL": min(wide, blocks.unroll), "EVEN": True}
-    constants |= {"ONE_TURN": wide <= blocks.unroll, "POLYNOMIALS": blocks.polynomials}
-    constants |= {"PARTS": blocks.warps if blocks.by_warp else 1}
-    constants |= {"CAUSAL": False, "WINDOWED": False, "ALIVE": False} | more
+    constants |= {"ONE_TURN": wide <= blocks.unroll, "POLYNOMIALS": blocks.num_polynomials}
+    constants |= {"PARTS": blocks.num_warps if blocks.sum_per_warp else 1}
+    constants |= {"CAUSAL": False, "WINDOWED": False, "HAS_KEY_MASK": False} | more
     for function in (pooled_maps._pooled_kernel, lse._lse_kernel):
         mine = {name: value for name, value in constants.items() if name in function.arg_names}
         if function is pooled_maps._pooled_kernel:
             mine["k_stride_r"] = width
-        types = {"q_ptr": f"*{kind}", "k_ptr": f"*{kind}", "alive_ptr": "*i1", "factor": "fp32"}
+        types = {"q_ptr": f"*{kind}", "k_ptr": f"*{kind}", "key_mask_ptr": "*i1", "factor": "fp32"}
         types |= {"row_starts_ptr": "*i32", "col_starts_ptr": "*i32"}
         signature = {
             name: "constexpr" if name in mine else types.get(name, "*fp32" if "_ptr" in name else "i32")
@@ -305,9 +313,8 @@ def test_the_kernels_compile_for_hopper_and_fit(width: int, kind: str, more: dic
         source = triton.compiler.ASTSource(
             function, signature, constexprs=mine, attrs={(at,): [["tt.divisibility", 16]] for at in aligned}
         )
-        compiled = triton.compile(
-            source, target=GPUTarget("cuda", 90, 32), options=lse.launch_options(blocks)
-        )
+        options = launch_options(blocks.num_warps, blocks.num_stages, blocks.max_registers)
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
         assert compiled.metadata.shared <= MAX_SHARED_MEMORY_BYTES
         assert "wgmma.mma_async" in compiled.asm["ptx"]
         assert "cp.async" in compiled.asm["ptx"]  # the next keys are on their way while these are worked on

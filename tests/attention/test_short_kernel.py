@@ -38,6 +38,7 @@ from jumok import attend, explain, masks, mix, weights
 from jumok.attention import dispatch
 from jumok.attention.heads import MultiHead
 from jumok.attention.kernels import short_sequences
+from jumok.attention.kernels.common import launch_options
 from jumok.attention.kernels.short_sequences import (
     ShortKernelBlockSizes,
     ShortSequenceLayout,
@@ -459,28 +460,30 @@ def test_the_kernels_compile_for_hopper_and_hardly_spill(
     from triton.backends.compiler import GPUTarget
 
     function = getattr(short_sequences, kernel)
-    blocks = getattr(short_sequences, kernel[1:].replace("_kernel", "_blocks"))(longest, longest, 64)
+    choose_blocks = getattr(short_sequences, "choose" + kernel.replace("_kernel", "_blocks"))
+    blocks = choose_blocks(longest, longest, 64)
     blocks = blocks if isinstance(blocks, ShortKernelBlockSizes) else blocks[-1]  # those of the longest
     constants = {"H": 8, "UNIT": 8, "D": 64, "BD": 64, "BQ": blocks.queries, "BK": blocks.keys}
     constants |= {
-        "LEAST": blocks.min_tile_side,
-        "TIERS": blocks.num_tiers,
-        "ABOVE": blocks.longer_than,
+        "MIN_TILE": blocks.min_tile_side,
+        "NUM_TIERS": blocks.num_tiers,
+        "LONGER_THAN": blocks.longer_than,
         "CAUSAL": True,
     }
     constants |= {} if dropout else {"seed_ptr": None}
     assert blocks.min_tile_side << (blocks.num_tiers - 1) == longest
-    types = {name: "*i32" if "edges" in name else "*bf16" for name in function.arg_names if "_ptr" in name}
-    types |= dict.fromkeys(("factor", "scale", "boost"), "fp32") | {"seed_ptr": "*i64"}
+    types = {
+        name: "*i32" if "cu_seqlens" in name else "*bf16" for name in function.arg_names if "_ptr" in name
+    }
+    types |= dict.fromkeys(("factor", "scale", "keep_scale"), "fp32") | {"seed_ptr": "*i64"}
     signature = {
         name: "constexpr" if name in constants else types.get(name, "i32") for name in function.arg_names
     }
     pointers = [at for at, name in enumerate(function.arg_names) if "*" in signature[name]]
     aligned = {(at,): [["tt.divisibility", 16]] for at in pointers}
     source = triton.compiler.ASTSource(function, signature, constexprs=constants, attrs=aligned)
-    compiled = triton.compile(
-        source, target=GPUTarget("cuda", 90, 32), options=short_sequences.launch_options(blocks)
-    )
+    options = launch_options(blocks.num_warps, 1, blocks.max_registers)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert "wgmma" in compiled.asm["ptx"]
     assert compiled.metadata.shared <= 227 << 10
     path = tmp_path / "kernel.cubin"

@@ -244,9 +244,9 @@ def _broadcast_leading_dims(tensors: dict[str, Tensor]) -> tuple[torch.Size, int
     if len(query) < max(len(shapes[name]) for name in others):
         # It would broadcast, and every row would get the queries of all rows.
         raise InputError(
-            f"{first} has shape {tuple(tensors[first].shape)}, {others[0]} {tuple(tensors[others[0]].shape)}: "
-            f"{first} has too few dimensions. One query per row is {first}[:, None]; the same queries for all "
-            f"rows are {first}[None]"
+            f"{first} has shape {tuple(tensors[first].shape)}, {others[0]} "
+            f"{tuple(tensors[others[0]].shape)}: {first} has too few dimensions. One query per row is "
+            f"{first}[:, None]; the same queries for all rows are {first}[None]"
         )
     if all(
         shape == query for shape in shapes.values()

@@ -107,7 +107,8 @@ def _capability_unsupported_reason(
         return None
     required, actual = (".".join(map(str, version)) for version in (min_capability, gpu.compute_capability))
     this_gpu = "is AMD's" if gpu.is_rocm else f"has {actual}"
-    return f"{kernel_name} needs an NVIDIA GPU of compute capability {required} or newer, and this one {this_gpu}"
+    needed = f"an NVIDIA GPU of compute capability {required} or newer"
+    return f"{kernel_name} needs {needed}, and this one {this_gpu}"
 
 
 @functools.cache

@@ -117,8 +117,8 @@ class MultiHead(nn.Module):
         Args:
             x: ``(B, Q, width)``.
             source: of cross-attention, ``(B, K, key_width)``, or the result of :meth:`prepare`.
-            mask: one of :mod:`jumok.masks`, for weights ``(B, H, Q, K)``. Default: every query sees every key,
-                except the padding of a prepared source, which is always masked.
+            mask: one of :mod:`jumok.masks`, for weights ``(B, H, Q, K)``. Default: every query sees every
+                key, except the padding of a prepared source, which is always masked.
             bias: added to the scores. It broadcasts to ``(B, H, Q, K)`` (T5's relative positions, ALiBi).
         """
         query, key, value, mask = self._project_inputs(x, source, mask)
@@ -151,8 +151,8 @@ class MultiHead(nn.Module):
             x: the T new tokens, ``(B, T, width)``.
             cache: the cache that the previous step returned; ``KVCache()`` at the first step.
             mask: for weights ``(B, H, T, K)``, where K counts the cached and the new keys. Default:
-                ``cache.build_causal_mask(T, lengths)``. Positions after the end of a row are always masked. If
-                the rows differ in length, give the mask their offsets:
+                ``cache.build_causal_mask(T, lengths)``. Positions after the end of a row are always masked.
+                If the rows differ in length, give the mask their offsets:
                 ``masks.window(128, 0, offset=cache.offset)``.
             bias: as in :meth:`forward`.
             lengths: how many of the new tokens of each row are real. Default: all.
@@ -242,7 +242,7 @@ class MultiHead(nn.Module):
         return self._split_heads(self.project_query(x))
 
     def _qkv_head_counts(self) -> list[int]:
-        """Return the number of heads of queries, keys and values in the joint projection of self-attention."""
+        """Return the number of heads of queries, keys and values in the projection of self-attention."""
         return [self.num_heads, self.num_key_heads, self.num_key_heads]
 
     def _split_qkv_heads(self, x: Tensor, head_counts: list[int]) -> list[Tensor]:

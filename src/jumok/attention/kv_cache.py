@@ -1,8 +1,8 @@
 """The keys and values of past steps. They are passed in and returned, never stored on a module.
 
-A cache is immutable. ``append`` returns a new cache, and the old one can be continued a second time in another
-way. Rows of the batch may hold different numbers of keys (a *ragged* cache). Each row starts at the left, and
-new keys are written at the end of each row::
+A cache is immutable. ``append`` returns a new cache, and the old one can be continued a second time in
+another way. Rows of the batch may hold different numbers of keys (a *ragged* cache). Each row starts at the
+left, and new keys are written at the end of each row::
 
     lengths (2, 4)      append 2 tokens per row    lengths (4, 6)
 
@@ -36,9 +36,9 @@ PerRowInts = Sequence[int] | Tensor  # one for each row
 class KVBuffer:
     """Keys and values with free capacity after them, shared by a cache and the caches that continue it.
 
-    ``used_lengths`` is the length of each row in the newest of these caches. Only that cache may write into the
-    free capacity. Continuing an older cache copies the buffer first, so that both stay valid. None means that
-    no cache may write, because the tensors belong to the caller or to autograd.
+    ``used_lengths`` is the length of each row in the newest of these caches. Only that cache may write into
+    the free capacity. Continuing an older cache copies the buffer first, so that both stay valid. None means
+    that no cache may write, because the tensors belong to the caller or to autograd.
     """
 
     def __init__(self, key: Tensor, value: Tensor, used_lengths: tuple[int, ...] | None) -> None:
@@ -51,8 +51,8 @@ class KVBuffer:
 class KVCache:
     """Keys and values of one attention layer. ``KVCache()`` is empty; the first ``append`` sets its sizes.
 
-    Rows start at the left. For a left-padded prompt, move the tokens of each row to the left first, or pass the
-    mask of the whole row, including the padding, at every step.
+    Rows start at the left. For a left-padded prompt, move the tokens of each row to the left first, or pass
+    the mask of the whole row, including the padding, at every step.
 
     >>> past = KVCache().append(torch.zeros(2, 3, 5, 8), torch.zeros(2, 3, 5, 8), lengths=[4, 5])
     >>> past = past.append(torch.ones(2, 3, 1, 8), torch.ones(2, 3, 1, 8))
@@ -70,7 +70,7 @@ class KVCache:
 
     @property
     def key(self) -> Tensor:
-        """``(B, Hk, K, D)``, where K is the largest of ``lengths``. The rest of a shorter row is undefined."""
+        """``(B, Hk, K, D)``, where K is ``max_length``. The rest of a shorter row is undefined."""
         return self._require_buffer().key[:, :, : self.max_length]
 
     @property
@@ -169,9 +169,7 @@ class KVCache:
         if not _is_ragged(before) and all(
             b + num_new_tokens == a for b, a in zip(before, after, strict=True)
         ):
-            return (
-                masks.causal()
-            )  # for equal rows, bottom-right alignment is the same, and fast paths support it
+            return masks.causal()  # equal to offset=before if all rows are equal, and fast paths support it
         if num_new_tokens == 1:
             return masks.padding(after)  # no token is later than the only new one
         return masks.causal(offset=before) & masks.padding(after)
@@ -202,7 +200,7 @@ class KVCache:
         return KVBuffer(key, value, self.lengths)
 
     def _get_write_positions(self, num_new_tokens: int, device: torch.device) -> int | Tensor:
-        """Return where new tokens are written: the first position, or ``(B, T)`` positions if the rows differ."""
+        """Return the first position of new tokens, or their positions ``(B, T)`` if the rows differ."""
         if not _is_ragged(self.lengths):
             return self.max_length
         return move_to_device(torch.tensor(self.lengths)[:, None] + torch.arange(num_new_tokens), device)
@@ -225,8 +223,8 @@ class KVCache:
             not isinstance(n, int) or not 0 <= n <= num_new_tokens for n in num_added
         ):
             raise InputError(
-                f"lengths {num_added} do not fit {batch_size} rows of {num_new_tokens} new tokens; "
-                f"expected an integer from 0 to {num_new_tokens} for each row: how many of its tokens are real"
+                f"lengths {num_added} do not fit {batch_size} rows of {num_new_tokens} new tokens; expected "
+                f"an integer from 0 to {num_new_tokens} for each row: how many of its tokens are real"
             )
         return tuple(b + n for b, n in zip(before, num_added, strict=True))
 

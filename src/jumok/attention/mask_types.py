@@ -338,10 +338,7 @@ class WindowMask(BandMask):
                 diagonal = diagonal + move_to_device(self.offset, shape.device)[..., None]
             diagonal = align_leading_dims(diagonal, self.num_leading_dims, shape.num_leading_dims)
             max_reach = shape.num_queries + shape.num_keys  # a larger reach changes nothing and may overflow
-            if self.left is None:
-                first = torch.zeros_like(diagonal)
-            else:
-                first = diagonal - min(self.left, max_reach)
+            first = torch.zeros_like(diagonal) if self.left is None else diagonal - min(self.left, max_reach)
             if self.right is None:
                 last = torch.full_like(diagonal, shape.num_keys - 1)
             else:

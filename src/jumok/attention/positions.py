@@ -69,7 +69,7 @@ class PositionEmbedding(nn.Module):
             self.check_range(int(lowest), int(highest))
 
     def _build_positions(self, x: Tensor, offset: Offset) -> Tensor:
-        """Return the positions of the tokens of ``x``: ``(T,)``, or ``(B, T)`` if there is an offset per row."""
+        """Return the positions of the tokens of ``x``: ``(T,)``, or ``(B, T)`` for an offset per row."""
         num_tokens = x.shape[-2]
         if isinstance(offset, int):
             self.check_range(offset, offset + num_tokens - 1)
@@ -126,9 +126,10 @@ class LearnedPositions(PositionEmbedding):
     def check_range(self, lowest: int, highest: int) -> None:
         max_positions = self.table.num_embeddings
         if lowest < 0 or highest >= max_positions:
+            missing = lowest if lowest < 0 else highest
             raise InputError(
-                f"LearnedPositions: there is no vector for position {lowest if lowest < 0 else highest}, only "
-                f"for 0 … {max_positions - 1}; shorten the input or split it into windows, create the model "
+                f"LearnedPositions: there is no vector for position {missing}, only for "
+                f"0 … {max_positions - 1}; shorten the input or split it into windows, create the model "
                 "with larger max_positions, or use SinusoidalPositions, which has no limit"
             )
 

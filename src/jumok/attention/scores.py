@@ -229,7 +229,7 @@ class TanhScore(Score):
 
     @property
     def uses_standard_formula(self) -> bool:
-        """Whether it is exactly that and the query part is ``query_weight · query``, as the step kernel assumes."""
+        """Whether it is exactly that, with the query part ``query_weight · query`` (for the step kernel)."""
         return False
 
     def project_query(self, query: Tensor) -> Tensor:
@@ -397,14 +397,15 @@ class LocationSensitive(TanhScore):
             leading = "".join(f"{size}, " for size in keys.shape[:-2])
             expected = f"{leading}{num_keys}" if num_channels == 1 else f"{leading}{num_channels}, {num_keys}"
             raise InputError(
-                f"LocationSensitive: the previous weights have shape {tuple(previous_weights.shape)}; expected "
-                f"({expected}) for {num_keys} keys and {num_channels} channel(s); pass zeros at the first step"
+                f"LocationSensitive: the previous weights have shape {tuple(previous_weights.shape)}; "
+                f"expected ({expected}) for {num_keys} keys and {num_channels} channel(s); pass zeros at the "
+                "first step"
             )
         return channels
 
     @property
     def fused_location_weight(self) -> Tensor:
-        """Convolution and projection as one matrix ``(hidden, num_channels · kernel_size)`` for windows of weights."""
+        """Convolution and projection as one matrix ``(hidden, num_channels · kernel_size)``."""
         return self.location.weight @ self.convolution.weight.flatten(1)
 
     def compute_location_term(self, previous_weights: Tensor) -> Tensor:

@@ -1,62 +1,62 @@
-"""Additive scores of many queries: score[i, j] = Σ_d v[d] · tanh(q[i, d] + k[j, d]), forward and backward.
+"""Additive scores of many queries, score[i, j] = Σ_d v[d] · tanh(q[i, d] + k[j, d]), forward and backward.
 
-The B×Q×K×H sums are never stored: each program keeps its tile of the result in registers and walks along the
-axis that is summed over, so that no thread ever waits for another.
+The B×Q×K×H terms are never stored. Each program keeps its tile of the result in registers and loops over the
+axis that is summed, so that threads never wait for each other.
 
-    forward    a tile of scores [queries, keys], lanes along the keys; the walk is along d
-    backward   a tile of dq (or dk) [rows, d], lanes along d; the walk is along the keys (or queries)
+    forward    a tile of scores [queries, keys], lanes along the keys; loop over d
+    backward   a tile of dq (or dk) [rows, d], lanes along d; loop over the keys (or queries)
 
-**Fewer special functions than elements.** The special function unit makes one tanh in the time of eight
-multiply-adds, so a plain kernel waits for it. With a = exp(2q) and b = exp(2k), made once a row,
+**Fewer special functions than elements.** The special function unit computes one tanh in the time of eight
+multiply-adds, so a plain kernel waits for it. With a = exp(2q) and b = exp(2k), computed once per row,
 
     tanh(q + k) = 1 - 2 / (1 + a·b)      and      v/x + w/y = (v·y + w·x) / (x·y):
 
 two elements share one reciprocal. The absolute error is that of float32 (about 1e-7), far below that of the
-instruction `tanh.approx` (5e-4). The products are finite while max|q| + max|k| < 22; the kernels look at that
-on the device, and take a tanh for every element otherwise. Float32 input always takes an accurate tanh.
+instruction `tanh.approx` (5e-4). The products are finite while max|q| + max|k| < 22. The kernels check this
+on the device and otherwise compute a tanh for every element. Float32 input always uses an accurate tanh.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-
-ON_GPU = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter runs no inline assembly
-MAX_SAFE_SUM = tl.constexpr(21.8)  # above it, the product of two (1 + exp(2x)) may leave float32
-TWO_LOG2_E = tl.constexpr(2.8853900817779268)  # exp(2x) = exp2(TWO_LOG2_E · x)
-SUM_RUN_LENGTH = tl.constexpr(
-    32
-)  # float32 sums are added up in runs of this many, which keeps the rounding error small
-NUM_SUM_PARTS = 64  # of the rows of partial sums, which are added up side by side
-DEPTH_MULTIPLE = (
-    16  # tiles of exponentials are padded to a multiple of this many d, so that no loop needs a mask
+from jumok.attention.kernels.common import (
+    ON_GPU,
+    disable_compile,
+    forbid_double_backward,
+    launch_options,
+    make_rows_contiguous,
 )
+
+MAX_SAFE_SUM = tl.constexpr(21.8)  # above it, the product of two (1 + exp(2x)) may overflow float32
+TWO_LOG2_E = tl.constexpr(2.8853900817779268)  # exp(2x) = exp2(TWO_LOG2_E · x)
+SUM_RUN_LENGTH = tl.constexpr(32)  # float32 sums are split into runs of this length to limit rounding errors
+NUM_SUM_PARTS = 64  # parts of the rows of partial sums that are summed in parallel
+DEPTH_MULTIPLE = 16  # tiles of exponentials are padded to a multiple of this many d, so loops need no mask
 
 
 class AdditiveForwardBlockSizes(NamedTuple):
-    """Blocks of the forward kernel. A thread owns `queries` rows of `keys` / (32 · warps) columns."""
+    """Block sizes of the forward kernel. A thread has `queries` rows of `keys` / (32 · num_warps) columns."""
 
     queries: int = 16
     keys: int = 128
     num_warps: int = 4
-    unroll: int = 4  # pairs of d a turn of the loop
+    unroll: int = 4  # pairs of d per loop iteration
 
 
 class AdditiveBackwardBlockSizes(NamedTuple):
-    """Blocks of the backward kernel. A thread owns `rows` rows of `width` / (32 · warps) columns of d."""
+    """Block sizes of the backward kernel. A thread has `rows` rows of `width` / (32 · num_warps) columns."""
 
     rows: int = 16
     width: int = 128
     num_warps: int = 4
-    unroll: int = 2  # pairs of rows of the other side a turn of the loop
-    target_programs: int = 1024  # the walk is split until there are about this many
+    unroll: int = 2  # pairs of rows of the other side per loop iteration
+    target_programs: int = 1024  # the loop is split until there are about this many programs
 
 
 DEFAULT_FORWARD_BLOCKS = AdditiveForwardBlockSizes()
@@ -69,7 +69,7 @@ DEFAULT_BACKWARD_BLOCKS = AdditiveBackwardBlockSizes()
 @triton.jit
 def accurate_tanh(x):
     """tanh to about one unit in the last place of float32."""
-    size = tl.abs(x)
+    abs_x = tl.abs(x)
     y = x * x
     # tanh(x)/x - 1 on |x| < 0.6, fitted for relative error (3e-9) by reweighted least squares
     small = -0.005895157648728946
@@ -77,15 +77,15 @@ def accurate_tanh(x):
     small = small * y - 0.05378383015244251
     small = small * y + 0.13331924125058092
     small = small * y - 0.3333329800204292
-    small = size + size * (y * small)
-    large = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * size))
-    magnitude = tl.where(size < 0.6, small, large)
+    small = abs_x + abs_x * (y * small)
+    large = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * abs_x))
+    magnitude = tl.where(abs_x < 0.6, small, large)
     return tl.where(x < 0.0, -magnitude, magnitude)
 
 
 @triton.jit
 def tanh(x, EXACT: tl.constexpr):
-    """tanh of float32: accurate where EXACT, else one instruction (relative error 5e-4)."""
+    """tanh of float32: accurate if EXACT, else one instruction (relative error 5e-4)."""
     if EXACT or not ON_GPU:
         y = accurate_tanh(x)
     else:
@@ -109,17 +109,17 @@ def _reciprocal(x):
 
 @triton.jit
 def unaligned_arange(SIZE: tl.constexpr):
-    """0 … SIZE - 1, said to be aligned to nothing.
+    """0 … SIZE - 1, declared to be unaligned.
 
-    Otherwise the compiler gives each thread several neighbouring columns for the sake of wide loads, and so
-    only some of the rows of a tile; what all rows share would then be worked out many times over.
+    Otherwise the compiler assigns several adjacent columns to each thread, for wide loads, and so only some
+    of the rows of a tile. Values that all rows share would then be computed many times.
     """
     return tl.multiple_of(tl.arange(0, SIZE), 1)
 
 
 @triton.jit
 def _exponentials_fit(peaks_ptr):
-    """May the exponentials be multiplied? False for NaN too."""
+    """Whether products of the exponentials are finite. False for NaN too."""
     return tl.load(peaks_ptr) + tl.load(peaks_ptr + 1) < MAX_SAFE_SUM
 
 
@@ -128,7 +128,7 @@ def _exponentials_fit(peaks_ptr):
 
 @triton.jit
 def _store_exponential_tile(x_ptr, out_ptr, peak_ptr, tile, d0, R, H, stride_b, stride_r, depth,
-                      BR: tl.constexpr, BD: tl.constexpr):  # fmt: skip
+                            BR: tl.constexpr, BD: tl.constexpr):  # fmt: skip
     blocks = tl.cdiv(R, BR)
     b = (tile // blocks).to(tl.int64)
     row = (tile % blocks) * BR + tl.arange(0, BR)
@@ -137,8 +137,8 @@ def _store_exponential_tile(x_ptr, out_ptr, peak_ptr, tile, d0, R, H, stride_b, 
     offset = b * stride_b + row.to(tl.int64)[:, None] * stride_r + d[None, :]
     x = tl.load(x_ptr + offset, mask=inside, other=0.0).to(tl.float32)
     tl.atomic_max(peak_ptr, tl.max(tl.max(tl.abs(x), axis=1), axis=0), sem="relaxed")
-    place = (tile.to(tl.int64) * depth + d)[:, None] * BR + tl.arange(0, BR)[None, :]
-    tl.store(out_ptr + place, tl.trans(tl.exp2(x * TWO_LOG2_E)), mask=(d < depth)[:, None])
+    out_offset = (tile.to(tl.int64) * depth + d)[:, None] * BR + tl.arange(0, BR)[None, :]
+    tl.store(out_ptr + out_offset, tl.trans(tl.exp2(x * TWO_LOG2_E)), mask=(d < depth)[:, None])
 
 
 @triton.jit
@@ -146,7 +146,7 @@ def _exponentials_kernel(
     q_ptr, k_ptr, exp_q_ptr, exp_k_ptr, peaks_ptr, Q, K, H, q_tiles, depth,
     q_stride_b, q_stride_r, k_stride_b, k_stride_r, BQ: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """exp(2x) of q and k in tiles [tile, d, row], as the scores kernel reads them; and max|q|, max|k|."""
+    """exp(2x) of q and k in tiles [tile, d, row], as the scores kernel reads them, and max|q|, max|k|."""
     tile = tl.program_id(0)
     d0 = tl.program_id(1) * BD
     if tile < q_tiles:
@@ -243,9 +243,9 @@ def _gradient_kernel(
 ):  # fmt: skip
     """dx[i, d] = v[d] · Σ_j g[j, i] · (1 - t²), dv[d] = Σ_ij g[j, i] · t, with t = tanh(x[i, d] + y[j, d]).
 
-    The score is symmetric in q and k, so the same kernel makes dq (y = k) and dk (y = q).
-    x (B, R, H), y (B, S, H); g (B, splits · share, g_rows), zero beyond S and R. dx (splits, B, R, H) and
-    dv (splits · B · row blocks, H) are partial sums over the `share` rows of y that a program walks along.
+    The score is symmetric in q and k, so the same kernel computes dq (y = k) and dk (y = q).
+    x (B, R, H), y (B, S, H), g (B, splits · share, g_rows), zero beyond S and R. dx (splits, B, R, H) and
+    dv (splits · B · row blocks, H) are partial sums over the `share` rows of y that a program loops over.
     """
     tile = tl.program_id(0)
     split = tl.program_id(2)
@@ -283,7 +283,7 @@ def _gradient_kernel(
                 p0 = 1.0 + exp_x * tl.exp2(y0.to(tl.float32) * TWO_LOG2_E)[None, :]
                 p1 = 1.0 + exp_x * tl.exp2(y1.to(tl.float32) * TWO_LOG2_E)[None, :]
                 r = _reciprocal(p0 * p1)
-                t0 = 0.5 - p1 * r  # half a tanh; the missing factors follow after the loop
+                t0 = 0.5 - p1 * r  # half a tanh; the missing factors are applied after the loop
                 t1 = 0.5 - p0 * r
                 slope += g0 * (0.25 - t0 * t0)
                 slope += g1 * (0.25 - t1 * t1)
@@ -321,24 +321,14 @@ def _gradient_kernel(
 # --- host ---------------------------------------------------------------------------------------------------
 
 
-def launch_options(num_warps: int) -> dict[str, Any]:
-    """How a kernel is compiled: a product and a sum are one instruction, on which its speed rests."""
-    return {"num_warps": num_warps, "enable_fp_fusion": True}
-
-
 def _round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
-
-
-def make_rows_contiguous(x: Tensor) -> Tensor:
-    """The kernels take any strides of batch and row, and consecutive d."""
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def compute_scores_forward(
     q: Tensor, k: Tensor, v: Tensor, blocks: AdditiveForwardBlockSizes = DEFAULT_FORWARD_BLOCKS
 ) -> tuple[Tensor, Tensor]:
-    """Scores (B, Q, K) float32 of q (B, Q, H), k (B, K, H), v (H); and (max|q|, max|k|) for the backward."""
+    """Return float32 scores (B, Q, K) of q (B, Q, H), k (B, K, H), v (H), and (max|q|, max|k|)."""
     B, Q, H = q.shape
     K = k.shape[1]
     exact = q.dtype == torch.float32
@@ -348,28 +338,15 @@ def compute_scores_forward(
     BQ, BK = blocks.queries, blocks.keys
     q_tiles, k_tiles = B * triton.cdiv(Q, BQ), B * triton.cdiv(K, BK)
     depth = _round_up(H, max(DEPTH_MULTIPLE, 2 * blocks.unroll))
-    exp_q = exp_k = peaks  # not read where exact
+    exp_q = exp_k = peaks  # not read if exact
     if not exact:
         exp_q = q.new_empty(q_tiles, depth, BQ, dtype=torch.float32)
         exp_k = q.new_empty(k_tiles, depth, BK, dtype=torch.float32)
         grid = (q_tiles + k_tiles, triton.cdiv(depth, 64))
         _exponentials_kernel[grid](
-            q,
-            k,
-            exp_q,
-            exp_k,
-            peaks,
-            Q,
-            K,
-            H,
-            q_tiles,
-            depth,
-            *strides,
-            BQ=BQ,
-            BK=BK,
-            BD=64,
-            **launch_options(4),
-        )
+            q, k, exp_q, exp_k, peaks, Q, K, H, q_tiles, depth, *strides,
+            BQ=BQ, BK=BK, BD=64, **launch_options(4),
+        )  # fmt: skip
     _scores_kernel[(q_tiles * triton.cdiv(K, BK),)](
         q, k, v, exp_q, exp_k, peaks, scores, Q, K, H, depth, *strides,
         BQ=BQ, BK=BK, UNROLL=blocks.unroll, EXACT=exact, **launch_options(blocks.num_warps),
@@ -378,7 +355,7 @@ def compute_scores_forward(
 
 
 def compute_max_abs(q: Tensor, k: Tensor) -> Tensor:
-    """(max|q|, max|k|) float32, NaN if there is one: what `compute_scores_forward` returns beside the scores."""
+    """Return (max|q|, max|k|) in float32, or NaN, as `compute_scores_forward` does."""
     peaks = q.new_empty(2, dtype=torch.float32)
     for x, peak in zip((q, k), peaks, strict=True):
         torch.linalg.vector_norm(x, float("inf"), dtype=torch.float32, out=peak)
@@ -395,9 +372,9 @@ def compute_scores_gradient(
     with_dv: bool,
     blocks: AdditiveBackwardBlockSizes = DEFAULT_BACKWARD_BLOCKS,
 ) -> tuple[Tensor, Tensor | None]:
-    """dx (B, R, H) of x (B, R, H) against y (B, S, H), given grad (B, S, R); and dv (H) float32 if asked for.
+    """Return dx (B, R, H) of x (B, R, H) against y (B, S, H), given grad (B, S, R), and dv (H) if `with_dv`.
 
-    Deterministic: partial sums are written, and added in a fixed order.
+    Deterministic: partial sums are stored and added in a fixed order.
     """
     B, R, H = x.shape
     S = y.shape[1]
@@ -420,21 +397,12 @@ def compute_scores_gradient(
 
 
 def _sum_rows(x: Tensor) -> Tensor:
-    """``x.sum(0)`` in two steps: with many rows and few columns, one would leave most of the GPU idle."""
-    rows = len(x) // NUM_SUM_PARTS * NUM_SUM_PARTS
-    if not rows:
+    """Return ``x.sum(0)`` in two steps. With many rows and few columns, one step underuses the GPU."""
+    num_rows = len(x) // NUM_SUM_PARTS * NUM_SUM_PARTS
+    if not num_rows:
         return x.sum(0)
-    most: Tensor = x[:rows].unflatten(0, (NUM_SUM_PARTS, -1)).sum(1).sum(0)
-    return most if rows == len(x) else most + x[rows:].sum(0)
-
-
-def forbid_double_backward() -> None:
-    """Raise if the backward that calls this is to be differentiated: it would be taken for a constant."""
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            "these kernels are differentiable once, and create_graph=True asks for more: "
-            "convert to float64, which plain PyTorch serves, or leave create_graph out"
-        )
+    total: Tensor = x[:num_rows].unflatten(0, (NUM_SUM_PARTS, -1)).sum(1).sum(0)
+    return total if num_rows == len(x) else total + x[num_rows:].sum(0)
 
 
 class _AdditiveScores(torch.autograd.Function):
@@ -449,30 +417,29 @@ class _AdditiveScores(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         forbid_double_backward()
         q, k, v, peaks = ctx.saved_tensors
-        for_q, for_k, for_v = ctx.needs_input_grad
+        needs_dq, needs_dk, needs_dv = ctx.needs_input_grad
         dq = dk = dv = None
-        if for_q:
-            with_dv = for_v and not for_k
+        if needs_dq:
+            with_dv = needs_dv and not needs_dk
             dq, dv = compute_scores_gradient(q, k, v, grad.transpose(1, 2), peaks, with_dv=with_dv)
-        if for_k or (for_v and not for_q):
-            dk, dv = compute_scores_gradient(k, q, v, grad, peaks, with_dv=for_v)
-        return dq, dk if for_k else None, None if dv is None else dv.to(v.dtype)
-
-
-def disable_compile(function: FunctionT) -> FunctionT:
-    """Keep torch.compile out: the kernels are compiled already."""
-    return cast(FunctionT, torch.compiler.disable(function))
+        if needs_dk or (needs_dv and not needs_dq):
+            dk, dv = compute_scores_gradient(k, q, v, grad, peaks, with_dv=needs_dv)
+        return dq, dk if needs_dk else None, None if dv is None else dv.to(v.dtype)
 
 
 @disable_compile
 def fused_additive_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Scores (B, Q, K) float32 with score[b, i, j] = Σ_d v[d] · tanh(q[b, i, d] + k[b, j, d]).
+    """Return float32 scores (B, Q, K), score[b, i, j] = Σ_d v[d] · tanh(q[b, i, d] + k[b, j, d]).
 
-    q (B, Q, H) projected queries and k (B, K, H) prepared keys, in bfloat16, float16 or float32; v (H) in the
-    same type or float32. Differentiable once in all three. The memory is that of the scores, never B×Q×K×H.
+    Differentiable once in all arguments. It takes the memory of the scores, never B×Q×K×H.
+
+    Args:
+        q: projected queries (B, Q, H) in bfloat16, float16 or float32.
+        k: projected keys (B, K, H).
+        v: (H) in the same type or float32.
     """
     if 0 in (*q.shape, *k.shape):
-        touch = (q.sum() + k.sum() + v.sum()).float() * 0.0  # keeps the gradients (zero) flowing
-        return touch + q.new_zeros(q.shape[0], q.shape[1], k.shape[1], dtype=torch.float32)
+        zero = (q.sum() + k.sum() + v.sum()).float() * 0.0  # connects the inputs, whose gradients are zero
+        return zero + q.new_zeros(q.shape[0], q.shape[1], k.shape[1], dtype=torch.float32)
     with torch.cuda.device_of(q):
         return cast(Tensor, _AdditiveScores.apply(q, k, v))

@@ -1,17 +1,17 @@
-"""Additive attention of one query a row, at each step of a decoding loop, forward and backward.
+"""Additive attention of one query per row, for the steps of a decoding loop, forward and backward.
 
-    loop = Shared(weight, prepared_keys, v, value)      # once a sentence
+    loop = AdditiveStepLoop(weight, prepared_keys, v, value)    # once per sentence
     for t in range(T):
-        context = loop.context(query)                   # query (B, Dq) → context (B, Dv)
-        context, weights = loop.step(query)             # the same, and weights (B, K), made only if asked for
+        context = loop.compute_context(query)                   # query (B, Dq) → context (B, Dv)
 
-A step is one product with `weight` and one kernel; so is its backward (the kernels: :mod:`.step_kernels`).
-The programs of a kernel are B rows by a few splits of the keys. What all steps share (weight, keys, v, value)
-gets its gradients once, after the backward of the last step, from what the steps wrote into a ledger: one
-large product instead of T small ones that each read and write the whole gradient.
+A step is one product with `weight` and one kernel, and so is its backward pass (the kernels are in
+:mod:`.additive_step_kernels`). The programs of a kernel are B rows times a few splits of the keys. The
+tensors that all steps share (weight, keys, v, value) get their gradients once, after the backward pass of the
+last step, from what the steps have stored in a buffer: one large product instead of T small ones that each
+read and write the whole gradient.
 
-The forward keeps the scores and their log Σ exp rather than the weights: these are exp(score - log Σ exp),
-and whoever needs some works them out. To write them, a row would have to wait for its last score.
+The forward pass stores the scores and their log Σ exp, not the weights, which are exp(score - log Σ exp). To
+write the weights, a row would have to wait for its last score.
 """
 
 from __future__ import annotations
@@ -23,59 +23,56 @@ import torch
 import triton
 from torch import Tensor
 
-from jumok.attention.kernels.additive import (
-    compute_max_abs,
-    compute_scores_gradient,
+from jumok.attention.kernels.additive import compute_max_abs, compute_scores_gradient
+from jumok.attention.kernels.additive_step_kernels import backward_kernel, forward_kernel
+from jumok.attention.kernels.common import (
     disable_compile,
     forbid_double_backward,
     launch_options,
     make_rows_contiguous,
 )
-from jumok.attention.kernels.additive_step_kernels import backward_kernel, forward_kernel
 
 
 class AdditiveStepBlockSizes(NamedTuple):
-    """How the work of a kernel is cut up.
+    """Block sizes of a step kernel.
 
-    A tile is some keys with all of their width. Each warp has keys of its own, and each key some lanes: few
-    lanes sum up in few shuffles, many have fewer columns to hold in registers.
+    A tile is some keys with their whole width. Each warp has its own keys, and each key some lanes: few lanes
+    need few shuffles to sum, many lanes have fewer columns to hold in registers.
     """
 
-    columns_per_lane: int = 16  # of a key, for each of its lanes, unless that were more than 32 lanes
-    keys_per_lane: int = 2  # that a lane has a piece of, unless these were more than ELEMENTS
+    columns_per_lane: int = 16  # of a key, unless that requires more than 32 lanes
+    keys_per_lane: int = 2  # keys of which a lane has a part, unless these exceed MAX_ELEMENTS_PER_LANE
     num_warps: int = 1
-    target_programs: int = 1024  # rows are split until there are about this many
-    num_stages: int = (
-        1  # tiles in shared memory; 1: in registers, as is best unless a tile is one key of one warp
-    )
-    max_splits: int = 32  # but never into more, for the last program of a row reads what all of them wrote, …
-    merge_elements_per_lane: int = 64  # … so many numbers a lane at a time
+    target_programs: int = 1024  # rows are split until there are about this many programs
+    num_stages: int = 1  # tiles in shared memory; 1 (registers) is best unless a tile is one key of one warp
+    max_splits: int = 32  # of a row: the last program of a row reads the results of all of them
+    merge_elements_per_lane: int = 64  # numbers that a lane of the last program reads at a time
 
 
-# A program is one warp: it meets nobody until the end. Narrow: seven of them keep a processor of an H200
-# busy, and any more leave too many parts to put together. Of few rows, that would be too few programs: there
-# four warps leave one part. Wide: a lane has its registers full with one key and one value, and each part is
-# as wide as a value.
+# A program is one warp, which waits for no other until the end. Narrow: seven programs keep a multiprocessor
+# of an H200 busy, and more leave too many parts to combine. With few rows, there would be too few programs,
+# so four warps share one part. Wide: one key and one value fill the registers of a lane, and each part is as
+# wide as a value.
 NARROW_BLOCKS = AdditiveStepBlockSizes()
 NARROW_FEW_ROWS_BLOCKS = AdditiveStepBlockSizes(num_warps=4, target_programs=256, max_splits=64)
-MAX_FEW_ROWS = 16  # rows
+MAX_FEW_ROWS = 16
 WIDE_BLOCKS = AdditiveStepBlockSizes(columns_per_lane=8, keys_per_lane=4, target_programs=512, max_splits=64)
 MAX_NARROW_WIDTH = 512  # columns of the wider of key and value: 16 for each of 32 lanes
-MAX_ELEMENTS_PER_LANE = 64  # of a key and of a value, for each lane
-MAX_WIDTH = 4096  # H and Dv: a warp holds a key and a value whole
+MAX_ELEMENTS_PER_LANE = 64  # of a key and of a value
+MAX_WIDTH = 4096  # H and Dv: a warp holds a whole key and a whole value
 
 
 def choose_step_blocks(num_rows: int, width: int) -> tuple[AdditiveStepBlockSizes, AdditiveStepBlockSizes]:
-    """The blocks of the forward and of the backward kernel, for keys and values so wide at most."""
+    """Return the block sizes of the forward and of the backward kernel, for keys and values of this width."""
     narrow = NARROW_BLOCKS if num_rows > MAX_FEW_ROWS else NARROW_FEW_ROWS_BLOCKS
     return (narrow, narrow) if width <= MAX_NARROW_WIDTH else (WIDE_BLOCKS, WIDE_BLOCKS)
 
 
 class AdditiveStepLaunch(NamedTuple):
-    """How a kernel is launched for certain sizes."""
+    """The launch parameters of a kernel for certain sizes."""
 
-    num_splits: int  # programs for each row of the batch
-    keys_per_split: int  # keys for each of them
+    num_splits: int  # programs per row of the batch
+    keys_per_split: int  # keys per program
     constants: dict[str, Any]
 
 
@@ -86,43 +83,53 @@ def _next_power_of_2(size: int) -> int:
 def plan_launch(
     blocks: AdditiveStepBlockSizes, keys: Tensor, value: Tensor, part_width: int
 ) -> AdditiveStepLaunch:
-    """For keys (B, K, H) and value (B, K, Dv); each program leaves a part of so many columns."""
+    """Return the launch parameters for keys (B, K, H) and value (B, K, Dv).
+
+    Each program writes a partial result of `part_width` columns.
+    """
     B, K, H = keys.shape
     D = value.shape[-1]
-    widest = _next_power_of_2(max(H, D))
-    lanes = min(32, max(1, widest // blocks.columns_per_lane))
-    rows = (
-        max(1, min(blocks.keys_per_lane, MAX_ELEMENTS_PER_LANE * lanes // widest))
-        * (32 // lanes)
-        * blocks.num_warps
+    max_width = _next_power_of_2(max(H, D))
+    lanes_per_key = min(32, max(1, max_width // blocks.columns_per_lane))
+    keys_per_lane = max(1, min(blocks.keys_per_lane, MAX_ELEMENTS_PER_LANE * lanes_per_key // max_width))
+    keys_per_tile = min(keys_per_lane * (32 // lanes_per_key) * blocks.num_warps, _next_power_of_2(K))
+    num_tiles = triton.cdiv(K, keys_per_tile)
+    tiles_per_split = max(
+        1, round(num_tiles * B / blocks.target_programs), triton.cdiv(num_tiles, blocks.max_splits)
     )
-    rows = min(rows, _next_power_of_2(K))
-    tiles = triton.cdiv(K, rows)
-    tiles_each = max(1, round(tiles * B / blocks.target_programs), triton.cdiv(tiles, blocks.max_splits))
-    share = tiles_each * rows
-    splits = triton.cdiv(K, share)
-    width = min(widest, lanes * 16 // keys.element_size())  # a lane loads 16 bytes at a time
-    lines = [_next_power_of_2(triton.cdiv(size, width)) for size in (H, D)]
-    parts = _next_power_of_2(splits)
-    at_once = min(
-        _next_power_of_2(part_width), max(32, 32 * blocks.merge_elements_per_lane // parts) * blocks.num_warps
-    )  # columns of all parts
-    constants = {"SPLITS": splits, "PARTS": parts, "ROWS": rows, "HL": lines[0], "DL": lines[1]}
-    vector = min(4, max(1, at_once // (32 * blocks.num_warps)))
-    constants |= {"WIDTH": width, "STAGES": blocks.num_stages, "PW": at_once, "VECTOR": vector}
-    return AdditiveStepLaunch(splits, share, constants | launch_options(blocks.num_warps))
+    keys_per_split = tiles_per_split * keys_per_tile
+    num_splits = triton.cdiv(K, keys_per_split)
+    line_width = min(max_width, lanes_per_key * 16 // keys.element_size())  # a lane loads 16 bytes at a time
+    key_lines, value_lines = (_next_power_of_2(triton.cdiv(size, line_width)) for size in (H, D))
+    num_parts = _next_power_of_2(num_splits)
+    merge_width = min(  # columns of all parts that the last program reads at a time
+        _next_power_of_2(part_width),
+        max(32, 32 * blocks.merge_elements_per_lane // num_parts) * blocks.num_warps,
+    )
+    constants = {
+        "SPLITS": num_splits,
+        "PARTS": num_parts,
+        "ROWS": keys_per_tile,
+        "HL": key_lines,
+        "DL": value_lines,
+        "WIDTH": line_width,
+        "STAGES": blocks.num_stages,
+        "PW": merge_width,
+        "VECTOR": min(4, max(1, merge_width // (32 * blocks.num_warps))),
+    }
+    return AdditiveStepLaunch(num_splits, keys_per_split, constants | launch_options(blocks.num_warps))
 
 
 def compute_weights_from_lse(scores: Tensor, lse: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """softmax of scores (…, K), given their log Σ exp (…), in this type; 0 where a score is -inf."""
+    """Return the softmax of scores (…, K), given their log Σ exp (…). It is 0 where a score is -inf."""
     return torch.exp(scores - lse[..., None], out=torch.empty_like(scores, dtype=dtype))
 
 
-# --- gradients of what the steps share ----------------------------------------------------------------------
+# --- gradients of the shared tensors ------------------------------------------------------------------------
 
 
 class _AdditiveStepGradients(NamedTuple):
-    """What the backward of one step leaves for the gradients of what the steps share. Without any graph."""
+    """What the backward pass of one step stores for the gradients of the shared tensors. Without a graph."""
 
     query: Tensor  # (B, Dq)
     q: Tensor  # (B, H) projected
@@ -134,20 +141,21 @@ class _AdditiveStepGradients(NamedTuple):
 
 
 class _AdditiveStepGradientBuffer:
-    """The entries of one backward pass.
+    """What the steps of one backward pass have stored.
 
-    A pass that asked for other gradients only may have left some: they carry its number, and are dropped.
+    A pass that did not need the shared gradients may have left entries. They have another graph task id and
+    are dropped.
     """
 
     def __init__(self) -> None:
         self._entries: list[_AdditiveStepGradients] = []
         self._graph_task_id = -1
-        self.is_consumed = False  # a backward pass took the entries, and with that perhaps freed the graph
+        self.is_consumed = False  # a backward pass has taken the entries and may have freed the graph
 
     def add(self, entry: _AdditiveStepGradients) -> None:
-        task = torch._C._current_graph_task_id()
-        if task != self._graph_task_id:
-            self._entries, self._graph_task_id = [], task
+        task_id = torch._C._current_graph_task_id()
+        if task_id != self._graph_task_id:
+            self._entries, self._graph_task_id = [], task_id
         self._entries.append(entry)
 
     def take(self) -> list[_AdditiveStepGradients]:
@@ -157,7 +165,7 @@ class _AdditiveStepGradientBuffer:
 
 
 class _DeferredSharedGradients(torch.autograd.Function):
-    """(weight, keys, v, value) → token. Every step takes the token: autograd comes here after all of them."""
+    """(weight, keys, v, value) → token. Every step takes the token, so this backward runs after theirs."""
 
     @staticmethod
     def forward(
@@ -171,7 +179,7 @@ class _DeferredSharedGradients(torch.autograd.Function):
         ctx.set_materialize_grads(False)  # the steps send no gradient through the token
         ctx.save_for_backward(weight, keys, v, value)
         ctx.gradient_buffer = gradient_buffer
-        return keys.new_empty(1, dtype=torch.float32)  # nobody looks at what it holds
+        return keys.new_empty(1, dtype=torch.float32)  # its value is never read
 
     @staticmethod
     def backward(ctx: Any, *_: None) -> tuple[Tensor | None, ...]:
@@ -180,88 +188,80 @@ class _DeferredSharedGradients(torch.autograd.Function):
         if not entries:
             return (None,) * 5
         weight, keys, v, value = ctx.saved_tensors
-        for_weight, for_keys, for_v, for_value, _ = ctx.needs_input_grad
-        steps = _AdditiveStepGradients(
-            *(torch.stack(same, dim=1) for same in zip(*entries, strict=True))
-        )  # (B, T, …)
+        needs_d_weight, needs_d_keys, needs_dv, needs_d_value, _ = ctx.needs_input_grad
+        stacked = (torch.stack(field, dim=1) for field in zip(*entries, strict=True))
+        steps = _AdditiveStepGradients(*stacked)  # (B, T, …)
         d_weight = d_keys = dv = d_value = None
-        if for_weight:
+        if needs_d_weight:
             dq, query = steps.dq.flatten(0, 1), steps.query.flatten(0, 1)
             d_weight = (dq.t() @ query.to(dq.dtype)).to(weight.dtype)
-        if for_keys or for_v:
-            # A key whose scores have no gradient has none itself, whatever it holds.
-            used = steps.ds.any(dim=1)
-            seen = torch.where(used[:, :, None], make_rows_contiguous(keys), 0)
-            peaks = compute_max_abs(steps.q, seen)
+        if needs_d_keys or needs_dv:
+            # A key whose scores have no gradient has no gradient itself, even if it is NaN.
+            is_used = steps.ds.any(dim=1)
+            used_keys = torch.where(is_used[:, :, None], make_rows_contiguous(keys), 0)
+            peaks = compute_max_abs(steps.q, used_keys)
             d_keys, dv = compute_scores_gradient(
-                seen, steps.q, v.contiguous(), steps.ds, peaks, with_dv=for_v
+                used_keys, steps.q, v.contiguous(), steps.ds, peaks, with_dv=needs_dv
             )
-        if for_value:
+        if needs_d_value:
             weights = compute_weights_from_lse(steps.scores, steps.lse, steps.d_context.dtype)
             d_value = torch.bmm(weights.transpose(1, 2), steps.d_context).to(value.dtype)
-        return d_weight, d_keys if for_keys else None, None if dv is None else dv.to(v.dtype), d_value, None
+        d_keys = d_keys if needs_d_keys else None
+        return d_weight, d_keys, None if dv is None else dv.to(v.dtype), d_value, None
 
 
 # --- a step -------------------------------------------------------------------------------------------------
 
 
 class _AdditiveStepForwardResult(NamedTuple):
-    """What the forward of a step leaves for its backward."""
+    """What the forward pass of a step saves for its backward pass."""
 
     q: Tensor  # (B, H)
     scores: Tensor  # (B, K)
     lse: Tensor  # (B,)
-    context: Tensor  # (B, Dv) as precise as there is
+    context: Tensor  # (B, Dv) in the highest precision available
     masked: bool
 
 
 class _AdditiveStepFunction(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        query: Tensor,
-        token: Tensor | None,
-        loop: AdditiveStepLoop,
-        allowed: Tensor | None,
-        with_weights: bool,
-    ) -> tuple[Tensor, Tensor | None]:
+        ctx: Any, query: Tensor, token: Tensor | None, loop: AdditiveStepLoop, allowed: Tensor | None
+    ) -> Tensor:
         q = torch.nn.functional.linear(query, loop.weight)
         context, precise, scores, lse = loop.launch_forward(q, allowed, any(ctx.needs_input_grad))
-        ctx.set_materialize_grads(False)
         ctx.save_for_backward(query, q, scores, lse, precise, loop.weight, loop.keys, loop.v, loop.value)
         ctx.loop, ctx.masked = loop, allowed is not None
-        return context, compute_weights_from_lse(scores, lse) if with_weights else None
+        return context
 
     @staticmethod
-    def backward(
-        ctx: Any, d_context: Tensor | None, d_weights: Tensor | None
-    ) -> tuple[Tensor | None, None, None, None, None]:
+    def backward(ctx: Any, d_context: Tensor) -> tuple[Tensor | None, None, None, None]:
         forbid_double_backward()
-        # All are unpacked, so that autograd complains if one was changed in place.
-        query, q, scores, lse, context, weight, _keys, _v, value = ctx.saved_tensors
-        if d_context is None and d_weights is None:
-            return None, None, None, None, None
-        if d_context is None:
-            d_context = torch.zeros_like(context, dtype=value.dtype)
+        # All are unpacked, so that autograd raises an error if one was modified in place.
+        query, q, scores, lse, context, weight, _keys, _v, _value = ctx.saved_tensors
         d_context = d_context.contiguous()
-        d_weights = None if d_weights is None else d_weights.contiguous()
-        made = _AdditiveStepForwardResult(q, scores, lse, context, ctx.masked)
-        ds, dq = ctx.loop.launch_backward(made, d_context, d_weights)
+        forward_result = _AdditiveStepForwardResult(q, scores, lse, context, ctx.masked)
+        ds, dq = ctx.loop.launch_backward(forward_result, d_context)
         if ctx.needs_input_grad[1] and scores.numel():
             ctx.loop.gradient_buffer.add(
                 _AdditiveStepGradients(query.detach(), q, scores, lse, ds, dq, d_context)
             )
         d_query = (dq.to(weight.dtype) @ weight).to(query.dtype) if ctx.needs_input_grad[0] else None
-        return d_query, None, None, None, None
+        return d_query, None, None, None
 
 
 class AdditiveStepLoop:
-    """Everything that a loop over decoding steps shares.
+    """The tensors and the scratch memory that the steps of a decoding loop share.
 
-    weight (H, Dq) projects the queries; keys (B, K, H) are prepared (projected already); v (H); value
-    (B, K, Dv). All on one GPU, in bfloat16, float16 or float32. Differentiable once in all of them. Can be
-    captured in a CUDA graph. The steps of one `AdditiveStepLoop` must run on one stream: they share scratch memory.
-    blocks: of the forward and of the backward kernel.
+    Differentiable once in all tensors. It can be captured in a CUDA graph. All steps must run on one stream,
+    because they share scratch memory.
+
+    Args:
+        weight: (H, Dq), projects the queries.
+        keys: projected keys (B, K, H), in bfloat16, float16 or float32.
+        v: (H).
+        value: (B, K, Dv).
+        blocks: block sizes of the forward and of the backward kernel. Default: chosen for the input.
     """
 
     def __init__(
@@ -284,61 +284,48 @@ class AdditiveStepLoop:
         B, _, H = keys.shape
         D = value.shape[-1]
         if _next_power_of_2(max(H, D)) > MAX_WIDTH:
-            raise ValueError(f"the step kernels take {MAX_WIDTH} columns at most, and H is {H}, Dv is {D}")
+            raise ValueError(
+                f"the step kernels support {MAX_WIDTH} columns at most, but H is {H} and Dv is {D}"
+            )
         strides = (*self.keys.stride()[:2], *self.value.stride()[:2])
         unit = math.gcd(H, D, *strides, 8)
         self.size_units = [size // unit for size in (H, D, *strides)]
-        loaded = (self.keys, self.value)
-        pairs = unit % 2 == 0 and all(x.element_size() == 2 and x.data_ptr() % 4 == 0 for x in loaded)
-        self.kernel_constants = {"UNIT": unit, "PAIRS": pairs, "EXACT": keys.dtype == torch.float32}
-        forward, backward = blocks or choose_step_blocks(len(keys), max(H, D))
-        self.forward_launch = plan_launch(forward, keys, value, D)
-        self.backward_launch = plan_launch(backward, keys, value, H)
-        # Only the last program of a row reads the scratch, before the next launch writes it.
-        parts = max(
-            (
-                0,
-                *(
-                    splits
-                    for splits in (self.forward_launch.num_splits, self.backward_launch.num_splits)
-                    if splits > 1
-                ),
-            )
+        loads_pairs = unit % 2 == 0 and all(
+            x.element_size() == 2 and x.data_ptr() % 4 == 0 for x in (self.keys, self.value)
         )
-        self.partial_outputs = keys.new_empty(B * parts * max(H, D), dtype=torch.float32)
-        self.partial_sums = keys.new_empty(B * parts * 2, dtype=torch.float32)
-        self.counter = keys.new_zeros(B if parts else 0, dtype=torch.int32)
+        self.kernel_constants = {"UNIT": unit, "PAIRS": loads_pairs, "EXACT": keys.dtype == torch.float32}
+        forward_blocks, backward_blocks = blocks or choose_step_blocks(len(keys), max(H, D))
+        self.forward_launch = plan_launch(forward_blocks, keys, value, D)
+        self.backward_launch = plan_launch(backward_blocks, keys, value, H)
+        # Only the last program of a row reads the scratch memory, before the next launch writes it.
+        num_splits = max(self.forward_launch.num_splits, self.backward_launch.num_splits)
+        num_parts = num_splits if num_splits > 1 else 0
+        self.partial_outputs = keys.new_empty(B * num_parts * max(H, D), dtype=torch.float32)
+        self.partial_sums = keys.new_empty(B * num_parts * 2, dtype=torch.float32)
+        self.counter = keys.new_zeros(B if num_parts else 0, dtype=torch.int32)
 
     @property
     def is_consumed(self) -> bool:
-        """Whether a backward pass went through all of it: further steps need another `AdditiveStepLoop`."""
+        """Whether a backward pass has used it up. Further steps need another `AdditiveStepLoop`."""
         return self.gradient_buffer.is_consumed
 
     @disable_compile
-    def step(self, query: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """context (B, Dv) and weights (B, K) float32 of query (B, Dq), both differentiable.
+    def compute_context(self, query: Tensor, allowed: Tensor | None = None) -> Tensor:
+        """Return the context (B, Dv) of a query (B, Dq).
 
-        allowed (B, K) bool, True = may attend. What is not allowed never reaches the result, NaN included;
-        a row with nothing allowed gives zero weights, a zero context and zero gradients.
+        ``allowed`` (B, K) bool is True where a query may attend. Blocked keys and values never affect the
+        result, even if they are NaN. A row without any allowed key has a zero context and zero gradients.
         """
         with torch.cuda.device_of(query):
-            return cast(
-                tuple[Tensor, Tensor], _AdditiveStepFunction.apply(query, self.token, self, allowed, True)
-            )
-
-    @disable_compile
-    def compute_context(self, query: Tensor, allowed: Tensor | None = None) -> Tensor:
-        """The same without the weights, which takes less time."""
-        with torch.cuda.device_of(query):
-            context, _ = _AdditiveStepFunction.apply(query, self.token, self, allowed, False)
-        return cast(Tensor, context)
+            return cast(Tensor, _AdditiveStepFunction.apply(query, self.token, self, allowed))
 
     def launch_forward(
         self, q: Tensor, allowed: Tensor | None, keep_float32: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """context (B, Dv), the same in float32 if `keep_float32`, scores (B, K) and their log Σ exp (B,).
+        """Return context (B, Dv), also in float32 if `keep_float32`, scores (B, K) and log Σ exp (B,).
 
-        q (B, H) is projected. Scores are -inf where not allowed; of these alone, log Σ exp is said to be 0.
+        q (B, H) is the projected query. Scores are -inf where not allowed. In a row without any allowed key,
+        log Σ exp is 0.
         """
         B, K, D = self.value.shape
         scores, lse = (q.new_empty(shape, dtype=torch.float32) for shape in ((B, K), (B,)))
@@ -348,27 +335,27 @@ class AdditiveStepLoop:
         if 0 in (B, K):
             return context.zero_(), precise.zero_(), scores, lse.zero_()
         mask = scores if allowed is None else allowed.contiguous()
-        splits, share, constants = self.forward_launch
-        forward_kernel[(B, splits)](
+        num_splits, keys_per_split, constants = self.forward_launch
+        forward_kernel[(B, num_splits)](
             q, self.keys, self.v, self.value, mask, scores, lse, context, precise,
-            self.partial_outputs, self.partial_sums, self.counter, K, share, *self.size_units,
+            self.partial_outputs, self.partial_sums, self.counter, K, keys_per_split, *self.size_units,
             MASKED=allowed is not None, PRECISE=precise is not context, **self.kernel_constants, **constants,
         )  # fmt: skip
         return context, precise, scores, lse
 
     def launch_backward(
-        self, forward_result: _AdditiveStepForwardResult, d_context: Tensor, d_weights: Tensor | None
+        self, forward_result: _AdditiveStepForwardResult, d_context: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """ds (B, K) float32, the gradient of the scores, and dq (B, H), that of the projected query."""
-        B, K = forward_result.scores.shape
-        ds, dq = torch.empty_like(forward_result.scores), torch.empty_like(forward_result.q)
+        """Return ds (B, K) float32, the gradient of the scores, and dq (B, H), of the projected query."""
+        q, scores, lse, context, is_masked = forward_result
+        B, K = scores.shape
+        ds, dq = torch.empty_like(scores), torch.empty_like(q)
         if 0 in (B, K):
             return ds, dq.zero_()
-        more = ds if d_weights is None else d_weights
-        splits, share, constants = self.backward_launch
-        backward_kernel[(B, splits)](
-            forward_result.q, self.keys, self.v, self.value, forward_result.scores, forward_result.lse, forward_result.context, d_context, more,
-            ds, dq, self.partial_outputs, self.counter, K, share, *self.size_units,
-            MASKED=forward_result.masked, WITH_D_WEIGHTS=d_weights is not None, **self.kernel_constants, **constants,
+        num_splits, keys_per_split, constants = self.backward_launch
+        backward_kernel[(B, num_splits)](
+            q, self.keys, self.v, self.value, scores, lse, context, d_context, ds, dq,
+            self.partial_outputs, self.counter, K, keys_per_split, *self.size_units,
+            MASKED=is_masked, **self.kernel_constants, **constants,
         )  # fmt: skip
         return ds, dq

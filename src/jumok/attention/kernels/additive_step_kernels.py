@@ -1,17 +1,17 @@
-"""The kernels of one decoding step of additive attention, forward and backward: see :mod:`.step`.
+"""The kernels of one decoding step of additive attention, forward and backward. See :mod:`.additive_step`.
 
-A program walks over a share of one row's keys; the last program of a row to finish puts the row's parts
-together, so that no second launch is needed.
+A program loops over some of the keys of one row. The last program of a row to finish combines the partial
+results of the row, so that no second launch is needed.
 
-A step is so short that waiting is what costs. So each warp has keys of its own, and each key some lanes: a
-warp sums within itself, meets no barrier in its loop, and keeps its part of the result in registers. And it
-loads the next keys as soon as it is through with these ones, the next values likewise: each are on their way
-while it works on the others. Any earlier, and they would come into other registers: the compiler moves them
-from there at the end of each turn, and so waits for them. With STAGES > 1 some tiles are on their way into
-shared memory instead, at the price of a barrier and of reading them from there at each turn.
+A step is so short that its time is mostly waiting. So each warp has its own keys, and each key has some
+lanes: a warp sums within itself, has no barrier in its loop, and keeps its part of the result in registers.
+It loads the next keys as soon as it has used the current ones, and likewise the next values: each are loaded
+while it works on the others. If they were loaded earlier, they would go to other registers, and the compiler
+would move them at the end of each iteration and so wait for them. With STAGES > 1, some tiles are loaded into
+shared memory instead, at the cost of a barrier and a read from allowed in each iteration.
 
-H, D and strides come in units of UNIT elements: the compiler then knows what they are multiples of, and
-reads 16 bytes at a time where it can. Left alone, it looks for multiples of 16 only, and H = 1000 is none.
+H, D and strides are in units of UNIT elements, so that the compiler knows what they are multiples of and
+loads 16 bytes at a time if possible. By itself, it only checks for multiples of 16, and H = 1000 is not one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .additive import ON_GPU, tanh
+from jumok.attention.kernels.additive import tanh
+from jumok.attention.kernels.common import ON_GPU
 
-# These differ from batch to batch, and a kernel compiled for each kind of number would be no faster.
+# These change from batch to batch, and specialising the kernel on them would not make it faster.
 UNSPECIALIZED_ARGUMENTS = ["K", "share", "k_units_b", "value_units_b"]
 
 
@@ -32,9 +33,9 @@ UNSPECIALIZED_ARGUMENTS = ["K", "share", "k_units_b", "value_units_b"]
 def _tile_columns(LINES: tl.constexpr, WIDTH: tl.constexpr):
     """The columns of a tile [keys, LINES, WIDTH], as [1, LINES, WIDTH].
 
-    In this shape the compiler lays lanes along a line, the other lanes and the warps along the keys, and
-    gives each lane the same place of all lines. So a sum over all columns stays within the lanes of a key:
-    with 16 of them, two keys at once take four shuffles.
+    In this shape, the compiler assigns lanes along a line, the other lanes and the warps along the keys, and
+    the same positions of all lines to each lane. So a sum over all columns stays within the lanes of a key:
+    with 16 lanes, two keys at once take four shuffles.
     """
     return (tl.arange(0, LINES) * WIDTH)[None, :, None] + tl.arange(0, WIDTH)[None, None, :]
 
@@ -49,10 +50,10 @@ def _load_rows(
     ptr, b, units_b, units_r, row, last, units,
     UNIT: tl.constexpr, LINES: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of keys or values, [keys, lines, width], for `_to_float32`; of PAIRS, half that width.
+    """Some rows of keys or values, [keys, lines, width], for `_to_float32`. With PAIRS, half that width.
 
-    They are for the next turn of a loop. Two numbers of 16 bits that arrive in one register must stay in it
-    until then: as two, the compiler would take them apart in this turn, and wait for them to do so.
+    They are for the next iteration of a loop. Two 16-bit numbers that are loaded into one register must stay
+    in it until then. Otherwise, the compiler would unpack them in this iteration, and wait for them.
     """
     start = (b * units_b + row.to(tl.int64) * units_r)[:, None, None]
     inside = (row < last)[:, None, None]
@@ -87,10 +88,10 @@ def _sum_columns(x):
 
 @triton.jit
 def _store_per_lane(ptr, x, mask):
-    """`tl.store` of one number a key, by the lanes that have it.
+    """`tl.store` of one number per key, by the lanes that have it.
 
-    tl.store would hand the numbers round first, so that neighbours write to neighbours: at the price of
-    barriers, at every tile. Not for what this kernel reads again.
+    tl.store would first exchange the numbers, so that adjacent lanes write to adjacent addresses, at the cost
+    of barriers for every tile. Not for values that this kernel reads again.
     """
     if ON_GPU:
         tl.inline_asm_elementwise(
@@ -105,16 +106,16 @@ def _store_per_lane(ptr, x, mask):
         tl.store(ptr, x, mask=mask)
 
 
-# --- the parts of a row -------------------------------------------------------------------------------------
+# --- partial results of a row -------------------------------------------------------------------------------
 
 
 @triton.jit
 def _is_last_program(counter_ptr, b, SPLITS: tl.constexpr):
-    """Is this the last of the row's programs to get here? It then sees what the others wrote.
+    """Whether this is the last program of the row to get here. It then sees what the others have written.
 
-    The counter is left as it was found, for the next launch.
+    The counter is reset for the next launch.
     """
-    tl.debug_barrier()  # all threads of this program have written
+    tl.debug_barrier()  # wait until all threads of this program have written
     last = tl.atomic_add(counter_ptr + b, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
     if last:
         tl.store(counter_ptr + b, 0)
@@ -123,13 +124,13 @@ def _is_last_program(counter_ptr, b, SPLITS: tl.constexpr):
 
 @triton.jit
 def _part_columns(start: tl.constexpr, PW: tl.constexpr, VECTOR: tl.constexpr):
-    """PW columns of the parts. A thread has VECTOR neighbours: so few that no two warps share a column."""
+    """PW columns of the parts. A thread has VECTOR adjacent ones: so few that no two warps share a column."""
     return start + tl.multiple_of(tl.arange(0, PW), VECTOR)
 
 
 @triton.jit
 def _load_parts(parts_ptr, b, part, columns, size, SPLITS: tl.constexpr):
-    """What all programs of the row left in these columns, [parts, columns]."""
+    """The partial results of all programs of the row in these columns, [parts, columns]."""
     at = parts_ptr + (b * SPLITS + part)[:, None] * size + columns[None, :]
     inside = (part < SPLITS)[:, None] & (columns < size)[None, :]
     return tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
@@ -140,21 +141,21 @@ def _load_parts(parts_ptr, b, part, columns, size, SPLITS: tl.constexpr):
 
 @triton.jit
 def _load_allowed(allowed_ptr, b, K, row, last, MASKED: tl.constexpr):
-    there = row < last
+    allowed = row < last
     if MASKED:
-        there = tl.load(allowed_ptr + b * K + row, mask=there, other=0) != 0
-    return there
+        allowed = tl.load(allowed_ptr + b * K + row, mask=allowed, other=0) != 0
+    return allowed
 
 
 @triton.jit
 def _replace_negative_infinity(x):
-    """0 for -inf, the largest of no scores: exp(-inf - 0) is 0, where exp(-inf + inf) were NaN."""
+    """0 for -inf, the maximum of no scores: exp(-inf - 0) is 0, but exp(-inf + inf) is NaN."""
     return tl.where(x == -float("inf"), 0.0, x)
 
 
 @triton.jit
 def _compute_lse(highest, total):
-    """log Σ exp(score), and 0 for a row with nothing allowed, whose weights exp(-inf - 0) are then 0."""
+    """log Σ exp(score), or 0 for a row without any allowed key, whose weights exp(-inf - 0) are then 0."""
     return tl.where(total == 0.0, 0.0, highest + tl.log(tl.where(total == 0.0, 1.0, total)))
 
 
@@ -166,11 +167,11 @@ def forward_kernel(
     PRECISE: tl.constexpr, ROWS: tl.constexpr, HL: tl.constexpr, DL: tl.constexpr, WIDTH: tl.constexpr,
     PAIRS: tl.constexpr, STAGES: tl.constexpr, PW: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """The scores Σ v · tanh(q + k), their log Σ exp, and their softmax's mix of the values.
+    """The scores Σ v · tanh(q + k), their log Σ exp, and the values mixed by their softmax.
 
-    Each of the ROWS places of a tile has a softmax of its own over the keys that pass through it; they are
-    put together after the loop. parts (B, SPLITS, D) and sums (B, SPLITS, 2: largest score, Σ exp) float32
-    are scratch.
+    Each of the ROWS positions of a tile has its own softmax over the keys that pass through it. They are
+    combined after the loop. parts (B, SPLITS, D) and sums (B, SPLITS, 2: maximum score, Σ exp) are float32
+    scratch memory.
     """
     b = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
@@ -189,7 +190,7 @@ def forward_kernel(
         value = _load_rows(
             value_ptr, b, value_units_b, value_units_r, row, last, d_units, UNIT, DL, WIDTH, PAIRS
         )
-    there = _load_allowed(allowed_ptr, b, K, row, last, MASKED)
+    allowed = _load_allowed(allowed_ptr, b, K, row, last, MASKED)
 
     peak = tl.full((ROWS,), -float("inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
@@ -204,15 +205,15 @@ def forward_kernel(
         score = _sum_columns(v * tanh(q + _to_float32(k, k_ptr.dtype.element_ty, PAIRS), EXACT))
         if STAGES == 1:
             k = _load_rows(k_ptr, b, k_units_b, k_units_r, row + ROWS, last, h_units, UNIT, HL, WIDTH, PAIRS)
-        score = tl.where(there, score, -float("inf"))
-        there = _load_allowed(allowed_ptr, b, K, row + ROWS, last, MASKED)
+        score = tl.where(allowed, score, -float("inf"))
+        allowed = _load_allowed(allowed_ptr, b, K, row + ROWS, last, MASKED)
         _store_per_lane(scores_ptr + b * K + row, score, row < last)
         new_peak = tl.maximum(peak, score)
         level = _replace_negative_infinity(new_peak)
         shrink = tl.exp(peak - level)
         weight = tl.exp(score - level)
         total = total * shrink + weight
-        if MASKED:  # what is not allowed may hold anything; here, two numbers go at once
+        if MASKED:  # blocked values may be NaN; here, two numbers are replaced at once
             value = tl.where((score != -float("inf"))[:, None, None], value, 0)
         numbers = _to_float32(value, value_ptr.dtype.element_ty, PAIRS)
         mix = mix * shrink[:, None, None] + weight[:, None, None] * numbers
@@ -237,14 +238,14 @@ def forward_kernel(
         tl.store(sums_ptr + (b * SPLITS + split) * 2, highest)
         tl.store(sums_ptr + (b * SPLITS + split) * 2 + 1, total)
         if _is_last_program(counter_ptr, b, SPLITS):
-            # Loads first, stores last: a load behind a store would wait for it.
+            # Loads first, stores last: a load after a store would wait for it.
             part = tl.arange(0, PARTS)
             columns = _part_columns(0, PW, VECTOR)
             parts = _load_parts(parts_ptr, b, part, columns, D, SPLITS)
             sums_at = sums_ptr + (b * SPLITS + part) * 2
             peaks = tl.load(sums_at, mask=part < SPLITS, other=0.0, cache_modifier=".cg")
             totals = tl.load(sums_at + 1, mask=part < SPLITS, other=0.0, cache_modifier=".cg")
-            peaks = tl.where(totals == 0.0, -float("inf"), peaks)  # nothing allowed there
+            peaks = tl.where(totals == 0.0, -float("inf"), peaks)  # no allowed key in that part
             highest = _replace_negative_infinity(tl.max(peaks, axis=0))
             factors = tl.exp(peaks - highest)
             total = tl.sum(totals * factors, axis=0)
@@ -266,23 +267,22 @@ def forward_kernel(
 
 @triton.jit
 def _load_per_key(ptr, b, K, row, last, other):
-    """One number a key, [keys]."""
+    """One number per key, [keys]."""
     return tl.load(ptr + b * K + row, mask=row < last, other=other)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED_ARGUMENTS)
 def backward_kernel(
-    q_ptr, k_ptr, v_ptr, value_ptr, scores_ptr, lse_ptr, context_ptr, d_context_ptr, d_weights_ptr, ds_ptr,
-    dq_ptr, parts_ptr, counter_ptr, K, share, h_units, d_units, k_units_b, k_units_r, value_units_b,
-    value_units_r, UNIT: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr,
-    MASKED: tl.constexpr, WITH_D_WEIGHTS: tl.constexpr, ROWS: tl.constexpr, HL: tl.constexpr,
-    DL: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr, STAGES: tl.constexpr, PW: tl.constexpr,
-    VECTOR: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, value_ptr, scores_ptr, lse_ptr, context_ptr, d_context_ptr, ds_ptr, dq_ptr,
+    parts_ptr, counter_ptr, K, share, h_units, d_units, k_units_b, k_units_r, value_units_b, value_units_r,
+    UNIT: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr, MASKED: tl.constexpr,
+    ROWS: tl.constexpr, HL: tl.constexpr, DL: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr,
+    STAGES: tl.constexpr, PW: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     """ds = w · (dw - Σ w · dw) and dq = v · Σ_k ds · (1 - tanh²(q + k)).
 
-    With w = exp(score - lse) and dw = dc · value. Σ w · dw needs no walk over all keys: it is dc · context.
-    parts (B, SPLITS, H) float32, of dq without v, is scratch.
+    With w = exp(score - lse) and dw = dc · value. Σ w · dw needs no loop over all keys: it is dc · context.
+    parts (B, SPLITS, H), dq without v, is float32 scratch memory.
     """
     b = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
@@ -304,15 +304,8 @@ def backward_kernel(
     q = _load_vector(q_ptr + b * H, h, H)
     score = _load_per_key(scores_ptr, b, K, row, last, -float("inf"))
     lse = tl.load(lse_ptr + b)
-    # Every warp works this out for itself, which saves the barriers.
+    # Every warp computes this for itself, which saves the barriers.
     mean = _sum_columns(tl.broadcast_to(dc * context, (ROWS, DL, WIDTH)))
-    if WITH_D_WEIGHTS:
-        more = 0.0
-        for k0 in range(0, K, PW):
-            key = k0 + tl.arange(0, PW)
-            weight = tl.exp(_load_per_key(scores_ptr, b, K, key, K, -float("inf")) - lse)
-            more += tl.sum(weight * _load_per_key(d_weights_ptr, b, K, key, K, 0.0), axis=0)
-        mean += more
 
     slopes = tl.zeros((ROWS, HL, WIDTH), tl.float32)
     for k0 in tl.range(first, last, ROWS, num_stages=STAGES):
@@ -327,10 +320,8 @@ def backward_kernel(
             value = _load_rows(
                 value_ptr, b, value_units_b, value_units_r, row + ROWS, last, d_units, UNIT, DL, WIDTH, PAIRS
             )
-        if WITH_D_WEIGHTS:
-            dw += _load_per_key(d_weights_ptr, b, K, row, last, 0.0)
         ds = tl.exp(score - lse) * (dw - mean)
-        if MASKED:  # what is not allowed may hold anything
+        if MASKED:  # blocked keys may be NaN
             ds = tl.where(score != -float("inf"), ds, 0.0)
             k = tl.where((score != -float("inf"))[:, None, None], k, 0)
         score = _load_per_key(scores_ptr, b, K, row + ROWS, last, -float("inf"))

@@ -1,22 +1,23 @@
-"""Attention within packed sequences so short that one program holds a whole one, forward and backward.
+"""Attention within packed sequences that are so short that one program holds a whole one.
 
-    out = short_attention(q, k, v, packing, scale, dropout)      # all (L, H, D), sequences end to end
+    out = attend_short_sequences(q, k, v, layout, scale, dropout)      # all (L, H, D), sequences concatenated
 
-A program has one sequence and one head. All keys are in one tile, so the softmax of a query is worked out at
-once: forward keeps nothing but its result, and backward makes the same weights again, with the same function.
-Backward is one kernel too, and each gradient is written once: the same input gives the same bits.
+A program computes one sequence and one head. All keys are in one tile, so the softmax of a query needs one
+pass. The forward pass stores only its result, and the backward pass computes the same weights again, with the
+same function. The backward pass is one kernel too, and each gradient is written once: the same input gives
+bitwise identical results.
 
-**Tiles by length.** A kernel is compiled for the longest sequence, and most are shorter. So it has tiles of
-several sizes, and each sequence takes the smallest that it fits into: half the side is a quarter of the work.
-Backward's largest tile needs so many registers that few programs run side by side. So it is a launch of its
-own, and a long sequence here and there does not slow down the others. A launch passes over the sequences that
-are not its own, at the price of a look at their edges.
+**Tiles by length.** A kernel is compiled for the longest sequence, and most sequences are shorter. So it has
+tiles of several sizes, and each sequence takes the smallest that it fits into: half the side is a quarter of
+the work. The largest tile of the backward pass needs so many registers that few programs run concurrently. So
+it has its own launch, and a few long sequences do not slow down the others. A launch skips the sequences of
+the other launch, after reading their boundaries.
 
-**Dropout.** Forward and backward work out for themselves which weights to drop, from one random number on the
-device and from where a weight stands. So nothing is kept of that, and the blocks do not change it.
+**Dropout.** The forward and the backward pass compute which weights to drop from one random number on the
+device and from the position of a weight. So no mask is stored, and the result does not depend on block sizes.
 
-**Places without a sequence.** Behind the last sequence there may be more places. One more program a head
-writes zeros there, so that no buffer has to be filled with them before.
+**Positions without a sequence.** There may be positions after the last sequence. One more program per head
+writes zeros there, so that the output need not be initialised.
 """
 
 from __future__ import annotations
@@ -31,42 +32,45 @@ import triton.language as tl
 from torch import Tensor
 
 from jumok.attention.gpu_support import get_max_shared_memory
-from jumok.attention.kernels.additive import disable_compile, forbid_double_backward
-from jumok.attention.kernels.lse import LOG2_E, make_rows_contiguous
+from jumok.attention.kernels.common import (
+    LOG2_E,
+    disable_compile,
+    forbid_double_backward,
+    launch_options,
+    make_rows_contiguous,
+    matmul,
+    pad_width,
+)
 
-ON_GPU = tl.constexpr(not triton.knobs.runtime.interpret)
-
-# These differ from call to call, and a kernel compiled for each kind of number would be no faster: all that
-# there is to know of the strides, UNIT says.
-UNSPECIALIZED_ARGUMENTS = ["sequences", "q_places", "k_places", "dropped"]
+# These change from call to call, and specialising the kernel on them would not make it faster: UNIT is all
+# that the compiler needs to know about the strides.
+UNSPECIALIZED_ARGUMENTS = ["sequences", "q_length", "k_length", "dropped"]
 UNSPECIALIZED_ARGUMENTS += [
-    f"{x}_{stride}" for x in ("q", "k", "v", "out", "do", "dq", "dk", "dv") for stride in "lh"
+    f"{x}_stride_{dim}" for x in ("q", "k", "v", "out", "do", "dq", "dk", "dv") for dim in "lh"
 ]
 
-DROPOUT_RESOLUTION = 1 << 16  # a weight's chances are counted in these: it has 16 random bits
-PHILOX_ROUNDS = tl.constexpr(
-    7
-)  # of Philox: the fewest that pass every test of randomness, as in FlashAttention
+DROPOUT_RESOLUTION = 1 << 16  # dropout probabilities are multiples of 1 / this: a weight has 16 random bits
+PHILOX_ROUNDS = tl.constexpr(7)  # the fewest that pass all tests of randomness, as in FlashAttention
 
 
 class ShortKernelBlockSizes(NamedTuple):
-    """How a kernel cuts its work."""
+    """Block sizes of a kernel."""
 
-    queries: int  # of a tile; forward walks over them where a sequence has more
-    keys: int  # of a tile: as many as the longest sequence has, or more
+    queries: int  # of a tile; the forward kernel loops over them if a sequence has more
+    keys: int  # of a tile: at least as many as the longest sequence has
     num_warps: int
-    max_registers: int  # of a thread at most: the fewer, the more programs share a multiprocessor
+    max_registers: int  # per thread at most: the fewer, the more programs share a multiprocessor
     min_tile_side: int = 32  # the side of the smallest tile
-    longer_than: int = 0  # longer sequences only: another launch has the others
+    longer_than: int = 0  # skip sequences up to this length: another launch computes them
 
     @property
     def num_tiers(self) -> int:
-        """How many tiles there are to choose from, each of twice the side of the one before."""
+        """The number of tile sizes, each with twice the side of the previous one."""
         return max(1, max(self.queries, self.keys) // self.min_tile_side).bit_length()
 
 
 def choose_forward_blocks(max_seqlen_q: int, max_seqlen_k: int, width: int) -> ShortKernelBlockSizes:
-    """The blocks to take where no sequence is longer than this."""
+    """Return the block sizes if no sequence is longer than this."""
     queries, keys = min(64, _tile_side(max_seqlen_q)), _tile_side(max_seqlen_k)
     largest = max(queries, keys)
     registers = 168 if width > 64 else 96 if largest == 64 else 128
@@ -76,93 +80,78 @@ def choose_forward_blocks(max_seqlen_q: int, max_seqlen_k: int, width: int) -> S
 def choose_backward_blocks(
     max_seqlen_q: int, max_seqlen_k: int, width: int
 ) -> tuple[ShortKernelBlockSizes, ...]:
-    """The blocks to take where no sequence is longer than this, of each launch."""
+    """Return the block sizes of each launch if no sequence is longer than this."""
     queries, keys = _tile_side(max_seqlen_q), _tile_side(max_seqlen_k)
     largest = max(queries, keys)
     if largest <= 64:
-        return (
-            ShortKernelBlockSizes(
-                queries, keys, largest // 16, 128 if largest == 64 and width <= 64 else 255
-            ),
-        )
+        max_registers = 128 if largest == 64 and width <= 64 else 255
+        return (ShortKernelBlockSizes(queries, keys, largest // 16, max_registers),)
     shorter = choose_backward_blocks(min(64, max_seqlen_q), min(64, max_seqlen_k), width)
-    return *shorter, ShortKernelBlockSizes(
-        queries, keys, largest // 16, 255, min_tile_side=largest, longer_than=64
-    )
+    longer = ShortKernelBlockSizes(queries, keys, largest // 16, 255, min_tile_side=largest, longer_than=64)
+    return *shorter, longer
 
 
 def fits_shared_memory(device: torch.device, max_seqlen_q: int, max_seqlen_k: int, width: int) -> bool:
-    """Whether a program's shared memory takes what backward has there: q, k, v, dO, and the weights."""
+    """Return whether q, k, v, dO and the weights of the backward kernel fit into shared memory."""
     queries, keys = _tile_side(max_seqlen_q), _tile_side(max_seqlen_k)
-    return 2 * (2 * (queries + keys) * _padded_width(width) + queries * keys) <= get_max_shared_memory(device)
-
-
-def _padded_width(width: int) -> int:
-    return max(16, 1 << (width - 1).bit_length())
+    return 2 * (2 * (queries + keys) * pad_width(width) + queries * keys) <= get_max_shared_memory(device)
 
 
 def _tile_side(max_seqlen: int) -> int:
-    return max(16, 1 << max(0, max_seqlen - 1).bit_length())
+    return pad_width(max(1, max_seqlen))
 
 
 # --- kernels ------------------------------------------------------------------------------------------------
 #
-# Strides come in units of UNIT elements: the compiler then knows what they are multiples of, and reads 16
-# bytes at a time where it can. Left alone, it looks for multiples of 16 only, and 72 is none.
+# Strides are in units of UNIT elements, so that the compiler knows what they are multiples of and loads 16
+# bytes at a time if possible. By itself, it only checks for multiples of 16, and 72 is not one.
 
 
 @triton.jit
-def _matmul(a, b):
-    if not ON_GPU:  # the interpreter takes bfloat16 for whole numbers here
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, input_precision="tf32x3")
-
-
-@triton.jit
-def _load_rows(ptr, row, count, units, UNIT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
+def _load_rows(ptr, row, count, stride, UNIT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
     """Rows of a sequence, [rows, BD], zeros beyond its `count` rows and its D columns."""
     d = tl.arange(0, BD)
-    at = ptr + row[:, None] * (units * UNIT) + d[None, :]
+    at = ptr + row[:, None] * (stride * UNIT) + d[None, :]
     return tl.load(at, mask=(row < count)[:, None] & (d < D)[None, :], other=0.0)
 
 
 @triton.jit
-def _store_rows(ptr, x, row, count, units, UNIT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
+def _store_rows(ptr, x, row, count, stride, UNIT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
     d = tl.arange(0, BD)
-    at = ptr + row[:, None] * (units * UNIT) + d[None, :]
+    at = ptr + row[:, None] * (stride * UNIT) + d[None, :]
     tl.store(at, x.to(ptr.dtype.element_ty), mask=(row < count)[:, None] & (d < D)[None, :])
 
 
 @triton.jit
-def _get_sequence_pointer(ptr, first, head, units_l, units_h, UNIT: tl.constexpr):
-    """Where a sequence begins, of one head."""
-    return ptr + (first * units_l + head * units_h) * UNIT
+def _get_sequence_pointer(ptr, first, head, stride_l, stride_h, UNIT: tl.constexpr):
+    """The pointer to the first position of a sequence, of one head."""
+    return ptr + (first * stride_l + head * stride_h) * UNIT
 
 
 @triton.jit
 def _fill_zeros(
-    ptr, first, places, head, units_l, units_h, UNIT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr
+    ptr, first, length, head, stride_l, stride_h, UNIT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr
 ):
-    """Zeros in all places from `first` on."""
+    """Zeros at all positions from `first` on."""
     ROWS: tl.constexpr = 16
-    ptr = _get_sequence_pointer(ptr, first, head, units_l, units_h, UNIT)
-    for begin in range(0, (places - first).to(tl.int32), ROWS):
+    ptr = _get_sequence_pointer(ptr, first, head, stride_l, stride_h, UNIT)
+    for begin in range(0, (length - first).to(tl.int32), ROWS):
         row = begin + tl.arange(0, ROWS)
-        at = ptr + row.to(tl.int64)[:, None] * (units_l * UNIT) + tl.arange(0, BD)[None, :]
-        inside = (row < places - first)[:, None] & (tl.arange(0, BD) < D)[None, :]
+        at = ptr + row.to(tl.int64)[:, None] * (stride_l * UNIT) + tl.arange(0, BD)[None, :]
+        inside = (row < length - first)[:, None] & (tl.arange(0, BD) < D)[None, :]
         tl.store(at, tl.zeros((ROWS, BD), ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _compute_exponentials(q, k, query, key, k_count, factor, CAUSAL: tl.constexpr):
-    """The weights before they are divided by their sums, [queries, keys], and by what to multiply each row.
+    """The weights before normalisation, [queries, keys], and the factor that normalises each row.
 
-    A row with nothing allowed has zeros. Forward and backward both take the weights from here.
+    A row without any allowed key has zeros. The forward and the backward kernel both use this function.
     """
-    keep = (key < k_count)[None, :]
+    allowed = (key < k_count)[None, :]
     if CAUSAL:
-        keep = keep & (key[None, :] <= query[:, None])
-    s = tl.where(keep, _matmul(q, tl.trans(k)) * factor, -float("inf"))
+        allowed = allowed & (key[None, :] <= query[:, None])
+    s = tl.where(allowed, matmul(q, tl.trans(k)) * factor, -float("inf"))
     peak = tl.max(s, axis=1)
     peak = tl.where(peak == -float("inf"), 0.0, peak)
     e = tl.exp2(s - peak[:, None])
@@ -172,9 +161,9 @@ def _compute_exponentials(q, k, query, key, k_count, factor, CAUSAL: tl.constexp
 
 @triton.jit
 def _philox(seed, counter, stream):
-    """Four random numbers of 32 bits, which the seed, a counter and another number decide: Philox4x32.
+    """Four random 32-bit numbers, determined by the seed, a counter and a stream number: Philox4x32.
 
-    As `tl.philox`, but with products of 64 bits, each one instruction where that one takes two.
+    Like `tl.philox`, but with 64-bit multiplications, each one instruction where `tl.philox` takes two.
     """
     a, b = counter.to(tl.uint32), stream.to(tl.uint32)
     c, d = tl.zeros_like(a), tl.zeros_like(a)
@@ -190,11 +179,11 @@ def _philox(seed, counter, stream):
 
 @triton.jit
 def _compute_dropout_mask(seed_ptr, dropped, query, key):
-    """Which weights dropout keeps, [queries, keys]: by the seed, the program, the query and the key.
+    """Which weights dropout keeps, [queries, keys], by the seed, the program, the query and the key.
 
-    A call of Philox is for eight keys, 16 bits each. These are keys that one thread has of a row, as tensor
-    cores leave a product: two neighbours, and those 8, 16 and 24 further on. So no bit has to change threads,
-    and the compiler finds that of a thread's calls every eighth differs.
+    A call of Philox serves eight keys, with 16 bits each. These are keys that one thread has of a row in the
+    tensor-core layout of a product: two adjacent keys, and those 8, 16 and 24 further. So no bits are
+    exchanged between threads, and the compiler finds that only every eighth call of a thread differs.
     """
     key = tl.broadcast_to(key[None, :], (query.shape[0], key.shape[0]))
     group = query[:, None] * 32 + key // 32 * 4 + key % 8 // 2
@@ -206,148 +195,157 @@ def _compute_dropout_mask(seed_ptr, dropped, query, key):
 
 @triton.jit
 def _zero_dropped(p, seed_ptr):
-    """The weights without those that dropout took, which are below zero."""
+    """The weights with zeros for dropped ones, which are marked by a negative sign."""
     if seed_ptr is not None:
         p = tl.maximum(p, 0.0, propagate_nan=tl.PropagateNan.ALL)
     return p
 
 
 @triton.jit
-def _fits_tier(longer, LEAST: tl.constexpr, ABOVE: tl.constexpr, tier: tl.constexpr):
-    """Does a sequence take the tile of side LEAST · 2^tier? `longer` is the length of its longer side."""
-    return (longer > (ABOVE if tier == 0 else LEAST << (tier - 1))) & (longer <= (LEAST << tier))
+def _fits_tier(longer, MIN_TILE: tl.constexpr, LONGER_THAN: tl.constexpr, tier: tl.constexpr):
+    """Whether a sequence takes the tile of side MIN_TILE · 2^tier. `longer` is its longer side's length."""
+    return (longer > (LONGER_THAN if tier == 0 else MIN_TILE << (tier - 1))) & (longer <= (MIN_TILE << tier))
 
 
 @triton.jit
 def _attend_sequence(
-    q_ptr, k_ptr, v_ptr, out_ptr, q_count, k_count, factor, q_units, k_units, v_units, out_units,
-    seed_ptr, dropped, boost,
+    q_ptr, k_ptr, v_ptr, out_ptr, q_count, k_count, factor, q_stride, k_stride, v_stride, out_stride,
+    seed_ptr, dropped, keep_scale,
     UNIT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Forward of one sequence and head."""
     key = tl.arange(0, BK)
-    k = _load_rows(k_ptr, key, k_count, k_units, UNIT, D, BD)
-    v = _load_rows(v_ptr, key, k_count, v_units, UNIT, D, BD)
+    k = _load_rows(k_ptr, key, k_count, k_stride, UNIT, D, BD)
+    v = _load_rows(v_ptr, key, k_count, v_stride, UNIT, D, BD)
     for begin in range(0, q_count, BQ):
         query = begin + tl.arange(0, BQ)
-        q = _load_rows(q_ptr, query, q_count, q_units, UNIT, D, BD)
-        e, share = _compute_exponentials(q, k, query, key, k_count, factor, CAUSAL)
+        q = _load_rows(q_ptr, query, q_count, q_stride, UNIT, D, BD)
+        e, norm = _compute_exponentials(q, k, query, key, k_count, factor, CAUSAL)
         if seed_ptr is not None:
             e = tl.where(_compute_dropout_mask(seed_ptr, dropped, query, key), e, 0.0)
-            share *= boost
-        out = _matmul(e.to(v.dtype), v) * share[:, None]
-        _store_rows(out_ptr, out, query, q_count, out_units, UNIT, D, BD)
+            norm *= keep_scale
+        out = matmul(e.to(v.dtype), v) * norm[:, None]
+        _store_rows(out_ptr, out, query, q_count, out_stride, UNIT, D, BD)
 
 
 @triton.jit
 def _backpropagate_sequence(
     q_ptr, k_ptr, v_ptr, do_ptr, dq_ptr, dk_ptr, dv_ptr, q_count, k_count, factor, scale,
-    q_units, k_units, v_units, do_units, dq_units, dk_units, dv_units,
-    seed_ptr, dropped, boost,
+    q_stride, k_stride, v_stride, do_stride, dq_stride, dk_stride, dv_stride,
+    seed_ptr, dropped, keep_scale,
     UNIT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """Backward of one sequence and head. The tile has all queries.
+    """Backward of one sequence and head. The tile contains all queries.
 
-    Each gradient is stored as soon as it is known, so that its registers are free for the next. A weight that
-    dropout took is written as its negative: so which ones it took needs no registers beside the weights.
+    Each gradient is stored as soon as it is known, so that its registers are free for the next. A dropped
+    weight is represented by its negative, so that the dropout mask needs no additional registers.
     """
     key = tl.arange(0, BK)
     query = tl.arange(0, BQ)
-    q = _load_rows(q_ptr, query, q_count, q_units, UNIT, D, BD)
-    k = _load_rows(k_ptr, key, k_count, k_units, UNIT, D, BD)
-    do = _load_rows(do_ptr, query, q_count, do_units, UNIT, D, BD)
-    v = _load_rows(v_ptr, key, k_count, v_units, UNIT, D, BD)
-    e, share = _compute_exponentials(q, k, query, key, k_count, factor, CAUSAL)
+    q = _load_rows(q_ptr, query, q_count, q_stride, UNIT, D, BD)
+    k = _load_rows(k_ptr, key, k_count, k_stride, UNIT, D, BD)
+    do = _load_rows(do_ptr, query, q_count, do_stride, UNIT, D, BD)
+    v = _load_rows(v_ptr, key, k_count, v_stride, UNIT, D, BD)
+    e, norm = _compute_exponentials(q, k, query, key, k_count, factor, CAUSAL)
     if seed_ptr is not None:
         e = tl.where(_compute_dropout_mask(seed_ptr, dropped, query, key), e, -e)
-        share *= boost
-    p = e * share[:, None]
-    dv = _matmul(tl.trans(_zero_dropped(p, seed_ptr).to(v.dtype)), do)
-    _store_rows(dv_ptr, dv, key, k_count, dv_units, UNIT, D, BD)
-    dp = _matmul(do, tl.trans(v))
+        norm *= keep_scale
+    p = e * norm[:, None]
+    dv = matmul(tl.trans(_zero_dropped(p, seed_ptr).to(v.dtype)), do)
+    _store_rows(dv_ptr, dv, key, k_count, dv_stride, UNIT, D, BD)
+    dp = matmul(do, tl.trans(v))
     if seed_ptr is None:
         ds = (p * (dp - tl.sum(p * dp, axis=1)[:, None])).to(v.dtype)
     else:
         dp *= _zero_dropped(p, seed_ptr)
-        ds = (dp - tl.abs(p) * (tl.sum(dp, axis=1) / boost)[:, None]).to(v.dtype)
-    dk = _matmul(tl.trans(ds), q) * scale
-    _store_rows(dk_ptr, dk, key, k_count, dk_units, UNIT, D, BD)
-    dq = _matmul(ds, k) * scale
-    _store_rows(dq_ptr, dq, query, q_count, dq_units, UNIT, D, BD)
+        ds = (dp - tl.abs(p) * (tl.sum(dp, axis=1) / keep_scale)[:, None]).to(v.dtype)
+    dk = matmul(tl.trans(ds), q) * scale
+    _store_rows(dk_ptr, dk, key, k_count, dk_stride, UNIT, D, BD)
+    dq = matmul(ds, k) * scale
+    _store_rows(dq_ptr, dq, query, q_count, dq_stride, UNIT, D, BD)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED_ARGUMENTS)
 def _forward_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, q_edges_ptr, k_edges_ptr, seed_ptr, dropped, boost,
-    sequences, q_places, factor,
-    q_l, q_h, k_l, k_h, v_l, v_h, out_l, out_h,
+    q_ptr, k_ptr, v_ptr, out_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, seed_ptr, dropped, keep_scale,
+    sequences, q_length, factor,
+    q_stride_l, q_stride_h, k_stride_l, k_stride_h, v_stride_l, v_stride_h, out_stride_l, out_stride_h,
     H: tl.constexpr, UNIT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr,
-    BK: tl.constexpr, LEAST: tl.constexpr, TIERS: tl.constexpr, ABOVE: tl.constexpr, CAUSAL: tl.constexpr,
+    BK: tl.constexpr, MIN_TILE: tl.constexpr, NUM_TIERS: tl.constexpr, LONGER_THAN: tl.constexpr,
+    CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    # Neighbouring programs have the heads of one sequence, which lie side by side in memory.
+    # Adjacent programs have the heads of one sequence, which are adjacent in memory.
     head = tl.program_id(0) % H
     sequence = tl.program_id(0) // H
-    q_first = tl.load(q_edges_ptr + sequence).to(tl.int64)
-    out_start = _get_sequence_pointer(out_ptr, q_first, head, out_l, out_h, UNIT)
+    q_first = tl.load(cu_seqlens_q_ptr + sequence).to(tl.int64)
+    out_start = _get_sequence_pointer(out_ptr, q_first, head, out_stride_l, out_stride_h, UNIT)
     if sequence == sequences:
-        _fill_zeros(out_ptr, q_first, q_places, head, out_l, out_h, UNIT, D, BD)
+        _fill_zeros(out_ptr, q_first, q_length, head, out_stride_l, out_stride_h, UNIT, D, BD)
     else:
-        k_first = tl.load(k_edges_ptr + sequence).to(tl.int64)
-        q_count = (tl.load(q_edges_ptr + sequence + 1) - q_first).to(tl.int32)
-        k_count = (tl.load(k_edges_ptr + sequence + 1) - k_first).to(tl.int32)
-        q_start = _get_sequence_pointer(q_ptr, q_first, head, q_l, q_h, UNIT)
-        k_start = _get_sequence_pointer(k_ptr, k_first, head, k_l, k_h, UNIT)
-        v_start = _get_sequence_pointer(v_ptr, k_first, head, v_l, v_h, UNIT)
-        longer = tl.minimum(tl.maximum(q_count, k_count), LEAST << (TIERS - 1))  # it walks over more queries
-        for tier in tl.static_range(TIERS):
-            if _fits_tier(longer, LEAST, ABOVE, tier):
-                _attend_sequence(q_start, k_start, v_start, out_start, q_count, k_count, factor, q_l, k_l, v_l, out_l,
-                     seed_ptr, dropped, boost,
-                     UNIT, D, BD, min(LEAST << tier, BQ), min(LEAST << tier, BK), CAUSAL)  # fmt: skip
+        k_first = tl.load(cu_seqlens_k_ptr + sequence).to(tl.int64)
+        q_count = (tl.load(cu_seqlens_q_ptr + sequence + 1) - q_first).to(tl.int32)
+        k_count = (tl.load(cu_seqlens_k_ptr + sequence + 1) - k_first).to(tl.int32)
+        q_start = _get_sequence_pointer(q_ptr, q_first, head, q_stride_l, q_stride_h, UNIT)
+        k_start = _get_sequence_pointer(k_ptr, k_first, head, k_stride_l, k_stride_h, UNIT)
+        v_start = _get_sequence_pointer(v_ptr, k_first, head, v_stride_l, v_stride_h, UNIT)
+        longer = tl.minimum(
+            tl.maximum(q_count, k_count), MIN_TILE << (NUM_TIERS - 1)
+        )  # it loops over more queries
+        for tier in tl.static_range(NUM_TIERS):
+            if _fits_tier(longer, MIN_TILE, LONGER_THAN, tier):
+                _attend_sequence(
+                    q_start, k_start, v_start, out_start, q_count, k_count, factor,
+                    q_stride_l, k_stride_l, v_stride_l, out_stride_l, seed_ptr, dropped, keep_scale,
+                    UNIT, D, BD, min(MIN_TILE << tier, BQ), min(MIN_TILE << tier, BK), CAUSAL,
+                )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED_ARGUMENTS)
 def _backward_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, dq_ptr, dk_ptr, dv_ptr, q_edges_ptr, k_edges_ptr,
-    seed_ptr, dropped, boost, sequences, q_places, k_places, factor, scale,
-    q_l, q_h, k_l, k_h, v_l, v_h, do_l, do_h, dq_l, dq_h, dk_l, dk_h, dv_l, dv_h,
+    q_ptr, k_ptr, v_ptr, do_ptr, dq_ptr, dk_ptr, dv_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr,
+    seed_ptr, dropped, keep_scale, sequences, q_length, k_length, factor, scale,
+    q_stride_l, q_stride_h, k_stride_l, k_stride_h, v_stride_l, v_stride_h, do_stride_l, do_stride_h,
+    dq_stride_l, dq_stride_h, dk_stride_l, dk_stride_h, dv_stride_l, dv_stride_h,
     H: tl.constexpr, UNIT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr,
-    BK: tl.constexpr, LEAST: tl.constexpr, TIERS: tl.constexpr, ABOVE: tl.constexpr, CAUSAL: tl.constexpr,
+    BK: tl.constexpr, MIN_TILE: tl.constexpr, NUM_TIERS: tl.constexpr, LONGER_THAN: tl.constexpr,
+    CAUSAL: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0) % H
     sequence = tl.program_id(0) // H
-    q_first = tl.load(q_edges_ptr + sequence).to(tl.int64)
-    k_first = tl.load(k_edges_ptr + sequence).to(tl.int64)
+    q_first = tl.load(cu_seqlens_q_ptr + sequence).to(tl.int64)
+    k_first = tl.load(cu_seqlens_k_ptr + sequence).to(tl.int64)
     if sequence == sequences:
-        if ABOVE == 0:
-            _fill_zeros(dq_ptr, q_first, q_places, head, dq_l, dq_h, UNIT, D, BD)
-            _fill_zeros(dk_ptr, k_first, k_places, head, dk_l, dk_h, UNIT, D, BD)
-            _fill_zeros(dv_ptr, k_first, k_places, head, dv_l, dv_h, UNIT, D, BD)
+        if LONGER_THAN == 0:
+            _fill_zeros(dq_ptr, q_first, q_length, head, dq_stride_l, dq_stride_h, UNIT, D, BD)
+            _fill_zeros(dk_ptr, k_first, k_length, head, dk_stride_l, dk_stride_h, UNIT, D, BD)
+            _fill_zeros(dv_ptr, k_first, k_length, head, dv_stride_l, dv_stride_h, UNIT, D, BD)
     else:
-        q_count = (tl.load(q_edges_ptr + sequence + 1) - q_first).to(tl.int32)
-        k_count = (tl.load(k_edges_ptr + sequence + 1) - k_first).to(tl.int32)
-        q_start = _get_sequence_pointer(q_ptr, q_first, head, q_l, q_h, UNIT)
-        k_start = _get_sequence_pointer(k_ptr, k_first, head, k_l, k_h, UNIT)
-        v_start = _get_sequence_pointer(v_ptr, k_first, head, v_l, v_h, UNIT)
-        do_start = _get_sequence_pointer(do_ptr, q_first, head, do_l, do_h, UNIT)
-        dq_start = _get_sequence_pointer(dq_ptr, q_first, head, dq_l, dq_h, UNIT)
-        dk_start = _get_sequence_pointer(dk_ptr, k_first, head, dk_l, dk_h, UNIT)
-        dv_start = _get_sequence_pointer(dv_ptr, k_first, head, dv_l, dv_h, UNIT)
-        for tier in tl.static_range(TIERS):
-            if _fits_tier(tl.maximum(q_count, k_count), LEAST, ABOVE, tier):
-                _backpropagate_sequence(q_start, k_start, v_start, do_start, dq_start, dk_start, dv_start, q_count, k_count,
-                       factor, scale, q_l, k_l, v_l, do_l, dq_l, dk_l, dv_l,
-                       seed_ptr, dropped, boost,
-                       UNIT, D, BD, min(LEAST << tier, BQ), min(LEAST << tier, BK), CAUSAL)  # fmt: skip
+        q_count = (tl.load(cu_seqlens_q_ptr + sequence + 1) - q_first).to(tl.int32)
+        k_count = (tl.load(cu_seqlens_k_ptr + sequence + 1) - k_first).to(tl.int32)
+        q_start = _get_sequence_pointer(q_ptr, q_first, head, q_stride_l, q_stride_h, UNIT)
+        k_start = _get_sequence_pointer(k_ptr, k_first, head, k_stride_l, k_stride_h, UNIT)
+        v_start = _get_sequence_pointer(v_ptr, k_first, head, v_stride_l, v_stride_h, UNIT)
+        do_start = _get_sequence_pointer(do_ptr, q_first, head, do_stride_l, do_stride_h, UNIT)
+        dq_start = _get_sequence_pointer(dq_ptr, q_first, head, dq_stride_l, dq_stride_h, UNIT)
+        dk_start = _get_sequence_pointer(dk_ptr, k_first, head, dk_stride_l, dk_stride_h, UNIT)
+        dv_start = _get_sequence_pointer(dv_ptr, k_first, head, dv_stride_l, dv_stride_h, UNIT)
+        for tier in tl.static_range(NUM_TIERS):
+            if _fits_tier(tl.maximum(q_count, k_count), MIN_TILE, LONGER_THAN, tier):
+                _backpropagate_sequence(
+                    q_start, k_start, v_start, do_start, dq_start, dk_start, dv_start, q_count, k_count,
+                    factor, scale, q_stride_l, k_stride_l, v_stride_l, do_stride_l, dq_stride_l, dk_stride_l,
+                    dv_stride_l, seed_ptr, dropped, keep_scale,
+                    UNIT, D, BD, min(MIN_TILE << tier, BQ), min(MIN_TILE << tier, BK), CAUSAL,
+                )  # fmt: skip
 
 
 # --- host ---------------------------------------------------------------------------------------------------
 
 
 class ShortSequenceLayout(NamedTuple):
-    """What lies where: the edges of the sequences (S + 1,) on the device, and what the host knows."""
+    """The boundaries of the sequences (S + 1,) on the device, and the values that are known on the host."""
 
     cu_seqlens_q: Tensor
     cu_seqlens_k: Tensor
@@ -357,34 +355,28 @@ class ShortSequenceLayout(NamedTuple):
 
 
 class ShortKernelDropout(NamedTuple):
-    """What decides which weights are dropped."""
+    """What determines which weights are dropped."""
 
     seed: Tensor  # (1,) int64 on the device
-    num_dropped: int  # of every CHANCES weights
+    num_dropped: int  # of every DROPOUT_RESOLUTION weights
 
     @classmethod
     def from_probability(cls, probability: float, device: torch.device) -> ShortKernelDropout | None:
-        """With a seed from PyTorch's generator of the device. A share that rounds to nothing is none."""
-        # What stays is divided by its share, which must remain a number in float16.
-        dropped = min(round(probability * DROPOUT_RESOLUTION), DROPOUT_RESOLUTION - 2)
-        if not dropped:
+        """Draw a seed from PyTorch's generator of the device. None if the probability rounds to 0."""
+        # The remaining weights are divided by 1 - probability, which must be representable in float16.
+        num_dropped = min(round(probability * DROPOUT_RESOLUTION), DROPOUT_RESOLUTION - 2)
+        if not num_dropped:
             return None
-        return cls(torch.randint(torch.iinfo(torch.int64).max, (1,), device=device), dropped)
+        return cls(torch.randint(torch.iinfo(torch.int64).max, (1,), device=device), num_dropped)
 
     @property
     def keep_scale(self) -> float:
-        """By what the others are multiplied, so that the mean stays."""
+        """The factor on the remaining weights, which preserves the mean."""
         return DROPOUT_RESOLUTION / (DROPOUT_RESOLUTION - self.num_dropped)
 
 
-def launch_options(blocks: ShortKernelBlockSizes) -> dict[str, Any]:
-    """How a kernel is compiled: a product and a sum are one instruction, on which its speed rests."""
-    limit = {} if triton.knobs.runtime.interpret else {"maxnreg": blocks.max_registers}
-    return {"num_warps": blocks.num_warps, "num_stages": 1, "enable_fp_fusion": True, **limit}
-
-
 def _get_stride_units(tensors: Sequence[Tensor]) -> tuple[list[int], int]:
-    """The strides of places and heads, in units, and the unit."""
+    """Return the strides of positions and heads in units, and the unit."""
     strides = [stride for x in tensors for stride in x.stride()[:2]]
     unit = math.gcd(*strides, 8)
     return [stride // unit for stride in strides], unit
@@ -398,16 +390,17 @@ def _launch(
     dropout: ShortKernelDropout | None,
     *scalars: float,
 ) -> None:
-    """One program for each sequence and head, and one for each head to fill up the rest."""
-    (_, H, D), sequences = tensors[0].shape, len(layout.cu_seqlens_q) - 1
+    """Launch one program per sequence and head, and one per head for positions without a sequence."""
+    (_, H, D), num_sequences = tensors[0].shape, len(layout.cu_seqlens_q) - 1
     strides, unit = _get_stride_units(tensors)
-    dropping = (None, 0, 1.0) if dropout is None else (*dropout, dropout.keep_scale)
+    dropout_arguments = (None, 0, 1.0) if dropout is None else (*dropout, dropout.keep_scale)
     with torch.cuda.device_of(tensors[0]):
-        kernel[(H * (sequences + 1),)](
-            *tensors, layout.cu_seqlens_q, layout.cu_seqlens_k, *dropping, sequences, *scalars, *strides,
-            H=H, UNIT=unit, D=D, BD=_padded_width(D), BQ=blocks.queries, BK=blocks.keys,
-            LEAST=max(blocks.queries, blocks.keys) >> (blocks.num_tiers - 1), TIERS=blocks.num_tiers,
-            ABOVE=blocks.longer_than, CAUSAL=layout.causal, **launch_options(blocks),
+        kernel[(H * (num_sequences + 1),)](
+            *tensors, layout.cu_seqlens_q, layout.cu_seqlens_k, *dropout_arguments, num_sequences, *scalars,
+            *strides, H=H, UNIT=unit, D=D, BD=pad_width(D), BQ=blocks.queries, BK=blocks.keys,
+            MIN_TILE=max(blocks.queries, blocks.keys) >> (blocks.num_tiers - 1), NUM_TIERS=blocks.num_tiers,
+            LONGER_THAN=blocks.longer_than, CAUSAL=layout.causal,
+            **launch_options(blocks.num_warps, 1, blocks.max_registers),
         )  # fmt: skip
 
 
@@ -420,7 +413,7 @@ def compute_short_forward(
     dropout: ShortKernelDropout | None = None,
     blocks: ShortKernelBlockSizes | None = None,
 ) -> Tensor:
-    """The result (L, H, D), dense, of q (L, H, D) and k, v (M, H, D) with consecutive D and any strides."""
+    """Return the contiguous result (L, H, D) of q (L, H, D) and k, v (M, H, D) with contiguous D."""
     if blocks is None:
         blocks = choose_forward_blocks(layout.max_seqlen_q, layout.max_seqlen_k, q.shape[-1])
     out = q.new_empty(q.shape)
@@ -438,19 +431,20 @@ def compute_short_backward(
     dropout: ShortKernelDropout | None = None,
     blocks: Sequence[ShortKernelBlockSizes] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v."""
+    """Return the gradients of q, k and v."""
     dq, dk, dv = _allocate_gradients(q, k, v)
     tensors = q, k, v, d_out, dq, dk, dv
-    numbers = len(q), len(k), scale * LOG2_E, scale
-    for each in blocks or choose_backward_blocks(layout.max_seqlen_q, layout.max_seqlen_k, q.shape[-1]):
-        _launch(_backward_kernel, tensors, layout, each, dropout, *numbers)
+    scalars = len(q), len(k), scale * LOG2_E, scale
+    blocks = blocks or choose_backward_blocks(layout.max_seqlen_q, layout.max_seqlen_k, q.shape[-1])
+    for launch_blocks in blocks:
+        _launch(_backward_kernel, tensors, layout, launch_blocks, dropout, *scalars)
     return dq, dk, dv
 
 
 def _allocate_gradients(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Memory for the gradients: what shares its memory there shares it here, in the same order.
+    """Allocate the gradients. Those of inputs that share memory share memory, in the same order.
 
-    So whoever made q, k and v by one product finds the gradient of that product already put together.
+    So if one product computed q, k and v, the gradient of that product needs no copy.
     """
     memory = [x.untyped_storage().data_ptr() for x in (q, k, v)]
     if memory[0] == memory[1] == memory[2] and q.shape == k.shape == v.shape:
@@ -486,21 +480,26 @@ class _ShortAttention(torch.autograd.Function):
         layout = ctx.layout._replace(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
         dropout = None if seed is None else ctx.dropout._replace(seed=seed)
         gradients = compute_short_backward(q, k, v, make_rows_contiguous(d_out), layout, ctx.scale, dropout)
-        asked = (x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad, strict=False))
-        return *asked, None, None, None
+        needed = (x if needs else None for x, needs in zip(gradients, ctx.needs_input_grad, strict=False))
+        return *needed, None, None, None
 
 
 @disable_compile
 def attend_short_sequences(
     q: Tensor, k: Tensor, v: Tensor, layout: ShortSequenceLayout, scale: float, dropout: float = 0.0
 ) -> Tensor:
-    """softmax(scale · q kᵀ) v within each of the packed sequences, (L, H, D).
+    """Return softmax(scale · q kᵀ) v within each of the packed sequences, (L, H, D).
 
-    q (L, H, D), k and v (M, H, D) in bfloat16 or float16; D at most 128, and no sequence is longer. The edges
-    begin at 0. A query whose sequence has no keys, or that is in none, gets zeros. Differentiable once.
+    A query whose sequence has no keys, or that is in no sequence, gets zeros. Differentiable once.
 
-    `dropout` is the share of the weights to drop, rounded to a multiple of 2⁻¹⁶: which ones, a number from
-    PyTorch's generator of the device decides. The others are divided by what stays on average.
+    Args:
+        q: (L, H, D) in bfloat16 or float16, with D at most 128.
+        k: (M, H, D).
+        v: (M, H, D).
+        layout: the sequences, of at most 128 tokens, which start at 0.
+        scale: the factor on the scores.
+        dropout: the probability with which a weight is dropped, rounded to a multiple of 2⁻¹⁶. PyTorch's
+            generator of the device determines which. The others are divided by 1 - dropout.
     """
-    drawn = ShortKernelDropout.from_probability(dropout, q.device) if dropout else None
-    return cast(Tensor, _ShortAttention.apply(q, k, v, layout, scale, drawn))
+    drawn_dropout = ShortKernelDropout.from_probability(dropout, q.device) if dropout else None
+    return cast(Tensor, _ShortAttention.apply(q, k, v, layout, scale, drawn_dropout))

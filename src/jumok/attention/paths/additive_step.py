@@ -81,7 +81,7 @@ def _get_loop(call: AttentionCall) -> AdditiveStepLoop:
             weight, keys.reshape(batch_size, num_keys, -1), score.v, value.reshape(batch_size, num_keys, -1)
         )
 
-    if not isinstance(call.key, PreparedKeys) or _is_activation_checkpointed():
+    if not isinstance(call.key, PreparedKeys) or _is_activation_checkpointed():  # the steps share nothing
         return build_loop(call.prepare_keys())
     prepared = call.key
     name = ("loop", _get_current_stream(call.shape.device))  # the scratch memory of a loop is for one stream
@@ -106,5 +106,5 @@ def _get_current_stream(device: torch.device) -> Any:
 
 
 def _is_activation_checkpointed() -> bool:
-    """Return whether a checkpoint is active. It records the same operations in both runs, so steps share nothing."""
+    """Return whether a checkpoint is active. Its two runs must record the same operations."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None

@@ -1,9 +1,9 @@
 """FlexAttention, with block masks built from a mask's structure.
 
-FlexAttention skips blocks in which nothing is allowed and does not mask blocks in which everything is. Its own
-``create_block_mask`` finds them by building the whole Q×K mask. Here they follow from the bands: the smallest
-and largest ends of the bands of a block's rows tell whether these rows see any or all of the block's keys.
-This takes O(Q + blocks) memory.
+FlexAttention skips blocks in which nothing is allowed and does not mask blocks in which everything is. Its
+own ``create_block_mask`` finds them by building the whole Q×K mask. Here they follow from the bands: the
+smallest and largest ends of the bands of a block's rows tell whether these rows see any or all of the block's
+keys. This takes O(Q + blocks) memory.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def run_flex(call: AttentionCall) -> Tensor:
     if mask is not None:
         block_mask = mask.get_or_compute(("flex", shape), lambda: build_block_mask(mask, shape))
     # Each combination of dtype, head width and kind of shape is compiled once. Beyond PyTorch's default limit
-    # of 8, it would silently fall back to code that builds Q×K scores. So the limit is raised, and reaching it
-    # is an error.
+    # of 8, it would silently fall back to code that builds Q×K scores. So the limit is raised, and exceeding
+    # it is an error.
     with torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True):
         out = _compile_flex_attention()(
             *(to_4d(x) for x in (call.query, call.prepare_keys(), call.prepare_value())),
@@ -216,6 +216,6 @@ def build_block_mask(mask: Mask, shape: AttentionShape) -> Any:
 
 
 def _list_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of selected blocks of each row, and the block indices with the selected ones first."""
+    """Return the number of selected blocks of each row, and the block indices, selected ones first."""
     order = blocks.int().argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32), order.int().contiguous()

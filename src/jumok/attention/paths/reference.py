@@ -60,7 +60,7 @@ def compute_row_weights(call: AttentionCall, keys: Tensor, rows: slice) -> Tenso
         return scores.softmax(-1).to(call.query.dtype)
     if bias is None and cast(Mask, call.mask).has_no_empty_rows(call.shape):
         return scores.masked_fill(~allowed, -torch.inf).softmax(-1).to(call.query.dtype)
-    # A row without any key gets equal scores, whose softmax and gradient are finite, and is zeroed afterwards.
+    # A row without any key gets equal scores, whose softmax and gradient are finite. Then it is zeroed.
     is_nonempty = allowed.any(-1, keepdim=True)
     masked_score = torch.where(is_nonempty, -torch.inf, 0.0).to(scores.dtype)
     weights = torch.where(allowed, scores, masked_score).softmax(-1)

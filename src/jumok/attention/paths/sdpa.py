@@ -129,8 +129,8 @@ def run_sdpa(call: AttentionCall) -> Tensor:
     if causal_kwargs is not None:
         return compute_rows(all_rows, **causal_kwargs)
     if call.group_size > 1 and call.shape.device.type == "cuda":
-        # PyTorch's kernels for grouped queries take no mask tensor, except one that stores all weights. So the
-        # keys are repeated for each query head.
+        # PyTorch's kernels for grouped queries take no mask tensor, except one that stores all weights. So
+        # the keys are repeated for each query head.
         key, value = call.repeat_kv(key), call.repeat_kv(value)
 
     def compute_masked_rows(rows: slice) -> Tensor:

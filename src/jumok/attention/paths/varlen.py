@@ -172,7 +172,7 @@ def _is_causal(call: AttentionCall) -> bool:
 
 
 def run_short(call: AttentionCall) -> Tensor:
-    """Compute the call with :mod:`jumok.attention.kernels.short_sequences`, a program per sequence and head."""
+    """Compute the call with our kernel (:mod:`jumok.attention.kernels.short_sequences`)."""
     from jumok.attention.kernels.short_sequences import ShortSequenceLayout, attend_short_sequences
 
     layout = ShortSequenceLayout(*_get_cu_seqlens(call), causal=_is_causal(call))
