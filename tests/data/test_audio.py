@@ -91,12 +91,12 @@ def damaged() -> dict[str, tuple[bytes, str]]:
         "half.flac": (flac[: len(flac) // 2], "a damaged recording"),
         "begun.flac": (flac[:20], "a damaged recording"),
         "half.wav": (wav[: len(wav) // 2], "a damaged recording (the last 16022 bytes are missing)"),
-        "half.ogg": (ogg[: len(ogg) // 2], "a recording without a sample"),
-        "text.wav": (b"this is no sound at all\n" * 9, "no recording in WAV, FLAC or OGG"),
+        "half.ogg": (ogg[: len(ogg) // 2], "a recording without samples"),
+        "text.wav": (b"this is no sound at all\n" * 9, "not a recording in WAV, FLAC or OGG"),
         "nothing.wav": (b"", "an empty recording"),
-        "none.wav": (encoded(np.zeros(0), 16000, "WAV"), "a recording without a sample"),
-        "silent.wav": (encoded(np.zeros(1600), 16000, "WAV"), "a recording of nothing but silence"),
-        "nan.wav": (encoded(np.full(160, math.nan), 16000, "WAV", "FLOAT"), "it has NaN"),
+        "none.wav": (encoded(np.zeros(0), 16000, "WAV"), "a recording without samples"),
+        "silent.wav": (encoded(np.zeros(1600), 16000, "WAV"), "a silent recording"),
+        "nan.wav": (encoded(np.full(160, math.nan), 16000, "WAV", "FLOAT"), "its samples contain NaN"),
     }
 
 
@@ -123,7 +123,7 @@ def test_a_wav_that_does_not_know_its_size_is_read() -> None:
 
 def test_limits() -> None:
     data = encoded(sine(440, seconds=2), 16000, "WAV")
-    assert "too long a recording (2 seconds, and 1" in str(
+    assert "too long a recording (2 seconds; the limit is 1" in str(
         decode_audio(data, "a", AudioLimits(max_seconds=1))
     )
     assert "too many bytes" in str(decode_audio(data, "a", AudioLimits(max_bytes=1000)))

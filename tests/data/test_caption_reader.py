@@ -171,7 +171,7 @@ def test_pictures_named_as_seen_from_the_table(tmp_path: Path) -> None:
     among = tmp_path / "images"  # what it has of that name comes first
     assert where == [among / "a.png", among / "a.png", among / "images" / "b.png"]
     told = f"c.png is not in {among}"
-    assert missing == InvalidExample(f"{tmp_path}/my.csv:5 c.png", "a missing picture", told)
+    assert missing == InvalidExample(f"{tmp_path}/my.csv:5 c.png", "a missing image", told)
 
 
 # --------------------------------------------------------------------------------------------------- layouts
@@ -191,8 +191,8 @@ def test_flickr8k_beside_a_tar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert one.image.load_pixels().shape == (3, 5, 3)
     skipped = SkippedExamples()
     assert len(list(skip_invalid(read_caption_examples("flickr8k"), "skip", skipped))) == 2
-    assert str(skipped) == f"1 skipped: 1 × a missing picture (first: {folder}/captions.tsv.gz:5 c.png)"
-    with pytest.raises(InputError, match=r"captions.tsv.gz:5 c.png: a missing picture \(c.png is not in"):
+    assert str(skipped) == f"1 skipped: 1 × a missing image (first: {folder}/captions.tsv.gz:5 c.png)"
+    with pytest.raises(InputError, match=r"captions.tsv.gz:5 c.png: a missing image \(c.png is not in"):
         read("flickr8k")
     with pytest.raises(InputError, match="no captions of the split 'test'; its splits are: dev, train"):
         read("flickr8k", split="test")
@@ -316,7 +316,7 @@ def test_formats_that_are_read() -> None:
         assert np.abs(found[:, 4:].astype(int) - BLUE).max() <= 5
     found = decode_image(encoded(left_right, "GIF"), "here.gif")
     assert isinstance(found, InvalidExample)
-    assert found.reason == "no picture in PNG, JPEG or WebP"
+    assert found.reason == "not an image in PNG, JPEG or WebP"
 
 
 def test_the_camera_was_held_upright() -> None:
@@ -364,16 +364,16 @@ def bomb(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "an empty picture"),
-        (b"<html>not found</html>", "no picture in PNG, JPEG or WebP"),
-        (encoded(picture(size=(97, 89)), "JPEG")[:-30], "a damaged picture"),
-        (encoded(picture(size=(97, 89)), "JPEG")[:100], "a damaged picture"),
-        (encoded(picture(size=(97, 89)), "WEBP")[:40], "a damaged picture"),
-        (encoded(picture(size=(97, 89)))[:60], "a damaged picture"),
-        (bomb(7, 5)[:-30], "a damaged picture"),
-        (bomb(8_000, 8_000), "a picture of too many pixels"),  # ours
-        (bomb(12_000, 12_000), "a picture of too many pixels"),  # Pillow warns
-        (bomb(60_000, 60_000), "a picture of too many pixels"),  # Pillow refuses
+        (b"", "an empty image"),
+        (b"<html>not found</html>", "not an image in PNG, JPEG or WebP"),
+        (encoded(picture(size=(97, 89)), "JPEG")[:-30], "a damaged image"),
+        (encoded(picture(size=(97, 89)), "JPEG")[:100], "a damaged image"),
+        (encoded(picture(size=(97, 89)), "WEBP")[:40], "a damaged image"),
+        (encoded(picture(size=(97, 89)))[:60], "a damaged image"),
+        (bomb(7, 5)[:-30], "a damaged image"),
+        (bomb(8_000, 8_000), "an image of too many pixels"),  # ours
+        (bomb(12_000, 12_000), "an image of too many pixels"),  # Pillow warns
+        (bomb(60_000, 60_000), "an image of too many pixels"),  # Pillow refuses
     ],
 )
 def test_what_is_no_picture(tmp_path: Path, data: bytes, reason: str) -> None:
@@ -390,26 +390,26 @@ def test_what_is_no_picture(tmp_path: Path, data: bytes, reason: str) -> None:
 def test_a_warning_of_pillow_that_is_an_error() -> None:
     found = decode_image(bomb(12_000, 12_000), "here")  # as tests turn warnings into errors
     assert isinstance(found, InvalidExample)
-    assert found.reason == "a picture of too many pixels"
+    assert found.reason == "an image of too many pixels"
 
 
 @pytest.mark.parametrize("side", [12_000, 60_000])  # Pillow warns, and refuses
 def test_the_limit_that_is_told_is_ours(side: int) -> None:
     found = decode_image(bomb(side, side), "here", ImageLimits(max_pixels=77))
-    assert str(found).endswith("and 77 pixels are the most)")
+    assert str(found).endswith("the limit is 77 pixels)")
 
 
 def test_limits() -> None:
     data = encoded(picture(size=(7, 11)))
     assert isinstance(decode_image(data, "here", ImageLimits(max_pixels=77)), np.ndarray)
     few = decode_image(data, "here", ImageLimits(max_pixels=76))
-    assert str(few) == "here: a picture of too many pixels (7 × 11, and 76 pixels are the most)"
+    assert str(few) == "here: an image of too many pixels (7 × 11; the limit is 76 pixels)"
     small = decode_image(data, "here", ImageLimits(max_bytes=len(data) - 1))
     assert isinstance(small, InvalidExample)
-    assert small.reason == "a picture of too many bytes"
+    assert small.reason == "an image of too many bytes"
     held = ImageFile(Path("nowhere.png"), "nowhere.png", 0, 10**9, 0).decode()
     assert isinstance(held, InvalidExample)
-    assert held.reason == "a picture of too many bytes"  # which nobody tried to read
+    assert held.reason == "an image of too many bytes"  # which nobody tried to read
 
 
 def test_a_file_that_has_gone_since(tmp_path: Path) -> None:
@@ -417,8 +417,8 @@ def test_a_file_that_has_gone_since(tmp_path: Path) -> None:
     (tmp_path / "a.png").unlink()
     found = one.decode()
     assert isinstance(found, InvalidExample)
-    assert found.reason == "a picture that cannot be read"
-    with pytest.raises(InputError, match="a missing picture"):
+    assert found.reason == "an image that cannot be read"
+    with pytest.raises(InputError, match="a missing image"):
         ImageFile.from_path(tmp_path / "a.png")
     assert isinstance(ImageFolder(tmp_path).find(".", "here"), InvalidExample)
     assert isinstance(ImageFolder(tmp_path).find("a\0b", "here"), InvalidExample)

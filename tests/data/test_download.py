@@ -84,7 +84,7 @@ def test_a_data_set_is_fetched_and_found_by_name(
         "licence: none",
         f"{size}/{size} bytes",
         "train.de.gz",
-        f"It is in {place}",
+        f"Downloaded to {place}",
     ):
         assert told in shown.getvalue()
 
@@ -103,9 +103,9 @@ def test_what_is_there_and_right_is_kept_and_what_is_wrong_is_fetched_again(
 @pytest.mark.parametrize(
     ("trouble", "told"),
     [
-        ("cut off", r"only \d+ of 100000 bytes came"),
-        ("a page", "what came is another text than expected"),
-        ("broken", "the server answers 503 overloaded"),
+        ("cut off", r"only \d+ of 100000 bytes were received"),
+        ("a page", "has an unexpected text"),
+        ("broken", "the server returned 503 overloaded"),
     ],
 )
 def test_trouble_is_told_and_nothing_is_kept(
@@ -119,7 +119,7 @@ def test_trouble_is_told_and_nothing_is_kept(
 
 def test_another_text_is_refused(origin: http.server.HTTPServer, tmp_path: Path) -> None:
     (tmp_path / "origin" / "train.en.gz").write_bytes(gzip.compress(b"another dog\n"))
-    with pytest.raises(JumokError, match=r"another text than expected .SHA-256 "):
+    with pytest.raises(JumokError, match=r"an unexpected text .SHA-256 "):
         download_dataset("tiny", tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
@@ -137,7 +137,7 @@ def test_a_mirror_may_be_a_folder_or_an_address_with_either_name(
 
 def test_no_network_is_told_kindly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DATASETS, "tiny", made("http://127.0.0.1:9"))  # nobody listens there
-    with pytest.raises(JumokError, match=r"train\.en\.gz cannot be reached: .*Are you online\?.*--mirror"):
+    with pytest.raises(JumokError, match=r"train\.en\.gz cannot be reached: .*Check the network.*--mirror"):
         download_dataset("tiny", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -158,20 +158,20 @@ def test_a_folder_that_is_not_there_or_lacks_a_file_is_told_as_such(
     origin: http.server.HTTPServer, tmp_path: Path
 ) -> None:
     with pytest.raises(
-        InputError, match=r"no folder .*nowhere to fetch from; a web address begins with"
+        InputError, match=r"no folder .*nowhere to download from; a URL begins with"
     ) as no:
         download_dataset("tiny", tmp_path / "data", mirror=str(tmp_path / "nowhere"))
     (tmp_path / "origin" / "train_german.gz").unlink()
-    with pytest.raises(InputError, match=r"origin does not hold train_german\.gz or train\.de\.gz") as lacks:
+    with pytest.raises(InputError, match=r"origin does not contain train_german\.gz or train\.de\.gz") as lacks:
         download_dataset("tiny", tmp_path / "data", mirror=str(tmp_path / "origin"))
     assert "online" not in f"{no.value} {lacks.value}"
 
 
 def test_unknown_names_and_data_that_nobody_offers_are_told(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no data set 'multi30'.*there is: multi30k"):
+    with pytest.raises(InputError, match=r"no data set 'multi30'.*the data sets are: multi30k"):
         download_dataset("multi30", tmp_path)
     for name in download.MANUAL_DATASETS:
-        with pytest.raises(InputError, match=f"{name} cannot be fetched: it is "):
+        with pytest.raises(InputError, match=f"{name} cannot be downloaded: it is "):
             download_dataset(name, tmp_path)
 
 

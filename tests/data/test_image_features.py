@@ -140,7 +140,7 @@ def test_flaws_go_through_and_come_up(tmp_path: Path) -> None:
     assert [one.captions for one in good] == [("grey 2",), ("grey 5",), ("grey 7",)]
     assert skipped.first_locations == {
         "an empty caption": "my.tsv:8",
-        "no picture in PNG, JPEG or WebP": "my.tsv:9 bad.jpg",
+        "not an image in PNG, JPEG or WebP": "my.tsv:9 bad.jpg",
     }
     assert encoder.seen == [2, 5, 7]
     other = ImageFeatureCache.open(tmp_path, encoder="b", image_size=1)

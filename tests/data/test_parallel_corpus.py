@@ -229,7 +229,10 @@ def test_two_names_that_a_table_does_not_have_are_told(
 def test_the_keys_of_json_are_named(tmp_path: Path) -> None:
     for row, told in (
         ('{"en": "dog", "ko": "개"}', "The keys are: en, ko. Name the keys: data.source=en data.target=ko$"),
-        ('{"translation": {"en": "a", "ko": "b"}}', "The keys are: en, ko. .* data.source=en data.target=ko$"),
+        (
+            '{"translation": {"en": "a", "ko": "b"}}',
+            "The keys are: en, ko. .* data.source=en data.target=ko$",
+        ),
         ('{"id": 1, "en": "a", "ko": "b"}', "The keys are: id, en, ko. .* data.source=… data.target=…$"),
     ):
         path = put(tmp_path / "my.jsonl", f"\n{row}\n")
@@ -431,15 +434,21 @@ def test_what_is_not_there_is_told_with_what_is_the_nearest_first(shelf: Path) -
         for folder in (shelf, shelf / "captions"):
             put(folder / name, "for people to read")
     for name, told in (
-        ("captons", "no file or data set 'captons'.*shelf are: captions, mixed. For a data set .*hub:captons"),
+        (
+            "captons",
+            "no file or data set 'captons'.*shelf are: captions, mixed. For a data set .*hub:captons",
+        ),
         ("captions/tain", "no captions/tain; .*captions contains: train.de.gz, train.en.gz, train.fr.gz"),
         ("trian.tsv", "'trian.tsv'; similar names here: train.tsv"),
-        ("captions", "captions is a folder and does not contain a split; it contains: .*as in captions/train"),
+        (
+            "captions",
+            "captions is a folder and does not contain a split; it contains: .*as in captions/train",
+        ),
         ("nothing*.tsv", "no file or data set"),
     ):
         with pytest.raises(InputError, match=told):
             find_corpus(name, source="en", target="de")
-    with pytest.raises(InputError, match=r"does not hold train.en and train.ko; it contains: train\."):
+    with pytest.raises(InputError, match=r"does not contain train.en and train.ko; it contains: train\."):
         find_corpus("captions/train", source="en", target="ko")
     with pytest.raises(InputError, match="as source and target the endings or columns"):
         find_corpus("captions/train", source=1, target=2)

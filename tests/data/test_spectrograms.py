@@ -117,7 +117,7 @@ def test_flaws_go_through(tmp_path: Path) -> None:
     flaw = InvalidExample("my.tsv:9", "an empty text")
     one, bad, two, again, three = opened(tmp_path).fill([found[0], found[1], flaw, found[2], found[3]])
     assert (one, two, again, three) == (found[0], flaw, found[2], found[3])
-    assert str(bad).startswith("my.tsv:1 1.wav: no recording in WAV, FLAC or OGG")
+    assert str(bad).startswith("my.tsv:1 1.wav: not a recording in WAV, FLAC or OGG")
     with pytest.raises(InputError, match=r"no features of .*1.wav; fill it first"):
         opened(tmp_path)[found[1].audio]
 

@@ -169,7 +169,7 @@ def test_what_is_missing_or_broken_is_named_or_skipped(tmp_path: Path) -> None:
 
     assert [str(one).partition(" (")[0] for one in decoded()[1:]] == [
         f"{table}:3 b.flac: a damaged recording",
-        f"{table}:4 text.wav: no recording in WAV, FLAC or OGG",
+        f"{table}:4 text.wav: not a recording in WAV, FLAC or OGG",
         f"{table}:5 empty.wav: an empty recording",
         f"{table}:6 gone.wav: a missing recording",
         f"{table}:7: an empty text",

@@ -112,7 +112,7 @@ def test_what_symbols_refuse() -> None:
         SpeechSymbols.from_texts([" ", ""])
     with pytest.raises(InputError, match="en or ko"):
         SpeechSymbols.from_texts(["a"], number_language="fr")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="no symbol 99"):
+    with pytest.raises(InputError, match="a symbol id is 99"):
         SpeechSymbols.from_texts(["a"]).decode([99])
 
 

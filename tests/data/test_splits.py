@@ -49,5 +49,5 @@ def test_what_is_kept_is_the_same_again(kind: type, tmp_path: Path) -> None:
 def test_something_else_is_told_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "test.jsonl"
     write_examples(path, EXAMPLES[ClassificationExample])
-    with pytest.raises(InputError, match=r"test\.jsonl:1 is not what training held out"):
+    with pytest.raises(InputError, match=r"test\.jsonl:1 is not an example that training held out"):
         read_examples(path, TaggingExample)

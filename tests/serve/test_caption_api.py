@@ -174,7 +174,7 @@ def in_a_thread(made: Any) -> Any:
         (file_of(SCENE, "WEBP")[:300], 422, "a damaged image"),
         (file_of(SCENE, "GIF"), 422, "not an image in PNG, JPEG or WebP"),
         (file_of(SCENE, "TIFF"), 422, "not an image in PNG, JPEG or WebP"),
-        (of_size(7000, 6000), 413, "7000 × 6000, and 24000000 pixels are the most"),
+        (of_size(7000, 6000), 413, "7000 × 6000; the limit is 24000000 pixels"),
         (of_size(65_000, 65_000), 413, "an image of too many pixels"),
         (of_size(2**31 - 1, 2**31 - 1), 413, "an image of too many pixels"),
         (of_size(0, 5), 422, "a damaged image"),

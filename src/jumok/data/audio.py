@@ -1,15 +1,18 @@
-"""Sound as numbers: from a file's bytes to a waveform, from a waveform to spectra, and back.
+"""Audio: decoding of files, spectrograms, and waveforms from spectrograms.
 
-A *waveform* is ``(max_samples,)`` float32 between −1 and 1, of one channel, at the rate of the config whatever
-the file had. Spectra are ``(frames, mel_magnitudes)`` float32, in decibels of which the range from ``min_level_db`` to 0 (a
-sine as loud as can be) is laid on 0 to 1::
+A *waveform* ``(samples,)`` is float32 between −1 and 1, with one channel, at the sample rate of the config. A
+*spectrogram* ``(frames, bands)`` is float32. Its values are levels in decibels, scaled to 0 … 1::
 
-    sound = Sound(SoundConfig(rate=16000))
-    waveform = sound.waveform(Path("hello.ogg").read_bytes(), "hello.ogg")
-    mel = sound.mel(waveform)            # (T, 80): silence is 0, speech mostly 0.3 to 0.8
-    saved(Path("again.wav"), sound.wave(mel), 16000)
+    value = 1 − 20 · log10(magnitude) / min_level_db
 
-A spectrum has lost its phases; :meth:`AudioProcessor.wave` finds some that fit (Griffin and Lim 1984).
+A full-scale sine (0 dB) has the value 1, and ``min_level_db`` the value 0::
+
+    processor = AudioProcessor(AudioConfig(sample_rate=16000))
+    waveform = processor.decode_waveform(Path("hello.ogg").read_bytes(), "hello.ogg")
+    mel = processor.mel_spectrogram(waveform)    # (T, 80): silence is 0, speech mostly 0.3 to 0.8
+    save_audio(Path("again.wav"), processor.reconstruct_waveform(mel), 16000)
+
+A spectrogram has no phases. :meth:`AudioProcessor.reconstruct_waveform` estimates them (Griffin and Lim 1984).
 """
 
 from __future__ import annotations
@@ -45,24 +48,24 @@ __all__ = [
 
 Waveform = NDArray[np.float32]  # (samples,)
 Spectrogram = NDArray[np.float32]  # (frames, bands)
-# How files of sound begin that libsndfile reads and people have.
+# The first bytes of common audio files that libsndfile reads.
 MAGIC_BYTES = (b"RIFF", b"RIFX", b"RF64", b"fLaC", b"OggS", b"FORM", b"ID3", b"\xff\xfb")
 TOO_LONG_REASON = "too long a recording"
-UNKNOWN_WAV_SIZES = (0, 0xFFFFFFFF)  # the size in the header of a WAV that was written as it came
+UNKNOWN_WAV_SIZES = (0, 0xFFFFFFFF)  # the size in the header of a streamed WAV
 SPEECH_EXTRA = "speech"
-# Beyond the steps and the range of 32-bit integers, samples are silence or damaged. Numbers near the limits
-# of float32 would become infinite when they are made as loud as others.
+# Samples outside the resolution and the range of 32-bit integers are silence or damaged. Numbers near the limits
+# of float32 would become infinite when their loudness is normalized.
 MIN_AMPLITUDE, MAX_AMPLITUDE = 2.0**-32, 2.0**32
-NUM_MEL_UPDATES, EPSILON = 10, 1e-12  # from mel bands to magnitudes
+NUM_MEL_UPDATES, EPSILON = 10, 1e-12  # of _invert_mel
 
 
 @dataclass(frozen=True)
 class AudioLimits:
-    """The most that a recording may have."""
+    """Limits of a recording."""
 
-    max_bytes: int = 256 << 20  # bytes of its file
+    max_bytes: int = 256 << 20  # of the file
     max_seconds: float = 600.0
-    max_samples: int = 1 << 28  # of all channels
+    max_samples: int = 1 << 28  # over all channels
 
 
 AUDIO_LIMITS = AudioLimits()
@@ -70,9 +73,9 @@ AUDIO_LIMITS = AudioLimits()
 
 @dataclass(frozen=True)
 class AudioConfig:
-    """How sound becomes spectra; times are in samples at ``sample_rate``.
+    """Config of spectrograms. Lengths are in samples at ``sample_rate``.
 
-    The defaults are for 16 kHz; ``AudioConfig.at(8000)`` has the same times at another rate.
+    The defaults are for 16 kHz; ``AudioConfig.for_sample_rate(8000)`` has the same durations at another rate.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -80,24 +83,25 @@ class AudioConfig:
     sample_rate: int = 16000
     n_fft: int = 1024
     hop_length: int = 200  # from one frame to the next, 12.5 ms
-    win_length: int = 800  # that a frame looks at, 50 ms
+    win_length: int = 800  # of a frame, 50 ms
     n_mels: int = 80
     f_min: float = 50.0  # Hz, of the mel bands
-    f_max: float | None = None  # None: half the rate
-    preemphasis: float = 0.97  # how much of a sample is taken off the next; 0: none
-    min_level_db: float = -100.0  # dB: what is softer counts as silence
-    linear_spectrogram: bool = False  # whether features have the linear spectrum behind the mel bands
-    trim_db: float | None = None  # cut what is so many dB softer than the loudest, at both ends
+    f_max: float | None = None  # None: half the sample rate
+    preemphasis: float = 0.97  # share of a sample that is subtracted from the next; 0: none
+    min_level_db: float = -100.0  # quieter levels count as silence
+    linear_spectrogram: bool = False  # append the linear spectrogram to the mel bands
+    trim_db: float | None = None  # trim both ends where they are this much quieter than the loudest frame
     target_level_db: (
         float | None
-    ) = -24.0  # dB of full scale that the mean square is brought to; None: as it is
+    ) = -24.0  # normalize the mean square to this level, in dB of full scale; None: keep
 
     def __post_init__(self) -> None:
         if not 1000 <= self.sample_rate <= 192_000:
             raise InputError(f"sample_rate={self.sample_rate}: expected 1000 to 192000 samples per second")
         if not 0 < self.hop_length <= self.win_length <= self.n_fft:
             raise InputError(
-                f"hop_length={self.hop_length}, win_length={self.win_length} and n_fft={self.n_fft}: expected each to be at most the next"
+                f"hop_length={self.hop_length}, win_length={self.win_length} and n_fft={self.n_fft}: expected "
+                "hop_length ≤ win_length ≤ n_fft"
             )
         if not 0 < self.n_mels < self.num_bins:
             raise InputError(
@@ -105,8 +109,8 @@ class AudioConfig:
             )
         if not 0 <= self.f_min < self.effective_f_max <= self.sample_rate / 2:
             raise InputError(
-                f"f_min={self.f_min} and f_max={self.effective_f_max}: expected f_min < f_max ≤ {self.sample_rate / 2:g} Hz, "
-                "half the sample rate"
+                f"f_min={self.f_min} and f_max={self.effective_f_max}: expected f_min < f_max ≤ "
+                f"{self.sample_rate / 2:g} Hz, half the sample rate"
             )
         if not 0 <= self.preemphasis < 1:
             raise InputError(f"preemphasis={self.preemphasis}: expected at least 0 and less than 1")
@@ -125,7 +129,7 @@ class AudioConfig:
 
     @classmethod
     def for_sample_rate(cls, sample_rate: int, n_mels: int = 80) -> AudioConfig:
-        """The usual times at another rate: 12.5 ms from frame to frame, of 50 ms each.
+        """The usual durations at another sample rate: frames of 50 ms, every 12.5 ms.
 
         >>> config = AudioConfig.for_sample_rate(8000)
         >>> config.n_fft, config.hop_length, config.win_length
@@ -136,7 +140,7 @@ class AudioConfig:
 
     @property
     def num_bins(self) -> int:
-        """Of a linear spectrum."""
+        """The number of bands of a linear spectrogram."""
         return self.n_fft // 2 + 1
 
     @property
@@ -145,17 +149,17 @@ class AudioConfig:
 
     @property
     def num_features(self) -> int:
-        """The numbers of one frame of :meth:`AudioProcessor.extract_features`."""
+        """The width of a frame of :meth:`AudioProcessor.extract_features`."""
         return self.n_mels + (self.num_bins if self.linear_spectrogram else 0)
 
     @property
     def frame_seconds(self) -> float:
-        """From one frame to the next."""
+        """The time from one frame to the next."""
         return self.hop_length / self.sample_rate
 
 
 class AudioProcessor:
-    """Waveforms and spectra by one config."""
+    """Waveforms and spectrograms for one config."""
 
     def __init__(self, config: AudioConfig | None = None) -> None:
         self.config = config or AudioConfig()
@@ -165,26 +169,26 @@ class AudioProcessor:
     def decode_waveform(
         self, data: bytes, location: str, limits: AudioLimits = AUDIO_LIMITS
     ) -> Waveform | InvalidExample:
-        """Of a file's bytes, trimmed and as loud as the config says; or why there is none."""
-        found = decode_audio(data, location, limits)
-        if isinstance(found, InvalidExample):
-            return found
-        wave = self.preprocess(*found)
-        return wave if len(wave) else InvalidExample(location, "a recording of nothing but silence")
+        """Decode and preprocess the bytes of a file; or why that is not possible."""
+        decoded = decode_audio(data, location, limits)
+        if isinstance(decoded, InvalidExample):
+            return decoded
+        waveform = self.preprocess(*decoded)
+        return waveform if len(waveform) else InvalidExample(location, "a silent recording")
 
     def read_waveform(self, path: Path, limits: AudioLimits = AUDIO_LIMITS) -> Waveform:
-        """The same of a file; an error if it cannot be used."""
+        """Read, decode and preprocess a file. Raises if it cannot be used."""
         try:
             data = path.read_bytes()
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-        found = self.decode_waveform(data, str(path), limits)
-        if isinstance(found, InvalidExample):
-            raise InputError(str(found))
-        return found
+        waveform = self.decode_waveform(data, str(path), limits)
+        if isinstance(waveform, InvalidExample):
+            raise InputError(str(waveform))
+        return waveform
 
     def preprocess(self, waveform: NDArray[Any], sample_rate: int) -> Waveform:
-        """Samples ``(n,)`` or ``(n, channels)`` of any rate, as the config has them; none of pure silence."""
+        """Resample, trim and normalize samples ``(n,)`` or ``(n, channels)``. Silence becomes ``(0,)``."""
         waveform = np.asarray(waveform, np.float32)
         if waveform.ndim == 2:
             waveform = waveform.mean(1)
@@ -197,42 +201,40 @@ class AudioProcessor:
             return np.zeros(0, np.float32)
         if self.config.trim_db is not None:
             trim = import_optional("librosa.effects", SPEECH_EXTRA).trim
-            loud = (
-                waveform / np.abs(waveform).max()
-            )  # for librosa, what is very soft is not softer than silence
-            times = {"frame_length": self.config.win_length, "hop_length": self.config.hop_length}
-            _, (begin, end) = trim(loud, top_db=self.config.trim_db, **times)
-            waveform = waveform[begin:end]
+            normalized = waveform / np.abs(waveform).max()  # librosa treats very quiet samples as silence
+            frame_sizes = {"frame_length": self.config.win_length, "hop_length": self.config.hop_length}
+            _, (start, end) = trim(normalized, top_db=self.config.trim_db, **frame_sizes)
+            waveform = waveform[start:end]
         if self.config.target_level_db is not None:
             waveform = normalize_loudness(waveform, self.config.target_level_db)
         return np.ascontiguousarray(waveform, np.float32)
 
-    # ------------------------------------------------------------------------------------------ spectra
+    # ------------------------------------------------------------------------------------- spectrograms
 
     def mel_spectrogram(self, waveform: Waveform) -> Spectrogram:
-        """``(T, n_mels)``: in each band, the mean of the magnitudes; T is 1 + samples // hop."""
+        """``(T, n_mels)``: the mean magnitude of each band; T is 1 + samples // hop_length."""
         return self._scale_decibels(_mel_filterbank(self.config) @ self._stft_magnitudes(waveform))
 
     def linear_spectrogram(self, waveform: Waveform) -> Spectrogram:
-        """``(T, n_fft / 2 + 1)``: the magnitudes."""
+        """``(T, n_fft / 2 + 1)``: the magnitude of each frequency."""
         return self._scale_decibels(self._stft_magnitudes(waveform))
 
     def extract_features(self, waveform: Waveform) -> Spectrogram:
-        """``(T, num_features)``: mel bands, and the linear spectrum behind them if the config says so."""
+        """``(T, num_features)``: mel bands, followed by the linear spectrogram if the config has one."""
         magnitudes = self._stft_magnitudes(waveform)
-        both = [
+        parts = [
             _mel_filterbank(self.config) @ magnitudes,
             *([magnitudes] if self.config.linear_spectrogram else []),
         ]
-        return self._scale_decibels(np.concatenate(both))
+        return self._scale_decibels(np.concatenate(parts))
 
     def reconstruct_waveform(
         self, spectrogram: NDArray[Any], *, num_iterations: int = 32, magnitude_power: float = 1.0
     ) -> Waveform:
-        """A waveform whose spectra are about these: of mel bands, or linear ones, as the width tells.
+        """A waveform with approximately this spectrogram, mel or linear depending on its width.
 
-        ``magnitude_power`` raises magnitudes to a power: what a model says is blurred, and 1.2 or so is heard better.
-        The same spectra give the same waveform.
+        ``magnitude_power``: raise magnitudes to this power. The output of a model is blurred; about 1.2 sounds better.
+        The result is deterministic.
         """
         config = self.config
         spectrogram = np.asarray(spectrogram, np.float64)
@@ -242,26 +244,25 @@ class AudioProcessor:
             or not len(spectrogram)
         ):
             raise InputError(
-                f"spectra of shape {spectrogram.shape} came; expected (frames, {config.n_mels}) mel bands or "
+                f"the spectrogram has shape {spectrogram.shape}; expected (frames, {config.n_mels}) mel bands or "
                 f"(frames, {config.num_bins}) magnitudes"
             )
         if not np.isfinite(spectrogram).all():
-            raise InputError("spectra with NaN or infinity came; they cannot be heard")
+            raise InputError("the spectrogram contains NaN or infinity; expected finite values")
         level = (1 - np.clip(spectrogram.T, 0, 1.2)) * config.min_level_db  # dB
         magnitudes = np.where(spectrogram.T > 0, 10 ** (level / 20), 0.0)
         if len(magnitudes) == config.n_mels:
             magnitudes = _invert_mel(_mel_filterbank(config).astype(np.float64), magnitudes)
         librosa = import_optional("librosa", SPEECH_EXTRA)
         length = max(1, len(spectrogram) - 1) * config.hop_length
-        short = max(
-            0, -(-config.n_fft // config.hop_length) + 1 - len(spectrogram)
-        )  # what librosa would warn of
-        sharp = magnitudes**magnitude_power
-        sharp *= math.sqrt(
-            np.square(magnitudes).sum() / max(np.square(sharp).sum(), EPSILON)
-        )  # as loud as before
-        magnitudes = np.pad(sharp, ((0, 0), (0, short))) * self._full_scale
-        wave = librosa.griffinlim(
+        # With fewer frames, librosa would warn.
+        num_missing = max(0, -(-config.n_fft // config.hop_length) + 1 - len(spectrogram))
+        sharpened = magnitudes**magnitude_power
+        sharpened *= math.sqrt(  # keep the loudness
+            np.square(magnitudes).sum() / max(np.square(sharpened).sum(), EPSILON)
+        )
+        magnitudes = np.pad(sharpened, ((0, 0), (0, num_missing))) * self._full_scale
+        waveform = librosa.griffinlim(
             magnitudes.astype(np.float32),
             n_iter=num_iterations,
             hop_length=config.hop_length,
@@ -270,142 +271,155 @@ class AudioProcessor:
             random_state=0,
         )[:length]
         if config.preemphasis:
-            wave = import_optional("librosa.effects", SPEECH_EXTRA).deemphasis(
-                wave, coef=config.preemphasis, zi=[0.0]
+            waveform = import_optional("librosa.effects", SPEECH_EXTRA).deemphasis(
+                waveform, coef=config.preemphasis, zi=[0.0]
             )
-        return np.asarray(wave, np.float32)
+        return np.asarray(waveform, np.float32)
 
     @property
     def _full_scale(self) -> float:
-        """What a sine as loud as can be has for a magnitude: half the sum of a Hann window."""
+        """The magnitude of a full-scale sine: half the sum of a Hann window."""
         return self.config.win_length / 4
 
     def _stft_magnitudes(self, waveform: Waveform) -> NDArray[np.float32]:
-        """``(num_bins, T)``, a full sine being 1."""
+        """``(num_bins, T)``; a full-scale sine has magnitude 1."""
         config, librosa = self.config, import_optional("librosa", SPEECH_EXTRA)
         if waveform.ndim != 1 or not len(waveform):
-            raise InputError(f"a waveform of shape {waveform.shape} came; expected (samples,), one or more")
+            raise InputError(
+                f"the waveform has shape {waveform.shape}; expected one or more samples, (samples,)"
+            )
         waveform = np.asarray(waveform, np.float32)
         if config.preemphasis:
             waveform = np.append(waveform[:1], waveform[1:] - np.float32(config.preemphasis) * waveform[:-1])
-        short = config.n_fft - len(waveform)  # what librosa would warn of
-        if short > 0:
-            waveform = np.pad(waveform, (0, short))
-        complex_ = librosa.stft(
+        num_missing = config.n_fft - len(waveform)  # librosa would warn
+        if num_missing > 0:
+            waveform = np.pad(waveform, (0, num_missing))
+        spectrum = librosa.stft(
             waveform, n_fft=config.n_fft, hop_length=config.hop_length, win_length=config.win_length
         )
-        magnitudes: NDArray[np.float32] = np.abs(complex_) / np.float32(self._full_scale)
-        return magnitudes[:, : 1 + (len(waveform) - max(short, 0)) // config.hop_length]
+        magnitudes: NDArray[np.float32] = np.abs(spectrum) / np.float32(self._full_scale)
+        return magnitudes[:, : 1 + (len(waveform) - max(num_missing, 0)) // config.hop_length]
 
     def _scale_decibels(self, magnitudes: NDArray[np.float32]) -> Spectrogram:
-        floor = self.config.min_level_db
-        level = 20 * np.log10(np.maximum(magnitudes.T, 10 ** (floor / 20)))
-        return np.clip(1 - level / floor, 0, 1.2).astype(np.float32)
+        min_level = self.config.min_level_db
+        level = 20 * np.log10(np.maximum(magnitudes.T, 10 ** (min_level / 20)))
+        return np.clip(1 - level / min_level, 0, 1.2).astype(np.float32)
 
 
 @functools.lru_cache(8)
 def _mel_filterbank(config: AudioConfig) -> NDArray[np.float32]:
-    """``(n_mels, num_bins)``, each row a mean: its weights sum to 1."""
+    """``(n_mels, num_bins)``. The weights of each row sum to 1."""
     librosa, filters = (
         import_optional("librosa", SPEECH_EXTRA),
         import_optional("librosa.filters", SPEECH_EXTRA),
     )
-    bands = {"n_mels": config.n_mels, "fmin": config.f_min, "fmax": config.effective_f_max}
+    band_limits = {"n_mels": config.n_mels, "fmin": config.f_min, "fmax": config.effective_f_max}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Empty filters detected")
-        bank: NDArray[np.float32] = filters.mel(sr=config.sample_rate, n_fft=config.n_fft, norm=None, **bands)
-    # A band that is narrower than the bins may lie between two of them: it takes the nearest.
+        filterbank: NDArray[np.float32] = filters.mel(
+            sr=config.sample_rate, n_fft=config.n_fft, norm=None, **band_limits
+        )
+    # A band that is narrower than a bin may lie between two bins. It uses the nearest one.
     edges = librosa.mel_frequencies(config.n_mels + 2, fmin=config.f_min, fmax=config.effective_f_max)
     nearest = np.rint(edges[1:-1] * config.n_fft / config.sample_rate).astype(int)
-    empty = np.flatnonzero(bank.sum(1) == 0)
-    bank[empty, nearest[empty]] = 1.0
-    means: NDArray[np.float32] = bank / bank.sum(1, keepdims=True)
-    return means
+    empty_bands = np.flatnonzero(filterbank.sum(1) == 0)
+    filterbank[empty_bands, nearest[empty_bands]] = 1.0
+    normalized: NDArray[np.float32] = filterbank / filterbank.sum(1, keepdims=True)
+    return normalized
 
 
 def _invert_mel(filterbank: NDArray[np.float64], mel_magnitudes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Magnitudes ``(num_bins, T)``, none below 0, whose means are about these bands ``(n_mels, T)``.
+    """Nonnegative magnitudes ``(num_bins, T)`` with approximately these mel magnitudes ``(n_mels, T)``.
 
-    By multiplicative updates (Lee and Seung 2001): nearer to the bands, soft ones above all, than librosa's
-    general solver is after ten times as long.
+    Uses multiplicative updates (Lee and Seung 2001). They are more accurate than the general solver of librosa in
+    a tenth of the time, especially for quiet bands.
     """
-    found: NDArray[np.float64] = (
+    magnitudes: NDArray[np.float64] = (
         filterbank.T @ mel_magnitudes / (filterbank.T.sum(1, keepdims=True) + EPSILON)
     )
-    wanted, squared = filterbank.T @ mel_magnitudes, filterbank.T @ filterbank
+    target, squared = filterbank.T @ mel_magnitudes, filterbank.T @ filterbank
     for _ in range(NUM_MEL_UPDATES):
-        found *= wanted / (squared @ found + EPSILON)
-    return found
+        magnitudes *= target / (squared @ magnitudes + EPSILON)
+    return magnitudes
 
 
 def decode_audio(
     data: bytes, location: str, limits: AudioLimits = AUDIO_LIMITS
 ) -> tuple[NDArray[np.float32], int] | InvalidExample:
-    """The samples ``(n, channels)`` of a file's bytes and their rate, or why there are none."""
+    """Decode the bytes of a file to samples ``(n, channels)`` and their rate; or why that is not possible."""
     if not data:
         return InvalidExample(location, "an empty recording")
     if len(data) > limits.max_bytes:
         return file_too_large(location, len(data), limits)
-    if data[:4] == b"RIFF" and (told := int.from_bytes(data[4:8], "little")) not in UNKNOWN_WAV_SIZES:
-        missing = told + 8 - len(data)
-        if missing > 1:  # a last byte of padding is often left out
+    if (
+        data[:4] == b"RIFF"
+        and (declared_size := int.from_bytes(data[4:8], "little")) not in UNKNOWN_WAV_SIZES
+    ):
+        missing = declared_size + 8 - len(data)
+        if missing > 1:  # the last padding byte is often missing
             return InvalidExample(location, "a damaged recording", f"the last {missing} bytes are missing")
     soundfile = import_optional("soundfile", SPEECH_EXTRA)
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
-            seconds, all_samples = file.frames / file.samplerate, file.frames * file.channels
+            seconds, num_samples = file.frames / file.samplerate, file.frames * file.channels
             if seconds > limits.max_seconds:
-                told_of = f"{seconds:.0f} seconds, and {limits.max_seconds:.0f} are the most"
-                return InvalidExample(location, TOO_LONG_REASON, told_of)
-            if all_samples > limits.max_samples:
+                detail = f"{seconds:.0f} seconds; the limit is {limits.max_seconds:.0f}"
+                return InvalidExample(location, TOO_LONG_REASON, detail)
+            if num_samples > limits.max_samples:
                 return InvalidExample(
-                    location, TOO_LONG_REASON, f"{all_samples} samples, and {limits.max_samples} are the most"
+                    location, TOO_LONG_REASON, f"{num_samples} samples; the limit is {limits.max_samples}"
                 )
-            samples, rate, frames = file.read(dtype="float32", always_2d=True), file.samplerate, file.frames
+            samples, sample_rate, frames = (
+                file.read(dtype="float32", always_2d=True),
+                file.samplerate,
+                file.frames,
+            )
     except soundfile.SoundFileError as error:
         if data.startswith(MAGIC_BYTES):
             return InvalidExample(location, "a damaged recording", _clean_error_text(error))
-        return InvalidExample(location, "no recording in WAV, FLAC or OGG", f"it begins with {data[:12]!r}")
+        return InvalidExample(
+            location, "not a recording in WAV, FLAC or OGG", f"it begins with {data[:12]!r}"
+        )
     if len(samples) < frames:
         return InvalidExample(
             location, "a damaged recording", f"it ends after {len(samples)} of {frames} samples"
         )
     if not len(samples):
-        return InvalidExample(location, "a recording without a sample", "is it cut off?")
+        return InvalidExample(location, "a recording without samples", "is it truncated?")
     if not np.isfinite(samples).all():
-        return InvalidExample(location, "a damaged recording", "it has NaN or infinity among its samples")
+        return InvalidExample(location, "a damaged recording", "its samples contain NaN or infinity")
     if (loudest := float(np.abs(samples).max())) > MAX_AMPLITUDE:
         return InvalidExample(
             location, "a damaged recording", f"it has samples up to {loudest:.3g}; 1 is full scale"
         )
-    return samples, rate
+    return samples, sample_rate
 
 
 def file_too_large(location: str, num_bytes: int, limits: AudioLimits) -> InvalidExample:
-    """Of a file that nobody should read."""
+    """The result for a file that exceeds the limit."""
     return InvalidExample(
-        location, "a recording of too many bytes", f"{num_bytes}, and {limits.max_bytes} are the most"
+        location, "a recording of too many bytes", f"{num_bytes}; the limit is {limits.max_bytes}"
     )
 
 
 def _clean_error_text(error: Exception) -> str:
-    """What libsndfile says, without the address of our buffer."""
-    told = str(error).partition(">: ")[2] or str(error)
-    return told.strip().rstrip(".") or "it cannot be decoded to its end"
+    """The message of libsndfile, without the address of the buffer."""
+    text = str(error).partition(">: ")[2] or str(error)
+    return text.strip().rstrip(".") or "it cannot be decoded completely"
 
 
 def normalize_loudness(waveform: NDArray[Any], level_db: float) -> Waveform:
-    """The same waveform at a mean square of so many dB of full scale, or less if a sample would pass 1."""
+    """Scale a waveform to this mean square, in dB of full scale, or lower if a sample would exceed 1."""
     waveform = np.asarray(waveform, np.float32)
     if not np.any(np.abs(waveform) > MIN_AMPLITUDE):
         return waveform
-    root = math.sqrt(float(np.mean(np.square(waveform, dtype=np.float64))))
-    factor = min(10 ** (level_db / 20) / root, 0.999 / float(np.abs(waveform).max()))
+    rms = math.sqrt(float(np.mean(np.square(waveform, dtype=np.float64))))
+    factor = min(10 ** (level_db / 20) / rms, 0.999 / float(np.abs(waveform).max()))
     return waveform * np.float32(factor)
 
 
 def encode_wav(waveform: NDArray[Any], sample_rate: int) -> bytes:
-    """A waveform as the bytes of a WAV file."""
+    """Encode a waveform as a WAV file."""
     file = io.BytesIO()
     import_optional("soundfile", SPEECH_EXTRA).write(
         file, np.clip(waveform, -1, 1), sample_rate, format="WAV", subtype="PCM_16"
@@ -414,14 +428,14 @@ def encode_wav(waveform: NDArray[Any], sample_rate: int) -> bytes:
 
 
 def save_audio(path: Path, waveform: NDArray[Any], sample_rate: int) -> None:
-    """Write a waveform; the name tells the format: .wav, .flac or .ogg."""
+    """Write a waveform. The suffix determines the format: .wav, .flac or .ogg."""
     formats = {".wav": ("WAV", "PCM_16"), ".flac": ("FLAC", "PCM_16"), ".ogg": ("OGG", "VORBIS")}
     if path.suffix.lower() not in formats:
-        raise InputError(f"{path}: sound is written as {', '.join(formats)}")
-    form, kind = formats[path.suffix.lower()]
+        raise InputError(f"{path}: expected a file ending in {', '.join(formats)}")
+    format_name, subtype = formats[path.suffix.lower()]
     data = io.BytesIO()  # libsndfile does not report a full disk
     import_optional("soundfile", SPEECH_EXTRA).write(
-        data, np.clip(waveform, -1, 1), sample_rate, format=form, subtype=kind
+        data, np.clip(waveform, -1, 1), sample_rate, format=format_name, subtype=subtype
     )
     with atomic_write(path) as part:
         part.write_bytes(data.getvalue())

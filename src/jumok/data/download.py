@@ -1,9 +1,8 @@
-"""Public data sets, fetched from where their makers put them, and checked.
+"""Download of public data sets, with checksums.
 
-A file is downloaded under a temporary name, unzipped in passing to check its text, and only then given its
-name; one that is already there and right is kept. The checksum is of the *text*, so that it does not matter
-who zipped a file, and when. A mirror, a web address or a folder with the same files, may stand in for the
-origin.
+A file is downloaded to a temporary name, its text is verified, and then it is renamed. Existing files with the
+right checksum are kept. The checksum is that of the uncompressed *text*, so it does not depend on how a file was
+compressed. A mirror, a URL or a folder with the same files, can replace the original source.
 """
 
 from __future__ import annotations
@@ -29,16 +28,14 @@ from jumok.files import atomic_write
 
 __all__ = ["DATASETS", "RemoteDataset", "RemoteFile", "download_dataset"]
 
-CHUNK_BYTES = 1 << 16  # bytes
-TIMEOUT_SECONDS = 30.0  # seconds without a byte, after which a connection is given up
-DownloadProgress = Callable[
-    [int, int | None], None
-]  # the bytes that have come, and that will in all, if that is known
+CHUNK_BYTES = 1 << 16
+TIMEOUT_SECONDS = 30.0  # a connection without data for so long is closed
+DownloadProgress = Callable[[int, int | None], None]  # received bytes, and total bytes if known
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A gzipped file of a data set: its name here, the SHA-256 of its text, its name there if another."""
+    """A gzipped file of a data set: its local name, the SHA-256 of its text, and its remote name if different."""
 
     name: str
     sha256: str
@@ -47,7 +44,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class RemoteDataset:
-    """A data set: where it comes from, what it is, and what its makers say of its use."""
+    """A data set: its URL, a description, its license and its files."""
 
     url: str
     description: str
@@ -85,7 +82,7 @@ DATASETS = {
         ),
     ),
 }
-# Data that recipes of ours use and that nobody offers in this form.
+# Data sets of our recipes that cannot be downloaded in this form.
 MANUAL_DATASETS = {
     "europarl": "a split of our own of UDS-SFB-B6's direct Europarl, with Biçici's (2014) hand-aligned pairs",
     "koen": "a split of our own of the Korean Python and Django documentation, the Bible and Tatoeba",
@@ -96,43 +93,46 @@ MANUAL_DATASETS = {
 def download_dataset(
     name: str, folder: Path | None = None, *, mirror: str | None = None, console: Console | None = None
 ) -> Path:
-    """Fetch a data set into the folder ``folder/NAME``, by default under ``JUMOK_DATA``; where it is.
+    """Download a data set to ``folder/NAME``, by default under ``JUMOK_DATA``. Returns that folder.
 
-    ``mirror`` is the address or the folder of the same files, under their names of here or there. The
-    ``console`` shows how far it is.
+    ``mirror``: a URL or a folder with the same files, under their local or remote names. ``console``: shows the
+    progress.
     """
-    data_set = _get_dataset(name)
-    place = (data_folder() if folder is None else folder) / name
-    address = (mirror or data_set.url).rstrip("/")
+    dataset = _get_dataset(name)
+    destination = (data_folder() if folder is None else folder) / name
+    address = (mirror or dataset.url).rstrip("/")
     if "://" not in address and not Path(address).is_dir():
-        raise InputError(f"there is no folder {address} to fetch from; a web address begins with https://")
+        raise InputError(f"there is no folder {address} to download from; a URL begins with https://")
     console = console or Console(quiet=True)
-    console.print(
-        f"{name}: {data_set.description}\nfrom {address}\nlicence: {data_set.license}", markup=False
-    )
-    bars = Progress(*Progress.get_default_columns(), DownloadColumn(), console=console)
-    with _remove_empty_folders_on_error(place), bars:
-        for file in data_set.files:
-            bar = bars.add_task(file.name, total=None)
-            if _text_checksum(place / file.name) == file.sha256:
-                bars.update(bar, total=1, completed=1, visible=False)
+    console.print(f"{name}: {dataset.description}\nfrom {address}\nlicence: {dataset.license}", markup=False)
+    progress = Progress(*Progress.get_default_columns(), DownloadColumn(), console=console)
+    with _remove_empty_folders_on_error(destination), progress:
+        for file in dataset.files:
+            task = progress.add_task(file.name, total=None)
+            if _text_checksum(destination / file.name) == file.sha256:
+                progress.update(task, total=1, completed=1, visible=False)
             else:
                 names = [file.remote_name or file.name, *([file.name] if mirror else [])]
-                tell = functools.partial(_update_progress, bars, bar)
-                _download_file(file, place / file.name, [f"{address}/{one}" for one in names], tell)
-    console.print(f"It is in {place}; recipes name it {name}.", markup=False)
-    return place
+                on_progress = functools.partial(_update_progress, progress, task)
+                _download_file(
+                    file,
+                    destination / file.name,
+                    [f"{address}/{remote_name}" for remote_name in names],
+                    on_progress,
+                )
+    console.print(f"Downloaded to {destination}. In recipes, its name is {name}.", markup=False)
+    return destination
 
 
 @contextlib.contextmanager
 def _remove_empty_folders_on_error(destination: Path) -> Iterator[None]:
-    """What is made of a folder and those above it, and still empty when something fails, is taken away."""
-    made = [folder for folder in (destination, *destination.parents) if not folder.exists()]
+    """If an error occurs, remove new folders that are still empty."""
+    new_folders = [folder for folder in (destination, *destination.parents) if not folder.exists()]
     try:
         yield
     except BaseException:
-        with contextlib.suppress(OSError):  # not empty, or not made yet
-            for folder in made:
+        with contextlib.suppress(OSError):  # not empty, or not created yet
+            for folder in new_folders:
                 folder.rmdir()
         raise
 
@@ -146,77 +146,80 @@ def _get_dataset(name: str) -> RemoteDataset:
         return DATASETS[name]
     if name in MANUAL_DATASETS:
         raise InputError(
-            f"{name} cannot be fetched: it is {MANUAL_DATASETS[name]}. Put its files into a folder {name} under "
-            f"{data_folder()} (JUMOK_DATA may name another), and recipes find it there"
+            f"{name} cannot be downloaded: it is {MANUAL_DATASETS[name]}. Put its files into the folder {name} under "
+            f"{data_folder()} (set JUMOK_DATA to use another one), where recipes find it"
         )
-    known = ", ".join(rank_by_similarity(name, list(DATASETS)))
-    raise InputError(f"there is no data set {name!r} to fetch; there is: {known}")
+    names = ", ".join(rank_by_similarity(name, list(DATASETS)))
+    raise InputError(f"there is no data set {name!r} to download; the data sets are: {names}")
 
 
 def _download_file(file: RemoteFile, path: Path, urls: list[str], on_progress: DownloadProgress) -> None:
     """Download to a temporary name, check the text, rename."""
-    with atomic_write(path) as part, _open_first_url(urls) as answer:
-        told = answer.headers.get("Content-Length", "")
-        size = int(told) if told.isdecimal() and len(told) < 19 else None
-        came = _write_response(answer, part, size, on_progress)
-        if size is not None and came < size:
-            raise JumokError(f"{answer.url}: only {came} of {size} bytes came; try it again")
-        found = _text_checksum(part)
-        if found != file.sha256:
-            what = f"another text than expected (SHA-256 {found})" if found else "damaged"
+    with atomic_write(path) as part, _open_first_url(urls) as response:
+        content_length = response.headers.get("Content-Length", "")
+        total_bytes = int(content_length) if content_length.isdecimal() and len(content_length) < 19 else None
+        num_bytes = _write_response(response, part, total_bytes, on_progress)
+        if total_bytes is not None and num_bytes < total_bytes:
             raise JumokError(
-                f"{answer.url}: what came is {what}: its makers changed it, or something on the way did. "
-                "Nothing of it was kept"
+                f"{response.url}: only {num_bytes} of {total_bytes} bytes were received; try again"
+            )
+        checksum = _text_checksum(part)
+        if checksum != file.sha256:
+            problem = f"has an unexpected text (SHA-256 {checksum})" if checksum else "is damaged"
+            raise JumokError(
+                f"{response.url}: the file {problem}: it was changed at its source or in transit. It was not kept"
             )
 
 
 def _write_response(
     response: http.client.HTTPResponse, path: Path, total_bytes: int | None, on_progress: DownloadProgress
 ) -> int:
-    """Write what comes; how many bytes that is."""
-    came = 0
+    """Write a response to a file. Returns the number of bytes."""
+    num_bytes = 0
     with path.open("wb") as out:
         try:
             while chunk := response.read(CHUNK_BYTES):
-                came += len(chunk)
+                num_bytes += len(chunk)
                 out.write(chunk)
-                on_progress(came, total_bytes)
+                on_progress(num_bytes, total_bytes)
         except (OSError, http.client.HTTPException) as error:
-            raise JumokError(f"{response.url}: the download broke off after {came} bytes: {error}") from None
-    return came
+            raise JumokError(
+                f"{response.url}: the download broke off after {num_bytes} bytes: {error}"
+            ) from None
+    return num_bytes
 
 
 def _open_first_url(urls: list[str]) -> http.client.HTTPResponse:
-    """The first address that has something."""
-    for left, address in enumerate(urls, 1 - len(urls)):
+    """Open the first URL that exists."""
+    for num_left, url in enumerate(urls, 1 - len(urls)):
         try:
-            where = address if "://" in address else Path(address).absolute().as_uri()
-            answer: http.client.HTTPResponse = urllib.request.urlopen(where, timeout=TIMEOUT_SECONDS)
-            return answer
+            absolute_url = url if "://" in url else Path(url).absolute().as_uri()
+            response: http.client.HTTPResponse = urllib.request.urlopen(absolute_url, timeout=TIMEOUT_SECONDS)
+            return response
         except urllib.error.HTTPError as error:
             with error:
-                if error.code != 404 or not left:
-                    raise JumokError(f"{address}: the server answers {error.code} {error.reason}") from None
+                if error.code != 404 or not num_left:
+                    raise JumokError(f"{url}: the server returned {error.code} {error.reason}") from None
         except (OSError, http.client.HTTPException) as error:  # no network, no such host, no such file
-            if not left and "://" not in address:
-                names = " or ".join(Path(one).name for one in dict.fromkeys(urls))
-                raise InputError(f"the folder {Path(address).parent} does not hold {names}") from None
-            if not left:
+            if not num_left and "://" not in url:
+                names = " or ".join(Path(name).name for name in dict.fromkeys(urls))
+                raise InputError(f"the folder {Path(url).parent} does not contain {names}") from None
+            if not num_left:
                 reason = getattr(error, "reason", None) or error
                 raise JumokError(
-                    f"{address} cannot be reached: {reason}. Are you online? Another place for the files, "
-                    "a web address or a folder, may be given with --mirror"
+                    f"{url} cannot be reached: {reason}. Check the network, or set --mirror to another URL or folder "
+                    "with the files"
                 ) from None
-    raise InputError("there is no address to fetch from")
+    raise InputError("there is no URL to download from")
 
 
 def _text_checksum(path: Path) -> str:
-    """The checksum of a file's text; of a damaged file, none."""
-    found = hashlib.sha256()
+    """The checksum of the text of a file; "" if it is damaged or missing."""
+    digest = hashlib.sha256()
     try:
         with open_decompressed(path) as file:
             while chunk := file.read(CHUNK_BYTES):
-                found.update(chunk)
+                digest.update(chunk)
     except (OSError, EOFError, zlib.error, InputError):
         return ""
-    return found.hexdigest()
+    return digest.hexdigest()

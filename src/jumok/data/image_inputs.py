@@ -1,10 +1,10 @@
-"""What a model is given of pictures, by their numbers: features that are known, or pixels, each time anew.
+"""Inputs of captioning models, by image index: cached features or pixels.
 
 ::
 
-    frozen encoder      features from a cache (see ``features.py``); the same at every step
-    one that learns     pixels, squashed to a square: the grid of places lies over the whole picture.
-                        If asked for, another part of the picture at every epoch, and mirrored by chance
+    frozen encoder       cached features (see ``caches/image_features.py``), the same at every step
+    trainable encoder    pixels, resized to a square, so that the grid covers the whole image; optionally with a
+                         random crop and a horizontal flip, different in every epoch
 """
 
 from __future__ import annotations
@@ -34,74 +34,73 @@ __all__ = [
 ]
 
 IndexArray = NDArray[np.int64]
-MIN_ASPECT = 3 / 4  # a part of a picture is at most so much narrower or wider than the whole
-STREAM_AREA, STREAM_ASPECT, STREAM_X, STREAM_Y, STREAM_FLIP = range(5)  # what chance is for
+MIN_ASPECT = 3 / 4  # limit of the aspect ratio of a crop relative to the image
+STREAM_AREA, STREAM_ASPECT, STREAM_X, STREAM_Y, STREAM_FLIP = range(5)  # streams of random numbers
 
 
 @dataclass(frozen=True)
 class ImageAugmentation:
-    """How pictures are changed by chance, so that a model that learns from pixels sees more of them."""
+    """Random crops and horizontal flips of images."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
-    min_crop_area: float = (
-        1.0  # the least share of a picture's area that is shown, enlarged; 1: always all of it
-    )
-    horizontal_flip: bool = False  # mirror half of the pictures; not where captions tell left from right
+    min_crop_area: float = 1.0  # smallest share of the area that a crop keeps; 1: no cropping
+    horizontal_flip: bool = False  # flip half of the images; not if captions mention left and right
 
     def __post_init__(self) -> None:
         if not 0 < self.min_crop_area <= 1:
-            raise ValueError(f"crop={self.min_crop_area}: a share above 0 and up to 1 is expected")
+            raise ValueError(f"min_crop_area={self.min_crop_area}: expected a share above 0 and up to 1")
 
     def __bool__(self) -> bool:
         return self.horizontal_flip or self.min_crop_area < 1
 
     def __call__(self, pixels: Tensor, indices: IndexArray, rng: CounterRng) -> Tensor:
-        """Pixels ``(B, 3, S, S)``, bytes, as others; the numbers ``(B,)`` say what each draws."""
+        """Augment pixels ``(B, 3, S, S)``. The indices ``(B,)`` determine the random numbers."""
         area = self.min_crop_area + (1 - self.min_crop_area) * rng(indices, STREAM_AREA)
         ratio = (
             MIN_ASPECT ** (2 * rng(indices, STREAM_ASPECT) - 1)
             if self.min_crop_area < 1
             else np.ones(len(indices))
         )
-        # Shares of the whole's width and height, and where the middle is, from −1 to 1.
-        wide, high = (np.minimum(1, np.sqrt(part)) for part in (area * ratio, area / ratio))
+        # The size relative to the image, and the centre from −1 to 1.
+        width, height = (np.minimum(1, np.sqrt(part)) for part in (area * ratio, area / ratio))
         x, y = (
-            (2 * rng(indices, what) - 1) * (1 - share) for what, share in ((STREAM_X, wide), (STREAM_Y, high))
+            (2 * rng(indices, stream) - 1) * (1 - size)
+            for stream, size in ((STREAM_X, width), (STREAM_Y, height))
         )
         sign = np.where(rng(indices, STREAM_FLIP) < 0.5, -1.0, 1.0) if self.horizontal_flip else 1.0
         zero = np.zeros(len(indices))
-        frames = np.stack([[wide * sign, zero, x], [zero, high, y]]).transpose(2, 0, 1)
-        grid = F.affine_grid(torch.from_numpy(frames).float(), list(pixels.shape), align_corners=False)
-        seen = F.grid_sample(pixels.float(), grid, "bilinear", "border", align_corners=False)
-        return seen.round_().to(torch.uint8)
+        transforms = np.stack([[width * sign, zero, x], [zero, height, y]]).transpose(2, 0, 1)
+        grid = F.affine_grid(torch.from_numpy(transforms).float(), list(pixels.shape), align_corners=False)
+        augmented = F.grid_sample(pixels.float(), grid, "bilinear", "border", align_corners=False)
+        return augmented.round_().to(torch.uint8)
 
 
 class ImageInputs(Protocol):
-    """What a batch is made with."""
+    """The image inputs of a batch."""
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Of what is given: of places, or of pixels."""
+        """The rows and columns of the features, or the height and width of the pixels."""
 
     @property
     def feature_table(self) -> ImageFeatureTable | None:
-        """Where places are found, if their numbers are given."""
+        """The table that inputs are indices of; None if inputs are features or pixels."""
 
     @property
     def varies_by_epoch(self) -> bool:
-        """Whether it is something else at every epoch."""
+        """Whether inputs differ between epochs."""
 
     def __call__(self, image_indices: IndexArray, example_indices: IndexArray, rng: CounterRng) -> Tensor:
-        """Of these pictures ``(B,)``, for these examples."""
+        """The inputs of these images ``(B,)``, for these examples ``(B,)``."""
 
 
 @dataclass(frozen=True, eq=False)
 class CachedFeatureInputs:
-    """Features of pictures ``(N, P, F)``, on disk, those wanted copied into memory."""
+    """Features ``(N, P, F)`` of images on disk. Those of a batch are copied into memory."""
 
     features: Features
-    feature_rows: IndexArray  # of each picture
+    feature_rows: IndexArray  # row of each image
     grid: tuple[int, int]
     feature_table: ClassVar[None] = None
     varies_by_epoch: ClassVar[bool] = False
@@ -112,7 +111,7 @@ class CachedFeatureInputs:
 
 @dataclass(frozen=True, eq=False)
 class DeviceFeatureInputs:
-    """The same, in the memory of the device: only numbers travel."""
+    """Features in the memory of the device. A batch only contains indices."""
 
     feature_table: ImageFeatureTable
     grid: tuple[int, int]
@@ -120,7 +119,7 @@ class DeviceFeatureInputs:
 
     @classmethod
     def from_cached(cls, cached: CachedFeatureInputs) -> DeviceFeatureInputs:
-        """All of them, in the order of the pictures."""
+        """Load all features, in the order of the images."""
         return cls(ImageFeatureTable(torch.from_numpy(cached.features[cached.feature_rows])), cached.grid)
 
     def __call__(self, image_indices: IndexArray, example_indices: IndexArray, rng: CounterRng) -> Tensor:
@@ -129,7 +128,7 @@ class DeviceFeatureInputs:
 
 @dataclass(frozen=True, eq=False)
 class PixelInputs:
-    """Pixels of pictures ``(N, 3, S, S)``, on disk, changed by chance if that is asked for."""
+    """Pixels ``(N, 3, S, S)`` of images on disk, optionally augmented."""
 
     pixels: Features
     pixel_rows: IndexArray
@@ -151,7 +150,7 @@ class PixelInputs:
 
 
 def build_square_resize(size: int) -> PrepareImage:
-    """What makes a square ``(3, size, size)`` of a picture of any shape."""
+    """A function that resizes an image of any shape to a square ``(3, size, size)``."""
 
     def prepare(pixels: Pixels) -> NDArray[np.uint8]:
         if pixels.shape[:2] != (size, size):

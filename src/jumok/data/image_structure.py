@@ -25,7 +25,7 @@ MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
 
 
 def check_structure(data: bytes) -> str | None:
-    """Return what the file has too much of, or None. What is damaged is left to the decoder."""
+    """Return which limit the file exceeds, or None. The decoder reports damaged files."""
     if data.startswith(b"\xff\xd8"):
         return _check_jpeg(data)
     if data.startswith(PNG_SIGNATURE):

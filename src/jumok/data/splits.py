@@ -1,8 +1,8 @@
-"""What is set aside to validate and to test with, where a recipe names no data for it.
+"""Held-out splits for validation and test, if a recipe names no data for them.
 
-Examples with the same *key* stay together: the same sentence twice is never on both sides, and no article is
-both learned from and asked about. Chance decides, by the key alone: the same data gives the same parts. They
-can be kept in a file, with a line of JSON each: then they stay what they are when the data changes.
+Examples with the same *key* are in the same split: a repeated sentence is never in two splits, and no article is
+used for both training and test. The choice depends only on a hash of the key, so that the same data gives the
+same splits. They can be stored as JSON lines, so that they do not change with the data.
 """
 
 from __future__ import annotations
@@ -30,55 +30,58 @@ T = TypeVar("T")
 
 
 def split_held_out(examples: Sequence[T], key: Callable[[T], str], num_held_out: int) -> dict[str, list[T]]:
-    """Three parts, by name. Validation and test get ``num_held_out`` examples each, or a few more, so that keys
-    stay together; but at most a fifth of all.
+    """Split examples into train, valid and test. Valid and test get ``num_held_out`` examples each.
 
-    >>> parts = split_held_out(list(range(100)), lambda number: str(number // 2), 10)
-    >>> {name: len(part) for name, part in parts.items()}
+    They may get a few more to keep keys together, but at most a fifth of all examples.
+
+    >>> splits = split_held_out(list(range(100)), lambda number: str(number // 2), 10)
+    >>> {name: len(split) for name, split in splits.items()}
     {'train': 80, 'valid': 10, 'test': 10}
     """
     groups: dict[str, list[int]] = {}
-    for number, one in enumerate(examples):
-        groups.setdefault(key(one), []).append(number)
-    order = iter(sorted(groups, key=lambda name: hashlib.blake2b(name.encode(), digest_size=8).digest()))
-    where = ["train"] * len(examples)
-    for part in ("test", "valid"):
-        room = min(num_held_out, int(MAX_HELD_OUT_SHARE * len(examples)))
-        while room > 0 and (name := next(order, None)) is not None:
-            for number in groups[name]:
-                where[number] = part
-            room -= len(groups[name])
-    parts: dict[str, list[T]] = {name: [] for name in SPLIT_NAMES}
-    for one, part in zip(examples, where, strict=True):
-        parts[part].append(one)
-    if not all(parts.values()):
+    for index, example in enumerate(examples):
+        groups.setdefault(key(example), []).append(index)
+    order = iter(
+        sorted(groups, key=lambda group_key: hashlib.blake2b(group_key.encode(), digest_size=8).digest())
+    )
+    split_of_example = ["train"] * len(examples)
+    for split_name in ("test", "valid"):
+        num_remaining = min(num_held_out, int(MAX_HELD_OUT_SHARE * len(examples)))
+        while num_remaining > 0 and (group_key := next(order, None)) is not None:
+            for index in groups[group_key]:
+                split_of_example[index] = split_name
+            num_remaining -= len(groups[group_key])
+    splits: dict[str, list[T]] = {name: [] for name in SPLIT_NAMES}
+    for example, split_name in zip(examples, split_of_example, strict=True):
+        splits[split_name].append(example)
+    if not all(splits.values()):
         raise InputError(
-            f"of {len(examples)} examples ({len(groups)} that must stay together) nothing can be held out; "
-            "name data.valid and data.test, or use more data"
+            f"nothing can be held out of {len(examples)} examples with {len(groups)} different keys; set data.valid "
+            "and data.test, or use more data"
         )
-    return parts
+    return splits
 
 
 def write_examples(path: Path, examples: Sequence[Any]) -> None:
     """Write examples, which are dataclasses, to a file."""
-    lines = (json.dumps(asdict(one), ensure_ascii=False, default=os.fspath) for one in examples)
+    lines = (json.dumps(asdict(example), ensure_ascii=False, default=os.fspath) for example in examples)
     with atomic_write(path) as part:
         part.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
 
 
 def read_examples(path: Path, example_type: type[T]) -> list[T]:
-    """The examples of such a file."""
-    read = pydantic.TypeAdapter(example_type).validate_json
-    found: list[T] = []
+    """Read examples that :func:`write_examples` wrote."""
+    parse = pydantic.TypeAdapter(example_type).validate_json
+    examples: list[T] = []
     with path.open(encoding="utf-8", newline="\n") as file:
-        for number, line in enumerate(file, 1):
+        for line_number, line in enumerate(file, 1):
             try:
-                found.append(read(line))
+                examples.append(parse(line))
             except pydantic.ValidationError:
                 raise InputError(
-                    f"{path}:{number} is not what training held out: the file was changed; train again"
+                    f"{path}:{line_number} is not an example that training held out: the file was changed; train again"
                 ) from None
-    return found
+    return examples
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,9 @@ class DocumentStore:
             raise InputError(f"{path} is damaged: {error}; remove this folder to create it again") from None
         if documents[-1] != metadata["sentences"]:
             raise InputError(f"{path} is damaged: its files do not fit together; remove this folder")
-        return cls(path, sentences, documents, SkippedExamples(Counter(metadata["skipped"]), metadata["first"]))
+        return cls(
+            path, sentences, documents, SkippedExamples(Counter(metadata["skipped"]), metadata["first"])
+        )
 
     def __len__(self) -> int:
         """The number of documents."""
@@ -132,7 +134,10 @@ def _iter_tokenized_chunks(
     """The token ids of the sentences of documents, in chunks of documents."""
     remaining = documents.read(skipped)
     while chunk := list(itertools.islice(remaining, DOCUMENTS_PER_CHUNK)):
-        chunk_sentences = [[sentence for sentences in document.paragraphs for sentence in split_sentences(sentences)] for document in chunk]
+        chunk_sentences = [
+            [sentence for sentences in document.paragraphs for sentence in split_sentences(sentences)]
+            for document in chunk
+        ]
         encoded = iter(tokenizer.encode([sentence for document in chunk_sentences for sentence in document]))
         chunk_ids = []
         for document, sentences in zip(chunk, chunk_sentences, strict=True):

@@ -131,10 +131,16 @@ class FeatureCache(Generic[S]):
         examples = iter(examples)
         with ThreadPoolExecutor(NUM_THREADS) as pool:
             while chunk := list(itertools.islice(examples, SOURCES_PER_CHUNK)):
-                sources = {get_source(example): example for example in chunk if not isinstance(example, InvalidExample)}
+                sources = {
+                    get_source(example): example
+                    for example in chunk
+                    if not isinstance(example, InvalidExample)
+                }
                 invalid = self._fill_missing(sources, lambda items: pool.map(read, items), add)
                 yield from (
-                    example if isinstance(example, InvalidExample) else invalid.get(get_source(example), example)
+                    example
+                    if isinstance(example, InvalidExample)
+                    else invalid.get(get_source(example), example)
                     for example in chunk
                 )
 
@@ -151,7 +157,9 @@ class FeatureCache(Generic[S]):
             missing = {source: item for source, item in items.items() if source not in self}
             results = dict(zip(missing, read(missing.values()), strict=True))
             invalid = {source: item for source, item in results.items() if isinstance(item, InvalidExample)}
-            prepared = {source: item for source, item in results.items() if not isinstance(item, InvalidExample)}
+            prepared = {
+                source: item for source, item in results.items() if not isinstance(item, InvalidExample)
+            }
             if prepared:
                 add(list(prepared), list(prepared.values()))
         return invalid
@@ -193,7 +201,9 @@ class FeatureCache(Generic[S]):
         except FileNotFoundError:
             return
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{self.path} is damaged: {error!r}; remove this folder to create it again") from None
+            raise InputError(
+                f"{self.path} is damaged: {error!r}; remove this folder to create it again"
+            ) from None
         row_bytes = self.dtype.itemsize * math.prod(self.shape)
         with contextlib.suppress(FileNotFoundError), self.records_path.open("rb") as file:
             file.seek(self._num_records * self._record_bytes)

@@ -68,8 +68,14 @@ class SpectrogramCache(FeatureCache[AudioSource]):
         """Yield the same examples once their spectrograms are cached; invalid ones if they cannot be decoded."""
 
         def read(example: SpeechExample) -> NDArray[Any] | InvalidExample:
-            waveform = example.audio.decode(self.processor, f"{example.location} {example.audio.name}", limits)
-            return waveform if isinstance(waveform, InvalidExample) else self.processor.extract_features(waveform)
+            waveform = example.audio.decode(
+                self.processor, f"{example.location} {example.audio.name}", limits
+            )
+            return (
+                waveform
+                if isinstance(waveform, InvalidExample)
+                else self.processor.extract_features(waveform)
+            )
 
         return self._fill_examples(examples, lambda example: example.audio, read, self._add_spectrograms)
 
@@ -79,4 +85,6 @@ class SpectrogramCache(FeatureCache[AudioSource]):
             raise InputError(
                 f"{self.path} has frames of shape {self.shape}, but new ones have {rows.shape[1:]}; remove this folder"
             )
-        self._append_rows(sources, self._to_storage_type(rows, sources), [len(spectrogram) for spectrogram in spectrograms])
+        self._append_rows(
+            sources, self._to_storage_type(rows, sources), [len(spectrogram) for spectrogram in spectrograms]
+        )

@@ -146,7 +146,9 @@ def ensure_store(
     if _is_current(path, fingerprint):
         return
     if path.exists() and not (path / "store.json").is_file():
-        raise InputError(f"{path} exists and is not a store of token ids, so it is kept; choose another folder")
+        raise InputError(
+            f"{path} exists and is not a store of token ids, so it is kept; choose another folder"
+        )
     if path.exists() and not replace:
         raise InputError(
             f"the data has changed since {path} was made from it, and a run was trained on that; restore the data, "
@@ -181,9 +183,12 @@ def _write_examples(
             for example, source, target in zip(chunk, sources, targets, strict=True):
                 if len(source) > limit or len(target) > limit:
                     side = "source" if len(source) > limit else "target"
-                    skipped.add(InvalidExample(example.location, f"a {side} of more than {max_tokens} tokens"))
+                    skipped.add(
+                        InvalidExample(example.location, f"a {side} of more than {max_tokens} tokens")
+                    )
             is_kept = [
-                max(len(source), len(target)) <= limit for source, target in zip(sources, targets, strict=True)
+                max(len(source), len(target)) <= limit
+                for source, target in zip(sources, targets, strict=True)
             ]
             for write, encoded in zip(writers, (sources, targets), strict=True):
                 write(list(itertools.compress(encoded, is_kept)))
@@ -231,7 +236,11 @@ def open_array_writer(path: Path, dtype: np.dtype[Any]) -> Iterator[Callable[[To
 
     def header() -> None:
         # NumPy reserves space in the header for a larger count.
-        description = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count,)}
+        description = {
+            "descr": np.lib.format.dtype_to_descr(dtype),
+            "fortran_order": False,
+            "shape": (count,),
+        }
         np.lib.format.write_array_header_1_0(file, description)
 
     def add(numbers: TokenArray) -> None:
@@ -254,7 +263,8 @@ def load_column(path: Path, name: str, num_sequences: int) -> TokenColumn:
     try:
         # Use plain arrays over the maps, because slicing a memmap object is far slower.
         ids, offsets = (
-            np.asarray(np.load(path / f"{name}.{array_name}.npy", mmap_mode="r")) for array_name in ("ids", "offsets")
+            np.asarray(np.load(path / f"{name}.{array_name}.npy", mmap_mode="r"))
+            for array_name in ("ids", "offsets")
         )
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is damaged: {error}; remove this folder to create it again") from None

@@ -267,9 +267,7 @@ def _read_flickr_tokens(path: Path) -> CaptionLines:
             name, tab, caption = line.partition("\t")
             image, hash_sign, _ = name.rpartition("#")
             if not tab or not hash_sign:
-                yield InvalidExample(
-                    location, "not image.jpg#0, a tab and a caption", f"it is {line[:60]!r}"
-                )
+                yield InvalidExample(location, "not image.jpg#0, a tab and a caption", f"it is {line[:60]!r}")
             else:
                 yield _make_line(image, caption, splits.get(image, "") if split_files else None, location)
 

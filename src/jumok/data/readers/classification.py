@@ -109,7 +109,9 @@ class LabelSet:
         )
         for example in examples:
             if isinstance(example, ClassificationExample) and example.label not in known:
-                example = InvalidExample(example.location, "an unknown label", f"{example.label!r}; the labels are: {shown}")
+                example = InvalidExample(
+                    example.location, "an unknown label", f"{example.label!r}; the labels are: {shown}"
+                )
             yield example
 
     def __len__(self) -> int:

@@ -125,9 +125,7 @@ def find_documents(
     files = parallel_corpus.find_files(dataset, suffixes, split)
     for file in files:
         if file_suffix(file) not in suffixes:
-            hint = (
-                "; for a table, set data.text_column" if file_suffix(file) in TABLE_READERS else ""
-            )
+            hint = "; for a table, set data.text_column" if file_suffix(file) in TABLE_READERS else ""
             raise InputError(f"{file}: expected {', '.join(suffixes)}, optionally with .gz{hint}")
     return DocumentCorpus(tuple(files), on_error, rows)
 
@@ -166,7 +164,10 @@ def _read_squad_articles(path: Path) -> Iterator[TextDocument | InvalidExample]:
         try:
             tree = json.loads(file.read())
             articles = [
-                (str(article.get("title", number)), [paragraph["context"] for paragraph in article["paragraphs"]])
+                (
+                    str(article.get("title", number)),
+                    [paragraph["context"] for paragraph in article["paragraphs"]],
+                )
                 for number, article in enumerate(tree["data"], 1)
             ]
         except (ValueError, EOFError, RecursionError, KeyError, TypeError, AttributeError) as error:
@@ -180,7 +181,9 @@ def _read_table(path: Path, rows: DocumentRows) -> Iterator[TextDocument | Inval
     paragraphs: list[str] = []
     location, num_rows = "", 0
     for record in tables.read_table(path, [rows.column]):
-        document = record if isinstance(record, InvalidExample) else _make_document(record.values, record.location)
+        document = (
+            record if isinstance(record, InvalidExample) else _make_document(record.values, record.location)
+        )
         if isinstance(document, InvalidExample):
             yield document
             continue

@@ -85,7 +85,11 @@ def make_example(source: object, target: object, location: str) -> ExampleOrInva
     source_text, target_text = clean_text(source, "source", location), clean_text(target, "target", location)
     if isinstance(source_text, InvalidExample):
         return source_text
-    return target_text if isinstance(target_text, InvalidExample) else TranslationExample(source_text, target_text, location)
+    return (
+        target_text
+        if isinstance(target_text, InvalidExample)
+        else TranslationExample(source_text, target_text, location)
+    )
 
 
 def clean_text(text: object, description: str, location: str) -> str | InvalidExample:
@@ -204,9 +208,13 @@ def _find_columns(path: Path, sides: Sides, names: list[str]) -> tuple[tuple[int
             raise InputError(f"{path} has {len(names)} columns; there is no column {side}")
     if not requested:  # by number: only a header with common names is recognized
         source_column, target_column = (int(side) - 1 for side in sides)
-        return (source_column, target_column), any({names[source_column], names[target_column]} == set(usual) for usual in USUAL_COLUMNS)
+        return (source_column, target_column), any(
+            {names[source_column], names[target_column]} == set(usual) for usual in USUAL_COLUMNS
+        )
     if all(name in names for name in requested):
-        source_column, target_column = (side - 1 if isinstance(side, int) else names.index(side) for side in sides)
+        source_column, target_column = (
+            side - 1 if isinstance(side, int) else names.index(side) for side in sides
+        )
         return (source_column, target_column), True
     if len(requested) == 2:
         for source, target in USUAL_COLUMNS:
@@ -400,7 +408,9 @@ TABLE_READERS = {".tsv": read_tsv, ".csv": read_csv, ".jsonl": read_jsonl, ".par
 def read_parallel_files(source: Path, target: Path) -> Iterator[ExampleOrInvalid]:
     """Read two text files: line n of one is the translation of line n of the other."""
     source_lines, target_lines = read_lines(source), read_lines(target)
-    for line_number, (source_line, target_line) in enumerate(itertools.zip_longest(source_lines, target_lines, fillvalue=EXHAUSTED), 1):
+    for line_number, (source_line, target_line) in enumerate(
+        itertools.zip_longest(source_lines, target_lines, fillvalue=EXHAUSTED), 1
+    ):
         if source_line is EXHAUSTED or target_line is EXHAUSTED:
             total = line_number + sum(1 for _ in (target_lines if source_line is EXHAUSTED else source_lines))
             counts = (line_number - 1, total) if source_line is EXHAUSTED else (total, line_number - 1)
@@ -409,7 +419,11 @@ def read_parallel_files(source: Path, target: Path) -> Iterator[ExampleOrInvalid
                 "translation of line n of the other, and an extra line shifts all lines after it"
             )
         is_long = source_line is None or target_line is None
-        yield line_too_long(source, line_number) if is_long else make_example(source_line, target_line, f"{source}:{line_number}")
+        yield (
+            line_too_long(source, line_number)
+            if is_long
+            else make_example(source_line, target_line, f"{source}:{line_number}")
+        )
 
 
 def read_hub_dataset(name: str, sides: Sides) -> Iterator[ExampleOrInvalid]:
@@ -433,7 +447,11 @@ def iter_hub_rows(name: str) -> Iterator[tuple[str, object]]:
     repository, _, revision = repository.partition("@")
     try:
         rows = datasets.load_dataset(
-            repository, configuration or None, split=split or "train", revision=revision or None, streaming=True
+            repository,
+            configuration or None,
+            split=split or "train",
+            revision=revision or None,
+            streaming=True,
         )
         for row_number, row in enumerate(rows, 1):
             yield f"hub:{name}:{row_number}", row
@@ -449,4 +467,6 @@ def line_too_long(path: Path | str, line_number: int) -> InvalidExample:
 
 def rank_by_similarity(name: str, names: Sequence[str]) -> list[str]:
     """Sort names by their similarity to ``name``, the most similar first."""
-    return sorted(names, key=lambda candidate: -difflib.SequenceMatcher(None, name.lower(), candidate.lower()).ratio())
+    return sorted(
+        names, key=lambda candidate: -difflib.SequenceMatcher(None, name.lower(), candidate.lower()).ratio()
+    )

@@ -279,7 +279,9 @@ def _open_audio_files(audio_path: str) -> AudioFiles:
     for path in (Path(audio_path), data_folder() / audio_path):
         if path.exists():
             return FileFolder(path, AudioFile) if path.is_dir() else TarArchive(path, AudioFile)
-    raise InputError(f"there is no folder or .tar {audio_path!r}; set data.recordings to that of the recordings")
+    raise InputError(
+        f"there is no folder or .tar {audio_path!r}; set data.recordings to that of the recordings"
+    )
 
 
 # -------------------------------------------------------------------------------------------------- tables

@@ -150,7 +150,10 @@ def _read_cells(
 
 
 def _make_record(cells: Sequence[object], columns: Sequence[Sequence[int]], location: str) -> TableRecord:
-    return TableRecord(tuple(_join_values([cells[index] for index in column_indices]) for column_indices in columns), location)
+    return TableRecord(
+        tuple(_join_values([cells[index] for index in column_indices]) for column_indices in columns),
+        location,
+    )
 
 
 def _join_values(values: Sequence[object]) -> object:

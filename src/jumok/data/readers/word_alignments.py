@@ -50,7 +50,9 @@ def find_alignment_file(name: str) -> Path:
         for suffix in ("", ".links", ".links.txt", ".links.gz", ".links.txt.gz"):
             if (candidate := path.parent / f"{path.name}{suffix}").is_file():
                 return candidate
-    folder = next((parent for parent in (Path(name).parent, (data_folder() / name).parent) if parent.is_dir()), Path())
+    folder = next(
+        (parent for parent in (Path(name).parent, (data_folder() / name).parent) if parent.is_dir()), Path()
+    )
     similar = rank_by_similarity(
         f"{Path(name).name}.links", [path.name for path in folder.iterdir() if path.is_file()]
     )
@@ -84,7 +86,8 @@ def read_alignments(
         if record.sure:
             sure[record.pair].add(link)
     return [
-        GoldAlignment(frozenset(sure_links), frozenset(possible_links)) for sure_links, possible_links in zip(sure, possible, strict=True)
+        GoldAlignment(frozenset(sure_links), frozenset(possible_links))
+        for sure_links, possible_links in zip(sure, possible, strict=True)
     ]
 
 

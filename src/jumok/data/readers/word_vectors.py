@@ -106,7 +106,9 @@ def _read_binary(path: Path, vocabulary: set[str]) -> WordVectors:
             word = normalize_word(_read_word(file).decode("utf-8", "replace"))
             raw = file.read(4 * dim)
             if len(raw) < 4 * dim:
-                raise InputError(f"{path} ends within word {number} of {count}; was its download interrupted?")
+                raise InputError(
+                    f"{path} ends within word {number} of {count}; was its download interrupted?"
+                )
             if word in vocabulary and word not in vectors:
                 vectors[word] = np.frombuffer(raw, "<f4").astype(np.float32)
     return WordVectors(path, dim, vectors)

@@ -1,7 +1,7 @@
-"""The tokens that papers on Multi30k give their scores in: lower-cased, normalised, cut by Moses' rules.
+"""Moses tokenization of lower-cased and normalized text, in which papers on Multi30k report their scores.
 
-Through sacremoses, which is Moses' own scripts in Python. Source, target and reference are prepared alike; a
-translation of prepared text is made of such tokens, and ``detokenize`` makes plain (lower-case) text of it.
+It uses sacremoses, a Python port of the scripts of Moses. Sources, targets and references are tokenized in the
+same way. A translation then consists of such tokens, and ``detokenize`` turns it into plain lower-case text.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from jumok.data.readers.text_files import import_optional
 
 __all__ = ["detokenize", "tokenize"]
 
-# Points before a quote, in German, Spanish and French. sacremoses tries a run of points from each of its
-# characters, which takes quadratic time; here a run is consumed whether a quote follows or not.
+# Periods before a quote, in German, Spanish and French. The pattern of sacremoses tries a run of periods from each
+# of its characters, which takes quadratic time. This one consumes a run whether or not a quote follows.
 QUADRATIC_POINTS = r'(\.+)"(\s*[^<])'
 LINEAR_POINTS = re.compile(r'(\.++)(?:"(\s*[^<]))?')
 
 
 class MosesTools(NamedTuple):
-    """Moses' scripts for one language."""
+    """The tools of Moses for one language."""
 
     normalizer: Any
     tokenizer: Any
@@ -29,18 +29,18 @@ class MosesTools(NamedTuple):
 
 
 def tokenize(line: str, language: str) -> str:
-    """A line as tokens with a space between them.
+    """Tokenize a line. Tokens are separated by spaces.
 
     >>> tokenize("Two dogs' owner said: “Sit!”", "en")
     'two dogs &apos; owner said : &quot; sit ! &quot;'
     """
     tools = _get_tools(language)
-    normal = tools.normalizer.normalize(line.lower().strip())
-    return str(tools.tokenizer.tokenize(normal, escape=True, return_str=True))
+    normalized = tools.normalizer.normalize(line.lower().strip())
+    return str(tools.tokenizer.tokenize(normalized, escape=True, return_str=True))
 
 
 def detokenize(line: str, language: str) -> str:
-    r"""Plain text from the tokens of ``tokenize``, signs back at their words.
+    r"""Plain text from the tokens of :func:`tokenize`.
 
     >>> detokenize("two dogs &apos; owner said : &quot; sit ! &quot;", "en")
     'two dogs\' owner said: "sit!"'
@@ -48,7 +48,7 @@ def detokenize(line: str, language: str) -> str:
     return str(_get_tools(language).detokenizer.detokenize(line.split()))
 
 
-@functools.lru_cache(maxsize=16)  # making them takes longer than a hundred lines do
+@functools.lru_cache(maxsize=16)  # creating them takes longer than tokenizing a hundred lines
 def _get_tools(language: str) -> MosesTools:
     moses = import_optional("sacremoses", "train")
     normalizer, tokenizer = moses.MosesPunctNormalizer(language), moses.MosesTokenizer(language)
@@ -56,10 +56,10 @@ def _get_tools(language: str) -> MosesTools:
         (LINEAR_POINTS, _move_quote_first) if pattern == QUADRATIC_POINTS else (pattern, replacement)
         for pattern, replacement in normalizer.substitutions
     ]
-    # sacremoses builds these sets, of up to 130,000 characters, anew for every token that ends with a point.
-    letters, small = frozenset(tokenizer.IsAlpha), frozenset(tokenizer.IsLower)
+    # sacremoses builds these sets of up to 130,000 characters again for every token that ends with a period.
+    letters, lowercase_letters = frozenset(tokenizer.IsAlpha), frozenset(tokenizer.IsLower)
     tokenizer.isanyalpha = lambda text: not letters.isdisjoint(text)
-    tokenizer.islower = small.issuperset
+    tokenizer.islower = lowercase_letters.issuperset
     return MosesTools(normalizer, tokenizer, moses.MosesDetokenizer(language))
 
 

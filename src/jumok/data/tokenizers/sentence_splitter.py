@@ -1,15 +1,15 @@
-"""Sentences of running text, by rules: English and its neighbours, Korean, Japanese and Chinese.
+"""Rule-based sentence splitter for English and related languages, Korean, Japanese and Chinese.
 
-A sentence ends at a mark (. ! ? … 。), with the quotes and brackets that close behind it, before a space; in
-Chinese writing before anything. Not every such mark is an end::
+A sentence ends at a mark (. ! ? … 。) and closing quotes or brackets, followed by a space; in Chinese and Japanese,
+by anything. These marks do not end a sentence::
 
-    Dr. King | J. S. Bach | No. 5 | the U.S. Army       a point of an abbreviation
-    "Stop!" he said                                     a sentence within another one
+    Dr. King | J. S. Bach | No. 5 | the U.S. Army       abbreviations
+    "Stop!" he said                                     a sentence within another
     2010. 5. 3.                                         a date
-    "갔다." 라고 말했다 | 「行こう。」と言った          speech, and who spoke
+    "갔다." 라고 말했다 | 「行こう。」と言った          direct speech
 
-but ``in the U.S. The …`` is two, for "The" begins sentences. Text is never changed, only cut: of what was
-given nothing is missing but white space between sentences.
+but ``in the U.S. The …`` is two sentences, because "The" often begins a sentence. Only white space between
+sentences is removed.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import re
 
 __all__ = ["split_sentences"]
 
-# All patterns take linear time: a run of marks is tried from its first character only, and a possessive
-# quantifier (*+) never gives back what it took.
+# All patterns take linear time: a run of marks is matched from its first character only, and possessive
+# quantifiers (*+) do not backtrack.
 CLOSING_SIGNS = r"""[)\]}"'”’»›」』）】》〉]*+"""
-# A mark before a space; a mark of Chinese writing; a Korean sentence to which the next was put without space.
+# A mark before a space; a Chinese or Japanese mark; a Korean sentence without a space after it.
 END_MARK = re.compile(
     rf"(?<![.!?…])[.!?…]++{CLOSING_SIGNS}(?=\s)|[。！？｡]++{CLOSING_SIGNS}|(?<=[다요죠까])[.!?]++(?=[가-힣])"
 )
 OPENING_SIGNS = "([{\"'“‘«‹「『（【《〈"
-INITIALS = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]$")  # U.S, Ph.D without its last point
-# Who said it, behind what was said.
+INITIALS = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]$")  # U.S, Ph.D, without the last period
+# The quotative particle after direct speech.
 KOREAN_QUOTATIVE = re.compile(r"(?:이?라[고는며면]|하[고며는]|[고며는]\s)")
 HIRAGANA = re.compile(r"[ぁ-ゟ]")
 
@@ -46,86 +46,95 @@ STARTER_WORDS = """
     So Some Such That The Their Then There These They This Those Though Through To Today Two Under Until Upon
     We When Where Whether While With Within You
 """
-NEVER_END_ABBREVIATIONS = frozenset(NEVER_END_WORDS.split())  # never an end
-NUMBER_ABBREVIATIONS = frozenset(
-    NUMBER_WORDS.split()
-)  # an end before anything but a number: "He said no. Then …"
-AMBIGUOUS_ABBREVIATIONS = frozenset(
-    AMBIGUOUS_WORDS.split()
-)  # an end only before a word that often begins sentences
+NEVER_END_ABBREVIATIONS = frozenset(NEVER_END_WORDS.split())
+# End a sentence unless a number follows: "He said no. Then …"
+NUMBER_ABBREVIATIONS = frozenset(NUMBER_WORDS.split())
+# End a sentence only before a word that often begins sentences.
+AMBIGUOUS_ABBREVIATIONS = frozenset(AMBIGUOUS_WORDS.split())
 SENTENCE_STARTERS = frozenset(STARTER_WORDS.split())
-# What comes after a mark: its first character, and behind opening signs a word of STARTERS if it is one.
+# What follows a mark: opening signs, and a word if it is one of SENTENCE_STARTERS.
 NEXT_WORD = re.compile(
     rf"\s*+(?P<next>(?=\S)[{re.escape(OPENING_SIGNS)}]*+(?P<word>(?:{'|'.join(sorted(SENTENCE_STARTERS))})(?=,*+(?:\s|\Z)))?)"
 )
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of a text, without white space around them.
+    """Split a text into sentences, stripped of surrounding white space.
 
     >>> split_sentences('Dr. King spoke. "It was 3.5 km." He left.')
     ['Dr. King spoke.', '"It was 3.5 km."', 'He left.']
     >>> split_sentences("나는 갔다. 그는 왔다.")
     ['나는 갔다.', '그는 왔다.']
     """
-    found = []
-    begin = 0
-    quotes = counted = 0  # how many 「 are open since ``begin``, up to ``counted``
+    sentences = []
+    start = 0
+    num_open_quotes = position = 0  # open quotes 「 between ``start`` and ``position``
     for mark in END_MARK.finditer(text):
-        quotes, counted = quotes + _count_open_quotes(text, counted, mark.end()), mark.end()
-        if _is_sentence_end(text, begin, mark.start(), mark.end(), quotes > 0):
-            found.append(text[begin : mark.end()].strip())
-            begin, quotes = mark.end(), 0
-    found.append(text[begin:].strip())
-    return [one for one in found if one]
+        num_open_quotes, position = (
+            num_open_quotes + _count_open_quotes(text, position, mark.end()),
+            mark.end(),
+        )
+        if _is_sentence_end(text, start, mark.start(), mark.end(), num_open_quotes > 0):
+            sentences.append(text[start : mark.end()].strip())
+            start, num_open_quotes = mark.end(), 0
+    sentences.append(text[start:].strip())
+    return [sentence for sentence in sentences if sentence]
 
 
 def _count_open_quotes(text: str, begin: int, end: int) -> int:
-    """How many Japanese quotes are opened between two places, less those that are closed."""
-    up, down = (sum(text.count(sign, begin, end) for sign in signs) for signs in ("「『", "」』"))
-    return up - down
+    """The number of Japanese quotes that are opened between two positions, minus those that are closed."""
+    num_opened, num_closed = (
+        sum(text.count(sign, begin, end) for sign in signs) for signs in ("「『", "」』")
+    )
+    return num_opened - num_closed
 
 
 def _is_sentence_end(text: str, begin: int, mark: int, end: int, in_quote: bool) -> bool:
-    """Whether the sentence from ``begin`` ends with the mark at ``mark``, which reaches to ``end``.
+    """Whether the sentence that starts at ``begin`` ends with the mark from ``mark`` to ``end``.
 
-    ``in_quote``: a Japanese quote that began in this sentence is still open.
+    ``in_quote``: a Japanese quote of this sentence is still open.
     """
-    behind = NEXT_WORD.match(text, end)
-    if behind is None:
+    next_match = NEXT_WORD.match(text, end)
+    if next_match is None:
         return True
-    sign = text[mark]
-    closed = text[end - 1] not in ".!?…。！？｡"
-    if sign in "。！？｡":
-        return not in_quote and not (closed and HIRAGANA.match(text, behind.start("next")))
-    at = behind.end("next") if behind["word"] is None else behind.start("word")
-    first = text[at : at + 1].strip()
-    if first.islower():
+    mark_character = text[mark]
+    has_closing_sign = text[end - 1] not in ".!?…。！？｡"
+    if mark_character in "。！？｡":
+        return not in_quote and not (has_closing_sign and HIRAGANA.match(text, next_match.start("next")))
+    index = next_match.end("next") if next_match["word"] is None else next_match.start("word")
+    next_character = text[index : index + 1].strip()
+    if next_character.islower():
         return False
-    before = text[mark - 1] if mark > begin else " "
-    if sign == "?" and before in " (" and first in "~–-—":  # the year of a birth that nobody knows
+    previous_character = text[mark - 1] if mark > begin else " "
+    if (
+        mark_character == "?" and previous_character in " (" and next_character in "~–-—"
+    ):  # an unknown year of birth
         return False
-    if "가" <= before <= "힣":
-        return not (closed and KOREAN_QUOTATIVE.match(text, behind.start("next")))
-    if sign != "." or text[mark + 1] == "." or closed:
+    if "가" <= previous_character <= "힣":
+        return not (has_closing_sign and KOREAN_QUOTATIVE.match(text, next_match.start("next")))
+    if mark_character != "." or text[mark + 1] == "." or has_closing_sign:
         return True
     space = text.rfind(" ", begin, mark)
     word = text[max(begin, space + 1) : mark].lstrip(OPENING_SIGNS)
-    if word.isdigit():  # a date, or the number before an item of a list
-        return not (first.isdigit() or not text[begin : max(begin, space)].strip())
-    return not _is_abbreviation(word, first, behind["word"] is not None)
+    if word.isdigit():  # a date, or the number of a list item
+        return not (next_character.isdigit() or not text[begin : max(begin, space)].strip())
+    return not _is_abbreviation(word, next_character, next_match["word"] is not None)
 
 
 def _is_abbreviation(word: str, next_character: str, next_is_starter: bool) -> bool:
-    """Whether a point between two words means no end.
+    """Whether the period after a word belongs to an abbreviation and does not end the sentence.
 
-    ``next_character`` is the first character of the second one; ``next_is_starter``: it is one that often begins sentences.
+    ``next_character``: the first character of the next word. ``next_is_starter``: that word often begins sentences.
     """
-    low = word.lower()
-    if low in NEVER_END_ABBREVIATIONS:
+    lowercase_word = word.lower()
+    if lowercase_word in NEVER_END_ABBREVIATIONS:
         return True
-    if low in NUMBER_ABBREVIATIONS:
+    if lowercase_word in NUMBER_ABBREVIATIONS:
         return next_character.isdigit()
-    if low in AMBIGUOUS_ABBREVIATIONS or (len(word) == 1 and word.isupper()) or INITIALS.match(word):
+    if (
+        lowercase_word in AMBIGUOUS_ABBREVIATIONS
+        or (len(word) == 1 and word.isupper())
+        or INITIALS.match(word)
+    ):
         return not next_is_starter
     return False

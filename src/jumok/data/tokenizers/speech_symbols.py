@@ -1,4 +1,4 @@
-"""Text as it is spoken: the symbols that a voice is given, one a character, and numbers read out.
+"""Input symbols of a speech model: one per character, with numbers written as words.
 
 >>> symbols = SpeechSymbols.from_texts(["친구와 42", "one"], number_language="ko")
 >>> symbols.normalize("친구와 42")
@@ -6,8 +6,8 @@
 >>> symbols.decode(symbols.encode("친구와 42"))
 '친구와 사십이'
 
-Texts are in small letters, with single spaces. A Hangul syllable comes as the two or three letters
-(conjoining jamo) that it is written with, so that 11,172 syllables need 67 symbols, and each is a sound.
+Texts are lower-cased, with single spaces. A Hangul syllable is decomposed into its two or three letters
+(conjoining jamo), so that 11,172 syllables need 67 symbols, each of which is a sound.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from jumok.files import atomic_write, read_json
 
 __all__ = ["NumberLanguage", "SpeechSymbols", "compose_hangul", "decompose_hangul", "expand_numbers"]
 
-NumberLanguage = Literal["en", "ko"]  # the language that numbers are read out in
+NumberLanguage = Literal["en", "ko"]  # language of number words
 
 FORMAT_VERSION = 1
 SYMBOLS_FILE = "symbols.json"
 HANGUL_SYLLABLES = re.compile("[가-힣]+")
-# Typographic signs that are spoken like a plain one.
+# Typographic punctuation that is spoken like plain punctuation.
 PLAIN_PUNCTUATION = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": "."})
 NUMBER_REGEX = re.compile(r"(?<![\w.])\d+(?:,\d{3})+(?:\.\d+)?(?![\d])|\d+(?:\.\d+)?")
 ORDINAL_REGEX = re.compile(r"\b(\d+)(?:st|nd|rd|th)\b")
-MAX_DIGITS = 15  # digits of a number; a longer one is read digit by digit
+MAX_DIGITS = 15  # a longer number is read digit by digit
 
 ONES = [
     "zero",
@@ -74,84 +74,84 @@ SMALL_KO, LARGE_KO = ("", "십", "백", "천"), ("", "만", "억", "조")
 
 
 class SpeechSymbols:
-    """The characters that texts are spoken from, numbered; ``</s>`` ends every text."""
+    """The vocabulary of characters of a speech model. Every text ends with ``</s>``."""
 
     def __init__(self, characters: Sequence[str], number_language: NumberLanguage | None = None) -> None:
         if number_language not in (None, *get_args(NumberLanguage)):
             raise InputError(
-                f"numbers={number_language!r}: they are read out in {' or '.join(get_args(NumberLanguage))}"
+                f"number_language={number_language!r}: expected {' or '.join(get_args(NumberLanguage))}"
             )
-        if len(set(characters)) < len(characters) or any(len(one) != 1 for one in characters):
-            raise InputError("symbols are single characters, each of them once")
+        if len(set(characters)) < len(characters) or any(len(character) != 1 for character in characters):
+            raise InputError("characters: expected distinct single characters")
         self.characters, self.number_language = tuple(characters), number_language
-        self._ids = {one: number for number, one in enumerate(self.characters, len(SPECIAL_TOKENS))}
+        self._ids = {
+            character: number for number, character in enumerate(self.characters, len(SPECIAL_TOKENS))
+        }
 
     @classmethod
     def from_texts(cls, texts: Iterable[str], number_language: NumberLanguage | None = None) -> SpeechSymbols:
-        """All characters of these texts, in the order of Unicode."""
-        normal = cls((), number_language)
-        seen: set[str] = set()
+        """All characters of these texts, in Unicode order."""
+        normalizer = cls((), number_language)
+        characters: set[str] = set()
         for text in texts:
-            seen.update(decompose_hangul(normal.normalize(text)))
-        if not seen:
-            raise InputError("there is no text to learn symbols from")
-        return cls(sorted(seen), number_language)
+            characters.update(decompose_hangul(normalizer.normalize(text)))
+        if not characters:
+            raise InputError("there is no text to collect symbols from")
+        return cls(sorted(characters), number_language)
 
     @property
     def vocab_size(self) -> int:
-        """Special symbols included."""
+        """The number of symbols, including special ones."""
         return len(SPECIAL_TOKENS) + len(self.characters)
 
     def normalize(self, text: str) -> str:
-        """A text as it will be spoken."""
+        """Normalize a text: NFC, plain punctuation, lower case, number words, single spaces."""
         text = unicodedata.normalize("NFC", text).translate(PLAIN_PUNCTUATION).lower()
         if self.number_language:
             text = expand_numbers(text, self.number_language)
         return " ".join(text.split())
 
     def spell(self, text: str) -> str:
-        """The characters that ``encode`` gives numbers to, ``</s>`` not among them."""
+        """The characters that :meth:`encode` maps to ids, without ``</s>``."""
         return decompose_hangul(self.normalize(text))
 
     def encode(self, text: str) -> list[int]:
-        """The numbers of its characters, and of ``</s>``; what is not known is ``<unk>``."""
-        return [*(self._ids.get(one, UNK) for one in self.spell(text)), EOS]
+        """The ids of the characters of a text, and of ``</s>``. Unknown characters are ``<unk>``."""
+        return [*(self._ids.get(character, UNK) for character in self.spell(text)), EOS]
 
     def unknown_characters(self, text: str) -> list[str]:
-        """The characters of a text that are not known, each once."""
-        return list(dict.fromkeys(one for one in self.spell(text) if one not in self._ids))
+        """The distinct unknown characters of a text."""
+        return list(dict.fromkeys(character for character in self.spell(text) if character not in self._ids))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of these numbers up to ``</s>``; � where a symbol was not known."""
-        found = []
-        for one in map(int, ids):
-            if one == EOS:
+        """The text of ids up to ``</s>``, with � for unknown characters."""
+        characters = []
+        for symbol_id in map(int, ids):
+            if symbol_id == EOS:
                 break
-            if not 0 <= one < self.vocab_size:
-                raise InputError(
-                    f"there is no symbol {one}; they are numbered from 0 to {self.vocab_size - 1}"
-                )
-            if one >= len(SPECIAL_TOKENS):
-                found.append(self.characters[one - len(SPECIAL_TOKENS)])
-            elif one == UNK:
-                found.append("�")
-        return compose_hangul("".join(found))
+            if not 0 <= symbol_id < self.vocab_size:
+                raise InputError(f"a symbol id is {symbol_id}; expected 0 to {self.vocab_size - 1}")
+            if symbol_id >= len(SPECIAL_TOKENS):
+                characters.append(self.characters[symbol_id - len(SPECIAL_TOKENS)])
+            elif symbol_id == UNK:
+                characters.append("�")
+        return compose_hangul("".join(characters))
 
     def save(self, folder: Path) -> None:
-        told = {
+        content = {
             "format": FORMAT_VERSION,
             "characters": "".join(self.characters),
             "numbers": self.number_language,
         }
         with atomic_write(folder / SYMBOLS_FILE) as part:
-            part.write_text(json.dumps(told, indent=1), encoding="utf-8")
+            part.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> SpeechSymbols:
         path = folder / SYMBOLS_FILE
-        told = read_json(path, dict)
+        content = read_json(path, dict)
         try:
-            return cls(tuple(told["characters"]), told["numbers"])
+            return cls(tuple(content["characters"]), content["numbers"])
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} is damaged: {error!r}") from None
 
@@ -165,16 +165,16 @@ class SpeechSymbols:
 
 
 def decompose_hangul(text: str) -> str:
-    """Hangul syllables taken apart, and nothing else.
+    """Decompose Hangul syllables into jamo. Other characters do not change.
 
-    >>> [unicodedata.name(one).rpartition(" ")[2] for one in decompose_hangul("친")]
+    >>> [unicodedata.name(jamo).rpartition(" ")[2] for jamo in decompose_hangul("친")]
     ['CHIEUCH', 'I', 'NIEUN']
     """
-    return HANGUL_SYLLABLES.sub(lambda found: unicodedata.normalize("NFD", found[0]), text)
+    return HANGUL_SYLLABLES.sub(lambda match: unicodedata.normalize("NFD", match[0]), text)
 
 
 def compose_hangul(text: str) -> str:
-    """Jamo put together again."""
+    """Compose jamo to Hangul syllables."""
     return unicodedata.normalize("NFC", text)
 
 
@@ -182,7 +182,7 @@ def compose_hangul(text: str) -> str:
 
 
 def expand_numbers(text: str, language: NumberLanguage) -> str:
-    """Numbers in digits as words.
+    """Replace numbers in digits by words.
 
     >>> expand_numbers("1,042 cats, 3.14 and the 22nd", "en")
     'one thousand forty two cats, three point one four and the twenty second'
@@ -190,27 +190,29 @@ def expand_numbers(text: str, language: NumberLanguage) -> str:
     '이천이십사년 삼점오'
     """
     if language == "en":
-        text = ORDINAL_REGEX.sub(lambda found: _spell_ordinal(found[1]), text)
+        text = ORDINAL_REGEX.sub(lambda match: _spell_ordinal(match[1]), text)
     return NUMBER_REGEX.sub(
-        lambda found: _expand_with_spaces(found, text) if language == "en" else _spell_digits(found[0], "ko"),
+        lambda match: _expand_with_spaces(match, text) if language == "en" else _spell_digits(match[0], "ko"),
         text,
     )
 
 
 def _expand_with_spaces(match: re.Match[str], text: str) -> str:
-    """In English, where letters may stand right beside a number, with spaces between."""
+    """English number words, separated by spaces from adjacent letters."""
     before, after = text[max(0, match.start() - 1) : match.start()], text[match.end() : match.end() + 1]
     return " " * before.isalpha() + _spell_digits(match[0], "en") + " " * after.isalpha()
 
 
 def _spell_digits(digits: str, language: NumberLanguage) -> str:
-    whole, point, rest = digits.replace(",", "").partition(".")
-    one_by_one = len(whole) > MAX_DIGITS or (whole.startswith("0") and len(whole) > 1)
+    integer_part, point, fraction = digits.replace(",", "").partition(".")
+    is_digit_by_digit = len(integer_part) > MAX_DIGITS or (
+        integer_part.startswith("0") and len(integer_part) > 1
+    )
     if language == "ko":
-        said = _spell_each_digit_ko(whole) if one_by_one else _spell_korean(int(whole))
-        return said + ("점" + _spell_each_digit_ko(rest) if point else "")
-    said = _spell_each_digit_en(whole) if one_by_one else _spell_english(int(whole))
-    return said + (" point " + _spell_each_digit_en(rest) if point else "")
+        words = _spell_each_digit_ko(integer_part) if is_digit_by_digit else _spell_korean(int(integer_part))
+        return words + ("점" + _spell_each_digit_ko(fraction) if point else "")
+    words = _spell_each_digit_en(integer_part) if is_digit_by_digit else _spell_english(int(integer_part))
+    return words + (" point " + _spell_each_digit_en(fraction) if point else "")
 
 
 def _spell_each_digit_en(digits: str) -> str:
@@ -243,10 +245,10 @@ def _spell_ordinal(digits: str) -> str:
 
 
 def _spell_korean(number: int) -> str:
-    """As numbers are read in Chinese words: 일, 이, 삼; ten is 십, not 일십, and so are 백, 천 and 만."""
+    """Sino-Korean number words: 일, 이, 삼; 10 is 십, not 일십, and likewise 백, 천 and 만."""
     if not number:
         return DIGITS_KO[0]
-    said = ""
+    words = ""
     for large in LARGE_KO:
         number, group = divmod(number, 10_000)
         if not group:
@@ -258,5 +260,5 @@ def _spell_korean(number: int) -> str:
                 part = ("" if digit == 1 and small else DIGITS_KO[digit]) + small + part
         if large == "만" and part == "일" and not number:
             part = ""
-        said = part + large + said
-    return said
+        words = part + large + words
+    return words

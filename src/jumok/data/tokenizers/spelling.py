@@ -1,8 +1,8 @@
-"""Text spelled out, as hand-made word links count words: lower case, no accents, every word and sign apart.
+"""Spelling normalizer for gold word alignments: lower case, no accents, words and symbols separated by spaces.
 
 The gold links of the Hansards are between such words: French contractions are written in full (du: de le,
-l': le), and so are English ones (don't: do not). Text that is spelled out already stays as it is, word for
-word, so that raw text to learn from and gold text come out alike.
+l': le), and so are English ones (don't: do not). Normalized text does not change, so that raw training text and
+gold text have the same form.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jumok.data.tokenizers.segmentation import COMBINING_MARKS
 
 __all__ = ["normalize_spelling"]
 
-# Signs that stand for others, and letters for two; accents fall off by themselves.
+# Equivalent symbols, and ligatures. Accents are removed separately.
 CHARACTER_REPLACEMENTS = str.maketrans(
     {
         **dict.fromkeys("’‘`´", "'"),
@@ -28,7 +28,7 @@ CHARACTER_REPLACEMENTS = str.maketrans(
         "…": "...",
     }
 )
-# A number, an abbreviation with its point, a word, several of the same sign, or a single one.
+# A number, an abbreviation with its period, a word, a repeated symbol, or a single symbol.
 TOKEN_REGEX = regex.compile(
     r"\.?\d+(?:[.,]\d+)*[\p{L}\p{N}_]*"
     r"|(?:mr|mrs|ms|dr|hon|st|mme|mgr)\.|nos?\.(?=[\s\x1c-\x1f]*+\d)|(?:\b[a-z]\.)+"
@@ -56,13 +56,13 @@ CONTRACTIONS = {
     },
 }
 CONTRACTION_PATTERNS = {
-    language: [(re.compile(form), full) for form, full in forms.items()]
-    for language, forms in CONTRACTIONS.items()
+    language: [(re.compile(pattern), expansion) for pattern, expansion in contractions.items()]
+    for language, contractions in CONTRACTIONS.items()
 }
 
 
 def normalize_spelling(line: str, language: str) -> str:
-    """A line as words with a space between them; contractions are known of English and French.
+    """Normalize a line. Words are separated by spaces. Contractions are expanded in English and French.
 
     >>> normalize_spelling("L'usage n'est pas répandu: du jamais-vu!", "fr")
     'le usage ne est pas repandu : de le jamais - vu !'
@@ -70,8 +70,8 @@ def normalize_spelling(line: str, language: str) -> str:
     'mr. brown did not pay $ 98,355 .'
     """
     text = unicodedata.normalize("NFC", line).lower().translate(CHARACTER_REPLACEMENTS).replace("''", '"')
-    for form, full in CONTRACTION_PATTERNS.get(language, []):
-        text = form.sub(full, text)
-    letters = unicodedata.normalize("NFKD", text)  # only now: dû is not du
-    bare = "".join(letter for letter in letters if not unicodedata.combining(letter))
-    return " ".join(TOKEN_REGEX.findall(unicodedata.normalize("NFC", bare)))
+    for pattern, expansion in CONTRACTION_PATTERNS.get(language, []):
+        text = pattern.sub(expansion, text)
+    decomposed = unicodedata.normalize("NFKD", text)  # after contractions: dû is not du
+    unaccented = "".join(letter for letter in decomposed if not unicodedata.combining(letter))
+    return " ".join(TOKEN_REGEX.findall(unicodedata.normalize("NFC", unaccented)))

@@ -1,18 +1,18 @@
-"""Text to token ids and back: BPE, unigram, words or characters, through the ``tokenizers`` library.
+"""Tokenizers of translation and word models: BPE, unigram, words or characters, with the ``tokenizers`` library.
 
-A piece that begins a word carries the space before it, written ▁, so that nothing about spaces is lost::
+A piece at the beginning of a word includes the space before it, written ▁, so that spaces are preserved::
 
     "the  dogs bark."   →   ▁the ▁ ▁dog s ▁bark .   →   "the  dogs bark."
 
-``decode(encode(text)) == text`` for every text in Unicode's form NFC, leading, trailing and double spaces
-included, with these exceptions: other white space and line ends of any kind become spaces, ▁ itself becomes
-_, ``lower`` makes letters small, and what is not in the vocabulary is ``<unk>``. With ``bytes`` there is no
-such thing: a character that is not in the vocabulary becomes its UTF-8 bytes, and these become the character
-again. Text is brought into NFC and otherwise left alone: accents stay, and a Hangul syllable is one
-character. No piece joins letters and signs. What is decoded is one line, whatever the ids.
+``decode(encode(text)) == text`` for every text in Unicode normalization form NFC, including leading, trailing and
+double spaces, with these exceptions: other white space and line breaks become spaces, ▁ becomes _, ``lowercase``
+lower-cases letters, and unknown characters become ``<unk>``. With ``byte_fallback``, an unknown character becomes
+its UTF-8 bytes instead, which are decoded to the same character. Apart from NFC, text is not normalized: accents
+are kept, and a Hangul syllable is one character. No piece contains both letters and symbols. Decoded text is
+always a single line.
 
-No text makes a special token: "</s>" in a sentence is four characters. Ids 0 to 3 are those of
-``jumok.batch.SPECIAL_TOKENS``, then come the 256 bytes, then the pieces.
+No text is encoded as a special token: "</s>" in a sentence is four characters. Ids 0 to 3 are those of
+``jumok.batches.tokens.SPECIAL_TOKENS``, followed by the 256 bytes and the pieces.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BYTE_OF_PIECE = {piece: byte for byte, piece in enumerate(BYTE_PIECES)}
 class Tokenizer:
     """Text to token ids and back.
 
-    >>> tokenizer = Tokenizer.train(["the dog", "the cat"] * 2, TextConfig("words", size=50))
+    >>> tokenizer = Tokenizer.train(["the dog", "the cat"] * 2, TokenizerConfig("words", vocab_size=50))
     >>> ids = tokenizer.encode(["the dog"])[0]
     >>> tokenizer.ids_to_tokens(ids), tokenizer.decode(ids)
     (['▁the', '▁dog'], 'the dog')
@@ -53,9 +53,9 @@ class Tokenizer:
 
     @classmethod
     def train(cls, lines: Iterable[str], config: TokenizerConfig) -> Tokenizer:
-        """Learn a vocabulary. The same lines give the same tokenizer, to the byte of its file.
+        """Train a vocabulary. The same lines give the same tokenizer, byte for byte.
 
-        All distinct words (between spaces) of the lines are held in memory, and counted.
+        All distinct words of the lines are held in memory.
         """
         return cls(train_backend(lines, config))
 
@@ -69,109 +69,111 @@ class Tokenizer:
         try:
             encoded = self.backend.encode_batch_fast(list(lines), add_special_tokens=False)
         except TypeError:
-            told = next((line for line in lines if not _is_valid_text(line)), None)
-            raise InputError(f"{told!r} is no text that can be written in UTF-8") from None
-        return [one.ids for one in encoded]
+            invalid = next((line for line in lines if not _is_valid_text(line)), None)
+            raise InputError(f"{invalid!r} is not a string that can be encoded in UTF-8") from None
+        return [encoding.ids for encoding in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of some ids; of the special ones only ``<unk>`` shows."""
+        """The text of ids, without special tokens except ``<unk>``."""
         return self.backend.decode([i for i in ids if i not in (PAD, BOS, EOS)], skip_special_tokens=False)
 
     def ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
-        """Each id as it stands in the vocabulary, ▁ for a space."""
-        found = []
+        """The entry of each id in the vocabulary, with ▁ for a space."""
+        tokens = []
         for i in ids:
             piece = self.backend.id_to_token(i) if i >= 0 else None
             if piece is None:
-                raise InputError(f"token id {i} came; this vocabulary has 0 to {self.vocab_size - 1}")
-            found.append(piece)
-        return found
+                raise InputError(f"a token id is {i}; expected 0 to {self.vocab_size - 1}")
+            tokens.append(piece)
+        return tokens
 
     def word_ids_from_text(self, text: str) -> list[int]:
-        """For each token of ``encode([text])[0]`` the number of its word in ``text.split()``."""
+        """The index in ``text.split()`` of the word of each token of ``encode([text])[0]``."""
         encoded = self.backend.encode(text, add_special_tokens=False)
-        normal = self.backend.normalizer.normalize_str(text)
-        before = self.backend.pre_tokenizer.pre_tokenize_str(normal)
-        numbers = _number_words([piece.replace(SPACE, " ") for piece, _ in before])
-        return [numbers[i] for i in encoded.word_ids if i is not None]
+        normalized = self.backend.normalizer.normalize_str(text)
+        pieces = self.backend.pre_tokenizer.pre_tokenize_str(normalized)
+        word_numbers = _number_words([piece.replace(SPACE, " ") for piece, _ in pieces])
+        return [word_numbers[i] for i in encoded.word_ids if i is not None]
 
     def word_ids_from_ids(self, ids: Iterable[int]) -> list[int]:
-        """For each id the number of its word in ``decode(ids).split()``; -1 for what does not show.
+        """The index in ``decode(ids).split()`` of the word of each id; -1 for special tokens that are not decoded.
 
-        Of a text that is known, ask ``word_ids_from_text``: ``<unk>`` does not tell whether a space stood before it, and
-        counts as a word of its own here.
+        If the text is known, use ``word_ids_from_text``: ``<unk>`` does not include the space before it, so it counts
+        as a separate word here.
         """
         ids = list(ids)
         numbers = iter(_number_words(self._decode_each([i for i in ids if i not in (PAD, BOS, EOS)])))
         return [-1 if i in (PAD, BOS, EOS) else next(numbers) for i in ids]
 
     def _decode_each(self, ids: Sequence[int]) -> list[str]:
-        """What each id adds to the text; a character of several bytes comes with the first of them."""
-        shown: list[str] = []
+        """The text of each id. A character of several bytes belongs to the first byte."""
+        texts: list[str] = []
         for are_bytes, pieces in itertools.groupby(self.ids_to_tokens(ids), BYTE_OF_PIECE.__contains__):
             if not are_bytes:
-                shown += (piece.replace(SPACE, " ") for piece in pieces)
+                texts += (piece.replace(SPACE, " ") for piece in pieces)
                 continue
             raw = bytes(BYTE_OF_PIECE[piece] for piece in pieces)
             try:
                 for character in raw.decode():
-                    shown += [character, *[""] * (len(character.encode()) - 1)]
+                    texts += [character, *[""] * (len(character.encode()) - 1)]
             except UnicodeDecodeError:
-                shown += "�" * len(raw)
+                texts += "�" * len(raw)
         if isinstance(self.backend.model, models.WordLevel):
-            shown = [" <unk>" if i == UNK else text for i, text in zip(ids, shown, strict=True)]
-        return shown
+            texts = [" <unk>" if i == UNK else text for i, text in zip(ids, texts, strict=True)]
+        return texts
 
     @property
     def fingerprint(self) -> str:
-        """Another one for every other tokenizer."""
+        """Identifies the tokenizer."""
         return hashlib.sha256(self.backend.to_str().encode()).hexdigest()
 
     def save(self, path: Path) -> None:
-        """As JSON, which the ``tokenizers`` library reads too."""
+        """Save as JSON, in the format of the ``tokenizers`` library."""
         with atomic_write(path) as part:
             part.write_text(self.backend.to_str(pretty=True), encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
-        """From what ``save`` wrote."""
+        """Load what :meth:`save` wrote."""
         try:
-            inner = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+            backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise InputError(f"there is no {path}") from None
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # the library raises nothing more specific
             raise InputError(f"{path} is not a tokenizer: {error}") from None
         for i, token in enumerate(SPECIAL_TOKENS):
-            if inner.id_to_token(i) != token:
-                raise InputError(f"{path}: id {i} is {inner.id_to_token(i)!r}; in jumok it is {token!r}")
-        return cls(inner)
+            if backend.id_to_token(i) != token:
+                raise InputError(f"{path}: id {i} is {backend.id_to_token(i)!r}; in jumok it is {token!r}")
+        return cls(backend)
 
 
 @dataclass(frozen=True, eq=False)
 class TokenizerPair:
-    """Those of both sides: one and the same, or two."""
+    """The tokenizers of both sides: a shared one, or two."""
 
     source: Tokenizer
     target: Tokenizer
 
     @classmethod
     def train(cls, examples: Iterable[TranslationExample], config: TokenizerConfig) -> TokenizerPair:
-        """From both sides of the first ``config.pairs`` examples, which are gone through once."""
+        """Train on both sides of the first ``config.max_training_examples`` examples, in a single pass."""
         examples = itertools.islice(examples, config.max_training_examples)
         if config.shared_vocabulary:
-            both = Tokenizer.train((text for one in examples for text in (one.source, one.target)), config)
-            return cls(both, both)
-        # While the one side is learned from, the other waits on disk.
-        with tempfile.TemporaryFile("w+", encoding="utf-8") as waiting:
+            shared = Tokenizer.train(
+                (text for example in examples for text in (example.source, example.target)), config
+            )
+            return cls(shared, shared)
+        # While the source side is processed, the target side is buffered on disk.
+        with tempfile.TemporaryFile("w+", encoding="utf-8") as target_file:
 
             def sources() -> Iterator[str]:
-                for one in examples:
-                    waiting.write(json.dumps(one.target) + "\n")
-                    yield one.source
+                for example in examples:
+                    target_file.write(json.dumps(example.target) + "\n")
+                    yield example.source
 
             source = Tokenizer.train(sources(), config)
-            waiting.seek(0)
-            return cls(source, Tokenizer.train(map(json.loads, waiting), config))
+            target_file.seek(0)
+            return cls(source, Tokenizer.train(map(json.loads, target_file), config))
 
     @property
     def is_shared(self) -> bool:
@@ -187,16 +189,16 @@ class TokenizerPair:
 
     @classmethod
     def load(cls, folder: Path) -> TokenizerPair:
-        """From what ``save`` wrote."""
+        """Load what :meth:`save` wrote."""
         if (folder / "tokenizer.source.json").exists():
             names = ("tokenizer.source.json", "tokenizer.target.json")
             return cls(*(Tokenizer.load(folder / name) for name in names))
-        both = Tokenizer.load(folder / "tokenizer.json")
-        return cls(both, both)
+        shared = Tokenizer.load(folder / "tokenizer.json")
+        return cls(shared, shared)
 
 
 def _number_words(texts: Sequence[str]) -> list[int]:
-    """The number of the word that each part of a text belongs to; a space is part of the next word."""
+    """The index of the word of each part of a text. A space belongs to the next word."""
     numbers = []
     word, is_between = -1, True
     for text in texts:

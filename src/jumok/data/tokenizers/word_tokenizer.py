@@ -1,13 +1,13 @@
-"""Text as sentences of words, for models that read words: how it is divided, and the token ids of it.
+"""Tokenizer of word models: text is split into sentences of words, which are encoded to token ids.
 
 ::
 
     "A dull start. I laughed!"   →   [A dull start .] [I laughed !]   →   [a dull start .] [i laughed !]
-     as it is written                 sentences of words                   tokens, or pieces of words
+     text                             sentences of words                   tokens, or pieces of words
 
-A word is letters and digits with signs inside them, or a single sign (:mod:`jumok.data.segmentation` has the
-rules for all scripts), and a model reads each as if a space stood before it: so what it reads depends on the
-words alone, and one that is taken away leaves no trace.
+A word consists of letters and digits with symbols inside, or it is a single symbol (for the rules of all scripts
+see :mod:`jumok.data.tokenizers.segmentation`). Each word is encoded as if a space preceded it. The ids therefore
+depend only on the words, and removing a word does not affect its neighbours.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ __all__ = ["SegmentedText", "WordTokenizer", "WordTokenizerConfig", "segment_tex
 WordSentences = Sequence[Sequence[str]]
 MARKUP_TAG = re.compile(r"</?[A-Za-z][^<>]{0,200}>")  # <br />, </b>
 NUMERIC_REFERENCE = re.compile(r"(?:&| )#(\d{2,4});")  # &#39; and, where a program lost the &, #39;
-LONG_REFERENCE = re.compile(r"(?<=&#)[0-9]{8,}")  # more digits than any character has, unless most are zeros
+LONG_REFERENCE = re.compile(r"(?<=&#)[0-9]{8,}")  # more digits than any code point has, unless most are zeros
 
 
 @dataclass(frozen=True)
 class WordTokenizerConfig:
-    """The ``text:`` section of models that read words."""
+    """The ``tokenizer:`` section of recipes of word models."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     type: Literal["words", "bpe", "unigram", "characters"] = "words"
-    vocab_size: int = 30_000  # of the vocabulary; it may come out smaller
+    vocab_size: int = 30_000  # maximum
     lowercase: bool = True
-    min_count: int = 2  # times that a word was seen; rarer ones are unknown
-    strip_markup: bool = False  # tags (<br />) end sentences and are left out, &amp; is read as &
-    max_training_examples: int = 1_000_000  # that the vocabulary is learned from, the first ones
+    min_count: int = 2  # minimum count for a word to enter the vocabulary
+    strip_markup: bool = False  # remove tags (<br />), which end sentences, and decode &amp; to &
+    max_training_examples: int = 1_000_000  # train on the first so many texts
 
     def __post_init__(self) -> None:
         if self.max_training_examples < 1:
-            raise ValueError(f"texts={self.max_training_examples}: 1 or more is expected")
+            raise ValueError(f"max_training_examples={self.max_training_examples}: expected 1 or more")
         try:
-            self.tokenizer_config  # noqa: B018  says at once what does not fit
+            self.tokenizer_config  # noqa: B018  validates the values
         except InputError as error:
             raise ValueError(str(error)) from None
 
     @property
     def tokenizer_config(self) -> TokenizerConfig:
-        """The same, for the tokenizer of each word."""
+        """The config of the underlying tokenizer."""
         return TokenizerConfig(
             self.type, vocab_size=self.vocab_size, lowercase=self.lowercase, min_count=self.min_count
         )
@@ -66,49 +66,48 @@ class WordTokenizerConfig:
 
 @dataclass(frozen=True)
 class SegmentedText:
-    """A text as words: what stood before each ("" or " "), and the words at which sentences begin and end."""
+    """The words of a text, the space before each ("" or " "), and the boundaries of sentences."""
 
     words: tuple[str, ...]
     spaces: tuple[str, ...]
-    sentence_bounds: tuple[int, ...]
+    sentence_bounds: tuple[int, ...]  # the first word of each sentence, then the end of the last
 
     @property
     def sentences(self) -> list[tuple[str, ...]]:
         return [
-            self.words[begin:end]
-            for begin, end in zip(self.sentence_bounds, self.sentence_bounds[1:], strict=False)
+            self.words[start:end]
+            for start, end in zip(self.sentence_bounds, self.sentence_bounds[1:], strict=False)
         ]
 
 
 def segment_text(text: str, *, strip_markup: bool = False) -> SegmentedText:
-    """A text divided into sentences and words. Nothing but white space is lost, and ``strip_markup`` if asked.
+    """Split a text into sentences and words. Only white space is lost, and markup with ``strip_markup``.
 
-    >>> one = segment_text("A dull start. I laughed!")
-    >>> one.sentences, one.spaces
+    >>> segmented = segment_text("A dull start. I laughed!")
+    >>> segmented.sentences, segmented.spaces
     ([('A', 'dull', 'start', '.'), ('I', 'laughed', '!')], ('', ' ', ' ', '', ' ', ' ', ''))
     """
     words: list[str] = []
-    before: list[str] = []
-    edges = [0]
+    spaces: list[str] = []
+    bounds = [0]
     for sentence in _iter_sentences(text, strip_markup):
         end = 0
-        for found in WORD_REGEX.finditer(sentence):
-            words.append(found[0])
-            before.append(" " if len(words) > 1 and (not end or found.start() > end) else "")
-            end = found.end()
-        if len(words) > edges[-1]:
-            edges.append(len(words))
-    return SegmentedText(tuple(words), tuple(before), tuple(edges))
+        for match in WORD_REGEX.finditer(sentence):
+            words.append(match[0])
+            spaces.append(" " if len(words) > 1 and (not end or match.start() > end) else "")
+            end = match.end()
+        if len(words) > bounds[-1]:
+            bounds.append(len(words))
+    return SegmentedText(tuple(words), tuple(spaces), tuple(bounds))
 
 
 def _iter_sentences(text: str, strip_markup: bool) -> Iterator[str]:
     text = unicodedata.normalize("NFC", text)
     if strip_markup:
-        # Python converts at most 4,300 digits. Eight without leading zeros already are beyond Unicode, and
-        # ``html.unescape`` replaces those by U+FFFD.
-        text = LONG_REFERENCE.sub(
-            lambda found: found[0].lstrip("0")[:8] or "0", NUMERIC_REFERENCE.sub(_decode_reference, text)
-        )
+        # Python converts at most 4,300 digits. Eight digits without leading zeros are already beyond Unicode, and
+        # ``html.unescape`` replaces them by U+FFFD.
+        text = NUMERIC_REFERENCE.sub(_decode_reference, text)
+        text = LONG_REFERENCE.sub(lambda match: match[0].lstrip("0")[:8] or "0", text)
         text = html.unescape(text)
         text = MARKUP_TAG.sub("\n", text)
     for line in text.split("\n"):
@@ -121,10 +120,11 @@ def _decode_reference(match: re.Match[str]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class WordTokenizer:
-    """From sentences of words to token ids.
+    """Sentences of words to token ids.
 
-    >>> words = WordTokenizer.train([[["a", "dull", "start"], ["a", "dull", "end"]]], WordTokenizerConfig(vocab_size=100))
-    >>> words.encode([[["A", "dull", "day"], []]]), words.ids_to_tokens([4, 5])
+    >>> texts = [[["a", "dull", "start"], ["a", "dull", "end"]]]
+    >>> tokenizer = WordTokenizer.train(texts, WordTokenizerConfig(vocab_size=100))
+    >>> tokenizer.encode([[["A", "dull", "day"], []]]), tokenizer.ids_to_tokens([4, 5])
     ([[[5, 6, 1]]], ['▁', '▁a'])
     """
 
@@ -132,22 +132,22 @@ class WordTokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[WordSentences], config: WordTokenizerConfig) -> WordTokenizer:
-        """Learn a vocabulary from the first ``config.max_training_examples`` texts."""
-        lines = (" ".join(words) for one in islice(texts, config.max_training_examples) for words in one)
+        """Train a vocabulary on the first ``config.max_training_examples`` texts."""
+        lines = (" ".join(words) for text in islice(texts, config.max_training_examples) for words in text)
         return cls(Tokenizer.train(lines, config.tokenizer_config))
 
     def encode(self, texts: Sequence[WordSentences]) -> list[list[list[int]]]:
-        """The ids of the sentences of each text; sentences without words are left out."""
-        kept = [[words for words in one if len(words)] for one in texts]
-        found = iter(self.tokenizer.encode([" ".join(words) for one in kept for words in one]))
-        return [[next(found) or [UNK] for _ in one] for one in kept]
+        """The ids of the sentences of each text. Empty sentences are left out."""
+        nonempty = [[words for words in text if len(words)] for text in texts]
+        encoded = iter(self.tokenizer.encode([" ".join(words) for text in nonempty for words in text]))
+        return [[next(encoded) or [UNK] for _ in text] for text in nonempty]
 
     def word_ids_from_words(self, words: Sequence[str]) -> list[int]:
-        """For each id that ``encode`` gives for a sentence, the number of its word."""
+        """The index of the word of each id that ``encode`` returns for a sentence."""
         return self.tokenizer.word_ids_from_text(" ".join(words))
 
     def ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
-        """Each id as it stands in the vocabulary, ▁ for the space before a word."""
+        """The entry of each id in the vocabulary, with ▁ for the space before a word."""
         return self.tokenizer.ids_to_tokens(ids)
 
     @property
