@@ -25,11 +25,9 @@ from jumok.tasks.translate import (
     predictor as translate_predictor,
 )
 from jumok.tasks.translate import (
-    task as translate_task,
-)
-from jumok.tasks.translate import (
     word_alignment,
 )
+from jumok.tasks.translate.config import TranslationDecodeConfig
 from jumok.tasks.translate.data import TranslationSplit
 from jumok.tasks.translate.predictor import TranslationPredictor
 from jumok.tasks.translate.word_alignment import (
@@ -186,7 +184,7 @@ def test_words_that_their_neighbours_change_are_counted_from_the_front() -> None
 def test_links_count_the_words_that_came_not_the_prepared_ones(tmp_path: Path) -> None:
     lines = [f"the dog{n}'s bone.\tl'os du chien{n}." for n in range(60)]
     (tmp_path / "t.tsv").write_text("en\tfr\n" + "".join(f"{line}\n" for line in lines), encoding="utf-8")
-    sides = ["data.source=en", "data.target=fr", "data.preprocessing=spelled-out", "data.held_out_size=5"]
+    sides = ["data.source=en", "data.target=fr", "data.preprocessing=expand-contractions", "data.held_out_size=5"]
     run = trained(tmp_path / "run", "transformer", f"data.train={tmp_path / 't.tsv'}", *sides)
     loaded = tasks_base.load_predictor(run, "cpu")
     text = _AlignmentText.from_text(loaded, "L'os du chien.", "target")
@@ -197,7 +195,7 @@ def test_links_count_the_words_that_came_not_the_prepared_ones(tmp_path: Path) -
         piece: word for piece, word in zip(pieces, text.word_indices, strict=True) if piece.startswith("▁")
     }
     assert text.word_indices == sorted(text.word_indices)
-    assert (text.word_indices[0], begin["▁de"], text.words[-1]) == (0, 1, 2)
+    assert (text.word_indices[0], begin["▁de"], text.word_indices[-1]) == (0, 1, 2)
     aligner = WordAligner(loaded)
     [found] = aligner.align(
         [TranslationExample("The dog's bone.", "L'os du chien.", "")], only(AlignmentView(0))
@@ -262,7 +260,7 @@ def test_validation_data_that_the_model_cannot_take_chooses_nothing(
 
 def test_a_text_that_preparing_leaves_nothing_of_has_no_links(word_runs: dict[str, Run]) -> None:
     forth = planted(word_runs["forth"], AlignmentView(0, 0))
-    forth.data = replace(forth.data, config=replace(forth.data.config, preprocessing="spelled-out"))
+    forth.data = replace(forth.data, config=replace(forth.data.config, preprocessing="expand-contractions"))
     some = [
         TranslationExample("\u0301", "BA", ""),
         TranslationExample("ba", "\u0301", ""),
@@ -286,7 +284,7 @@ def test_a_pair_that_learned_positions_do_not_reach_is_told(word_runs: dict[str,
 
 def test_attention_to_no_word_gives_no_link(word_runs: dict[str, Run]) -> None:
     class Silent(nn.Linear):
-        def maps(self, batch: Seq2SeqBatch) -> list[LayerAttention]:
+        def compute_attention_maps(self, batch: Seq2SeqBatch) -> list[LayerAttention]:
             rows, steps = batch.target.ids.shape
             return [LayerAttention("", torch.zeros(rows, 1, steps, batch.source.ids.shape[1]))]
 
@@ -303,7 +301,7 @@ def test_attention_to_no_word_gives_no_link(word_runs: dict[str, Run]) -> None:
 def with_gold(translator: TranslationPredictor, monkeypatch: pytest.MonkeyPatch) -> TranslationSplit:
     """Pairs with gold links, which every planted view but one misses."""
     some = pairs(60, seed=4)
-    gold = TranslationSplit("gold", some, [GoldAlignment(opposite(one)) for one in some])
+    gold = TranslationSplit("gold", some, gold_alignments=[GoldAlignment(opposite(one)) for one in some])
     monkeypatch.setattr(type(translator.data), "gold_split", lambda _: gold)
     return gold
 
@@ -314,14 +312,15 @@ def test_eval_reads_links_where_align_does(
 ) -> None:
     translator = planted(word_runs["forth"], view)
     gold = with_gold(translator, monkeypatch)
-    found = translate_metrics._score_alignment(translator, TranslationSplit("test", pairs(5)))
-    assert found["links"].error_rate == 0  # layer 0, all heads, plain: above 0.5
-    assert found["links_by"].startswith(str(view))
+    found = translate_metrics.score_word_alignment(translator, TranslationSplit("test", pairs(5)))
+    assert found is not None
+    assert found.score.error_rate == 0  # layer 0, all heads, plain: above 0.5
+    assert found.view.startswith(str(view))
     aligner = WordAligner(translator)
     chosen = aligner.select_views(gold.examples)
-    assert found["links_by"] == str(chosen)
+    assert found.view == str(chosen)
     assert gold.gold_alignments is not None
-    assert found["links"] == score_alignment(
+    assert found.score == score_alignment(
         [one.links for one in aligner.align(gold.examples, chosen)], gold.gold_alignments
     )
 
@@ -330,16 +329,16 @@ def test_eval_keeps_to_the_recipe(word_runs: dict[str, Run], monkeypatch: pytest
     translator = planted(word_runs["forth"], AlignmentView(1, 2, True))
     with_gold(translator, monkeypatch)
     for decode, told in (
-        (translate_task.TranslationDecodeConfig(alignment_shift=True), "layer 1, head 2, shifted"),
+        (TranslationDecodeConfig(alignment_shift=True), "layer 1, head 2, shifted"),
         (
-            translate_task.TranslationDecodeConfig(alignment_layer=-2, alignment_shift=False),
+            TranslationDecodeConfig(alignment_layer=-2, alignment_shift=False),
             "layer 0, mean of heads, plain; as asked",
         ),
     ):
         translator.decode_config = decode
-        assert translate_metrics._score_alignment(translator, TranslationSplit("test", pairs(5)))[
-            "links_by"
-        ].startswith(told)
+        found = translate_metrics.score_word_alignment(translator, TranslationSplit("test", pairs(5)))
+        assert found is not None
+        assert found.view.startswith(told)
 
 
 def test_eval_gives_no_links_to_a_pair_that_is_too_long(
@@ -347,8 +346,9 @@ def test_eval_gives_no_links_to_a_pair_that_is_too_long(
 ) -> None:
     translator = tasks_base.load_predictor(word_runs["short"], "cpu")
     some = [*pairs(3, longest=5), TranslationExample("ba" + " ba" * 11, "BA", "here:4")]
-    gold = TranslationSplit("gold", some, [GoldAlignment(frozenset({(0, 0)}))] * 4)
+    gold = TranslationSplit("gold", some, gold_alignments=[GoldAlignment(frozenset({(0, 0)}))] * 4)
     monkeypatch.setattr(type(translator.data), "gold_split", lambda _: gold)
-    found = translate_metrics._score_alignment(translator, TranslationSplit("test", pairs(5)))
-    assert found["links"].found == sum(len(one.target.split()) for one in some[:3])
-    assert found["links"].sure == 4
+    found = translate_metrics.score_word_alignment(translator, TranslationSplit("test", pairs(5)))
+    assert found is not None
+    assert found.score.num_links == sum(len(one.target.split()) for one in some[:3])
+    assert found.score.num_sure_links == 4

@@ -542,7 +542,7 @@ def test_what_was_held_out_stays_held_out_when_the_data_changes(tmp_path: Path) 
     tasks_base.evaluate(tasks_base.load_predictor(run, "cpu"), "test", NBestOptions(), QUIET)
     kept = run.folder / "data" / "test.jsonl"
     kept.write_text(kept.read_text(encoding="utf-8") + "{}\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"test\.jsonl:\d+ is not what training held out"):
+    with pytest.raises(InputError, match=r"test\.jsonl:\d+ is not an example that training held out"):
         tasks_base.load_predictor(run, "cpu").load_split("test")
     kept.unlink()
     with pytest.raises(InputError, match=r"test\.jsonl is missing"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import io
 import json
 import random
@@ -20,16 +22,16 @@ from tasks_labelled import BAD, GOOD, pair, review, table, trained
 
 from jumok import recipe
 from jumok.cli import app as cli_app
-from jumok.data.readers.classification import ClassificationExample
+from jumok.data.readers.classification import ClassificationExample, LabelSet
 from jumok.errors import InputError
 from jumok.look.viewer.attended_document import AttendedDocument
 from jumok.run import Run
 from jumok.tasks import base as tasks_base
 from jumok.tasks import build_task
-from jumok.tasks.classify import error_analysis
+from jumok.tasks.classify import faithfulness
 from jumok.tasks.classify import metrics as classify_metrics
-from jumok.tasks.classify import task as classify_task
-from jumok.tasks.classify.error_analysis import AttentionHighlighter
+from jumok.tasks.classify.error_analysis import find_errors, report_errors
+from jumok.tasks.classify.faithfulness import AttentionHighlighter
 from jumok.tasks.options import NBestOptions
 
 QUIET = Console(quiet=True)
@@ -47,17 +49,17 @@ class Counter:
         self.samples, self.honest = list(samples), honest
         self.asked: list[int] = []  # how many texts at once
 
-    def split(self, name: str) -> Any:
-        return SimpleNamespace(examples=self.samples, skipped=SimpleNamespace(total=0))
+    def load_split(self, name: str) -> tasks_base.DatasetSplit[ClassificationExample]:
+        return tasks_base.DatasetSplit(name, self.samples)
 
-    def probabilities(self, documents: Sequence[Sequence[Sequence[str]]]) -> NDArray[np.float64]:
+    def predict_probabilities(self, documents: Sequence[Sequence[Sequence[str]]]) -> NDArray[np.float64]:
         assert all(one and all(one) for one in documents)
         words = [[word for sentence in one for word in sentence] for one in documents]
         count = np.array([sum((w in GOOD) - (w in BAD) for w in one) for one in words])
         good = 0.5 + 0.4 * np.tanh(count)
         return np.stack([1 - good, good], axis=1)
 
-    def documents(self, texts: Sequence[str]) -> list[AttendedDocument]:
+    def highlight_texts(self, texts: Sequence[str]) -> list[AttendedDocument]:
         self.asked.append(len(texts))
         found = []
         for text in texts:
@@ -69,7 +71,7 @@ class Counter:
             weights = np.where(looks, 9.0, 1.0)
             hops = np.stack([weights / weights.sum(), np.full(len(words), 1 / len(words))])
             edges = tuple(np.cumsum([0, *map(len, sentences)]).tolist())
-            shares = self.probabilities([sentences])[0]
+            shares = self.predict_probabilities([sentences])[0]
             said = tuple((self.labels[at], float(shares[at])) for at in np.argsort(-shares))
             found.append(
                 AttendedDocument(
@@ -78,10 +80,16 @@ class Counter:
             )
         return found
 
-    def judge(self, samples: Sequence[ClassificationExample]) -> tasks_base.Evaluation:
+    def outputs(self, samples: Sequence[ClassificationExample]) -> NDArray[np.float64]:
+        return self.predict_probabilities([[line.split() for line in one.text.split("\n")] for one in samples])
+
+    def score_split(self, split: Any, options: Any, **more: Any) -> tasks_base.Evaluation:
+        samples, shares = split.examples, self.outputs(split.examples)
         truth = np.array([int(one.label) for one in samples])
-        shares = self.probabilities([[line.split() for line in one.text.split("\n")] for one in samples])
-        return classify_metrics.score_classes(samples, truth, shares, self.labels)
+        found = classify_metrics.score_classes(samples, truth, shares, self.labels, detailed=True)
+        errors = find_errors(samples, shares, LabelSet(("0", "1"), self.labels))
+        report = functools.partial(report_errors, self, errors, len(samples))
+        return dataclasses.replace(found, reports=[report])
 
 
 def samples(count: int, wrong: int = 0) -> list[ClassificationExample]:
@@ -115,7 +123,7 @@ def test_honest_highlights_mean_something_and_others_do_not(tmp_path: Path) -> N
     told = console()
     honest = Counter(tmp_path / "honest", samples(60))
     assert isinstance(honest, AttentionHighlighter)
-    found = error_analysis.evaluate_faithfulness(honest, "test", told)
+    found = faithfulness.evaluate_faithfulness(honest, "test", told)
     assert "the highlight is meaningful" in found.verdict
     assert found.comprehensiveness.probability.low > 0.1
     assert found.sufficiency.probability.high < -0.1
@@ -132,10 +140,10 @@ def test_honest_highlights_mean_something_and_others_do_not(tmp_path: Path) -> N
         "faithfulness"
     ]
     assert kept["verdict"] == found.verdict
-    assert (kept["sample"], kept["of"], kept["seed"], kept["agreement"]) == (60, 60, 1, 1)
+    assert (kept["num_sampled"], kept["num_texts"], kept["seed"], kept["agreement"]) == (60, 60, 1, 1)
     assert kept["comprehensiveness"]["probability"]["low"] == found.comprehensiveness.probability.low
     assert [one["share"] for one in kept["shares"]] == [0.01, 0.05, 0.1, 0.2, 0.5]
-    other = error_analysis.evaluate_faithfulness(
+    other = faithfulness.evaluate_faithfulness(
         Counter(tmp_path / "other", samples(60), honest=False), "test", QUIET
     )
     assert "misleading" in other.verdict or "do not trust" in other.verdict
@@ -143,45 +151,45 @@ def test_honest_highlights_mean_something_and_others_do_not(tmp_path: Path) -> N
 
 def test_figures_are_added_to_what_eval_found(tmp_path: Path) -> None:
     counter = Counter(tmp_path, samples(30))
-    tasks_base.evaluate(counter, "test", QUIET)
-    error_analysis.evaluate_faithfulness(counter, "test", QUIET)
+    tasks_base.evaluate(counter, "test", NBestOptions(), QUIET)
+    faithfulness.evaluate_faithfulness(counter, "test", QUIET)
     kept = json.loads((tmp_path / "eval" / "test.json").read_text(encoding="utf-8"))
     assert kept["accuracy"] == 1
-    assert kept["faithfulness"]["texts"] == 30
+    assert kept["faithfulness"]["num_texts"] == 30
 
 
 def test_a_sample_is_drawn_by_its_seed_and_told(tmp_path: Path) -> None:
     texts = [one.text for one in samples(50)]
     counter = Counter(tmp_path, [])
-    one, about = error_analysis.compute_faithfulness(counter, texts, QUIET, max_texts=23)
-    again, _ = error_analysis.compute_faithfulness(counter, texts, QUIET, max_texts=23)
-    other, _ = error_analysis.compute_faithfulness(counter, texts, QUIET, max_texts=23, seed=2)
+    one, about = faithfulness.compute_faithfulness(counter, texts, QUIET, max_texts=23)
+    again, _ = faithfulness.compute_faithfulness(counter, texts, QUIET, max_texts=23)
+    other, _ = faithfulness.compute_faithfulness(counter, texts, QUIET, max_texts=23, seed=2)
     assert one == again != other
     assert one.num_texts == 23
-    assert (about["sample"], about["of"]) == (23, 50)
+    assert (about["num_sampled"], about["num_texts"]) == (23, 50)
     told = console()
-    error_analysis.evaluate_faithfulness(Counter(tmp_path, samples(50)), "test", told, max_texts=23)
-    assert "on 23 of 50 texts (drawn with seed 1)" in said(told)
+    faithfulness.evaluate_faithfulness(Counter(tmp_path, samples(50)), "test", told, max_texts=23)
+    assert "on 23 of 50 texts (seed 1)" in said(told)
 
 
 def test_empty_texts_and_single_words_are_left_out_and_told(tmp_path: Path) -> None:
     odd = [ClassificationExample(text, None, "0", "") for text in ("", "word", "\n \n")]
     told = console()
-    found = error_analysis.evaluate_faithfulness(Counter(tmp_path, [*odd, *samples(25)]), "test", told)
+    found = faithfulness.evaluate_faithfulness(Counter(tmp_path, [*odd, *samples(25)]), "test", told)
     assert (found.num_texts, found.num_skipped) == (25, 3)
-    assert "less than two words: 3" in said(told)
+    assert "fewer than two words, left out: 3" in said(told)
     with pytest.raises(InputError, match="of 3 texts, none has words"):
-        error_analysis.compute_faithfulness(Counter(tmp_path, []), ["", "", ""], QUIET)
+        faithfulness.compute_faithfulness(Counter(tmp_path, []), ["", "", ""], QUIET)
     with pytest.raises(InputError, match="no texts came"):
-        error_analysis.compute_faithfulness(Counter(tmp_path, []), [], QUIET)
+        faithfulness.compute_faithfulness(Counter(tmp_path, []), [], QUIET)
     with pytest.raises(InputError, match="at least one text"):
-        error_analysis.compute_faithfulness(Counter(tmp_path, []), ["a b"], QUIET, max_texts=0)
+        faithfulness.compute_faithfulness(Counter(tmp_path, []), ["a b"], QUIET, max_texts=0)
 
 
 def test_words_that_are_read_otherwise_than_their_text_are_told(tmp_path: Path) -> None:
     class Forgetful(Counter):
-        def documents(self, texts: Sequence[str]) -> list[AttendedDocument]:
-            found = super().documents(texts)
+        def highlight_texts(self, texts: Sequence[str]) -> list[AttendedDocument]:
+            found = super().highlight_texts(texts)
             return [
                 AttendedDocument(
                     one.words,
@@ -194,20 +202,20 @@ def test_words_that_are_read_otherwise_than_their_text_are_told(tmp_path: Path) 
             ]
 
     told = console()
-    error_analysis.evaluate_faithfulness(Forgetful(tmp_path, samples(25)), "test", told)
-    assert "Of 100.0 % of the texts, the words put together again are given another label" in said(told)
+    faithfulness.evaluate_faithfulness(Forgetful(tmp_path, samples(25)), "test", told)
+    assert "100.0 % of the texts get another class when their words are joined again" in said(told)
 
 
 @pytest.mark.parametrize("kind", ["self_attentive", "hierarchical"])
 def test_real_models(kind: str, tmp_path: Path) -> None:
     small = ["data.builtin_size=150", "data.held_out_size=30", "train.max_epochs=1", "train.device=cpu"]
-    small += ["model.width=8", "model.embedding_width=8", "model.attention=8", "train.tensorboard=false"]
+    small += ["model.width=8", "model.embedding_width=8", "model.attention_width=8", "train.tensorboard=false"]
     run = Run.create_or_resume(tmp_path / kind, recipe.load(kind, small))
     tasks_base.train(build_task(run), QUIET)
     reader = tasks_base.load_predictor(run, "cpu")
     assert isinstance(reader, AttentionHighlighter)
     tasks_base.evaluate(reader, "test", NBestOptions(), QUIET)
-    found = error_analysis.evaluate_faithfulness(reader, "test", QUIET)
+    found = faithfulness.evaluate_faithfulness(reader, "test", QUIET)
     kept = json.loads((run.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     assert kept["faithfulness"]["agreement"] == 1
     assert found.num_texts == kept["num_examples"]
@@ -224,13 +232,13 @@ def test_models_that_say_numbers_are_refused(tmp_path: Path) -> None:
     class Numbers(Counter):
         labels = ()
 
-    with pytest.raises(InputError, match="this model says numbers"):
-        error_analysis.check_can_highlight(Numbers(tmp_path, []))
+    with pytest.raises(InputError, match="this model predicts numbers"):
+        faithfulness.check_can_highlight(Numbers(tmp_path, []))
 
 
 def test_pairs_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="this model reads pairs"):
-        error_analysis.evaluate_faithfulness(
+    with pytest.raises(InputError, match="this model reads text pairs"):
+        faithfulness.evaluate_faithfulness(
             Counter(tmp_path, [ClassificationExample("a b", "c d", "0", "")]), "test", QUIET
         )
 
@@ -241,7 +249,7 @@ def test_pairs_are_refused(tmp_path: Path) -> None:
 def test_errors_are_kept_shown_and_made_a_page_of(tmp_path: Path) -> None:
     counter = Counter(tmp_path, samples(300, wrong=280))
     told = console()
-    tasks_base.evaluate(counter, "test", told)
+    tasks_base.evaluate(counter, "test", NBestOptions(), told)
     lines = [json.loads(line) for line in (tmp_path / "eval" / "errors.jsonl").read_text().splitlines()]
     assert len(lines) == 280
     shares = [line["probability"] for line in lines]
@@ -256,11 +264,11 @@ def test_errors_are_kept_shown_and_made_a_page_of(tmp_path: Path) -> None:
     page = (tmp_path / "figures" / "errors.html").read_text(encoding="utf-8")
     assert page.count("<li>") == 20
     assert f">{best}</mark>" in page
-    assert "280 of 300 test texts were given a wrong label; here the 20" in page
+    assert "280 of 300 test texts were classified wrongly; shown: the 20" in page
     shown = said(told)
-    assert "280 of 300 test texts were given a wrong label" in shown
-    assert shown.count("looked at: ") == 5
-    assert f"said {first['said']} {first['probability']:.3f}, is {first['wanted']}" in shown
+    assert "280 of 300 test texts were classified wrongly" in shown
+    assert shown.count("highest weights: ") == 5
+    assert f"predicted {first['prediction']} ({first['probability']:.3f}), label {first['target']}" in shown
     assert "\x1b" not in shown  # no terminal
     for name in ("test.png", "test-calibration.png"):
         assert (tmp_path / "figures" / name).stat().st_size > 5000
@@ -268,24 +276,24 @@ def test_errors_are_kept_shown_and_made_a_page_of(tmp_path: Path) -> None:
 
 def test_in_a_terminal_words_are_shaded(tmp_path: Path) -> None:
     told = console(force_terminal=True, color_system="truecolor")
-    tasks_base.evaluate(Counter(tmp_path, samples(5, wrong=3)), "test", told)
+    tasks_base.evaluate(Counter(tmp_path, samples(5, wrong=3)), "test", NBestOptions(), told)
     shown = said(told)
     assert re.search(r"\x1b\[(1;)?37;48;2;\d+;\d+;\d+m(" + "|".join(GOOD + BAD) + ")", shown)
     plain = console(force_terminal=True, no_color=True, color_system=None)
-    tasks_base.evaluate(Counter(tmp_path, samples(5, wrong=3)), "test", plain)
+    tasks_base.evaluate(Counter(tmp_path, samples(5, wrong=3)), "test", NBestOptions(), plain)
     assert "48;2;" not in said(plain)
 
 
 def test_other_splits_have_files_of_their_own_and_old_pages_go(tmp_path: Path) -> None:
-    tasks_base.evaluate(Counter(tmp_path, samples(9, wrong=2)), "test", QUIET)
-    tasks_base.evaluate(Counter(tmp_path, samples(9, wrong=1)), "valid", QUIET)
+    tasks_base.evaluate(Counter(tmp_path, samples(9, wrong=2)), "test", NBestOptions(), QUIET)
+    tasks_base.evaluate(Counter(tmp_path, samples(9, wrong=1)), "valid", NBestOptions(), QUIET)
     count = {
         name: len((tmp_path / "eval" / f"{name}.jsonl").read_text().splitlines())
         for name in ("errors", "valid-errors")
     }
     assert count == {"errors": 2, "valid-errors": 1}
     told = console()
-    tasks_base.evaluate(Counter(tmp_path, samples(9)), "test", told)
+    tasks_base.evaluate(Counter(tmp_path, samples(9)), "test", NBestOptions(), told)
     assert "errors: none" in said(told)
     assert (tmp_path / "eval" / "errors.jsonl").read_text() == ""
     assert not (tmp_path / "figures" / "errors.html").exists()
@@ -296,17 +304,15 @@ def test_texts_without_words_and_pairs(tmp_path: Path) -> None:
     empty = ClassificationExample("", None, "1", "")
 
     class Unread(Counter):
-        def judge(self, samples: Sequence[ClassificationExample]) -> tasks_base.Evaluation:
-            return classify_metrics.score_classes(
-                samples, np.array([1, 1]), np.array([[0.9, 0.1], [0.8, 0.2]]), self.labels
-            )
+        def outputs(self, samples: Sequence[ClassificationExample]) -> NDArray[np.float64]:
+            return np.array([[0.9, 0.1], [0.8, 0.2]])
 
-    tasks_base.evaluate(Unread(tmp_path, [empty, samples(1)[0]]), "test", QUIET)
+    tasks_base.evaluate(Unread(tmp_path, [empty, samples(1)[0]]), "test", NBestOptions(), QUIET)
     first, second = map(json.loads, (tmp_path / "eval" / "errors.jsonl").read_text().splitlines())
     assert "words" not in first
     assert "words" in second
     both = ClassificationExample("a sad film", "a nice one", "1", "")
-    tasks_base.evaluate(Unread(tmp_path, [both, both]), "test", QUIET)
+    tasks_base.evaluate(Unread(tmp_path, [both, both]), "test", NBestOptions(), QUIET)
     first, _ = map(json.loads, (tmp_path / "eval" / "errors.jsonl").read_text().splitlines())
     assert [word for word, _ in first["words"]] == ["a", "sad", "film", "a", "nice", "one"]
     page = (tmp_path / "figures" / "errors.html").read_text(encoding="utf-8")
@@ -334,8 +340,9 @@ def test_of_a_bert_errors_are_listed_without_shades(bert: Run) -> None:
     lines = [json.loads(line) for line in (bert.folder / "eval" / "errors.jsonl").read_text().splitlines()]
     kept = json.loads((bert.folder / "eval" / "test.json").read_text(encoding="utf-8"))
     wrong = kept["num_examples"] - np.trace(kept["confusion"])
-    assert len(lines) == wrong == len(found.errors or ()) > 0
-    assert set(lines[0]) == {"text", "said", "wanted", "probability"}
+    assert len(lines) == wrong > 0
+    assert len(found.reports) == 1
+    assert set(lines[0]) == {"text", "prediction", "target", "probability"}
     page = (bert.folder / "figures" / "errors.html").read_text(encoding="utf-8")
     assert lines[0]["text"] in page
     assert "<mark" not in page
@@ -355,9 +362,9 @@ def test_of_pairs_both_texts_are_shown(tmp_path: Path) -> None:
     told = console()
     tasks_base.evaluate(tasks_base.load_predictor(run, "cpu"), "test", NBestOptions(), told)
     first = json.loads((run.folder / "eval" / "errors.jsonl").read_text().splitlines()[0])
-    assert f"{first['text']} | {first['pair']}" in said(told)
+    assert f"{first['text']} | {first['text_pair']}" in said(told)
     page = (run.folder / "figures" / "errors.html").read_text(encoding="utf-8")
-    assert f'<p dir="auto">{first["text"]}</p><p dir="auto">{first["pair"]}</p>' in page
+    assert f'<p dir="auto">{first["text"]}</p><p dir="auto">{first["text_pair"]}</p>' in page
 
 
 # ------------------------------------------------------------------------------------------------ the command
@@ -375,16 +382,16 @@ def test_the_command(
     (bert.folder / "eval" / "test.json").unlink(missing_ok=True)
     status, _, err = run()
     assert status == 1
-    assert err.startswith("jumok: --faithfulness: this model does not highlight")
+    assert err.startswith("jumok: --faithfulness: this model has no word weights")
     assert "self-attentive" in err
     assert "hierarchical" in err
     assert not (bert.folder / "eval" / "test.json").exists()  # before anything is read
     counter = Counter(tmp_path, samples(40, wrong=4))
-    monkeypatch.setattr(classify_task, "load", lambda run, device: counter)
+    monkeypatch.setattr(tasks_base, "load_predictor", lambda run, device: counter)
     status, out, err = run()
     assert status == 0, err
-    assert "4 of 40 test texts were given a wrong label" in out
+    assert "4 of 40 test texts were classified wrongly" in out
     assert "the highlight is meaningful" in out
     kept = json.loads((tmp_path / "eval" / "test.json").read_text(encoding="utf-8"))
     assert kept["accuracy"] == 0.9
-    assert kept["faithfulness"]["sample"] == 40
+    assert kept["faithfulness"]["num_sampled"] == 40

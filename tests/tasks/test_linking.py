@@ -96,7 +96,7 @@ def test_the_gold_links_of_the_recipe_are_turned_as_it_says(both: WordAligner, t
     turned = (" ".join(f"{j}-{i}" for i, j in sorted(opposite(one))) for one in some)
     (tmp_path / "gold").write_text("".join(f"{line}\n" for line in turned))
     run = both.forward.run
-    data = replace(run.recipe.data, gold=str(tmp_path / "gold"), gold_flipped=True)
+    data = replace(run.recipe.data, gold_alignments=str(tmp_path / "gold"), gold_target_first=True)
     both.forward.run = replace(run, recipe=replace(run.recipe, data=data))
     heard = Heard().of(
         AlignmentJob(
@@ -181,7 +181,7 @@ def test_gold_links_that_lead_out_of_a_sentence_are_told_before_anything_is_writ
     name = write(tmp_path / "p.tsv", pairs(3, seed=2))
     (tmp_path / "gold").write_text("0-0\n0-99\n0-0\n")
     heard = Heard()
-    with pytest.raises(InputError, match=r"pair 2 has a link from word 0 to word 99.*--gold-flipped"):
+    with pytest.raises(InputError, match=r"pair 2 has a link from word 0 to word 99.*--gold-target-first"):
         heard.of(AlignmentJob([name], AlignmentViewFilter(), gold_alignments=str(tmp_path / "gold")), both)
     assert not heard.lines
     with pytest.raises(InputError, match=r"^head 99 came; this model"):
@@ -194,7 +194,7 @@ def test_symmetry_needs_two_directions_and_a_name_that_is_known(
     alone = WordAligner(planted(word_runs["forth"], AlignmentView(0, 0)))
     with pytest.raises(InputError, match="--reverse"):
         Heard().of(AlignmentJob(["-"], AlignmentViewFilter(), symmetrization="union"), alone)
-    with pytest.raises(InputError, match=r"'grow'.* together, grow-diag, "):
+    with pytest.raises(InputError, match=r"'grow'.* product, grow-diag, "):
         Heard().of(AlignmentJob(["-"], AlignmentViewFilter(), symmetrization="grow"), both)
 
 
@@ -217,12 +217,12 @@ def test_what_the_command_line_asks_for(
     [
         (
             lambda: corpus_alignment.parse_view_filter("last", "auto", None),
-            "--layer last: it is auto, or a number",
+            "--alignment-layer last: it is auto, or a number",
         ),
-        (lambda: corpus_alignment.parse_view_filter("-1", "auto", None), "--layer -1"),
+        (lambda: corpus_alignment.parse_view_filter("-1", "auto", None), "--alignment-layer -1"),
         (
             lambda: corpus_alignment.parse_view_filter("auto", "all", None),
-            "--head all: it is auto or mean, or a number",
+            "--alignment-head all: it is auto or mean, or a number",
         ),
         (lambda: corpus_alignment.parse_on_error("go"), "--on-error go: it is stop or skip"),
     ],

@@ -63,7 +63,7 @@ def check_can_highlight(predictor: object) -> None:
         raise InputError("--faithfulness needs probabilities of classes; this model predicts numbers")
     raise InputError(
         "--faithfulness: this model has no word weights; the self-attentive and the hierarchical classifier "
-        "have, as in: jumok train selfattentive, jumok train hierarchical"
+        "have, as in: jumok train self_attentive, jumok train hierarchical"
     )
 
 
