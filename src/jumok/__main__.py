@@ -1,6 +1,6 @@
-"""``python -m jumok``: the same as ``jumok``, and what ``torchrun -m jumok`` starts."""
+"""``python -m jumok`` runs the ``jumok`` command. ``torchrun -m jumok`` uses it for distributed training."""
 
-from jumok.cli.app import main
+from jumok.cli import main
 
 if __name__ == "__main__":
     main()

@@ -86,7 +86,9 @@ def test_train_run_eval_and_the_next_commands(jumok: Callable[..., Said], home: 
     scored = jumok("eval", "runs/bahdanau")
     assert scored.status == 0
     assert "alignment error rate" in scored.out
-    assert json.loads((home / "runs/bahdanau/eval/test.json").read_text(encoding="utf-8"))["num_examples"] == 11
+    assert (
+        json.loads((home / "runs/bahdanau/eval/test.json").read_text(encoding="utf-8"))["num_examples"] == 11
+    )
 
     again = jumok("train", "bahdanau", *SMALL)
     assert again.status == 0
