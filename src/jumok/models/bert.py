@@ -296,8 +296,7 @@ class Bert(BlockCompiledModel):
 
 def _describe_sizes(bert: Bert) -> str:
     names = ("width", "num_layers", "num_heads", "feed_forward_width", "max_positions", "num_segments")
-    names = (*names, "activation", "layer_norm_eps")
-    sizes = [f"{name}={getattr(bert.config, name)}" for name in names]
+    sizes = [f"{name}={getattr(bert.config, name)}" for name in (*names, "activation", "layer_norm_eps")]
     return ", ".join([*sizes, f"vocab_size={bert.word_embedding.num_embeddings}"])
 
 

@@ -291,8 +291,8 @@ class CudaGraphDecoder:
         if state.decoder is not self or state.version != self._version:
             raise ValueError(
                 "this state of a CudaGraphDecoder is no longer valid: its buffers belong to the newest "
-                "state. Continue from the state that the last start, step or reorder returned. To follow several "
-                "paths at the same time, use the model itself or one CudaGraphDecoder for each"
+                "state. Continue from the state that the last start, step or reorder returned. To follow "
+                "several paths at the same time, use the model itself or one CudaGraphDecoder for each"
             )
         self._version += 1
 

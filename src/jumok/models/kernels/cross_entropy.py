@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jumok.attention.kernels.additive import launch_options
+from jumok.attention.kernels.common import launch_options
 from jumok.batches.tokens import IGNORE
 
 LOWEST = tl.constexpr(-3.0e38)  # initial maximum: finite, so that no difference from it is NaN

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jumok.attention.kernels.additive import disable_compile, forbid_double_backward, launch_options
+from jumok.attention.kernels.common import disable_compile, forbid_double_backward, launch_options
 from jumok.models.tacotron_decoder import MAX_GRADIENT, MIN_TOTAL
 
 MAX_SYMBOLS = 4096  # of a text

@@ -43,7 +43,8 @@ import triton.language as tl
 from torch import Tensor
 
 from jumok.attention.gpu_support import get_max_shared_memory
-from jumok.attention.kernels.additive import disable_compile, forbid_double_backward, launch_options, tanh
+from jumok.attention.kernels.additive import tanh
+from jumok.attention.kernels.common import disable_compile, forbid_double_backward, launch_options
 from jumok.models.layers.precision import to_autocast_dtype
 from jumok.models.layers.ragged_layout import PackedSteps
 

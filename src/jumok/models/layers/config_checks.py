@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 __all__ = ["check_heads", "check_ranges"]
 
 
@@ -23,14 +25,14 @@ def check_ranges(
         prefix: Written before a field's name in the message, such as "style.".
     """
     ranges = (
-        (positive, lambda x: x >= 1, "1 or more"),
-        (non_negative, lambda x: x >= 0, "0 or more"),
-        (fraction, lambda x: 0 <= x < 1, "a number from 0 to below 1"),
+        (positive, 1, math.inf, "1 or more"),
+        (non_negative, 0, math.inf, "0 or more"),
+        (fraction, 0, 1, "a number from 0 to below 1"),
     )
-    for names, is_valid, expected in ranges:
+    for names, minimum, upper_bound, expected in ranges:
         for name in names:
             value = getattr(config, name)
-            if not is_valid(value):
+            if not minimum <= value < upper_bound:
                 raise ValueError(f"{prefix}{name}={value}: {expected} is expected")
 
 
