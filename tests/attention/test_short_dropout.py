@@ -304,7 +304,13 @@ def test_a_whole_model_trains_with_it_on_this_path(monkeypatch: pytest.MonkeyPat
     from jumok.batches.tokens import Seq2SeqBatch
     from jumok.models.transformer import Transformer, TransformerConfig
 
-    sizes = {"width": 128, "heads": 2, "feed_forward": 256, "encoder_layers": 2, "decoder_layers": 2}
+    sizes = {
+        "width": 128,
+        "num_heads": 2,
+        "feed_forward_width": 256,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+    }
     model = Transformer(
         TransformerConfig(**sizes, dropout=0.0, attention_dropout=0.1, label_smoothing=0.0), 50, 50
     ).cuda()

@@ -420,7 +420,13 @@ def test_a_transformers_loss_is_that_of_flash_attention(monkeypatch: pytest.Monk
     from jumok.batches.tokens import Seq2SeqBatch
     from jumok.models.transformer import Transformer, TransformerConfig
 
-    sizes = {"width": 128, "heads": 2, "feed_forward": 256, "encoder_layers": 2, "decoder_layers": 2}
+    sizes = {
+        "width": 128,
+        "num_heads": 2,
+        "feed_forward_width": 256,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+    }
     model = Transformer(TransformerConfig(**sizes, dropout=0.0), 50, 50).cuda()
     sides = (
         [torch.randint(4, 50, (int(n),)).tolist() for n in torch.randint(3, 60, (40,))] for _ in range(2)
