@@ -427,7 +427,7 @@ exact = {
     "hard": hard.score_examples(test).metrics["exact"],
 }
 at_rest = hard.model.captioner.config
-hard.model.captioner.config = replace(at_rest, at_rest="expectation")  # its weights, used as soft ones are
+hard.model.captioner.config = replace(at_rest, inference_attention="soft")  # its weights, used as soft ones are
 exact["hard, looking softly"] = hard.score_examples(test).metrics["exact"]
 hard.model.captioner.config = at_rest
 rows = []
