@@ -444,9 +444,9 @@ def test_a_mean_is_that_of_all_tokens_of_a_text_and_of_no_padding() -> None:
     longest = max(map(len, IDS))
     ids = torch.tensor([ids + [0] * (longest - len(ids)) for ids in IDS])
     said = model(ids, attention_mask=torch.tensor([[int(at < len(x)) for at in range(longest)] for x in IDS]))
-    for row, text in enumerate(IDS):
-        alone = model.bert(torch.tensor([text])).hidden[0]  # (L, D)
-        mean = sum(alone.unbind()) / len(text)
+    for row, text_ids in enumerate(IDS):
+        alone = model.bert(torch.tensor([text_ids])).hidden[0]  # (L, D)
+        mean = sum(alone.unbind()) / len(text_ids)
         torch.testing.assert_close(said.pooled[row], mean)
         torch.testing.assert_close(said.logits[row], model.output(mean))
     for packed in (False, True):

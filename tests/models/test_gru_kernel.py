@@ -74,7 +74,7 @@ def _by_kernel_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def without_kernels() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "triton_unsupported_reason", lambda x, products: "not now")
+        patch.setattr(room, "triton_unsupported_reason", lambda x, uses_matmul: "not now")
         yield
 
 

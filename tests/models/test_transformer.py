@@ -466,8 +466,8 @@ def test_compiled_once_for_all_batches() -> None:
 
 def test_it_learns_to_copy() -> None:
     config = TransformerConfig(
-        width=32, num_heads=2, feed_forward_width=64, encoder_layers=1, decoder_layers=1, dropout=0.0, label_smoothing=0.0,
-        tie_embeddings="all",
+        width=32, num_heads=2, feed_forward_width=64, encoder_layers=1, decoder_layers=1, dropout=0.0,
+        label_smoothing=0.0, tie_embeddings="all",
     )  # fmt: skip
     model = Transformer(config, 12, 12)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
