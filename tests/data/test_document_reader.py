@@ -100,7 +100,7 @@ def test_flaws_stop_or_are_counted(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not in SQuAD format"):
         list(documents.find_documents(str(tmp_path / "c.json")))
     (tmp_path / "d.doc").write_text("x")
-    with pytest.raises(InputError, match="expected .txt"):
+    with pytest.raises(InputError, match=r"expected \.txt"):
         documents.find_documents(str(tmp_path / "d.doc"))
     (tmp_path / "e.txt").write_text("\n \n")
     with pytest.raises(InputError, match="no documents"):

@@ -80,7 +80,10 @@ def worse(share: float, seed: int) -> list[str]:
 
 
 def compare(
-    systems: dict[str, list[str]], metric: TranslationMetric = DEFAULT_BLEU, num_samples: int = 1000, seed: int = 7
+    systems: dict[str, list[str]],
+    metric: TranslationMetric = DEFAULT_BLEU,
+    num_samples: int = 1000,
+    seed: int = 7,
 ) -> list[BootstrapResult]:
     figures = {name: metric.make_subset_score(outputs, REFERENCES) for name, outputs in systems.items()}
     return bootstrap_models(figures, len(REFERENCES), num_samples=num_samples, seed=seed)

@@ -12,7 +12,8 @@ A full-scale sine (0 dB) has the value 1, and ``min_level_db`` the value 0::
     mel = processor.mel_spectrogram(waveform)    # (T, 80): silence is 0, speech mostly 0.3 to 0.8
     save_audio(Path("again.wav"), processor.reconstruct_waveform(mel), 16000)
 
-A spectrogram has no phases. :meth:`AudioProcessor.reconstruct_waveform` estimates them (Griffin and Lim 1984).
+A spectrogram has no phases. :meth:`AudioProcessor.reconstruct_waveform` estimates them (Griffin and Lim
+1984).
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ MAGIC_BYTES = (b"RIFF", b"RIFX", b"RF64", b"fLaC", b"OggS", b"FORM", b"ID3", b"\
 TOO_LONG_REASON = "too long a recording"
 UNKNOWN_WAV_SIZES = (0, 0xFFFFFFFF)  # the size in the header of a streamed WAV
 SPEECH_EXTRA = "speech"
-# Samples outside the resolution and the range of 32-bit integers are silence or damaged. Numbers near the limits
-# of float32 would become infinite when their loudness is normalized.
+# Samples outside the resolution and the range of 32-bit integers are silence or damaged. Numbers near the
+# limits of float32 would become infinite when their loudness is normalized.
 MIN_AMPLITUDE, MAX_AMPLITUDE = 2.0**-32, 2.0**32
 NUM_MEL_UPDATES, EPSILON = 10, 1e-12  # of _invert_mel
 
@@ -100,8 +101,8 @@ class AudioConfig:
             raise InputError(f"sample_rate={self.sample_rate}: expected 1000 to 192000 samples per second")
         if not 0 < self.hop_length <= self.win_length <= self.n_fft:
             raise InputError(
-                f"hop_length={self.hop_length}, win_length={self.win_length} and n_fft={self.n_fft}: expected "
-                "hop_length ≤ win_length ≤ n_fft"
+                f"hop_length={self.hop_length}, win_length={self.win_length} and n_fft={self.n_fft}: "
+                "expected hop_length ≤ win_length ≤ n_fft"
             )
         if not 0 < self.n_mels < self.num_bins:
             raise InputError(
@@ -233,8 +234,8 @@ class AudioProcessor:
     ) -> Waveform:
         """A waveform with approximately this spectrogram, mel or linear depending on its width.
 
-        ``magnitude_power``: raise magnitudes to this power. The output of a model is blurred; about 1.2 sounds better.
-        The result is deterministic.
+        ``magnitude_power``: raise magnitudes to this power. The output of a model is blurred; about 1.2
+        sounds better. The result is deterministic.
         """
         config = self.config
         spectrogram = np.asarray(spectrogram, np.float64)
@@ -244,8 +245,8 @@ class AudioProcessor:
             or not len(spectrogram)
         ):
             raise InputError(
-                f"the spectrogram has shape {spectrogram.shape}; expected (frames, {config.n_mels}) mel bands or "
-                f"(frames, {config.num_bins}) magnitudes"
+                f"the spectrogram has shape {spectrogram.shape}; expected (frames, {config.n_mels}) mel "
+                f"bands or (frames, {config.num_bins}) magnitudes"
             )
         if not np.isfinite(spectrogram).all():
             raise InputError("the spectrogram contains NaN or infinity; expected finite values")
@@ -331,8 +332,8 @@ def _mel_filterbank(config: AudioConfig) -> NDArray[np.float32]:
 def _invert_mel(filterbank: NDArray[np.float64], mel_magnitudes: NDArray[np.float64]) -> NDArray[np.float64]:
     """Nonnegative magnitudes ``(num_bins, T)`` with approximately these mel magnitudes ``(n_mels, T)``.
 
-    Uses multiplicative updates (Lee and Seung 2001). They are more accurate than the general solver of librosa in
-    a tenth of the time, especially for quiet bands.
+    Uses multiplicative updates (Lee and Seung 2001). They are more accurate than the general solver of
+    librosa in a tenth of the time, especially for quiet bands.
     """
     magnitudes: NDArray[np.float64] = (
         filterbank.T @ mel_magnitudes / (filterbank.T.sum(1, keepdims=True) + EPSILON)

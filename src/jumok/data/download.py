@@ -1,8 +1,8 @@
 """Download of public data sets, with checksums.
 
-A file is downloaded to a temporary name, its text is verified, and then it is renamed. Existing files with the
-right checksum are kept. The checksum is that of the uncompressed *text*, so it does not depend on how a file was
-compressed. A mirror, a URL or a folder with the same files, can replace the original source.
+A file is downloaded to a temporary name, its text is verified, and then it is renamed. Existing files with
+the right checksum are kept. The checksum is that of the uncompressed *text*, so it does not depend on how a
+file was compressed. A mirror, a URL or a folder with the same files, can replace the original source.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DownloadProgress = Callable[[int, int | None], None]  # received bytes, and tota
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A gzipped file of a data set: its local name, the SHA-256 of its text, and its remote name if different."""
+    """A gzipped file: its local name, the SHA-256 of its text, and its remote name if different."""
 
     name: str
     sha256: str
@@ -95,8 +95,8 @@ def download_dataset(
 ) -> Path:
     """Download a data set to ``folder/NAME``, by default under ``JUMOK_DATA``. Returns that folder.
 
-    ``mirror``: a URL or a folder with the same files, under their local or remote names. ``console``: shows the
-    progress.
+    ``mirror``: a URL or a folder with the same files, under their local or remote names. ``console``: shows
+    the progress.
     """
     dataset = _get_dataset(name)
     destination = (data_folder() if folder is None else folder) / name
@@ -146,8 +146,8 @@ def _get_dataset(name: str) -> RemoteDataset:
         return DATASETS[name]
     if name in MANUAL_DATASETS:
         raise InputError(
-            f"{name} cannot be downloaded: it is {MANUAL_DATASETS[name]}. Put its files into the folder {name} under "
-            f"{data_folder()} (set JUMOK_DATA to use another one), where recipes find it"
+            f"{name} cannot be downloaded: it is {MANUAL_DATASETS[name]}. Put its files into the folder "
+            f"{name} under {data_folder()} (set JUMOK_DATA to use another one), where recipes find it"
         )
     names = ", ".join(rank_by_similarity(name, list(DATASETS)))
     raise InputError(f"there is no data set {name!r} to download; the data sets are: {names}")
@@ -167,7 +167,8 @@ def _download_file(file: RemoteFile, path: Path, urls: list[str], on_progress: D
         if checksum != file.sha256:
             problem = f"has an unexpected text (SHA-256 {checksum})" if checksum else "is damaged"
             raise JumokError(
-                f"{response.url}: the file {problem}: it was changed at its source or in transit. It was not kept"
+                f"{response.url}: the file {problem}: it was changed at its source or in transit. It was "
+                "not kept"
             )
 
 
@@ -207,8 +208,8 @@ def _open_first_url(urls: list[str]) -> http.client.HTTPResponse:
             if not num_left:
                 reason = getattr(error, "reason", None) or error
                 raise JumokError(
-                    f"{url} cannot be reached: {reason}. Check the network, or set --mirror to another URL or folder "
-                    "with the files"
+                    f"{url} cannot be reached: {reason}. Check the network, or set --mirror to another URL "
+                    "or folder with the files"
                 ) from None
     raise InputError("there is no URL to download from")
 

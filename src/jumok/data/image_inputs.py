@@ -3,8 +3,8 @@
 ::
 
     frozen encoder       cached features (see ``caches/image_features.py``), the same at every step
-    trainable encoder    pixels, resized to a square, so that the grid covers the whole image; optionally with a
-                         random crop and a horizontal flip, different in every epoch
+    trainable encoder    pixels, resized to a square, so that the grid covers the whole image; optionally
+                         with a random crop and a horizontal flip, different in every epoch
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Images: files in a folder or in a .tar archive, and their decoding.
 
-An image is PNG, JPEG or WebP. It is decoded to RGB, rotated as its EXIF data says, on a white background if it is
-transparent. An image that is missing, damaged, in another format or larger than the limits becomes an
-:class:`InvalidExample`. The limits are checked before decoding: a small file may contain an image that fills all
-memory or takes minutes to decode (see :mod:`jumok.data.image_structure`).
+An image is PNG, JPEG or WebP. It is decoded to RGB, rotated as its EXIF data says, on a white background if
+it is transparent. An image that is missing, damaged, in another format or larger than the limits becomes an
+:class:`InvalidExample`. The limits are checked before decoding: a small file may contain an image that fills
+all memory or takes minutes to decode (see :mod:`jumok.data.image_structure`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Held-out splits for validation and test, if a recipe names no data for them.
 
-Examples with the same *key* are in the same split: a repeated sentence is never in two splits, and no article is
-used for both training and test. The choice depends only on a hash of the key, so that the same data gives the
-same splits. They can be stored as JSON lines, so that they do not change with the data.
+Examples with the same *key* are in the same split: a repeated sentence is never in two splits, and no article
+is used for both training and test. The choice depends only on a hash of the key, so that the same data gives
+the same splits. They can be stored as JSON lines, so that they do not change with the data.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def split_held_out(examples: Sequence[T], key: Callable[[T], str], num_held_out:
         splits[split_name].append(example)
     if not all(splits.values()):
         raise InputError(
-            f"nothing can be held out of {len(examples)} examples with {len(groups)} different keys; set data.valid "
-            "and data.test, or use more data"
+            f"nothing can be held out of {len(examples)} examples with {len(groups)} different keys; set "
+            "data.valid and data.test, or use more data"
         )
     return splits
 
@@ -79,7 +79,8 @@ def read_examples(path: Path, example_type: type[T]) -> list[T]:
                 examples.append(parse(line))
             except pydantic.ValidationError:
                 raise InputError(
-                    f"{path}:{line_number} is not an example that training held out: the file was changed; train again"
+                    f"{path}:{line_number} is not an example that training held out: the file was changed; "
+                    "train again"
                 ) from None
     return examples
 

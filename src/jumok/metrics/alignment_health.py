@@ -82,8 +82,8 @@ def measure_alignment_health(
     """Metrics of one utterance, from its attention weights ``(T, L)``: T steps by L symbols.
 
     If all symbols took equally long, symbol n would last from n/L to (n + 1)/L, and step t is at (t + ½)/T. A
-    weight is near the diagonal if these are at most ``diagonal_width`` apart. In a short text, much is near the
-    diagonal in any case. The diagonality therefore subtracts the share that uniform attention has there:
+    weight is near the diagonal if these are at most ``diagonal_width`` apart. In a short text, much is near
+    the diagonal in any case. The diagonality therefore subtracts the share that uniform attention has there:
     ``(weight − chance) / (1 − chance)``, at least 0.
 
     ``has_end_symbol``: the last symbol marks the end of the text. It has no sound and cannot be skipped.
@@ -96,8 +96,8 @@ def measure_alignment_health(
     """
     if alignment.dim() != 2 or 0 in alignment.shape:
         raise InputError(
-            f"the alignment has shape {tuple(alignment.shape)}; expected (steps, symbols) of one utterance, at "
-            "least one of each, without padding"
+            f"the alignment has shape {tuple(alignment.shape)}; expected (steps, symbols) of one utterance, "
+            "at least one of each, without padding"
         )
     w = alignment.detach().double().cpu()
     steps, symbols = w.shape
@@ -149,8 +149,8 @@ def average_alignment_health(
     """
     if not len(alignments) == len(step_counts) == len(symbol_counts):
         raise InputError(
-            f"there are {len(alignments)} alignments, {len(step_counts)} step_counts and {len(symbol_counts)} "
-            "symbol_counts; expected one of each for every utterance"
+            f"there are {len(alignments)} alignments, {len(step_counts)} step_counts and "
+            f"{len(symbol_counts)} symbol_counts; expected one of each for every utterance"
         )
     if not len(alignments):
         return {}
@@ -175,8 +175,8 @@ def measure_style_health(weights: Tensor) -> dict[str, float]:
 
     ==============  ===========================================================================
     style/entropy   entropy of a head, normalized: 0 for a single token, 1 for uniform weights
-    style/spread    how much utterances differ: total variation distance between the weights of an utterance and
-                    the mean weights, averaged; 0 if all have the same style
+    style/spread    how much utterances differ: mean total variation distance between the weights of an
+                    utterance and the mean weights; 0 if all have the same style
     style/tokens    number of tokens in use, at most N: exp of the entropy of the mean weights
     ==============  ===========================================================================
 
@@ -201,8 +201,8 @@ def measure_style_health(weights: Tensor) -> dict[str, float]:
 def measure_style_effect(own_style: Tensor, other_style: Tensor, frame_counts: Sequence[int]) -> float:
     """How much the style changes the mels, relative to the variation of frames.
 
-    ``own_style`` and ``other_style`` ``(B, T, M)`` are mels of the same utterances, with their own style and with the
-    style of another utterance. ``frame_counts`` are the numbers of valid frames.
+    ``own_style`` and ``other_style`` ``(B, T, M)`` are mels of the same utterances, with their own style and
+    with the style of another utterance. ``frame_counts`` are the numbers of valid frames.
 
     >>> own = torch.tensor([[[1.0], [3.0]]])  # at distance 1 from their mean
     >>> measure_style_effect(own, own + 0.25, frame_counts=[2])
@@ -211,8 +211,8 @@ def measure_style_effect(own_style: Tensor, other_style: Tensor, frame_counts: S
     if own_style.shape != other_style.shape or own_style.dim() != 3 or len(own_style) != len(frame_counts):
         raise InputError(
             f"the mels have shapes {tuple(own_style.shape)} and {tuple(other_style.shape)}, and there are "
-            f"{len(frame_counts)} frame_counts; expected the same (utterances, frames, mels) twice, and one count "
-            "for each utterance"
+            f"{len(frame_counts)} frame_counts; expected the same (utterances, frames, mels) twice, and one "
+            "count for each utterance"
         )
     is_valid = torch.arange(own_style.shape[1]) < torch.tensor(frame_counts)[:, None]
     own, other = (x.detach().double().cpu()[is_valid] for x in (own_style, other_style))  # (frames, M)
@@ -226,7 +226,8 @@ def measure_style_effect(own_style: Tensor, other_style: Tensor, frame_counts: S
 def diagnose_attention(diagonality: Sequence[float], progress: float) -> str | None:
     """A warning if attention has not become diagonal; None if it has, or if it is too early to tell.
 
-    ``diagonality``: the values so far, one per validation. ``progress``: the fraction of the training, 0 to 1.
+    ``diagonality``: the values so far, one per validation. ``progress``: the fraction of the training, 0 to
+    1.
 
     >>> diagnose_attention([0.38, 0.41], progress=0.2)
     >>> diagnose_attention([0.38, 0.41, 0.40], progress=0.5)[:31]
@@ -236,11 +237,12 @@ def diagnose_attention(diagonality: Sequence[float], progress: float) -> str | N
     if progress < MIN_PROGRESS or not values or max(values) >= MIN_DIAGONALITY:
         return None
     return (
-        f"attention never became diagonal: its diagonality was at most {max(values):.2f} after {progress:.0%} of the "
-        f"training (expected: {MIN_DIAGONALITY} or more). The model does not read its text, and its speech will be "
-        "unintelligible. What may help: more steps (the learning rate rises for train.warmup_steps steps), "
-        "model.alignment_loss=0.1 for sentences or model.guided_attention_loss=1 for single words, trimming the "
-        "silence of recordings (audio.trim_db), a larger model.reduction_factor"
+        f"attention never became diagonal: its diagonality was at most {max(values):.2f} after "
+        f"{progress:.0%} of the training (expected: {MIN_DIAGONALITY} or more). The model does not read its "
+        "text, and its speech will be unintelligible. What may help: more steps (the learning rate rises "
+        "for train.warmup_steps steps), model.alignment_loss=0.1 for sentences or "
+        "model.guided_attention_loss=1 for single words, trimming the silence of recordings "
+        "(audio.trim_db), a larger model.reduction_factor"
     )
 
 
@@ -263,6 +265,7 @@ def diagnose_style(figures: dict[str, float], progress: float) -> str | None:
         else f"the mels do not depend on the style (effect {effect:.3f})"
     )
     return (
-        f"style tokens have no effect: {reason} after {progress:.0%} of the training. What may help: recordings with "
-        "different styles, fewer model.style.num_tokens, a larger model.style.width, more model.dropout"
+        f"style tokens have no effect: {reason} after {progress:.0%} of the training. What may help: "
+        "recordings with different styles, fewer model.style.num_tokens, a larger model.style.width, more "
+        "model.dropout"
     )

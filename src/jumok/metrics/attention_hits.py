@@ -25,7 +25,7 @@ def attention_hit_rates(documents: Sequence[DocumentAttention]) -> dict[str, flo
 
     - ``attention_hits``: the share of documents in which at least one top word is decisive;
     - ``attention_precision``: the share of top words that are decisive;
-    - ``sentence_hits``: the share of documents in which the sentence with the most weight has a decisive word.
+    - ``sentence_hits``: the share of documents whose sentence with the most weight has a decisive word.
 
     >>> rates = attention_hit_rates([(np.array([0.1, 0.2, 0.6, 0.1], np.float32), [2], [0, 2, 4])])
     >>> rates["attention_hits"], rates["attention_hits_by_chance"], rates["sentence_hits_by_chance"]
@@ -45,8 +45,8 @@ def _document_hits(
     num_words, decisive_words = len(weights), set(decisive)
     if not decisive_words or max(decisive_words) >= num_words:
         raise InputError(
-            f"the decisive words are {sorted(decisive_words)}; expected one or more below {num_words}, the number "
-            "of words"
+            f"the decisive words are {sorted(decisive_words)}; expected one or more below {num_words}, the "
+            "number of words"
         )
     num_decisive = len(decisive_words)
     top_words = set(np.argsort(-weights, kind="stable")[:num_decisive].tolist())

@@ -3,8 +3,8 @@
 The test set is resampled many times, example by example with replacement. All models get the same samples
 (Koehn 2004). The metric may be any function of a set of examples; it need not be a sum over examples.
 
-A metric can be undefined (NaN) on a sample, such as a correlation of equal values. Such samples are skipped: in
-the interval those of the model, in the p-value those of either model.
+A metric can be undefined (NaN) on a sample, such as a correlation of equal values. Such samples are skipped:
+in the interval those of the model, in the p-value those of either model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FigureFunction = Callable[
 
 @dataclass(frozen=True)
 class BootstrapResult:
-    """The metric of a model, its 95 % confidence interval, and the p-value of the difference to the first model.
+    """The metric of a model, its 95 % confidence interval, and the p-value against the first model.
 
     The p-value is two-sided: the probability of a difference at least this large if both models were equally
     good. It is None for the first model. All numbers are NaN if the metric is undefined on the test set or on
@@ -46,9 +46,9 @@ def bootstrap_models(
     """Compare models, by name, with the first one.
 
     The differences on the samples are shifted to mean 0, as if both models were equally good. The p-value is
-    (1 + n) / (1 + samples), where n counts the shifted differences at least as far from 0 as the observed one.
-    It is 1 for two identical models. (The paired bootstrap of sacreBLEU is one-sided: its p-values are about half
-    as large, and 0.001 for identical systems.)
+    (1 + n) / (1 + samples), where n counts the shifted differences at least as far from 0 as the observed
+    one. It is 1 for two identical models. (The paired bootstrap of sacreBLEU is one-sided: its p-values are
+    about half as large, and 0.001 for identical systems.)
 
     >>> correct = {"one": np.array([1, 1, 0, 1]), "other": np.array([1, 0, 0, 1])}
     >>> models = {name: (lambda indices, x=x: float(x[indices].mean())) for name, x in correct.items()}
@@ -57,8 +57,8 @@ def bootstrap_models(
     """
     if not figures or num_examples < 1 or num_samples < 1:
         raise InputError(
-            f"{len(figures)} models on {num_examples} examples with num_samples={num_samples}: expected at least "
-            "one of each"
+            f"{len(figures)} models on {num_examples} examples with num_samples={num_samples}: expected at "
+            "least one of each"
         )
     rng = np.random.default_rng(seed)
     samples = [rng.integers(0, num_examples, num_examples) for _ in range(num_samples)]

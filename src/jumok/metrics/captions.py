@@ -48,7 +48,7 @@ CONTRACTION_REGEX = re.compile(rf"(?<=\w)({'|'.join(CONTRACTION_ENDINGS)})(?!\w)
 
 @dataclass(frozen=True)
 class CaptionBleu:
-    """BLEU-1…4 of a test set, from 0 to 100, without (``unpenalized``) and with the brevity penalty (``value``)."""
+    """BLEU-1…4 of a test set, from 0 to 100; ``value`` includes the brevity penalty."""
 
     unpenalized: tuple[float, ...]
     brevity_penalty: float  # a factor: 1 if captions are as long as their references
@@ -219,8 +219,8 @@ def _longest_common_subsequence(first: CaptionWords, second: CaptionWords) -> in
 def _check_captions(captions: Sequence[CaptionWords], references: Sequence[Sequence[CaptionWords]]) -> None:
     if len(captions) != len(references) or not captions:
         raise InputError(
-            f"there are {len(captions)} captions, and references of {len(references)} images; expected one caption "
-            "for each image, and at least one"
+            f"there are {len(captions)} captions, and references of {len(references)} images; expected one "
+            "caption for each image, and at least one"
         )
     for image, (caption, texts) in enumerate(zip(captions, references, strict=True)):
         if not texts:

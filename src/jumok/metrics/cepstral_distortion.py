@@ -1,8 +1,9 @@
 """Mel-cepstral distortion in dB: the distance between synthesized speech and a recording.
 
-Two utterances of the same text have different lengths. Dynamic time warping aligns their frames such that they
-differ least. The distance of two frames is (10 / ln 10) · √(2 Σ (c − c′)²) over the cepstral coefficients 1 to
-13, which describe the shape of the spectrum without its loudness (c0) and without the harmonics of the voice.
+Two utterances of the same text have different lengths. Dynamic time warping aligns their frames such that
+they differ least. The distance of two frames is (10 / ln 10) · √(2 Σ (c − c′)²) over the cepstral
+coefficients 1 to 13, which describe the shape of the spectrum without its loudness (c0) and without the
+harmonics of the voice.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def mel_cepstra(
 ) -> FloatArray:
     """Cepstra ``(T, num_coefficients)`` of log-mel spectra ``(T, M)``. Their Euclidean distances are in dB.
 
-    ``range_db`` is the range in dB that the values from 0 to 1 represent, such as ``-AudioConfig.min_level_db``. Use
-    1 for spectra in dB.
+    ``range_db`` is the range in dB that the values from 0 to 1 represent, such as
+    ``-AudioConfig.min_level_db``. Use 1 for spectra in dB.
     """
     mel = np.asarray(mel, np.float64) * range_db
     if mel.ndim != 2 or not len(mel) or not np.isfinite(mel).all():

@@ -1,6 +1,6 @@
 """Metrics of classification: accuracy, precision, recall and F1 per class, and calibration.
 
-All but the calibration follow from the *confusion matrix*: how often each class was predicted for each class. ::
+All but the calibration follow from the *confusion matrix*: the counts of target and predicted classes. ::
 
                      predicted
                      good  bad
@@ -43,7 +43,7 @@ class PerClassScore:
 
 @dataclass(frozen=True, eq=False)
 class ClassificationScore:
-    """Scores of predicted classes. ``confusion[i, j]`` is how often class j was predicted for a text of class i.
+    """Scores of predicted classes. ``confusion[i, j]`` counts texts of class i with prediction j.
 
     >>> score = score_classification([0, 0, 1, 1, 1], [0, 1, 1, 1, 0], ["bad", "good"])
     >>> score.accuracy, score.f1("good"), score.confusion.tolist()
@@ -91,7 +91,8 @@ def score_classification(
     target, predicted = np.asarray(targets, np.int64), np.asarray(predictions, np.int64)
     if target.shape != predicted.shape or target.ndim != 1 or not len(target):
         raise InputError(
-            f"there are {target.shape} targets and {predicted.shape} predictions; expected the same number of both"
+            f"there are {target.shape} targets and {predicted.shape} predictions; expected the same number "
+            "of both"
         )
     num_classes = len(class_names)
     for labels in (target, predicted):

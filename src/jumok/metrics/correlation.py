@@ -1,6 +1,7 @@
 """Correlation coefficients of Pearson and Spearman, the metrics of regression (such as STS).
 
-Pearson's coefficient measures a linear relation, Spearman's a monotonic one: it is Pearson's coefficient of the
+Pearson's coefficient measures a linear relation, Spearman's a monotonic one: it is Pearson's coefficient of
+the
 *ranks*. Equal numbers share the mean of their ranks. ::
 
     numbers   10  20  20  70
@@ -26,7 +27,8 @@ def pearson(first: ArrayLike, second: ArrayLike) -> float:
     x, y = np.asarray(first, np.float64), np.asarray(second, np.float64)
     if x.shape != y.shape or x.ndim != 1 or len(x) < 2:
         raise InputError(
-            f"there are {x.shape} and {y.shape} numbers; a correlation needs the same number of both, at least two"
+            f"there are {x.shape} and {y.shape} numbers; a correlation needs the same number of both, at "
+            "least two"
         )
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         return float("nan")

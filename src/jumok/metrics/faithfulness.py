@@ -1,25 +1,26 @@
 """Faithfulness of attention: remove the most attended words, or as many random words, and compare.
 
-A highlighted text suggests that some words decided the prediction. Two measures test that (DeYoung et al. 2020,
+A highlighted text suggests that some words decided the prediction. Two measures test that (DeYoung et al.
+2020,
 "ERASER"). Both look at the probability of the class that was predicted for the complete text::
 
-    the film was so boring that …           bad 0.95
+    the film was so boring that …         bad 0.95
 
-    comprehensiveness, words removed:       the film was so that …   0.41    drops by 0.54: they were needed
-    sufficiency, only these words kept:     boring                   0.91    drops by 0.04: they are sufficient
+    comprehensiveness, words removed:     the film was so that …   0.41    drops by 0.54: they were needed
+    sufficiency, only these words kept:   boring                   0.91    drops by 0.04: they are sufficient
 
 Any text loses information when words are removed. Each drop is therefore compared with the drop for the same
-number of random words: *attended − random* should be above 0 for comprehensiveness and below 0 for sufficiency.
-All of this is measured at several shares of the words. The mean over the shares is the "area over the
-perturbation curve" (AOPC; the sum in the paper includes the share 0, where nothing drops, and so divides by one
-more).
+number of random words: *attended − random* should be above 0 for comprehensiveness and below 0 for
+sufficiency. All of this is measured at several shares of the words. The mean over the shares is the "area
+over the perturbation curve" (AOPC; the sum in the paper includes the share 0, where nothing drops, and so
+divides by one more).
 
-If a model is very confident, its probability hardly changes while its logits change a lot: 0.99999 to 0.999. The
-drop is therefore also measured in log-odds, log(p / (1 − p)): in this example it is 4.6.
+If a model is very confident, its probability hardly changes while its logits change a lot: 0.99999 to 0.999.
+The drop is therefore also measured in log-odds, log(p / (1 − p)): in this example it is 4.6.
 
 Words are removed by position: the same word elsewhere in the text stays. At least one word is removed and one
-is kept, because the prediction for an empty text is meaningless. Texts of fewer than two words are skipped and
-counted.
+is kept, because the prediction for an empty text is meaningless. Texts of fewer than two words are skipped
+and counted.
 """
 
 from __future__ import annotations
@@ -113,13 +114,14 @@ class Faithfulness:
         )
         if abs(removed.difference) < MIN_DIFFERENCE and self.confident_share > 0.5:
             verdict += (
-                f" The model is very confident (above {CONFIDENT_PROBABILITY} for {100 * self.confident_share:.0f} % of "
-                f"the texts), which hides the effect of words; the log-odds drop by {log_odds.attended:.2f} and "
-                f"{log_odds.random:.2f}."
+                f" The model is very confident (above {CONFIDENT_PROBABILITY} for "
+                f"{100 * self.confident_share:.0f} % of the texts), which hides the effect of words; the "
+                f"log-odds drop by {log_odds.attended:.2f} and {log_odds.random:.2f}."
             )
         return (
-            f"{verdict} If only these words are kept, the probability is {self.probability - kept.attended:.2f} instead "
-            f"of {self.probability:.2f}; for random words it is {self.probability - kept.random:.2f}."
+            f"{verdict} If only these words are kept, the probability is "
+            f"{self.probability - kept.attended:.2f} instead of {self.probability:.2f}; for random words it "
+            f"is {self.probability - kept.random:.2f}."
         )
 
 
@@ -133,12 +135,13 @@ def measure_faithfulness(
     seed: int = 1,
     on_progress: Callable[[int], object] | None = None,
 ) -> Faithfulness:
-    """Remove words from texts, and measure the probability of the class that ``predict`` gives the complete text.
+    """Remove words from texts, and measure the probability of the class predicted for the complete text.
 
     Args:
         texts: Texts as sentences of words.
-        weights: The attention weights of all words of each text, ``(n,)``, or ``(hops, n)``, of which the mean is
-            taken. Words of equal weight are ordered randomly: the order of the text would favour its beginning.
+        weights: The attention weights of all words of each text, ``(n,)``, or ``(hops, n)``, which are
+            averaged. Words of equal weight are ordered randomly: the order of the text would favour its
+            beginning.
         predict: Returns the probabilities ``(N, C)`` of N texts. It never gets an empty text or sentence.
         shares: Shares of the words to remove or to keep.
         num_draws: Random draws of words for each text.
@@ -159,7 +162,8 @@ def measure_faithfulness(
         )
     if not shares or not all(0 < share < 1 for share in shares) or num_draws < 1:
         raise InputError(
-            f"shares={list(shares)}, num_draws={num_draws}: expected shares between 0 and 1, and at least one draw"
+            f"shares={list(shares)}, num_draws={num_draws}: expected shares between 0 and 1, and at least "
+            "one draw"
         )
     perturbed = [
         _PerturbedText(index, text, text_weights, num_draws, seed)
@@ -221,7 +225,7 @@ class _PerturbedText:
         return [words for words in sentences if words]
 
     def versions(self, shares: Sequence[float]) -> Iterator[NDArray[np.bool_]]:
-        """Masks of the words to keep, 2 × shares × orders: first with words removed, then only these words."""
+        """Masks of the words to keep, 2 × shares × orders: all but the selected words, then only these."""
         for keep_selected in (False, True):
             for share in shares:
                 for order in self.orders:
@@ -235,7 +239,8 @@ def _predict_versions(
 ) -> list[tuple[float, NDArray[np.float64]]]:
     """The probability of the class predicted for each text, and of the same class for all its versions."""
     inputs: list[list[list[str]]] = []
-    input_rows = []  # of each text and its versions; a short text has equal versions, which are predicted once
+    # Of each text and its versions; a short text has equal versions, which are predicted once.
+    input_rows = []
     for text in texts:
         rows_by_mask: dict[bytes, int] = {}
         rows = []

@@ -49,8 +49,8 @@ def score_pointing(
     """
     if len(maps) != len(boxes) or min(image_size) < 1:
         raise InputError(
-            f"there are maps of {len(maps)} images, boxes of {len(boxes)}, and image_size={image_size}; expected the "
-            "same number of both, and the height and the width of the images"
+            f"there are maps of {len(maps)} images, boxes of {len(boxes)}, and image_size={image_size}; "
+            "expected the same number of both, and the height and the width of the images"
         )
     hits: list[float] = []
     random_hits: list[float] = []
@@ -58,8 +58,8 @@ def score_pointing(
         weights = _to_numpy(image_maps)
         if weights.ndim != 3 or len(weights) != len(image_boxes) or 0 in weights.shape[1:]:
             raise InputError(
-                f"image {image} has maps of shape {weights.shape} and {len(image_boxes)} boxes; expected (words, "
-                "rows, columns), and a box or None for each word"
+                f"image {image} has maps of shape {weights.shape} and {len(image_boxes)} boxes; expected "
+                "(words, rows, columns), and a box or None for each word"
             )
         for word_map, box in zip(weights, image_boxes, strict=True):
             if box is None:

@@ -65,8 +65,8 @@ def measure_prosody(waveform: NDArray[Any], sample_rate: int) -> Prosody:
 def track_pitch(waveform: NDArray[Any], sample_rate: int) -> FloatArray:
     """The pitch in Hz every 10 ms ``(frames,)``; NaN where there is none.
 
-    Uses the autocorrelation of a frame divided by that of the window (Boersma 1993). Frames far quieter than the
-    loudest have no pitch, nor have frames whose pitch differs from that of both neighbours.
+    Uses the autocorrelation of a frame divided by that of the window (Boersma 1993). Frames far quieter than
+    the loudest have no pitch, nor have frames whose pitch differs from that of both neighbours.
     """
     waveform = _check_waveform(waveform, sample_rate)
     hop = max(1, round(HOP_SECONDS * sample_rate))

@@ -1,8 +1,8 @@
 """Metrics of extractive question answering: *exact match* and *F1*, as in the script of each data set.
 
-Exact match is the share of answers that equal a gold answer. F1 gives partial credit: both answers are bags of
-units, and F1 is the harmonic mean of precision and recall of these units. If there are several gold answers,
-the best one counts. The data sets differ in their normalization and in the unit:
+Exact match is the share of answers that equal a gold answer. F1 gives partial credit: both answers are bags
+of units, and F1 is the harmonic mean of precision and recall of these units. If there are several gold
+answers, the best one counts. The data sets differ in their normalization and in the unit:
 
 ==========  ==========================================================================  ================
 convention  normalization                                                               unit
@@ -14,9 +14,9 @@ jaquad      none                                                                
                                                                                         than a space
 ==========  ==========================================================================  ================
 
-Japanese has no spaces, and Korean words carry particles (서울, 서울에서), so their scripts count characters. Exact
-match compares normalized answers including spaces; only the script of JaQuAD calls an answer exact if its F1 is 1.
-Only the script of SQuAD 2 ignores gold answers that are empty after normalization ("the", "!").
+Japanese has no spaces, and Korean words carry particles (서울, 서울에서), so their scripts count characters.
+Exact match compares normalized answers including spaces; only the script of JaQuAD calls an answer exact if its
+F1 is 1. Only the script of SQuAD 2 ignores gold answers that are empty after normalization ("the", "!").
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def score_answers(
     """
     if len(predictions) != len(gold) or not predictions:
         raise InputError(
-            f"there are {len(predictions)} answers to {len(gold)} questions; expected one answer to each question"
+            f"there are {len(predictions)} answers to {len(gold)} questions; expected one answer to each "
+            "question"
         )
     exact_match = f1 = 0.0
     for prediction, question_gold in zip(predictions, gold, strict=True):
@@ -89,8 +90,8 @@ def select_gold_answers(gold: Sequence[str], convention: AnswerConvention) -> li
 def is_exact_match(prediction: str, gold: str, convention: AnswerConvention) -> bool:
     """Whether a prediction equals a gold answer.
 
-    >>> is_exact_match("《태백산맥》", "태백산맥", "korquad"), is_exact_match("《태백산맥》", "태백산맥", "jaquad")
-    (True, False)
+    >>> [is_exact_match("《태백산맥》", "태백산맥", convention) for convention in ("korquad", "jaquad")]
+    [True, False]
     """
     if convention == "jaquad":
         return answer_f1(prediction, gold, convention) == 1

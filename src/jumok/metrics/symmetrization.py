@@ -37,7 +37,8 @@ __all__ = [
 # Derives links from two maps: (target words, source words) and (source words, target words).
 Symmetrization = Callable[[Tensor, Tensor], AlignmentLinks]
 
-# Horizontal and vertical neighbours first, then diagonal ones, as listed by Koehn. The order affects the result.
+# Horizontal and vertical neighbours first, then diagonal ones, as listed by Koehn. The order affects the
+# result.
 NEIGHBORS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))
 
 
@@ -69,8 +70,8 @@ def union(forward: AlignmentLinks, backward: AlignmentLinks) -> AlignmentLinks:
 def grow_diag(forward: AlignmentLinks, backward: AlignmentLinks) -> AlignmentLinks:
     """The intersection, extended by neighbouring links of either direction that link an unlinked word.
 
-    A neighbour is one word away in either sentence or in both (Och & Ney 2003). As in Koehn's procedure, links
-    are visited by source word and then by target word, repeatedly, until none is added.
+    A neighbour is one word away in either sentence or in both (Och & Ney 2003). As in Koehn's procedure,
+    links are visited by source word and then by target word, repeatedly, until none is added.
 
     >>> sorted(grow_diag(frozenset({(0, 0), (1, 1), (2, 1)}), frozenset({(0, 0), (1, 1)})))
     [(0, 0), (1, 1), (2, 1)]

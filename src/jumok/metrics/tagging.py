@@ -1,7 +1,7 @@
 """Metrics of sequence tagging: precision, recall and F1 of entities, as computed by the script ``conlleval``.
 
-An *entity* is a span of words with a type. It is correct only if its first word, its last word and its type are
-all correct. For the relation between tags and entities see :mod:`jumok.data.readers.tagging`.
+An *entity* is a span of words with a type. It is correct only if its first word, its last word and its type
+are all correct. For the relation between tags and entities see :mod:`jumok.data.readers.tagging`.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def score_tags(targets: Iterable[Sequence[str]], predictions: Iterable[Sequence[
     for number, (target, prediction) in enumerate(zip(targets, predictions, strict=True), 1):
         if len(target) != len(prediction):
             raise InputError(
-                f"sentence {number} has {len(target)} words and {len(prediction)} predicted tags; expected one "
-                "tag for each word"
+                f"sentence {number} has {len(target)} words and {len(prediction)} predicted tags; expected "
+                "one tag for each word"
             )
         gold, predicted = set(extract_entities(target)), set(extract_entities(prediction))
         num_correct.update(entity.type for entity in gold & predicted)

@@ -67,7 +67,7 @@ class TranslationMetric(ABC):
         return TranslationScore(score.name, float(score.score), metric.get_signature().format())
 
     def make_subset_score(self, hypotheses: Sequence[str], references: Sequence[str]) -> FigureFunction:
-        """A function that scores a subset of the sentences, for :func:`~jumok.metrics.bootstrap.bootstrap_models`.
+        """A function that scores a subset of the sentences, for :mod:`jumok.metrics.bootstrap`.
 
         The statistics of each sentence are computed once, on the first call.
         """
@@ -159,7 +159,7 @@ def perplexity(nll: float, num_words: int) -> float:
 
 @dataclass(frozen=True)
 class LengthBin:
-    """The score of the sentences whose source has ``min_words`` to ``max_words`` words; None: no upper limit."""
+    """The score of sentences with ``min_words`` to ``max_words`` source words; None: no upper limit."""
 
     min_words: int
     max_words: int | None
@@ -192,8 +192,8 @@ def score_by_length(
         )
     if bin_width < 1 or last_bin_above < bin_width or last_bin_above % bin_width:
         raise InputError(
-            f"bin_width={bin_width} and last_bin_above={last_bin_above}: expected last_bin_above to be a positive "
-            "multiple of the width"
+            f"bin_width={bin_width} and last_bin_above={last_bin_above}: expected last_bin_above to be a "
+            "positive multiple of the width"
         )
     bin_indices = [min(max(length, 1) - 1, last_bin_above) // bin_width for length in lengths]
     bins = []
@@ -243,8 +243,8 @@ def _check_hypotheses(hypotheses: Sequence[str], references: Sequence[str]) -> N
                 raise InputError(f"{name}[{number}] is {text!r}; expected a string for each sentence")
     if len(hypotheses) != len(references):
         raise InputError(
-            f"there are {len(hypotheses)} hypotheses and {len(references)} references; expected one reference "
-            "for each hypothesis"
+            f"there are {len(hypotheses)} hypotheses and {len(references)} references; expected one "
+            "reference for each hypothesis"
         )
     if not hypotheses:
         raise InputError("there are no sentences; a score needs at least one")

@@ -32,8 +32,8 @@ def pool_to_words(
 ) -> Tensor:
     """Pool the map ``(…, Q, K)`` of pieces to a map of words.
 
-    ``target_word_ids`` and ``source_word_ids`` give the index of the word of each piece, or None if it belongs to no
-    word (EOS), like ``word_ids`` of a tokenizer.
+    ``target_word_ids`` and ``source_word_ids`` give the index of the word of each piece, or None if it
+    belongs to no word (EOS), like ``word_ids`` of a tokenizer.
 
     The weights of the pieces of a source word are **summed**: a row is a distribution over source pieces, and
     attention to any piece of a word is attention to the word. The rows of the pieces of a target word are
@@ -49,8 +49,9 @@ def pool_to_words(
     """
     if weights.shape[-2:] != (len(target_word_ids), len(source_word_ids)):
         raise InputError(
-            f"the weights have shape {tuple(weights.shape)}, and there are {len(target_word_ids)} target and "
-            f"{len(source_word_ids)} source pieces; expected one row per target piece and one column per source piece"
+            f"the weights have shape {tuple(weights.shape)}, and there are {len(target_word_ids)} target "
+            f"and {len(source_word_ids)} source pieces; expected one row per target piece and one column "
+            "per source piece"
         )
     rows, columns = _word_membership(target_word_ids, weights), _word_membership(source_word_ids, weights)
     rows = rows / rows.sum(0).clamp(min=1)  # zeros for a word without pieces
@@ -125,14 +126,14 @@ def score_alignment(predicted: Iterable[AlignmentLinks], gold: Iterable[GoldAlig
         precision = |A ∩ P| / |A|        error rate = 1 − (|A ∩ S| + |A ∩ P|) / (|A| + |S|)
         recall    = |A ∩ S| / |S|        F1 = 2 · precision · recall / (precision + recall)
 
-    Counts are summed over all sentences first. Precision is 1 if no link is predicted, and recall is 1 if there
-    are no sure links.
+    Counts are summed over all sentences first. Precision is 1 if no link is predicted, and recall is 1 if
+    there are no sure links.
     """
     predicted, gold = list(predicted), list(gold)
     if len(predicted) != len(gold) or not predicted:
         raise InputError(
-            f"there are links of {len(predicted)} sentences and gold links of {len(gold)}; expected the same number "
-            "of both, and at least one"
+            f"there are links of {len(predicted)} sentences and gold links of {len(gold)}; expected the "
+            "same number of both, and at least one"
         )
     pairs = list(zip(predicted, gold, strict=True))
     a = sum(len(links) for links, _ in pairs)

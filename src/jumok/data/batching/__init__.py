@@ -1,0 +1,1 @@
+"""Batchers: one module per kind of example."""

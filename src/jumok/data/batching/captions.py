@@ -35,11 +35,12 @@ __all__ = ["CaptionBatcher"]
 class CaptionBatcher(LengthBatcher[CaptionBatch]):
     """Captions with their images, in batches of up to ``max_tokens`` words.
 
-    The captions of a batch have similar lengths, so that there is little padding. With ``mix_lengths`` they have
-    any length. Use it to train an image encoder with batch normalization: the other images of a batch must not
-    reveal the length of a caption. With ``fixed_shapes``, batches are filled up with empty captions.
+    The captions of a batch have similar lengths, so that there is little padding. With ``mix_lengths`` they
+    have any length. Use it to train an image encoder with batch normalization: the other images of a batch
+    must not reveal the length of a caption. With ``fixed_shapes``, batches are filled up with empty captions.
 
-    The index of an example is epoch · EPOCH_STRIDE + its number if images are augmented, otherwise its number.
+    The index of an example is epoch · EPOCH_STRIDE + its number if images are augmented, otherwise its
+    number.
 
     >>> batcher = CaptionBatcher(inputs, [[[7, 8], [9]], [[7]]], max_tokens=64, seed=1)  # doctest: +SKIP
     >>> batcher.collate([0, 2]).labels  # doctest: +SKIP

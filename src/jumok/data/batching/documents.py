@@ -55,9 +55,9 @@ class RaggedDocuments(DocumentBatch):
 class DocumentBatcher(LengthBatcher[DocumentBatch]):
     """Documents with a label each, a class index or a number.
 
-    ``max_tokens`` limits the words of a batch, unless a single document has more. An empty sentence becomes one
-    unknown word, and an empty document one such sentence. ``group_by_steps`` groups documents by the number of
-    sequential steps that they take instead of by their number of words.
+    ``max_tokens`` limits the words of a batch, unless a single document has more. An empty sentence becomes
+    one unknown word, and an empty document one such sentence. ``group_by_steps`` groups documents by the
+    number of sequential steps that they take instead of by their number of words.
 
     >>> documents = [[[7, 8, 9], [5]], [[4, 6]], []]
     >>> batcher = DocumentBatcher(documents, labels=[2, 0, 1], max_tokens=100, seed=1)
@@ -83,7 +83,8 @@ class DocumentBatcher(LengthBatcher[DocumentBatch]):
             raise InputError("there are no documents to train on")
         if len(documents) != len(labels):
             raise InputError(
-                f"there are {len(documents)} documents and {len(labels)} labels; expected one label per document"
+                f"there are {len(documents)} documents and {len(labels)} labels; expected one label per "
+                "document"
             )
         if max_tokens < 1:
             raise InputError(f"max_tokens={max_tokens}: a batch needs a budget of at least one token")

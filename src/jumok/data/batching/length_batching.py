@@ -3,15 +3,16 @@
 A run that was interrupted therefore finds its place again by counting batches; no other state is saved. The
 examples of an epoch are shuffled and divided into windows. Within a window
 
-- *padded* batches are cut from the examples sorted by length, so that there is little padding. The batches are
-  then shuffled again;
+- *padded* batches are cut from the examples sorted by length, so that there is little padding. Then the
+  batches are shuffled again;
 - *packed* batches are cut from the examples in shuffled order. Sequences are concatenated, so their lengths
   need not be similar.
 
 A batch contains as many examples as its budget allows: neither side has more than ``max_tokens`` tokens,
 including padding, BOS and EOS. Only a single example that is longer by itself exceeds the budget.
 
-:class:`LengthBatcher` implements this once. A subclass supplies the lengths of its examples and collates them.
+:class:`LengthBatcher` implements this once. A subclass supplies the lengths of its examples and collates
+them.
 
 Memory: 4 bytes per example for the order and 8 for its lengths, which is 1.2 GB for 100 million examples.
 """
@@ -63,7 +64,7 @@ SORT_WINDOW = 1 << 17  # examples sorted together: enough for similar lengths, f
 EPOCH_STRIDE = 1 << 40  # where examples differ between epochs, their index is epoch · EPOCH_STRIDE + index
 
 
-# ------------------------------------------------------------------------------------------- order of examples
+# ------------------------------------------------------------------------------------------ order of examples
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,8 +109,8 @@ def plan_batches(
         raise InputError(f"max_tokens={max_tokens}: a batch needs a budget of at least one token")
     if source_lengths.shape != target_lengths.shape or source_lengths.ndim != 1:
         raise InputError(
-            f"there are lengths of {source_lengths.shape} sources and {target_lengths.shape} targets; expected "
-            "the same number of both"
+            f"there are lengths of {source_lengths.shape} sources and {target_lengths.shape} targets; "
+            "expected the same number of both"
         )
     rng = np.random.default_rng([seed, epoch])
     order: IndexArray = np.arange(
@@ -184,8 +185,8 @@ def divide_batch(
 ) -> list[IndexArray]:
     """Divide a batch into parts of similar cost, for several processes and accumulation steps.
 
-    The numbers of examples differ by at most one, and the numbers of tokens by at most the longest example. If
-    there are fewer examples than parts, the last parts are empty.
+    The numbers of examples differ by at most one, and the numbers of tokens by at most the longest example.
+    If there are fewer examples than parts, the last parts are empty.
 
     >>> lengths = np.array([7, 2, 5, 4], np.int32)
     >>> [part.tolist() for part in divide_batch(np.arange(4, dtype=np.uint32), lengths, lengths, 2)]
@@ -200,7 +201,7 @@ def divide_batch(
     return [longest_first[part_of_example == part] for part in range(num_parts)]
 
 
-# ------------------------------------------------------------------------------------------- layout of a batch
+# ------------------------------------------------------------------------------------------ layout of a batch
 
 
 @dataclass(frozen=True)
@@ -212,8 +213,8 @@ class SequenceLayout:
     ``packed``: a batch is a single row of concatenated sequences. Its length is a multiple of 1/32 of
     ``max_tokens``, filled up with sequences that do not count, none longer than ``filler_length``.
 
-    ``fixed_shapes``: padded sequences have one of a few lengths (:func:`round_up_lengths`), and a batch has as
-    many rows as its budget allows. Some rows may be fillers that do not count.
+    ``fixed_shapes``: padded sequences have one of a few lengths (:func:`round_up_lengths`), and a batch has
+    as many rows as its budget allows. Some rows may be fillers that do not count.
     """
 
     max_tokens: int
@@ -353,7 +354,7 @@ class ConcatenatedSequences:
         return self.ids[self.positions(indices)].astype(np.int64), self.lengths[indices].astype(np.int64)
 
 
-# ------------------------------------------------------------------------------------------------- the batcher
+# ------------------------------------------------------------------------------------------------ the batcher
 
 
 class EpochLengths(NamedTuple):

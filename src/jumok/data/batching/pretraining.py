@@ -10,12 +10,12 @@ A pair consists of consecutive sentences of a document, as many as fill a sequen
                                                              pair starts at s2
     segments               0   0  0    0   1  1  1    1
 
-A pair that is too long is trimmed at both ends, the longer segment first. Then 15 % of the tokens are selected
-for prediction: 80 % of them become [MASK], 10 % a random word, and 10 % stay as they are.
+A pair that is too long is trimmed at both ends, the longer segment first. Then 15 % of the tokens are
+selected for prediction: 80 % of them become [MASK], 10 % a random word, and 10 % stay as they are.
 
-All random numbers are a function of the seed, the epoch, the first sentence of the pair, and what they are drawn
-for (:class:`~jumok.data.counter_rng.CounterRng`). Any pair can therefore be built at any time, in any process,
-with the same result. The index of a pair is epoch · EPOCH_STRIDE + its first sentence.
+All random numbers are a function of the seed, the epoch, the first sentence of the pair, and what they are
+drawn for (:class:`~jumok.data.counter_rng.CounterRng`). Any pair can therefore be built at any time, in any
+process, with the same result. The index of a pair is epoch · EPOCH_STRIDE + its first sentence.
 
 Shapes: ``N`` pairs, ``T`` tokens of all pairs concatenated, ``M`` masked positions.
 """
@@ -89,14 +89,15 @@ class MaskingConfig:
     def __post_init__(self) -> None:
         if self.sequence_length < NUM_SPECIAL_TOKENS + 2:
             raise ValueError(
-                f"sequence_length={self.sequence_length}: expected {NUM_SPECIAL_TOKENS + 2} or more, for two words"
+                f"sequence_length={self.sequence_length}: expected {NUM_SPECIAL_TOKENS + 2} or more, for "
+                "two words"
             )
         for name in ("short_sequence_probability", "mask_probability"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)}: expected a probability from 0 to 1")
 
 
-# ----------------------------------------------------------------------------------------------- segment pairs
+# ---------------------------------------------------------------------------------------------- segment pairs
 
 
 class SegmentPairs(NamedTuple):
@@ -192,7 +193,7 @@ def _sentence_offsets(store: DocumentStore) -> IntArray:
     return store.sentences.offsets.view(np.int64)
 
 
-# ----------------------------------------------------------------------------------------------------- masking
+# ---------------------------------------------------------------------------------------------------- masking
 
 
 def choose_masked_tokens(
@@ -224,7 +225,8 @@ def choose_masked_tokens(
     sizes = ends[np.searchsorted(ends, order, side="right")] - order
     remaining, is_chosen = num_masked.copy(), np.zeros(len(order), bool)
     while (candidates := np.flatnonzero(~is_chosen & (sizes <= remaining[word_sequence]))).size:
-        # Choose words in order as long as all fit. After the first that does not, smaller ones are tried again.
+        # Choose words in order as long as all fit. After the first that does not, smaller ones are tried
+        # again.
         total = np.cumsum(sizes[candidates])
         first = np.searchsorted(word_sequence[candidates], word_sequence[candidates])
         total_before = np.where(first > 0, total[first - 1], 0)
@@ -242,7 +244,7 @@ def _make_sort_keys(sequence_ids: IntArray, bits: BitArray) -> BitArray:
     return (sequence_ids.astype(np.uint64) << np.uint64(num_bits)) | (bits >> np.uint64(64 - num_bits))
 
 
-# ----------------------------------------------------------------------------------------------------- batches
+# ---------------------------------------------------------------------------------------------------- batches
 
 
 class _FlatPairs(NamedTuple):
@@ -279,13 +281,13 @@ class PretrainingBatcher(LengthBatcher[PretrainingBatch]):
     ) -> None:
         if len(store) < 2:
             raise InputError(
-                "there is only one document, and so none to take a random second segment from; separate documents "
-                "by empty lines"
+                "there is only one document, and so none to take a random second segment from; separate "
+                "documents by empty lines"
             )
         if max_tokens < 2 * config.sequence_length:
             raise InputError(
-                f"train.batch_tokens={max_tokens}: expected room for two sequences of {config.sequence_length} or "
-                "more"
+                f"train.batch_tokens={max_tokens}: expected room for two sequences of "
+                f"{config.sequence_length} or more"
             )
         super().__init__(SequenceLayout(max_tokens, packed, fixed_shapes, config.sequence_length), seed=seed)
         self.store, self.config, self.tokenizer = store, config, tokenizer

@@ -59,16 +59,16 @@ class SpeechBatcher(LengthBatcher[SpeechBatch]):
 
         Args:
             symbols: The symbol ids of each utterance.
-            spectrograms: One ``(T, num_features)`` per utterance. The first ``n_mels`` columns are mel bands. The
-                other columns, if any, are the linear spectrogram.
+            spectrograms: One ``(T, num_features)`` per utterance. The first ``n_mels`` columns are mel bands,
+                and the others, if any, the linear spectrogram.
             max_frames: Budget of a batch.
             seed: Seed of the order.
             n_mels: Defaults to all columns.
             fixed_shapes: Make the same few shapes recur. Batches are filled up with utterances of a single
                 ``</s>`` and a single silent frame, which counts like any other.
             audio_names: Names of the recordings. They are part of the fingerprint.
-            style_groups: One name per utterance. The style reference of an utterance is then the next one of the
-                same group in the batch, so that a style can only express what the group has in common.
+            style_groups: One name per utterance. The style reference of an utterance is then the next one of
+                the same group in the batch, so that a style can only express what the group has in common.
             frame_symbols: One ``(T,)`` per utterance: the index of the symbol spoken in each frame.
         """
         if not len(symbols):
@@ -83,8 +83,9 @@ class SpeechBatcher(LengthBatcher[SpeechBatch]):
         for number, (text, spectrogram) in enumerate(zip(symbols, spectrograms, strict=True)):
             if not len(text) or not len(spectrogram) or spectrogram.shape[1:] != (num_features,):
                 raise InputError(
-                    f"utterance {number} has {len(text)} symbols and a spectrogram of shape {spectrogram.shape}; "
-                    f"expected one or more symbols and (frames, {num_features}), like the first"
+                    f"utterance {number} has {len(text)} symbols and a spectrogram of shape "
+                    f"{spectrogram.shape}; expected one or more symbols and (frames, {num_features}), like "
+                    "the first"
                 )
         if style_groups is not None and len(style_groups) != len(symbols):
             raise InputError(

@@ -29,8 +29,8 @@ __all__ = ["TextPairBatcher"]
 class TextPairBatcher(LengthBatcher[TextPairBatch]):
     """Text pairs with a label each, a class index or a number.
 
-    ``max_tokens`` limits the tokens of either side, padding included, unless a single text is longer. An empty
-    text becomes one unknown token. See :class:`~jumok.data.batching.length_batching.SequenceLayout` for
+    ``max_tokens`` limits the tokens of either side, padding included, unless a single text is longer. An
+    empty text becomes one unknown token. See :class:`~jumok.data.batching.length_batching.SequenceLayout` for
     ``fixed_shapes``.
 
     >>> batcher = TextPairBatcher([[7, 8], [5]], [[4], [6, 9]], labels=[1, 0], max_tokens=100, seed=1)
@@ -55,8 +55,8 @@ class TextPairBatcher(LengthBatcher[TextPairBatch]):
             raise InputError("there are no pairs to train on")
         if not len(first_texts) == len(second_texts) == len(labels):
             raise InputError(
-                f"there are {len(first_texts)} first texts, {len(second_texts)} second texts and {len(labels)} "
-                "labels; expected the same number of each"
+                f"there are {len(first_texts)} first texts, {len(second_texts)} second texts and "
+                f"{len(labels)} labels; expected the same number of each"
             )
         super().__init__(SequenceLayout(max_tokens, fixed_shapes=fixed_shapes), seed=seed)
         self.sides = tuple(

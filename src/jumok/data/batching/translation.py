@@ -26,8 +26,8 @@ __all__ = ["TranslationBatcher"]
 class TranslationBatcher(LengthBatcher[Seq2SeqBatch]):
     """Sentence pairs in batches of up to ``max_tokens`` tokens per side, padded or packed.
 
-    See :class:`~jumok.data.batching.length_batching.SequenceLayout` for ``packed`` and ``fixed_shapes``. A packed
-    row has equally many fillers on both sides.
+    See :class:`~jumok.data.batching.length_batching.SequenceLayout` for ``packed`` and ``fixed_shapes``. A
+    packed row has equally many fillers on both sides.
 
     >>> batcher = TranslationBatcher(store, max_tokens=4096, seed=1)  # doctest: +SKIP
     >>> for index in batcher.batches(epoch=0):                        # doctest: +SKIP

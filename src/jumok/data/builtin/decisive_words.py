@@ -5,10 +5,10 @@
     The tram has a blue roof. The soup was awful. The museum was splendid overall. Once the film was usual.
                           misleading          the one that counts: praise
 
-Every document contains several judgements: praise, blame or neither. Only the judgement in the sentence with a
-*marker* (overall, finally, …) counts. The other judgements are random, and so are the number and the order of the
-sentences. The class therefore depends neither on a position nor on word counts: a model must find the sentence
-with the marker and read the judgement in it.
+Every document contains several judgements: praise, blame or neither. Only the judgement in the sentence with
+a *marker* (overall, finally, …) counts. The other judgements are random, and so are the number and the order
+of the sentences. The class therefore depends neither on a position nor on word counts: a model must find the
+sentence with the marker and read the judgement in it.
 
 >>> document = next(generate_documents(seed=2, count=1))
 >>> words = document.text.replace(".", " .").split()

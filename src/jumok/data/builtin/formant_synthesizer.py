@@ -194,7 +194,7 @@ def _resonator_coefficients(frequency: FloatArray, bandwidth: FloatArray) -> tup
 
 
 def _fft_frequencies(size: int, sample_rate: int) -> tuple[FloatArray, ComplexArray]:
-    """Those of a transform of so many samples at 16 kHz that ``sample_rate`` has room for, and z⁻¹ of each."""
+    """The frequencies of a 16 kHz transform that are below half of ``sample_rate``, and z⁻¹ of each."""
     frequencies: FloatArray = np.arange(size * sample_rate // BASE_SAMPLE_RATE // 2 + 1, dtype=np.float64) * (
         BASE_SAMPLE_RATE / size
     )

@@ -17,11 +17,11 @@ A scene has one to three shapes. It determines its caption completely, so that a
 - A shape is described by its size (only if it is small), colour and kind. No two shapes of a scene share both
   colour and kind.
 - Of two shapes side by side, the left one comes first. Of two shapes above each other, the upper one.
-- Three shapes form a corner. The shape in the corner comes first, with its position relative to the shape beside
-  it and then relative to the shape below or above it.
+- Three shapes form a corner. The shape in the corner comes first, with its position relative to the shape
+  beside it and then relative to the shape below or above it.
 
-Every word that describes a shape (size, colour, kind) has the box of the shape, so that attention can be scored.
-All other words, including relations, have None.
+Every word that describes a shape (size, colour, kind) has the box of the shape, so that attention can be
+scored. All other words, including relations, have None.
 """
 
 from __future__ import annotations
@@ -174,7 +174,10 @@ def _renderer_digest() -> str:
 
 @dataclass(frozen=True, slots=True)
 class BuiltinScene:
-    """A scene as an image input, like :class:`~jumok.data.images.ImageFile`. It is drawn when it is decoded."""
+    """A scene as an image input, like :class:`~jumok.data.images.ImageFile`.
+
+    It is drawn when it is decoded.
+    """
 
     seed: int
     index: int

@@ -135,7 +135,7 @@ SHAPE_DISTANCES: dict[str, Callable[[FloatArray, FloatArray], FloatArray]] = {
 
 @functools.cache
 def _interpolation_weights(size: int) -> FloatArray:
-    """How much of each knot of the waves a pixel has ``(size, NUM_TEXTURE_KNOTS)``: smooth from one to the next."""
+    """Weights ``(size, NUM_TEXTURE_KNOTS)`` of smooth interpolation between the knots of a texture."""
     at = np.linspace(0, NUM_TEXTURE_KNOTS - 1, size)[:, None]
     near = np.clip(1 - np.abs(at - np.arange(NUM_TEXTURE_KNOTS)), 0, 1)
     return np.asarray(near**2 * (3 - 2 * near))

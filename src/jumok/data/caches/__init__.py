@@ -1,0 +1,1 @@
+"""Caches on disk: token ids, image features and spectrograms."""

@@ -94,8 +94,8 @@ def prepare_document_store(
 ) -> DocumentStore:
     """Open the store at ``path`` if it was made from these documents; otherwise write a new one in its place.
 
-    With ``replace=False``, a store of other data is an error, because a run depends on it. A document of a single
-    sentence is skipped and counted.
+    With ``replace=False``, a store of other data is an error, because a run depends on it. A document of a
+    single sentence is skipped and counted.
     """
     identity = ["documents", FORMAT_VERSION, documents.fingerprint, tokenizer.fingerprint]
     fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
@@ -122,8 +122,8 @@ def _write_documents(
             num_sentences = ends[-1]
     if not num_sentences:
         raise InputError(
-            f"no document has {MIN_SENTENCES} sentences or more; {skipped}. Separate documents by an empty line, and "
-            "put each sentence or paragraph on its own line"
+            f"no document has {MIN_SENTENCES} sentences or more; {skipped}. Separate documents by an empty "
+            "line, and put each sentence or paragraph on its own line"
         )
     return {"sentences": num_sentences, "skipped": skipped.counts, "first": skipped.first_locations}
 

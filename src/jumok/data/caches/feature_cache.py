@@ -4,12 +4,12 @@ A cache is a folder, one for each way to compute them::
 
     cache.json     provenance, and the shape of a row, such as [49, 1280]
     features.f16   all rows, 2 bytes per number (features.u8: unsigned integers of 1 byte)
-    NAME.key       a record for each file, in the same order: 32 bytes of a digest of its name, offset, size and
-                   modification time; if files have several rows, 8 more bytes with the end of its rows
+    NAME.key       a record for each file, in the same order: 32 bytes of a digest of its name, offset, size
+                   and modification time; if files have several rows, 8 more bytes with the end of its rows
 
-Rows are synced to disk before their records. Whenever a process is killed, an existing record has its rows, and
-data after the last record is overwritten. A file that has changed has another digest and is read again. Several
-processes may fill a cache; they lock it.
+Rows are synced to disk before their records. Whenever a process is killed, an existing record has its rows,
+and data after the last record is overwritten. A file that has changed has another digest and is read again.
+Several processes may fill a cache; they lock it.
 """
 
 from __future__ import annotations
@@ -188,8 +188,8 @@ class FeatureCache(Generic[S]):
             rows = np.ascontiguousarray(values, self.dtype)
         if not np.isfinite(rows).all():
             raise InputError(
-                f"the features of {sources[0].location} or one of the {len(sources) - 1} sources after it contain "
-                "NaN, infinity or numbers over 65504; expected the range of float16"
+                f"the features of {sources[0].location} or one of the {len(sources) - 1} sources after it "
+                "contain NaN, infinity or numbers over 65504; expected the range of float16"
             )
         return rows
 

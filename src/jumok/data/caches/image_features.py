@@ -43,8 +43,8 @@ class ImageFeatureCache(FeatureCache[ImageSource]):
     ) -> ImageFeatureCache:
         """Open the cache of one encoder, in a folder of caches.
 
-        ``encoder`` must identify everything that features depend on besides the image and its size: the network,
-        its weights, the layer, and how images are cropped.
+        ``encoder`` must identify everything that features depend on besides the image and its size: the
+        network, its weights, the layer, and how images are cropped.
         """
         provenance: dict[str, object] = {"format": FORMAT_VERSION, "encoder": encoder, "size": image_size}
         if storage_type != "float16":
@@ -62,7 +62,7 @@ class ImageFeatureCache(FeatureCache[ImageSource]):
         encode: EncodeImages,
         limits: ImageLimits = IMAGE_LIMITS,
     ) -> Iterator[CaptionExample | InvalidExample]:
-        """Yield the same examples once their features are cached; invalid ones for images that cannot be decoded."""
+        """Yield the same examples once their features are cached, and invalid ones if decoding fails."""
 
         def read(example: CaptionExample) -> NDArray[Any] | InvalidExample:
             pixels = example.image.decode(f"{example.location} {example.image.name}", limits)

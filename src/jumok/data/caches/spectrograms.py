@@ -65,7 +65,7 @@ class SpectrogramCache(FeatureCache[AudioSource]):
     def fill(
         self, examples: Iterable[SpeechExample | InvalidExample], limits: AudioLimits = AUDIO_LIMITS
     ) -> Iterator[SpeechExample | InvalidExample]:
-        """Yield the same examples once their spectrograms are cached; invalid ones if they cannot be decoded."""
+        """Yield the same examples once their spectrograms are cached, and invalid ones if decoding fails."""
 
         def read(example: SpeechExample) -> NDArray[Any] | InvalidExample:
             waveform = example.audio.decode(
@@ -83,7 +83,8 @@ class SpectrogramCache(FeatureCache[AudioSource]):
         rows = np.concatenate(spectrograms)
         if self.shape not in (None, rows.shape[1:]):
             raise InputError(
-                f"{self.path} has frames of shape {self.shape}, but new ones have {rows.shape[1:]}; remove this folder"
+                f"{self.path} has frames of shape {self.shape}, but new ones have {rows.shape[1:]}; remove "
+                "this folder"
             )
         self._append_rows(
             sources, self._to_storage_type(rows, sources), [len(spectrogram) for spectrogram in spectrograms]

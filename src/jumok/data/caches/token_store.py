@@ -1,9 +1,9 @@
 """Token ids of a parallel corpus on disk, written once and read through memory maps.
 
-A corpus may be larger than memory: writing a store holds a few thousand lines at a time. A store is a folder::
+A corpus may be larger than memory: only a few thousand lines are held at a time. A store is a folder::
 
     store.json                               fingerprint, number of examples, and skipped examples
-    source.ids.npy      target.ids.npy       all token ids, concatenated, 2 bytes each (4 if vocab_size > 65,536)
+    source.ids.npy      target.ids.npy       all token ids, concatenated; 2 bytes each (4 for over 65,536 ids)
     source.offsets.npy  target.offsets.npy   example n has the ids from offsets[n] to offsets[n + 1]
 
 It is written to a temporary folder, synced and renamed: a store is always complete.
@@ -151,8 +151,8 @@ def ensure_store(
         )
     if path.exists() and not replace:
         raise InputError(
-            f"the data has changed since {path} was made from it, and a run was trained on that; restore the data, "
-            "or start a new run in another folder"
+            f"the data has changed since {path} was made from it, and a run was trained on that; restore "
+            "the data, or start a new run in another folder"
         )
     with atomic_write_folder(path, lambda: _is_current(path, fingerprint)) as folder:
         metadata = {"format": FORMAT_VERSION, "fingerprint": fingerprint, **write(folder)}
@@ -231,7 +231,10 @@ def open_sequence_writer(
 
 @contextlib.contextmanager
 def open_array_writer(path: Path, dtype: np.dtype[Any]) -> Iterator[Callable[[TokenArray], None]]:
-    """Yield a function that appends numbers to a ``.npy`` file. The header with their count is written last."""
+    """Yield a function that appends numbers to a ``.npy`` file.
+
+    The header with their count is written last.
+    """
     count = 0
 
     def header() -> None:

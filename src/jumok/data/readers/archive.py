@@ -67,7 +67,10 @@ class FileFolder(Generic[M]):
         self.path, self.file_type = path, file_type
 
     def find(self, name: str, location: str) -> M | InvalidExample:
-        """The file of this name. ``location``, where the name was found, is part of an :class:`InvalidExample`."""
+        """The file of this name.
+
+        ``location``, where the name was found, is part of an :class:`InvalidExample`.
+        """
         path = self.path / name
         try:
             status = path.stat()
@@ -112,7 +115,10 @@ class TarArchive(Generic[M]):
         return len(self._by_name)
 
     def find(self, name: str, location: str) -> M | InvalidExample:
-        """The file of this name. ``location``, where the name was found, is part of an :class:`InvalidExample`."""
+        """The file of this name.
+
+        ``location``, where the name was found, is part of an :class:`InvalidExample`.
+        """
         name = name.removeprefix("./")
         file = self._by_name.get(name) or self._by_basename.get(name)
         return file or _missing_file(self.file_type, name, location, self.path)

@@ -5,15 +5,15 @@ A recipe names the captions::
     train: my.tsv          a table (.tsv, .csv, .jsonl or .parquet, optionally .gz), one caption per row, with
                            columns for image and caption, and for the split if all splits are in one table;
                            JSON may have a list of captions
-    train: flickr8k        a folder, here or under JUMOK_DATA, with captions.tsv or another such table, or in the
-                           layout of Flickr8k, Flickr30k and COCO:
+    train: flickr8k        a folder, here or under JUMOK_DATA, with captions.tsv or another such table, or in
+                           the layout of Flickr8k, Flickr30k and COCO:
                            Flickr8k.token.txt (and Flickr_8k.trainImages.txt …), annotations/captions_*.json,
                            and the splits by Karpathy, dataset_*.json
     images: photos.tar     the folder or the .tar with the images, if they are not beside the captions as
                            images.tar, images or in the folder of the published data set
 
-All captions of an image come together. A missing image is an :class:`InvalidExample`. Whether an existing image
-can be decoded is known when it is decoded (see ``images.py``).
+All captions of an image come together. A missing image is an :class:`InvalidExample`. Whether an existing
+image can be decoded is known when it is decoded (see ``images.py``).
 """
 
 from __future__ import annotations
@@ -113,10 +113,10 @@ def read_caption_examples(
     columns: CaptionColumns = DEFAULT_COLUMNS,
     images: str | None = None,
 ) -> Iterator[CaptionExample | InvalidExample]:
-    """Read the images that a recipe names with their captions, and an :class:`InvalidExample` for each missing one.
+    """Read the images that a recipe names and their captions. A missing image is an :class:`InvalidExample`.
 
-    If captions have splits, only those of ``split`` are read; *val*, *valid* and *dev* are the same. A file without
-    splits is read completely, but a folder that has only such a file is an error.
+    If captions have splits, only those of ``split`` are read; *val*, *valid* and *dev* are the same. A file
+    without splits is read completely, but a folder that has only such a file is an error.
     """
     for name in [dataset] if isinstance(dataset, str) else dataset:
         for path, needs_splits in _find_caption_files(name, split):
@@ -140,8 +140,9 @@ def _group_by_image(
         if split is not None:
             if line.split is None and needs_splits:
                 raise InputError(
-                    f"{path} has no splits, so the images of {split} are unknown. Name a file for each split; or "
-                    f"just this one, to hold out some images: data.train={path} data.valid=null data.test=null"
+                    f"{path} has no splits, so the images of {split} are unknown. Name a file for each "
+                    f"split; or just this one, to hold out some images: data.train={path} data.valid=null "
+                    "data.test=null"
                 )
             splits.add(line.split or "")
             if line.split is not None and normalize_split_name(line.split) != normalize_split_name(split):
@@ -237,7 +238,8 @@ def _read_caption_file(path: Path, columns: CaptionColumns) -> CaptionLines:
         return _read_kaggle_csv(path)
     raise InputError(
         f"{path} has captions in an unknown format; its first line is {first_line[:60]!r}. Expected a table "
-        f"({', '.join(readers_formats.TABLE_READERS)}), lines of image.jpg#0, a tab and a caption, or .json of COCO"
+        f"({', '.join(readers_formats.TABLE_READERS)}), lines of image.jpg#0, a tab and a caption, or .json "
+        "of COCO"
     )
 
 
@@ -308,8 +310,9 @@ def _read_json_captions(path: Path) -> CaptionLines:
         raise InputError(f"{path} is not JSON: {error}") from None
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{path} is neither in the format of COCO (images with id and file_name, annotations with image_id and "
-            f"caption) nor of Karpathy's splits (images with filename, split and sentences): {error!r}"
+            f"{path} is neither in the format of COCO (images with id and file_name, annotations with "
+            "image_id and caption) nor of Karpathy's splits (images with filename, split and sentences): "
+            f"{error!r}"
         ) from None
 
 

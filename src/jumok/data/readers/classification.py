@@ -7,8 +7,8 @@ A recipe names the data (see ``parallel_corpus.py``) and its columns::
     label_column: label
     label_names: {0: negative, 1: positive}    the label in the data, and the name of the class
 
-Without ``label_names``, classes are named like their labels and numbered in the order in which they first occur
-in the training data. A row that cannot be used is an :class:`InvalidExample`.
+Without ``label_names``, classes are named like their labels and numbered in the order in which they first
+occur in the training data. A row that cannot be used is an :class:`InvalidExample`.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class LabelSet:
             locations.setdefault(str(example.label), example.location)
             if len(locations) > MAX_LABELS:
                 raise InputError(
-                    f"{example.location}: more than {MAX_LABELS} different labels; is {example.label!r} a label? "
-                    "Set data.label_column to the right column, or data.regression=true for numbers"
+                    f"{example.location}: more than {MAX_LABELS} different labels; is {example.label!r} a "
+                    "label? Set data.label_column to the right column, or data.regression=true for numbers"
                 )
         if len(locations) == 1:
             raise InputError(
@@ -135,7 +135,7 @@ def read_classification_examples(
     regression: bool = False,
     split: str | None = None,
 ) -> Iterator[ClassificationExample | InvalidExample]:
-    """Read the tables that a recipe names, with an :class:`InvalidExample` for each row that cannot be used."""
+    """Read the tables that a recipe names. A row that cannot be used is an :class:`InvalidExample`."""
     requested = [columns.text, columns.label, *([] if columns.pair is None else [columns.pair])]
     for record in tables.read_tables(dataset, requested, split=split, header=columns.header):
         yield record if isinstance(record, InvalidExample) else _make_example(record, regression)

@@ -6,8 +6,8 @@ A file has one of these formats, optionally gzipped::
     .jsonl    one JSON object per line: a document in its field "text"
     .json     the SQuAD format: its articles, without the questions
 
-or it is a table (see :mod:`jumok.data.readers.tables`) of which a recipe names the text column. Several short texts,
-such as reviews, can be joined to one document. Only the current document is held in memory.
+or it is a table (see :mod:`jumok.data.readers.tables`) of which a recipe names the text column. Several short
+texts, such as reviews, can be joined to one document. Only the current document is held in memory.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ class DocumentCorpus:
     predicate: Callable[[TextDocument], bool] | None = None
 
     def read(self, skipped: SkippedExamples | None = None) -> Iterator[TextDocument]:
-        """The documents in order. Invalid ones raise, or, with ``on_error="skip"``, are counted in ``skipped``."""
+        """The documents in order.
+
+        Invalid ones raise, or, with ``on_error="skip"``, are counted in ``skipped``.
+        """
         skipped = SkippedExamples() if skipped is None else skipped
         is_empty = True
         documents = itertools.chain.from_iterable(map(self._read_file, self.files))

@@ -1,7 +1,8 @@
-"""Readers of parallel text, one for each format. Each streams its file and holds only the current row in memory.
+"""Readers of parallel text, one for each format. They hold only the current row in memory.
 
-A reader yields a :class:`TranslationExample` for every sentence pair, and an :class:`InvalidExample` in place of one
-that cannot be used. The caller decides whether to stop or to skip and count these (see ``parallel_corpus.py``).
+A reader yields a :class:`TranslationExample` for every sentence pair, and an :class:`InvalidExample` in place
+of one that cannot be used. The caller decides whether to stop or to skip and count these (see
+``parallel_corpus.py``).
 
 The two *sides* of a pair are given by name or number: columns of a table (a name in its header, or a number
 from 1), keys of a JSON object, or languages of a translation.
@@ -93,7 +94,10 @@ def make_example(source: object, target: object, location: str) -> ExampleOrInva
 
 
 def clean_text(text: object, description: str, location: str) -> str | InvalidExample:
-    """A text, stripped of surrounding white space, if it is valid. ``description`` names it in error messages."""
+    """A text, stripped of surrounding white space, if it is valid.
+
+    ``description`` names it in error messages.
+    """
     if text is None:
         return InvalidExample(location, f"an empty {description}")
     if not isinstance(text, str):
@@ -248,9 +252,9 @@ def _check_no_header(path: Path, sides: Sides, cells: list[str], rows: Iterator[
     is_header = look_like_column_names(cells, requested)
     if is_header and requested:
         raise InputError(
-            f"{path} has no columns {' and '.join(map(repr, requested))}; its first line is {first!r}, {second!r}. "
-            f"If that is a header, name its columns: data.source={first} data.target={second}. If it is a pair, "
-            "put a header above it, or give the numbers of the columns, starting at 1"
+            f"{path} has no columns {' and '.join(map(repr, requested))}; its first line is {first!r}, "
+            f"{second!r}. If that is a header, name its columns: data.source={first} data.target={second}. "
+            "If it is a pair, put a header above it, or give the numbers of the columns, starting at 1"
         )
     if is_header or differs_from_rows(cells, filter(None, itertools.islice(rows, NUM_SAMPLED_LINES))):
         warnings.warn(
@@ -343,7 +347,7 @@ def read_parquet(path: Path, sides: Sides) -> Iterator[ExampleOrInvalid]:
 def iter_parquet_rows(
     path: Path, choose_columns: Callable[[Any], Sequence[tuple[str, ...]]]
 ) -> Iterator[tuple[str, tuple[object, ...]]]:
-    """The location of each row, and its values in the columns that ``choose_columns`` selects from the schema.
+    """The location of each row, and its values in the columns that ``choose_columns`` selects.
 
     A column is given by its path, (name,) or (name, field).
     """

@@ -41,7 +41,7 @@ def look_like_column_names(first_row: Sequence[str], requested: Sequence[str]) -
 
 
 def differs_from_rows(first_row: Sequence[str], rows: Iterable[Sequence[str]]) -> bool:
-    """Whether all cells of the first row are single words, unlike in all other ``rows`` (which include the first).
+    """Whether all cells of the first of ``rows`` are single words, unlike those of all other rows.
 
     >>> differs_from_rows(["ours", "theirs"], [["ours", "theirs"], *[["a dog", "ein Hund"]] * 10])
     True

@@ -12,8 +12,8 @@ A recipe names the data and its two sides::
     source: en                        a file suffix, the name or number (from 1) of a column, or a language
     target: de
 
-Only the current row is held in memory. Empty lines of tables and white space around sentences are ignored. Any
-other example that cannot be used is *invalid*: it stops reading, or it is skipped and counted.
+Only the current row is held in memory. Empty lines of tables and white space around sentences are ignored.
+Any other example that cannot be used is *invalid*: it stops reading, or it is skipped and counted.
 """
 
 from __future__ import annotations
@@ -116,9 +116,9 @@ class ParallelCorpus:
     def from_pairs(cls, name: str, generate: Callable[[], Iterable[tuple[str, str]]]) -> ParallelCorpus:
         """A corpus of pairs from a deterministic function. ``name`` must identify everything they depend on.
 
-        >>> corpus = ParallelCorpus.from_pairs("squares", lambda: ((f"{n} × {n}", str(n * n)) for n in range(3)))
-        >>> list(corpus)[2]
-        TranslationExample(source='2 × 2', target='4', location='squares:3')
+        >>> corpus = ParallelCorpus.from_pairs("squares", lambda: [(f"{n} × {n}", str(n * n)) for n in (2, 3)])
+        >>> list(corpus)[0]
+        TranslationExample(source='2 × 2', target='4', location='squares:1')
         """
 
         def read() -> Iterator[TranslationExample | InvalidExample]:
@@ -128,7 +128,10 @@ class ParallelCorpus:
         return cls((CorpusPart(name, read),))
 
     def read(self, skipped: SkippedExamples | None = None) -> Iterator[TranslationExample]:
-        """The examples in order. Invalid ones raise, or, with ``on_error="skip"``, are counted in ``skipped``."""
+        """The examples in order.
+
+        Invalid ones raise, or, with ``on_error="skip"``, are counted in ``skipped``.
+        """
         skipped = SkippedExamples() if skipped is None else skipped
         is_empty = True
         examples = (example for part in self.parts for example in part.read())
@@ -191,8 +194,8 @@ def find_files(dataset: str | Sequence[str], suffixes: Sequence[str], split: str
     """The files of a data set whose examples are each in a single file.
 
     ``dataset`` is a file, a pattern (``jaquad/train/*``), a split of a folder (``sst2/train``), or a list of
-    these, here or under JUMOK_DATA. If it is just a folder, ``split`` is used. A split is a file with one of the
-    suffixes, gzipped or not.
+    these, here or under JUMOK_DATA. If it is just a folder, ``split`` is used. A split is a file with one of
+    the suffixes, gzipped or not.
     """
     files: list[Path] = []
     for name in [dataset] if isinstance(dataset, str) else dataset:
@@ -214,8 +217,8 @@ def find_files(dataset: str | Sequence[str], suffixes: Sequence[str], split: str
             problem = f"no {split}{suffixes[0]}" if split else "several splits"
             contents = _format_names(split or "", _list_data_names(folder))
             raise InputError(
-                f"{folder} is a folder with {problem}; it contains: {contents}. Name one of its splits, as in "
-                f"{folder.name}/train, or all its files: {name}/*"
+                f"{folder} is a folder with {problem}; it contains: {contents}. Name one of its splits, as "
+                f"in {folder.name}/train, or all its files: {name}/*"
             )
     if not files:
         raise InputError("there is no file to read; name at least one")
@@ -310,8 +313,8 @@ def _make_table_part(path: Path, sides: Sides) -> CorpusPart:
     if _is_plain_text(path):
         suffixes = ", ".join(readers_formats.TABLE_READERS)
         raise InputError(
-            f"{path}: its suffix is none of {suffixes}, so it is one side of parallel text; name both files, as in "
-            f"[{path}, OTHER]"
+            f"{path}: its suffix is none of {suffixes}, so it is one side of parallel text; name both "
+            f"files, as in [{path}, OTHER]"
         )
     read = functools.partial(readers_formats.read_parallel_table, path, sides)
     return CorpusPart(f"{path} {sides}", read, (path,))
@@ -331,8 +334,9 @@ def _missing_split_message(folder: Path, split: str | None, sides: Sides) -> str
     files = [name for name in _list_data_names(folder) if (folder / name).is_file()]
     missing = f"{split}.{sides[0]} and {split}.{sides[1]}" if split else "a split"
     return (
-        f"{folder} is a folder and does not contain {missing}; it contains: {_format_names(split or '', files)}. "
-        f"Name one of its splits, as in {folder.name}/train, and as source and target the suffixes or columns"
+        f"{folder} is a folder and does not contain {missing}; it contains: "
+        f"{_format_names(split or '', files)}. Name one of its splits, as in {folder.name}/train, and as "
+        "source and target the suffixes or columns"
     )
 
 

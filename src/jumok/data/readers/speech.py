@@ -4,8 +4,8 @@ A recipe names the data::
 
     train: LJSpeech-1.1    a folder, here or under JUMOK_DATA, in the layout of LJSpeech: metadata.csv, with
                            lines of name|text|normalized text, and the recordings in wavs/
-    train: my.tsv          a table (.tsv, .csv, .jsonl or .parquet, optionally .gz), one recording per row, with
-                           columns for file and text, and optionally for speaker, emotion and split
+    train: my.tsv          a table (.tsv, .csv, .jsonl or .parquet, optionally .gz), one recording per row,
+                           with columns for file and text, and optionally for speaker, emotion and split
     train: speech/fsdd     a folder, or a .tar that is not unpacked, with such a table (metadata.tsv) in it
     recordings: takes.tar  the folder or the .tar with the recordings, if they are not beside the table
     train: voices          built-in: synthesized number words in several styles
@@ -168,8 +168,8 @@ def read_speech_examples(
 ) -> Iterator[SpeechExample | InvalidExample]:
     """Read the recordings that a recipe names, and an :class:`InvalidExample` for each missing one.
 
-    If recordings have splits, only those of ``split`` are read; *val*, *valid* and *dev* are the same. A table
-    without splits is read completely.
+    If recordings have splits, only those of ``split`` are read; *val*, *valid* and *dev* are the same. A
+    table without splits is read completely.
     """
     for name in [dataset] if isinstance(dataset, str) else dataset:
         with contextlib.ExitStack() as stack:

@@ -69,7 +69,7 @@ class AnswerExample:
 def read_answer_examples(
     dataset: str | Sequence[str], *, allow_unanswerable: bool = False, split: str | None = None
 ) -> Iterator[AnswerExample | InvalidExample]:
-    """Read the files that a recipe names, with an :class:`InvalidExample` for each question that cannot be used.
+    """Read the files that a recipe names. A question that cannot be used is an :class:`InvalidExample`.
 
     A question without an answer (SQuAD 2.0) is invalid unless ``allow_unanswerable`` is set.
     """
@@ -132,7 +132,8 @@ def _parse_question(
 def _describe_misplaced_answer(context: str, text: str, start: int) -> str:
     position = context.find(text)
     actual = f"it is at {position}" if position >= 0 else "it is not in the context"
-    return f"{text[:40]!r} at {start}, where the context has {context[max(start, 0) :][: len(text)][:40]!r}; {actual}"
+    instead = context[max(start, 0) :][: len(text)][:40]
+    return f"{text[:40]!r} at {start}, where the context has {instead!r}; {actual}"
 
 
 def _get_value(tree: Any, key: str) -> Any:
@@ -150,7 +151,7 @@ CharSpan = tuple[int, int]
 
 
 def find_piece_span(char_span: CharSpan, offsets: Sequence[CharSpan]) -> CharSpan | None:
-    """The first and the last piece of a range of characters ``[begin, end)``, given the offsets of all pieces.
+    """The first and the last piece of the characters ``[begin, end)``, given the offsets of all pieces.
 
     None if no piece contains any of the characters, for example control characters.
 
@@ -167,8 +168,8 @@ def extract_answer(
 ) -> ContextSpan:
     """The text of the context from one piece to another, both included.
 
-    A piece of decomposed text (NFD) covers only the first code point of its last letter. The answer is therefore
-    extended to the ``boundaries`` of graphemes of the context.
+    A piece of decomposed text (NFD) covers only the first code point of its last letter. The answer is
+    therefore extended to the ``boundaries`` of graphemes of the context.
 
     >>> extract_answer("the blue house", [(0, 3), (4, 8), (9, 14)], 1, 2, range(15))
     ContextSpan(text='blue house', start=4)

@@ -1,6 +1,7 @@
 """Selected columns of tables, row by row: .tsv, .csv, .jsonl or .parquet, optionally with .gz, or the hub.
 
-A column is given by its name in the header (in JSON, the key) or by its number, starting at 1. A list of columns
+A column is given by its name in the header (in JSON, the key) or by its number, starting at 1. A list of
+columns
 means all of them that the table has, joined into one text::
 
     sentence              the column of that name

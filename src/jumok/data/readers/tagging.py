@@ -1,4 +1,4 @@
-"""Reader of tagged sentences, as in CoNLL-2003: one word per line, with columns separated by spaces or tabs. ::
+"""Reader of tagged sentences, as in CoNLL-2003: one word per line, columns separated by spaces or tabs. ::
 
     EU      NNP  I-NP  I-ORG         word, …, tag: by default the first and the last column
     rejects VBZ  I-VP  O
@@ -12,8 +12,8 @@ Tags describe *entities*, spans of words with a type, in one of two schemes::
     IOB1    I-ORG  O         I-PER  O      O    I-LOC     |   O   I-PER  B-PER  O
     IOB2    B-ORG  O         B-PER  O      O    B-LOC     |   O   B-PER  B-PER  O
 
-``any`` accepts both, like the official scorer: ``B-`` begins an entity, and so does ``I-`` after ``O`` or after
-another type. ``iob1`` and ``iob2`` check each tag. The result is always in IOB2.
+``any`` accepts both, like the official scorer: ``B-`` begins an entity, and so does ``I-`` after ``O`` or
+after another type. ``iob1`` and ``iob2`` check each tag. The result is always in IOB2.
 
 A model reads pieces of words. The first piece has the label of the word, and the other pieces have none::
 
@@ -69,7 +69,7 @@ def read_tagging_examples(
     scheme: TagScheme = "any",
     split: str | None = None,
 ) -> Iterator[TaggingExample | InvalidExample]:
-    """Read the files that a recipe names, with an :class:`InvalidExample` for each sentence that cannot be used.
+    """Read the files that a recipe names. A sentence that cannot be used is an :class:`InvalidExample`.
 
     ``word_column`` and ``tag_column`` are column numbers, starting at 1, or at -1 for the last column.
     """

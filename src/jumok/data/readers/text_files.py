@@ -23,7 +23,7 @@ MAX_LINE_BYTES = 1 << 24  # a longer line is not text, and must not fill the mem
 
 
 def data_folder() -> Path:
-    """The folder of data sets: the environment variable ``JUMOK_DATA``, or ``data`` in the working directory."""
+    """The folder of data sets: the environment variable ``JUMOK_DATA``, by default ``data``."""
     return Path(os.environ.get("JUMOK_DATA") or "data")
 
 

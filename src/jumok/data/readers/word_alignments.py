@@ -3,10 +3,10 @@
 There are two formats, gzipped or not. The first line determines which one a file has::
 
     0-0 1p2 1-1        Pharaoh, one line per sentence pair: i-j is a sure link, ipj or i?j a possible one
-    17 3 4 P           one line per link: the sentence pair (from 1), two words, and S (sure, the default) or P
+    17 3 4 P           one line per link: sentence pair (from 1), two words, and S (sure, the default) or P
 
-Words are numbered from 0 or from 1. A 0 anywhere in the file means from 0; pass ``first_index`` if this guess is
-not safe. The returned indices start at 0.
+Words are numbered from 0 or from 1. A 0 anywhere in the file means from 0; pass ``first_index`` if this guess
+is not safe. The returned indices start at 0.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def find_alignment_file(name: str) -> Path:
         f"{Path(name).name}.links", [path.name for path in folder.iterdir() if path.is_file()]
     )
     raise InputError(
-        f"there is no file {name} or {name}.links.txt; {folder} contains: {', '.join(similar[:10]) or 'nothing'}"
+        f"there is no file {name} or {name}.links.txt; {folder} contains: "
+        f"{', '.join(similar[:10]) or 'nothing'}"
     )
 
 
@@ -66,8 +67,8 @@ def read_alignments(
 ) -> list[GoldAlignment]:
     """The links of every sentence pair, in order.
 
-    ``first_index``: the number of the first word of a sentence, 0 or 1. ``num_pairs``: the number of sentence pairs,
-    because the last ones may have no links.
+    ``first_index``: the number of the first word of a sentence, 0 or 1. ``num_pairs``: the number of sentence
+    pairs, because the last ones may have no links.
     """
     count, records = _read_links(path)
     if num_pairs is not None:

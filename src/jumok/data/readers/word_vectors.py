@@ -1,7 +1,7 @@
 """Reader of pretrained word vectors: text files (fastText ``.vec``, GloVe) or binary files of word2vec.
 
-A file is read once, and only the vectors of words in the vocabulary are kept. Words without a pretrained vector
-keep their initial embedding.
+A file is read once, and only the vectors of words in the vocabulary are kept. Words without a pretrained
+vector keep their initial embedding.
 
 >>> words = tokenizer.ids_to_tokens(range(tokenizer.vocab_size))             # doctest: +SKIP
 >>> vectors = read_word_vectors(Path("wiki.en.vec"), words)                  # doctest: +SKIP

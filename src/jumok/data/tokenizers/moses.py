@@ -1,7 +1,8 @@
 """Moses tokenization of lower-cased and normalized text, in which papers on Multi30k report their scores.
 
-It uses sacremoses, a Python port of the scripts of Moses. Sources, targets and references are tokenized in the
-same way. A translation then consists of such tokens, and ``detokenize`` turns it into plain lower-case text.
+It uses sacremoses, a Python port of the scripts of Moses. Sources, targets and references are tokenized in
+the same way. A translation then consists of such tokens, and ``detokenize`` turns it into plain lower-case
+text.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from jumok.data.readers.text_files import import_optional
 
 __all__ = ["detokenize", "tokenize"]
 
-# Periods before a quote, in German, Spanish and French. The pattern of sacremoses tries a run of periods from each
-# of its characters, which takes quadratic time. This one consumes a run whether or not a quote follows.
+# Periods before a quote, in German, Spanish and French. The pattern of sacremoses tries a run of periods from
+# each of its characters, which takes quadratic time. This one consumes a run whether or not a quote follows.
 QUADRATIC_POINTS = r'(\.+)"(\s*[^<])'
 LINEAR_POINTS = re.compile(r'(\.++)(?:"(\s*[^<]))?')
 

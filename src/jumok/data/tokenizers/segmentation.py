@@ -8,11 +8,12 @@ A word is a run of letters, digits and underscores, each with its combining mark
     東京タワーへ        東 | 京 | タワー | へ           one token per character: Han and Hiragana
     สวัสดี, ខ្មែរ        ส | วั | ส | ดี | , | ខ្មែ | រ    one token per syllable sign: Thai, Lao, Khmer, Myanmar
 
-Scripts without spaces between words need a dictionary for word segmentation. Without one, a token is a character
-with its marks, which is the default of Unicode (UAX #29). Katakana and Hangul form runs like Latin letters.
+Scripts without spaces between words need a dictionary for word segmentation. Without one, a token is a
+character with its marks, which is the default of Unicode (UAX #29). Katakana and Hangul form runs like Latin
+letters.
 
-The patterns below are valid for the ``regex`` package (with ``(?V1)``) and for Oniguruma, which the ``tokenizers``
-library uses. ``[\p{L}\p{N}_]`` equals ``\w`` of the ``re`` module.
+The patterns below are valid for the ``regex`` package (with ``(?V1)``) and for Oniguruma, which the
+``tokenizers`` library uses. ``[\p{L}\p{N}_]`` equals ``\w`` of the ``re`` module.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ LETTERS = rf"\p{{N}}_[\p{{L}}&&[^{SPACELESS_SCRIPTS}]]"  # inside [ ]
 NOT_SYMBOL = r"\p{L}\p{N}_\s\x1c-\x1f"
 # A letter of a script without spaces, with its marks, the Japanese long vowel mark, and stacked consonants
 # (Khmer and Myanmar).
-SPACELESS_SYLLABLE = rf"[\p{{L}}&&[{SPACELESS_SCRIPTS}]](?:[{COMBINING_MARKS}\u30fc]|(?<=[\u17d2\u1039])[\p{{L}}&&[{SPACELESS_SCRIPTS}]])*+"
+_SPACELESS_LETTER = rf"[\p{{L}}&&[{SPACELESS_SCRIPTS}]]"
+SPACELESS_SYLLABLE = (
+    rf"{_SPACELESS_LETTER}(?:[{COMBINING_MARKS}\u30fc]|(?<=[\u17d2\u1039]){_SPACELESS_LETTER})*+"
+)
 _EMOJI = rf"\p{{Extended_Pictographic}}[{COMBINING_MARKS}\p{{Emoji_Modifier}}]*+"
 # Two regional indicators (a flag), or an emoji sequence.
 SYMBOL = rf"\p{{RI}}\p{{RI}}|{_EMOJI}(?:(?<=\u200d){_EMOJI})*+"
@@ -49,7 +53,8 @@ SYMBOL = rf"\p{{RI}}\p{{RI}}|{_EMOJI}(?:(?<=\u200d){_EMOJI})*+"
 def build_word_pattern(letters: str, not_symbol: str) -> str:
     """The pattern of a word. Both arguments are contents of a character class: letters, and non-symbols."""
     run = rf"[{letters}][{letters}{COMBINING_MARKS}]*+"
-    return rf"{run}(?:[-'’]{run}|[.,]\d[\d{COMBINING_MARKS}]*+)*+|{SPACELESS_SYLLABLE}|{SYMBOL}|[^{not_symbol}][{COMBINING_MARKS}]*+"
+    word = rf"{run}(?:[-'’]{run}|[.,]\d[\d{COMBINING_MARKS}]*+)*+"
+    return rf"{word}|{SPACELESS_SYLLABLE}|{SYMBOL}|[^{not_symbol}][{COMBINING_MARKS}]*+"
 
 
 WORD_REGEX = regex.compile("(?V1)" + build_word_pattern(LETTERS, NOT_SYMBOL))

@@ -1,6 +1,7 @@
 """Rule-based sentence splitter for English and related languages, Korean, Japanese and Chinese.
 
-A sentence ends at a mark (. ! ? … 。) and closing quotes or brackets, followed by a space; in Chinese and Japanese,
+A sentence ends at a mark (. ! ? … 。) and closing quotes or brackets, followed by a space; in Chinese and
+Japanese,
 by anything. These marks do not end a sentence::
 
     Dr. King | J. S. Bach | No. 5 | the U.S. Army       abbreviations
@@ -124,7 +125,8 @@ def _is_sentence_end(text: str, begin: int, mark: int, end: int, in_quote: bool)
 def _is_abbreviation(word: str, next_character: str, next_is_starter: bool) -> bool:
     """Whether the period after a word belongs to an abbreviation and does not end the sentence.
 
-    ``next_character``: the first character of the next word. ``next_is_starter``: that word often begins sentences.
+    ``next_character``: the first character of the next word. ``next_is_starter``: that word often begins
+    sentences.
     """
     lowercase_word = word.lower()
     if lowercase_word in NEVER_END_ABBREVIATIONS:

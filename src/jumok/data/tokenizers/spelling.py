@@ -1,7 +1,7 @@
-"""Spelling normalizer for gold word alignments: lower case, no accents, words and symbols separated by spaces.
+"""Spelling normalizer for gold word alignments: lower case, no accents, spaces between all words and symbols.
 
-The gold links of the Hansards are between such words: French contractions are written in full (du: de le,
-l': le), and so are English ones (don't: do not). Normalized text does not change, so that raw training text and
+The gold links of the Hansards are between such words: French contractions are written in full (du: de le, l':
+le), and so are English ones (don't: do not). Normalized text does not change, so that raw training text and
 gold text have the same form.
 """
 

@@ -1,15 +1,15 @@
-"""Tokenizers of translation and word models: BPE, unigram, words or characters, with the ``tokenizers`` library.
+"""BPE, unigram, word and character tokenizers for translation and word models.
 
 A piece at the beginning of a word includes the space before it, written ▁, so that spaces are preserved::
 
     "the  dogs bark."   →   ▁the ▁ ▁dog s ▁bark .   →   "the  dogs bark."
 
-``decode(encode(text)) == text`` for every text in Unicode normalization form NFC, including leading, trailing and
-double spaces, with these exceptions: other white space and line breaks become spaces, ▁ becomes _, ``lowercase``
-lower-cases letters, and unknown characters become ``<unk>``. With ``byte_fallback``, an unknown character becomes
-its UTF-8 bytes instead, which are decoded to the same character. Apart from NFC, text is not normalized: accents
-are kept, and a Hangul syllable is one character. No piece contains both letters and symbols. Decoded text is
-always a single line.
+``decode(encode(text)) == text`` for every text in Unicode normalization form NFC, including leading, trailing
+and double spaces, with these exceptions: other white space and line breaks become spaces, ▁ becomes _,
+``lowercase`` lower-cases letters, and unknown characters become ``<unk>``. With ``byte_fallback``, an unknown
+character becomes its UTF-8 bytes instead, which are decoded to the same character. Apart from NFC, text is
+not normalized: accents are kept, and a Hangul syllable is one character. No piece contains both letters and
+symbols. Decoded text is always a single line.
 
 No text is encoded as a special token: "</s>" in a sentence is four characters. Ids 0 to 3 are those of
 ``jumok.batches.tokens.SPECIAL_TOKENS``, followed by the 256 bytes and the pieces.
@@ -96,10 +96,10 @@ class Tokenizer:
         return [word_numbers[i] for i in encoded.word_ids if i is not None]
 
     def word_ids_from_ids(self, ids: Iterable[int]) -> list[int]:
-        """The index in ``decode(ids).split()`` of the word of each id; -1 for special tokens that are not decoded.
+        """The index in ``decode(ids).split()`` of the word of each id; -1 for ids that are not decoded.
 
-        If the text is known, use ``word_ids_from_text``: ``<unk>`` does not include the space before it, so it counts
-        as a separate word here.
+        If the text is known, use ``word_ids_from_text``: ``<unk>`` does not include the space before it, so
+        it counts as a separate word here.
         """
         ids = list(ids)
         numbers = iter(_number_words(self._decode_each([i for i in ids if i not in (PAD, BOS, EOS)])))

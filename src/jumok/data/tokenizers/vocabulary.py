@@ -1,7 +1,7 @@
 """Training of vocabularies with the trainers of the ``tokenizers`` library, corrected in three respects.
 
-- The same lines give the same vocabulary, byte for byte. The trainers iterate over hash tables in random order,
-  which affects the last digits of a unigram model, and which of several equally rare characters are kept.
+- The same lines give the same vocabulary, byte for byte. The trainers iterate over hash tables in random
+  order, which affects the last digits of a unigram model, and the choice between equally rare characters.
 - A unigram vocabulary contains whole words.
 - Special tokens and bytes have ids that no text is encoded to.
 """
@@ -31,11 +31,11 @@ WORD_END = "\ufdd0"  # marks the end of a word during unigram training; Unicode 
 # The white space of ``str.split``, including line breaks.
 WHITESPACE = "[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))
-# The space, and the characters in the names of special tokens and bytes, are always in the vocabulary, so that
-# such a name in a text can be spelled.
+# The space, and the characters in the names of special tokens and bytes, are always in the vocabulary, so
+# that such a name in a text can be spelled.
 REQUIRED_CHARACTERS = sorted({SPACE, *"".join(SPECIAL_TOKENS + BYTE_PIECES)})
-# A word (see :mod:`jumok.data.tokenizers.segmentation`) or an escaped symbol of Moses (&apos;s), each with the
-# space before it. In Oniguruma \w is a letter, a mark or a decimal digit, and outside of [ ] also ² or ½.
+# A word (see :mod:`jumok.data.tokenizers.segmentation`) or an escaped symbol of Moses (&apos;s), each with
+# the space before it. In Oniguruma \w is a letter, a mark or a decimal digit, and outside of [ ] also ² or ½.
 _WORD_LETTER = rf"\p{{Nd}}¹²³¼½¾[\w&&[^{SPACELESS_SCRIPTS}]]"
 _UNPREFIXED_WORD = build_word_pattern(_WORD_LETTER, not_symbol=rf"\w{SPACE}")
 WORD_PATTERN = rf"{SPACE}?(?:&\w+;\w*|{_UNPREFIXED_WORD}|\w)|{SPACE}"
@@ -108,8 +108,8 @@ def train_backend(lines: Iterable[str], config: TokenizerConfig) -> tokenizers.T
         if "not large enough" not in str(error):
             raise
         raise InputError(
-            f"vocab_size={config.vocab_size}: a unigram vocabulary must contain all characters of the text; increase "
-            "it, or use type bpe, which encodes rare characters as bytes"
+            f"vocab_size={config.vocab_size}: a unigram vocabulary must contain all characters of the text; "
+            "increase it, or use type bpe, which encodes rare characters as bytes"
         ) from None
     return _configure_pipeline(
         tokenizers.Tokenizer(_make_model(json.loads(trainee.to_str())["model"], config)), config
@@ -119,9 +119,9 @@ def train_backend(lines: Iterable[str], config: TokenizerConfig) -> tokenizers.T
 def _add_word_ends(lines: Iterator[str], pipeline: tokenizers.Tokenizer) -> Iterator[str]:
     """The lines, followed by every distinct word with WORD_END.
 
-    The candidate pieces of the unigram trainer are strings that occur before different characters in its list of
-    distinct words. A whole word occurs there once, so it would never become a piece, and sentences would be one
-    seventh longer. Followed by WORD_END, it occurs twice.
+    The candidate pieces of the unigram trainer are strings that occur before different characters in its list
+    of distinct words. A whole word occurs there once, so it would never become a piece, and sentences would
+    be one seventh longer. Followed by WORD_END, it occurs twice.
     """
     words: set[str] = set()
     for line in lines:
@@ -137,9 +137,9 @@ def _break_count_ties(
 ) -> Iterator[str]:
     """The lines, followed by some characters again, so that it is clear which are the most frequent ones.
 
-    The BPE trainer keeps the ``max_characters`` most frequent characters. If several are equally frequent and not
-    all can be kept, it chooses arbitrarily. The ones with the lowest code points are therefore repeated here,
-    between WORD_ENDs.
+    The BPE trainer keeps the ``max_characters`` most frequent characters. If several are equally frequent and
+    not all can be kept, it chooses arbitrarily. The ones with the lowest code points are therefore repeated
+    here, between WORD_ENDs.
     """
     counts = np.zeros(0x110000, np.int64)
     while chunk := list(itertools.islice(lines, 1000)):
@@ -239,8 +239,8 @@ def _make_model(trained_model: dict[str, Any], config: TokenizerConfig) -> model
 def _stabilize_scores(scores: list[tuple[str, float]]) -> list[tuple[str, float]]:
     """The scores of a unigram model, without the differences between repeated trainings.
 
-    The trainer iterates over hash tables in random order. That affects the last digits of its sums, and the scores
-    of the rarest characters, which it makes distinct by steps of 0.0001 above the lowest score.
+    The trainer iterates over hash tables in random order. That affects the last digits of its sums, and the
+    scores of the rarest characters, which it makes distinct by steps of 0.0001 above the lowest score.
     """
     lowest = min(score for _, score in scores)
     spread = 0.0001 * (sum(len(piece) == 1 for piece, _ in scores) + 1)

@@ -7,8 +7,8 @@
                     p2 p3 p4 p5 p6
                           p4 p5 p6 p7 p8
 
-Windows begin every ``stride`` pieces, but at least every half window: a piece at the end of one window is in the
-middle of another.
+Windows begin every ``stride`` pieces, but at least every half window: a piece at the end of one window is in
+the middle of another.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
     "A dull start. I laughed!"   →   [A dull start .] [I laughed !]   →   [a dull start .] [i laughed !]
      text                             sentences of words                   tokens, or pieces of words
 
-A word consists of letters and digits with symbols inside, or it is a single symbol (for the rules of all scripts
-see :mod:`jumok.data.tokenizers.segmentation`). Each word is encoded as if a space preceded it. The ids therefore
-depend only on the words, and removing a word does not affect its neighbours.
+A word consists of letters and digits with symbols inside, or it is a single symbol (for the rules of all
+scripts see :mod:`jumok.data.tokenizers.segmentation`). Each word is encoded as if a space preceded it. The
+ids therefore depend only on the words, and removing a word does not affect its neighbours.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def segment_text(text: str, *, strip_markup: bool = False) -> SegmentedText:
 def _iter_sentences(text: str, strip_markup: bool) -> Iterator[str]:
     text = unicodedata.normalize("NFC", text)
     if strip_markup:
-        # Python converts at most 4,300 digits. Eight digits without leading zeros are already beyond Unicode, and
-        # ``html.unescape`` replaces them by U+FFFD.
+        # Python converts at most 4,300 digits. Eight digits without leading zeros are already beyond Unicode,
+        # and ``html.unescape`` replaces them by U+FFFD.
         text = NUMERIC_REFERENCE.sub(_decode_reference, text)
         text = LONG_REFERENCE.sub(lambda match: match[0].lstrip("0")[:8] or "0", text)
         text = html.unescape(text)

@@ -4,12 +4,13 @@
 
     "Unbelievable, 친구와!"   →   un ##believ ##able , 친구 ##와 !
 
-Control characters are removed, Chinese characters and symbols become separate words, and letters are lower-cased
-if ``lowercase`` is set. Accents are kept unless ``strip_accents`` is set, which would split Hangul syllables.
+Control characters are removed, Chinese characters and symbols become separate words, and letters are
+lower-cased if ``lowercase`` is set. Accents are kept unless ``strip_accents`` is set, which would split
+Hangul syllables.
 
 A vocabulary is trained on text, or loaded from a Hugging Face folder, with the same ids and offsets as
-``transformers``. No text is encoded as a special token unless ``allow_special`` is set: "[SEP]" in a sentence is
-three pieces.
+``transformers``. No text is encoded as a special token unless ``allow_special`` is set: "[SEP]" in a sentence
+is three pieces.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class WordPieceConfig:
 class WordPieceEncoding:
     """The pieces of a text: their ids, their character offsets, and the indices of their words.
 
-    Words are separated by spaces and symbols. If the input is a list of words, these count, and offsets start at the
-    beginning of a word.
+    Words are separated by spaces and symbols. If the input is a list of words, these count, and offsets start
+    at the beginning of a word.
     """
 
     ids: list[int]
@@ -100,7 +101,7 @@ class WordPieceTokenizer:
         strip_accents: bool = False,
         initial_alphabet: str = "",
     ) -> WordPieceTokenizer:
-        """Train a vocabulary that contains ``initial_alphabet``. The same texts give the same one, byte for byte.
+        """Train a vocabulary with ``initial_alphabet``. The same texts give the same one, byte for byte.
 
         ``texts`` are iterated twice, so they must not be an iterator. All distinct words are held in memory.
         """
@@ -235,7 +236,10 @@ class WordPieceTokenizer:
     # ------------------------------------------------------------------------------------ encode and decode
 
     def encode(self, texts: Sequence[str], *, allow_special: bool = False) -> list[list[int]]:
-        """The ids of each text, without [CLS] and [SEP]. With ``allow_special``, "[MASK]" in a text is a mask."""
+        """The ids of each text, without [CLS] and [SEP].
+
+        With ``allow_special``, "[MASK]" in a text is a mask.
+        """
         encoded = self._encode_batch(
             texts, allow_special=allow_special, is_pretokenized=False, with_offsets=False
         )
@@ -330,7 +334,7 @@ def _configure_backend(
     split_chinese: bool = True,
     compose_accents: bool = True,
 ) -> tokenizers.Tokenizer:
-    """A tokenizer with this model. ``compose_accents``: normalize to NFC, so that a letter includes its accent."""
+    """A tokenizer with this model. ``compose_accents``: a letter and its accent become one (NFC)."""
     tokenizer = tokenizers.Tokenizer(model)
     normalizer = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=split_chinese, strip_accents=strip_accents, lowercase=lowercase

@@ -12,8 +12,8 @@ English sentence has one translation, and the links are known. English is in low
 punctuation, so that every word has one form; words are what blanks part, in both languages. Korean is in the
 plain written style (-다), each noun with its particle.
 
-Sentences have 3 to ``max_words`` words, most of them 5 to 20; the long ones are clauses joined by *and*, *but*,
-*because*, *when* and *if*. There are far more of them than anybody can learn by heart.
+Sentences have 3 to ``max_words`` words, most of them 5 to 20; the long ones are clauses joined by *and*,
+*but*, *because*, *when* and *if*. There are far more of them than anybody can learn by heart.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ MAX_MISSED_DRAWS = 20_000  # draws without a new sentence, after which there are
 class SentencePair:
     """A sentence and its translation; words are what blanks part, counted from 0.
 
-    ``sure_links`` are the sure ones, (English word, Korean word): every Korean word has one, and nearly always
-    just one. ``possible_links`` ones come besides: prepositions, helping verbs and conjunctions with the Korean
-    word whose particle or ending says them. Articles have neither, nor has a subject that Korean says once.
+    ``sure_links`` are the sure ones, (English word, Korean word): every Korean word has one, and nearly
+    always just one. ``possible_links`` ones come besides: prepositions, helping verbs and conjunctions with
+    the Korean word whose particle or ending says them. Articles have neither, nor has a subject that Korean
+    says once.
     """
 
     english: str
@@ -164,5 +165,6 @@ def _check_sizes(count: int, max_words: int) -> None:
         raise InputError(f"count is {count}; it is a number of sentences, 0 or more")
     if max_words < MIN_WORDS:
         raise InputError(
-            f"longest is {max_words}; the shortest sentences have {MIN_WORDS} words, so give {MIN_WORDS} or more"
+            f"longest is {max_words}; the shortest sentences have {MIN_WORDS} words, so give {MIN_WORDS} or "
+            "more"
         )

@@ -85,9 +85,10 @@ DEMONSTRATIVES = {
 class ClauseScope:
     """Where a clause stands, and what it may hold there.
 
-    ``allow_lists``: noun phrases joined by and; ``allow_relative``: a relative clause at its end; ``allow_new_subject``: a subject that
-    is spoken of for the first time; ``allow_time``: it may say when; ``is_event``: it tells what happens, and not how
-    things are, or, if it is one of ``allow_feeling`` too, how somebody feels; ``is_embedded``: within another clause.
+    ``allow_lists``: noun phrases joined by and; ``allow_relative``: a relative clause at its end;
+    ``allow_new_subject``: a subject that is spoken of for the first time; ``allow_time``: it may say when;
+    ``is_event``: it tells what happens, and not how things are, or, if it is one of ``allow_feeling`` too,
+    how somebody feels; ``is_embedded``: within another clause.
     """
 
     tense: Tense

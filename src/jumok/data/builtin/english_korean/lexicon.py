@@ -114,12 +114,12 @@ class PlacePhrase:
 
 @dataclass(frozen=True, eq=False)
 class Verb:
-    """A verb, and what it may be said with.
+    """A verb, and how it may be used.
 
-    ``particle`` follows it in English (wait *for*), ``korean_prefix`` comes before it in Korean (*have*: 가지고 있다),
-    ``negation_stem`` negates it (먹지 않다, 찾지 못하다), or ``opposite_stem`` says its negation in one word (*not know*
-    is 모르다). ``allows_progressive``: it takes a while, so that one can be doing it, or do it and then something else.
-    ``is_stative``: a lasting state, that nobody can or must be in.
+    ``particle`` follows it in English (wait *for*), and ``korean_prefix`` precedes it in Korean (*have* is
+    가지고 있다). ``negation_stem`` negates it (먹지 않다, 찾지 못하다), or ``opposite_stem`` is its negation
+    in one word (*not know* is 모르다). ``allows_progressive``: an activity with a duration, which can be
+    ongoing or followed by another one. ``is_stative``: a state, for which *can* and *must* are not used.
     """
 
     base: str

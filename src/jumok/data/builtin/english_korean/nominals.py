@@ -240,7 +240,7 @@ class NominalSampler:
         return None
 
     def _draw_possessive(self, *, unused_owner: bool) -> Phrase:
-        """my, minsu's, the teacher's; ``unused_owner``: of nobody who has been spoken of (i am *your* friend)."""
+        """my, minsu's, the teacher's; ``unused_owner``: an owner not mentioned yet (i am *your* friend)."""
         if self.rng.bernoulli(0.6):
             owner = self.draw_unused(lexicon.PRONOUNS) if unused_owner else self.rng.choice(lexicon.PRONOUNS)
             return add_particle(align_words(owner.possessive, owner.korean), OF)
