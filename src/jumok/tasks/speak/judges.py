@@ -1,11 +1,11 @@
-"""Judges of a voice: small classifiers that learned from recordings alone, and listen to what was said.
+"""Judges of a voice: small classifiers that are trained on recordings only, and classify synthesized speech.
 
-Where recordings have labels (which of a few texts, who speaks, with which emotion), judges learn to tell them
-from the *real* training recordings. Then the voice says each text in the style of a recording of **another
-text** by the same speaker, with the same emotion, and the judges are asked: which text was that? Whose style?
-How good they are is told beside it: on the real recordings of the split.
+If recordings have labels (one of a few texts, the speaker, the emotion), judges learn to predict them from the *real*
+training recordings. Then the voice speaks each text in the style of a recording of **another text** by the same
+speaker with the same emotion, and the judges predict the text and the style. Their accuracy on the real recordings of
+the split is reported next to it.
 
-A judge hears the waveform, as a listener would: made of what the model says, and turned into mels again.
+A judge gets mel spectrograms of the waveform, as a listener hears it, not those that the model predicts.
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ __all__ = [
 ]
 
 LABEL_FIELDS = ("text", "speaker", "emotion")
-MAX_CLASSES, MIN_CLASS_EXAMPLES = (
-    24,
-    5,
-)  # kinds of a label, and recordings of each in the training data, that can be learned
+MAX_CLASSES, MIN_CLASS_EXAMPLES = 24, 5  # limits of what can be learned: classes, and recordings of each
 CHANNELS = (16, 32, 64, 64)
 BATCH_SIZE = 64  # recordings in a batch
 NUM_STEPS, LEARNING_RATE = 500, 3e-3
@@ -46,7 +43,7 @@ Mels = Sequence[NDArray[np.float32]]  # (T, M) each
 
 
 class SpeechJudge(nn.Module):
-    """Convolutions over mels, the mean and the most over time, and a class.
+    """Convolutions over mel spectrograms, mean and maximum over time, and a linear classifier.
 
     >>> SpeechJudge(num_mels=40, num_classes=10)(torch.zeros(2, 33, 40), torch.tensor([33, 20])).shape
     torch.Size([2, 10])
@@ -64,7 +61,7 @@ class SpeechJudge(nn.Module):
         self.output = nn.Linear(2 * bands * CHANNELS[-1], num_classes)
 
     def forward(self, mels: Tensor, lengths: Tensor) -> Tensor:
-        """Logits ``(B, num_classes)`` of mels ``(B, T, M)`` with so many real frames, zero behind them."""
+        """Logits ``(B, num_classes)`` of mels ``(B, T, M)`` with these lengths, padded with zeros."""
         x = self.layers(4 * mels[:, None] - 2).transpose(1, 2).flatten(2)  # (B, T', …)
         left = (lengths + 2 ** len(CHANNELS) - 1) // 2 ** len(CHANNELS)
         real = (torch.arange(x.shape[1], device=x.device) < left[:, None])[..., None]
@@ -77,7 +74,7 @@ class SpeechJudge(nn.Module):
 def train_judge(
     mels: Mels, labels: Sequence[int], *, seed: int, device: torch.device, num_steps: int
 ) -> SpeechJudge:
-    """A judge that has learned to tell these recordings apart, as they are and a little changed."""
+    """Train a judge on recordings and augmented copies of them."""
     chance = np.random.default_rng(seed)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.enable_grad(), torch.inference_mode(False):
@@ -99,7 +96,7 @@ def train_judge(
 
 @torch.inference_mode()
 def predict_probabilities(model: SpeechJudge, mels: Mels) -> NDArray[np.float64]:
-    """How likely each class is for each sound: ``(sounds, num_classes)``."""
+    """The probabilities of the classes: ``(N, num_classes)``."""
     device = model.output.weight.device
     found = []
     for begin in range(0, len(mels), BATCH_SIZE):
@@ -109,7 +106,7 @@ def predict_probabilities(model: SpeechJudge, mels: Mels) -> NDArray[np.float64]
 
 
 def _sample_batches(num_examples: int, num_steps: int, rng: np.random.Generator) -> Any:
-    """Numbers of recordings, all of them before one comes again."""
+    """Indices of recordings; each epoch has all of them once."""
     left: list[int] = []
     for _ in range(num_steps):
         while len(left) < BATCH_SIZE:
@@ -119,9 +116,7 @@ def _sample_batches(num_examples: int, num_steps: int, rng: np.random.Generator)
 
 
 def _augment_mel(mel: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.float32]:
-    """Faster or slower, louder or softer, with silence around it, noise, gaps, or blurred, as speech is that
-    a model makes.
-    """
+    """Change speed and loudness, add silence, noise and gaps, and blur, as a model's speech is blurred."""
     frames = max(4, round(len(mel) * rng.uniform(0.85, 1.15)))
     at = np.linspace(0, len(mel) - 1, frames)
     low = np.floor(at).astype(int)
@@ -152,48 +147,50 @@ def _collate_mels(mels: Mels, device: torch.device) -> tuple[Tensor, Tensor]:
     return batch.to(device), torch.tensor(sizes, device=device)
 
 
-# ------------------------------------------------------------------------------------------------- a voice
+# ------------------------------------------------------------------------------------------------- evaluation
 
 
 def evaluate_with_judges(
     predictor: SpeechPredictor, examples: Sequence[SpeechExample], mels: Mels, style_weights: Tensor | None
 ) -> dict[str, Any]:
-    """What judges say of a voice, by label: a table, and each figure by its name.
+    """The accuracies of judges, by label: a table, and each metric by its name.
 
-    Speakers that the voice never heard are told apart from those it learned from: these are then taken from
-    the validation data, unless the split has them.
+    Speakers that the training data does not have are reported separately from those that it has. If the split has
+    only new speakers, the others are taken from the validation data.
     """
     train = predictor.task.train_split().examples
-    learnable = [name for name in LABEL_FIELDS if _is_learnable([getattr(one, name) for one in train])]
-    if not learnable:
+    labels = [name for name in LABEL_FIELDS if _is_learnable([getattr(x, name) for x in train])]
+    if not labels:
         return {}
-    known = {one.speaker for one in train}
+    known_speakers = {example.speaker for example in train}
     groups = {"": list(range(len(examples)))}
-    if any(one.speaker not in known for one in examples):
+    if any(example.speaker not in known_speakers for example in examples):
         groups = {
-            "known": [n for n, one in enumerate(examples) if one.speaker in known],
-            "new": [n for n, one in enumerate(examples) if one.speaker not in known],
+            "known": [n for n, example in enumerate(examples) if example.speaker in known_speakers],
+            "new": [n for n, example in enumerate(examples) if example.speaker not in known_speakers],
         }
         if not groups["known"]:
             first = len(examples)
             more = predictor.load_split("valid").examples
-            own = predictor.load_mels(more)
-            examples, mels = [*examples, *more], [*mels, *own]
+            more_mels = predictor.load_mels(more)
+            examples, mels = [*examples, *more], [*mels, *more_mels]
             if style_weights is not None:
-                style_weights = torch.cat([style_weights, predictor.extract_style_weights(*own)])
+                style_weights = torch.cat([style_weights, predictor.extract_style_weights(*more_mels)])
             groups["known"] = list(range(first, len(examples)))
-    heard = _synthesize_mels(predictor, examples, style_weights)
-    real = predictor.load_mels(train)
-    found: dict[str, Any] = {}
+    synthesized = _synthesize_mels(predictor, examples, style_weights)
+    train_mels = predictor.load_mels(train)
+    metrics: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
-    for label in learnable:
-        each = _compute_accuracies(predictor, label, train, real, examples, mels, heard, groups)
-        for group, (of_real, of_said, classes, count) in each.items():
-            row = {"judges tell": label, "speakers": group or "all", "real": of_real, "said": of_said}
-            rows.append({**row, "chance": 1 / classes, "sounds": count})
+    for label in labels:
+        accuracies = _compute_accuracies(
+            predictor, label, train, train_mels, examples, mels, synthesized, groups
+        )
+        for group, (real, speech, num_classes, count) in accuracies.items():
+            row = {"label": label, "speakers": group or "all", "real": real, "synthesized": speech}
+            rows.append({**row, "chance": 1 / num_classes, "count": count})
             name = f"judges/{label}{f'_{group}' if group else ''}"
-            found |= {name: of_said, f"{name}_real": of_real}
-    return found | {"judges": rows}
+            metrics |= {name: speech, f"{name}_real": real}
+    return metrics | {"judges": rows}
 
 
 def _compute_accuracies(
@@ -206,55 +203,61 @@ def _compute_accuracies(
     synthesized_mels: Mels,
     groups: dict[str, list[int]],
 ) -> dict[str, tuple[float, float, int, int]]:
-    """By group: how often judges are right of real recordings and of what was said, the mean of them all."""
-    names = sorted({getattr(one, label) for one in train})
-    number = {name: at for at, name in enumerate(names)}
-    wanted = np.array([number.get(getattr(one, label), -1) for one in examples])
-    right = []
-    for seed in range(1, predictor.run.recipe.evaluation.num_judges + 1):
-        labels = [number[getattr(one, label)] for one in train]
-        model = train_judge(train_mels, labels, seed=seed, device=predictor.device, num_steps=NUM_STEPS)
-        right.append(
-            [predict_probabilities(model, sounds).argmax(1) == wanted for sounds in (mels, synthesized_mels)]
+    """By group: mean accuracy on real and on synthesized speech, number of classes, number of examples."""
+    names = sorted({getattr(example, label) for example in train})
+    class_ids = {name: index for index, name in enumerate(names)}
+    targets = np.array([class_ids.get(getattr(example, label), -1) for example in examples])
+    train_targets = [class_ids[getattr(example, label)] for example in train]
+    is_correct = []
+    for seed in range(1, predictor.task.recipe.evaluation.num_judges + 1):
+        judge = train_judge(
+            train_mels, train_targets, seed=seed, device=predictor.device, num_steps=NUM_STEPS
         )
-    shares = np.mean(right, 0)  # (real and said, sounds)
-    found = {}
+        is_correct.append(
+            [predict_probabilities(judge, x).argmax(1) == targets for x in (mels, synthesized_mels)]
+        )
+    real, speech = np.mean(is_correct, 0)  # (N,) each
+    accuracies = {}
     for group, members in groups.items():
-        those = [at for at in members if wanted[at] >= 0]
-        if those:
-            found[group] = (*(float(one[those].mean()) for one in shares), len(names), len(those))
-    return found  # type: ignore[return-value]
+        indices = [index for index in members if targets[index] >= 0]
+        if indices:
+            means = float(real[indices].mean()), float(speech[indices].mean())
+            accuracies[group] = (*means, len(names), len(indices))
+    return accuracies
 
 
 def _synthesize_mels(
     predictor: SpeechPredictor, examples: Sequence[SpeechExample], style_weights: Tensor | None
 ) -> list[NDArray[np.float32]]:
-    """Each text in the style of a recording of another one, as mels of its waveform."""
-    given = style_weights if style_weights is None else style_weights[choose_style_references(examples)]
-    rate = predictor.audio.config.sample_rate
-    found = []
-    for piece in predictor.synthesize_segments([one.text for one in examples], given):
-        wave = predictor.audio.preprocess(piece.waveform, rate)
-        found.append(predictor.audio.mel_spectrogram(wave if len(wave) else np.zeros(rate // 10, np.float32)))
-    return found
+    """Each text in the style of a recording of another text, as mel spectrograms of its waveform."""
+    if style_weights is not None:
+        style_weights = style_weights[choose_style_references(examples)]
+    audio, sample_rate = predictor.audio, predictor.audio.config.sample_rate
+    mels = []
+    for segment in predictor.synthesize_segments([example.text for example in examples], style_weights):
+        waveform = audio.preprocess(segment.waveform, sample_rate)
+        if not len(waveform):
+            waveform = np.zeros(sample_rate // 10, np.float32)
+        mels.append(audio.mel_spectrogram(waveform))
+    return mels
 
 
 def choose_style_references(examples: Sequence[SpeechExample]) -> list[int]:
-    """For each recording the number of the next one of another text, but alike in speaker and emotion.
+    """For each recording the index of the next one with the same speaker and emotion, but another text.
 
-    Where there is none, its own.
+    If there is none, its own index.
     """
-    found = []
-    for at, one in enumerate(examples):
-        order = (*range(at + 1, len(examples)), *range(at))
-        alike = (
+    references = []
+    for index, example in enumerate(examples):
+        order = (*range(index + 1, len(examples)), *range(index))
+        matches = (
             n
             for n in order
-            if (examples[n].speaker, examples[n].emotion) == (one.speaker, one.emotion)
-            and examples[n].text != one.text
+            if (examples[n].speaker, examples[n].emotion) == (example.speaker, example.emotion)
+            and examples[n].text != example.text
         )
-        found.append(next(alike, at))
-    return found
+        references.append(next(matches, index))
+    return references
 
 
 def _is_learnable(labels: Sequence[str]) -> bool:
