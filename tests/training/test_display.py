@@ -91,7 +91,8 @@ def test_a_warm_up_longer_than_the_training_is_told(tmp_path: Path) -> None:
         return file.getvalue().splitlines()[0]
 
     assert told("short", max_steps=None, max_epochs=4) == (
-        "The training has 20 steps, and train.warmup_steps is 70: the warm-up is shortened to 2 steps, a tenth."
+        "The training has 20 steps, and train.warmup_steps is 70: "
+        "the warm-up is shortened to 2 steps, a tenth."
     )
     assert "never reaches its peak" in told("given", max_steps=7)
     assert told("long", max_steps=71).startswith("epoch 1")

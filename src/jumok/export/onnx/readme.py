@@ -198,8 +198,8 @@ def _select_translation_code(run: Run, model: Seq2Seq | ConvolutionalSeq2Seq) ->
         notes += ATTENTION_NOTE
     if recipe.data.preprocessing != "none":
         notes += (
-            f" The model was trained with `data.preprocessing: {recipe.data.preprocessing}`. The code above does "
-            "not apply it."
+            f" The model was trained with `data.preprocessing: {recipe.data.preprocessing}`. The code above "
+            "does not apply it."
         )
     return f"A {recipe.model.type} model for translation", code, notes
 
