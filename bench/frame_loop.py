@@ -1,12 +1,12 @@
-"""Tacotron's decoder as it is usually written: a Python loop, and in it all that a step does.
+"""Tacotron's decoder as it is usually written: a Python loop over all operations of a step.
 
-A step is a GRUCell that asks, attention from separate calls of PyTorch (a product with the query, a
-convolution over where it has looked, tanh, a product with v, softmax, forward attention, a weighted sum),
-GRUCells that speak, and two products that give frames and say whether they are the last. Only the pre-net and
-the product with the keys are outside of the loop, for teacher forcing knows what goes into them beforehand.
+A step is the GRUCell of the attention RNN, attention from separate PyTorch operations (projection of the
+query, convolution over earlier weights, tanh, product with v, softmax, forward attention, weighted sum), the
+GRUCells of the decoder RNNs, and the projections to frames and stop logits. The pre-net and the projection
+of the keys are outside of the loop, since teacher forcing knows their inputs beforehand.
 
-:func:`looped` puts it in the place of the decoder of a :class:`~jumok.models.tacotron.Tacotron`, with the
-weights that are there. So both have one encoder, one style, one refinement and one loss.
+:func:`with_frame_loop` replaces the decoder of a :class:`~jumok.models.tacotron.Tacotron` by this loop, with
+the same weights. Encoder, style tokens, post-net and loss are the same.
 
 Shapes: ``B`` utterances, ``L`` symbols, ``S`` steps of ``r`` frames, ``M`` mels; widths: ``W`` of a GRU,
 ``D`` of a symbol's state.
@@ -28,21 +28,21 @@ from jumok.attention.scores import LocationSensitive
 from jumok.models.tacotron import Tacotron
 from jumok.models.tacotron_decoder import TacotronAttention, TacotronDecoder, TacotronDecoderOutput
 
-TINY = 1e-30  # what is divided by is never less
+MIN_TOTAL = 1e-30  # minimum of the normalizer of forward attention
 Step = Callable[..., tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What all steps look at."""
+class LoopMemory:
+    """The encoder's output, as all steps attend to it."""
 
     states: Tensor  # (B, L, D)
     keys: Tensor  # (B, L, ·)
     padding: Tensor  # (B, L), True where there is no symbol
 
 
-class Attention(nn.Module):
-    """Begins with the weights of ``ours``."""
+class LoopAttention(nn.Module):
+    """Attention to the text, with the weights of ``ours``."""
 
     def __init__(self, ours: TacotronAttention) -> None:
         super().__init__()
@@ -51,99 +51,109 @@ class Attention(nn.Module):
         self.v = nn.Linear(len(score.v), 1, bias=False)
         with torch.no_grad():
             self.v.weight.copy_(score.v[None])
-        self.sees_location = isinstance(score, LocationSensitive)
+        self.is_location_sensitive = isinstance(score, LocationSensitive)
         if isinstance(score, LocationSensitive):
             self.convolution, self.location = copy.deepcopy(score.convolution), copy.deepcopy(score.location)
-        self.moves_on = ours.uses_forward_attention
+        self.uses_forward_attention = ours.uses_forward_attention
 
-    def prepare(self, states: Tensor, mask: Mask | None) -> Memory:
+    def prepare(self, states: Tensor, mask: Mask | None) -> LoopMemory:
         rows, symbols = states.shape[:2]
         padding = torch.zeros(rows, symbols, dtype=torch.bool, device=states.device)
         if mask is not None:
             padding = ~mask.to_dense(1, symbols, states.device)[:, 0]
-        return Memory(states, self.key(states), padding)
+        return LoopMemory(states, self.key(states), padding)
 
-    def forward(self, query: Tensor, memory: Memory, last: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
-        """What is found, ``(B, D)``, and where, ``(B, L)``."""
+    def forward(
+        self, query: Tensor, memory: LoopMemory, last_weights: Tensor, cumulative_weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Context ``(B, D)`` and weights ``(B, L)`` of a query ``(B, W)``."""
         inside = self.query(query)[:, None] + memory.keys
-        if self.sees_location:
-            looked = self.convolution(torch.stack([last, total], 1))
-            inside = inside + self.location(looked.transpose(1, 2))
+        if self.is_location_sensitive:
+            features = self.convolution(torch.stack([last_weights, cumulative_weights], 1))
+            inside = inside + self.location(features.transpose(1, 2))
         scores = self.v(torch.tanh(inside)).squeeze(-1)
         weights = torch.softmax(scores.masked_fill(memory.padding, -torch.inf), -1)
-        if self.moves_on:
-            weights = weights * (last + F.pad(last, (1, -1)))
-            weights = weights / weights.sum(-1, keepdim=True).clamp(min=TINY)
-        found = torch.bmm(weights[:, None].to(memory.states.dtype), memory.states).squeeze(1)
-        return found, weights
+        if self.uses_forward_attention:
+            weights = weights * (last_weights + F.pad(last_weights, (1, -1)))
+            weights = weights / weights.sum(-1, keepdim=True).clamp(min=MIN_TOTAL)
+        context = torch.bmm(weights[:, None].to(memory.states.dtype), memory.states).squeeze(1)
+        return context, weights
 
 
 class FrameLoop(nn.Module):
-    """In the place of :class:`~jumok.models.frame_decoder.TacotronDecoder`, with its weights.
+    """Replaces :class:`~jumok.models.tacotron_decoder.TacotronDecoder`, with its weights.
 
-    ``step`` is :meth:`FrameLoop.step`, or that compiled.
+    ``step`` is :meth:`FrameLoop.step`, or its compiled version.
     """
 
     def __init__(self, ours: TacotronDecoder, step: Step | None = None) -> None:
         super().__init__()
-        self.take: Step = FrameLoop.step if step is None else step
-        self.reduction = ours.reduction_factor
-        self.prenet, self.attention = copy.deepcopy(ours.prenet), Attention(ours.attention)
-        self.asking = _cell(ours.attention_rnn)
-        self.join = copy.deepcopy(ours.rnn_projection)
-        self.speaking = nn.ModuleList(map(_cell, ours.decoder_rnns))
-        self.mels, self.stop = copy.deepcopy(ours.mel_projection), copy.deepcopy(ours.stop_projection)
+        self.run_step: Step = FrameLoop.step if step is None else step
+        self.reduction_factor = ours.reduction_factor
+        self.prenet, self.attention = copy.deepcopy(ours.prenet), LoopAttention(ours.attention)
+        self.attention_cell = _build_cell(ours.attention_rnn)
+        self.rnn_projection = copy.deepcopy(ours.rnn_projection)
+        self.decoder_cells = nn.ModuleList(map(_build_cell, ours.decoder_rnns))
+        self.mel_projection = copy.deepcopy(ours.mel_projection)
+        self.stop_projection = copy.deepcopy(ours.stop_projection)
 
-    def start(self, text: Memory) -> Memory:
-        return text
+    def initial_state(self, memory: LoopMemory) -> LoopMemory:
+        return memory
 
-    def forward(self, frames: Tensor, text: Memory) -> tuple[TacotronDecoderOutput, Memory]:
-        """All steps, which are given ``frames`` ``(B, S, M)``."""
-        rows, symbols, width = text.states.shape
-        state = text.states.new_zeros(rows, self.asking.hidden_size)
-        found, speaking = text.states.new_zeros(rows, width), (state,) * len(self.speaking)
-        last = total = text.states.new_zeros(rows, symbols, dtype=torch.float32)
-        if self.attention.moves_on:
-            last = last.index_fill(1, torch.zeros(1, dtype=torch.long, device=last.device), 1.0)
-        said: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-        for given in self.prenet(frames).unbind(1):
-            state, found, last, mels, stops, *speaking = self.take(
-                self, given, state, found, last, total, text, *speaking
+    def forward(self, frames: Tensor, memory: LoopMemory) -> tuple[TacotronDecoderOutput, LoopMemory]:
+        """Run all steps, with the input frames ``(B, S, M)``."""
+        rows, symbols, width = memory.states.shape
+        hidden = memory.states.new_zeros(rows, self.attention_cell.hidden_size)
+        context, decoder_hidden = memory.states.new_zeros(rows, width), (hidden,) * len(self.decoder_cells)
+        last_weights = cumulative_weights = memory.states.new_zeros(rows, symbols, dtype=torch.float32)
+        if self.attention.uses_forward_attention:
+            first = torch.zeros(1, dtype=torch.long, device=last_weights.device)
+            last_weights = last_weights.index_fill(1, first, 1.0)
+        outputs: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        for frame in self.prenet(frames).unbind(1):
+            hidden, context, last_weights, mels, stops, *decoder_hidden = self.run_step(
+                self, frame, hidden, context, last_weights, cumulative_weights, memory, *decoder_hidden
             )
-            total = total + last
-            said.append((mels, stops, last, state))
-        all_mels, all_stops, weights, queries = (torch.stack(each, 1) for each in zip(*said, strict=True))
-        mels = all_mels.float().unflatten(-1, (self.reduction, -1)).flatten(1, 2)
-        return TacotronDecoderOutput(mels, all_stops.float().flatten(1), weights, queries), text
+            cumulative_weights = cumulative_weights + last_weights
+            outputs.append((mels, stops, last_weights, hidden))
+        all_mels, all_stops, weights, queries = (torch.stack(each, 1) for each in zip(*outputs, strict=True))
+        mels = all_mels.float().unflatten(-1, (self.reduction_factor, -1)).flatten(1, 2)
+        return TacotronDecoderOutput(mels, all_stops.float().flatten(1), weights, queries), memory
 
     def step(
-        self, given: Tensor, state: Tensor, found: Tensor, last: Tensor, total: Tensor, text: Memory,
-        *speaking: Tensor,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
-        """State, what is found and where, mels, whether they are the last, and the states that speak."""
-        state = self.asking(torch.cat([given, found], -1), state)
-        found, weights = self.attention(state, text, last, total)
-        x = self.join(torch.cat([state, found], -1))
-        after = []
-        for cell, before in zip(self.speaking, speaking, strict=True):
-            after.append(cell(x, before))
-            x = x + after[-1]
-        x = torch.cat([x, found], -1)
-        return state, found, weights, self.mels(x), self.stop(x), *after
+        self,
+        frame: Tensor,
+        hidden: Tensor,
+        context: Tensor,
+        last_weights: Tensor,
+        cumulative_weights: Tensor,
+        memory: LoopMemory,
+        *decoder_hidden: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Hidden state, context, weights, mels, stop logits, and the states of the decoder RNNs."""
+        hidden = self.attention_cell(torch.cat([frame, context], -1), hidden)
+        context, weights = self.attention(hidden, memory, last_weights, cumulative_weights)
+        x = self.rnn_projection(torch.cat([hidden, context], -1))
+        new_hidden = []
+        for cell, previous in zip(self.decoder_cells, decoder_hidden, strict=True):
+            new_hidden.append(cell(x, previous))
+            x = x + new_hidden[-1]
+        x = torch.cat([x, context], -1)
+        return hidden, context, weights, self.mel_projection(x), self.stop_projection(x), *new_hidden
 
-    def weights(self, spoken: TacotronDecoderOutput, text: Memory) -> Tensor | None:
-        return spoken.weights
+    def weights(self, output: TacotronDecoderOutput, memory: LoopMemory) -> Tensor | None:
+        return output.weights
 
 
-def looped(ours: Tacotron, step: Step | None = None) -> Tacotron:
-    """A copy whose decoder is the loop."""
+def with_frame_loop(ours: Tacotron, step: Step | None = None) -> Tacotron:
+    """A copy of the model with the loop as its decoder."""
     model: Any = copy.deepcopy(ours)
     device = next(ours.parameters()).device
     model.decoder = FrameLoop(ours.decoder, step).to(device).train(ours.training)
     return model  # type: ignore[no-any-return]
 
 
-def _cell(rnn: Any) -> nn.GRUCell:
+def _build_cell(rnn: Any) -> nn.GRUCell:
     cell = nn.GRUCell(rnn.input_size, rnn.hidden_size)
     with torch.no_grad():
         for name, parameter in cell.named_parameters():

@@ -83,8 +83,8 @@ class PaddedNetwork(nn.Module):
     def __init__(self, config: HierarchicalConfig, vocabulary: int, classes: int, packed: bool) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, config.embedding_width, padding_idx=PAD)
-        self.words = PaddedLevel(config.embedding_width, config.width, config.attention_width, packed)
-        self.sentences = PaddedLevel(2 * config.width, config.width, config.attention_width, packed)
+        self.word_level = PaddedLevel(config.embedding_width, config.width, config.attention_width, packed)
+        self.sentence_level = PaddedLevel(2 * config.width, config.width, config.attention_width, packed)
         self.dropout = nn.Dropout(config.dropout)
         self.output = nn.Linear(2 * config.width, classes)
 
@@ -101,8 +101,8 @@ class PaddedNetwork(nn.Module):
         """``(N, C)``"""
         words, sentences = block.on_host
         x = self.dropout(self.embedding(block.ids)).flatten(0, 1)  # (N · S, L, E)
-        vectors = self.words(x, block.words.flatten(), words.flatten()).unflatten(0, block.words.shape)
-        return self.output(self.dropout(self.sentences(vectors, block.sentences, sentences)))  # type: ignore[no-any-return]
+        vectors = self.word_level(x, block.words.flatten(), words.flatten()).unflatten(0, block.words.shape)
+        return self.output(self.dropout(self.sentence_level(vectors, block.sentences, sentences)))  # type: ignore[no-any-return]
 
     def loss(self, block: Block) -> Tensor:
         """The mean over the documents."""

@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 import report as r
 import torch
-from frame_loop import FrameLoop, looped
+from frame_loop import FrameLoop, with_frame_loop
 from report import Report, Row, Run, ratio
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -106,7 +106,7 @@ def sizes(plan: Plan) -> Sizes:
     return Sizes(known.model, train, *((train.batch_tokens, 1024) if plan.on_gpu else (1200, 64)))
 
 
-def utterances(sizes: Sizes, *, static_shapes: bool) -> SpeechBatcher:
+def utterances(sizes: Sizes, *, fixed_shapes: bool) -> SpeechBatcher:
     """Drawn; the same each time."""
     chance = np.random.default_rng(0)
     fewest = FEWEST if sizes.symbols == SYMBOLS else 2
@@ -118,7 +118,7 @@ def utterances(sizes: Sizes, *, static_shapes: bool) -> SpeechBatcher:
     spectra = [chance.random((many, sizes.model.n_mels), np.float32) for many in frames.tolist()]
     places = [np.arange(long) * many // long for long, many in zip(frames, symbols, strict=True)]
     return SpeechBatcher(
-        texts, spectra, max_frames=sizes.frames, seed=1, fixed_shapes=static_shapes, frame_symbols=places
+        texts, spectra, max_frames=sizes.frames, seed=1, fixed_shapes=fixed_shapes, frame_symbols=places
     )
 
 
@@ -138,7 +138,7 @@ def check(plan: Plan, ours: Tacotron, batch: SpeechBatch) -> dict[str, float]:
     with torch.no_grad():  # else no bias and no refinement would do anything
         for parameter in moved.parameters():
             parameter += 0.05 * torch.randn_like(parameter)
-    both = moved, looped(moved)
+    both = moved, with_frame_loop(moved)
     exactly = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     try:
@@ -222,7 +222,7 @@ class Way:
 def training(report: Report, plan: Plan) -> None:
     size = sizes(plan)
     ours = network(size.model)
-    batches = {static: utterances(size, static_shapes=static) for static in (False, True)}
+    batches = {static: utterances(size, fixed_shapes=static) for static in (False, True)}
     # The same utterances for all: some batches, from short to long ones.
     every = sorted(batches[True].batches(0), key=lambda index: int(batches[True].lengths[index].max()))
     chosen = [every[int((at + 0.5) * len(every) / plan.batches)] for at in range(plan.batches)]
@@ -237,7 +237,7 @@ def training(report: Report, plan: Plan) -> None:
     }
     row["weights"] = {
         name: sum(parameter.numel() for parameter in model.parameters())
-        for name, model in (("ours", ours), ("loop", looped(ours)))
+        for name, model in (("ours", ours), ("loop", with_frame_loop(ours)))
     }
     report.note(row, differs=check(plan, ours, batches[False].collate(chosen[0][:8])))
 
@@ -248,17 +248,19 @@ def training(report: Report, plan: Plan) -> None:
 
     ways = [
         Way("ours", learned(lambda: copy.deepcopy(ours), graphs=True)),
-        Way("loop", learned(lambda: looped(ours), graphs=False)),
+        Way("loop", learned(lambda: with_frame_loop(ours), graphs=False)),
     ]
     if plan.on_gpu:
         ways.append(Way("ours, launched", learned(lambda: copy.deepcopy(ours), graphs=False)))
-        ways.append(Way("loop, graph", learned(lambda: looped(ours), graphs=True)))
+        ways.append(Way("loop, graph", learned(lambda: with_frame_loop(ours), graphs=True)))
     if plan.compile:
         step = torch.compile(FrameLoop.step, dynamic=True)  # batches have many lengths
-        ways.append(Way("loop, compiled", learned(lambda: looped(ours, step), graphs=False), COMPILING))
+        ways.append(
+            Way("loop, compiled", learned(lambda: with_frame_loop(ours, step), graphs=False), COMPILING)
+        )
     for way in ways:
         measure(report, row, way)
-    for name, model in (("ours", ours), ("loop", looped(ours))):
+    for name, model in (("ours", ours), ("loop", with_frame_loop(ours))):
         try:
             row.setdefault("launches", {})[name] = launches(plan, model)
         except Exception as error:  # not every machine lets one count
@@ -379,7 +381,7 @@ def synthesis(report: Report, plan: Plan) -> None:
             torch.set_num_threads(threads)
             case = f"{many} × {symbols} symbols, {frames} frames"
             row = report.row("synthesis", case, "1 thread" if threads == 1 else f"{threads} threads")
-            row |= {"seconds": many * frames * known.sound.seconds, "threads": threads, "turns": turns}
+            row |= {"seconds": many * frames * known.audio.frame_seconds, "threads": threads, "turns": turns}
             row["load"] = os.getloadavg()[0]
             speak(report, row, functools.partial(say, many), hear, 3 if plan.quick else TIMES)
     finally:

@@ -348,7 +348,7 @@ def test_the_frame_loop_is_the_same_decoder(bench: Bench, attention: str, forwar
     with torch.no_grad():
         for parameter in ours.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
-    loop, again = speech.looped(ours), speech.looped(ours)
+    loop, again = speech.with_frame_loop(ours), speech.with_frame_loop(ours)
     assert type(loop.decoder) is speech.FrameLoop
     assert sum(x.numel() for x in loop.parameters()) == sum(x.numel() for x in ours.parameters())
     batch = speech_batch(config.n_mels)
@@ -375,7 +375,7 @@ def test_decoders_with_different_outputs_are_not_measured(
     ours = speech.network(speech.SMALL)
     batch = speech_batch(ours.config.n_mels)
     assert speech.check(plan, ours, batch)["mels"] < 1e-5
-    attention = sys.modules["frame_loop"].Attention
+    attention = sys.modules["frame_loop"].LoopAttention
     forward = attention.forward
 
     def changed(self: Any, *inputs: Any) -> Any:
@@ -393,10 +393,10 @@ def test_random_utterances_are_as_long_as_those_of_arctic(bench: Bench) -> None:
     settings = recipe.load(speech.RECIPE)
     model = dataclasses.replace(settings.model, n_mels=1)
     sizes = speech.Sizes(model, settings.train, settings.train.batch_tokens, 4000)
-    data = speech.utterances(sizes, static_shapes=True)
-    assert np.mean(data.sizes) == pytest.approx(48.9, abs=1)
+    data = speech.utterances(sizes, fixed_shapes=True)
+    assert np.mean(data.symbols.lengths) == pytest.approx(48.9, abs=1)
     assert np.mean(data.lengths) == pytest.approx(225.5, abs=10)  # those of 250 recordings
     assert np.std(data.lengths) == pytest.approx(62.5, abs=15)
     assert np.quantile(data.lengths, [0.05, 0.95]) == pytest.approx([124, 332], rel=0.15)
-    assert data.ids.max() < speech.ALPHABET
-    assert (data.lengths == speech.utterances(sizes, static_shapes=False).lengths).all()
+    assert data.symbols.ids.max() < speech.ALPHABET
+    assert (data.lengths == speech.utterances(sizes, fixed_shapes=False).lengths).all()
